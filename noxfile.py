@@ -1,0 +1,103 @@
+"""The menu. `python3 noxfile.py -s build-sm120` works on a machine that has only Python.
+
+Run as a script it makes its own environment from the hash-locked requirements; with nox
+installed, `nox -s build-sm120` is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+LOCKS = ROOT / "lockfiles" / "tool"
+
+
+def bootstrap() -> None:
+    """Make `.nox/menu` with nox in it, from hashes, and go on there."""
+    home = ROOT / ".nox" / "menu"
+    python = home / "bin" / "python"
+    wanted = (LOCKS / "nox.txt").read_bytes()
+    stamp = home / "locked"
+    if not stamp.exists() or stamp.read_bytes() != wanted:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
+        install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*install, "--require-hashes", "-r", str(LOCKS / "nox.txt")], check=True)
+        stamp.write_bytes(wanted)
+    os.execv(python, [str(python), "-m", "nox", "-f", __file__, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    bootstrap()
+
+import nox  # noqa: E402
+
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["build-sm120"]
+nox.options.error_on_missing_interpreters = True
+
+ENGINES = ("sglang-k2", "sglang", "vllm")
+
+
+def set_up(session: nox.Session, group: str) -> None:
+    """Install a hash-locked group and this package, once for each version of the lock."""
+    lock = LOCKS / f"{group}.txt"
+    wanted = hashlib.sha256(lock.read_bytes()).hexdigest()
+    stamp = Path(session.virtualenv.location) / "locked"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        quiet = ("-q", "--disable-pip-version-check")
+        session.install(*quiet, "--require-hashes", "-r", str(lock))
+        session.install(*quiet, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+        stamp.write_text(wanted)
+
+
+@nox.session(name="build-sm120")
+def build_sm120(session: nox.Session) -> None:
+    """Build the SM120 engine images: sglang-k2, sglang and vllm (or those named after --)."""
+    set_up(session, "run")
+    session.run("sm120", "build", *(session.posargs or ENGINES))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Unit tests, then integration tests with real parts where this machine can have them."""
+    set_up(session, "test")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff and mypy, strict."""
+    set_up(session, "lint")
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("mypy")
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Move the pins: the tools' own requirements, then every image's lock."""
+    set_up(session, "run")
+    for group, extra in (
+        ("nox", ["--group", "nox"]),
+        ("run", ["pyproject.toml", "--group", "build"]),
+        ("test", ["pyproject.toml", "--group", "build", "--group", "test"]),
+        ("lint", ["pyproject.toml", "--group", "build", "--group", "lint"]),
+    ):
+        session.run(
+            *("uv", "pip", "compile", "--quiet", "--universal", "--generate-hashes"),
+            *("--no-header", "--no-annotate", "--python-version", "3.11", "--upgrade"),
+            *(*extra, "--output-file", str(LOCKS / f"{group}.txt")),
+        )
+    session.run("sm120", "lock", *session.posargs)
+
+
+@nox.session
+def perf(session: nox.Session) -> None:
+    """Measure our claims side by side with the usual way, in one run."""
+    set_up(session, "test")
+    session.run("python", "-m", "tests.perf", *session.posargs)

@@ -1,0 +1,72 @@
+"""A CUDA home made of links, so that nvcc from NVIDIA's wheels works where tools look for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from pipeline.build.entry import Entry, Kind
+
+_TRIPLETS = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
+_VERSIONED = re.compile(r"^(lib[\w+.-]+?\.so)\.\d[\d.]*$")
+
+
+def cuda_home(
+    paths: Iterable[str], home: str, sources: Sequence[str], architecture: str
+) -> list[Entry]:
+    """Links below `home` to every file of the source folders, merged.
+
+    A folder that only one source has becomes one link; a folder that several have is made, and
+    its contents linked. Linkers want `libX.so`, wheels ship `libX.so.N`: that link is added.
+    `lib64` is where nvcc and build files look; `stubs/libcuda.so` leads to the driver's library,
+    which is there once a GPU is given to the container.
+    """
+    paths, root = list(paths), home.strip("/")
+    trees = [_tree(paths, source) for source in sources]
+    entries: list[Entry] = []
+    _merge(root, "", list(zip(sources, trees, strict=True)), entries)
+    taken = {entry.path for entry in entries}
+    driver = f"/usr/lib/{_TRIPLETS[architecture]}/libcuda.so.1"
+    more = [_link(f"{root}/lib64", "lib"), _link(f"{root}/lib/stubs/libcuda.so", driver)]
+    return entries + [entry for entry in more if entry.path not in taken]
+
+
+Tree = dict[str, "Tree | None"]
+
+
+def _tree(paths: Iterable[str], source: str) -> Tree:
+    """The files below a folder as nested dicts; a file is None."""
+    root: Tree = {}
+    prefix = source.rstrip("/") + "/"
+    for path in paths:
+        if not path.startswith(prefix):
+            continue
+        *folders, name = path.removeprefix(prefix).split("/")
+        here = root
+        for folder in folders:
+            here = here.setdefault(folder, {}) or {}
+        here.setdefault(name, None)
+    return root
+
+
+def _merge(at: str, below: str, trees: list[tuple[str, Tree]], out: list[Entry]) -> None:
+    names = sorted({name for _, tree in trees for name in tree})
+    for name in names:
+        having = [(source, tree) for source, tree in trees if name in tree]
+        inner = [(source, tree[name]) for source, tree in having]
+        folders = [(source, tree) for source, tree in inner if tree is not None]
+        split = len(folders) > 1 or (len(folders) == 1 and not below and name == "lib")
+        if split and len(folders) == len(inner):
+            _merge(f"{at}/{name}", f"{below}{name}/", folders, out)
+        else:
+            out.append(_link(f"{at}/{name}", f"/{inner[0][0]}/{below}{name}"))
+    taken = {n for _, tree in trees for n in tree}
+    for name in names:
+        found = _VERSIONED.match(name)
+        if found and found[1] not in taken:
+            taken.add(found[1])
+            out.append(_link(f"{at}/{found[1]}", name))
+
+
+def _link(path: str, target: str) -> Entry:
+    return Entry(path, Kind.SYMLINK, 0o777, target=target)

@@ -1,0 +1,61 @@
+"""What a layer is made of, before it is bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What an entry is."""
+
+    DIR = "dir"
+    FILE = "file"
+    SYMLINK = "symlink"
+    HARDLINK = "hardlink"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Uncompressed bytes inside a file on disk."""
+
+    path: str
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deflated:
+    """A raw deflate stream inside a file on disk: a zip member, or a file of a finished layer."""
+
+    path: str
+    offset: int
+    packed_bytes: int
+    size_bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing in a layer: a directory, a file, a symbolic link or a hard link."""
+
+    path: str  # relative, no leading or trailing slash: "usr/bin/python3.11"
+    kind: Kind
+    mode: int
+    content: bytes | Slice | Deflated | None = None
+    target: str = ""
+    uid: int = 0
+    gid: int = 0
+    owner: str = ""  # the wheel or .deb it comes from, for people and for `prefer`
+    sha256: str = ""  # what a RECORD promises (hex); checked while the layer is written
+
+
+def with_parents(entries: list[Entry]) -> list[Entry]:
+    """Sorted by path, with every missing parent directory added."""
+    known = {e.path: e for e in entries}
+    for entry in entries:
+        parent = entry.path.rpartition("/")[0]
+        while parent and parent not in known:
+            known[parent] = Entry(path=parent, kind=Kind.DIR, mode=0o755)
+            parent = parent.rpartition("/")[0]
+    return [known[path] for path in sorted(known)]

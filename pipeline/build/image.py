@@ -1,0 +1,186 @@
+"""From a plan and finished layers to an image in the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.build import golden, oci
+from pipeline.build.deflate import check_compressor
+from pipeline.build.entry import Entry, with_parents
+from pipeline.build.layer import write_layer
+from pipeline.build.oci import TitledLayer
+from pipeline.build.pinned import make_layers
+from pipeline.build.plan import (
+    MOST_LAYERS,
+    ImagePlan,
+    LayerKind,
+    image_inputs,
+    plan_image,
+    work_for,
+)
+from pipeline.build.top import own_entries, patched_entries, refresh_series, wheel_tree
+from pipeline.errors import StoreDamaged, WishInvalid
+from pipeline.fetch.inputs import Fetcher
+from pipeline.files import os_errors_explained, write_bytes
+from pipeline.model import canonical_json
+from pipeline.store.record import LayerRecord
+from pipeline.store.store import Store
+from pipeline.wish.load import Checkout
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished image."""
+
+    name: str
+    platform: str
+    digest: str
+    size_bytes: int
+    layers: tuple[TitledLayer, ...]
+    cached: bool
+
+    @property
+    def unpacked_bytes(self) -> int:
+        return sum(x.record.unpacked_bytes for x in self.layers)
+
+
+def find_built(store: Store, plan: ImagePlan) -> Built | None:
+    """The image as built before, if its inputs are the same and every blob is still there."""
+    record = store.image_record(plan.wish.name, plan.platform)
+    if record is None or record.get("key") != plan.key:
+        return None
+    return built_from(store, plan.wish.name, plan.platform, record)
+
+
+def built_from(store: Store, name: str, platform: str, record: dict[str, Any]) -> Built | None:
+    """An image record as a value, if the store still holds all of it."""
+    layers = tuple(
+        TitledLayer(x["title"], LayerRecord.model_validate(x["record"])) for x in record["layers"]
+    )
+    for layer in layers:
+        path = store.blob_path(layer.record.digest)
+        if not path.exists() or path.stat().st_size != layer.record.size_bytes:
+            return None
+    try:
+        store.read_blob(record["config"])
+        store.read_blob(record["descriptor"]["digest"])
+    except StoreDamaged:
+        return None
+    size = sum(x.record.size_bytes for x in layers)
+    return Built(name, platform, record["descriptor"]["digest"], size, layers, cached=True)
+
+
+def build_images(
+    checkout: Checkout,
+    store: Store,
+    plans: list[ImagePlan],
+    fetcher: Fetcher,
+    *,
+    keep_inputs: bool = False,
+    accept: bool = False,
+) -> list[Built]:
+    """Build all images, sharing downloads and layers; nothing is done twice."""
+    todo = [plan for plan in plans if find_built(store, plan) is None]
+    if todo:
+        check_compressor()
+        work = work_for(todo, store)
+        if work.missing:
+            store.need_space(work.disk_bytes)
+            make_layers(store, work, fetcher, keep_inputs=keep_inputs)
+    if accept:
+        plans = [_accept_patches(checkout, store, plan) for plan in plans]
+    return [_finish(checkout, store, plan, accept) for plan in plans]
+
+
+def _accept_patches(checkout: Checkout, store: Store, plan: ImagePlan) -> ImagePlan:
+    """Take edited patches as they are now, and plan again with what they give."""
+    refresh_series(checkout, plan, wheel_tree(store, _wheel_records(store, plan)))
+    return plan_image(checkout, plan.wish.name, plan.platform)
+
+
+def _finish(checkout: Checkout, store: Store, plan: ImagePlan, accept: bool) -> Built:
+    """The image from its layers, checked against its golden digest before it gets a name."""
+    built = find_built(store, plan)
+    record = store.image_record(plan.wish.name, plan.platform) if built else None
+    if built is None or record is None:
+        record, diff = _assemble(checkout, store, plan)
+        built = built_from(store, plan.wish.name, plan.platform, record)
+        if built is None:
+            raise StoreDamaged(f"{plan.wish.name}: a layer vanished while it was built")
+        built = Built(**{**built.__dict__, "cached": False})
+    else:
+        diff = None
+    got = golden.GoldenImage(
+        digest=built.digest,
+        inputs=image_inputs(checkout, plan.wish, plan.lock, plan.base.key if plan.base else None),
+        layers={x.title: x.record.digest for x in built.layers},
+    )
+    label = f"{plan.wish.name}.{plan.architecture}"
+    if accept:
+        golden.accept(checkout.golden_path, label, got)
+    golden.check(golden.read_golden(checkout.golden_path), label, got)
+    if diff is not None:
+        folder = store.image_folder(plan.wish.name, plan.platform)
+        write_bytes(folder / "patches.diff", diff.encode())
+        store.keep_image(plan.wish.name, plan.platform, record)
+    return built
+
+
+def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[dict[str, Any], str]:
+    layers = _chain_layers(checkout, store, plan)
+    tree = wheel_tree(store, _wheel_records(store, plan))
+    own = own_entries(checkout, plan, tree)
+    if own:
+        layers.append(TitledLayer(f"{plan.wish.name} files", _thin_layer(store, own)))
+    patched = patched_entries(checkout, plan, tree)
+    if patched.entries:
+        layers.append(TitledLayer("patches", _thin_layer(store, patched.entries)))
+    if len(layers) > MOST_LAYERS:
+        raise WishInvalid(f"{plan.wish.name}: {len(layers)} layers, at most {MOST_LAYERS} work")
+    config = canonical_json(oci.image_config(plan, layers))
+    config_digest = store.put_blob(config)
+    manifest = canonical_json(oci.manifest(plan, config_digest, len(config), layers))
+    digest = store.put_blob(manifest)
+    record = {
+        "key": plan.key,
+        "config": config_digest,
+        "descriptor": oci.descriptor(plan, digest, len(manifest)),
+        "layers": [{"title": x.title, "record": x.record.model_dump()} for x in layers],
+    }
+    return record, patched.diff
+
+
+def _chain_layers(checkout: Checkout, store: Store, plan: ImagePlan) -> list[TitledLayer]:
+    """The base image's layers, then the image's pinned ones."""
+    layers: list[TitledLayer] = []
+    if plan.base:
+        base = find_built(store, plan.base)
+        if base is None:
+            record, _ = _assemble(checkout, store, plan.base)
+            base = built_from(store, plan.base.wish.name, plan.platform, record)
+        layers += base.layers if base else ()
+    for layer in plan.layers:
+        layers.append(TitledLayer(layer.title, _pinned(store, layer.key, layer.title)))
+    return layers
+
+
+def _pinned(store: Store, key: str, title: str) -> LayerRecord:
+    record = store.layer(key)
+    if record is None:
+        raise StoreDamaged(f"the layer of {title} is gone from the store")
+    return record
+
+
+def _wheel_records(store: Store, plan: ImagePlan) -> list[LayerRecord]:
+    layers = [x for p in plan.chain() for x in p.layers if x.kind is LayerKind.WHEELS]
+    return [_pinned(store, x.key, x.title) for x in layers]
+
+
+def _thin_layer(store: Store, entries: list[Entry]) -> LayerRecord:
+    """A small layer made here and now."""
+    with store.new_blob() as blob:
+        with os_errors_explained(blob.path), blob.path.open("wb") as out:
+            facts = write_layer(with_parents(entries), out)
+        blob.keep(facts.digest)
+    return store.keep_layer(facts.digest, facts)

@@ -1,0 +1,298 @@
+"""A wheel, read with suspicion, and the entries an installer would make of it."""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import csv
+import io
+import re
+import stat
+import struct
+import zipfile
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from pipeline.build.deflate import inflate
+from pipeline.build.entry import Deflated, Entry, Kind, Slice
+from pipeline.build.venv import Venv
+from pipeline.errors import CorruptArchive, HostileArchive
+
+INSTALLER = b"sm120-pipeline\n"
+# The largest wheel of today's engines unpacks to under 3 GB.
+UNPACKED_LIMIT_BYTES = 64 << 30
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_ENTRY_POINT = re.compile(r"^([\w.]+)\s*:\s*([\w.]+)\s*(\[.*\])?$")
+_SCRIPT_NAME = re.compile(r"^[\w.+-]+$")
+_SCRIPT = """\
+#!{python}
+import sys
+from {module} import {first}
+if __name__ == "__main__":
+    sys.exit({call}())
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One file of a wheel: its name, whether it may be executed, where its bytes lie."""
+
+    name: str
+    executable: bool
+    content: Deflated | Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """An opened wheel whose directory has been checked; its contents are checked on use."""
+
+    filename: str
+    project: str
+    dist_info: str
+    members: dict[str, Member]
+    record: dict[str, str]  # path -> hex sha256, as its RECORD promises
+
+
+def open_wheel(path: Path, filename: str) -> Wheel:
+    """Read a wheel's directory and RECORD, refusing what no honest wheel holds."""
+    try:
+        project, _, _, _ = parse_wheel_filename(filename)
+    except InvalidWheelFilename as error:
+        raise CorruptArchive(f"{filename}: not a wheel's file name") from error
+    members = _members(path, filename)
+    dist_info = _dist_info(members, filename, canonicalize_name(project))
+    record = _record(members, dist_info, filename)
+    return Wheel(filename, str(canonicalize_name(project)), dist_info, members, record)
+
+
+def _members(path: Path, filename: str) -> dict[str, Member]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, struct.error) as error:
+        raise CorruptArchive(f"{filename}: not a readable zip archive ({error})") from error
+    members: dict[str, Member] = {}
+    end = 0
+    with path.open("rb") as handle:
+        for info in sorted(infos, key=lambda i: i.header_offset):
+            if info.header_offset < end:
+                raise HostileArchive(f"{filename}: {info.filename!r} overlaps another entry")
+            start = _data_offset(handle, info, filename)
+            end = start + info.compress_size
+            if info.is_dir():
+                continue
+            _check_name(info, filename)
+            if info.filename in members:
+                raise HostileArchive(f"{filename}: {info.filename!r} is there twice")
+            members[info.filename] = _member(path, info, start, filename)
+    if sum(i.file_size for i in infos) > UNPACKED_LIMIT_BYTES:
+        raise HostileArchive(f"{filename}: unpacks to more than {UNPACKED_LIMIT_BYTES} bytes")
+    return members
+
+
+def _data_offset(handle: BinaryIO, info: zipfile.ZipInfo, filename: str) -> int:
+    """Where an entry's bytes begin; its local header must agree with the directory."""
+    handle.seek(info.header_offset)
+    raw = handle.read(_LOCAL_HEADER.size)
+    if len(raw) < _LOCAL_HEADER.size:
+        raise CorruptArchive(f"{filename}: {info.filename!r} begins past the end of the file")
+    magic, _, _, method, *_, name_length, extra_length = _LOCAL_HEADER.unpack(raw)
+    name = handle.read(name_length)
+    if magic != b"PK\x03\x04" or method != info.compress_type:
+        raise CorruptArchive(
+            f"{filename}: the header of {info.filename!r} contradicts the directory"
+        )
+    if name not in (info.orig_filename.encode(), info.orig_filename.encode("cp437", "replace")):
+        raise HostileArchive(f"{filename}: {info.filename!r} has another name in its own header")
+    return info.header_offset + _LOCAL_HEADER.size + int(name_length) + int(extra_length)
+
+
+def _check_name(info: zipfile.ZipInfo, filename: str) -> None:
+    name = info.filename
+    parts = name.split("/")
+    if name.startswith("/") or "\\" in name or "\0" in name or info.orig_filename != name:
+        raise HostileArchive(f"{filename}: entry name {name!r} is not a plain relative path")
+    if any(p in ("", ".", "..") for p in parts) or (len(parts[0]) == 2 and parts[0][1] == ":"):
+        raise HostileArchive(f"{filename}: entry name {name!r} leaves its folder")
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG):
+        raise HostileArchive(f"{filename}: {name!r} is a link or a device, wheels hold files")
+    if info.flag_bits & 0x1:
+        raise CorruptArchive(f"{filename}: {name!r} is encrypted")
+
+
+def _member(path: Path, info: zipfile.ZipInfo, start: int, filename: str) -> Member:
+    mode = info.external_attr >> 16
+    # the same rule as pip's
+    executable = bool(mode and stat.S_ISREG(mode) and mode & 0o111)
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        data = Deflated(str(path), start, info.compress_size, info.file_size, info.CRC)
+        return Member(info.filename, executable, data)
+    if info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size:
+        return Member(info.filename, executable, Slice(str(path), start, info.file_size))
+    raise CorruptArchive(f"{filename}: {info.filename!r} is packed in a way wheels do not use")
+
+
+def _dist_info(members: dict[str, Member], filename: str, project: str) -> str:
+    found = {n.split("/")[0] for n in members if n.split("/")[0].endswith(".dist-info")}
+    if len(found) != 1:
+        raise CorruptArchive(f"{filename}: holds {len(found)} .dist-info folders, not one")
+    name = found.pop()
+    if canonicalize_name(name.split("-")[0]) != project:
+        raise CorruptArchive(f"{filename}: its metadata folder is {name}")
+    for needed in ("METADATA", "RECORD", "WHEEL"):
+        if f"{name}/{needed}" not in members:
+            raise CorruptArchive(f"{filename}: has no {name}/{needed}")
+    return name
+
+
+def read_member(member: Member) -> bytes:
+    """A small member's bytes, size-checked."""
+    content = member.content
+    with Path(content.path).open("rb") as handle:
+        handle.seek(content.offset)
+        if isinstance(content, Slice):
+            return handle.read(content.size_bytes)
+        packed = handle.read(content.packed_bytes)
+    return b"".join(inflate(iter([packed]), content.size_bytes, member.name))
+
+
+def _record(members: dict[str, Member], dist_info: str, filename: str) -> dict[str, str]:
+    """What RECORD promises; it must name exactly the files that are there."""
+    text = read_member(members[f"{dist_info}/RECORD"]).decode("utf-8", "replace")
+    record: dict[str, str] = {}
+    for row in csv.reader(io.StringIO(text)):
+        if not row:
+            continue
+        name, promised = row[0], (row[1] if len(row) > 1 else "")
+        record[name] = _hex(promised, name, filename)
+    unsigned = {f"{dist_info}/{n}" for n in ("RECORD", "RECORD.jws", "RECORD.p7s")}
+    missing = sorted(set(record) - set(members) - unsigned)
+    unlisted = sorted(set(members) - set(record) - unsigned)
+    if missing:
+        raise CorruptArchive(f"{filename}: its RECORD names {missing[0]!r}, which is not there")
+    if unlisted:
+        raise CorruptArchive(f"{filename}: {unlisted[0]!r} is not in its RECORD")
+    return record
+
+
+def _hex(promised: str, name: str, filename: str) -> str:
+    algorithm, _, value = promised.partition("=")
+    if not algorithm:
+        return ""
+    if algorithm != "sha256":
+        raise CorruptArchive(f"{filename}: RECORD hashes {name!r} with {algorithm}, not sha256")
+    try:
+        return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+    except ValueError as error:
+        raise CorruptArchive(f"{filename}: RECORD's hash of {name!r} is not base64") from error
+
+
+def record_row(path: str, data: bytes) -> str:
+    """A RECORD line for bytes that are at hand."""
+    return _row(path, sha256(data).hexdigest(), len(data))
+
+
+def _row(path: str, digest_hex: str, size_bytes: int) -> str:
+    promised = ""
+    if digest_hex:
+        packed = base64.urlsafe_b64encode(bytes.fromhex(digest_hex)).decode().rstrip("=")
+        promised = f"sha256={packed}"
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow([path, promised, size_bytes])
+    return out.getvalue()
+
+
+def wheel_entries(wheel: Wheel, venv: Venv, *, record_is_untrue: bool = False) -> list[Entry]:
+    """The files an installer would place, with scripts made and RECORD told of it."""
+    if record_is_untrue:
+        wheel = replace(wheel, record=_true_record(wheel))
+    entries: list[Entry] = []
+    rows: list[str] = []
+    record_name = f"{wheel.dist_info}/RECORD"
+    for name, member in wheel.members.items():
+        if name == record_name:
+            continue
+        entry = _placed(wheel, member, venv)
+        entries.append(entry)
+        size = len(entry.content) if isinstance(entry.content, bytes) else member.content.size_bytes
+        rows.append(_row(venv.record_path(entry.path), entry.sha256, size))
+    made = [Entry(f"{venv.site}/{wheel.dist_info}/INSTALLER", Kind.FILE, 0o644, INSTALLER)]
+    made += _console_scripts(wheel, venv)
+    shipped = {e.path for e in entries}
+    for entry in made:
+        if entry.path in shipped:
+            continue  # a wheel may ship INSTALLER, or the script its entry point names
+        entries.append(entry)
+        assert isinstance(entry.content, bytes)
+        rows.append(record_row(venv.record_path(entry.path), entry.content))
+    rows.append(f"{record_name},,\n")
+    text = "".join(sorted(rows)).encode()
+    entries.append(Entry(f"{venv.site}/{record_name}", Kind.FILE, 0o644, text))
+    return [replace(entry, owner=wheel.project) for entry in entries]
+
+
+def _true_record(wheel: Wheel) -> dict[str, str]:
+    """What RECORD should have said, for a wheel known to be published with a wrong one."""
+    return {name: sha256(read_member(m)).hexdigest() for name, m in wheel.members.items()}
+
+
+def _placed(wheel: Wheel, member: Member, venv: Venv) -> Entry:
+    """Where one member goes: `.data/SCHEME/…` by its scheme, all else below site-packages."""
+    data_folder = wheel.dist_info.removesuffix(".dist-info") + ".data/"
+    promised = wheel.record.get(member.name, "")
+    mode = 0o755 if member.executable else 0o644
+    path = f"{venv.site}/{member.name}"
+    if member.name.startswith(data_folder):
+        scheme, _, rest = member.name.removeprefix(data_folder).partition("/")
+        folder = venv.scheme(scheme, wheel.dist_info.split("-")[0])
+        if folder is None or not rest:
+            raise CorruptArchive(f"{wheel.filename}: unknown scheme in {member.name!r}")
+        path = f"{folder}/{rest}"
+        if scheme == "scripts":
+            return _script(member, path, promised, venv)
+    return Entry(path, Kind.FILE, mode, member.content, sha256=promised)
+
+
+def _script(member: Member, path: str, promised: str, venv: Venv) -> Entry:
+    """A shipped script: `#!python` becomes the image's interpreter."""
+    if member.content.size_bytes > 1 << 20:
+        return Entry(path, Kind.FILE, 0o755, member.content, sha256=promised)
+    data = read_member(member)
+    if not data.startswith(b"#!python"):
+        return Entry(path, Kind.FILE, 0o755, member.content, sha256=promised)
+    _, newline, rest = data.partition(b"\n")
+    data = b"#!" + venv.python.encode() + newline + rest
+    return Entry(path, Kind.FILE, 0o755, data, sha256=sha256(data).hexdigest())
+
+
+def _console_scripts(wheel: Wheel, venv: Venv) -> list[Entry]:
+    member = wheel.members.get(f"{wheel.dist_info}/entry_points.txt")
+    if member is None:
+        return []
+    parser = configparser.ConfigParser(delimiters=("=",), strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    try:
+        parser.read_string(read_member(member).decode())
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise CorruptArchive(f"{wheel.filename}: entry_points.txt is not readable") from error
+    points = [
+        point
+        for section in ("console_scripts", "gui_scripts")
+        if parser.has_section(section)
+        for point in parser.items(section)
+    ]
+    return [_console_script(wheel, name, value, venv) for name, value in points]
+
+
+def _console_script(wheel: Wheel, name: str, value: str, venv: Venv) -> Entry:
+    found = _ENTRY_POINT.match(value.strip())
+    if not found or not _SCRIPT_NAME.match(name) or name.startswith("."):
+        raise HostileArchive(f"{wheel.filename}: entry point {name!r} = {value!r} is not plain")
+    module, call = found[1], found[2]
+    text = _SCRIPT.format(python=venv.python, module=module, first=call.split(".")[0], call=call)
+    return Entry(f"{venv.bin}/{name}", Kind.FILE, 0o755, text.encode())

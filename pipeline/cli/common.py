@@ -1,0 +1,75 @@
+"""What several commands share: finding the checkout, the store and the sources; JSON out."""
+
+from __future__ import annotations
+
+import json
+import platform as host
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pipeline.errors import WishInvalid
+from pipeline.store.store import Store, open_store
+from pipeline.wish.image import ImageWish
+from pipeline.wish.load import Checkout, find_checkout
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
+offline_option = click.option(
+    "--offline", is_flag=True, envvar="SM120_OFFLINE", help="Ask no server; use store and folders."
+)
+mirror_option = click.option(
+    "--mirror",
+    "mirrors",
+    multiple=True,
+    help="A folder or address that may hold locked files, tried first. Repeatable [SM120_MIRRORS].",
+)
+platform_option = click.option(
+    "--platform",
+    type=click.Choice(["linux/amd64", "linux/arm64", "host"]),
+    help="Which platform, where an image has several. `host` is this machine's.",
+)
+
+
+def checkout_of(context: click.Context) -> Checkout:
+    """The checkout named by --checkout, else the one around the current folder."""
+    chosen: Path | None = context.obj["checkout"]
+    return find_checkout((chosen or Path.cwd()).resolve())
+
+
+def store_of(context: click.Context) -> Store:
+    """The store named by --store or SM120_STORE, else the user's own."""
+    return open_store(context.obj["store"])
+
+
+def platforms_of(wish: ImageWish, chosen: str | None) -> list[str]:
+    """The platforms to work on: all of an image's, or the one that was chosen."""
+    if chosen is None:
+        return list(wish.platforms)
+    wanted = host_platform() if chosen == "host" else chosen
+    if wanted not in wish.platforms:
+        raise WishInvalid(
+            f"{wish.name}: is not for {wanted} (only {', '.join(wish.platforms)})",
+            "Choose one of its platforms, or leave --platform out.",
+        )
+    return [wanted]
+
+
+def host_platform() -> str:
+    """This machine, as images name it."""
+    names = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+    return f"linux/{names.get(host.machine(), host.machine())}"
+
+
+def pick_platform(wish: ImageWish, chosen: str | None) -> str:
+    """One platform for commands about one image: the host's where the image has it."""
+    found = platforms_of(wish, chosen)
+    return host_platform() if chosen is None and host_platform() in found else found[0]
+
+
+def say_json(value: Any) -> None:
+    """A result for programs, on stdout."""
+    click.echo(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False))

@@ -1,0 +1,295 @@
+"""Commands about images: look, plan, build, load, export, rebuild."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline import log
+from pipeline.cli.common import (
+    checkout_of,
+    json_option,
+    mirror_option,
+    offline_option,
+    pick_platform,
+    platform_option,
+    platforms_of,
+    say_json,
+    store_of,
+)
+from pipeline.errors import UnknownImage
+
+if TYPE_CHECKING:
+    from pipeline.build.image import Built
+    from pipeline.build.plan import ImagePlan
+    from pipeline.fetch.inputs import Fetcher
+    from pipeline.store.store import Store
+    from pipeline.wish.load import Checkout
+
+
+@click.command()
+@json_option
+@click.pass_context
+def images(context: click.Context, as_json: bool) -> None:
+    """List the images of this checkout and whether they are built."""
+    checkout, store = checkout_of(context), store_of(context)
+    rows = []
+    for name in checkout.images():
+        wish = checkout.wish(name)
+        for platform in wish.platforms:
+            record = store.image_record(name, platform)
+            rows.append(
+                {
+                    "image": name,
+                    "platform": platform,
+                    "locked": checkout.lock_path(name, platform).exists(),
+                    "built": record["descriptor"]["digest"] if record else None,
+                    "summary": wish.summary,
+                }
+            )
+    if as_json:
+        return say_json(rows)
+    table = [
+        [
+            str(r["image"]),
+            str(r["platform"]),
+            str(r["built"])[7:19] if r["built"] else ("locked" if r["locked"] else "no lock"),
+            str(r["summary"]),
+        ]
+        for r in rows
+    ]
+    click.echo(log.table(["image", "platform", "built", "summary"], table))
+
+
+@click.command()
+@click.argument("names", metavar="[IMAGE]...", nargs=-1)
+@platform_option
+@json_option
+@click.pass_context
+def plan(
+    context: click.Context, names: tuple[str, ...], platform: str | None, as_json: bool
+) -> None:
+    """Say what a build would fetch, what is cached and how much disk it needs. Fetches nothing."""
+    from pipeline.build.plan import layer_bytes_guess, work_for
+
+    checkout, store = checkout_of(context), store_of(context)
+    plans = _plans(checkout, names, platform)
+    work = work_for(plans, store)
+    if as_json:
+        return say_json(
+            {
+                "images": [p.wish.name for p in plans],
+                "fetch_files": len(work.fetch),
+                "fetch_bytes": work.fetch_bytes,
+                "disk_bytes": work.disk_bytes if work.missing else 0,
+                "layers_missing": [x.title for x in work.missing],
+                "layers_cached": [x.title for x in work.cached],
+            }
+        )
+    rows = [
+        [x.title, log.size(layer_bytes_guess(x)), "cached" if x in work.cached else "to make"]
+        for x in [*work.cached, *work.missing]
+    ]
+    click.echo(log.table(["layer", "about", "state"], rows))
+    click.echo(
+        f"\n{len(work.fetch)} files to fetch, {log.size(work.fetch_bytes)};"
+        f" disk needed {log.size(work.disk_bytes if work.missing else 0)};"
+        f" store {store.root}"
+    )
+
+
+def _plans(checkout: Checkout, names: tuple[str, ...], platform: str | None) -> list[ImagePlan]:
+    from pipeline.build.plan import plan_image
+
+    return [
+        plan_image(checkout, name, found)
+        for name in dict.fromkeys(names or checkout.images())
+        for found in platforms_of(checkout.wish(name), platform)
+    ]
+
+
+def make_fetcher(store: Store, mirrors: tuple[str, ...], offline: bool) -> Fetcher:
+    """A fetcher over everything this machine is configured with."""
+    from pipeline.fetch.http import Client
+    from pipeline.fetch.inputs import Fetcher
+    from pipeline.fetch.settings import read_settings
+    from pipeline.fetch.sources import Sources
+
+    client = Client(read_settings(mirrors))
+    return Fetcher(store, client, Sources(client), offline=offline)
+
+
+@click.command()
+@click.argument("names", metavar="[IMAGE]...", nargs=-1)
+@platform_option
+@click.option("--accept", is_flag=True, help="Take the result as the new golden digest.")
+@click.option("--keep-inputs", is_flag=True, help="Keep wheels also after they became layers.")
+@mirror_option
+@offline_option
+@json_option
+@click.pass_context
+def build(
+    context: click.Context,
+    names: tuple[str, ...],
+    platform: str | None,
+    accept: bool,
+    keep_inputs: bool,
+    mirrors: tuple[str, ...],
+    offline: bool,
+    as_json: bool,
+) -> None:
+    """Build images (all, if none is named) into the store.
+
+    Needs no Docker, no root and no emulation. Interrupt it whenever you like: run it again and
+    it goes on. A digest that differs from the committed one is an error.
+    """
+    from pipeline.build.image import build_images, find_built
+
+    start = time.monotonic()
+    checkout, store = checkout_of(context), store_of(context)
+    plans = _plans(checkout, names, platform)
+    with store.in_use():
+        idle = all(find_built(store, p) for p in plans)
+        fetcher = make_fetcher(store, mirrors, offline or idle) if not idle else _no_fetcher(store)
+        built = build_images(
+            checkout, store, plans, fetcher, keep_inputs=keep_inputs, accept=accept
+        )
+    elapsed = time.monotonic() - start
+    if as_json:
+        return say_json([_built_json(b) for b in built])
+    click.echo(_built_table(built))
+    what = "nothing to do" if all(b.cached for b in built) else "done"
+    click.echo(f"\n{what} in {log.seconds(elapsed)}; store {store.root}")
+    click.echo(f"Next: sm120 load {built[-1].name}   puts it into Docker")
+    click.echo(f"      sm120 export {built[-1].name} DIR   writes an OCI layout")
+
+
+def _no_fetcher(store: Store) -> Fetcher:
+    """Nothing will be fetched, so nobody is asked where things are."""
+    from pipeline.fetch.http import Client
+    from pipeline.fetch.inputs import Fetcher
+    from pipeline.fetch.settings import Settings
+    from pipeline.fetch.sources import Sources
+
+    client = Client(Settings(indexes=()))
+    return Fetcher(store, client, Sources(client), offline=True)
+
+
+def _built_table(built: list[Built]) -> str:
+    rows = [
+        [
+            b.name,
+            b.platform,
+            b.digest,
+            log.size(b.size_bytes),
+            log.size(b.unpacked_bytes),
+            str(len(b.layers)),
+            "cached" if b.cached else "built",
+        ]
+        for b in built
+    ]
+    return log.table(["image", "platform", "digest", "size", "unpacked", "layers", ""], rows)
+
+
+def _built_json(built: Built) -> dict[str, Any]:
+    return {
+        "image": built.name,
+        "platform": built.platform,
+        "digest": built.digest,
+        "size_bytes": built.size_bytes,
+        "unpacked_bytes": built.unpacked_bytes,
+        "cached": built.cached,
+        "layers": [{"title": x.title, **x.record.model_dump()} for x in built.layers],
+    }
+
+
+def find_image(checkout: Checkout, store: Store, name: str, platform: str | None) -> Built:
+    """A built image that is up to date with the checkout, or an error that says what to do."""
+    from pipeline.build.image import find_built
+    from pipeline.build.plan import plan_image
+
+    chosen = pick_platform(checkout.wish(name), platform)
+    built = find_built(store, plan_image(checkout, name, chosen))
+    if built is None:
+        raise UnknownImage(f"{name} for {chosen} is not built", f"Run `sm120 build {name}` first.")
+    return built
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.option("--tag", "tags", multiple=True, help="Name in Docker; repeatable.")
+@platform_option
+@json_option
+@click.pass_context
+def load(
+    context: click.Context,
+    name: str,
+    tags: tuple[str, ...],
+    platform: str | None,
+    as_json: bool,
+) -> None:
+    """Put a built image into the Docker daemon that DOCKER_HOST names."""
+    from pipeline.ship.load import default_tag
+    from pipeline.ship.load import load as load_image
+
+    checkout, store = checkout_of(context), store_of(context)
+    built = find_image(checkout, store, name, platform)
+    names = list(tags) or [default_tag(built)]
+    image_id = load_image(store, built, names)
+    if as_json:
+        return say_json({"image": name, "digest": built.digest, "id": image_id, "tags": names})
+    click.echo(f"{names[0]} is in Docker as {image_id}")
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@platform_option
+@click.pass_context
+def export(context: click.Context, name: str, folder: Path, platform: str | None) -> None:
+    """Write a built image as an OCI layout folder of its own."""
+    from pipeline.ship.layout import export_layout
+
+    checkout, store = checkout_of(context), store_of(context)
+    built = find_image(checkout, store, name, platform)
+    export_layout(store, built, folder)
+    click.echo(f"{folder}: {built.digest}")
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@platform_option
+@mirror_option
+@offline_option
+@json_option
+@click.pass_context
+def rebuild(
+    context: click.Context,
+    name: str,
+    platform: str | None,
+    mirrors: tuple[str, ...],
+    offline: bool,
+    as_json: bool,
+) -> None:
+    """Build again in an empty store and say `identical`, or name the first file that differs.
+
+    Kept inputs of the store are used where they are; everything else is fetched again.
+    """
+    from pipeline.build.plan import plan_image
+    from pipeline.build.rebuild import rebuild as build_again
+    from pipeline.store.store import open_store
+
+    checkout, store = checkout_of(context), store_of(context)
+    first = find_image(checkout, store, name, platform)
+    chosen = plan_image(checkout, name, first.platform)
+    with tempfile.TemporaryDirectory(dir=store.root, prefix="rebuild-") as folder:
+        empty = open_store(Path(folder))
+        fetcher = make_fetcher(empty, (*mirrors, str(store.root / "inputs")), offline)
+        second = build_again(checkout, chosen, first, store, empty, fetcher)
+    if as_json:
+        return say_json({"image": name, "digest": second.digest, "identical": True})
+    click.echo(f"{name}: identical, {second.digest}")

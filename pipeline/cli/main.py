@@ -1,0 +1,97 @@
+"""The `sm120` command: one place where endings become exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from pipeline import __version__
+from pipeline.cli.images import build, export, images, load, plan, rebuild
+from pipeline.cli.locks import fetch, lock, schema, sources
+from pipeline.cli.stores import store
+from pipeline.errors import Interrupted, PipelineError
+from pipeline.files import explained
+
+_EPILOG = """\b
+The usual way through:
+  sm120 images             what there is
+  sm120 plan sglang-k2     what a build would fetch, and how much disk it needs
+  sm120 build sglang-k2    build it: no Docker, no root, the same digest everywhere
+  sm120 load sglang-k2     put it into Docker
+  sm120 rebuild sglang-k2  prove that it comes out bit for bit the same
+
+Exit codes are listed in the README; each error says what to try."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
+@click.version_option(__version__, prog_name="sm120")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("--quiet", "-q", is_flag=True, help="No steps and no progress.")
+@click.option(
+    "--checkout",
+    type=click.Path(path_type=Path),
+    help="The folder that holds images/ and lockfiles/.",
+)
+@click.option(
+    "--store", "store_root", type=click.Path(path_type=Path), help="The store [SM120_STORE]."
+)
+@click.pass_context
+def cli(
+    context: click.Context,
+    debug: bool,
+    quiet: bool,
+    checkout: Path | None,
+    store_root: Path | None,
+) -> None:
+    """Engine images for SM120 GPUs from hash-locked parts, bit for bit reproducible."""
+    from pipeline import log
+
+    log.set_quiet(quiet)
+    context.obj = {"debug": debug, "checkout": checkout, "store": store_root}
+
+
+for command in (images, plan, build, load, export, rebuild, lock, fetch, sources, schema, store):
+    cli.add_command(command)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Run, and end with the code that belongs to what happened."""
+    signal.signal(signal.SIGTERM, _stop)
+    debug = "--debug" in sys.argv
+    try:
+        cli(prog_name="sm120", standalone_mode=False)
+    except (KeyboardInterrupt, click.Abort):
+        _end(Interrupted("stopped"), debug)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except PipelineError as error:
+        _end(error, debug)
+    except BrokenPipeError:
+        # the reader went away (`| head`): nothing to say, and nobody to say it to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:
+        try:
+            _end(explained(error, Path(error.filename or ".")), debug)
+        except OSError:
+            _end(PipelineError(f"{type(error).__name__}: {error}", "--debug shows where."), debug)
+
+
+def _end(error: PipelineError, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error)
+    print(f"sm120: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"       {error.hint}", file=sys.stderr)
+    sys.exit(error.exit_code)

@@ -1,0 +1,78 @@
+"""Commands that look after the store."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from pipeline import log
+from pipeline.cli.common import json_option, say_json, store_of
+from pipeline.errors import StoreDamaged
+
+
+@click.group()
+def store() -> None:
+    """Show, check and trim the store of layers and downloads."""
+
+
+@store.command()
+@json_option
+@click.pass_context
+def show(context: click.Context, as_json: bool) -> None:
+    """How much of what the store holds."""
+    from pipeline.store.upkeep import shelves
+
+    found = store_of(context)
+    parts = shelves(found)
+    if as_json:
+        return say_json({"root": str(found.root), "shelves": [p.model_dump() for p in parts]})
+    rows = [[p.name, str(p.files), log.size(p.size_bytes)] for p in parts]
+    click.echo(log.table(["part", "files", "size"], rows))
+    click.echo(f"\n{found.root}")
+
+
+@store.command()
+@click.option(
+    "--repair", is_flag=True, help="Remove damaged files; the next build makes them again."
+)
+@json_option
+@click.pass_context
+def check(context: click.Context, repair: bool, as_json: bool) -> None:
+    """Read everything again and compare it with its name."""
+    from pipeline.store import upkeep
+
+    found = store_of(context)
+    total = upkeep.total_bytes(found)
+    with log.step(f"Reading {log.size(total)}"), log.progress("read", total) as bar:
+        bad = upkeep.damaged(found, bar.advance)
+    if repair:
+        with found.alone():
+            upkeep.repair(bad)
+    if as_json:
+        say_json({"damaged": [str(p) for p in bad], "repaired": repair})
+        sys.exit(StoreDamaged.exit_code if bad and not repair else 0)
+    for path in bad:
+        click.echo(f"{'removed' if repair else 'damaged'}: {path}")
+    if bad and not repair:
+        raise StoreDamaged(f"{len(bad)} damaged files")
+    click.echo("the store is whole" if not bad else f"{len(bad)} damaged files removed")
+
+
+@store.command()
+@click.option("--yes", is_flag=True, help="Really remove; without it, only say what would go.")
+@click.pass_context
+def trim(context: click.Context, yes: bool) -> None:
+    """Remove what no built image needs: old layers, kept inputs, stale downloads."""
+    from pipeline.store import upkeep
+
+    found = store_of(context)
+    with found.alone():
+        if yes:
+            click.echo(f"{log.size(upkeep.trim(found))} freed")
+            return
+        paths = upkeep.unreachable(found)
+        total = sum(p.stat().st_size for p in paths)
+    click.echo(
+        f"{len(paths)} files, {log.size(total)}, could go; `sm120 store trim --yes` removes them"
+    )

@@ -1,0 +1,175 @@
+"""Every way this pipeline can end badly, with its exit code and what to try.
+
+The README prints this table from the code, so a code never changes meaning silently.
+"""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """What happened (the message), what to try (the hint), how the process ends (the code)."""
+
+    exit_code = 1
+    meaning = "something failed that has no code of its own"
+    hint = ""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        if hint:
+            self.hint = hint
+
+
+class WishInvalid(PipelineError):
+    exit_code = 10
+    meaning = "an image.yaml or series.yaml is not valid"
+    hint = "Fix the named field; `sm120 schema` prints what the file may hold."
+
+
+class LockMissing(PipelineError):
+    exit_code = 11
+    meaning = "an image has no lock for this platform"
+    hint = "Make it with `sm120 lock IMAGE`."
+
+
+class LockStale(PipelineError):
+    exit_code = 12
+    meaning = "a lock answers an older wish"
+    hint = "Look at what would move with `sm120 lock --diff`, then `sm120 lock IMAGE`."
+
+
+class LockEdited(PipelineError):
+    exit_code = 13
+    meaning = "a lock was changed by hand or is damaged"
+    hint = "Take the committed file back (`git checkout lockfiles`), or `sm120 lock` anew."
+
+
+class GoldenMismatch(PipelineError):
+    exit_code = 14
+    meaning = "a build gave another digest than the committed one"
+    hint = "If you changed the wish or a patch on purpose: `sm120 build IMAGE --accept`."
+
+
+class ResolveFailed(PipelineError):
+    exit_code = 15
+    meaning = "no set of wheels or .debs answers the wish"
+    hint = "Read the resolver's words above; loosen or correct the requirement."
+
+
+class UnknownPackage(PipelineError):
+    exit_code = 16
+    meaning = "a Debian package is in no index that was read"
+
+
+class SignatureInvalid(PipelineError):
+    exit_code = 17
+    meaning = "a Release file's signature is missing, wrong or by an unknown key"
+    hint = "Nothing was used. Another mirror may help; a private one needs its keyring named."
+
+
+class IndexBroken(PipelineError):
+    exit_code = 18
+    meaning = "an index or Release file is damaged, expired or contradicts itself"
+    hint = "Nothing was used. Try again later or another mirror."
+
+
+class MirrorUnknown(PipelineError):
+    exit_code = 19
+    meaning = "this machine does not say where Debian's packages are"
+    hint = "Set SM120_DEBIAN_MIRROR to the address of a Debian mirror."
+
+
+class SourceUnreachable(PipelineError):
+    exit_code = 20
+    meaning = "no configured source could deliver a locked file"
+    hint = "See `sm120 sources`; check proxy and network, then go on: finished files are kept."
+
+
+class DigestMismatch(PipelineError):
+    exit_code = 21
+    meaning = "a source delivered other bytes than the lock names"
+    hint = "Nothing was kept. Upstream changed under a fixed name: compare, then `sm120 lock`."
+
+
+class OfflineMiss(PipelineError):
+    exit_code = 22
+    meaning = "--offline, and a needed file is not in the store"
+    hint = "Run once without --offline, or name a folder that has it with --mirror."
+
+
+class CorruptArchive(PipelineError):
+    exit_code = 30
+    meaning = "a wheel or .deb is damaged or contradicts itself"
+    hint = "Nothing was kept. The published file itself is bad: pick another version."
+
+
+class HostileArchive(PipelineError):
+    exit_code = 31
+    meaning = "a wheel or .deb tries to write outside its place"
+    hint = "Nothing was kept. Do not use this package version; tell its authors."
+
+
+class PathConflict(PipelineError):
+    exit_code = 32
+    meaning = "two wheels write one path with different bytes"
+    hint = "Name the one that must win under `python: prefer:` in image.yaml."
+
+
+class PatchConflict(PipelineError):
+    exit_code = 33
+    meaning = "a patch does not fit the file it is for"
+    hint = "Redo the patch for this version; no fuzz and no offset is allowed."
+
+
+class NotReproducible(PipelineError):
+    exit_code = 34
+    meaning = "a rebuild gave other bytes"
+    hint = "The first difference is named above; keep both layouts and report it."
+
+
+class StoreUnwritable(PipelineError):
+    exit_code = 40
+    meaning = "the store cannot be written"
+    hint = "Point SM120_STORE at a folder you own."
+
+
+class DiskFull(PipelineError):
+    exit_code = 41
+    meaning = "not enough disk space"
+    hint = "Free some (`sm120 store trim`) or move SM120_STORE; what was finished is kept."
+
+
+class StoreDamaged(PipelineError):
+    exit_code = 42
+    meaning = "a file in the store is not what its name says"
+    hint = "`sm120 store check --repair` removes damaged files; the next build makes them again."
+
+
+class UnknownImage(PipelineError):
+    exit_code = 43
+    meaning = "no such image, or it is not built yet"
+    hint = "`sm120 images` lists them; `sm120 build IMAGE` builds one."
+
+
+class MissingTool(PipelineError):
+    exit_code = 50
+    meaning = "a program this step needs is not installed"
+
+
+class DockerUnavailable(PipelineError):
+    exit_code = 51
+    meaning = "no Docker daemon answers"
+    hint = (
+        "Start Docker, or set DOCKER_HOST. Building needs no Docker, only loading and running do."
+    )
+
+
+class Interrupted(PipelineError):
+    exit_code = 130
+    meaning = "stopped by Ctrl-C or a signal"
+    hint = "Nothing is half-written; run it again to go on."
+
+
+def exit_codes() -> list[tuple[int, str, str, str]]:
+    """Rows of (code, name, meaning, hint) in order of code, for the README and `sm120 --help`."""
+    kinds: list[type[PipelineError]] = [PipelineError, *PipelineError.__subclasses__()]
+    return sorted((k.exit_code, k.__name__, k.meaning, k.hint) for k in kinds)

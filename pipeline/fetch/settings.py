@@ -1,0 +1,133 @@
+"""Where wheels come from: what pip and uv are told on this machine, asked of them, not guessed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+from pipeline import proc
+
+_SYSTEM_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Indexes, folders, certificates and proxies, in the order they are tried."""
+
+    indexes: tuple[str, ...]
+    folders: tuple[Path, ...] = ()
+    ca_file: str | None = None
+    proxy: str | None = None
+    mirrors: tuple[str, ...] = field(default=())
+
+
+def read_settings(extra_mirrors: tuple[str, ...] = ()) -> Settings:
+    """What this machine's pip, uv and SM120_* settings say."""
+    pip = pip_settings(_pip_config_list())
+    uv = uv_settings(dict(os.environ), _uv_files())
+    default = uv.get("default") or pip.get("index-url") or [PYPI_SIMPLE_ENDPOINT]
+    extra = [*uv.get("extra", []), *pip.get("extra-index-url", [])]
+    places = [*uv.get("find-links", []), *pip.get("find-links", [])]
+    urls = [] if pip.get("no-index") else [*default, *extra]
+    folders = [_folder(p) for p in [*places, *urls]]
+    return Settings(
+        indexes=tuple(dict.fromkeys(u for u in urls if _folder(u) is None)),
+        folders=tuple(dict.fromkeys(f for f in folders if f is not None)),
+        ca_file=_ca_file(pip),
+        proxy=next(iter(pip.get("proxy", [])), None),
+        mirrors=(*extra_mirrors, *os.environ.get("SM120_MIRRORS", "").split()),
+    )
+
+
+def _pip_config_list() -> str:
+    """`pip config list` of the interpreter we run in; empty where there is no pip."""
+    names = [n for n in os.environ if n.startswith("PIP_")]
+    asked = proc.read([sys.executable, "-m", "pip", "config", "list"], env=proc.environment(*names))
+    return asked.stdout.decode(errors="replace") if asked.returncode == 0 else ""
+
+
+def pip_settings(listing: str) -> dict[str, list[str]]:
+    """pip's settings by name; the environment wins over `install`, that over `global`."""
+    ranked: dict[str, tuple[int, list[str]]] = {}
+    ranks = {":env:": 3, "install": 2, "download": 2, "global": 1}
+    for line in listing.splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        rank = ranks.get(section, 0)
+        if rank > ranked.get(name, (0, []))[0]:
+            ranked[name] = (rank, _literal(value).split())
+    return {name: values for name, (_, values) in ranked.items()}
+
+
+def _literal(text: str) -> str:
+    try:
+        return str(ast.literal_eval(text.strip()))
+    except (ValueError, SyntaxError):
+        return text.strip()
+
+
+def _uv_files() -> list[dict[str, Any]]:
+    """uv's user and system settings that parse, nearest first."""
+    user = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "uv" / "uv.toml"
+    found = []
+    for path in (user, Path("/etc/uv/uv.toml")):
+        try:
+            found.append(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def uv_settings(env: dict[str, str], files: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """uv's default index, extra indexes and find-links; the environment wins over files."""
+    found: dict[str, list[str]] = {"default": [], "extra": [], "find-links": []}
+    found["default"] += (env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or "").split()[:1]
+    found["extra"] += [u.rpartition("=")[2] for u in env.get("UV_INDEX", "").split()]
+    found["extra"] += env.get("UV_EXTRA_INDEX_URL", "").split()
+    found["find-links"] += env.get("UV_FIND_LINKS", "").replace(",", " ").split()
+    for settings in files:
+        for index in settings.get("index", []):
+            found["default" if index.get("default") else "extra"].append(str(index["url"]))
+        tables = (settings, settings.get("pip", {}))
+        for table in tables:
+            found["default"] += [table["index-url"]] if "index-url" in table else []
+            found["extra"] += table.get("extra-index-url", [])
+            found["find-links"] += table.get("find-links", [])
+    found["default"] = found["default"][:1]
+    return found
+
+
+def _folder(place: str) -> Path | None:
+    """A local folder behind a path or file: address, else nothing."""
+    parts = urlsplit(place)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    return Path(place).expanduser() if parts.scheme == "" else None
+
+
+def _ca_file(pip: dict[str, list[str]]) -> str | None:
+    """The CA bundle pip or uv would use: their settings, then the system's."""
+    chosen = next(iter(pip.get("cert", [])), None)
+    names = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+    candidates = [chosen, *(os.environ.get(n) for n in names), *_SYSTEM_BUNDLES]
+    return next((c for c in candidates if c and Path(c).is_file()), None)
+
+
+def masked(url: str) -> str:
+    """An address without its password, fit for a log."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))

@@ -1,0 +1,254 @@
+"""Which .debs a list of wanted packages stands for: the closure over their dependencies."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated
+
+from pydantic import StringConstraints, ValidationError
+
+from pipeline.errors import IndexBroken, ResolveFailed, UnknownPackage
+from pipeline.lock.deb822 import Stanza
+from pipeline.lock.debversion import version_key
+from pipeline.model import Frozen
+
+# The fields a closure reads; everything else in a Packages file may be dropped while parsing.
+FIELDS = (
+    "Package",
+    "Version",
+    "Architecture",
+    "Depends",
+    "Pre-Depends",
+    "Provides",
+    "Filename",
+    "Size",
+    "SHA256",
+)
+_RELATION = re.compile(
+    r"(?P<name>[a-z0-9][a-z0-9+.-]*)(?::(?P<qualifier>[a-z0-9-]+))?"
+    r"(?:\s*\(\s*(?P<operator><<|<=|=|>=|>>)\s*(?P<version>[^\s)]+)\s*\))?"
+)
+# Each part of a path starts with a letter or digit, so none can be "..".
+_SEGMENT = r"[A-Za-z0-9][A-Za-z0-9+.~_%:-]*"
+
+
+class DebRow(Frozen):
+    """One .deb as a lock names it: where it lies below an archive's root, and its bytes."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]*$")]
+    version: str
+    architecture: str
+    path: Annotated[str, StringConstraints(pattern=rf"^({_SEGMENT}/)*{_SEGMENT}$")]
+    size_bytes: int
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One name in a dependency, with the version it must have."""
+
+    name: str
+    qualifier: str = ""
+    operator: str = ""
+    version: str = ""
+
+    def accepts(self, version: str) -> bool:
+        """Whether a package of this version satisfies the relation."""
+        if not self.operator:
+            return True
+        got, want = version_key(version), version_key(self.version)
+        return {
+            "<<": got < want,
+            "<=": got <= want,
+            "=": got == want,
+            ">=": got >= want,
+            ">>": got > want,
+        }[self.operator]
+
+
+Alternatives = tuple[Relation, ...]
+
+
+class Catalogue:
+    """The newest version of every package of one architecture, over all suites."""
+
+    def __init__(self, indexes: Iterable[Iterable[Stanza]], architecture: str) -> None:
+        self.architecture = architecture
+        self.packages: dict[str, Stanza] = {}
+        for index in indexes:
+            for stanza in index:
+                self._add(stanza)
+        self._providers = self._find_providers()
+
+    def _add(self, stanza: Stanza) -> None:
+        missing = {"Package", "Version", "Architecture"} - stanza.keys()
+        if missing:
+            raise IndexBroken(f"a package in the index has no {' and no '.join(sorted(missing))}")
+        if stanza["Architecture"] not in (self.architecture, "all"):
+            return
+        name = stanza["Package"]
+        known = self.packages.get(name)
+        if known is None or version_key(known["Version"]) < version_key(stanza["Version"]):
+            self.packages[name] = stanza
+
+    def _find_providers(self) -> dict[str, list[tuple[str, Relation]]]:
+        providers: dict[str, list[tuple[str, Relation]]] = {}
+        for name in sorted(self.packages):
+            for (provided,) in read_relations(self.packages[name].get("Provides", "")):
+                providers.setdefault(provided.name, []).append((name, provided))
+        return providers
+
+    def candidates(self, relation: Relation) -> list[str]:
+        """Packages that satisfy a relation: the real one first, then providers by name."""
+        if relation.qualifier not in ("", "any", "native", self.architecture):
+            return []
+        real = self.packages.get(relation.name)
+        found = [relation.name] if real and relation.accepts(real["Version"]) else []
+        for name, provided in self._providers.get(relation.name, []):
+            unversioned = not relation.operator
+            if unversioned or (provided.version and relation.accepts(provided.version)):
+                found.append(name)
+        return found
+
+    def dependencies(self, name: str) -> list[Alternatives]:
+        """What a package needs before and while it is used."""
+        stanza = self.packages[name]
+        groups = (stanza.get(f, "") for f in ("Pre-Depends", "Depends"))
+        return [group for text in groups for group in read_relations(text)]
+
+    def row(self, name: str) -> DebRow:
+        """A package as a lock names it."""
+        stanza = self.packages[name]
+        try:
+            return DebRow(
+                name=name,
+                version=stanza["Version"],
+                architecture=stanza["Architecture"],
+                path=stanza["Filename"],
+                size_bytes=int(stanza["Size"]),
+                sha256=stanza["SHA256"],
+            )
+        except (KeyError, ValueError, ValidationError) as error:
+            raise IndexBroken(f"{name}: the index does not describe its file: {error}") from error
+
+
+@lru_cache(maxsize=4096)
+def read_relations(text: str) -> tuple[Alternatives, ...]:
+    """Parse `a (>= 1) | b, c:any` into groups of alternatives."""
+    groups = (part.strip() for part in text.split(","))
+    return tuple(tuple(map(_relation, group.split("|"))) for group in groups if group)
+
+
+def _relation(text: str) -> Relation:
+    match = _RELATION.fullmatch(text.strip())
+    if match is None:
+        raise IndexBroken(f"not a dependency: {text.strip()[:80]!r}")
+    return Relation(**{key: value or "" for key, value in match.groupdict().items()})
+
+
+def resolve_closure(
+    indexes: Iterable[Iterable[Stanza]],
+    wanted: Iterable[str],
+    architecture: str,
+    exclude: Iterable[str] = (),
+) -> list[DebRow]:
+    """The wanted packages and all they depend on, sorted by name.
+
+    Recommends are not followed and Essential packages come only when wanted or needed. A
+    dependency whose choice falls on an excluded name is left out.
+    """
+    catalogue = Catalogue(indexes, architecture)
+    closure = _Closure(catalogue, frozenset(exclude))
+    closure.add_wanted(sorted(set(wanted)))
+    return [catalogue.row(name) for name in sorted(closure.chosen)]
+
+
+@dataclass
+class _Closure:
+    """Choices made so far, and those put off until the clear ones are made.
+
+    Putting off every dependency that leaves a choice makes the result independent of the
+    order in which packages are visited.
+    """
+
+    catalogue: Catalogue
+    exclude: frozenset[str]
+    chosen: set[str] = field(default_factory=set)
+    open_choices: dict[Alternatives, str] = field(default_factory=dict)
+
+    def add_wanted(self, wanted: Sequence[str]) -> None:
+        for name in wanted:
+            if name in self.exclude:
+                raise ResolveFailed(f"{name} is both wanted and excluded")
+            if name not in self.catalogue.packages:
+                raise _unknown(name, self.catalogue)
+        self._follow(wanted)
+        while self.open_choices:
+            group = min(self.open_choices, key=shown)
+            needed_by = self.open_choices.pop(group)
+            choice = self._choose(group, needed_by)
+            if choice is not None:
+                self._follow([choice])
+
+    def _follow(self, names: Iterable[str]) -> None:
+        """Add packages and everything they need without a choice."""
+        todo = list(names)
+        while todo:
+            name = todo.pop()
+            if name in self.chosen:
+                continue
+            self.chosen.add(name)
+            for group in self.catalogue.dependencies(name):
+                only = self._only_choice(group)
+                if only is None:
+                    self.open_choices.setdefault(group, name)
+                elif only not in self.exclude:
+                    todo.append(only)
+
+    def _only_choice(self, group: Alternatives) -> str | None:
+        """The package a group names outright, if it leaves no choice."""
+        name = group[0].name
+        if len(group) == 1 and name in self.exclude:
+            return name
+        clear = len(group) == 1 and name in self.catalogue.candidates(group[0])
+        return name if clear else None
+
+    def _choose(self, group: Alternatives, needed_by: str) -> str | None:
+        """One already chosen, else the first that exists; None where that is excluded."""
+        options = list(self._options(group))
+        for name in options:
+            if name in self.chosen:
+                return name
+        for name in options:
+            return None if name in self.exclude else name
+        raise ResolveFailed(
+            f"{needed_by} needs {shown(group)}, and no package in the index satisfies that"
+        )
+
+    def _options(self, group: Alternatives) -> Iterator[str]:
+        for relation in group:
+            if relation.name in self.exclude:
+                yield relation.name
+            else:
+                yield from self.catalogue.candidates(relation)
+
+
+def shown(group: Alternatives) -> str:
+    """A dependency as Debian writes it."""
+    return " | ".join(
+        r.name + (f" ({r.operator} {r.version})" if r.operator else "") for r in group
+    )
+
+
+def _unknown(name: str, catalogue: Catalogue) -> UnknownPackage:
+    providers = catalogue.candidates(Relation(name))
+    if providers:
+        hint = f"{name} is a virtual package. Name one that provides it: {', '.join(providers)}."
+    else:
+        near = difflib.get_close_matches(name, catalogue.packages, n=3, cutoff=0.7)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "Check the name and components."
+    return UnknownPackage(f"no package {name} for {catalogue.architecture}", hint)

@@ -1,0 +1,114 @@
+"""From wanted package names to locked .debs, through signed indexes only."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pipeline.errors import IndexBroken
+from pipeline.lock.closure import FIELDS, DebRow, resolve_closure
+from pipeline.lock.deb822 import Stanza, read_stanzas
+from pipeline.lock.release import DEBIAN_12_KEYRING, IndexFile, Release, read_release
+
+Get = Callable[[str], bytes]
+
+# Debian 12's largest Packages file has 50 MB; a small file that inflates past this is an attack.
+MAX_INDEX_BYTES = 512 * 1024 * 1024
+_PACKINGS = (".xz", ".gz", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A suite, with its own transport where it lies in an archive of its own."""
+
+    name: str
+    get: Get | None = None
+
+
+def resolve_debs(
+    wanted: Iterable[str],
+    exclude: Iterable[str],
+    suites: Sequence[str | Suite],
+    components: Sequence[str],
+    architecture: str,
+    get: Get,
+    keyring: Path = DEBIAN_12_KEYRING,
+    *,
+    now: datetime | None = None,
+) -> list[DebRow]:
+    """Lock the closure of the wanted packages.
+
+    `get("dists/bookworm/InRelease")` returns a file below the archive's root.
+    """
+    indexes: list[Iterator[Stanza]] = []
+    for suite in (Suite(s) if isinstance(s, str) else s for s in suites):
+        fetch = suite.get or get
+        release = read_release(fetch(f"dists/{suite.name}/InRelease"), keyring=keyring, now=now)
+        _require_suite(release, suite.name)
+        for component in components:
+            folder = f"{component}/binary-{architecture}"
+            indexes.append(_read_packages(fetch, suite.name, release, folder))
+    return resolve_closure(indexes, wanted, architecture, exclude)
+
+
+def _require_suite(release: Release, name: str) -> None:
+    """A validly signed Release file of another suite is still the wrong one."""
+    if name not in (release.codename, release.suite):
+        raise IndexBroken(
+            f"asked for suite {name}, received {release.codename or release.suite or 'no name'}"
+        )
+
+
+def _read_packages(get: Get, suite: str, release: Release, folder: str) -> Iterator[Stanza]:
+    for packing in _PACKINGS:
+        promised = release.files.get(f"{folder}/Packages{packing}")
+        if promised is not None:
+            break
+    else:
+        raise IndexBroken(f"{suite} has no {folder}/Packages")
+    plain = f"{folder}/Packages{packing}"
+    hashed = f"{folder}/by-hash/SHA256/{promised.sha256}"
+    packed = get(f"dists/{suite}/{hashed if release.by_hash else plain}")
+    _require_bytes(packed, promised, f"{suite} {plain}")
+    return read_stanzas(_text(inflated(packed, packing, MAX_INDEX_BYTES), plain), FIELDS)
+
+
+def _require_bytes(data: bytes, promised: IndexFile, name: str) -> None:
+    got = hashlib.sha256(data).hexdigest()
+    if len(data) != promised.size_bytes or got != promised.sha256:
+        raise IndexBroken(
+            f"{name}: the Release file promises {promised.size_bytes} bytes with "
+            f"sha256 {promised.sha256}, received {len(data)} bytes with {got}"
+        )
+
+
+def inflated(packed: bytes, packing: str, limit_bytes: int) -> bytes:
+    """The content of an index file, never more than the limit of it."""
+    try:
+        if packing == ".xz":
+            with lzma.open(io.BytesIO(packed), format=lzma.FORMAT_XZ) as xz_file:
+                data = xz_file.read(limit_bytes + 1)
+        elif packing == ".gz":
+            with gzip.open(io.BytesIO(packed)) as gz_file:
+                data = gz_file.read(limit_bytes + 1)
+        else:
+            data = packed
+    except (lzma.LZMAError, OSError, EOFError, zlib.error) as error:
+        raise IndexBroken(f"an index file cannot be decompressed: {error}") from error
+    if len(data) > limit_bytes:
+        raise IndexBroken(f"an index file is larger than {limit_bytes} bytes when decompressed")
+    return data
+
+
+def _text(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise IndexBroken(f"{name} is not UTF-8") from error

@@ -1,0 +1,88 @@
+"""The only step that may ask "what is newest": a wish in, a lock out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.lock.closure import DebRow
+from pipeline.lock.debs import Suite, resolve_debs
+from pipeline.lock.model import DebPin, ImageLock, read_lock, sealed
+from pipeline.lock.release import DEBIAN_12_KEYRING
+from pipeline.lock.wheels import SizeFinder, resolve_wheels
+from pipeline.wish.image import DebianWish, ImageWish
+from pipeline.wish.load import Checkout
+
+Get = Callable[[str], bytes]
+
+
+@dataclass(frozen=True)
+class Transport:
+    """How a lock reaches the outside; where that is, is configuration."""
+
+    debian: Get
+    debian_security: Get
+    wheel_size: SizeFinder
+    index_args: Sequence[str] = ()
+    keyring: Path = DEBIAN_12_KEYRING
+
+
+def make_lock(
+    checkout: Checkout, name: str, platform: str, ask: Transport, base: ImageLock | None = None
+) -> ImageLock:
+    """Resolve one image for one platform. Its base must be locked already (or be given)."""
+    chain = checkout.chain(name)
+    wish = chain[-1]
+    if wish.base and base is None:
+        base = read_lock(checkout.lock_path(wish.base, platform))
+    wheels = []
+    if wish.python:
+        with tempfile.TemporaryDirectory() as scratch:
+            wheels = resolve_wheels(
+                wish.python, platform, ask.wheel_size, ask.index_args, Path(scratch)
+            )
+    debs = _debs(checkout, chain, platform, ask)
+    return sealed(name, platform, wish.lock_digest(), base.seal if base else None, wheels, debs)
+
+
+def _debs(
+    checkout: Checkout, chain: list[ImageWish], platform: str, ask: Transport
+) -> list[DebPin]:
+    """The image's .debs and what they need, without those its base already has."""
+    root, wish = chain[0], chain[-1]
+    if not wish.debs or root.debian is None:
+        return []
+    rows = resolve_debs(
+        wish.debs,
+        list(root.debian.exclude),
+        _suites(root.debian, ask),
+        root.debian.components,
+        platform.partition("/")[2],
+        ask.debian,
+        ask.keyring,
+    )
+    below = {
+        pin.name
+        for link in chain[:-1]
+        for pin in read_lock(checkout.lock_path(link.name, platform)).debs
+    }
+    return [_pin(row) for row in rows if row.name not in below]
+
+
+def _suites(debian: DebianWish, ask: Transport) -> list[str | Suite]:
+    suites: list[str | Suite] = [debian.suite]
+    if debian.security:
+        suites.append(Suite(f"{debian.suite}-security", ask.debian_security))
+    return suites
+
+
+def _pin(row: DebRow) -> DebPin:
+    return DebPin(
+        name=row.name,
+        version=row.version,
+        path=row.path,
+        size_bytes=row.size_bytes,
+        sha256=row.sha256,
+    )

@@ -1,0 +1,146 @@
+"""Locks: what exactly answers a wish, with no word of where the bytes come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from pipeline.errors import LockEdited, LockMissing, LockStale, WishInvalid
+from pipeline.files import write_bytes
+from pipeline.model import (
+    Digest,
+    FileName,
+    Frozen,
+    Hex,
+    Name,
+    Platform,
+    RelativePath,
+    canonical_json,
+    sha256_of,
+)
+from pipeline.wish.image import ImageWish
+from pipeline.wish.load import Checkout, read_yaml
+
+Size = Annotated[int, Field(gt=0)]
+Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
+
+
+class WheelPin(Frozen):
+    """One wheel. The name is for people, the digest is what is used."""
+
+    name: Name
+    version: Version
+    file: FileName
+    size_bytes: Size
+    sha256: Hex
+
+
+class DebPin(Frozen):
+    """One .deb, with its path below any Debian mirror."""
+
+    name: Name
+    version: Version
+    path: RelativePath
+    size_bytes: Size
+    sha256: Hex
+
+    @property
+    def file(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+Pin = WheelPin | DebPin
+
+
+class ImageLock(Frozen):
+    """Everything an image is made of for one platform, beyond its base."""
+
+    format: Literal[1] = 1
+    image: Name
+    platform: Platform
+    wish: Digest
+    base_lock: Digest | None = None
+    wheels: list[WheelPin] = []
+    debs: list[DebPin] = []
+    seal: Digest
+
+    def computed_seal(self) -> str:
+        """The digest of all else in the lock."""
+        return sha256_of(canonical_json(self.model_dump(exclude={"seal"})))
+
+    @property
+    def pins(self) -> list[Pin]:
+        return [*self.wheels, *self.debs]
+
+
+def sealed(
+    image: str,
+    platform: str,
+    wish: str,
+    base_lock: str | None,
+    wheels: list[WheelPin],
+    debs: list[DebPin],
+) -> ImageLock:
+    """A new lock, sorted and sealed."""
+    draft = ImageLock(
+        image=image,
+        platform=platform,
+        wish=wish,
+        base_lock=base_lock,
+        wheels=sorted(wheels, key=lambda w: w.name),
+        debs=sorted(debs, key=lambda d: d.name),
+        seal="sha256:" + "0" * 64,
+    )
+    return draft.model_copy(update={"seal": draft.computed_seal()})
+
+
+def dump(lock: ImageLock) -> str:
+    """The lock as text: a line a pin, so that a diff shows only what moved."""
+    lines = [
+        "# Written by `sm120 lock`; do not edit: the seal would not match and builds would stop.",
+        f"format: {lock.format}",
+        f"image: {lock.image}",
+        f"platform: {lock.platform}",
+        f"wish: {lock.wish}",
+        f"base_lock: {lock.base_lock or 'null'}",
+    ]
+    for title, pins in (("wheels", lock.wheels), ("debs", lock.debs)):
+        lines.append(f"{title}:" if pins else f"{title}: []")
+        lines += [f"- {json.dumps(pin.model_dump(), ensure_ascii=False)}" for pin in pins]
+    return "\n".join([*lines, f"seal: {lock.seal}", ""])
+
+
+def write_lock(path: Path, lock: ImageLock) -> None:
+    """Put the lock in its place, whole."""
+    write_bytes(path, dump(lock).encode())
+
+
+def read_lock(path: Path) -> ImageLock:
+    """A lock that is whole and unedited."""
+    if not path.exists():
+        raise LockMissing(f"{path.name}: there is no such lock")
+    try:
+        lock = read_yaml(path, ImageLock)
+    except WishInvalid as error:
+        raise LockEdited(str(error)) from error
+    if lock.computed_seal() != lock.seal:
+        raise LockEdited(f"{path.name}: its contents do not match its seal")
+    return lock
+
+
+def current_lock(checkout: Checkout, wish: ImageWish, platform: str) -> ImageLock:
+    """The lock of an image, proved to answer today's wish and today's base."""
+    path = checkout.lock_path(wish.name, platform)
+    lock = read_lock(path)
+    if lock.image != wish.name or lock.platform != platform:
+        raise LockEdited(f"{path.name}: is the lock of {lock.image} for {lock.platform}")
+    if lock.wish != wish.lock_digest():
+        raise LockStale(f"{path.name}: the wish has changed since it was locked")
+    if wish.base is not None:
+        base = read_lock(checkout.lock_path(wish.base, platform))
+        if lock.base_lock != base.seal:
+            raise LockStale(f"{path.name}: the lock of its base {wish.base} has changed since")
+    return lock

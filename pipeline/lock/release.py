@@ -1,0 +1,140 @@
+"""A suite's InRelease file: believed only where a known key signed it."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from pipeline import proc
+from pipeline.errors import IndexBroken, SignatureInvalid
+from pipeline.lock.deb822 import read_stanza
+from pipeline.model import Frozen
+
+DEBIAN_12_KEYRING = Path(__file__).parent / "keys" / "debian-12.gpg"
+
+_BEGIN = b"-----BEGIN PGP SIGNED MESSAGE-----"
+_END = b"-----END PGP SIGNATURE-----"
+_HASH_LINE = re.compile(r"([0-9a-f]{64})\s+(\d{1,15})\s+(\S+)")
+_FIELDS = ("Suite", "Codename", "Date", "Valid-Until", "Acquire-By-Hash", "SHA256")
+
+
+class IndexFile(Frozen):
+    """What a Release file promises about one of its index files."""
+
+    sha256: str
+    size_bytes: int
+
+
+class Release(Frozen):
+    """The signed description of one suite."""
+
+    suite: str
+    codename: str
+    date: datetime
+    valid_until: datetime | None
+    by_hash: bool
+    files: dict[str, IndexFile]
+
+
+def read_release(
+    inrelease: bytes, *, keyring: Path = DEBIAN_12_KEYRING, now: datetime | None = None
+) -> Release:
+    """The verified and still valid content of an InRelease file."""
+    fields = read_stanza(verified_text(inrelease, keyring), _FIELDS)
+    release = Release(
+        suite=fields.get("Suite", ""),
+        codename=fields.get("Codename", ""),
+        date=_date(fields, "Date"),
+        valid_until=_date(fields, "Valid-Until") if "Valid-Until" in fields else None,
+        by_hash=fields.get("Acquire-By-Hash", "no").lower() == "yes",
+        files=_index_files(fields.get("SHA256", "")),
+    )
+    if release.valid_until is not None and release.valid_until < (now or datetime.now(UTC)):
+        raise IndexBroken(
+            f"{release.codename or release.suite}: the Release file expired on "
+            f"{release.valid_until:%Y-%m-%d %H:%M} UTC",
+            "The mirror is out of date, or this machine's clock is wrong.",
+        )
+    return release
+
+
+def verified_text(inrelease: bytes, keyring: Path) -> str:
+    """The signed text as gpgv wrote it out, never the bytes that came over the wire."""
+    _require_one_signed_block(inrelease)
+    gpgv = proc.find_tool("gpgv", "Install it: `apt-get install gpgv`.")
+    if not keyring.is_file():
+        raise SignatureInvalid(f"there is no keyring {keyring}")
+    with tempfile.TemporaryDirectory(prefix="sm120-gpgv-") as home:
+        signed, text = Path(home, "InRelease"), Path(home, "text")
+        signed.write_bytes(inrelease)
+        args = [gpgv, "--homedir", home, "--keyring", str(keyring.resolve())]
+        args += ["--weak-digest", "SHA1", "--status-fd", "1", "--output", str(text), str(signed)]
+        done = proc.read(args, env=proc.environment(LC_ALL="C"))
+        _require_good_signature(done.stdout.decode(errors="replace"))
+        return _decoded(text.read_bytes())
+
+
+def _require_one_signed_block(inrelease: bytes) -> None:
+    """Refuse text around the signed block: nobody signed it, so nobody should read it."""
+    lines = inrelease.rstrip().split(b"\n")
+    if lines[0].rstrip() != _BEGIN or lines[-1].rstrip() != _END:
+        raise SignatureInvalid("InRelease is not one signed message from first line to last")
+    if sum(line.startswith(_BEGIN) for line in lines) != 1:
+        raise SignatureInvalid("InRelease holds more than one signed message")
+
+
+def _require_good_signature(status: str) -> None:
+    """At least one good signature and no bad one.
+
+    gpgv's exit code cannot say this: Debian signs with the next release's key as well, and
+    a signature by a key we do not have makes gpgv fail.
+    """
+    words = [line.split()[1:2] for line in status.splitlines() if line.startswith("[GNUPG:] ")]
+    seen = {word[0] for word in words if word}
+    if "BADSIG" in seen:
+        raise SignatureInvalid("InRelease was changed after it was signed")
+    if not {"GOODSIG", "VALIDSIG"} <= seen:
+        raise SignatureInvalid(f"InRelease has no valid signature by a known key ({_why(seen)})")
+
+
+def _why(seen: set[str]) -> str:
+    reasons = {
+        "NO_PUBKEY": "signed by an unknown key",
+        "EXPKEYSIG": "the key has expired",
+        "REVKEYSIG": "the key was revoked",
+        "EXPSIG": "the signature has expired",
+    }
+    return "; ".join(text for word, text in reasons.items() if word in seen) or "unreadable"
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise IndexBroken("the Release file is not UTF-8") from error
+
+
+def _date(fields: dict[str, str], name: str) -> datetime:
+    try:
+        moment = parsedate_to_datetime(fields[name])
+    except (KeyError, ValueError) as error:
+        raise IndexBroken(f"the Release file has no readable {name}") from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _index_files(table: str) -> dict[str, IndexFile]:
+    files: dict[str, IndexFile] = {}
+    for line in filter(None, map(str.strip, table.splitlines())):
+        match = _HASH_LINE.fullmatch(line)
+        if match is None:
+            raise IndexBroken(f"not a line of a SHA256 table: {line[:100]!r}")
+        sha256, size, path = match.groups()
+        row = IndexFile(sha256=sha256, size_bytes=int(size))
+        if files.setdefault(path, row) != row:
+            raise IndexBroken(f"the Release file gives two hashes for {path}")
+    if not files:
+        raise IndexBroken("the Release file has no SHA256 table")
+    return files

@@ -1,0 +1,118 @@
+"""Requirements → exact wheels for the image's platform, whatever this machine is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from pipeline import proc
+from pipeline.errors import ResolveFailed
+from pipeline.lock.model import WheelPin
+from pipeline.wish.image import PythonWish
+
+# Debian 12's glibc.
+GLIBC_MINOR = 36
+_MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+_LEGACY = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
+
+
+class SizeFinder(Protocol):
+    """Says how large a file of a project is."""
+
+    def __call__(self, project: str, filename: str, sha256: str) -> int: ...
+
+
+def resolve_wheels(
+    wish: PythonWish, platform: str, size_of: SizeFinder, index_args: Sequence[str], scratch: Path
+) -> list[WheelPin]:
+    """Ask uv for the closure and pick, for each project, the wheel an installer would."""
+    lock = _ask_uv(wish, platform, index_args, scratch)
+    chosen = choose_wheels(lock, wish, platform)
+    with ThreadPoolExecutor(8) as pool:
+        sizes = list(pool.map(lambda c: size_of(c[0], c[2], c[3]), chosen))
+    return [
+        WheelPin(name=name, version=version, file=file, sha256=sha256, size_bytes=size)
+        for (name, version, file, sha256), size in zip(chosen, sizes, strict=True)
+    ]
+
+
+def _ask_uv(
+    wish: PythonWish, platform: str, index_args: Sequence[str], scratch: Path
+) -> dict[str, Any]:
+    wanted, answer = scratch / "requirements.in", scratch / "pylock.image.toml"
+    wanted.write_text("\n".join(wish.requirements) + "\n", encoding="utf-8")
+    args = [
+        *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-progress"),
+        *("--format", "pylock.toml", "--only-binary", ":all:", "--no-annotate"),
+        *("--python-version", wish.version),
+        *("--python-platform", f"{_MACHINES[platform]}-manylinux_2_{GLIBC_MINOR}"),
+        *index_args,
+        *(str(wanted), "--output-file", str(answer)),
+    ]
+    prefixes = ("UV_", "SSL_", "http_", "https_", "HTTP", "all_proxy", "ALL_PROXY", "no_", "NO_")
+    names = [n for n in os.environ if n.startswith(prefixes)]
+    result = proc.read(args, env=proc.environment(*names))
+    if result.returncode != 0 or not answer.exists():
+        words = " ".join(result.stderr.decode(errors="replace").split())
+        raise ResolveFailed(f"uv found no set of wheels: {words[:600]}")
+    return tomllib.loads(answer.read_text(encoding="utf-8"))
+
+
+def choose_wheels(
+    lock: dict[str, Any], wish: PythonWish, platform: str
+) -> list[tuple[str, str, str, str]]:
+    """(name, version, file, sha256) of the best wheel of each package of a pylock."""
+    ranks = tag_ranks(wish.version, platform)
+    chosen = []
+    for package in lock.get("packages", []):
+        name = str(canonicalize_name(package["name"]))
+        if name in wish.omit:
+            continue
+        wheels = [(_file_of(w), w["hashes"]["sha256"]) for w in package.get("wheels", [])]
+        ranked = sorted((_rank(file, ranks), file, sha) for file, sha in wheels)
+        if not ranked or ranked[0][0] == len(ranks):
+            raise ResolveFailed(f"{name} {package.get('version')}: no wheel for {platform}")
+        _, file, sha256 = ranked[0]
+        chosen.append((name, str(package["version"]), file, sha256))
+    return chosen
+
+
+def _file_of(wheel: dict[str, Any]) -> str:
+    name = wheel.get("name") or str(wheel.get("url") or wheel.get("path")).rpartition("/")[2]
+    return str(name).replace("%2B", "+").replace("%2b", "+")
+
+
+def _rank(file: str, ranks: dict[Tag, int]) -> int:
+    return min(
+        (ranks.get(t, len(ranks)) for t in parse_wheel_filename(file)[3]), default=len(ranks)
+    )
+
+
+@cache
+def tag_ranks(python: str, platform: str) -> dict[Tag, int]:
+    """Every tag that runs in the image, best first, as pip would rank them there."""
+    major, minor = (int(p) for p in python.split("."))
+    platforms = list(_platform_tags(_MACHINES[platform]))
+    version = (major, minor)
+    tags = [
+        *cpython_tags(version, platforms=platforms),
+        *compatible_tags(version, f"cp{major}{minor}", platforms=platforms),
+    ]
+    return {tag: rank for rank, tag in reversed(list(enumerate(tags)))}
+
+
+def _platform_tags(machine: str) -> Iterable[str]:
+    lowest = 5 if machine == "x86_64" else 17
+    for minor in range(GLIBC_MINOR, lowest - 1, -1):
+        yield f"manylinux_2_{minor}_{machine}"
+        yield from (f"{old}_{machine}" for old, at in _LEGACY.items() if at == minor)
+    yield f"linux_{machine}"

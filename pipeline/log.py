@@ -1,0 +1,128 @@
+"""What a person sees: steps and progress on stderr, results on stdout."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+QUIET_LINE_EVERY_S = 5.0
+
+_state = {"quiet": False}
+
+
+def set_quiet(quiet: bool) -> None:
+    """`--quiet`, and `--json` on a terminal: no steps, no bars."""
+    _state["quiet"] = quiet
+
+
+def say(text: str) -> None:
+    """One line for a person, on stderr."""
+    if not _state["quiet"]:
+        print(text, file=sys.stderr, flush=True)
+
+
+def size(number: float) -> str:
+    """1234567 -> '1.2 MB', in the units download pages use."""
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.2f} GB"
+
+
+def seconds(number: float) -> str:
+    """75 -> '1 min 15 s'."""
+    if number < 60:
+        return f"{number:.1f} s"
+    return f"{int(number // 60)} min {int(number % 60)} s"
+
+
+@contextmanager
+def step(title: str) -> Iterator[None]:
+    """Say what begins, and how long it took once it is done."""
+    say(title)
+    start = time.monotonic()
+    yield
+    say(f"  done in {seconds(time.monotonic() - start)}")
+
+
+class Bar(Protocol):
+    """Something that counts bytes; safe to call from several threads."""
+
+    def advance(self, n_bytes: int) -> None: ...
+
+
+class LineBar:
+    """Progress for logs and pipes: a plain line now and then."""
+
+    def __init__(self, title: str, total_bytes: int) -> None:
+        self._title, self._total = title, total_bytes
+        self._done = 0
+        self._start = self._last = time.monotonic()
+        self._lock = threading.Lock()
+
+    def advance(self, n_bytes: int) -> None:
+        with self._lock:
+            self._done += n_bytes
+            now = time.monotonic()
+            if now - self._last < QUIET_LINE_EVERY_S or self._done <= 0:
+                return
+            self._last = now
+            rate = self._done / (now - self._start)
+            left = max(0.0, (self._total - self._done) / rate)
+            say(
+                f"  {self._title}: {size(self._done)} of {size(self._total)},"
+                f" {size(rate)}/s, {seconds(left)} left"
+            )
+
+
+class RichBar:
+    """Progress for a terminal: a live bar with sizes, rate and time left."""
+
+    def __init__(self, progress: Any, task: Any) -> None:
+        self._progress, self._task = progress, task
+
+    def advance(self, n_bytes: int) -> None:
+        self._progress.advance(self._task, n_bytes)
+
+
+class NoBar:
+    """Progress nobody watches."""
+
+    def advance(self, n_bytes: int) -> None:
+        return
+
+
+@contextmanager
+def progress(title: str, total_bytes: int) -> Iterator[Bar]:
+    """A live bar on a terminal, plain lines elsewhere."""
+    if _state["quiet"]:
+        yield NoBar()
+    elif not sys.stderr.isatty():
+        yield LineBar(title, total_bytes)
+    else:
+        from rich import progress as rp
+        from rich.console import Console
+
+        columns = (
+            rp.TextColumn("  {task.description}"),
+            rp.BarColumn(),
+            rp.DownloadColumn(),
+            rp.TransferSpeedColumn(),
+            rp.TimeRemainingColumn(),
+        )
+        with rp.Progress(*columns, console=Console(stderr=True), transient=True) as live:
+            yield RichBar(live, live.add_task(title, total=total_bytes))
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A plain aligned table: the same in a terminal, a log and the README."""
+    widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
+    lines = [head, ["-" * w for w in widths], *rows]
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in lines
+    )

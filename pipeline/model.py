@@ -1,0 +1,44 @@
+"""The exact, closed values that travel between rooms."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=80)]
+# A file name, never a path: no separator, no leading dot.
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+~!%:-]*$")]
+Platform = Annotated[str, StringConstraints(pattern=r"^linux/(amd64|arm64)$")]
+
+
+def _stays_below(path: str) -> str:
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        raise ValueError("must be a plain relative path")
+    return path
+
+
+RelativePath = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9._+~%:@/-]+$"), AfterValidator(_stays_below)
+]
+
+
+class Frozen(BaseModel):
+    """A value that cannot change and cannot hold a field nobody declared."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def canonical_json(value: Any) -> bytes:
+    """One byte string per value, whatever order it was built in."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode()
+
+
+def sha256_of(data: bytes) -> str:
+    """The digest as every file of ours writes it."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()

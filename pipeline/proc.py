@@ -1,0 +1,43 @@
+"""The one place that starts programs: argument lists, a named environment, a line to replay."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from pipeline.errors import MissingTool
+
+# What children may see unless told otherwise: enough to find programs, homes and networks.
+_PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+
+
+def environment(*extra_names: str, **values: str) -> dict[str, str]:
+    """A short explicit environment: the common names, those asked for, and set values."""
+    env = {n: os.environ[n] for n in (*_PASSED, *extra_names) if n in os.environ}
+    env.update(values)
+    return env
+
+
+def find_tool(name: str, hint: str) -> str:
+    """The program's path, or an error that says how to get it."""
+    path = shutil.which(name)
+    if path is None:
+        raise MissingTool(f"`{name}` is not installed", hint)
+    return path
+
+
+def shown(args: Sequence[str]) -> str:
+    """The command as one could paste it into a shell."""
+    return shlex.join(args)
+
+
+def read(
+    args: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run to the end and return what it said; the caller judges the exit code."""
+    return subprocess.run(
+        list(args), env=dict(env or environment()), input=stdin, capture_output=True, check=False
+    )

@@ -1,0 +1,73 @@
+"""A built image as one tar stream that both old and new Docker, Podman and skopeo take.
+
+It is an OCI layout with Docker's `manifest.json` beside it. The layers go in as they are: no
+recompression, no temporary copy.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.build.image import Built
+from pipeline.build.tar import BLOCK, END, MTIME, padding
+from pipeline.model import canonical_json
+from pipeline.store.store import Store
+
+_CHUNK_BYTES = 1 << 20
+
+
+def docker_archive(store: Store, built: Built, tags: list[str]) -> Iterator[bytes]:
+    """The archive's bytes, piece by piece."""
+    manifest = store.read_json(built.digest)
+    config = manifest["config"]["digest"]
+    descriptor = {
+        "mediaType": manifest["mediaType"],
+        "digest": built.digest,
+        "size": len(store.read_blob(built.digest)),
+        "annotations": {"io.containerd.image.name": tags[0]} if tags else {},
+    }
+    docker = {
+        "Config": _blob_name(config),
+        "RepoTags": tags,
+        "Layers": [_blob_name(x["digest"]) for x in manifest["layers"]],
+    }
+    index = {"schemaVersion": 2, "manifests": [descriptor]}
+    yield from _bytes("oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+    yield from _bytes("index.json", canonical_json(index))
+    yield from _bytes("manifest.json", canonical_json([docker]))
+    sent: set[str] = set()
+    for digest in [built.digest, config, *(x["digest"] for x in manifest["layers"])]:
+        if digest not in sent:
+            sent.add(digest)
+            yield from _file(_blob_name(digest), store.blob_path(digest))
+    yield END
+
+
+def _blob_name(digest: str) -> str:
+    return "blobs/" + digest.replace(":", "/")
+
+
+def _head(name: str, size_bytes: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = size_bytes, MTIME, 0o644
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def _bytes(name: str, data: bytes) -> Iterator[bytes]:
+    yield _head(name, len(data)) + data + padding(len(data))
+
+
+def _file(name: str, path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    yield _head(name, size)
+    with path.open("rb") as handle:
+        while chunk := handle.read(_CHUNK_BYTES):
+            yield chunk
+    yield padding(size)
+
+
+def archive_bytes(built: Built) -> int:
+    """About how large the archive is, for a progress bar."""
+    return built.size_bytes + len(built.layers) * BLOCK * 2

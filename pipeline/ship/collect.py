@@ -1,0 +1,42 @@
+"""Locked files gathered in a folder, for a machine that reaches nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from pipeline import log
+from pipeline.fetch.inputs import Fetcher
+from pipeline.files import os_errors_explained
+from pipeline.lock.model import Pin
+from pipeline.store.store import Store
+
+
+def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> int:
+    """Fetch all pins and put them into `folder` under their own names; returns the bytes."""
+    with os_errors_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    todo = [p for p in pins if not _is_there(folder / p.file, p)]
+    total = sum(p.size_bytes for p in todo)
+    title = f"Collecting {len(todo)} files, {log.size(total)}"
+    with log.step(title), log.progress("fetched", total) as bar:
+        for pin, path in fetcher.fetch_all(todo, bar):
+            with os_errors_explained(folder):
+                _place(path, folder / pin.file)
+    return sum(p.size_bytes for p in pins)
+
+
+def _is_there(path: Path, pin: Pin) -> bool:
+    return path.is_file() and path.stat().st_size == pin.size_bytes
+
+
+def _place(source: Path, target: Path) -> None:
+    """A link where the disk allows it; else a copy that gets its name only when whole."""
+    partial = target.with_name(f".{target.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        os.link(source, partial)
+    except OSError:
+        shutil.copyfile(source, partial)
+    os.replace(partial, target)

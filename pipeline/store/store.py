@@ -1,0 +1,235 @@
+"""The store: finished things by digest, shared by every build of a user.
+
+    oci/          an OCI image layout: blobs/sha256/<hex>, index.json
+    inputs/       wheels and .debs, by sha256
+    partial/      downloads under way; kept after a crash, resumed
+    layers/       which layer a set of inputs gave (key → digest, diffID, sizes)
+    contents/     what a layer holds and where in the blob each file lies
+    images/       what was built last, for `nothing to do` in a blink
+    tmp/ locks/   work under way
+Everything outside partial/ and tmp/ appears by rename only, so a kill leaves no half file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import DiskFull, StoreDamaged, StoreUnwritable
+from pipeline.files import is_free, locked, os_errors_explained, write_bytes
+from pipeline.log import size
+from pipeline.model import canonical_json, sha256_of
+from pipeline.store.record import FileRow, LayerFacts, LayerRecord
+
+_LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
+
+
+class Store:
+    """One user's store on disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def prepare(self) -> None:
+        """Make the folders, and find out now rather than later that they cannot be written."""
+        with os_errors_explained(self.root):
+            for name in ("oci/blobs/sha256", "inputs", "partial", "layers", "contents"):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+            for name in ("images", "tmp", "locks"):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+            if not os.access(self.root / "tmp", os.W_OK):
+                raise StoreUnwritable(f"{self.root}: is not writable")
+            write_bytes(self.root / "oci" / "oci-layout", _LAYOUT)
+
+    def blob_path(self, digest: str) -> Path:
+        return self.root / "oci" / "blobs" / "sha256" / _hex(digest)
+
+    def input_path(self, sha256: str) -> Path:
+        return self.root / "inputs" / sha256
+
+    def partial_path(self, sha256: str) -> Path:
+        return self.root / "partial" / sha256
+
+    @property
+    def tmp(self) -> Path:
+        return self.root / "tmp"
+
+    @contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Held by one process for one thing, e.g. a layer key."""
+        with locked(self.root / "locks" / name):
+            yield
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Many may build at once; `alone` waits for all of them."""
+        with locked(self.root / "locks" / "store", shared=True):
+            yield
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody builds while files are taken away."""
+        with locked(self.root / "locks" / "store"):
+            yield
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder that is gone afterwards; the lock in it tells others that it is in use."""
+        with os_errors_explained(self.tmp):
+            self.tmp.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(dir=self.tmp))
+        try:
+            with locked(folder / "in-use"):
+                yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what killed processes left behind."""
+        for left in self.tmp.iterdir():
+            if is_free(left / "in-use"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def need_space(self, n_bytes: int) -> None:
+        """Stop before the first byte if the disk cannot hold what is coming."""
+        free = shutil.disk_usage(self.root).free
+        if free < n_bytes:
+            raise DiskFull(f"{self.root}: {size(n_bytes)} needed, {size(free)} free")
+
+    def put_blob(self, data: bytes) -> str:
+        """Keep a small blob (config, manifest, index)."""
+        digest = sha256_of(data)
+        write_bytes(self.blob_path(digest), data)
+        return digest
+
+    def read_blob(self, digest: str) -> bytes:
+        """A small blob's bytes, checked."""
+        path = self.blob_path(digest)
+        if not path.exists():
+            raise StoreDamaged(f"{digest}: not in the store")
+        data = path.read_bytes()
+        if sha256_of(data) != digest:
+            raise StoreDamaged(f"{path}: is not what its name says")
+        return data
+
+    def read_json(self, digest: str) -> Any:
+        """A manifest, config or index."""
+        return json.loads(self.read_blob(digest))
+
+    def layer(self, key: str) -> LayerRecord | None:
+        """The layer that a set of inputs gave before, if its blob is still whole."""
+        path = self.root / "layers" / f"{_hex(key)}.json"
+        try:
+            record = LayerRecord.model_validate_json(path.read_bytes())
+            if self.blob_path(record.digest).stat().st_size != record.size_bytes:
+                return None
+            if not self._contents_path(record.digest).exists():
+                return None
+        except (FileNotFoundError, ValueError):
+            return None
+        return record
+
+    def keep_layer(self, key: str, facts: LayerFacts) -> LayerRecord:
+        """Remember a finished layer; its blob is already in place."""
+        record = LayerRecord(
+            digest=facts.digest,
+            diff_id=facts.diff_id,
+            size_bytes=facts.size_bytes,
+            unpacked_bytes=facts.unpacked_bytes,
+        )
+        rows = json.dumps(facts.rows, separators=(",", ":"), ensure_ascii=False).encode()
+        write_bytes(self._contents_path(facts.digest), rows)
+        write_bytes(self.root / "layers" / f"{_hex(key)}.json", record.model_dump_json().encode())
+        return record
+
+    def contents(self, digest: str) -> list[FileRow]:
+        """What a layer holds."""
+        try:
+            rows = json.loads(self._contents_path(digest).read_bytes())
+            return [FileRow(*row) for row in rows]
+        except (ValueError, TypeError, FileNotFoundError) as error:
+            raise StoreDamaged(f"the table of contents of {digest} is damaged") from error
+
+    def _contents_path(self, digest: str) -> Path:
+        return self.root / "contents" / f"{_hex(digest)}.json"
+
+    def image_record(self, name: str, platform: str) -> dict[str, Any] | None:
+        """What was built last for an image and platform."""
+        try:
+            found: dict[str, Any] = json.loads(self._image_path(name, platform).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return found
+
+    def keep_image(self, name: str, platform: str, record: dict[str, Any]) -> None:
+        """Remember a built image and name it in the layout's index."""
+        write_bytes(self._image_path(name, platform), canonical_json(record))
+        self.rewrite_index()
+
+    def image_folder(self, name: str, platform: str) -> Path:
+        return self.root / "images" / name / platform.replace("/", "-")
+
+    def _image_path(self, name: str, platform: str) -> Path:
+        return self.image_folder(name, platform) / "image.json"
+
+    def rewrite_index(self) -> None:
+        """`index.json` from the images that are there, so the store is itself an OCI layout."""
+        with self.locked("index"):
+            found = sorted((self.root / "images").glob("*/*/image.json"))
+            entries = [json.loads(path.read_bytes())["descriptor"] for path in found]
+            index = {
+                "schemaVersion": 2,
+                "mediaType": "application/vnd.oci.image.index.v1+json",
+                "manifests": entries,
+            }
+            write_bytes(self.root / "oci" / "index.json", canonical_json(index))
+
+    @contextmanager
+    def new_blob(self) -> Iterator[NewBlob]:
+        """A blob whose digest is known only when it is written."""
+        with self.scratch() as folder:
+            yield NewBlob(self, folder / "blob")
+
+
+class NewBlob:
+    """Bytes on their way to becoming a blob."""
+
+    def __init__(self, store: Store, path: Path) -> None:
+        self._store = store
+        self.path = path
+
+    def keep(self, digest: str) -> Path:
+        """Give the finished file its name."""
+        final = self._store.blob_path(digest)
+        with os_errors_explained(final):
+            with self.path.open("rb") as handle:
+                os.fsync(handle.fileno())
+            self.path.chmod(0o644)
+            os.replace(self.path, final)
+        return final
+
+
+def default_root() -> Path:
+    """`SM120_STORE`, else the user's cache directory."""
+    if chosen := os.environ.get("SM120_STORE"):
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "sm120"
+
+
+def open_store(root: Path | None = None) -> Store:
+    """The store, ready for use."""
+    store = Store(root or default_root())
+    store.prepare()
+    store.sweep()
+    return store
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")

@@ -1,0 +1,99 @@
+"""Looking after the store: what is in it, whether it is whole, what can go."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pipeline.errors import StoreDamaged
+from pipeline.files import os_errors_explained
+from pipeline.model import Frozen
+from pipeline.store.store import Store
+
+_STALE_S = 7 * 24 * 3600
+
+
+class Shelf(Frozen):
+    """One part of the store in numbers."""
+
+    name: str
+    files: int
+    size_bytes: int
+
+
+def shelves(store: Store) -> list[Shelf]:
+    """How much of what the store holds."""
+    parts = {
+        "layers": store.root / "oci" / "blobs" / "sha256",
+        "inputs": store.root / "inputs",
+        "partial downloads": store.root / "partial",
+        "tables of contents": store.root / "contents",
+    }
+    found = []
+    for name, folder in parts.items():
+        sizes = [p.stat().st_size for p in _files(folder)]
+        found.append(Shelf(name=name, files=len(sizes), size_bytes=sum(sizes)))
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (p for p in sorted(folder.iterdir()) if p.is_file()) if folder.is_dir() else iter(())
+
+
+def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
+    """Files whose bytes are not what their name says, read on all cores."""
+    named = [*_files(store.root / "oci" / "blobs" / "sha256"), *_files(store.root / "inputs")]
+
+    def check(path: Path) -> Path | None:
+        with path.open("rb") as handle:
+            got = hashlib.file_digest(handle, "sha256").hexdigest()
+        advance(path.stat().st_size)
+        return None if got == path.name else path
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return [bad for bad in pool.map(check, named) if bad is not None]
+
+
+def total_bytes(store: Store) -> int:
+    """What a full check reads."""
+    return sum(s.size_bytes for s in shelves(store) if s.name in ("layers", "inputs"))
+
+
+def repair(bad: list[Path]) -> None:
+    """Take damaged files out; the next build makes them again."""
+    for path in bad:
+        with os_errors_explained(path):
+            path.unlink(missing_ok=True)
+
+
+def unreachable(store: Store) -> list[Path]:
+    """Blobs, tables and inputs that no kept image needs, and downloads nobody goes on with."""
+    kept: set[str] = set()
+    for record in sorted((store.root / "images").glob("*/*/image.json")):
+        try:
+            image = json.loads(record.read_bytes())
+            kept |= {image["config"], image["descriptor"]["digest"]}
+            kept |= {x["record"]["digest"] for x in image["layers"]}
+        except (ValueError, KeyError) as error:
+            raise StoreDamaged(f"{record}: is damaged") from error
+    names = {digest.removeprefix("sha256:") for digest in kept}
+    blobs = [p for p in _files(store.root / "oci" / "blobs" / "sha256") if p.name not in names]
+    tables = [p for p in _files(store.root / "contents") if p.stem not in names]
+    old = time.time() - _STALE_S
+    partial = [p for p in _files(store.root / "partial") if p.stat().st_mtime < old]
+    return [*blobs, *tables, *_files(store.root / "inputs"), *partial]
+
+
+def trim(store: Store) -> int:
+    """Remove what is unreachable; returns the bytes freed."""
+    freed = 0
+    for path in unreachable(store):
+        with os_errors_explained(path):
+            freed += path.stat().st_size
+            path.unlink(missing_ok=True)
+    return freed

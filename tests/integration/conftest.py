@@ -1,0 +1,50 @@
+"""Real parts, once per test session; a machine that cannot have one skips with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.dockerd import docker_daemon as start_daemon
+from tests.testbed.packages import CannotHave
+from tests.testbed.registry import Registry, oci_registry
+from tests.testbed.tiny_gguf import write_tiny_gguf
+
+Part = TypeVar("Part")
+
+
+def entered_or_skipped(stack: ExitStack, part: AbstractContextManager[Part]) -> Part:
+    """The part, kept until the stack ends; or a skip that says why there is none."""
+    try:
+        return stack.enter_context(part)
+    except CannotHave as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def docker_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerDaemon]:
+    """A private Docker daemon."""
+    with ExitStack() as stack:
+        yield entered_or_skipped(stack, start_daemon(tmp_path_factory.mktemp("docker")))
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry without TLS or passwords."""
+    with ExitStack() as stack:
+        yield entered_or_skipped(stack, oci_registry(tmp_path_factory.mktemp("registry")))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small GGUF model whose greedy answer is known; readable by the container's user."""
+    folder = tmp_path_factory.mktemp("model")
+    folder.chmod(0o755)
+    path = folder / "tiny.gguf"
+    write_tiny_gguf(path)
+    return path

@@ -1,0 +1,170 @@
+"""A real OCI registry on a free loopback port, with TLS and passwords on request."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import bcrypt
+
+from tests.testbed.packages import (
+    CannotHave,
+    ensure_debian_packages,
+    find_program,
+    system_environment,
+)
+
+PACKAGES = ("docker-registry", "openssl")
+READY_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 5.0
+LISTENING = re.compile(r"listening on (?P<host_port>[^\s,\"]+:\d+)")
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A running registry; `ca_file` is set when it speaks TLS."""
+
+    host_port: str
+    ca_file: Path | None
+    storage: Path
+    log_file: Path
+
+    @property
+    def url(self) -> str:
+        """The address of its API, with the scheme."""
+        return f"{'https' if self.ca_file else 'http'}://{self.host_port}"
+
+
+@contextmanager
+def oci_registry(
+    tmp: Path,
+    *,
+    tls: bool = False,
+    htpasswd: Mapping[str, str] | None = None,
+    address: str = "127.0.0.1",
+) -> Iterator[Registry]:
+    """Run a registry with its files under `tmp`; `htpasswd` maps users to passwords.
+
+    Docker does not check certificates on 127.0.0.0/8: to test trust in the CA, give the
+    `gateway` of a `DockerDaemon` as the address.
+    """
+    ensure_debian_packages(PACKAGES)
+    home = tmp / "registry"
+    home.mkdir(parents=True)
+    try:
+        ca_file = make_certificates(home, address) if tls else None
+        config = home / "config.yml"
+        config.write_text(json.dumps(make_config(home, address, tls=tls, htpasswd=htpasswd)))
+        with started(home, config) as (host_port, log_file):
+            yield Registry(host_port, ca_file, home / "storage", log_file)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def make_config(
+    home: Path, address: str, *, tls: bool, htpasswd: Mapping[str, str] | None
+) -> dict[str, object]:
+    """The registry's configuration; JSON is YAML too."""
+    # Port 0: the kernel picks a free one and the log says which, so no two tests can race for it.
+    http: dict[str, object] = {"addr": f"{address}:0", "secret": "throwaway"}
+    if tls:
+        http["tls"] = {"certificate": f"{home}/server.crt", "key": f"{home}/server.key"}
+    config: dict[str, object] = {
+        "version": 0.1,
+        "log": {"level": "info"},
+        "storage": {
+            "filesystem": {"rootdirectory": f"{home}/storage"},
+            "delete": {"enabled": True},
+        },
+        "http": http,
+    }
+    if htpasswd is not None:
+        write_htpasswd(home / "htpasswd", htpasswd)
+        config["auth"] = {"htpasswd": {"realm": "testbed", "path": f"{home}/htpasswd"}}
+    return config
+
+
+def write_htpasswd(path: Path, passwords: Mapping[str, str]) -> None:
+    """The password file; the registry takes bcrypt only, here at its cheapest."""
+    rows = [
+        f"{user}:{bcrypt.hashpw(password.encode(), bcrypt.gensalt(rounds=4)).decode()}\n"
+        for user, password in passwords.items()
+    ]
+    path.write_text("".join(rows))
+
+
+def make_certificates(home: Path, address: str) -> Path:
+    """A throwaway CA and a server certificate it signed; the CA's file is returned."""
+    ca_file, request = home / "ca.crt", home / "server.csr"
+    extensions = home / "server.ext"
+    extensions.write_text(f"subjectAltName = IP:{address}, IP:127.0.0.1, DNS:localhost\n")
+    new_key = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    openssl(
+        *(*new_key, "-x509", "-days", "2", "-subj", "/CN=sm120 testbed CA"),
+        *("-keyout", f"{home}/ca.key", "-out", f"{ca_file}"),
+    )
+    openssl(
+        *(*new_key, "-subj", f"/CN={address}"),
+        *("-keyout", f"{home}/server.key", "-out", f"{request}"),
+    )
+    openssl(
+        *("x509", "-req", "-days", "2", "-in", f"{request}", "-extfile", f"{extensions}"),
+        *("-CA", f"{ca_file}", "-CAkey", f"{home}/ca.key", "-CAcreateserial"),
+        *("-out", f"{home}/server.crt"),
+    )
+    return ca_file
+
+
+def openssl(*args: str) -> None:
+    """Run openssl."""
+    done = subprocess.run(
+        [find_program("openssl"), *args],
+        env=system_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise CannotHave(f"openssl {args[0]} failed: {done.stderr.strip()}")
+
+
+@contextmanager
+def started(home: Path, config: Path) -> Iterator[tuple[str, Path]]:
+    """The registry's process, from its first request until its end."""
+    log_file = home / "registry.log"
+    with log_file.open("w") as log:
+        process = subprocess.Popen(
+            [find_program("docker-registry"), "serve", str(config)],
+            env=system_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield wait_for_address(process, log_file), log_file
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_for_address(process: subprocess.Popen[bytes], log_file: Path) -> str:
+    """The address the registry says it listens on; the kernel queues requests from then on."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        found = LISTENING.search(log_file.read_text(errors="replace"))
+        if found:
+            return found["host_port"]
+        time.sleep(0.02)
+    raise CannotHave(f"docker-registry does not start here: {log_file.read_text().strip()[-300:]}")
