@@ -151,7 +151,7 @@ class LayerWriter:
 
     def _read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
         if path not in self._files:
-            self._files[path] = self.reading.enter_context(Path(path).open("rb"))
+            self._files[path] = self.reading.enter_context(open(path, "rb"))  # noqa: PTH123, SIM115
         handle = self._files[path]
         handle.seek(offset)
         while length:

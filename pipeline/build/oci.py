@@ -32,7 +32,7 @@ def image_config(plan: ImagePlan, layers: list[TitledLayer]) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "Env": [f"{k}={v}" for k, v in sorted(environment(plan).items())],
         "Labels": notes_of(plan),
-        "WorkingDir": wish.workdir or "/",
+        "WorkingDir": _inherited(plan, "workdir") or "/",
     }
     if wish.entrypoint:
         settings["Entrypoint"] = wish.entrypoint
@@ -40,8 +40,8 @@ def image_config(plan: ImagePlan, layers: list[TitledLayer]) -> dict[str, Any]:
         settings["Cmd"] = wish.command
     if wish.ports:
         settings["ExposedPorts"] = {f"{port}/tcp": {} for port in wish.ports}
-    if wish.user:
-        account = _account(plan, wish.user)
+    if user := _inherited(plan, "user"):
+        account = _account(plan, user)
         settings["User"] = f"{account.uid}:{account.gid}"
     return {
         "architecture": plan.architecture,
@@ -51,6 +51,12 @@ def image_config(plan: ImagePlan, layers: list[TitledLayer]) -> dict[str, Any]:
         "rootfs": {"type": "layers", "diff_ids": [x.record.diff_id for x in layers]},
         "history": [{"created": CREATED, "created_by": f"sm120: {x.title}"} for x in layers],
     }
+
+
+def _inherited(plan: ImagePlan, field: str) -> str | None:
+    """The image's own setting, else that of the nearest base that has one."""
+    values: list[str | None] = [getattr(p.wish, field) for p in plan.chain()]
+    return next((v for v in reversed(values) if v), None)
 
 
 def environment(plan: ImagePlan) -> dict[str, str]:

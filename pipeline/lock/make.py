@@ -54,8 +54,13 @@ def _debs(
     root, wish = chain[0], chain[-1]
     if not wish.debs or root.debian is None:
         return []
+    below = {
+        pin.name
+        for link in chain[:-1]
+        for pin in read_lock(checkout.lock_path(link.name, platform)).debs
+    }
     rows = resolve_debs(
-        wish.debs,
+        sorted({*wish.debs, *below}),
         list(root.debian.exclude),
         _suites(root.debian, ask),
         root.debian.components,
@@ -63,11 +68,6 @@ def _debs(
         ask.debian,
         ask.keyring,
     )
-    below = {
-        pin.name
-        for link in chain[:-1]
-        for pin in read_lock(checkout.lock_path(link.name, platform)).debs
-    }
     return [_pin(row) for row in rows if row.name not in below]
 
 

@@ -48,3 +48,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "tiny.gguf"
     write_tiny_gguf(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store for the small images, filled by the first test that needs one."""
+    return tmp_path_factory.mktemp("store")
