@@ -6,12 +6,16 @@ import errno
 import fcntl
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.errors import DiskFull, PipelineError, StoreUnwritable
+from pipeline.errors import DiskFull, Interrupted, PipelineError, StoreUnwritable
+
+_ASK_AGAIN_S = 0.1
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 
 @contextmanager
@@ -27,7 +31,7 @@ def explained(error: OSError, where: Path) -> PipelineError:
     """The ending that belongs to an error number; what has none is raised as it is."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"{where}: no space left")
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+    if error.errno in _UNWRITABLE:
         return StoreUnwritable(f"{where}: {os.strerror(error.errno)}")
     raise error
 
@@ -59,25 +63,41 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
+def locked(
+    path: Path, *, shared: bool = False, stop: threading.Event | None = None
+) -> Iterator[None]:
     """Only one process at a time past this point (or many readers, when shared).
 
-    The kernel frees the lock however its process ends.
+    The kernel frees the lock however its process ends. A thread that waits for it can be told to
+    stop; the main thread is interrupted by signals anyway.
     """
     with os_errors_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        _wait_for(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, stop)
         yield
     finally:
         os.close(handle)
+
+
+def _wait_for(handle: int, kind: int, stop: threading.Event | None) -> None:
+    if stop is None:
+        return fcntl.flock(handle, kind)
+    while True:
+        try:
+            return fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if stop.wait(_ASK_AGAIN_S):
+                raise Interrupted("stopped") from None
 
 
 def is_free(path: Path) -> bool:
     """Whether no living process holds this lock."""
     try:
         handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
     try:

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 QUIET_LINE_EVERY_S = 5.0
@@ -22,7 +22,9 @@ def set_quiet(quiet: bool) -> None:
 def say(text: str) -> None:
     """One line for a person, on stderr."""
     if not _state["quiet"]:
-        print(text, file=sys.stderr, flush=True)
+        # a reader that went away (`2>&1 | head`) must not look like a network that broke
+        with suppress(BrokenPipeError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def size(number: float) -> str:
@@ -69,7 +71,7 @@ class LineBar:
         with self._lock:
             self._done += n_bytes
             now = time.monotonic()
-            if now - self._last < QUIET_LINE_EVERY_S or self._done <= 0:
+            if now - self._last < QUIET_LINE_EVERY_S or self._done <= 0 or now == self._start:
                 return
             self._last = now
             rate = self._done / (now - self._start)
@@ -87,7 +89,8 @@ class RichBar:
         self._progress, self._task = progress, task
 
     def advance(self, n_bytes: int) -> None:
-        self._progress.advance(self._task, n_bytes)
+        # `update`, unlike `advance`, keeps bytes that are taken back out of the shown speed
+        self._progress.update(self._task, advance=n_bytes)
 
 
 class NoBar:

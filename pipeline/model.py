@@ -16,14 +16,15 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+
 Platform = Annotated[str, StringConstraints(pattern=r"^linux/(amd64|arm64)$")]
 
 
-def _stays_below(path: str) -> str:
+def stays_below(path: str) -> str:
+    """A relative path without empty, `.` or `..` parts."""
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise ValueError("must be a plain relative path")
     return path
 
 
 RelativePath = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9._+~%:@/-]+$"), AfterValidator(_stays_below)
+    str, StringConstraints(pattern=r"^[A-Za-z0-9._+~%:@/-]+$"), AfterValidator(stays_below)
 ]
 
 

@@ -6,15 +6,18 @@ import re
 from collections.abc import Iterable, Sequence
 
 from pipeline.build.entry import Entry, Kind
+from pipeline.errors import PathConflict, WishInvalid
 
 _TRIPLETS = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
+# Folders that get links of our own, so they cannot be links themselves.
+_ALWAYS_MADE = ("lib", "lib/stubs")
 _VERSIONED = re.compile(r"^(lib[\w+.-]+?\.so)\.\d[\d.]*$")
 
 
 def cuda_home(
     paths: Iterable[str], home: str, sources: Sequence[str], architecture: str
 ) -> list[Entry]:
-    """Links below `home` to every file of the source folders, merged.
+    """Links below `home` to every file of the source folders, merged; the first source wins.
 
     A folder that only one source has becomes one link; a folder that several have is made, and
     its contents linked. Linkers want `libX.so`, wheels ship `libX.so.N`: that link is added.
@@ -23,6 +26,9 @@ def cuda_home(
     """
     paths, root = list(paths), home.strip("/")
     trees = [_tree(paths, source) for source in sources]
+    for source, tree in zip(sources, trees, strict=True):
+        if not tree:
+            raise WishInvalid(f"cuda: from: no wheel has anything below {source}")
     entries: list[Entry] = []
     _merge(root, "", list(zip(sources, trees, strict=True)), entries)
     taken = {entry.path for entry in entries}
@@ -44,19 +50,26 @@ def _tree(paths: Iterable[str], source: str) -> Tree:
         *folders, name = path.removeprefix(prefix).split("/")
         here = root
         for folder in folders:
-            here = here.setdefault(folder, {}) or {}
+            here = _inner(here, folder, path)
         here.setdefault(name, None)
     return root
+
+
+def _inner(tree: Tree, folder: str, path: str) -> Tree:
+    inner = tree.setdefault(folder, {})
+    if inner is None:
+        raise PathConflict(f"/{path}: lies below {folder}, which is a file")
+    return inner
 
 
 def _merge(at: str, below: str, trees: list[tuple[str, Tree]], out: list[Entry]) -> None:
     names = sorted({name for _, tree in trees for name in tree})
     for name in names:
-        having = [(source, tree) for source, tree in trees if name in tree]
-        inner = [(source, tree[name]) for source, tree in having]
+        inner = [(source, tree[name]) for source, tree in trees if name in tree]
         folders = [(source, tree) for source, tree in inner if tree is not None]
-        split = len(folders) > 1 or (len(folders) == 1 and not below and name == "lib")
-        if split and len(folders) == len(inner):
+        if folders and len(folders) < len(inner):
+            raise PathConflict(f"/{at}/{name}: is a file in one CUDA folder, a folder in another")
+        if len(folders) > 1 or (folders and f"{below}{name}" in _ALWAYS_MADE):
             _merge(f"{at}/{name}", f"{below}{name}/", folders, out)
         else:
             out.append(_link(f"{at}/{name}", f"/{inner[0][0]}/{below}{name}"))

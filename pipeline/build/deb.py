@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from pipeline.build.entry import Entry, Kind, Slice
+from pipeline.build.entry import Entry, Kind, Slice, parents
 from pipeline.build.tar import BLOCK
 from pipeline.errors import CorruptArchive, HostileArchive, IndexBroken
 from pipeline.files import os_errors_explained
@@ -347,9 +347,3 @@ def _checked(entries: list[Entry]) -> list[Entry]:
         if entry.kind is Kind.HARDLINK and kinds.get(entry.target) is not Kind.FILE:
             raise HostileArchive(f"{entry.path} is a hard link to {entry.target}, no file in here")
     return entries
-
-
-def parents(path: str) -> Iterator[str]:
-    """Every directory above a path, the nearest first."""
-    while path := path.rpartition("/")[0]:
-        yield path

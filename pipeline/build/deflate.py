@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import re
 import struct
-import zlib
 from collections.abc import Iterator
 from functools import cache
-from typing import Protocol
+from typing import Protocol, cast
 
 import deflate
 from isal import isal_zlib
@@ -28,6 +27,8 @@ CHUNK_BYTES = 1 << 20
 _INFLATE_STEP_BYTES = 4 << 20
 _ZERO_RUN = re.compile(rb"\0{16,}")
 _LONGEST_MATCH = 258
+# ISA-L's own error is no zlib.error, and its stubs declare an instance instead of the class.
+DamagedStream = cast(type[Exception], isal_zlib.error)
 _PROBE = bytes((i * i + (i >> 5)) % 251 for i in range(40_000))
 _PROBE_DIGEST = "sha256:c96d7a68136e5c4eddd690a939fc7c82199aeba1f60eca214163822a419942e1"
 
@@ -129,13 +130,15 @@ def inflate(chunks: Iterator[bytes], size_bytes: int, name: str) -> Iterator[byt
     """Inflate one raw stream; it must end exactly where its input and its stated size end."""
     engine: Inflater = isal_zlib.decompressobj(-15)
     left = size_bytes
+    more_held = False
     for chunk in chunks:
-        while chunk:
+        while chunk or more_held:
             if engine.eof:
                 raise CorruptArchive(f"{name}: bytes after the end of its deflate stream")
+            step = min(left + 1, _INFLATE_STEP_BYTES)
             try:
-                out = engine.decompress(chunk, min(left + 1, _INFLATE_STEP_BYTES))
-            except zlib.error as error:
+                out = engine.decompress(chunk, step)
+            except DamagedStream as error:
                 raise CorruptArchive(f"{name}: damaged deflate stream ({error})") from error
             left -= len(out)
             if left < 0:
@@ -145,5 +148,7 @@ def inflate(chunks: Iterator[bytes], size_bytes: int, name: str) -> Iterator[byt
             if out:
                 yield out
             chunk = engine.unconsumed_tail
+            # all input may be taken while output still waits inside the engine
+            more_held = len(out) == step and not engine.eof
     if not engine.eof or left or engine.unused_data:
         raise CorruptArchive(f"{name}: does not inflate to the {size_bytes} bytes it states")

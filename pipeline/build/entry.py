@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -50,12 +51,16 @@ class Entry:
     sha256: str = ""  # what a RECORD promises (hex); checked while the layer is written
 
 
+def parents(path: str) -> Iterator[str]:
+    """Every directory above a path, the nearest first."""
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
 def with_parents(entries: list[Entry]) -> list[Entry]:
     """Sorted by path, with every missing parent directory added."""
     known = {e.path: e for e in entries}
     for entry in entries:
-        parent = entry.path.rpartition("/")[0]
-        while parent and parent not in known:
-            known[parent] = Entry(path=parent, kind=Kind.DIR, mode=0o755)
-            parent = parent.rpartition("/")[0]
+        for parent in parents(entry.path):
+            known.setdefault(parent, Entry(path=parent, kind=Kind.DIR, mode=0o755))
     return [known[path] for path in sorted(known)]

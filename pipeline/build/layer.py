@@ -21,13 +21,14 @@ from pipeline.build.deflate import (
     CHUNK_BYTES,
     FINAL_BLOCK,
     GZIP_HEAD,
+    DamagedStream,
     compress,
     inflate,
     squeeze,
     trailer,
 )
 from pipeline.build.entry import Deflated, Entry, Kind, Slice
-from pipeline.errors import CorruptArchive
+from pipeline.errors import CorruptArchive, StoreDamaged
 from pipeline.store.record import FileRow, LayerFacts
 
 _FLUSH_BYTES = 1 << 20
@@ -201,10 +202,13 @@ def read_file(blob: Path, row: FileRow) -> bytes:
             while not engine.eof:
                 chunk = handle.read(CHUNK_BYTES)
                 if not chunk:
-                    raise CorruptArchive(f"{blob.name}: ends inside {row.path}")
+                    raise StoreDamaged(f"{blob.name}: ends inside {row.path}")
                 at += len(chunk)
-                out += engine.decompress(chunk)
+                try:
+                    out += engine.decompress(chunk)
+                except DamagedStream as error:
+                    raise StoreDamaged(f"{blob.name}: {row.path} is damaged ({error})") from error
             at += len(GZIP_HEAD) + 8 - len(engine.unused_data)
     if hashlib.sha256(out).hexdigest() != row.sha256:
-        raise CorruptArchive(f"{blob.name}: {row.path} is not what the table of contents says")
+        raise StoreDamaged(f"{blob.name}: {row.path} is not what the table of contents says")
     return bytes(out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.build.entry import Deflated, Entry, Kind, Slice
+from pipeline.build.entry import Deflated, Entry, Kind, Slice, parents
 from pipeline.errors import PathConflict
 from pipeline.store.record import FileRow
 
@@ -21,7 +21,7 @@ class Claim:
 def winner(path: str, owners: Sequence[str], prefer: Sequence[str]) -> str:
     """Whose bytes are used for a contested path."""
     for name in prefer:
-        if name in owners:
+        if name in owners and len(set(owners)) > 1:
             return name
     listed = " and ".join(sorted(set(owners)))
     raise PathConflict(f"/{path}: {listed} write it with different bytes")
@@ -29,14 +29,25 @@ def winner(path: str, owners: Sequence[str], prefer: Sequence[str]) -> str:
 
 def merge_wheels(groups: Iterable[list[Entry]], prefer: Sequence[str]) -> list[Entry]:
     """The entries of several wheels as one list, each path once."""
-    merged: dict[str, Entry] = {}
+    claims: dict[str, list[Entry]] = {}
     for entry in (e for group in groups for e in group):
-        other = merged.get(entry.path)
-        if other is None or same_bytes(other, entry):
-            merged.setdefault(entry.path, entry)
-        elif winner(entry.path, [other.owner, entry.owner], prefer) == entry.owner:
-            merged[entry.path] = entry
-    return list(merged.values())
+        claims.setdefault(entry.path, []).append(entry)
+    folders = {parent for path in claims for parent in parents(path)}
+    _require_files(folders & claims.keys())
+    return [_chosen(rivals, prefer) for rivals in claims.values()]
+
+
+def _chosen(rivals: list[Entry], prefer: Sequence[str]) -> Entry:
+    first = rivals[0]
+    if all(same_bytes(first, other) for other in rivals[1:]):
+        return first
+    name = winner(first.path, [entry.owner for entry in rivals], prefer)
+    return next(entry for entry in rivals if entry.owner == name)
+
+
+def _require_files(contested: Iterable[str]) -> None:
+    for path in sorted(contested):
+        raise PathConflict(f"/{path}: is a file in one wheel and a folder in another")
 
 
 def same_bytes(one: Entry, other: Entry) -> bool:
@@ -67,8 +78,7 @@ def misplaced(layers: Sequence[list[FileRow]], prefer: Sequence[str]) -> list[Cl
                 folders.add(row.path)
             else:
                 claims.setdefault(row.path, []).append(Claim(position, row))
-    for path in sorted(folders & claims.keys()):
-        raise PathConflict(f"/{path}: is a file in one wheel and a folder in another")
+    _require_files(folders & claims.keys())
     lost = []
     for path, rivals in sorted(claims.items()):
         if len({(c.row.kind, c.row.sha256, c.row.target) for c in rivals}) == 1:

@@ -9,6 +9,13 @@ from dataclasses import dataclass
 from pipeline.errors import PatchConflict
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+# What git writes for changes that a unified diff cannot show.
+_NOT_IN_PLACE = (
+    *("GIT binary patch", "Binary files ", "new file mode ", "deleted file mode "),
+    *("old mode ", "rename from ", "copy from "),
+)
+# The next file, or the signature that git format-patch ends with.
+_AFTER_HUNK = ("--- ", "-- \n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +35,20 @@ class FilePatch:
     hunks: tuple[Hunk, ...]
 
 
+def _lines(text: str) -> list[str]:
+    """Lines as diff counts them: only a line feed ends one, a form feed does not."""
+    *whole, last = text.split("\n")
+    return [f"{line}\n" for line in whole] + ([last] if last else [])
+
+
 def parse(text: str, name: str) -> list[FilePatch]:
     """Read a unified diff with a/ and b/ paths."""
-    lines = text.splitlines(keepends=True)
+    lines = _lines(text)
     patches: list[FilePatch] = []
     at = 0
     while at < len(lines):
+        if lines[at].startswith(_NOT_IN_PLACE):
+            raise PatchConflict(f"{name}: patches change text in place, not {lines[at].strip()!r}")
         if not lines[at].startswith("--- "):
             at += 1
             continue
@@ -53,7 +68,8 @@ def parse(text: str, name: str) -> list[FilePatch]:
 
 def _target(lines: list[str], at: int, name: str) -> str:
     old = lines[at][4:].split("\t")[0].strip()
-    new = lines[at + 1][4:].split("\t")[0].strip() if at + 1 < len(lines) else ""
+    below = lines[at + 1] if at + 1 < len(lines) else ""
+    new = below[4:].split("\t")[0].strip() if below.startswith("+++ ") else "nothing"
     if not old.startswith("a/") or not new.startswith("b/") or old[2:] != new[2:]:
         raise PatchConflict(f"{name}: patches change files in place, not {old} → {new}")
     return old[2:]
@@ -76,29 +92,35 @@ def _hunk(lines: list[str], at: int, name: str) -> tuple[Hunk, int]:
             words, at = words.rstrip("\n"), at + 1
         before += [words] if sign in " -" else []
         after += [words] if sign in " +" else []
-    if len(before) != old_count or len(after) != new_count:
+    goes_on = at < len(lines) and lines[at][0] in " +-\\" and not lines[at].startswith(_AFTER_HUNK)
+    if len(before) != old_count or len(after) != new_count or goes_on:
         raise PatchConflict(f"{name}: the hunk at line {start} counts its lines wrongly")
+    if not all(line.endswith("\n") for line in before[:-1] + after[:-1]):
+        raise PatchConflict(f"{name}: the hunk at line {start} ends the file in its middle")
     return Hunk(start, tuple(before), tuple(after)), at
 
 
 def apply(patch: FilePatch, before: bytes, name: str) -> bytes:
     """The file after the patch; every hunk must match exactly where it says."""
     try:
-        lines = before.decode().splitlines(keepends=True)
+        lines = _lines(before.decode())
     except UnicodeDecodeError as error:
         raise PatchConflict(f"{name}: {patch.path} is not text") from error
     out: list[str] = []
     at = 0
     for hunk in patch.hunks:
-        first = max(hunk.start - 1, 0)
+        # a hunk that only adds names the line it comes after
+        first = hunk.start - 1 if hunk.before else hunk.start
         if first < at:
             raise PatchConflict(f"{name}: hunks of {patch.path} overlap at line {hunk.start}")
         found = tuple(lines[first : first + len(hunk.before)])
-        if found != hunk.before:
+        if found != hunk.before or first > len(lines):
             raise PatchConflict(_difference(patch.path, hunk, found, name))
         out += lines[at:first]
         out += hunk.after
         at = first + len(hunk.before)
+        if at < len(lines) and hunk.after and not hunk.after[-1].endswith("\n"):
+            raise PatchConflict(f"{name}: {patch.path} does not end at line {hunk.start}")
     return "".join([*out, *lines[at:]]).encode()
 
 
@@ -116,8 +138,8 @@ def unified(path: str, before: bytes, after: bytes) -> str:
     """The applied change as a diff for people."""
     return "".join(
         difflib.unified_diff(
-            before.decode().splitlines(keepends=True),
-            after.decode().splitlines(keepends=True),
+            _lines(before.decode()),
+            _lines(after.decode()),
             f"a/{path}",
             f"b/{path}",
         )

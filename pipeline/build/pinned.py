@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from pipeline import log
 from pipeline.build.entry import Entry, with_parents
@@ -20,12 +22,13 @@ from pipeline.build.overlay import assemble_overlay
 from pipeline.build.plan import BIG_WHEEL_BYTES, LayerKind, LayerPlan, Work
 from pipeline.build.rootfs import User, assemble_rootfs
 from pipeline.build.wheel import open_wheel, wheel_entries
-from pipeline.errors import Interrupted
+from pipeline.errors import Interrupted, WishInvalid
 from pipeline.fetch.inputs import Fetcher
 from pipeline.files import os_errors_explained
 from pipeline.lock.model import Pin
 from pipeline.store.record import LayerRecord
 from pipeline.store.store import Store
+from pipeline.wish.image import Account
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,16 @@ def layer_entries(store: Store, layer: LayerPlan, scratch: Path) -> list[Entry]:
     debs = [_named(store, pin, scratch) for pin in layer.pins]
     if layer.kind is LayerKind.DEBS:
         return assemble_overlay(debs, scratch, architecture=layer.architecture)
-    users = [User(**a.model_dump()) for a in layer.accounts]
-    return assemble_rootfs(debs, scratch, user=users[0], architecture=layer.architecture)
+    users = [_user(account) for account in layer.accounts]
+    return assemble_rootfs(debs, scratch, users=users, architecture=layer.architecture)
+
+
+def _user(account: Account) -> User:
+    try:
+        return User(**account.model_dump())
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise WishInvalid(f"accounts: {account.name}: {first['loc'][0]}: {first['msg']}") from error
 
 
 def _named(store: Store, pin: Pin, scratch: Path) -> Path:
@@ -75,7 +86,7 @@ def _named(store: Store, pin: Pin, scratch: Path) -> Path:
 
 
 @contextmanager
-def _workers() -> Iterator[ProcessPoolExecutor]:
+def _workers(store: Store) -> Iterator[ProcessPoolExecutor]:
     """A process a core; Ctrl-C is the parent's to handle."""
     context = multiprocessing.get_context("forkserver")
     count = min(len(os.sched_getaffinity(0)), 8)
@@ -89,6 +100,7 @@ def _workers() -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        store.sweep()
 
 
 def _ignore_ctrl_c() -> None:
@@ -102,18 +114,20 @@ def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool
     present -= {p.sha256 for p in work.fetch}
     title = f"Fetching {len(work.fetch)} files, {log.size(work.fetch_bytes)}"
     title += f", and writing {len(work.missing)} layers"
-    with log.step(title), _workers() as pool:
+    with log.step(title), _workers(store) as pool:
         futures: dict[Future[LayerRecord], LayerPlan] = {}
-        with log.progress("fetched", work.fetch_bytes) as bar:
-            arrivals = (pin.sha256 for pin, _ in fetcher.fetch_all(work.fetch, bar))
-            for sha256 in _chained(present, arrivals):
+        with (
+            log.progress("fetched", work.fetch_bytes) as bar,
+            closing(fetcher.fetch_all(work.fetch, bar)) as arrivals,
+        ):
+            for sha256 in _chained(present, (pin.sha256 for pin, _ in arrivals)):
                 for layer in work.missing:
                     left = waiting[layer.key]
                     left.discard(sha256)
                     if not left and not any(p is layer for p in futures.values()):
                         futures[pool.submit(make_layer, LayerJob(store.root, layer))] = layer
-                _collect(store, futures, keep_inputs, wait=False)
-        _collect(store, futures, keep_inputs, wait=True)
+                _collect(store, work, futures, keep_inputs, wait=False)
+        _collect(store, work, futures, keep_inputs, wait=True)
 
 
 def _chained(present: Iterable[str], arrivals: Iterator[str]) -> Iterator[str]:
@@ -123,7 +137,12 @@ def _chained(present: Iterable[str], arrivals: Iterator[str]) -> Iterator[str]:
 
 
 def _collect(
-    store: Store, futures: dict[Future[LayerRecord], LayerPlan], keep_inputs: bool, *, wait: bool
+    store: Store,
+    work: Work,
+    futures: dict[Future[LayerRecord], LayerPlan],
+    keep_inputs: bool,
+    *,
+    wait: bool,
 ) -> None:
     """Take finished layers; a wheel that has become a layer of its own is not kept twice."""
     for future, layer in futures.items():
@@ -134,11 +153,14 @@ def _collect(
         except BrokenProcessPool as error:
             raise Interrupted("a worker was killed", "Run it again; is memory short?") from error
         if not keep_inputs:
-            drop_inputs(store, layer)
+            done = {layer.key for future, layer in futures.items() if future.done()}
+            drop_inputs(store, layer, [x for x in work.missing if x.key not in done])
 
 
-def drop_inputs(store: Store, layer: LayerPlan) -> None:
-    """Remove big inputs whose bytes now live in a layer."""
+def drop_inputs(store: Store, layer: LayerPlan, unfinished: Sequence[LayerPlan]) -> None:
+    """Remove big inputs whose bytes now live in a layer, unless another one still needs them."""
+    needed = {pin.sha256 for other in unfinished for pin in other.pins}
     for pin in layer.pins:
-        if layer.kind is LayerKind.WHEELS and pin.size_bytes >= BIG_WHEEL_BYTES:
+        is_big = layer.kind is LayerKind.WHEELS and pin.size_bytes >= BIG_WHEEL_BYTES
+        if is_big and pin.sha256 not in needed:
             store.input_path(pin.sha256).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from pipeline.build.venv import Venv
+from pipeline.errors import WishInvalid
 from pipeline.fetch.inputs import has_input
 from pipeline.lock.model import ImageLock, Pin, WheelPin, current_lock
 from pipeline.model import canonical_json, sha256_of
@@ -102,7 +103,15 @@ def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
     lock = current_lock(checkout, wish, platform)
     layers = tuple(_layers(wish, lock, platform.partition("/")[2]))
     key = _image_key(checkout, wish, lock, base)
-    return ImagePlan(wish, platform, lock, layers, base, key)
+    plan = ImagePlan(wish, platform, lock, layers, base, key)
+    require_few(name, len(plan.all_layers()))
+    return plan
+
+
+def require_few(name: str, layers: int) -> None:
+    """Container engines stop at about 127 layers, and some tools earlier."""
+    if layers >= MOST_LAYERS:
+        raise WishInvalid(f"{name}: {layers} layers, fewer than {MOST_LAYERS} must do")
 
 
 def _layers(wish: ImageWish, lock: ImageLock, architecture: str) -> list[LayerPlan]:

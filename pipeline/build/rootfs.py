@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from pipeline.build.deb import DebContents, parents, unpack
-from pipeline.build.entry import Entry, Kind, Slice, with_parents
+from pipeline.build.deb import DebContents, unpack
+from pipeline.build.entry import Entry, Kind, Slice, parents, with_parents
 from pipeline.errors import CorruptArchive, WishInvalid
 from pipeline.model import Frozen
 
@@ -88,7 +88,7 @@ class User(Frozen):
 
 
 def assemble_rootfs(
-    debs: Iterable[Path], scratch: Path, *, user: User | None = None, architecture: str
+    debs: Iterable[Path], scratch: Path, *, users: Sequence[User] = (), architecture: str
 ) -> list[Entry]:
     """Everything in the image's base layer, sorted by path."""
     packages = unpack_all(sorted(debs), scratch, architecture)
@@ -99,7 +99,7 @@ def assemble_rootfs(
         tree.put(_link(top, f"usr/{top}"))
         tree.ensure_directory(f"usr/{top}", 0o755)
     _write_configuration(tree)
-    if user is not None:
+    for user in users:
         _add_user(tree, user)
     _write_dpkg_status(tree, packages)
     return with_hard_links(with_parents(tree.entries()))

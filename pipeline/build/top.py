@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from pipeline.build import patch
 from pipeline.build.cuda import cuda_home
-from pipeline.build.entry import Entry, Kind
+from pipeline.build.entry import Entry, Kind, parents
 from pipeline.build.layer import read_file
 from pipeline.build.overlap import misplaced
 from pipeline.build.plan import ImagePlan
@@ -78,6 +79,40 @@ def own_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> list[En
     return entries
 
 
+def folders_above(
+    entries: Sequence[Entry], below: Sequence[list[FileRow]], plan: ImagePlan
+) -> list[Entry]:
+    """The folders that entries lie in, as the layers below have them.
+
+    A layer replaces what it names: a folder written anew would lose its mode and owner, and one
+    written over a link, such as /bin, would hide all that is behind it.
+    """
+    folders = {parent for entry in entries for parent in parents(entry.path)}
+    folders -= {entry.path for entry in entries}
+    known = {row.path: row for rows in below for row in rows}
+    homes = {a.home.strip("/"): a for p in plan.chain() for a in p.wish.accounts}
+    found = []
+    for path in sorted(folders & known.keys()):
+        row, home = known[path], homes.get(path)
+        if row.kind != Kind.DIR.value:
+            raise WishInvalid(f"{plan.wish.name}: puts a file below /{path}, a {row.kind}")
+        uid, gid = (home.uid, home.gid) if home else (0, 0)
+        found.append(Entry(path, Kind.DIR, row.mode, uid=uid, gid=gid))
+    for entry in entries:
+        _require_replaceable(plan.wish.name, entry, known.get(entry.path))
+    return found
+
+
+def _require_replaceable(name: str, entry: Entry, below: FileRow | None) -> None:
+    """A file of ours may replace a file, a link only a link, nothing a folder."""
+    allowed = {Kind.FILE.value, Kind.HARDLINK.value, Kind.SYMLINK.value}
+    if entry.kind is Kind.SYMLINK:
+        allowed = {Kind.SYMLINK.value}
+    if below is not None and below.kind not in allowed:
+        owner = below.owner or "its base"
+        raise WishInvalid(f"{name}: would hide /{entry.path}, a {below.kind} of {owner}")
+
+
 @dataclass(frozen=True)
 class Patched:
     """The top layer's entries, and the change as one diff for people."""
@@ -120,7 +155,8 @@ def _require_version(plan: ImagePlan, wish: PatchWish) -> None:
         wanted = Requirement(wish.applies_to)
     except InvalidRequirement as error:
         raise WishInvalid(f"{wish.file}: applies_to: {error}") from error
-    pin = next((w for w in plan.lock.wheels if w.name == wanted.name), None)
+    name = canonicalize_name(wanted.name)
+    pin = next((w for w in plan.lock.wheels if w.name == name), None)
     if pin is None or not wanted.specifier.contains(pin.version, prereleases=True):
         got = f"{pin.name} {pin.version}" if pin else f"no {wanted.name}"
         raise PatchConflict(f"{wish.file}: is for {wish.applies_to}, the lock has {got}")
@@ -139,7 +175,10 @@ def _apply(
     series = checkout.folder(plan.wish.name) / (plan.wish.patches or "")
     text = _patch_text(series.parent / wish.file)
     promised = {f.path: f for f in wish.files}
-    for change in patch.parse(text, wish.file):
+    changes = patch.parse(text, wish.file)
+    for path in sorted(promised.keys() - {change.path for change in changes}):
+        raise PatchConflict(f"{wish.file}: series.yaml says it changes {path}, it does not")
+    for change in changes:
         if change.path not in promised:
             raise PatchConflict(f"{wish.file}: changes {change.path}, series.yaml does not say so")
         path = f"{site}/{change.path}"
@@ -171,7 +210,8 @@ def refresh_series(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> None
 
 def _patch_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        # read_text would turn every \r\n into \n
+        return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise PatchConflict(f"{path.name}: cannot be read ({error})") from error
 

@@ -10,6 +10,8 @@ import re
 import stat
 import struct
 import zipfile
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import BinaryIO
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from pipeline.build.deflate import inflate
+from pipeline.build.deflate import CHUNK_BYTES, inflate
 from pipeline.build.entry import Deflated, Entry, Kind, Slice
 from pipeline.build.venv import Venv
 from pipeline.errors import CorruptArchive, HostileArchive
@@ -25,6 +27,8 @@ from pipeline.errors import CorruptArchive, HostileArchive
 INSTALLER = b"sm120-pipeline\n"
 # The largest wheel of today's engines unpacks to under 3 GB.
 UNPACKED_LIMIT_BYTES = 64 << 30
+# The largest RECORD of today's engines is under 2 MB.
+_SMALL_LIMIT_BYTES = 64 << 20
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _ENTRY_POINT = re.compile(r"^([\w.]+)\s*:\s*([\w.]+)\s*(\[.*\])?$")
 _SCRIPT_NAME = re.compile(r"^[\w.+-]+$")
@@ -44,6 +48,7 @@ class Member:
     name: str
     executable: bool
     content: Deflated | Slice
+    crc32: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ def open_wheel(path: Path, filename: str) -> Wheel:
 def _members(path: Path, filename: str) -> dict[str, Member]:
     try:
         with zipfile.ZipFile(path) as archive:
-            infos = archive.infolist()
+            infos, directory_start = archive.infolist(), archive.start_dir
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, struct.error) as error:
         raise CorruptArchive(f"{filename}: not a readable zip archive ({error})") from error
     members: dict[str, Member] = {}
@@ -89,6 +94,8 @@ def _members(path: Path, filename: str) -> dict[str, Member]:
             if info.filename in members:
                 raise HostileArchive(f"{filename}: {info.filename!r} is there twice")
             members[info.filename] = _member(path, info, start, filename)
+    if end > directory_start:
+        raise CorruptArchive(f"{filename}: its last entry runs into the directory")
     if sum(i.file_size for i in infos) > UNPACKED_LIMIT_BYTES:
         raise HostileArchive(f"{filename}: unpacks to more than {UNPACKED_LIMIT_BYTES} bytes")
     return members
@@ -114,7 +121,7 @@ def _data_offset(handle: BinaryIO, info: zipfile.ZipInfo, filename: str) -> int:
 def _check_name(info: zipfile.ZipInfo, filename: str) -> None:
     name = info.filename
     parts = name.split("/")
-    if name.startswith("/") or "\\" in name or "\0" in name or info.orig_filename != name:
+    if name.startswith("/") or "\\" in name or not info.orig_filename.isprintable():
         raise HostileArchive(f"{filename}: entry name {name!r} is not a plain relative path")
     if any(p in ("", ".", "..") for p in parts) or (len(parts[0]) == 2 and parts[0][1] == ":"):
         raise HostileArchive(f"{filename}: entry name {name!r} leaves its folder")
@@ -131,9 +138,10 @@ def _member(path: Path, info: zipfile.ZipInfo, start: int, filename: str) -> Mem
     executable = bool(mode and stat.S_ISREG(mode) and mode & 0o111)
     if info.compress_type == zipfile.ZIP_DEFLATED:
         data = Deflated(str(path), start, info.compress_size, info.file_size, info.CRC)
-        return Member(info.filename, executable, data)
+        return Member(info.filename, executable, data, info.CRC)
     if info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size:
-        return Member(info.filename, executable, Slice(str(path), start, info.file_size))
+        data_as_is = Slice(str(path), start, info.file_size)
+        return Member(info.filename, executable, data_as_is, info.CRC)
     raise CorruptArchive(f"{filename}: {info.filename!r} is packed in a way wheels do not use")
 
 
@@ -151,26 +159,38 @@ def _dist_info(members: dict[str, Member], filename: str, project: str) -> str:
 
 
 def read_member(member: Member) -> bytes:
-    """A small member's bytes, size-checked."""
-    content = member.content
+    """A small member's bytes, checked by size and CRC."""
+    if member.content.size_bytes > _SMALL_LIMIT_BYTES:
+        raise HostileArchive(f"{member.name}: {member.content.size_bytes} bytes is absurd")
+    return b"".join(_chunks(member))
+
+
+def _chunks(member: Member) -> Iterator[bytes]:
+    """A member's bytes in pieces; an error at the end if they are not what its CRC says."""
+    content, crc = member.content, 0
+    packed_bytes = content.size_bytes if isinstance(content, Slice) else content.packed_bytes
     with Path(content.path).open("rb") as handle:
         handle.seek(content.offset)
-        if isinstance(content, Slice):
-            return handle.read(content.size_bytes)
-        packed = handle.read(content.packed_bytes)
-    return b"".join(inflate(iter([packed]), content.size_bytes, member.name))
+        sizes = [CHUNK_BYTES] * (packed_bytes // CHUNK_BYTES) + [packed_bytes % CHUNK_BYTES]
+        pieces: Iterator[bytes] = (handle.read(size) for size in sizes)
+        if isinstance(content, Deflated):
+            pieces = inflate(pieces, content.size_bytes, member.name)
+        for piece in pieces:
+            crc = zlib.crc32(piece, crc)
+            yield piece
+    if crc != member.crc32:
+        raise CorruptArchive(f"{member.name}: its CRC is wrong")
 
 
 def _record(members: dict[str, Member], dist_info: str, filename: str) -> dict[str, str]:
     """What RECORD promises; it must name exactly the files that are there."""
     text = read_member(members[f"{dist_info}/RECORD"]).decode("utf-8", "replace")
-    record: dict[str, str] = {}
-    for row in csv.reader(io.StringIO(text)):
-        if not row:
-            continue
-        name, promised = row[0], (row[1] if len(row) > 1 else "")
-        record[name] = _hex(promised, name, filename)
     unsigned = {f"{dist_info}/{n}" for n in ("RECORD", "RECORD.jws", "RECORD.p7s")}
+    record: dict[str, str] = {}
+    for name, promised in _rows(text, filename):
+        found = "" if name in unsigned else _hex(promised, name, filename)
+        if record.setdefault(name, found) != found:
+            raise CorruptArchive(f"{filename}: its RECORD contradicts itself about {name!r}")
     missing = sorted(set(record) - set(members) - unsigned)
     unlisted = sorted(set(members) - set(record) - unsigned)
     if missing:
@@ -180,16 +200,26 @@ def _record(members: dict[str, Member], dist_info: str, filename: str) -> dict[s
     return record
 
 
+def _rows(text: str, filename: str) -> list[tuple[str, str]]:
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    except csv.Error as error:
+        raise CorruptArchive(f"{filename}: its RECORD is not readable ({error})") from error
+    return [(row[0], row[1] if len(row) > 1 else "") for row in rows]
+
+
 def _hex(promised: str, name: str, filename: str) -> str:
     algorithm, _, value = promised.partition("=")
-    if not algorithm:
-        return ""
     if algorithm != "sha256":
-        raise CorruptArchive(f"{filename}: RECORD hashes {name!r} with {algorithm}, not sha256")
+        how = f"with {algorithm}, not sha256" if algorithm else "with nothing"
+        raise CorruptArchive(f"{filename}: RECORD hashes {name!r} {how}")
     try:
-        return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+        digest = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
     except ValueError as error:
         raise CorruptArchive(f"{filename}: RECORD's hash of {name!r} is not base64") from error
+    if len(digest) != sha256().digest_size:
+        raise CorruptArchive(f"{filename}: RECORD's hash of {name!r} is no sha256")
+    return digest.hex()
 
 
 def record_row(path: str, data: bytes) -> str:
@@ -227,6 +257,7 @@ def wheel_entries(wheel: Wheel, venv: Venv, *, record_is_untrue: bool = False) -
     for entry in made:
         if entry.path in shipped:
             continue  # a wheel may ship INSTALLER, or the script its entry point names
+        shipped.add(entry.path)
         entries.append(entry)
         assert isinstance(entry.content, bytes)
         rows.append(record_row(venv.record_path(entry.path), entry.content))
@@ -238,17 +269,23 @@ def wheel_entries(wheel: Wheel, venv: Venv, *, record_is_untrue: bool = False) -
 
 def _true_record(wheel: Wheel) -> dict[str, str]:
     """What RECORD should have said, for a wheel known to be published with a wrong one."""
-    return {name: sha256(read_member(m)).hexdigest() for name, m in wheel.members.items()}
+    record = {}
+    for name, member in wheel.members.items():
+        found = sha256()
+        for piece in _chunks(member):
+            found.update(piece)
+        record[name] = found.hexdigest()
+    return record
 
 
 def _placed(wheel: Wheel, member: Member, venv: Venv) -> Entry:
     """Where one member goes: `.data/SCHEME/…` by its scheme, all else below site-packages."""
-    data_folder = wheel.dist_info.removesuffix(".dist-info") + ".data/"
+    top, _, below = member.name.partition("/")
     promised = wheel.record.get(member.name, "")
     mode = 0o755 if member.executable else 0o644
     path = f"{venv.site}/{member.name}"
-    if member.name.startswith(data_folder):
-        scheme, _, rest = member.name.removeprefix(data_folder).partition("/")
+    if below and top.endswith(".data"):
+        scheme, _, rest = below.partition("/")
         folder = venv.scheme(scheme, wheel.dist_info.split("-")[0])
         if folder is None or not rest:
             raise CorruptArchive(f"{wheel.filename}: unknown scheme in {member.name!r}")
@@ -263,6 +300,8 @@ def _script(member: Member, path: str, promised: str, venv: Venv) -> Entry:
     if member.content.size_bytes > 1 << 20:
         return Entry(path, Kind.FILE, 0o755, member.content, sha256=promised)
     data = read_member(member)
+    if sha256(data).hexdigest() != promised:
+        raise CorruptArchive(f"{member.name}: its RECORD promises {promised}")
     if not data.startswith(b"#!python"):
         return Entry(path, Kind.FILE, 0o755, member.content, sha256=promised)
     _, newline, rest = data.partition(b"\n")

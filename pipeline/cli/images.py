@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,9 +104,12 @@ def plan(
 def _plans(checkout: Checkout, names: tuple[str, ...], platform: str | None) -> list[ImagePlan]:
     from pipeline.build.plan import plan_image
 
+    chosen = dict.fromkeys(names or checkout.images())
+    if not chosen:
+        raise UnknownImage(f"{checkout.root / 'images'}: holds no image")
     return [
         plan_image(checkout, name, found)
-        for name in dict.fromkeys(names or checkout.images())
+        for name in chosen
         for found in platforms_of(checkout.wish(name), platform)
     ]
 
@@ -148,13 +150,15 @@ def build(
     it goes on. A digest that differs from the committed one is an error.
     """
     from pipeline.build.image import build_images, find_built
+    from pipeline.build.plan import work_for
 
     start = time.monotonic()
     checkout, store = checkout_of(context), store_of(context)
     plans = _plans(checkout, names, platform)
     with store.in_use():
-        idle = all(find_built(store, p) for p in plans)
-        fetcher = make_fetcher(store, mirrors, offline or idle) if not idle else _no_fetcher(store)
+        todo = [p for p in plans if find_built(store, p) is None]
+        needs_files = bool(work_for(todo, store).fetch)
+        fetcher = make_fetcher(store, mirrors, offline) if needs_files else _no_fetcher(store)
         built = build_images(
             checkout, store, plans, fetcher, keep_inputs=keep_inputs, accept=accept
         )
@@ -237,9 +241,10 @@ def load(
     from pipeline.ship.load import load as load_image
 
     checkout, store = checkout_of(context), store_of(context)
-    built = find_image(checkout, store, name, platform)
-    names = list(tags) or [default_tag(built)]
-    image_id = load_image(store, built, names)
+    with store.in_use():
+        built = find_image(checkout, store, name, platform)
+        names = list(tags) or [default_tag(built)]
+        image_id = load_image(store, built, names)
     if as_json:
         return say_json({"image": name, "digest": built.digest, "id": image_id, "tags": names})
     click.echo(f"{names[0]} is in Docker as {image_id}")
@@ -255,8 +260,9 @@ def export(context: click.Context, name: str, folder: Path, platform: str | None
     from pipeline.ship.layout import export_layout
 
     checkout, store = checkout_of(context), store_of(context)
-    built = find_image(checkout, store, name, platform)
-    export_layout(store, built, folder)
+    with store.in_use():
+        built = find_image(checkout, store, name, platform)
+        export_layout(store, built, folder)
     click.echo(f"{folder}: {built.digest}")
 
 
@@ -284,10 +290,10 @@ def rebuild(
     from pipeline.store.store import open_store
 
     checkout, store = checkout_of(context), store_of(context)
-    first = find_image(checkout, store, name, platform)
-    chosen = plan_image(checkout, name, first.platform)
-    with tempfile.TemporaryDirectory(dir=store.root, prefix="rebuild-") as folder:
-        empty = open_store(Path(folder))
+    with store.in_use(), store.scratch() as folder:
+        first = find_image(checkout, store, name, platform)
+        chosen = plan_image(checkout, name, first.platform)
+        empty = open_store(folder / "store")
         fetcher = make_fetcher(empty, (*mirrors, str(store.root / "inputs")), offline)
         second = build_again(checkout, chosen, first, store, empty, fetcher)
     if as_json:

@@ -18,10 +18,13 @@ from pipeline.cli.common import (
     store_of,
 )
 from pipeline.cli.images import make_fetcher
-from pipeline.errors import LockMissing, WishInvalid
+from pipeline.errors import LockEdited, LockMissing, WishInvalid
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pipeline.fetch.http import Client
+    from pipeline.fetch.settings import Settings
     from pipeline.lock.diff import Move
     from pipeline.lock.make import Transport
     from pipeline.lock.model import ImageLock
@@ -60,17 +63,16 @@ def lock(
     if export_as:
         return _export(checkout, names, platform, export_as)
     if check:
-        return _check(checkout, names, platform)
+        return _check(checkout, names, platform, as_json)
     moves: list[Move] = []
     transport = make_transport()
-    fresh: dict[tuple[str, str], ImageLock] = {}
+    fresh: dict[str, dict[str, ImageLock]] = {}
     for name in _in_order(checkout, names):
         wish = checkout.wish(name)
         for found in platforms_of(wish, platform):
-            base = fresh.get((wish.base or "", found))
+            known = fresh.setdefault(found, {})
             with log.step(f"Locking {name} for {found}"):
-                new, changed = _lock_one(checkout, name, found, transport, base, only_diff)
-            fresh[name, found] = new
+                known[name], changed = _lock_one(checkout, name, found, transport, known, only_diff)
             moves += changed
     if as_json:
         return say_json([m.model_dump() for m in moves])
@@ -82,7 +84,7 @@ def _lock_one(
     name: str,
     platform: str,
     transport: Transport,
-    base: ImageLock | None,
+    fresh: Mapping[str, ImageLock],
     only_diff: bool,
 ) -> tuple[ImageLock, list[Move]]:
     from pipeline.lock.diff import diff_locks
@@ -90,10 +92,10 @@ def _lock_one(
     from pipeline.lock.model import read_lock, write_lock
 
     path = checkout.lock_path(name, platform)
-    new = make_lock(checkout, name, platform, transport, base)
+    new = make_lock(checkout, name, platform, transport, fresh)
     try:
         old = read_lock(path)
-    except LockMissing:
+    except (LockMissing, LockEdited):
         old = None
     if not only_diff:
         write_lock(path, new)
@@ -117,14 +119,20 @@ def _say_moves(moves: list[Move], only_diff: bool) -> None:
     click.echo(f"\n{len(moves)} {verb}; images touched: {', '.join(touched)}")
 
 
-def _check(checkout: Checkout, names: tuple[str, ...], platform: str | None) -> None:
+def _check(checkout: Checkout, names: tuple[str, ...], platform: str | None, as_json: bool) -> None:
     from pipeline.lock.model import current_lock
 
+    rows = []
     for name in names or tuple(checkout.images()):
         wish = checkout.wish(name)
         for found in platforms_of(wish, platform):
             held = current_lock(checkout, wish, found)
-            click.echo(f"{name} {found}: {len(held.wheels)} wheels, {len(held.debs)} debs, current")
+            counts = {"wheels": len(held.wheels), "debs": len(held.debs)}
+            rows.append({"image": name, "platform": found, "seal": held.seal, **counts})
+    if as_json:
+        return say_json(rows)
+    for row in rows:
+        click.echo("{image} {platform}: {wheels} wheels, {debs} debs, current".format(**row))
 
 
 def _export(checkout: Checkout, names: tuple[str, ...], platform: str | None, form: str) -> None:
@@ -145,41 +153,57 @@ def _export(checkout: Checkout, names: tuple[str, ...], platform: str | None, fo
 
 def make_transport() -> Transport:
     """How a lock reaches the configured index and mirror."""
-    from pypi_simple import PYPI_SIMPLE_ENDPOINT
-
     from pipeline.fetch.http import Client
     from pipeline.fetch.settings import read_settings
-    from pipeline.fetch.sources import debian_mirror
+    from pipeline.fetch.sources import debian_mirror, read_below
     from pipeline.lock.make import Transport
 
     settings = read_settings()
     client = Client(settings)
-    args: list[str] = []
-    if settings.indexes and settings.indexes[0] != PYPI_SIMPLE_ENDPOINT:
-        args = ["--default-index", settings.indexes[0]]
-    for extra in settings.indexes[1:]:
-        args += ["--index", extra]
 
     def debian(path: str) -> bytes:
-        return client.read(f"{debian_mirror().main[0].rstrip('/')}/{path}")
+        return read_below(client, debian_mirror().main, path)
 
     def security(path: str) -> bytes:
-        return client.read(f"{debian_mirror().security[0].rstrip('/')}/{path}")
+        return read_below(client, debian_mirror().security, path)
 
-    return Transport(debian, security, _size_finder(client), args)
+    args = [] if settings.indexes else ["--no-index"]
+    return Transport(debian, security, _size_finder(client), args, uv_environment(settings))
+
+
+def uv_environment(settings: Settings) -> dict[str, str]:
+    """Our settings in uv's words; not as arguments, where everybody could read a password."""
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+    env = {}
+    if settings.indexes and settings.indexes[0] != PYPI_SIMPLE_ENDPOINT:
+        env["UV_DEFAULT_INDEX"] = settings.indexes[0]
+    if settings.indexes[1:]:
+        env["UV_INDEX"] = " ".join(settings.indexes[1:])
+    if folders := [str(f) for f in settings.folders if f.is_dir()]:
+        env["UV_FIND_LINKS"] = ",".join(folders)
+    if settings.ca_file:
+        env["SSL_CERT_FILE"] = settings.ca_file
+    if settings.proxy:
+        env |= {"HTTP_PROXY": settings.proxy, "HTTPS_PROXY": settings.proxy}
+    return env
 
 
 def _size_finder(client: Client) -> SizeFinder:
-    """A file's size from the index's own words, else from the file server."""
+    """A file's size from the folder it is in, the index's own words, else the file server."""
     from pipeline.errors import SourceUnreachable
+    from pipeline.fetch.settings import with_login
     from pipeline.fetch.sources import project_page
 
     def size_of(project: str, filename: str, sha256: str) -> int:
+        for folder in client.settings.folders:
+            if (folder / filename).is_file():
+                return (folder / filename).stat().st_size
         for index in client.settings.indexes:
             page = project_page(client, index, project)
             for package in page.packages if page else []:
                 if package.filename == filename and package.digests.get("sha256") == sha256:
-                    return package.size or client.size_of(package.url)
+                    return package.size or client.size_of(with_login(package.url, index))
         raise SourceUnreachable(f"{filename}: resolved, but no index lists it")
 
     return size_of
@@ -202,7 +226,7 @@ def fetch(
 
     There: sm120 build IMAGE --offline --mirror DIR
     """
-    from pipeline.lock.model import read_lock
+    from pipeline.lock.model import current_lock
     from pipeline.ship.collect import collect
 
     checkout, store = checkout_of(context), store_of(context)
@@ -210,7 +234,7 @@ def fetch(
     for name in names:
         for wish in checkout.chain(name):
             for found in platforms_of(checkout.wish(name), platform):
-                held = read_lock(checkout.lock_path(wish.name, found))
+                held = current_lock(checkout, wish, found)
                 pins.update({p.sha256: p for p in held.pins})
     with store.in_use():
         total = collect(store, make_fetcher(store, mirrors, False), list(pins.values()), folder)

@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -29,7 +31,19 @@ The usual way through:
 Exit codes are listed in the README; each error says what to try."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
+class _Door(click.Group):
+    """A group that tells a reader who went away (`| head`) from a failure."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # nothing to say, and nobody to say it to; click would call it a failure
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+
+
+@click.group(cls=_Door, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
 @click.version_option(__version__, prog_name="sm120")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.option("--quiet", "-q", is_flag=True, help="No steps and no progress.")
@@ -77,21 +91,25 @@ def main() -> None:
         sys.exit(error.exit_code)
     except PipelineError as error:
         _end(error, debug)
-    except BrokenPipeError:
-        # the reader went away (`| head`): nothing to say, and nobody to say it to
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except OSError as error:
         try:
             _end(explained(error, Path(error.filename or ".")), debug)
         except OSError:
             _end(PipelineError(f"{type(error).__name__}: {error}", "--debug shows where."), debug)
+    except Exception as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        _end(
+            PipelineError(words, "This is a defect; --debug shows where. Please report it."), debug
+        )
 
 
 def _end(error: PipelineError, debug: bool) -> None:
-    if debug:
-        traceback.print_exception(error)
-    print(f"sm120: {error}", file=sys.stderr)
-    if error.hint:
-        print(f"       {error.hint}", file=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with suppress(BrokenPipeError):
+        if debug:
+            traceback.print_exception(error)
+        print(f"sm120: {' '.join(str(error).split())}", file=sys.stderr)
+        if error.hint:
+            print(f"       {error.hint}", file=sys.stderr)
     sys.exit(error.exit_code)

@@ -43,11 +43,11 @@ def check(context: click.Context, repair: bool, as_json: bool) -> None:
     from pipeline.store import upkeep
 
     found = store_of(context)
-    total = upkeep.total_bytes(found)
-    with log.step(f"Reading {log.size(total)}"), log.progress("read", total) as bar:
-        bad = upkeep.damaged(found, bar.advance)
-    if repair:
-        with found.alone():
+    with found.alone() if repair else found.in_use():
+        total = upkeep.total_bytes(found)
+        with log.step(f"Reading {log.size(total)}"), log.progress("read", total) as bar:
+            bad = upkeep.damaged(found, bar.advance)
+        if repair:
             upkeep.repair(bad)
     if as_json:
         say_json({"damaged": [str(p) for p in bad], "repaired": repair})

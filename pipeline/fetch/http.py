@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
+from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, TooManyRedirects
 from urllib3.exceptions import HTTPError
 
 from pipeline.errors import DigestMismatch, Interrupted, SourceUnreachable
@@ -23,20 +26,22 @@ ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0
 _CHUNK_BYTES = 1 << 20
 
-_thread = threading.local()
+_HOPELESS = (InvalidSchema, InvalidURL, MissingSchema, TooManyRedirects)
 
 
 class _Session(requests.Session):
-    """A session whose CA bundle is the configured one, whatever variables say."""
+    """A session whose CA bundle and proxy are the configured ones, whatever variables say."""
 
-    def __init__(self, ca_file: str | None) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self._ca_file = ca_file
+        self._settings = settings
 
     def merge_environment_settings(self, *args: Any, **kwargs: Any) -> Any:
         merged = super().merge_environment_settings(*args, **kwargs)
-        if self._ca_file:
-            merged["verify"] = self._ca_file
+        if self._settings.ca_file:
+            merged["verify"] = self._settings.ca_file
+        if proxy := self._settings.proxy:
+            merged["proxies"] = {"http": proxy, "https": proxy}
         return merged
 
 
@@ -47,25 +52,35 @@ class Client:
         self.settings = settings
         self.stop = threading.Event()
         self._first_wait_s = first_wait_s
+        self._of_thread = threading.local()
+        self._answers: weakref.WeakSet[requests.Response] = weakref.WeakSet()
+        self._guard = threading.Lock()
 
     @property
     def session(self) -> requests.Session:
-        sessions: dict[int, requests.Session] = _thread.__dict__.setdefault("sessions", {})
-        if id(self) not in sessions:
-            sessions[id(self)] = self._new_session()
-        return sessions[id(self)]
+        if not hasattr(self._of_thread, "session"):
+            self._of_thread.session = self._new_session()
+        session: requests.Session = self._of_thread.session
+        return session
 
     def _new_session(self) -> requests.Session:
-        session = _Session(self.settings.ca_file)
+        session = _Session(self.settings)
         session.headers["User-Agent"] = "sm120-pipeline"
-        if self.settings.proxy:
-            session.proxies = {"http": self.settings.proxy, "https": self.settings.proxy}
         for scheme in ("https://", "http://"):
             session.mount(scheme, HTTPAdapter(pool_maxsize=4))
         return session
 
+    def hang_up(self) -> None:
+        """Tell every thread to stop, also those that wait for a server's next bytes."""
+        self.stop.set()
+        with self._guard:
+            answers = list(self._answers)
+        for answer in answers:
+            with suppress(OSError, ValueError, RuntimeError):
+                answer.raw.shutdown()
+
     def get(self, url: str, start: int = 0) -> requests.Response:
-        """A streaming answer of 200 or 206; retries what may pass, refuses what will not."""
+        """A streaming answer: 200, or for a later start also 206 or 416."""
         headers = {"Accept-Encoding": "identity"}
         if start:
             headers["Range"] = f"bytes={start}-"
@@ -82,36 +97,52 @@ class Client:
 
     def read(self, url: str) -> bytes:
         """A small file, whole."""
-        answer = self.get(url)
-        try:
-            return bytes(answer.content)
-        except (requests.RequestException, HTTPError, OSError) as error:
-            raise SourceUnreachable(f"{masked(url)}: {_reason(error)}") from error
-
-    def _ask(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         reason = ""
         for attempt in range(ATTEMPTS):
+            if attempt:
+                self.pause(attempt - 1, None)
             try:
-                answer = self.session.request(
-                    method,
-                    url,
-                    headers=headers,
-                    stream=True,
-                    allow_redirects=True,
-                    timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
-                )
-            except requests.RequestException as error:
+                with self.get(url) as answer:
+                    return bytes(answer.content)
+            except (requests.RequestException, HTTPError, OSError) as error:
                 reason = _reason(error)
-                self.pause(attempt, None)
-                continue
-            if answer.status_code in (200, 206, 416):
-                return answer
-            reason = f"answers {answer.status_code}"
-            answer.close()
-            if answer.status_code < 500 and answer.status_code != 429:
-                break
-            self.pause(attempt, answer.headers.get("Retry-After"))
         raise SourceUnreachable(f"{masked(url)}: {reason}")
+
+    def _ask(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+        """Retry what may pass, refuse what will not."""
+        good = (200, 206, 416) if "Range" in headers else (200,)
+        reason, retry_after = "", None
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self.pause(attempt - 1, retry_after)
+            try:
+                answer = self._request(method, url, headers)
+            except _HOPELESS as error:
+                reason = _reason(error)
+                break
+            except requests.RequestException as error:
+                reason, retry_after = _reason(error), None
+                continue
+            if answer.status_code in good:
+                return answer
+            answer.close()
+            reason, retry_after = f"answers {answer.status_code}", answer.headers.get("Retry-After")
+            if answer.status_code < 500 and answer.status_code not in (408, 429):
+                break
+        raise SourceUnreachable(f"{masked(url)}: {reason}")
+
+    def _request(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+        answer = self.session.request(
+            method,
+            url,
+            headers=headers,
+            stream=True,
+            allow_redirects=True,
+            timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
+        )
+        with self._guard:
+            self._answers.add(answer)
+        return answer
 
     def pause(self, attempt: int, retry_after: str | None) -> None:
         """Wait longer each time, or as long as the server asks; a stop ends it."""
@@ -126,80 +157,123 @@ def _reason(error: BaseException) -> str:
     """The innermost cause in a few words."""
     while error.__cause__ is not None or error.__context__ is not None:
         error = error.__cause__ or error.__context__ or error
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return masked(" ".join(str(error).split()))[:200] or type(error).__name__
+
+
+class Tally:
+    """What one attempt told the bar, so that a failed one can be taken back."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._told = bar, 0
+
+    def advance(self, n_bytes: int) -> None:
+        self._told += n_bytes
+        self._bar.advance(n_bytes)
+
+    def take_back(self) -> None:
+        self.advance(-self._told)
 
 
 def download(
     client: Client, url: str, partial: Path, *, sha256: str, size_bytes: int, bar: Bar
 ) -> None:
     """Bring `partial` to its full size, going on where it stopped, hashing as bytes arrive."""
-    for attempt in range(ATTEMPTS):
+    failures, started_over = 0, False
+    while True:
+        tally, before = Tally(bar), _size(partial)
         try:
-            digest = _attempt(client, url, partial, size_bytes, bar)
+            digest = _attempt(client, url, partial, size_bytes, tally)
         except (requests.RequestException, HTTPError, ConnectionError, TimeoutError) as error:
-            if attempt == ATTEMPTS - 1:
+            tally.take_back()
+            has_moved = _size(partial) >= before + _CHUNK_BYTES
+            failures = 1 if has_moved else failures + 1
+            if failures == ATTEMPTS:
                 raise SourceUnreachable(f"{masked(url)}: {_reason(error)}") from error
-            client.pause(attempt, None)
+            client.pause(failures - 1, None)
             continue
         if digest == sha256:
             return
-        partial.unlink()
-        bar.advance(-size_bytes)
-        raise DigestMismatch(f"{masked(url)}: locked as {sha256}, received {digest}")
-    raise SourceUnreachable(f"{masked(url)}: broke off {ATTEMPTS} times")
+        tally.take_back()
+        partial.unlink(missing_ok=True)
+        if started_over or not before:
+            raise DigestMismatch(f"{masked(url)}: locked as {sha256}, received {digest}")
+        # the beginning that was kept may be what is wrong: once more, from the first byte
+        started_over = True
 
 
 def _attempt(client: Client, url: str, partial: Path, size_bytes: int, bar: Bar) -> str:
-    have = partial.stat().st_size if partial.exists() else 0
+    have = _size(partial)
     if have > size_bytes:
         partial.unlink()
         have = 0
     if have == size_bytes:
         return _hash_prefix(partial, bar).hexdigest()
+    with _open_at(client, url, have) as answer:
+        if answer.status_code == 200:
+            have = 0
+        _require_length(answer, url, size_bytes - have, size_bytes)
+        if not have:
+            partial.unlink(missing_ok=True)
+        return _pour(client, answer, partial, size_bytes, bar)
+
+
+def _open_at(client: Client, url: str, have: int) -> requests.Response:
+    """An answer that begins at our byte or, where the server cannot do that, at the first."""
     answer = client.get(url, have)
-    if have and not _resumes(answer, have):
-        partial.unlink()
-        have = 0
-        if answer.status_code == 416:
-            answer.close()
-            answer = client.get(url)
-    sha = _hash_prefix(partial, bar) if have else hashlib.sha256()
-    got = have
-    try:
-        with answer, os_errors_explained(partial), partial.open("ab") as out:
-            for chunk in _chunks(answer):
-                if client.stop.is_set():
-                    raise Interrupted("stopped")
-                got += len(chunk)
-                if got > size_bytes:
-                    break
-                out.write(chunk)
-                sha.update(chunk)
-                bar.advance(len(chunk))
-    except BaseException:
-        bar.advance(-min(got, size_bytes))
-        raise
-    if got < size_bytes:
-        bar.advance(-got)
+    span = answer.headers.get("Content-Range", "")
+    goes_on = answer.status_code == 206 and span.startswith(f"bytes {have}-")
+    if answer.status_code == 200 or goes_on:
+        return answer
+    answer.close()
+    return client.get(url)
+
+
+def _require_length(answer: requests.Response, url: str, want: int, size_bytes: int) -> None:
+    """Refuse a file of another size before its first byte."""
+    length = answer.headers.get("Content-Length", "")
+    if length.isdigit() and int(length) != want:
+        raise DigestMismatch(
+            f"{masked(url)}: locked with {size_bytes} bytes, received a file of"
+            f" {size_bytes - want + int(length)}"
+        )
+
+
+def _pour(
+    client: Client, answer: requests.Response, partial: Path, size_bytes: int, bar: Bar
+) -> str:
+    """Append the answer to the file; return the whole file's hash."""
+    sha = _hash_prefix(partial, bar)
+    got = _size(partial)
+    with os_errors_explained(partial), partial.open("ab") as out:
+        for chunk in _chunks(answer):
+            if client.stop.is_set():
+                raise Interrupted("stopped")
+            got += len(chunk)
+            if got > size_bytes:
+                return f"more than the locked {size_bytes} bytes"
+            out.write(chunk)
+            sha.update(chunk)
+            bar.advance(len(chunk))
+    # only a chunked answer says where it ends; any other that is short was cut off
+    if got < size_bytes and answer.headers.get("Transfer-Encoding") != "chunked":
         raise ConnectionError(f"ended after {got} of {size_bytes} bytes")
-    if got > size_bytes:
-        return f"more than the locked {size_bytes} bytes"
     return sha.hexdigest()
 
 
-def _resumes(answer: requests.Response, have: int) -> bool:
-    """Whether the answer really goes on at our byte; some servers send 200 and all of it."""
-    span = answer.headers.get("Content-Range", "")
-    return answer.status_code == 206 and span.startswith(f"bytes {have}-")
-
-
 def _chunks(answer: requests.Response) -> Iterator[bytes]:
-    while chunk := answer.raw.read(_CHUNK_BYTES, decode_content=False):
+    """What has arrived, as it arrives: a slow server must not hold up Ctrl-C."""
+    while chunk := answer.raw.read1(_CHUNK_BYTES, decode_content=False):
         yield chunk
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _hash_prefix(path: Path, bar: Bar) -> hashlib._Hash:
     sha = hashlib.sha256()
+    if not path.exists():
+        return sha
     with path.open("rb") as handle:
         while chunk := handle.read(_CHUNK_BYTES):
             sha.update(chunk)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import threading
+import time
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import BinaryIO
 
 from pipeline.errors import (
     DigestMismatch,
+    Interrupted,
     MirrorUnknown,
     OfflineMiss,
     PipelineError,
     SourceUnreachable,
 )
-from pipeline.fetch.http import Client, download
+from pipeline.fetch.http import Client, Tally, download
 from pipeline.fetch.sources import Place, Sources
 from pipeline.files import os_errors_explained
 from pipeline.lock.model import Pin
@@ -24,6 +27,11 @@ from pipeline.log import Bar
 from pipeline.store.store import Store
 
 WORKERS = 6
+# A thread that waits for a connection cannot be stopped; the process does not wait for it.
+LONGEST_GOODBYE_S = 3.0
+_CHUNK_BYTES = 1 << 20
+
+Result = tuple[Pin, Path | Exception]
 
 
 def has_input(store: Store, pin: Pin) -> bool:
@@ -44,29 +52,56 @@ class Fetcher:
     def fetch(self, pin: Pin, bar: Bar) -> Path:
         """One file, downloaded once even if two processes want it."""
         final = self._store.input_path(pin.sha256)
-        with self._store.locked(f"input-{pin.sha256}"):
+        with self._store.locked(f"input-{pin.sha256}", self._client.stop):
             if has_input(self._store, pin):
                 bar.advance(pin.size_bytes)
                 return final
             self._try_all(pin, bar)
-            with os_errors_explained(final):
-                os.replace(self._store.partial_path(pin.sha256), final)
+            _rename(self._store.partial_path(pin.sha256), final)
         return final
 
-    def fetch_all(self, pins: Sequence[Pin], bar: Bar) -> Iterator[tuple[Pin, Path]]:
-        """Yield each file as it is done, largest first so that no core waits at the end."""
-        todo = sorted(pins, key=lambda p: -p.size_bytes)
-        pool = ThreadPoolExecutor(WORKERS)
-        running: dict[Future[Path], Pin] = {}
+    def fetch_all(self, pins: Sequence[Pin], bar: Bar) -> Generator[tuple[Pin, Path]]:
+        """Yield each file as it is done, largest first so that no core waits at the end.
+
+        Use it under `contextlib.closing`, so that its threads end when the caller does.
+        """
+        todo: SimpleQueue[Pin] = SimpleQueue()
+        done: SimpleQueue[Result] = SimpleQueue()
+        for pin in sorted(pins, key=lambda p: -p.size_bytes):
+            todo.put(pin)
+        threads = [
+            threading.Thread(target=self._work, args=(todo, done, bar), daemon=True)
+            for _ in range(min(WORKERS, len(pins)))
+        ]
         try:
-            running = {pool.submit(self.fetch, pin, bar): pin for pin in todo}
-            while running:
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield running.pop(future), future.result()
+            for thread in threads:
+                thread.start()
+            for _ in pins:
+                pin, got = done.get()
+                if isinstance(got, Exception):
+                    raise got
+                yield pin, got
         finally:
-            self._client.stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            self._say_goodbye(threads)
+
+    def _work(self, todo: SimpleQueue[Pin], done: SimpleQueue[Result], bar: Bar) -> None:
+        while not self._client.stop.is_set():
+            try:
+                pin = todo.get_nowait()
+            except Empty:
+                return
+            try:
+                done.put((pin, self.fetch(pin, bar)))
+            except Exception as error:
+                done.put((pin, error))
+
+    def _say_goodbye(self, threads: Sequence[threading.Thread]) -> None:
+        self._client.hang_up()
+        deadline = time.monotonic() + LONGEST_GOODBYE_S
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        if not any(thread.is_alive() for thread in threads):
             self._client.stop.clear()
 
     def _try_all(self, pin: Pin, bar: Bar) -> None:
@@ -96,27 +131,55 @@ class Fetcher:
         return SourceUnreachable(f"{pin.file}: {reasons}")
 
     def _take(self, pin: Pin, place: Place, bar: Bar) -> None:
-        partial = self._store.partial_path(pin.sha256)
+        tally = Tally(bar)
+        try:
+            self._bring(pin, place, self._store.partial_path(pin.sha256), tally)
+        except BaseException:
+            tally.take_back()
+            raise
+
+    def _bring(self, pin: Pin, place: Place, partial: Path, bar: Bar) -> None:
         if place.local:
-            _copy(pin, Path(place.where), partial, bar)
-        else:
-            download(
-                self._client,
-                place.where,
-                partial,
-                sha256=pin.sha256,
-                size_bytes=pin.size_bytes,
-                bar=bar,
-            )
+            return _copy(pin, Path(place.where), partial, bar, self._client.stop)
+        download(
+            self._client,
+            place.where,
+            partial,
+            sha256=pin.sha256,
+            size_bytes=pin.size_bytes,
+            bar=bar,
+        )
 
 
-def _copy(pin: Pin, source: Path, partial: Path, bar: Bar) -> None:
-    """From a folder: copied, then judged like any download."""
-    with os_errors_explained(partial):
-        shutil.copyfile(source, partial)
-    with partial.open("rb") as handle:
-        got = hashlib.file_digest(handle, "sha256").hexdigest()
+def _copy(pin: Pin, source: Path, partial: Path, bar: Bar, stop: threading.Event) -> None:
+    """From a folder: copied, and judged like any download."""
+    try:
+        with source.open("rb") as handle:
+            if os.fstat(handle.fileno()).st_size != pin.size_bytes:
+                raise DigestMismatch(f"{source}: is not of the locked {pin.size_bytes} bytes")
+            got = _pour(handle, partial, bar, stop)
+    except OSError as error:
+        raise SourceUnreachable(f"{source}: {error.strerror}") from error
     if got != pin.sha256:
         partial.unlink()
         raise DigestMismatch(f"{source}: locked as {pin.sha256}, it holds {got}")
-    bar.advance(pin.size_bytes)
+
+
+def _pour(source: BinaryIO, partial: Path, bar: Bar, stop: threading.Event) -> str:
+    sha = hashlib.sha256()
+    with os_errors_explained(partial), partial.open("wb") as out:
+        while chunk := source.read(_CHUNK_BYTES):
+            if stop.is_set():
+                raise Interrupted("stopped")
+            out.write(chunk)
+            sha.update(chunk)
+            bar.advance(len(chunk))
+    return sha.hexdigest()
+
+
+def _rename(partial: Path, final: Path) -> None:
+    """Give a checked file its name, once its bytes are on the disk."""
+    with os_errors_explained(final):
+        with partial.open("rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(partial, final)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 import tomllib
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ _SYSTEM_BUNDLES = (
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/cert.pem",
 )
+_LOGIN = re.compile(r"(^|//)[^/\s]+@")
+_YES = ("1", "y", "yes", "t", "true", "on")
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,11 @@ def read_settings(extra_mirrors: tuple[str, ...] = ()) -> Settings:
     default = uv.get("default") or pip.get("index-url") or [PYPI_SIMPLE_ENDPOINT]
     extra = [*uv.get("extra", []), *pip.get("extra-index-url", [])]
     places = [*uv.get("find-links", []), *pip.get("find-links", [])]
-    urls = [] if pip.get("no-index") else [*default, *extra]
-    folders = [_folder(p) for p in [*places, *urls]]
+    no_index = [*pip.get("no-index", []), *uv.get("no-index", [])]
+    urls = [] if any(word.lower() in _YES for word in no_index) else [*default, *extra]
+    folders = [folder_of(p) for p in [*places, *urls]]
     return Settings(
-        indexes=tuple(dict.fromkeys(u for u in urls if _folder(u) is None)),
+        indexes=tuple(dict.fromkeys(u for u in urls if folder_of(u) is None)),
         folders=tuple(dict.fromkeys(f for f in folders if f is not None)),
         ca_file=_ca_file(pip),
         proxy=next(iter(pip.get("proxy", [])), None),
@@ -61,13 +65,14 @@ def _pip_config_list() -> str:
 def pip_settings(listing: str) -> dict[str, list[str]]:
     """pip's settings by name; the environment wins over `install`, that over `global`."""
     ranked: dict[str, tuple[int, list[str]]] = {}
-    ranks = {":env:": 3, "install": 2, "download": 2, "global": 1}
+    ranks = {":env:": 4, "install": 3, "download": 2, "global": 1}
     for line in listing.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
-        rank = ranks.get(section, 0)
-        if rank > ranked.get(name, (0, []))[0]:
-            ranked[name] = (rank, _literal(value).split())
+        rank, words = ranks.get(section, 0), _literal(value).split()
+        # pip, too, passes over a setting that is there but empty
+        if words and rank > ranked.get(name, (0, []))[0]:
+            ranked[name] = (rank, words)
     return {name: values for name, (_, values) in ranked.items()}
 
 
@@ -92,9 +97,10 @@ def _uv_files() -> list[dict[str, Any]]:
 
 def uv_settings(env: dict[str, str], files: list[dict[str, Any]]) -> dict[str, list[str]]:
     """uv's default index, extra indexes and find-links; the environment wins over files."""
-    found: dict[str, list[str]] = {"default": [], "extra": [], "find-links": []}
-    found["default"] += (env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or "").split()[:1]
-    found["extra"] += [u.rpartition("=")[2] for u in env.get("UV_INDEX", "").split()]
+    found: dict[str, list[str]] = {"default": [], "extra": [], "find-links": [], "no-index": []}
+    default = (env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or "").split()[:1]
+    found["default"] += [_unnamed(u) for u in default]
+    found["extra"] += [_unnamed(u) for u in env.get("UV_INDEX", "").split()]
     found["extra"] += env.get("UV_EXTRA_INDEX_URL", "").split()
     found["find-links"] += env.get("UV_FIND_LINKS", "").replace(",", " ").split()
     for settings in files:
@@ -105,11 +111,18 @@ def uv_settings(env: dict[str, str], files: list[dict[str, Any]]) -> dict[str, l
             found["default"] += [table["index-url"]] if "index-url" in table else []
             found["extra"] += table.get("extra-index-url", [])
             found["find-links"] += table.get("find-links", [])
+            found["no-index"] += [str(table["no-index"])] if "no-index" in table else []
     found["default"] = found["default"][:1]
     return found
 
 
-def _folder(place: str) -> Path | None:
+def _unnamed(index: str) -> str:
+    """uv lets an index carry a name: `name=address`."""
+    name, _, address = index.partition("=")
+    return address if address and "/" not in name else index
+
+
+def folder_of(place: str) -> Path | None:
     """A local folder behind a path or file: address, else nothing."""
     parts = urlsplit(place)
     if parts.scheme == "file":
@@ -125,9 +138,15 @@ def _ca_file(pip: dict[str, list[str]]) -> str | None:
     return next((c for c in candidates if c and Path(c).is_file()), None)
 
 
-def masked(url: str) -> str:
-    """An address without its password, fit for a log."""
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
+def masked(text: str) -> str:
+    """An address, or a sentence with addresses in it, without user names and passwords."""
+    return _LOGIN.sub(r"\1***@", text)
+
+
+def with_login(url: str, index: str) -> str:
+    """An address that an index gave, with the index's own login where it is the same server."""
+    here, there = urlsplit(index), urlsplit(url)
+    login, _, host = here.netloc.rpartition("@")
+    if not login or (there.scheme, there.netloc) != (here.scheme, host):
         return url
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
+    return urlunsplit(there._replace(netloc=here.netloc))

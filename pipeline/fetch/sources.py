@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from urllib.parse import quote
 
-from pypi_simple import NoSuchProjectError, ProjectPage, PyPISimple, UnsupportedContentTypeError
+from pypi_simple import (
+    NoSuchProjectError,
+    ProjectPage,
+    PyPISimple,
+    UnsupportedContentTypeError,
+    UnsupportedRepoVersionError,
+)
 from requests import RequestException
 
-from pipeline.errors import DigestMismatch, SourceUnreachable
+from pipeline.errors import DigestMismatch, MirrorUnknown, SourceUnreachable
+from pipeline.fetch import http
 from pipeline.fetch.aptconf import DebianMirror, find_mirror
 from pipeline.fetch.http import Client
-from pipeline.fetch.settings import masked
+from pipeline.fetch.settings import folder_of, masked, with_login
 from pipeline.lock.model import DebPin, Pin, WheelPin
+
+PAGE_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +56,13 @@ class Sources:
     def finders(self, pin: Pin, *, offline: bool) -> list[Callable[[], Iterator[Place]]]:
         """Ways to find a file, nearest first; each is asked only when those before it failed."""
         settings = self._client.settings
-        folders = [Path(m) for m in settings.mirrors if "://" not in m]
+        folders = [f for m in settings.mirrors if (f := folder_of(m))]
         if isinstance(pin, WheelPin):
             folders += settings.folders
         found = [partial(_in_folder, folder, pin) for folder in folders]
         if offline:
             return [*found]
-        addresses = [m for m in settings.mirrors if "://" in m]
+        addresses = [m for m in settings.mirrors if folder_of(m) is None]
         found_there = [partial(_at_mirror, address, pin) for address in addresses]
         if isinstance(pin, DebPin):
             return [*found, *found_there, partial(self._debian_places, pin)]
@@ -72,7 +81,7 @@ class Sources:
                 raise DigestMismatch(
                     f"{pin.file}: locked as {pin.sha256}, the index offers {offered}"
                 )
-            yield Place(package.url)
+            yield Place(with_login(package.url, index))
 
     def _page(self, index: str, project: str) -> ProjectPage | None:
         """A project's page, asked for once even by several threads."""
@@ -86,7 +95,10 @@ class Sources:
 
     def _debian_places(self, pin: DebPin) -> Iterator[Place]:
         for base in self._find_mirror().bases_for(pin.path):
-            yield Place(f"{base.rstrip('/')}/{quote(pin.path, safe='/+~')}")
+            if folder := folder_of(base):
+                yield Place(str(folder / pin.path), local=True)
+            else:
+                yield Place(f"{base.rstrip('/')}/{quote(pin.path, safe='/+~')}")
         if snapshot := os.environ.get("SM120_DEBIAN_SNAPSHOT"):
             yield from snapshot_places(self._client, snapshot, pin)
 
@@ -108,19 +120,47 @@ def project_page(client: Client, index: str, project: str) -> ProjectPage | None
     """What an index offers of a project; None where it has no such project."""
     simple = PyPISimple(index, session=client.session)
     reason: object = ""
-    for attempt in range(3):
+    for attempt in range(PAGE_ATTEMPTS):
+        if attempt:
+            client.pause(attempt - 1, None)
         try:
-            return simple.get_project_page(project, timeout=60)
+            return simple.get_project_page(project, timeout=http.READ_TIMEOUT_S)
         except NoSuchProjectError:
             return None
-        except UnsupportedContentTypeError as error:
+        except (UnsupportedContentTypeError, UnsupportedRepoVersionError) as error:
             reason = error
             break
         except (RequestException, ValueError) as error:
             reason = error
-            client.pause(attempt, None)
-    words = " ".join(str(reason).split())[:160]
+            if _is_refusal(error):
+                break
+    words = masked(" ".join(str(reason).split()))[:160]
     raise SourceUnreachable(f"{masked(index)}: no answer about {project} ({words})")
+
+
+def _is_refusal(error: Exception) -> bool:
+    """An answer that will be the same next time, like 403."""
+    answer = error.response if isinstance(error, RequestException) else None
+    return answer is not None and 400 <= answer.status_code < 500 and answer.status_code != 429
+
+
+def read_below(client: Client, bases: Sequence[str], path: str) -> bytes:
+    """A file of Debian's archive, from the first mirror that delivers it."""
+    failures = []
+    for base in bases:
+        try:
+            if folder := folder_of(base):
+                return (folder / path).read_bytes()
+            return client.read(f"{base.rstrip('/')}/{path}")
+        except OSError as error:
+            failures.append(f"{base}: {error.strerror}")
+        except SourceUnreachable as error:
+            failures.append(str(error))
+    if not bases:
+        raise MirrorUnknown(
+            f"no mirror is known for {path}", "Set SM120_DEBIAN_SECURITY_MIRROR to its address."
+        )
+    raise SourceUnreachable("; ".join(failures))
 
 
 def debian_mirror() -> DebianMirror:

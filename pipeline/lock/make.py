@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.lock.closure import DebRow
@@ -26,41 +26,50 @@ class Transport:
     debian_security: Get
     wheel_size: SizeFinder
     index_args: Sequence[str] = ()
+    index_env: Mapping[str, str] = field(default_factory=dict)
     keyring: Path = DEBIAN_12_KEYRING
 
 
 def make_lock(
-    checkout: Checkout, name: str, platform: str, ask: Transport, base: ImageLock | None = None
+    checkout: Checkout,
+    name: str,
+    platform: str,
+    ask: Transport,
+    fresh: Mapping[str, ImageLock] | None = None,
 ) -> ImageLock:
-    """Resolve one image for one platform. Its base must be locked already (or be given)."""
+    """Resolve one image for one platform. What it stands on is locked already, or `fresh`."""
     chain = checkout.chain(name)
     wish = chain[-1]
-    if wish.base and base is None:
-        base = read_lock(checkout.lock_path(wish.base, platform))
+    below = [
+        (fresh or {}).get(link.name) or read_lock(checkout.lock_path(link.name, platform))
+        for link in chain[:-1]
+    ]
     wheels = []
     if wish.python:
         with tempfile.TemporaryDirectory() as scratch:
             wheels = resolve_wheels(
-                wish.python, platform, ask.wheel_size, ask.index_args, Path(scratch)
+                wish.python,
+                platform,
+                ask.wheel_size,
+                ask.index_args,
+                Path(scratch),
+                ask.index_env,
             )
-    debs = _debs(checkout, chain, platform, ask)
-    return sealed(name, platform, wish.lock_digest(), base.seal if base else None, wheels, debs)
+    debs = _debs(chain, below, platform, ask)
+    base_seal = below[-1].seal if below else None
+    return sealed(name, platform, wish.lock_digest(), base_seal, wheels, debs)
 
 
 def _debs(
-    checkout: Checkout, chain: list[ImageWish], platform: str, ask: Transport
+    chain: list[ImageWish], below: list[ImageLock], platform: str, ask: Transport
 ) -> list[DebPin]:
     """The image's .debs and what they need, without those its base already has."""
     root, wish = chain[0], chain[-1]
     if not wish.debs or root.debian is None:
         return []
-    below = {
-        pin.name
-        for link in chain[:-1]
-        for pin in read_lock(checkout.lock_path(link.name, platform)).debs
-    }
+    there = {pin.name for lock in below for pin in lock.debs}
     rows = resolve_debs(
-        sorted({*wish.debs, *below}),
+        sorted({*wish.debs, *there}),
         list(root.debian.exclude),
         _suites(root.debian, ask),
         root.debian.components,
@@ -68,7 +77,7 @@ def _debs(
         ask.debian,
         ask.keyring,
     )
-    return [_pin(row) for row in rows if row.name not in below]
+    return [_pin(row) for row in rows if row.name not in there]
 
 
 def _suites(debian: DebianWish, ask: Transport) -> list[str | Suite]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
+import yaml
 from pydantic import Field, StringConstraints
 
 from pipeline.errors import LockEdited, LockMissing, LockStale, WishInvalid
@@ -102,7 +103,8 @@ def dump(lock: ImageLock) -> str:
     lines = [
         "# Written by `sm120 lock`; do not edit: the seal would not match and builds would stop.",
         f"format: {lock.format}",
-        f"image: {lock.image}",
+        # quoted only where YAML would read a number or a truth value
+        f"image: {yaml.safe_dump(lock.image).splitlines()[0]}",
         f"platform: {lock.platform}",
         f"wish: {lock.wish}",
         f"base_lock: {lock.base_lock or 'null'}",

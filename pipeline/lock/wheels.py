@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from pipeline import proc
 from pipeline.errors import ResolveFailed
@@ -32,10 +33,15 @@ class SizeFinder(Protocol):
 
 
 def resolve_wheels(
-    wish: PythonWish, platform: str, size_of: SizeFinder, index_args: Sequence[str], scratch: Path
+    wish: PythonWish,
+    platform: str,
+    size_of: SizeFinder,
+    index_args: Sequence[str],
+    scratch: Path,
+    index_env: Mapping[str, str] | None = None,
 ) -> list[WheelPin]:
     """Ask uv for the closure and pick, for each project, the wheel an installer would."""
-    lock = _ask_uv(wish, platform, index_args, scratch)
+    lock = _ask_uv(wish, platform, index_args, index_env or {}, scratch)
     chosen = choose_wheels(lock, wish, platform)
     with ThreadPoolExecutor(8) as pool:
         sizes = list(pool.map(lambda c: size_of(c[0], c[2], c[3]), chosen))
@@ -46,7 +52,11 @@ def resolve_wheels(
 
 
 def _ask_uv(
-    wish: PythonWish, platform: str, index_args: Sequence[str], scratch: Path
+    wish: PythonWish,
+    platform: str,
+    index_args: Sequence[str],
+    index_env: Mapping[str, str],
+    scratch: Path,
 ) -> dict[str, Any]:
     wanted, answer = scratch / "requirements.in", scratch / "pylock.image.toml"
     wanted.write_text("\n".join(wish.requirements) + "\n", encoding="utf-8")
@@ -60,7 +70,7 @@ def _ask_uv(
     ]
     prefixes = ("UV_", "SSL_", "http_", "https_", "HTTP", "all_proxy", "ALL_PROXY", "no_", "NO_")
     names = [n for n in os.environ if n.startswith(prefixes)]
-    result = proc.read(args, env=proc.environment(*names))
+    result = proc.read(args, env=proc.environment(*names, **index_env))
     if result.returncode != 0 or not answer.exists():
         words = " ".join(result.stderr.decode(errors="replace").split())
         raise ResolveFailed(f"uv found no set of wheels: {words[:600]}")
@@ -77,24 +87,34 @@ def choose_wheels(
         name = str(canonicalize_name(package["name"]))
         if name in wish.omit:
             continue
-        wheels = [(_file_of(w), w["hashes"]["sha256"]) for w in package.get("wheels", [])]
-        ranked = sorted((_rank(file, ranks), file, sha) for file, sha in wheels)
-        if not ranked or ranked[0][0] == len(ranks):
+        wheels = [(_file_of(w), w.get("hashes", {})) for w in package.get("wheels", [])]
+        fitting = [(file, hashes) for file, hashes in wheels if _rank(file, ranks) < len(ranks)]
+        if not fitting:
             raise ResolveFailed(f"{name} {package.get('version')}: no wheel for {platform}")
-        _, file, sha256 = ranked[0]
-        chosen.append((name, str(package["version"]), file, sha256))
+        file, hashes = min(fitting, key=lambda wheel: _order(wheel[0], ranks))
+        if "sha256" not in hashes:
+            raise ResolveFailed(f"{file}: the index gives no sha256 for it")
+        chosen.append((name, str(package["version"]), file, str(hashes["sha256"])))
     return chosen
 
 
 def _file_of(wheel: dict[str, Any]) -> str:
     name = wheel.get("name") or str(wheel.get("url") or wheel.get("path")).rpartition("/")[2]
-    return str(name).replace("%2B", "+").replace("%2b", "+")
+    return unquote(str(name))
 
 
 def _rank(file: str, ranks: dict[Tag, int]) -> int:
-    return min(
-        (ranks.get(t, len(ranks)) for t in parse_wheel_filename(file)[3]), default=len(ranks)
-    )
+    try:
+        tags = parse_wheel_filename(file)[3]
+    except InvalidWheelFilename:
+        return len(ranks)
+    return min((ranks.get(t, len(ranks)) for t in tags), default=len(ranks))
+
+
+def _order(file: str, ranks: dict[Tag, int]) -> tuple[int, int, str]:
+    """pip's order: the best tag, then the highest build number."""
+    build = parse_wheel_filename(file)[2]
+    return _rank(file, ranks), -build[0] if build else 0, file
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 from pipeline import log
@@ -20,8 +21,12 @@ def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> in
     todo = [p for p in pins if not _is_there(folder / p.file, p)]
     total = sum(p.size_bytes for p in todo)
     title = f"Collecting {len(todo)} files, {log.size(total)}"
-    with log.step(title), log.progress("fetched", total) as bar:
-        for pin, path in fetcher.fetch_all(todo, bar):
+    with (
+        log.step(title),
+        log.progress("fetched", total) as bar,
+        closing(fetcher.fetch_all(todo, bar)) as arrivals,
+    ):
+        for pin, path in arrivals:
             with os_errors_explained(folder):
                 _place(path, folder / pin.file)
     return sum(p.size_bytes for p in pins)

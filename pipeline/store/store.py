@@ -16,8 +16,9 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,9 @@ class Store:
         return self.root / "tmp"
 
     @contextmanager
-    def locked(self, name: str) -> Iterator[None]:
+    def locked(self, name: str, stop: threading.Event | None = None) -> Iterator[None]:
         """Held by one process for one thing, e.g. a layer key."""
-        with locked(self.root / "locks" / name):
+        with locked(self.root / "locks" / name, stop=stop):
             yield
 
     @contextmanager
@@ -81,20 +82,21 @@ class Store:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A folder that is gone afterwards; the lock in it tells others that it is in use."""
-        with os_errors_explained(self.tmp):
-            self.tmp.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(dir=self.tmp))
-        try:
-            with locked(folder / "in-use"):
-                yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with ExitStack() as held:
+            # under a lock that `sweep` takes too: a folder whose lock is not held is a dead one
+            with self.locked("scratch"), os_errors_explained(self.tmp):
+                self.tmp.mkdir(parents=True, exist_ok=True)
+                folder = Path(tempfile.mkdtemp(dir=self.tmp))
+                held.callback(shutil.rmtree, folder, ignore_errors=True)
+                held.enter_context(locked(folder / "in-use"))
+            yield folder
 
     def sweep(self) -> None:
         """Remove what killed processes left behind."""
-        for left in self.tmp.iterdir():
-            if is_free(left / "in-use"):
-                shutil.rmtree(left, ignore_errors=True)
+        with self.locked("scratch"):
+            for left in self.tmp.iterdir():
+                if is_free(left / "in-use"):
+                    shutil.rmtree(left, ignore_errors=True)
 
     def need_space(self, n_bytes: int) -> None:
         """Stop before the first byte if the disk cannot hold what is coming."""
@@ -150,22 +152,17 @@ class Store:
 
     def contents(self, digest: str) -> list[FileRow]:
         """What a layer holds."""
-        try:
-            rows = json.loads(self._contents_path(digest).read_bytes())
-            return [FileRow(*row) for row in rows]
-        except (ValueError, TypeError, FileNotFoundError) as error:
-            raise StoreDamaged(f"the table of contents of {digest} is damaged") from error
+        return read_table(self._contents_path(digest))
 
     def _contents_path(self, digest: str) -> Path:
         return self.root / "contents" / f"{_hex(digest)}.json"
 
     def image_record(self, name: str, platform: str) -> dict[str, Any] | None:
-        """What was built last for an image and platform."""
+        """What was built last for an image and platform; none where the record is damaged."""
         try:
-            found: dict[str, Any] = json.loads(self._image_path(name, platform).read_bytes())
-        except (FileNotFoundError, ValueError):
+            return read_image_record(self._image_path(name, platform))
+        except (FileNotFoundError, StoreDamaged):
             return None
-        return found
 
     def keep_image(self, name: str, platform: str, record: dict[str, Any]) -> None:
         """Remember a built image and name it in the layout's index."""
@@ -182,7 +179,7 @@ class Store:
         """`index.json` from the images that are there, so the store is itself an OCI layout."""
         with self.locked("index"):
             found = sorted((self.root / "images").glob("*/*/image.json"))
-            entries = [json.loads(path.read_bytes())["descriptor"] for path in found]
+            entries = [read_image_record(path)["descriptor"] for path in found]
             index = {
                 "schemaVersion": 2,
                 "mediaType": "application/vnd.oci.image.index.v1+json",
@@ -213,6 +210,27 @@ class NewBlob:
             self.path.chmod(0o644)
             os.replace(self.path, final)
         return final
+
+
+def read_image_record(path: Path) -> dict[str, Any]:
+    """A record with all that others rely on."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        named = [found["key"], found["config"], found["descriptor"]["digest"]]
+        layers = [(x["title"], LayerRecord.model_validate(x["record"])) for x in found["layers"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreDamaged(f"{path}: is damaged") from error
+    if not layers or not all(isinstance(n, str) for n in named):
+        raise StoreDamaged(f"{path}: is damaged")
+    return found
+
+
+def read_table(path: Path) -> list[FileRow]:
+    """A layer's table of contents."""
+    try:
+        return [FileRow(*row) for row in json.loads(path.read_bytes())]
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        raise StoreDamaged(f"the table of contents {path} is damaged") from error
 
 
 def default_root() -> Path:

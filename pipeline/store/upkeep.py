@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 from pipeline.errors import StoreDamaged
 from pipeline.files import os_errors_explained
 from pipeline.model import Frozen
-from pipeline.store.store import Store
+from pipeline.store.store import Store, read_image_record, read_table
 
 _STALE_S = 7 * 24 * 3600
 
@@ -36,7 +35,7 @@ def shelves(store: Store) -> list[Shelf]:
     }
     found = []
     for name, folder in parts.items():
-        sizes = [p.stat().st_size for p in _files(folder)]
+        sizes = [_size(p) for p in _files(folder)]
         found.append(Shelf(name=name, files=len(sizes), size_bytes=sum(sizes)))
     return found
 
@@ -45,18 +44,45 @@ def _files(folder: Path) -> Iterator[Path]:
     return (p for p in sorted(folder.iterdir()) if p.is_file()) if folder.is_dir() else iter(())
 
 
+def _size(path: Path) -> int:
+    """A file's size; a build at the same time may have moved it on."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
-    """Files whose bytes are not what their name says, read on all cores."""
+    """Files whose bytes are not what their name says, read on all cores, and broken records."""
     named = [*_files(store.root / "oci" / "blobs" / "sha256"), *_files(store.root / "inputs")]
 
-    def check(path: Path) -> Path | None:
-        with path.open("rb") as handle:
-            got = hashlib.file_digest(handle, "sha256").hexdigest()
-        advance(path.stat().st_size)
-        return None if got == path.name else path
+    def check(path: Path) -> bool:
+        try:
+            with path.open("rb") as handle:
+                got = hashlib.file_digest(handle, "sha256").hexdigest()
+        except FileNotFoundError:
+            return True
+        advance(_size(path))
+        return got == path.name
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return [bad for bad in pool.map(check, named) if bad is not None]
+        whole = list(pool.map(check, named))
+    bad = [path for path, is_whole in zip(named, whole, strict=True) if not is_whole]
+    tables = [p for p in _files(store.root / "contents") if not _reads(read_table, p)]
+    records = [p for p in _records(store) if not _reads(read_image_record, p)]
+    return [*bad, *tables, *records]
+
+
+def _records(store: Store) -> list[Path]:
+    return sorted((store.root / "images").glob("*/*/image.json"))
+
+
+def _reads(read: Callable[[Path], object], path: Path) -> bool:
+    try:
+        read(path)
+    except StoreDamaged:
+        return not path.exists()
+    return True
 
 
 def total_bytes(store: Store) -> int:
@@ -74,13 +100,10 @@ def repair(bad: list[Path]) -> None:
 def unreachable(store: Store) -> list[Path]:
     """Blobs, tables and inputs that no kept image needs, and downloads nobody goes on with."""
     kept: set[str] = set()
-    for record in sorted((store.root / "images").glob("*/*/image.json")):
-        try:
-            image = json.loads(record.read_bytes())
-            kept |= {image["config"], image["descriptor"]["digest"]}
-            kept |= {x["record"]["digest"] for x in image["layers"]}
-        except (ValueError, KeyError) as error:
-            raise StoreDamaged(f"{record}: is damaged") from error
+    for path in _records(store):
+        image = read_image_record(path)
+        kept |= {image["config"], image["descriptor"]["digest"]}
+        kept |= {x["record"]["digest"] for x in image["layers"]}
     names = {digest.removeprefix("sha256:") for digest in kept}
     blobs = [p for p in _files(store.root / "oci" / "blobs" / "sha256") if p.name not in names]
     tables = [p for p in _files(store.root / "contents") if p.stem not in names]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, model_validator
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from pipeline.model import (
     Digest,
@@ -14,9 +15,29 @@ from pipeline.model import (
     RelativePath,
     canonical_json,
     sha256_of,
+    stays_below,
 )
 
-ImagePath = Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9._+@/-]*$")]
+
+def _stays_inside(path: str) -> str:
+    stays_below(path.removeprefix("/"))
+    return path
+
+
+def _is_requirement(text: str) -> str:
+    try:
+        wanted = Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"{text!r} is not a requirement") from error
+    if wanted.url:
+        raise ValueError(f"{text!r} names a place; say which version, not where it is")
+    return text
+
+
+ImagePath = Annotated[
+    str, StringConstraints(pattern=r"^/[A-Za-z0-9._+@/-]+$"), AfterValidator(_stays_inside)
+]
+RequirementText = Annotated[str, AfterValidator(_is_requirement)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3}$")]
 Architecture = Annotated[str, StringConstraints(pattern=r"^sm_\d{2,3}[af]?$")]
@@ -48,7 +69,7 @@ class PythonWish(Frozen):
     """The wheels of an image."""
 
     version: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")] = "3.11"
-    requirements: Annotated[list[str], Field(min_length=1)]
+    requirements: Annotated[list[RequirementText], Field(min_length=1)]
     prefer: list[Name] = Field(
         default=[], description="projects whose files win where two wheels write one path"
     )

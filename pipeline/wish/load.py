@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,14 +17,19 @@ from pipeline.wish.image import ImageWish, PatchSeries
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+MAX_FILE_BYTES = 8 << 20
+MAX_DEPTH = 32
+_FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _UniqueKeys(_FastLoader):  # type: ignore[misc, valid-type]
     """YAML in which a key written twice is an error, not a silent choice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        doubled = sorted({str(k) for k in keys if keys.count(k) > 1})
+        doubled = [key for key, times in Counter(map(repr, keys)).items() if times > 1]
         if doubled:
-            raise yaml.YAMLError(f"key {doubled[0]!r} is there twice")
+            raise yaml.YAMLError(f"key {doubled[0]} is there twice")
         result: dict[Any, Any] = super().construct_mapping(node, deep)
         return result
 
@@ -31,17 +37,40 @@ class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
 def read_yaml(path: Path, model: type[Model]) -> Model:
     """A file as a closed model, or an error that names the file and the field."""
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        text = _read_text(path)
+        _require_plain(text)
+        value = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506
+    # besides its own errors, PyYAML lets those of int(), float() and date() through
+    except (yaml.YAMLError, ValueError, AttributeError) as error:
         raise WishInvalid(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    except FileNotFoundError as error:
-        raise WishInvalid(f"{path}: no such file") from error
+    except OSError as error:
+        raise WishInvalid(f"{path}: cannot be read: {error.strerror}") from error
     try:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(p) for p in first["loc"]) or "the file"
         raise WishInvalid(f"{path}: {field}: {first['msg']}") from error
+
+
+def _read_text(path: Path) -> str:
+    with path.open("rb") as handle:
+        data = handle.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
+    return data.decode("utf-8")
+
+
+def _require_plain(text: str) -> None:
+    """No aliases, which can unfold without end, and no depth that overflows the C parser."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_FastLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"*{event.anchor}: write it out, aliases are not allowed")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"more than {MAX_DEPTH} levels deep")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 
+from pipeline.store.store import default_root
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.dockerd import docker_daemon as start_daemon
 from tests.testbed.packages import CannotHave
@@ -54,3 +55,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store for the small images, filled by the first test that needs one."""
     return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="session")
+def big_store(request: pytest.FixtureRequest) -> Path:
+    """The user's own store for the engine images: gigabytes that are not fetched twice."""
+    if not request.config.getoption("--big"):
+        pytest.skip("Engine images are gigabytes: run with --big.")
+    return default_root()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ Tree = dict[str, Entry]
 APP = User(name="app", uid=1000, gid=1001, home="/home/app", shell="/bin/sh")
 
 
-def assembled(tmp_path: Path, *debs: Path, user: User | None = None) -> Tree:
-    entries = assemble_rootfs(debs, tmp_path, user=user, architecture="amd64")
+def assembled(tmp_path: Path, *debs: Path, users: Sequence[User] = ()) -> Tree:
+    entries = assemble_rootfs(debs, tmp_path, users=users, architecture="amd64")
     return {entry.path: entry for entry in entries}
 
 
@@ -153,7 +154,7 @@ def test_accounts_come_from_base_passwd_with_the_user_added(tmp_path: Path) -> N
         Item("./usr/share/base-passwd/passwd.master", b"root:*:0:0:root:/root:/bin/bash\n"),
         Item("./usr/share/base-passwd/group.master", b"root:*:0:\nstaff:*:50:\n"),
     )
-    tree = assembled(tmp_path, base, user=APP)
+    tree = assembled(tmp_path, base, users=[APP])
     assert content(tree["etc/passwd"]).decode().splitlines() == [
         "root:*:0:0:root:/root:/bin/bash",
         "app:*:1000:1001::/home/app:/bin/sh",
@@ -186,7 +187,7 @@ def test_a_user_that_debian_already_has_is_refused(tmp_path: Path, user: User) -
         Item("./usr/share/base-passwd/group.master", b"staff:*:50:\n"),
     )
     with pytest.raises(WishInvalid):
-        assembled(tmp_path, base, user=user)
+        assembled(tmp_path, base, users=[user])
 
 
 @pytest.mark.parametrize(
@@ -267,7 +268,7 @@ def test_the_result_does_not_depend_on_order_or_place(tmp_path: Path) -> None:
             deb(folder_, "a", Item("./bin/x", b"1"), hard_link("./bin/w", "./bin/x")),
             deb(folder_, "b", Item("./usr/y", b"2")),
         ]
-        tree = assembled(folder_, *(debs[::-1] if reverse else debs), user=APP)
+        tree = assembled(folder_, *(debs[::-1] if reverse else debs), users=[APP])
         return [
             (e.path, e.kind, e.mode, e.target, e.uid, content(e) if e.content is not None else b"")
             for e in tree.values()

@@ -1,0 +1,267 @@
+"""`nox -s perf`: our claims, measured side by side with the usual way, in one run.
+
+Builds sglang-k2 first if it is not there (5 GB of downloads). The comparison with Docker needs
+root for a private daemon; without it those rows say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from isal import igzip
+
+from pipeline import log
+from pipeline.lock.model import read_lock
+from pipeline.store.store import Store, open_store
+from pipeline.wish.load import Checkout
+from tests.perf import dockerfile
+from tests.perf.measure import Cost, run
+from tests.perf.push import push
+from tests.testbed.dockerd import DockerDaemon, docker_daemon
+from tests.testbed.packages import CannotHave
+from tests.testbed.registry import Registry, oci_registry
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = "sglang-k2"
+PATCH = "0001-extend-attention-sm120-blocks.patch"
+
+
+class Report:
+    """Rows of claim, ours, theirs, ratio; printed as they come."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[str]] = []
+
+    def add(self, claim: str, ours: str, other: str = "-", ratio: str = "-") -> None:
+        self.rows.append([claim, ours, other, ratio])
+        print(f"{claim}: {ours} | {other} | {ratio}", file=sys.stderr, flush=True)
+
+    def __str__(self) -> str:
+        return log.table(["what", "ours", "the usual way", "ratio"], self.rows)
+
+
+def sm120(store: Store, checkout: Path, *args: str) -> Cost:
+    """Run the command on a checkout and a store, and measure it."""
+    head = [sys.executable, "-m", "pipeline", "-q", "--checkout", str(checkout)]
+    return run([*head, "--store", str(store.root), *args], cwd=ROOT)
+
+
+def main() -> None:
+    """Measure everything this machine can measure."""
+    parser = argparse.ArgumentParser(prog="nox -s perf --", description=__doc__)
+    parser.add_argument("--no-docker", action="store_true", help="leave the Docker rows out")
+    options = parser.parse_args()
+    report = Report()
+    with tempfile.TemporaryDirectory() as folder:
+        scratch, store = Path(folder), open_store()
+        build = sm120(store, ROOT, "build", IMAGE)
+        report.add("build sglang-k2 (or find it built)", f"{build.wall_s:.1f} s")
+        no_op = sm120(store, ROOT, "build", IMAGE)
+        report.add("no-op build", f"{no_op.wall_s:.2f} s")
+        wheels = fetch_wheels(store, scratch)
+        torch = next(w for w in wheels if w.name.startswith("torch-2"))
+        compare_layer(report, torch, scratch)
+        measure_memory(report, wheels, scratch)
+        checkout = copy_checkout(scratch)
+        if options.no_docker:
+            return print(report)
+        try:
+            compare_docker(report, store, checkout, wheels, torch, scratch)
+        except CannotHave as reason:
+            report.add("against docker build", "not measured here", str(reason))
+    print(report)
+
+
+def fetch_wheels(store: Store, scratch: Path) -> list[Path]:
+    """All wheels of the image under their own names; those that became layers come again."""
+    lock = read_lock(Checkout(ROOT).lock_path(IMAGE, "linux/amd64"))
+    folder = scratch / "wheels"
+    head = ["fetch", IMAGE, "--to", str(folder)]
+    sm120(store, ROOT, *head)
+    return [folder / pin.file for pin in lock.wheels]
+
+
+def compare_layer(report: Report, torch: Path, scratch: Path) -> None:
+    """The torch layer: ours against compressing the same tar."""
+    out = scratch / "torch.tgz"
+    ours = run([sys.executable, "-m", "tests.perf.layer", str(torch), str(out)], cwd=ROOT)
+    tar = scratch / "torch.tar"
+    with tar.open("wb") as handle:
+        shutil.copyfileobj(_gunzip(out), handle)
+    theirs = run(["gzip", "-6", "-k", str(tar)])
+    size = log.size((scratch / "torch.tar.gz").stat().st_size)
+    report.add(
+        "torch layer, CPU (ours ≤ 1/6)",
+        f"{ours.cpu_s:.1f} s, {log.size(out.stat().st_size)}",
+        f"gzip -6: {theirs.cpu_s:.1f} s, {size}",
+        f"1/{theirs.cpu_s / ours.cpu_s:.1f}",
+    )
+    for path in (out, tar, scratch / "torch.tar.gz"):
+        path.unlink(missing_ok=True)
+
+
+def _gunzip(path: Path) -> IO[bytes]:
+    opened: IO[bytes] = igzip.open(path, "rb")  # type: ignore[no-untyped-call]
+    return opened
+
+
+def measure_memory(report: Report, wheels: list[Path], scratch: Path) -> None:
+    """A cold build from a folder of files: time, and the most memory the process tree had."""
+    store = open_store(scratch / "cold")
+    folder = wheels[0].parent
+    cold = sm120(store, ROOT, "build", IMAGE, "--offline", "--mirror", str(folder))
+    report.add(
+        "cold build from local files (peak < 500 MB)",
+        f"{cold.wall_s:.0f} s, {cold.cpu_s:.0f} CPU s, peak {log.size(cold.peak_bytes)}",
+    )
+    shutil.rmtree(store.root)
+
+
+def copy_checkout(scratch: Path) -> Path:
+    """A checkout of our own to edit a patch in."""
+    target = scratch / "checkout"
+    for name in ("images", "lockfiles"):
+        shutil.copytree(ROOT / name, target / name)
+    return target
+
+
+def edit_patch(checkout: Path, words: str) -> None:
+    """Change one added line of the patch: a comment, as a person would."""
+    path = checkout / "images" / IMAGE / "patches" / PATCH
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    at = next(i for i, x in enumerate(lines) if x.startswith("+") and "#" in x)
+    lines[at] = lines[at].split("#")[0] + f"# {words}\n"
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def compare_docker(
+    report: Report,
+    store: Store,
+    checkout: Path,
+    wheels: list[Path],
+    torch: Path,
+    scratch: Path,
+) -> None:
+    """The same closure through a Dockerfile; then one edited line, up to a pushed image."""
+    with ExitStack() as stack:
+        daemon = stack.enter_context(docker_daemon(scratch / "docker"))
+        registry = stack.enter_context(oci_registry(scratch / "registry"))
+        base = load_base(store, daemon)
+        pip_wheel = download_pip(scratch)
+        compare_torch(report, daemon, base, torch, pip_wheel, scratch)
+        compare_edit(report, store, checkout, daemon, registry, base, wheels, pip_wheel, scratch)
+
+
+def load_base(store: Store, daemon: DockerDaemon) -> str:
+    """Our base image in the daemon, as the Dockerfile's FROM."""
+    head = [sys.executable, "-m", "pipeline", "-q", "--checkout", str(ROOT)]
+    head += ["--store", str(store.root)]
+    run([*head, "build", "debian-python", "--platform", "linux/amd64"], cwd=ROOT)
+    args = ["load", "debian-python", "--platform", "linux/amd64", "--tag", "perf-base:1"]
+    run([*head, *args], env={"DOCKER_HOST": daemon.socket_url}, cwd=ROOT)
+    return "perf-base:1"
+
+
+def download_pip(scratch: Path) -> Path:
+    """pip's own wheel, from the configured index."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "-d",
+        str(scratch),
+        "pip",
+    ]
+    run(command)
+    return next(scratch.glob("pip-*.whl"))
+
+
+def compare_torch(
+    report: Report, daemon: DockerDaemon, base: str, torch: Path, pip_wheel: Path, scratch: Path
+) -> None:
+    """torch alone: our layer against docker build and docker save."""
+    context = scratch / "torch-context"
+    dockerfile.write_context(context, base, [torch], pip_wheel)
+    out = scratch / "torch.tgz"
+    ours = run([sys.executable, "-m", "tests.perf.layer", str(torch), str(out)], cwd=ROOT)
+    built = dockerfile.docker(daemon, "build", "-q", "-t", "perf-torch", str(context))
+    saved = dockerfile.docker(daemon, "save", "-o", str(scratch / "torch.tar"), "perf-torch")
+    wall, machine = built.wall_s + saved.wall_s, built.machine_cpu_s + saved.machine_cpu_s
+    report.add(
+        "torch into an image, machine CPU",
+        f"{ours.machine_cpu_s:.1f} s ({ours.wall_s:.1f} s wall)",
+        f"docker build + save: {machine:.1f} s ({wall:.1f} s wall)",
+        f"1/{machine / ours.machine_cpu_s:.1f}",
+    )
+    (scratch / "torch.tar").unlink()
+    shutil.rmtree(context)
+
+
+def compare_edit(
+    report: Report,
+    store: Store,
+    checkout: Path,
+    daemon: DockerDaemon,
+    registry: Registry,
+    base: str,
+    wheels: list[Path],
+    pip_wheel: Path,
+    scratch: Path,
+) -> None:
+    """One edited line to a pushed image, both sides warm."""
+    digest = built_digest(store)
+    push(store, registry.url, "ours", digest)
+    context = scratch / "context"
+    dockerfile.write_context(context, base, wheels, pip_wheel)
+    theirs_ref = f"{registry.host_port}/theirs:perf"
+    first = dockerfile.docker(daemon, "build", "-q", "-t", theirs_ref, str(context))
+    first_push = dockerfile.docker(daemon, "push", "-q", theirs_ref)
+    report.add(
+        "first build and push of the whole closure",
+        "see the cold build above",
+        f"docker: {first.wall_s:.0f} s + push {first_push.wall_s:.0f} s",
+    )
+    edit_patch(checkout, "edited for a measurement")
+    made = sm120(store, checkout, "build", IMAGE, "--accept")
+    sent, pushed = timed_push(store, registry)
+    dockerfile.edit(context, "second")
+    again = dockerfile.docker(daemon, "build", "-q", "-t", theirs_ref, str(context))
+    again_push = dockerfile.docker(daemon, "push", "-q", theirs_ref)
+    ours_s, theirs_s = made.wall_s + pushed, again.wall_s + again_push.wall_s
+    report.add("edit a patch line → new image (≤ 2 s)", f"{made.wall_s:.2f} s")
+    report.add("bytes pushed after the edit (< 1 MB)", log.size(sent))
+    report.add(
+        "edit → pushed image (≥ 20×)",
+        f"{ours_s:.2f} s",
+        f"docker, warm cache: {theirs_s:.1f} s",
+        f"{theirs_s / ours_s:.0f}×",
+    )
+    sm120(store, ROOT, "build", IMAGE)
+
+
+def timed_push(store: Store, registry: Registry) -> tuple[int, float]:
+    """Push what the edit changed."""
+    start = time.monotonic()
+    sent = push(store, registry.url, "ours", built_digest(store))
+    return sent, time.monotonic() - start
+
+
+def built_digest(store: Store) -> str:
+    """The image that the store now holds."""
+    record = store.image_record(IMAGE, "linux/amd64")
+    assert record is not None
+    return str(record["descriptor"]["digest"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The usual way, for comparison: the same wheels and patch through a Dockerfile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from tests.perf.measure import Cost, run
+from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.packages import find_program
+
+# pip runs from its own wheel, as the base image has none; the patch comes last, so that an edit
+# of it finds everything before it in the cache: the kindest order for this comparison.
+DOCKERFILE = """\
+FROM {base}
+USER root
+COPY wheels /wheels
+RUN python3 /wheels/pip.whl/pip install --quiet --no-index --no-deps --no-compile \\
+    --prefix /opt/venv /wheels/closure/*.whl
+COPY edit.py /edit.py
+RUN python3 /edit.py
+"""
+
+
+def write_context(folder: Path, base: str, wheels: list[Path], pip_wheel: Path) -> None:
+    """A build context with the wheels in it, hard-linked where possible."""
+    closure = folder / "wheels" / "closure"
+    closure.mkdir(parents=True)
+    for wheel in wheels:
+        _place(wheel, closure / wheel.name)
+    _place(pip_wheel, folder / "wheels" / "pip.whl")
+    (folder / "Dockerfile").write_text(DOCKERFILE.format(base=base), encoding="utf-8")
+    edit(folder, "first")
+
+
+def edit(folder: Path, words: str) -> None:
+    """The one-line change: a script that appends a comment to one file of the engine."""
+    script = (
+        "import pathlib\n"
+        "for path in pathlib.Path('/opt/venv').rglob('extend_attention.py'):\n"
+        f"    path.write_text(path.read_text() + '# {words}\\n')\n"
+    )
+    (folder / "edit.py").write_text(script, encoding="utf-8")
+
+
+def _place(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def docker(daemon: DockerDaemon, *args: str, cwd: Path | None = None) -> Cost:
+    """Run the docker client against the private daemon."""
+    env = {"DOCKER_HOST": daemon.socket_url, "DOCKER_BUILDKIT": "0"}
+    return run([find_program("docker"), *args], env=env, cwd=cwd)

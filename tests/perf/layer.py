@@ -1,0 +1,22 @@
+"""One wheel to one layer, as a build's worker does it, in a process of its own to be measured."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pipeline.build.entry import with_parents
+from pipeline.build.layer import write_layer
+from pipeline.build.venv import Venv
+from pipeline.build.wheel import open_wheel, wheel_entries
+
+
+def main(wheel: Path, out: Path) -> None:
+    """Write the layer, with every check a build makes."""
+    entries = with_parents(wheel_entries(open_wheel(wheel, wheel.name), Venv()))
+    with out.open("wb") as handle:
+        write_layer(entries, handle)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
