@@ -9,8 +9,8 @@ from pipeline.build.entry import Entry, Kind
 from pipeline.errors import PathConflict, WishInvalid
 
 _TRIPLETS = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
-# Folders that get links of our own, so they cannot be links themselves.
-_ALWAYS_MADE = ("lib", "lib/stubs")
+# Folders that get links of our own, and `bin`: nvcc looks for lib64 beside the folder it is in.
+_ALWAYS_MADE = ("bin", "lib", "lib/stubs")
 _VERSIONED = re.compile(r"^(lib[\w+.-]+?\.so)\.\d[\d.]*$")
 
 

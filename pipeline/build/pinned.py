@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -23,12 +24,14 @@ from pipeline.build.plan import BIG_WHEEL_BYTES, LayerKind, LayerPlan, Work
 from pipeline.build.rootfs import User, assemble_rootfs
 from pipeline.build.wheel import open_wheel, wheel_entries
 from pipeline.errors import Interrupted, WishInvalid
-from pipeline.fetch.inputs import Fetcher
 from pipeline.files import os_errors_explained
 from pipeline.lock.model import Pin
 from pipeline.store.record import LayerRecord
 from pipeline.store.store import Store
 from pipeline.wish.image import Account
+
+if TYPE_CHECKING:
+    from pipeline.fetch.inputs import Fetcher
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pipeline.build.venv import Venv
 from pipeline.errors import WishInvalid
-from pipeline.fetch.inputs import has_input
 from pipeline.lock.model import ImageLock, Pin, WheelPin, current_lock
 from pipeline.model import canonical_json, sha256_of
 from pipeline.store.store import Store
@@ -225,5 +224,5 @@ def work_for(plans: Sequence[ImagePlan], store: Store) -> Work:
     cached = [layer for layer in by_key.values() if store.layer(layer.key)]
     missing = [layer for layer in by_key.values() if not store.layer(layer.key)]
     pins: dict[str, Pin] = {p.sha256: p for layer in missing for p in layer.pins}
-    fetch = [p for p in pins.values() if not has_input(store, p)]
+    fetch = [p for p in pins.values() if not store.has_input(p.sha256, p.size_bytes)]
     return Work(tuple(missing), tuple(cached), tuple(fetch))

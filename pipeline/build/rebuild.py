@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pipeline.build.image import Built, build_images
 from pipeline.build.layer import read_file
 from pipeline.build.plan import ImagePlan
 from pipeline.errors import NotReproducible
-from pipeline.fetch.inputs import Fetcher
 from pipeline.store.record import FileRow
 from pipeline.store.store import Store
 from pipeline.wish.load import Checkout
+
+if TYPE_CHECKING:
+    from pipeline.fetch.inputs import Fetcher
 
 
 def rebuild(
     checkout: Checkout, plan: ImagePlan, first: Built, store: Store, empty: Store, fetcher: Fetcher
 ) -> Built:
     """Build in an empty store and compare with the first build, layer by layer."""
-    second = build_images(checkout, empty, [plan], fetcher, judge=False)[0]
+    second = build_images(checkout, empty, [plan], lambda: fetcher, judge=False)[0]
     if first.digest != second.digest:
         raise NotReproducible(difference(store, first, empty, second))
     return second

@@ -107,6 +107,9 @@ def assemble_rootfs(
 
 def unpack_all(debs: list[Path], scratch: Path, architecture: str) -> list[DebContents]:
     """Unpack side by side (lzma lets go of the interpreter), in order of package name."""
+    names = [deb.name for deb in debs]
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise CorruptArchive(f"{doubled[0]} is given twice")
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         packages = list(pool.map(lambda deb: unpack(deb, scratch), debs))
     known: set[str] = set()

@@ -149,18 +149,19 @@ def build(
     Needs no Docker, no root and no emulation. Interrupt it whenever you like: run it again and
     it goes on. A digest that differs from the committed one is an error.
     """
-    from pipeline.build.image import build_images, find_built
-    from pipeline.build.plan import work_for
+    from pipeline.build.image import build_images
 
     start = time.monotonic()
     checkout, store = checkout_of(context), store_of(context)
     plans = _plans(checkout, names, platform)
     with store.in_use():
-        todo = [p for p in plans if find_built(store, p) is None]
-        needs_files = bool(work_for(todo, store).fetch)
-        fetcher = make_fetcher(store, mirrors, offline) if needs_files else _no_fetcher(store)
         built = build_images(
-            checkout, store, plans, fetcher, keep_inputs=keep_inputs, accept=accept
+            checkout,
+            store,
+            plans,
+            lambda: make_fetcher(store, mirrors, offline),
+            keep_inputs=keep_inputs,
+            accept=accept,
         )
     elapsed = time.monotonic() - start
     if as_json:
@@ -172,17 +173,6 @@ def build(
     click.echo(f"      sm120 export {built[-1].name} DIR   writes an OCI layout")
 
 
-def _no_fetcher(store: Store) -> Fetcher:
-    """Nothing will be fetched, so nobody is asked where things are."""
-    from pipeline.fetch.http import Client
-    from pipeline.fetch.inputs import Fetcher
-    from pipeline.fetch.settings import Settings
-    from pipeline.fetch.sources import Sources
-
-    client = Client(Settings(indexes=()))
-    return Fetcher(store, client, Sources(client), offline=True)
-
-
 def _built_table(built: list[Built]) -> str:
     rows = [
         [
@@ -192,11 +182,11 @@ def _built_table(built: list[Built]) -> str:
             log.size(b.size_bytes),
             log.size(b.unpacked_bytes),
             str(len(b.layers)),
-            "cached" if b.cached else "built",
+            "cached" if b.cached else log.seconds(b.time_s),
         ]
         for b in built
     ]
-    return log.table(["image", "platform", "digest", "size", "unpacked", "layers", ""], rows)
+    return log.table(["image", "platform", "digest", "size", "unpacked", "layers", "time"], rows)
 
 
 def _built_json(built: Built) -> dict[str, Any]:
@@ -207,6 +197,7 @@ def _built_json(built: Built) -> dict[str, Any]:
         "size_bytes": built.size_bytes,
         "unpacked_bytes": built.unpacked_bytes,
         "cached": built.cached,
+        "time_s": round(built.time_s, 3),
         "layers": [{"title": x.title, **x.record.model_dump()} for x in built.layers],
     }
 

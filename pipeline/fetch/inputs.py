@@ -34,14 +34,6 @@ _CHUNK_BYTES = 1 << 20
 Result = tuple[Pin, Path | Exception]
 
 
-def has_input(store: Store, pin: Pin) -> bool:
-    """Whether the store holds the file; its name is its hash, its size is checked."""
-    try:
-        return store.input_path(pin.sha256).stat().st_size == pin.size_bytes
-    except FileNotFoundError:
-        return False
-
-
 class Fetcher:
     """Brings pins into the store from wherever this machine may ask."""
 
@@ -53,7 +45,7 @@ class Fetcher:
         """One file, downloaded once even if two processes want it."""
         final = self._store.input_path(pin.sha256)
         with self._store.locked(f"input-{pin.sha256}", self._client.stop):
-            if has_input(self._store, pin):
+            if self._store.has_input(pin.sha256, pin.size_bytes):
                 bar.advance(pin.size_bytes)
                 return final
             self._try_all(pin, bar)

@@ -124,10 +124,9 @@ def _unnamed(index: str) -> str:
 
 def folder_of(place: str) -> Path | None:
     """A local folder behind a path or file: address, else nothing."""
-    parts = urlsplit(place)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    return Path(place).expanduser() if parts.scheme == "" else None
+    if place.startswith("file:"):
+        return Path(unquote(urlsplit(place).path))
+    return None if "://" in place else Path(place).expanduser()
 
 
 def _ca_file(pip: dict[str, list[str]]) -> str | None:

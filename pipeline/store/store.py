@@ -54,6 +54,13 @@ class Store:
     def input_path(self, sha256: str) -> Path:
         return self.root / "inputs" / sha256
 
+    def has_input(self, sha256: str, size_bytes: int) -> bool:
+        """Whether the store holds a file; its name is its hash, its size is checked."""
+        try:
+            return self.input_path(sha256).stat().st_size == size_bytes
+        except FileNotFoundError:
+            return False
+
     def partial_path(self, sha256: str) -> Path:
         return self.root / "partial" / sha256
 

@@ -142,9 +142,28 @@ def test_a_package_for_another_machine_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_package_given_twice_is_refused(tmp_path: Path) -> None:
+    again = deb(tmp_path, "a").rename(tmp_path / "again.deb")
+    with pytest.raises(CorruptArchive, match="package a is given twice"):
+        assembled(tmp_path, deb(tmp_path, "a"), again)
+
+
+def test_two_packages_of_one_file_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
-    with pytest.raises(CorruptArchive, match="given twice"):
+    with pytest.raises(CorruptArchive, match=r"a_1\.0_amd64\.deb is given twice"):
         assembled(tmp_path, deb(tmp_path, "a"), deb(tmp_path / "more", "a"))
+
+
+def test_several_users_are_all_there(tmp_path: Path) -> None:
+    second = User(name="other", uid=1001, gid=1002, home="/home/other")
+    tree = assembled(tmp_path, deb(tmp_path, "a"), users=[APP, second])
+    assert content(tree["etc/passwd"]).splitlines()[-1].startswith(b"other:*:1001:1002:")
+    assert (tree["home/app"].uid, tree["home/other"].uid) == (1000, 1001)
+
+
+def test_users_that_share_a_number_are_refused(tmp_path: Path) -> None:
+    second = User(name="other", uid=1000, gid=1002, home="/home/other")
+    with pytest.raises(WishInvalid, match="other"):
+        assembled(tmp_path, deb(tmp_path, "a"), users=[APP, second])
 
 
 def test_accounts_come_from_base_passwd_with_the_user_added(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""Small wheels, .debs and checkouts, made on the spot from plain values."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.fetch.http import Client
+from pipeline.fetch.inputs import Fetcher
+from pipeline.fetch.settings import Settings
+from pipeline.fetch.sources import Sources
+from pipeline.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
+from pipeline.store.store import Store
+from pipeline.wish.load import Checkout
+from tests.testbed.deb_file import Item, write_deb
+
+AMD64 = "linux/amd64"
+EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a wheel, where its bytes alone do not say all."""
+
+    data: bytes = b""
+    mode: int = 0o100644
+    method: int = zipfile.ZIP_DEFLATED
+
+
+Parts = Mapping[str, bytes | Part]
+
+
+def record_line(name: str, data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+    quoted = f'"{name}"' if "," in name else name
+    return f"{quoted},sha256={digest},{len(data)}\n"
+
+
+def record_of(parts: Parts, record_name: str) -> str:
+    rows = [record_line(n, p if isinstance(p, bytes) else p.data) for n, p in parts.items()]
+    return "".join([*rows, f"{record_name},,\n"])
+
+
+def wheel_parts(name: str, version: str, parts: Parts) -> dict[str, bytes | Part]:
+    """The files with the metadata that every wheel has; what is given wins."""
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+    wheel = b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    whole = {**parts, f"{info}/METADATA": metadata, f"{info}/WHEEL": wheel, **parts}
+    if f"{info}/RECORD" not in whole:
+        whole[f"{info}/RECORD"] = record_of(whole, f"{info}/RECORD").encode()
+    return whole
+
+
+def write_zip(path: Path, parts: Parts) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, part in parts.items():
+            part = Part(part) if isinstance(part, bytes) else part
+            info = zipfile.ZipInfo("x", EPOCH)
+            info.filename = name
+            info.external_attr = part.mode << 16
+            info.compress_type = part.method
+            archive.writestr(info, part.data)
+    return path
+
+
+def make_wheel(folder: Path, name: str, parts: Parts | None = None, version: str = "1.0") -> Path:
+    """A wheel with a true RECORD, unless one is given among its parts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    given = {f"{name}/__init__.py": b"x = 1\n"} if parts is None else parts
+    return write_zip(path, wheel_parts(name, version, given))
+
+
+def make_deb(folder: Path, name: str, *items: Item, architecture: str = "amd64") -> Path:
+    """A good .deb with some files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_deb(folder, name, items, architecture=architecture)
+
+
+def _sized(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    return {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def wheel_pin(path: Path) -> WheelPin:
+    name, version = path.name.split("-")[:2]
+    return WheelPin(name=name.replace("_", "-"), version=version, file=path.name, **_sized(path))
+
+
+def deb_pin(path: Path) -> DebPin:
+    name, version, _ = path.name.split("_")
+    return DebPin(name=name, version=version, path=f"pool/{path.name}", **_sized(path))
+
+
+@dataclass
+class Image:
+    """What `make_checkout` writes for one image."""
+
+    wish: dict[str, Any]
+    wheels: Sequence[Path] = ()
+    debs: Sequence[Path] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    platform: str = AMD64
+
+    @property
+    def name(self) -> str:
+        return str(self.wish["name"])
+
+
+def root_image(debs: Sequence[Path], **more: Any) -> Image:
+    """A Debian root image."""
+    wish = {
+        "name": "root",
+        "summary": "a small root for tests",
+        "platforms": [AMD64],
+        "debian": {},
+        "debs": ["tool"],
+        "accounts": [{"name": "engine", "uid": 1000, "gid": 1000, "home": "/home/engine"}],
+        "env": {"PATH": "/opt/venv/bin:/usr/bin"},
+        **more,
+    }
+    return Image(wish, debs=debs)
+
+
+def wheel_image(name: str, wheels: Sequence[Path], **more: Any) -> Image:
+    """An image of wheels on the root image."""
+    python = {"requirements": [f"{wheels[0].name.split('-')[0]}==1.0"], **more.pop("python", {})}
+    wish = {
+        "name": name,
+        "summary": "a small engine for tests",
+        "base": "root",
+        "platforms": [AMD64],
+        "python": python,
+        **more,
+    }
+    return Image(wish, wheels)
+
+
+def make_checkout(root: Path, *images: Image) -> Checkout:
+    """A checkout with wishes and locks that answer them; bases come before what stands on them."""
+    checkout = Checkout(root)
+    locks: dict[str, ImageLock] = {}
+    for image in images:
+        folder = checkout.folder(image.name)
+        for name, text in {"image.yaml": json.dumps(image.wish), **image.files}.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8", newline="")
+        wish = checkout.wish(image.name)
+        base = locks[wish.base].seal if wish.base else None
+        pins = [wheel_pin(p) for p in image.wheels], [deb_pin(p) for p in image.debs]
+        locks[image.name] = sealed(image.name, image.platform, wish.lock_digest(), base, *pins)
+        write_lock(checkout.lock_path(image.name, image.platform), locks[image.name])
+    return checkout
+
+
+def folder_fetcher(store: Store, mirror: Path) -> Fetcher:
+    """A fetcher that knows one folder and no network."""
+    client = Client(Settings(indexes=(), mirrors=(str(mirror),)))
+    return Fetcher(store, client, Sources(client), offline=True)

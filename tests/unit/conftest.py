@@ -1,0 +1,95 @@
+"""Unit tests reach nothing but loopback and own nothing but their folder."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import log
+from tests.testbed.fault_server import FaultServer, fault_server
+from tests.unit.support import Command
+
+_CLEARED = ("PIP_", "UV_", "SM120_", "XDG_")
+_NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(autouse=True)
+def stay_at_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Settings of this machine stay out, and so does the network beyond loopback."""
+    home = tmp_path_factory.mktemp("home")
+    for name in [n for n in os.environ if n.startswith(_CLEARED) or n.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    # programs that tests start have sockets of their own: their way out is a closed door
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, _NOWHERE)
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("SM120_STORE", str(home / "store"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    monkeypatch.setattr(socket.socket, "connect", _only_loopback(socket.socket.connect))
+    monkeypatch.setattr(socket, "getaddrinfo", _only_numbers(socket.getaddrinfo))
+    yield
+    log.set_quiet(False)
+
+
+def _only_loopback(connect: Any) -> Any:
+    def guarded(self: socket.socket, address: Any) -> Any:
+        is_inet = self.family in (socket.AF_INET, socket.AF_INET6)
+        if is_inet and not str(address[0]).startswith(("127.", "::1", "localhost")):
+            raise AssertionError(f"a unit test tried to reach {address}")
+        return connect(self, address)
+
+    return guarded
+
+
+def _only_numbers(getaddrinfo: Any) -> Any:
+    def guarded(host: Any, *args: Any, **kwargs: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else str(host)
+        if not name.startswith(("127.", "::1", "localhost", "0.0.0.0")):
+            raise socket.gaierror(socket.EAI_NONAME, f"unit tests know no {name}")
+        return getaddrinfo(host, *args, **kwargs)
+
+    return guarded
+
+
+@pytest.fixture
+def server() -> Iterator[FaultServer]:
+    """An index and file server that misbehaves on request."""
+    with fault_server() as running:
+        yield running
+
+
+@pytest.fixture
+def sm120(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Command:
+    """The command, run in this process inside the test's folder."""
+    return Command(capfd, monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real disk of two megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("Only root can mount a small disk here.")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture
+def store_root(tmp_path: Path) -> Path:
+    return tmp_path / "store"

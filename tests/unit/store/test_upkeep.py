@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.store.store import Store, open_store
+from pipeline.wish.load import Checkout
+from tests.unit.support import AMD64, Command, make_checkout, make_wheel, misnamed
+
+
+@pytest.fixture(autouse=True)
+def pip_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("SM120_STORE", str(tmp_path / "store"))
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    wheel = make_wheel(tmp_path / "mirror", "thing")
+    (tmp_path / "images" / "tiny").mkdir(parents=True)
+    (tmp_path / "images" / "tiny" / "f").write_bytes(b"ours")
+    return make_checkout(tmp_path, [wheel], files=[{"from": "f", "to": "/f"}])
+
+
+@pytest.fixture
+def digest(checkout: Checkout, store: Store, sm120: Command) -> str:
+    """A built image."""
+    return built(sm120, "--accept")
+
+
+def built(sm120: Command, *args: str) -> str:
+    answer = sm120("build", "--offline", "--mirror", sm120.cwd / "mirror", "--json", *args).json
+    return str(answer[0]["digest"])
+
+
+def blobs(store: Store) -> list[Path]:
+    return sorted((store.root / "oci" / "blobs" / "sha256").iterdir())
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_show_counts_what_is_there(store: Store, digest: str, sm120: Command) -> None:
+    shelves = {s["name"]: s for s in sm120("store", "show", "--json").json["shelves"]}
+    assert shelves["layers"]["files"] == len(blobs(store))
+    assert shelves["inputs"]["files"] == 1
+    assert "tables of contents" in sm120("store", "show").out
+
+
+def test_a_whole_store_is_said_to_be_whole(digest: str, sm120: Command) -> None:
+    ended = sm120("store", "check")
+    assert (ended.code, ended.out) == (0, "the store is whole\n")
+    assert sm120("store", "check", "--json").json == {"damaged": [], "repaired": False}
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_flipped_bit_in_any_blob_is_found_and_repaired(
+    store: Store, digest: str, sm120: Command, number: int
+) -> None:
+    bad = blobs(store)[number]
+    flip(bad)
+    ended = sm120("store", "check")
+    assert ended.code == 42
+    assert ended.out == f"damaged: {bad}\n"
+    assert "--repair" in ended.err
+    assert sm120("store", "check", "--json").code == 42
+    assert bad.exists()
+    assert sm120("store", "check", "--repair").code == 0
+    assert not bad.exists()
+    assert built(sm120) == digest
+    assert misnamed(store.root) == []
+
+
+def test_a_flipped_bit_in_an_input_is_found(store: Store, digest: str, sm120: Command) -> None:
+    bad = next((store.root / "inputs").iterdir())
+    flip(bad)
+    assert sm120("store", "check", "--repair").out.startswith(f"removed: {bad}")
+    assert sm120("store", "check").code == 0
+
+
+def test_damaged_tables_of_contents_are_found_and_made_again(
+    store: Store, checkout: Checkout, digest: str, sm120: Command
+) -> None:
+    for table in (store.root / "contents").iterdir():
+        table.write_bytes(table.read_bytes()[:-9])
+    (checkout.folder("tiny") / "f").write_bytes(b"changed, so that tables are read")
+    ended = sm120("build", "--offline")
+    assert ended.code == 42
+    assert sm120("store", "check").code == 42
+    assert sm120("store", "check", "--repair").code == 0
+    assert built(sm120, "--accept") != digest
+
+
+def test_a_damaged_record_of_an_image_is_found_and_made_again(
+    store: Store, digest: str, sm120: Command
+) -> None:
+    (store.image_folder("tiny", AMD64) / "image.json").write_text("{}")
+    assert sm120("store", "trim", "--yes").code == 42
+    assert sm120("store", "check").code == 42
+    assert sm120("store", "check", "--repair").code == 0
+    assert built(sm120) == digest
+
+
+def test_trim_only_says_what_could_go(store: Store, digest: str, sm120: Command) -> None:
+    (store.root / "oci" / "blobs" / "sha256" / ("0" * 64)).write_bytes(b"old")
+    before = sorted(store.root.rglob("*"))
+    ended = sm120("store", "trim")
+    assert ended.code == 0
+    assert "could go" in ended.out
+    assert "--yes" in ended.out
+    assert sorted(store.root.rglob("*")) == before
+
+
+def test_trim_keeps_what_a_built_image_needs(store: Store, digest: str, sm120: Command) -> None:
+    needed = blobs(store)
+    (store.root / "oci" / "blobs" / "sha256" / ("0" * 64)).write_bytes(b"old")
+    (store.root / "contents" / f"{'0' * 64}.json").write_bytes(b"[]")
+    assert "freed" in sm120("store", "trim", "--yes").out
+    assert blobs(store) == needed
+    assert list((store.root / "inputs").iterdir()) == []
+    assert len(list((store.root / "contents").iterdir())) == 2
+    answer = sm120("build", "--offline", "--json").json
+    assert (answer[0]["digest"], answer[0]["cached"]) == (digest, True)
+
+
+def test_trim_keeps_downloads_that_may_still_go_on(store: Store, sm120: Command) -> None:
+    fresh, stale = store.partial_path("a" * 64), store.partial_path("b" * 64)
+    fresh.write_bytes(b"x")
+    stale.write_bytes(b"x")
+    month_ago = time.time() - 30 * 24 * 3600
+    os.utime(stale, (month_ago, month_ago))
+    sm120("store", "trim", "--yes")
+    assert (fresh.exists(), stale.exists()) == (True, False)
+
+
+def test_an_empty_store_can_be_looked_after(store: Store, sm120: Command) -> None:
+    for args in (["show"], ["check"], ["check", "--repair"], ["trim"], ["trim", "--yes"]):
+        assert sm120("store", *args).code == 0
+
+
+def test_a_rebuild_leaves_nothing_behind(store: Store, digest: str, sm120: Command) -> None:
+    ended = sm120("rebuild", "tiny", "--offline", "--json")
+    assert ended.json == {"image": "tiny", "digest": digest, "identical": True}
+    assert list(store.tmp.iterdir()) == []
+    assert not list(store.root.glob("rebuild-*"))
