@@ -80,8 +80,11 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Move the pins: the tools' own requirements, then every image's lock."""
+    """Move the pins: the tools' own requirements, then every image's lock (-- --check: only look)."""
     set_up(session, "run")
+    if "--check" in session.posargs:
+        session.run("sm120", "lock", *session.posargs)
+        return
     for group, extra in (
         ("nox", ["--group", "nox"]),
         ("run", ["pyproject.toml", "--group", "build"]),

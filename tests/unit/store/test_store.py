@@ -326,7 +326,7 @@ def test_a_layer_onto_a_full_disk_ends_so_and_leaves_nothing(
     monkeypatch.setattr(Store, "need_space", lambda self, n_bytes: None)
     fetcher = folder_fetcher(store, tmp_path / "mirror")
     with pytest.raises(DiskFull):
-        build_images(checkout, store, [plan_image(checkout, "tiny", AMD64)], fetcher)
+        build_images(checkout, store, [plan_image(checkout, "tiny", AMD64)], lambda: fetcher)
     assert misnamed(small_disk) == []
     assert temporary_files(small_disk) == []
     assert list((store.root / "oci" / "blobs" / "sha256").iterdir()) == []

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging import _manylinux, tags
+from packaging.utils import parse_wheel_filename
+
+from pipeline.cli.locks import _size_finder, uv_environment
+from pipeline.errors import ResolveFailed
+from pipeline.fetch.http import Client
+from pipeline.fetch.settings import Settings
+from pipeline.lock.wheels import choose_wheels, resolve_wheels, tag_ranks
+from pipeline.wish.image import PythonWish
+from tests.testbed import fault_server as faults
+from tests.testbed.fault_server import FaultServer
+from tests.unit.support import AMD64, ARM64, make_wheel
+
+WISH = PythonWish(requirements=["thing"])
+
+
+def pylock(*files: str, **more: Any) -> dict[str, Any]:
+    wheels = [{"name": f, "hashes": {"sha256": f"{n:064x}"}} for n, f in enumerate(files)]
+    return {"packages": [{"name": "thing", "version": "1.0", "wheels": wheels, **more}]}
+
+
+def chosen(*tags: str, platform: str = AMD64, version: str = "3.11") -> str:
+    files = [f"thing-1.0-{tag}.whl" for tag in tags]
+    wish = PythonWish(requirements=["thing"], version=version)
+    results = set()
+    for seed in range(4):
+        random.Random(seed).shuffle(files)
+        ((_, _, file, _),) = choose_wheels(pylock(*files), wish, platform)
+        results.add(file)
+    (only,) = results
+    return only.removeprefix("thing-1.0-").removesuffix(".whl")
+
+
+@pytest.mark.parametrize(
+    ("best", "others"),
+    [
+        (
+            "cp311-cp311-manylinux_2_28_x86_64",
+            ["py3-none-any", "cp312-cp312-manylinux_2_28_x86_64"],
+        ),
+        ("cp311-cp311-manylinux_2_28_x86_64", ["cp38-abi3-manylinux_2_28_x86_64"]),
+        ("cp39-abi3-manylinux_2_28_x86_64", ["cp38-abi3-manylinux_2_28_x86_64", "py3-none-any"]),
+        ("cp38-abi3-manylinux_2_17_x86_64", ["py3-none-manylinux_2_28_x86_64"]),
+        ("cp311-abi3-manylinux2014_x86_64", ["py3-none-any", "cp312-abi3-manylinux2014_x86_64"]),
+        ("cp311-cp311-manylinux_2_17_x86_64", ["cp311-cp311-manylinux2014_x86_64"]),
+        (
+            "cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64",
+            ["cp311-cp311-manylinux2010_x86_64", "cp311-cp311-manylinux1_x86_64"],
+        ),
+        ("cp311-cp311-manylinux1_x86_64", ["cp311-cp311-linux_x86_64"]),
+        ("cp311-cp311-manylinux_2_36_x86_64", ["cp311-cp311-manylinux_2_37_x86_64"]),
+        ("cp311-cp311-manylinux_2_28_x86_64", ["cp311-cp311-musllinux_1_2_x86_64"]),
+        ("cp311-cp311-manylinux_2_28_x86_64", ["cp311-cp311-manylinux_2_28_aarch64"]),
+        ("cp311-cp311-manylinux_2_28_x86_64", ["cp311-cp311t-manylinux_2_28_x86_64"]),
+        ("py3-none-manylinux_2_28_x86_64", ["py3-none-any", "py2.py3-none-any"]),
+        ("py311-none-any", ["py3-none-any"]),
+        ("py2.py3-none-any", ["cp311-cp311-win_amd64", "cp311-cp311-macosx_11_0_arm64"]),
+        ("2-py3-none-any", ["1-py3-none-any", "py3-none-any"]),
+        ("10-py3-none-any", ["9-py3-none-any"]),
+    ],
+)
+def test_the_wheel_pip_would_take_is_chosen(best: str, others: list[str]) -> None:
+    assert chosen(best, *others) == best
+
+
+def test_another_platform_gets_another_wheel() -> None:
+    both = ["cp311-cp311-manylinux_2_28_x86_64", "cp311-cp311-manylinux_2_28_aarch64"]
+    assert chosen(*both, platform=ARM64) == both[1]
+    assert chosen(*both, platform=AMD64) == both[0]
+
+
+def test_another_python_gets_another_wheel() -> None:
+    both = ["cp311-cp311-manylinux_2_28_x86_64", "cp312-cp312-manylinux_2_28_x86_64"]
+    assert chosen(*both, version="3.12") == both[1]
+
+
+@pytest.mark.parametrize(("platform", "machine"), [(AMD64, "x86_64"), (ARM64, "aarch64")])
+def test_the_order_of_tags_is_that_of_pip_inside_debian_12(
+    platform: str, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_manylinux, "_get_glibc_version", lambda: (2, 36))
+    monkeypatch.setattr(_manylinux, "_have_compatible_abi", lambda executable, archs: True)
+    platforms = [*_manylinux.platform_tags([machine]), f"linux_{machine}"]
+    expected = [
+        *tags.cpython_tags((3, 11), platforms=platforms),
+        *tags.compatible_tags((3, 11), "cp311", platforms),
+    ]
+    ranks = tag_ranks("3.11", platform)
+    assert sorted(ranks, key=ranks.__getitem__) == list(dict.fromkeys(expected))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [],
+        ["thing-1.0-cp311-cp311-win_amd64.whl"],
+        ["thing-1.0-cp311-cp311-manylinux_2_28_aarch64.whl"],
+        ["thing-1.0-cp312-cp312-manylinux_2_28_x86_64.whl"],
+        ["thing-1.0-cp311-cp311-musllinux_1_2_x86_64.whl"],
+        ["thing-1.0-cp311-cp311-manylinux_2_39_x86_64.whl"],
+        ["thing.whl"],
+    ],
+)
+def test_no_wheel_for_the_platform_is_said_plainly(files: list[str]) -> None:
+    with pytest.raises(ResolveFailed, match=r"thing 1\.0: no wheel for linux/amd64"):
+        choose_wheels(pylock(*files), WISH, AMD64)
+
+
+def test_a_wheel_without_a_hash_is_not_locked() -> None:
+    lock = pylock("thing-1.0-py3-none-any.whl")
+    lock["packages"][0]["wheels"][0]["hashes"] = {}
+    with pytest.raises(ResolveFailed, match="no sha256"):
+        choose_wheels(lock, WISH, AMD64)
+
+
+def test_a_wheel_may_be_known_by_its_address_only() -> None:
+    url = "https://example.invalid/a/thing-1.0%2Bcu130-py3-none-any.whl"
+    lock = {"packages": [{"name": "Thing", "version": "1.0+cu130", "wheels": [{"url": url}]}]}
+    lock["packages"][0]["wheels"][0]["hashes"] = {"sha256": "0" * 64}  # type: ignore[index]
+    (found,) = choose_wheels(lock, WISH, AMD64)
+    assert found[:3] == ("thing", "1.0+cu130", "thing-1.0+cu130-py3-none-any.whl")
+
+
+def test_what_is_left_out_on_purpose_needs_no_wheel() -> None:
+    wish = PythonWish(requirements=["thing"], omit={"thing": "not on this platform"})
+    assert choose_wheels(pylock(), wish, AMD64) == []
+
+
+# The real uv, against an index on loopback.
+
+
+@pytest.fixture
+def index(server: FaultServer, tmp_path: Path) -> FaultServer:
+    folder = tmp_path / "wheels"
+    for machine in ("x86_64", "aarch64"):
+        make_wheel(
+            folder, "thing", requires=["Dep_A>=1"], tag=f"cp311-cp311-manylinux_2_28_{machine}"
+        )
+    make_wheel(folder, "dep-a", "1.5", requires=['other; sys_platform == "win32"'])
+    make_wheel(folder, "dep-a", "1.0")
+    make_wheel(folder, "old", tag="cp311-cp311-win_amd64")
+    for path in folder.iterdir():
+        server.add(path.name, path.read_bytes())
+    return server
+
+
+def resolve(
+    requirements: list[str], settings: Settings, scratch: Path, platform: str = AMD64
+) -> dict[str, tuple[str, int]]:
+    wish = PythonWish(requirements=requirements)
+    client = Client(settings, first_wait_s=0.001)
+    scratch.mkdir()
+    args = [] if settings.indexes else ["--no-index"]
+    env = {**uv_environment(settings), "UV_CACHE_DIR": str(scratch / "cache")}
+    pins = resolve_wheels(wish, platform, _size_finder(client), args, scratch, env)
+    return {p.name: (p.file, p.size_bytes) for p in pins}
+
+
+@pytest.mark.parametrize("platform", [AMD64, ARM64])
+@pytest.mark.parametrize("page", [faults.JSON_PAGE, faults.HTML_PAGE])
+def test_uv_resolves_for_any_platform_from_any_index(
+    index: FaultServer, tmp_path: Path, platform: str, page: str
+) -> None:
+    index.page_type = page
+    index.says_size = False
+    found = resolve(["thing"], Settings(indexes=(index.index,)), tmp_path / "s", platform)
+    machine = "x86_64" if platform == AMD64 else "aarch64"
+    files = [f"thing-1.0-cp311-cp311-manylinux_2_28_{machine}.whl", "dep_a-1.5-py3-none-any.whl"]
+    sizes = {name: len(index.files[f"/files/{name}"]) for name in files}
+    assert found == {"thing": (files[0], sizes[files[0]]), "dep-a": (files[1], sizes[files[1]])}
+
+
+@pytest.mark.parametrize("wanted", ["absent", "thing==9", "old", "dep-a<1"])
+def test_what_cannot_be_resolved_is_told_in_uvs_words(
+    index: FaultServer, tmp_path: Path, wanted: str
+) -> None:
+    with pytest.raises(ResolveFailed, match=wanted.split("=")[0].split("<")[0]):
+        resolve([wanted], Settings(indexes=(index.index,)), tmp_path / "s")
+
+
+def test_a_second_index_is_asked_too(index: FaultServer, tmp_path: Path) -> None:
+    index.fail("/empty/thing/", faults.status(404), 9)
+    index.fail("/empty/dep-a/", faults.status(404), 9)
+    settings = Settings(indexes=(f"{index.url}/empty/", index.index))
+    assert resolve(["thing"], settings, tmp_path / "s").keys() == {"thing", "dep-a"}
+
+
+def test_a_folder_alone_is_enough(index: FaultServer, tmp_path: Path) -> None:
+    settings = Settings(indexes=(), folders=(tmp_path / "wheels", tmp_path / "gone"))
+    assert resolve(["thing"], settings, tmp_path / "s").keys() == {"thing", "dep-a"}
+    assert index.asked == []
+
+
+def test_uvs_words_show_no_password(index: FaultServer, tmp_path: Path) -> None:
+    secret = "tr0ub4dor"
+    index.login = f"me:{secret}"
+    private = index.index.replace("://", f"://me:{secret}@")
+    assert resolve(["thing"], Settings(indexes=(private,)), tmp_path / "s").keys() >= {"thing"}
+    index.login = "me:changed"
+    with pytest.raises(ResolveFailed) as caught:
+        resolve(["thing"], Settings(indexes=(private,)), tmp_path / "t")
+    assert secret not in str(caught.value)
+
+
+def test_the_file_names_made_here_are_wheels(index: FaultServer) -> None:
+    for path in index.files:
+        parse_wheel_filename(path.rpartition("/")[2])

@@ -1,0 +1,62 @@
+"""The README says what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.errors import exit_codes
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def exit_code_table() -> str:
+    """The table as the README must have it."""
+    rows = [
+        f"| {code} | {name} | {meaning} | {hint} |" for code, name, meaning, hint in exit_codes()
+    ]
+    return "\n".join(["| code | name | what happened | what to try |", "|---|---|---|---|", *rows])
+
+
+def section(name: str) -> str:
+    found = re.search(rf"<!-- {name} -->\n(.*?)\n?<!-- end -->", README, re.S)
+    assert found, f"README has no section {name!r}"
+    return found[1]
+
+
+def test_the_exit_codes_in_the_readme_are_those_of_the_code() -> None:
+    assert section("exit codes") == exit_code_table()
+
+
+def test_no_two_errors_share_an_exit_code() -> None:
+    codes = [row[0] for row in exit_codes()]
+    assert len(codes) == len(set(codes))
+
+
+def test_the_digests_in_the_readme_are_the_golden_ones() -> None:
+    golden = yaml.safe_load((ROOT / "lockfiles" / "golden.yaml").read_text(encoding="utf-8"))
+    block = section("output: build")
+    for name in ("sglang-k2", "sglang", "vllm"):
+        assert golden["images"][f"{name}.amd64"]["digest"] in block
+
+
+def test_the_docker_tag_in_the_readme_is_the_digest_it_stands_for() -> None:
+    golden = yaml.safe_load((ROOT / "lockfiles" / "golden.yaml").read_text(encoding="utf-8"))
+    tag = re.search(r"sm120/sglang-k2:([0-9a-f]{12})", README)
+    assert tag
+    assert tag[1] == golden["images"]["sglang-k2.amd64"]["digest"][7:19]
+
+
+@pytest.mark.parametrize("room", ["wish", "lock", "store", "fetch", "build", "ship", "cli"])
+def test_the_map_names_every_room(room: str) -> None:
+    assert (ROOT / "pipeline" / room).is_dir()
+    assert f"`pipeline/{room}`" in README
+
+
+def test_every_room_is_on_the_map() -> None:
+    rooms = [p.parent.name for p in (ROOT / "pipeline").glob("*/__init__.py")]
+    assert [r for r in rooms if f"`pipeline/{r}`" not in README] == []
