@@ -80,7 +80,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Move the pins: the tools' own requirements, then every image's lock (-- --check: only look)."""
+    """Move the pins: our own tools, then every image (-- --check: only look)."""
     set_up(session, "run")
     if "--check" in session.posargs:
         session.run("sm120", "lock", *session.posargs)
