@@ -6,16 +6,24 @@ import base64
 import hashlib
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from pipeline.build import pinned
+from pipeline.build.image import Built, build_images
+from pipeline.build.plan import plan_image
 from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import Settings
 from pipeline.fetch.sources import Sources
 from pipeline.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
+from pipeline.model import sha256_of
 from pipeline.store.store import Store
 from pipeline.wish.load import Checkout
 from tests.testbed.deb_file import Item, write_deb
@@ -164,3 +172,76 @@ def folder_fetcher(store: Store, mirror: Path) -> Fetcher:
     """A fetcher that knows one folder and no network."""
     client = Client(Settings(indexes=(), mirrors=(str(mirror),)))
     return Fetcher(store, client, Sources(client), offline=True)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of one file in a wheel, written as a patch and its promise."""
+
+    path: str
+    before: bytes
+    after: bytes
+
+    @property
+    def diff(self) -> str:
+        old, new = (x.decode().splitlines(keepends=True) for x in (self.before, self.after))
+        return "".join(unified_diff(old, new, f"a/{self.path}", f"b/{self.path}"))
+
+    @property
+    def promise(self) -> dict[str, str]:
+        return {
+            "path": self.path,
+            "before": sha256_of(self.before),
+            "after": sha256_of(self.after),
+        }
+
+
+def patch_wish(*edits: Edit, applies_to: str = "pkg==1.0", **more: Any) -> dict[str, Any]:
+    """One patch as series.yaml lists it."""
+    return {
+        "file": "0001.patch",
+        "why": "because a test needs a reason that is long enough",
+        "upstream": ["https://example.org/1"],
+        "applies_to": applies_to,
+        "gate": "some-gate",
+        "files": [edit.promise for edit in edits],
+        **more,
+    }
+
+
+def patch_files(*edits: Edit, **more: Any) -> dict[str, str]:
+    """A series of one patch, as files of an image's folder."""
+    return {
+        "patches/series.yaml": json.dumps({"patches": [patch_wish(*edits, **more)]}, indent=1),
+        "patches/0001.patch": "".join(edit.diff for edit in edits),
+    }
+
+
+@contextmanager
+def threads(*_: object) -> Iterator[ThreadPoolExecutor]:
+    """In place of worker processes, which take longer to start."""
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def build(
+    checkout: Checkout,
+    store: Store,
+    mirror: Path,
+    *names: str,
+    accept: bool = True,
+    keep_inputs: bool = False,
+    processes: bool = False,
+) -> list[Built]:
+    """Build offline from a folder."""
+    plans = [plan_image(checkout, name, AMD64) for name in names]
+    workers = nullcontext() if processes else mock.patch.object(pinned, "_workers", threads)
+    with workers:
+        return build_images(
+            checkout,
+            store,
+            plans,
+            lambda: folder_fetcher(store, mirror),
+            accept=accept,
+            keep_inputs=keep_inputs,
+        )

@@ -71,4 +71,3 @@ def accept(path: Path, name: str, got: GoldenImage) -> None:
         body = {k: images[k].model_dump() for k in sorted(images)}
         text = yaml.safe_dump({"images": body}, sort_keys=False, width=100)
         write_bytes(path, (_HEAD + text).encode())
-    (path.parent / ".golden.lock").unlink(missing_ok=True)

@@ -98,6 +98,7 @@ def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
     """Everything that can be known without network or disk work; refuses stale locks."""
     wish = checkout.wish(name)
     checkout.chain(name)
+    _require_files(checkout, wish)
     base = plan_image(checkout, wish.base, platform) if wish.base else None
     lock = current_lock(checkout, wish, platform)
     layers = tuple(_layers(wish, lock, platform.partition("/")[2]))
@@ -169,6 +170,13 @@ def _image_key(checkout: Checkout, wish: ImageWish, lock: ImageLock, base: Image
     return sha256_of(canonical_json(image_inputs(checkout, wish, lock, base.key if base else None)))
 
 
+def _require_files(checkout: Checkout, wish: ImageWish) -> None:
+    """What the image's folder must hold, said before anything is fetched."""
+    for file in wish.files:
+        if not (checkout.folder(wish.name) / file.source).is_file():
+            raise WishInvalid(f"{wish.name}: files: {file.source} is not in the image's folder")
+
+
 def image_inputs(
     checkout: Checkout, wish: ImageWish, lock: ImageLock, base_key: str | None
 ) -> dict[str, object]:
@@ -188,7 +196,7 @@ def image_inputs(
 
 
 def _file_digest(path: Path) -> str:
-    return sha256_of(path.read_bytes()) if path.exists() else "missing"
+    return sha256_of(path.read_bytes()) if path.is_file() else "missing"
 
 
 @dataclass(frozen=True)

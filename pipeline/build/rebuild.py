@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipeline.build.entry import Kind
 from pipeline.build.image import Built, build_images
 from pipeline.build.layer import read_file
 from pipeline.build.plan import ImagePlan
@@ -53,9 +54,13 @@ def _file_difference(path: str, a: FileRow | None, b: FileRow | None) -> str:
 
 
 def file_in_image(store: Store, built: Built, path: str) -> bytes | None:
-    """A file as a container would see it, from the last layer that has it."""
+    """A file as a container would see it, from the last layer that has it; links not followed."""
     for layer in reversed(built.layers):
-        for row in store.contents(layer.record.digest):
-            if row.path == path.lstrip("/"):
-                return read_file(store.blob_path(layer.record.digest), row)
+        rows = {row.path: row for row in store.contents(layer.record.digest)}
+        row = rows.get(path.lstrip("/"))
+        if row is not None and row.kind == Kind.HARDLINK.value:
+            row = rows[row.target]
+        if row is not None:
+            blob = store.blob_path(layer.record.digest)
+            return read_file(blob, row) if row.kind == Kind.FILE.value else None
     return None

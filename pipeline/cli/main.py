@@ -108,7 +108,7 @@ def _end(error: PipelineError, debug: bool) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(BrokenPipeError):
         if debug:
-            traceback.print_exception(error)
+            traceback.print_exc()
         print(f"sm120: {' '.join(str(error).split())}", file=sys.stderr)
         if error.hint:
             print(f"       {error.hint}", file=sys.stderr)

@@ -6,9 +6,10 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import BinaryIO
 
 from pipeline.errors import (
@@ -26,7 +27,8 @@ from pipeline.lock.model import Pin
 from pipeline.log import Bar
 from pipeline.store.store import Store
 
-WORKERS = 6
+# Large files keep the line busy, small ones wait for answers: some threads begin at each end.
+LARGE_FIRST, SMALL_FIRST = 4, 6
 # A thread that waits for a connection cannot be stopped; the process does not wait for it.
 LONGEST_GOODBYE_S = 3.0
 _CHUNK_BYTES = 1 << 20
@@ -53,17 +55,16 @@ class Fetcher:
         return final
 
     def fetch_all(self, pins: Sequence[Pin], bar: Bar) -> Generator[tuple[Pin, Path]]:
-        """Yield each file as it is done, largest first so that no core waits at the end.
+        """Yield each file as it is done.
 
         Use it under `contextlib.closing`, so that its threads end when the caller does.
         """
-        todo: SimpleQueue[Pin] = SimpleQueue()
+        todo = deque(sorted(pins, key=lambda p: p.size_bytes))
         done: SimpleQueue[Result] = SimpleQueue()
-        for pin in sorted(pins, key=lambda p: -p.size_bytes):
-            todo.put(pin)
+        takers = [todo.pop] * LARGE_FIRST + [todo.popleft] * SMALL_FIRST
         threads = [
-            threading.Thread(target=self._work, args=(todo, done, bar), daemon=True)
-            for _ in range(min(WORKERS, len(pins)))
+            threading.Thread(target=self._work, args=(take, done, bar), daemon=True)
+            for take in takers[: len(pins)]
         ]
         try:
             for thread in threads:
@@ -76,11 +77,11 @@ class Fetcher:
         finally:
             self._say_goodbye(threads)
 
-    def _work(self, todo: SimpleQueue[Pin], done: SimpleQueue[Result], bar: Bar) -> None:
+    def _work(self, take: Callable[[], Pin], done: SimpleQueue[Result], bar: Bar) -> None:
         while not self._client.stop.is_set():
             try:
-                pin = todo.get_nowait()
-            except Empty:
+                pin = take()
+            except IndexError:
                 return
             try:
                 done.put((pin, self.fetch(pin, bar)))

@@ -7,7 +7,6 @@ source that has the right bytes will do.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -49,9 +48,6 @@ class Sources:
     ) -> None:
         self._client = client
         self._find_mirror = cache(mirror_finder or debian_mirror)
-        self._pages: dict[tuple[str, str], ProjectPage | None] = {}
-        self._page_locks: dict[tuple[str, str], threading.Lock] = {}
-        self._guard = threading.Lock()
 
     def finders(self, pin: Pin, *, offline: bool) -> list[Callable[[], Iterator[Place]]]:
         """Ways to find a file, nearest first; each is asked only when those before it failed."""
@@ -70,7 +66,7 @@ class Sources:
         return [*found, *found_there, *asked]
 
     def _index_places(self, index: str, pin: WheelPin) -> Iterator[Place]:
-        page = self._page(index, pin.name)
+        page = project_page(self._client, index, pin.name)
         if page is None:
             return
         for package in page.packages:
@@ -82,16 +78,6 @@ class Sources:
                     f"{pin.file}: locked as {pin.sha256}, the index offers {offered}"
                 )
             yield Place(with_login(package.url, index))
-
-    def _page(self, index: str, project: str) -> ProjectPage | None:
-        """A project's page, asked for once even by several threads."""
-        key = (index, project)
-        with self._guard:
-            lock = self._page_locks.setdefault(key, threading.Lock())
-        with lock:
-            if key not in self._pages:
-                self._pages[key] = project_page(self._client, index, project)
-            return self._pages[key]
 
     def _debian_places(self, pin: DebPin) -> Iterator[Place]:
         for base in self._find_mirror().bases_for(pin.path):

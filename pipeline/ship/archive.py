@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline.build.image import Built
 from pipeline.build.tar import BLOCK, END, MTIME, padding
+from pipeline.errors import StoreDamaged
 from pipeline.model import canonical_json
 from pipeline.store.store import Store
 
@@ -21,7 +22,7 @@ _CHUNK_BYTES = 1 << 20
 def docker_archive(store: Store, built: Built, tags: list[str]) -> Iterator[bytes]:
     """The archive's bytes, piece by piece."""
     manifest = store.read_json(built.digest)
-    config = manifest["config"]["digest"]
+    config = manifest["config"]
     descriptor = {
         "mediaType": manifest["mediaType"],
         "digest": built.digest,
@@ -29,7 +30,7 @@ def docker_archive(store: Store, built: Built, tags: list[str]) -> Iterator[byte
         "annotations": {"io.containerd.image.name": tags[0]} if tags else {},
     }
     docker = {
-        "Config": _blob_name(config),
+        "Config": _blob_name(config["digest"]),
         "RepoTags": tags,
         "Layers": [_blob_name(x["digest"]) for x in manifest["layers"]],
     }
@@ -37,11 +38,9 @@ def docker_archive(store: Store, built: Built, tags: list[str]) -> Iterator[byte
     yield from _bytes("oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
     yield from _bytes("index.json", canonical_json(index))
     yield from _bytes("manifest.json", canonical_json([docker]))
-    sent: set[str] = set()
-    for digest in [built.digest, config, *(x["digest"] for x in manifest["layers"])]:
-        if digest not in sent:
-            sent.add(digest)
-            yield from _file(_blob_name(digest), store.blob_path(digest))
+    blobs = {x["digest"]: x["size"] for x in [descriptor, config, *manifest["layers"]]}
+    for digest, size_bytes in blobs.items():
+        yield from _file(_blob_name(digest), store.blob_path(digest), size_bytes)
     yield END
 
 
@@ -59,13 +58,14 @@ def _bytes(name: str, data: bytes) -> Iterator[bytes]:
     yield _head(name, len(data)) + data + padding(len(data))
 
 
-def _file(name: str, path: Path) -> Iterator[bytes]:
-    size = path.stat().st_size
-    yield _head(name, size)
+def _file(name: str, path: Path, size_bytes: int) -> Iterator[bytes]:
+    if not path.exists() or path.stat().st_size != size_bytes:
+        raise StoreDamaged(f"{path}: is not the {size_bytes} bytes that the manifest names")
+    yield _head(name, size_bytes)
     with path.open("rb") as handle:
         while chunk := handle.read(_CHUNK_BYTES):
             yield chunk
-    yield padding(size)
+    yield padding(size_bytes)
 
 
 def archive_bytes(built: Built) -> int:

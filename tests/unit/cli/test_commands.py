@@ -1,0 +1,401 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from pipeline.cli.main import cli
+from pipeline.errors import PipelineError, exit_codes
+from pipeline.fetch import http
+from pipeline.store.store import open_store
+from pipeline.wish.load import Checkout
+from tests.testbed.fault_server import FaultServer
+from tests.unit.support import (
+    AMD64,
+    ROOT,
+    Command,
+    Ended,
+    command,
+    lock_to,
+    make_checkout,
+    make_wheel,
+    tiny_wish,
+    write_wish,
+)
+
+SECRET = "tr0ub4dor"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return make_checkout(tmp_path, [make_wheel(tmp_path / "mirror", "thing")])
+
+
+@pytest.fixture
+def no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
+
+
+def build(sm120: Command, *args: str) -> Ended:
+    return sm120("build", "tiny", "--offline", "--mirror", sm120.cwd / "mirror", *args)
+
+
+def is_plain_error(ended: Ended, code: int) -> bool:
+    """One line of what happened, one of what to try, nothing on stdout."""
+    lines = ended.err.splitlines()
+    says_it = lines[-2].startswith("sm120: ") and lines[-1].startswith("       ")
+    return ended.code == code and ended.out == "" and says_it and "Traceback" not in ended.err
+
+
+def all_commands() -> list[list[str]]:
+    found = []
+    for name, one in cli.commands.items():
+        below = one.commands if isinstance(one, click.Group) else {}
+        found += [[name], *([name, sub] for sub in below)]
+    return found
+
+
+@pytest.mark.parametrize("words", [[], *all_commands()], ids=" ".join)
+def test_help_says_what_a_command_is_for(sm120: Command, words: list[str]) -> None:
+    ended = sm120(*words, "--help")
+    assert ended.code == 0
+    found: click.Command = cli
+    for word in words:
+        assert isinstance(found, click.Group)
+        found = found.commands[word]
+    first = (found.help or "").split(".")[0].split("\n")[0]
+    assert len(first) > 20
+    assert first[:40] in " ".join(ended.out.split())
+
+
+@pytest.mark.parametrize("words", [["bild"], ["build", "--fast"], ["store", "empty"], ["load"]])
+def test_a_misspelt_command_is_answered_without_a_traceback(
+    sm120: Command, words: list[str]
+) -> None:
+    ended = sm120(*words)
+    assert ended.code == 2
+    assert "Usage:" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_every_ending_has_a_code_of_its_own_and_a_meaning() -> None:
+    rows = exit_codes()
+    codes = [code for code, *_ in rows]
+    assert len(codes) == len(set(codes)) > 20
+    assert all(meaning for _, _, meaning, _ in rows)
+    assert not {0, 2, 126, 127, 128, 137, 141, 143} & set(codes)
+
+
+def test_images_lists_what_there_is(sm120: Command, checkout: Checkout) -> None:
+    (row,) = sm120("images", "--json").json
+    assert row["image"] == "tiny"
+    assert (row["locked"], row["built"]) == (True, None)
+    assert "tiny" in sm120("images").out
+
+
+def test_plan_fetches_nothing(sm120: Command, checkout: Checkout) -> None:
+    answer = sm120("plan", "--json").json
+    assert (answer["images"], answer["fetch_files"]) == (["tiny"], 1)
+    assert "1 files to fetch" in sm120("plan", "tiny").out
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_the_way_through(sm120: Command, checkout: Checkout, tmp_path: Path) -> None:
+    (built,) = json.loads(build(sm120, "--accept", "--json").out)
+    assert (built["image"], built["cached"]) == ("tiny", False)
+    (again,) = json.loads(build(sm120, "--json").out)
+    assert (again["digest"], again["cached"]) == (built["digest"], True)
+    assert "nothing to do" in build(sm120).out
+    assert sm120("images", "--json").json[0]["built"] == built["digest"]
+    assert sm120("plan", "--json").json["layers_missing"] == []
+    assert built["digest"] in sm120("export", "tiny", tmp_path / "layout").out
+    assert (tmp_path / "layout" / "index.json").exists()
+    rebuilt = sm120("rebuild", "tiny", "--offline", "--json").json
+    assert (rebuilt["digest"], rebuilt["identical"]) == (built["digest"], True)
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_a_build_with_nothing_to_do_asks_neither_pip_nor_the_network(
+    sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(sm120, "--accept")
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", refuse)
+    monkeypatch.setattr("pipeline.proc.read", refuse)
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    assert "nothing to do" in sm120("build", "tiny").out
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_a_changed_file_of_ours_is_built_without_asking_pip(
+    sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(sm120, "--accept")
+    write_wish(checkout, tiny_wish(env={"A": "b"}))
+
+    def refuse() -> str:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", refuse)
+    assert sm120("build", "tiny", "--accept").code == 0
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_a_new_digest_is_an_error_until_it_is_accepted(sm120: Command, checkout: Checkout) -> None:
+    assert is_plain_error(build(sm120), 14)
+    assert build(sm120, "--accept").code == 0
+    write_wish(checkout, tiny_wish(env={"A": "b"}))
+    ended = build(sm120)
+    assert is_plain_error(ended, 14)
+    assert "inputs changed: wish" in ended.err
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_errors_are_two_lines_with_their_code(
+    sm120: Command, checkout: Checkout, tmp_path: Path
+) -> None:
+    assert is_plain_error(sm120("build", "tiny", "--offline"), 22)
+    ended = sm120("build", "tinny")
+    assert is_plain_error(ended, 43)
+    assert "there are: tiny" in ended.err
+    assert is_plain_error(sm120("export", "tiny", tmp_path / "x"), 43)
+    assert is_plain_error(sm120("build", "tiny", "--platform", "linux/arm64"), 10)
+    assert is_plain_error(sm120("lock", "--export", "pylock"), 10)
+    write_wish(checkout, tiny_wish(python={"requirements": ["thing==2"]}))
+    assert is_plain_error(sm120("build", "tiny"), 12)
+    assert is_plain_error(sm120("lock", "--check"), 12)
+    assert is_plain_error(sm120("fetch", "tiny", "--to", tmp_path / "y"), 12)
+    path = checkout.lock_path("tiny", AMD64)
+    path.write_text(path.read_text().replace("thing", "thang"))
+    assert is_plain_error(sm120("build", "tiny"), 13)
+    path.unlink()
+    assert is_plain_error(sm120("build", "tiny"), 11)
+    (checkout.folder("tiny") / "image.yaml").write_text("name: tiny\n")
+    assert is_plain_error(sm120("build", "tiny"), 10)
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_a_source_that_is_down_is_two_lines_with_its_code(
+    sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "LONGEST_WAIT_S", 0.001)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://me:{SECRET}@127.0.0.1:9/simple")
+    ended = sm120("build", "tiny")
+    assert is_plain_error(ended, 20)
+    assert "***@127.0.0.1:9" in ended.err
+    assert SECRET not in ended.err
+
+
+@pytest.mark.parametrize("args", [["images"], ["build"], ["plan"], ["lock"], ["build", "tiny"]])
+def test_a_missing_checkout_is_two_lines(sm120: Command, tmp_path: Path, args: list[str]) -> None:
+    assert is_plain_error(sm120(*args), 43)
+    assert is_plain_error(sm120("--checkout", tmp_path / "gone", *args), 43)
+
+
+@pytest.mark.parametrize("args", [["build"], ["plan"]])
+def test_a_checkout_without_images_is_two_lines(
+    sm120: Command, tmp_path: Path, args: list[str]
+) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "lockfiles").mkdir()
+    assert is_plain_error(sm120(*args), 43)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.EIO, "Input/output error"), 1),
+        (OSError(errno.ENOSPC, "No space"), 41),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 40),
+        (KeyboardInterrupt(), 130),
+        (RuntimeError("two\nlines"), 1),
+        (PipelineError("two\nlines", "try this"), 1),
+    ],
+)
+def test_any_error_is_two_lines(
+    sm120: Command,
+    checkout: Checkout,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+) -> None:
+    def fail(self: Checkout) -> list[str]:
+        raise error
+
+    monkeypatch.setattr(Checkout, "images", fail)
+    assert is_plain_error(sm120("images"), code)
+    assert "Traceback" in sm120("--debug", "images").err
+
+
+def test_a_reader_that_goes_away_is_no_failure_to_speak_of() -> None:
+    child = subprocess.Popen(
+        command("schema", "image"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    said = child.stderr.read()
+    child.stderr.close()
+    assert (child.wait(), said) == (141, b"")
+
+
+def test_nobody_listening_to_progress_is_no_failure(
+    sm120: Command, checkout: Checkout, tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    args = ("build", "tiny", "--accept", "--offline", "--mirror", tmp_path / "mirror", "--json")
+    done = subprocess.run(
+        command(*args),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=writing,
+        check=False,
+    )
+    os.close(writing)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)[0]["image"] == "tiny"
+
+
+def test_quiet_says_nothing_but_the_answer(
+    sm120: Command, checkout: Checkout, tmp_path: Path
+) -> None:
+    args = ("build", "--accept", "--offline", "--mirror", tmp_path / "mirror")
+    ended = sm120("-q", *args)
+    assert (ended.code, ended.err) == (0, "")
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_sources_shows_no_password(sm120: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"https://me:{SECRET}@index.example.invalid/simple")
+    monkeypatch.setenv("UV_INDEX", f"mine=https://{SECRET}@other.example.invalid/simple")
+    monkeypatch.setenv("SM120_MIRRORS", f"http://me:{SECRET}@mirror.example.invalid /folder")
+    monkeypatch.setenv("SM120_DEBIAN_MIRROR", f"http://me:{SECRET}@deb.example.invalid/debian")
+    pip = f":env:.proxy='me:{SECRET}@proxy.example.invalid:3128'"
+    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: pip)
+    found = sm120("sources", "--json")
+    assert SECRET not in found.out + sm120("sources").out
+    assert found.json["proxy"] == "***@proxy.example.invalid:3128"
+    assert found.json["mirrors"] == ["http://***@mirror.example.invalid", "/folder"]
+    assert len(found.json["indexes"]) == 2
+
+
+@pytest.mark.parametrize("what", ["image", "series"])
+def test_the_schema_is_json(sm120: Command, what: str) -> None:
+    assert sm120("schema", what).json["type"] == "object"
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_fetch_collects_for_a_machine_without_network(
+    sm120: Command, checkout: Checkout, tmp_path: Path
+) -> None:
+    ended = sm120("fetch", "tiny", "--to", tmp_path / "usb", "--mirror", tmp_path / "mirror")
+    assert "1 files" in ended.out
+    (tmp_path / "mirror" / "thing-1.0-py3-none-any.whl").unlink()
+    ended = sm120("build", "--accept", "--offline", "--mirror", tmp_path / "usb")
+    assert ended.code == 0
+
+
+# Locking, with the real uv and an index on loopback.
+
+
+@pytest.fixture
+def index(server: FaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultServer:
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", server.index)
+    for path in (
+        make_wheel(tmp_path / "served", "thing", "2.0", requires=["dep-a"]),
+        make_wheel(tmp_path / "served", "dep-a"),
+    ):
+        server.add(path.name, path.read_bytes())
+    return server
+
+
+def locks(checkout: Checkout) -> dict[str, str]:
+    folder = checkout.root / "lockfiles" / "images"
+    return {p.name: p.read_text() for p in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_lock_diff_says_what_would_move_and_writes_nothing(
+    sm120: Command, checkout: Checkout, index: FaultServer
+) -> None:
+    before = locks(checkout)
+    ended = sm120("lock", "--diff")
+    assert "2 would move" in ended.out
+    moves = [(m["name"], m["before"], m["after"]) for m in sm120("lock", "--diff", "--json").json]
+    assert moves == [("dep-a", None, "1.0"), ("thing", "1.0", "2.0")]
+    assert locks(checkout) == before
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_lock_writes_and_the_second_time_nothing_moves(
+    sm120: Command, checkout: Checkout, index: FaultServer
+) -> None:
+    assert "2 moved" in sm120("lock").out
+    written = locks(checkout)
+    assert "nothing moved" in sm120("lock").out
+    assert locks(checkout) == written
+    assert "://" not in "".join(written.values())
+    (row,) = sm120("lock", "--check", "--json").json
+    assert (row["image"], row["wheels"]) == ("tiny", 2)
+    assert "dep-a==1.0" in sm120("lock", "tiny", "--export", "requirements").out
+    assert 'lock-version = "1.0"' in sm120("lock", "tiny", "--export", "pylock").out
+    assert sm120("build", "--accept", "--json").json[0]["image"] == "tiny"
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_an_edited_lock_can_be_made_anew(
+    sm120: Command, checkout: Checkout, index: FaultServer
+) -> None:
+    checkout.lock_path("tiny", AMD64).write_text("format: 1\n")
+    assert is_plain_error(sm120("lock", "--check"), 13)
+    assert sm120("lock").code == 0
+    assert sm120("lock", "--check").code == 0
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_a_first_diff_needs_no_lock_of_the_base(
+    sm120: Command, checkout: Checkout, index: FaultServer
+) -> None:
+    checkout.lock_path("tiny", AMD64).unlink()
+    write_wish(checkout, tiny_wish("upper", base="tiny", debian=None))
+    touched = {m["image"] for m in sm120("lock", "--diff", "--json").json}
+    assert touched == {"tiny", "upper"}
+    assert locks(checkout) == {}
+
+
+@pytest.mark.usefixtures("no_pip")
+def test_a_requirement_that_nothing_answers_is_told_in_two_lines(
+    sm120: Command, checkout: Checkout, index: FaultServer
+) -> None:
+    before = locks(checkout)
+    write_wish(checkout, tiny_wish(python={"requirements": ["thing==9"]}))
+    ended = sm120("lock")
+    assert is_plain_error(ended, 15)
+    assert "thing==9" in ended.err
+    assert locks(checkout) == before
+
+
+def test_locks_of_images_on_one_another_are_made_in_order(
+    sm120: Command, checkout: Checkout, index: FaultServer
+) -> None:
+    write_wish(checkout, tiny_wish("above", base="tiny", debian=None))
+    lock_to(checkout, "above", [])
+    assert sm120("lock", "above", "tiny").code == 0
+    assert sm120("lock", "--check").code == 0
+
+
+def test_the_store_option_wins_over_the_variable(sm120: Command, tmp_path: Path) -> None:
+    open_store(tmp_path / "mine")
+    found = sm120("--store", tmp_path / "mine", "store", "show", "--json").json
+    assert found["root"] == str(tmp_path / "mine")

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from pipeline import log
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    now = [100.0]
+    monkeypatch.setattr("pipeline.log.time.monotonic", lambda: now[0])
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+
+    return pass_time
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1234567, "1.2 MB"), (4.8e9, "4.80 GB")],
+)
+def test_sizes_are_written_as_download_pages_do(number: float, text: str) -> None:
+    assert log.size(number) == text
+
+
+def test_seconds_become_minutes() -> None:
+    assert (log.seconds(3.14), log.seconds(75)) == ("3.1 s", "1 min 15 s")
+
+
+def test_progress_for_a_log_is_a_line_now_and_then(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bar = log.LineBar("fetched", 1000)
+    bar.advance(100)
+    assert capsys.readouterr().err == ""
+    clock(10)
+    bar.advance(100)
+    assert capsys.readouterr().err == "  fetched: 200 B of 1.0 kB, 20 B/s, 40.0 s left\n"
+
+
+@pytest.mark.parametrize("steps", [[-50], [100, -100], [100, -300, 50], [2000]])
+def test_bytes_that_are_taken_back_break_nothing(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str], steps: list[int]
+) -> None:
+    bar = log.LineBar("fetched", 1000)
+    for step in steps:
+        clock(6)
+        bar.advance(step)
+    assert "-" not in capsys.readouterr().err
+
+
+def test_no_time_passed_is_no_division_by_zero(
+    clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "QUIET_LINE_EVERY_S", 0)
+    log.LineBar("fetched", 10).advance(5)
+
+
+def test_a_live_bar_counts_right_from_many_threads() -> None:
+    with Progress(console=Console(quiet=True), disable=False) as live:
+        task = live.add_task("fetched", total=1000)
+        bar = log.RichBar(live, task)
+
+        def work() -> None:
+            for _ in range(200):
+                bar.advance(3)
+                bar.advance(-2)
+
+        threads = [threading.Thread(target=work) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert live.tasks[0].completed == 1000
+        bar.advance(-1000)
+        assert (live.tasks[0].speed or 0) >= 0
+
+
+def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    log.set_quiet(True)
+    with log.step("Working"), log.progress("fetched", 10) as bar:
+        bar.advance(10)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_step_says_what_begins_and_how_long_it_took(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with log.step("Working"):
+        clock(2)
+    assert capsys.readouterr().err == "Working\n  done in 2.0 s\n"
+
+
+def test_a_table_is_aligned() -> None:
+    text = log.table(["a", "bb"], [["ccc", "d"]])
+    assert text.splitlines() == ["a    bb", "---  --", "ccc  d"]
+
+
+def test_an_unheard_word_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", broken)
+    log.say("hello")
