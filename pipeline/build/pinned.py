@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -93,7 +94,7 @@ def _workers(store: Store) -> Iterator[ProcessPoolExecutor]:
     """A process a core; Ctrl-C is the parent's to handle."""
     context = multiprocessing.get_context("forkserver")
     count = min(len(os.sched_getaffinity(0)), 8)
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_ignore_ctrl_c)
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker)
     try:
         yield pool
     except BaseException:
@@ -106,8 +107,17 @@ def _workers(store: Store) -> Iterator[ProcessPoolExecutor]:
         store.sweep()
 
 
-def _ignore_ctrl_c() -> None:
+def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Without this the workers of a killed build would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool) -> None:

@@ -70,8 +70,6 @@ def own_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> list[En
         entries += cuda_home(tree.paths(), wish.cuda.home, sources, plan.architecture)
     for file in wish.files:
         source = checkout.folder(wish.name) / file.source
-        if not source.is_file():
-            raise WishInvalid(f"{wish.name}: files: {file.source} is not in the image's folder")
         mode = int(file.mode, 8)
         entries.append(
             Entry(file.to.lstrip("/"), Kind.FILE, mode, source.read_bytes(), owner=wish.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform as host
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,6 +69,14 @@ def pick_platform(wish: ImageWish, chosen: str | None) -> str:
     """One platform for commands about one image: the host's where the image has it."""
     found = platforms_of(wish, chosen)
     return host_platform() if chosen is None and host_platform() in found else found[0]
+
+
+def own_name() -> str:
+    """How to call this command again: by its path where it lies below the current folder."""
+    here = Path(sys.argv[0])
+    if here.name == "sm120" and here.is_absolute() and here.is_relative_to(Path.cwd()):
+        return str(here.relative_to(Path.cwd()))
+    return "sm120"
 
 
 def say_json(value: Any) -> None:

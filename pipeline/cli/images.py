@@ -14,6 +14,7 @@ from pipeline.cli.common import (
     json_option,
     mirror_option,
     offline_option,
+    own_name,
     pick_platform,
     platform_option,
     platforms_of,
@@ -169,8 +170,9 @@ def build(
     click.echo(_built_table(built))
     what = "nothing to do" if all(b.cached for b in built) else "done"
     click.echo(f"\n{what} in {log.seconds(elapsed)}; store {store.root}")
-    click.echo(f"Next: sm120 load {built[-1].name}   puts it into Docker")
-    click.echo(f"      sm120 export {built[-1].name} DIR   writes an OCI layout")
+    me, name = own_name(), built[0].name
+    click.echo(f"Next: {me} load {name}         puts it into Docker")
+    click.echo(f"      {me} export {name} DIR   writes an OCI layout")
 
 
 def _built_table(built: list[Built]) -> str:

@@ -66,7 +66,7 @@ def image_tree(image: Built) -> Tree:
     return Tree(rows, store)
 
 
-def pip_install(image: Built, folder: Path) -> dict[str, Path]:
+def pip_install(image: Built, folder: Path, ours: Tree) -> dict[str, Path]:
     """Install the exported lock with pip for the image's platform; paths as in the image."""
     wheels, target = folder / "wheels", folder / "target"
     sm120(image.store, "fetch", image.name, "--platform", image.platform, "--to", str(wheels))
@@ -82,13 +82,13 @@ def pip_install(image: Built, folder: Path) -> dict[str, Path]:
     command += [f"--abi={abi}" for abi in ("cp311", "abi3", "none")]
     command += [f"--platform={p}" for p in sorted(platforms)]
     subprocess.run(command, check=True)
-    return {placed(str(p.relative_to(target))): p for p in target.rglob("*") if not p.is_dir()}
+    files = [p for p in target.rglob("*") if not p.is_dir()]
+    return {placed(str(p.relative_to(target)), ours): p for p in files}
 
 
-def placed(path: str) -> str:
+def placed(path: str, ours: Tree) -> str:
     """`pip --target` keeps scripts and data beside the packages; the image has them apart."""
-    first = path.split("/")[0]
-    return (VENV if first in ("bin", "share", "etc", "include") else SITE) + path
+    return VENV + path if VENV + path in ours.rows else SITE + path
 
 
 def explanation(path: str, patched: set[str], contested: set[str]) -> str:
@@ -137,7 +137,8 @@ def contested_paths(image: Built) -> set[str]:
 
 def compare(image: Built, folder: Path) -> list[str]:
     """Every difference that is not explained."""
-    ours, theirs = image_tree(image), pip_install(image, folder)
+    ours = image_tree(image)
+    theirs = pip_install(image, folder, ours)
     patched, contested = patched_paths(image), contested_paths(image)
     skeleton = {f"{VENV}pyvenv.cfg", f"{VENV}lib64"}
     skeleton |= {f"{VENV}bin/{n}" for n in ("python", "python3", "python3.11")}
@@ -216,8 +217,8 @@ def test_an_engine_image_holds_what_pip_installs(
 
 def test_a_planted_difference_is_found(small_store: Path, tmp_path: Path) -> None:
     image = build_image(small_store, "llama-cpp-cpu", "linux/amd64")
-    pip_install(image, tmp_path)
     ours = image_tree(image)
+    pip_install(image, tmp_path, ours)
     path = f"{SITE}xllamacpp/__init__.py"
     changed = tmp_path / "target" / "xllamacpp" / "__init__.py"
     changed.write_bytes(changed.read_bytes() + b"#")

@@ -1,0 +1,89 @@
+"""The same digest whatever the machine looks like, and without any network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.built import ROOT, build_image, run_sm120, sm120
+
+IMAGE = "llama-cpp-cpu"
+# may read root's folders, where the interpreter of this test may lie, but owns and writes nothing
+NOBODY_WITHOUT_NETWORK = [
+    *("unshare", "-n", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+]
+STRANGE = {
+    "TZ": "Pacific/Kiritimati",
+    "LC_ALL": "C",
+    "LANG": "tr_TR.UTF-8",
+    "PYTHONHASHSEED": "4711",
+    "SOURCE_DATE_EPOCH": "1",
+    "PYTHONUTF8": "0",
+}
+
+
+def test_a_rebuild_in_another_time_zone_locale_and_hash_seed_is_identical(
+    small_store: Path,
+) -> None:
+    for platform in ("linux/amd64", "linux/arm64"):
+        built = build_image(small_store, IMAGE, platform)
+        done = sm120(small_store, "rebuild", IMAGE, "--platform", platform, **STRANGE)
+        assert done.stdout.strip() == f"{IMAGE}: identical, {built.digest}"
+
+
+def test_another_folder_user_and_umask_without_network_give_the_golden_digest(
+    small_store: Path, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0 or not shutil.which("setpriv") or not shutil.which("unshare"):
+        pytest.skip("Another user and an empty network namespace need root.")
+    folder = collected(small_store, tmp_path)
+    checkout = tmp_path / "elsewhere"
+    for name in ("images", "lockfiles", "pipeline"):
+        shutil.copytree(ROOT / name, checkout / name)
+    subprocess.run(["chown", "-R", "65534:65534", str(tmp_path)], check=True)
+    build = (
+        f"umask 077; exec {sys.executable} -m pipeline build {IMAGE} --offline --mirror {folder}"
+    )
+    done = subprocess.run(
+        [*NOBODY_WITHOUT_NETWORK, "sh", "-c", build],
+        cwd=checkout,
+        env={**os.environ, "SM120_STORE": str(tmp_path / "store"), "HOME": str(tmp_path)},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert build_image(small_store, IMAGE, "linux/amd64").digest in done.stdout
+
+
+def collected(store: Path, tmp_path: Path) -> Path:
+    """Every locked file of the image in a folder, as for a machine without network."""
+    build_image(store, IMAGE, "linux/amd64")
+    folder = tmp_path / "air-gapped"
+    sm120(store, "fetch", IMAGE, "--to", str(folder))
+    return folder
+
+
+def test_offline_without_the_files_names_the_first_missing_one(tmp_path: Path) -> None:
+    done = run_sm120(tmp_path / "store", "build", IMAGE, "--offline")
+    assert done.returncode == 22
+    assert "not in the store" in done.stderr
+
+
+def test_a_build_of_other_inputs_fails_and_says_which(small_store: Path, tmp_path: Path) -> None:
+    build_image(small_store, IMAGE, "linux/amd64")
+    checkout = tmp_path / "checkout"
+    for name in ("images", "lockfiles"):
+        shutil.copytree(ROOT / name, checkout / name)
+    launcher = checkout / "images" / IMAGE / "serve.py"
+    launcher.write_text(launcher.read_text(encoding="utf-8") + "# edited\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pipeline", "--checkout", str(checkout)]
+    command += ["--store", str(small_store), "build", IMAGE, "--platform", "linux/amd64"]
+    done = subprocess.run(command, text=True, capture_output=True, cwd=ROOT)
+    assert done.returncode == 14
+    assert "these inputs changed: files" in done.stderr
