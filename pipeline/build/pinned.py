@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -24,6 +22,7 @@ from pipeline.build.overlay import assemble_overlay
 from pipeline.build.plan import BIG_WHEEL_BYTES, LayerKind, LayerPlan, Work
 from pipeline.build.rootfs import User, assemble_rootfs
 from pipeline.build.wheel import open_wheel, wheel_entries
+from pipeline.build.workers import end_with_parent, shield_from_ctrl_c, undisturbed
 from pipeline.errors import Interrupted, WishInvalid
 from pipeline.files import os_errors_explained
 from pipeline.lock.model import Pin
@@ -92,9 +91,10 @@ def _named(store: Store, pin: Pin, scratch: Path) -> Path:
 @contextmanager
 def _workers(store: Store) -> Iterator[ProcessPoolExecutor]:
     """A process a core; Ctrl-C is the parent's to handle."""
+    shield_from_ctrl_c()
     context = multiprocessing.get_context("forkserver")
     count = min(len(os.sched_getaffinity(0)), 8)
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker)
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=end_with_parent)
     try:
         yield pool
     except BaseException:
@@ -105,19 +105,6 @@ def _workers(store: Store) -> Iterator[ProcessPoolExecutor]:
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         store.sweep()
-
-
-def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Without this the workers of a killed build would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool) -> None:
@@ -138,7 +125,9 @@ def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool
                     left = waiting[layer.key]
                     left.discard(sha256)
                     if not left and not any(p is layer for p in futures.values()):
-                        futures[pool.submit(make_layer, LayerJob(store.root, layer))] = layer
+                        with undisturbed():
+                            future = pool.submit(make_layer, LayerJob(store.root, layer))
+                        futures[future] = layer
                 _collect(store, work, futures, keep_inputs, wait=False)
         _collect(store, work, futures, keep_inputs, wait=True)
 

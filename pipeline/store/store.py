@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DiskFull, StoreDamaged, StoreUnwritable
+from pipeline.errors import DiskFull, StoreDamaged
 from pipeline.files import is_free, locked, os_errors_explained, write_bytes
 from pipeline.log import size
 from pipeline.model import canonical_json, sha256_of
@@ -44,8 +44,8 @@ class Store:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             for name in ("images", "tmp", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
-            if not os.access(self.root / "tmp", os.W_OK):
-                raise StoreUnwritable(f"{self.root}: is not writable")
+            with tempfile.TemporaryFile(dir=self.tmp):
+                pass
             write_bytes(self.root / "oci" / "oci-layout", _LAYOUT)
 
     def blob_path(self, digest: str) -> Path:

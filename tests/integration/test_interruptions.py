@@ -74,11 +74,6 @@ class Bench:
         assert child.returncode == 0, err
         return str(json.loads(out)[0]["digest"])
 
-    @property
-    def partial(self) -> Path:
-        pins = [p for p in (self.store / "partial").glob("*") if p.stat().st_size]
-        return max(pins, key=lambda p: p.stat().st_size, default=self.store / "partial" / "none")
-
     def big_partial_bytes(self) -> int:
         pin = makers.wheel_pin(self.home / "wheels" / BIG)
         path = self.store / "partial" / pin.sha256
@@ -190,6 +185,13 @@ def interrupt(child: subprocess.Popen[str], number: signal.Signals) -> None:
         child.send_signal(number)
 
 
+def catches_sigterm(child: subprocess.Popen[str]) -> bool:
+    """Whether the command has come so far that it can end in an orderly way."""
+    status = Path(f"/proc/{child.pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) & 1 << (signal.SIGTERM - 1))
+
+
 STAGES = ("the download", "a layer", "the config", "the index")
 
 
@@ -234,6 +236,28 @@ def test_a_server_that_stalls_does_not_hold_up_ctrl_c(bench: Bench) -> None:
     child.communicate(timeout=30)
     assert child.returncode == 130
     assert time.monotonic() - start < 5
+
+
+def test_a_build_stopped_at_any_moment_ends_quietly(bench: Bench) -> None:
+    chance = random.Random(3)
+    stopped = 0
+    for number in [signal.SIGINT, signal.SIGTERM] * 6:
+        bench.server.bytes_per_s = chance.choice([0, 40_000_000])
+        child = bench.start("build", "tiny")
+        wait_until(lambda: catches_sigterm(child))  # noqa: B023
+        time.sleep(chance.uniform(0, 1.5))
+        interrupt(child, number)
+        _, err = child.communicate(timeout=30)
+        assert child.returncode in (0, 130), err
+        assert "Traceback" not in err
+        assert misnamed(bench.store) == []
+        assert temporary_files(bench.store) == []
+        stopped += child.returncode == 130
+        if child.returncode == 0:
+            bench.new_store()
+    assert stopped > 3
+    bench.server.bytes_per_s = 0
+    assert bench.build() == bench.digest
 
 
 def test_a_build_killed_at_any_moment_leaves_a_true_store(bench: Bench) -> None:
