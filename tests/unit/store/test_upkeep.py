@@ -8,12 +8,14 @@ import pytest
 
 from pipeline.store.store import Store, open_store
 from pipeline.wish.load import Checkout
+from tests import makers
 from tests.unit.support import AMD64, Command, make_checkout, make_wheel, misnamed
 
 
 @pytest.fixture(autouse=True)
-def pip_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_slow_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
+    monkeypatch.setattr("pipeline.build.pinned._workers", makers.threads)
 
 
 @pytest.fixture

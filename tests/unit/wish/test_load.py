@@ -82,7 +82,7 @@ def test_many_keys_take_no_long_time(tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(WishInvalid):
         read(tmp_path, "".join(f"k{n}: 1\n" for n in range(20_000)))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a folder"])
