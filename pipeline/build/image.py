@@ -31,7 +31,7 @@ from pipeline.build.top import (
     wheel_tree,
 )
 from pipeline.errors import StoreDamaged
-from pipeline.files import os_errors_explained, write_bytes
+from pipeline.files import os_errors_explained
 from pipeline.model import canonical_json, sha256_of
 from pipeline.store.record import LayerRecord
 from pipeline.store.store import Store
@@ -155,7 +155,7 @@ def _finish(
         golden.check(golden.read_golden(checkout.golden_path), label, got)
     if diff is not None:
         folder = store.image_folder(plan.wish.name, plan.platform)
-        write_bytes(folder / "patches.diff", diff.encode())
+        store.write(folder / "patches.diff", diff.encode())
         store.keep_image(plan.wish.name, plan.platform, record)
     return built
 

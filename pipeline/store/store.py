@@ -46,7 +46,7 @@ class Store:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.tmp):
                 pass
-            write_bytes(self.root / "oci" / "oci-layout", _LAYOUT)
+            self.write(self.root / "oci" / "oci-layout", _LAYOUT)
 
     def blob_path(self, digest: str) -> Path:
         return self.root / "oci" / "blobs" / "sha256" / _hex(digest)
@@ -111,10 +111,20 @@ class Store:
         if free < n_bytes:
             raise DiskFull(f"{self.root}: {size(n_bytes)} needed, {size(free)} free")
 
+    def write(self, path: Path, data: bytes) -> None:
+        """A small file, whole or not there; what a kill leaves of it lies in tmp/ and is swept."""
+        if path.exists() and path.read_bytes() == data:
+            return
+        with self.scratch() as folder:
+            write_bytes(folder / "new", data)
+            with os_errors_explained(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(folder / "new", path)
+
     def put_blob(self, data: bytes) -> str:
         """Keep a small blob (config, manifest, index)."""
         digest = sha256_of(data)
-        write_bytes(self.blob_path(digest), data)
+        self.write(self.blob_path(digest), data)
         return digest
 
     def read_blob(self, digest: str) -> bytes:
@@ -153,8 +163,8 @@ class Store:
             unpacked_bytes=facts.unpacked_bytes,
         )
         rows = json.dumps(facts.rows, separators=(",", ":"), ensure_ascii=False).encode()
-        write_bytes(self._contents_path(facts.digest), rows)
-        write_bytes(self.root / "layers" / f"{_hex(key)}.json", record.model_dump_json().encode())
+        self.write(self._contents_path(facts.digest), rows)
+        self.write(self.root / "layers" / f"{_hex(key)}.json", record.model_dump_json().encode())
         return record
 
     def contents(self, digest: str) -> list[FileRow]:
@@ -173,7 +183,7 @@ class Store:
 
     def keep_image(self, name: str, platform: str, record: dict[str, Any]) -> None:
         """Remember a built image and name it in the layout's index."""
-        write_bytes(self._image_path(name, platform), canonical_json(record))
+        self.write(self._image_path(name, platform), canonical_json(record))
         self.rewrite_index()
 
     def image_folder(self, name: str, platform: str) -> Path:
@@ -192,7 +202,7 @@ class Store:
                 "mediaType": "application/vnd.oci.image.index.v1+json",
                 "manifests": entries,
             }
-            write_bytes(self.root / "oci" / "index.json", canonical_json(index))
+            self.write(self.root / "oci" / "index.json", canonical_json(index))
 
     @contextmanager
     def new_blob(self) -> Iterator[NewBlob]:

@@ -248,11 +248,12 @@ def test_a_build_stopped_at_any_moment_ends_quietly(bench: Bench) -> None:
         time.sleep(chance.uniform(0, 1.5))
         interrupt(child, number)
         _, err = child.communicate(timeout=30)
-        assert child.returncode in (0, 130), err
+        # CPython kills itself by SIGINT when one came inside exec(); a shell sees 130 either way
+        assert child.returncode in (0, 130, -signal.SIGINT), err
         assert "Traceback" not in err
         assert misnamed(bench.store) == []
         assert temporary_files(bench.store) == []
-        stopped += child.returncode == 130
+        stopped += child.returncode != 0
         if child.returncode == 0:
             bench.new_store()
     assert stopped > 3

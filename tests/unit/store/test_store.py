@@ -236,6 +236,18 @@ def test_a_damaged_record_of_an_image_counts_as_not_built(store: Store, text: st
         store.keep_image("other", AMD64, image_record(KEY))
 
 
+def test_what_a_kill_leaves_of_a_small_file_is_swept(store: Store) -> None:
+    code = "import os, sys\nfrom pathlib import Path\nfrom pipeline.store.store import Store\n"
+    code += "os.replace = lambda *a: os.kill(os.getpid(), 9)\n"
+    code += "Store(Path(sys.argv[1])).put_blob(b'x')\n"
+    done = subprocess.run([sys.executable, "-c", code, str(store.root)], check=False)
+    assert done.returncode == -9
+    assert len(list(store.tmp.iterdir())) == 1
+    assert misnamed(store.root) == []
+    open_store(store.root)
+    assert temporary_files(store.root) == []
+
+
 def test_a_scratch_folder_is_gone_afterwards_also_after_an_error(store: Store) -> None:
     with pytest.raises(FileNotFoundError), store.scratch() as folder:
         (folder / "missing" / "x").write_bytes(b"x")
