@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 QUIET_LINE_EVERY_S = 5.0
@@ -22,9 +23,11 @@ def set_quiet(quiet: bool) -> None:
 def say(text: str) -> None:
     """One line for a person, on stderr."""
     if not _state["quiet"]:
-        # a reader that went away (`2>&1 | head`) must not look like a network that broke
-        with suppress(BrokenPipeError):
+        try:
             print(text, file=sys.stderr, flush=True)
+        except BrokenPipeError:
+            # a reader that went away (`2>&1 | head`) is no failure; what is said now goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def size(number: float) -> str:

@@ -24,6 +24,7 @@ from pipeline.build.plan import (
     work_for,
 )
 from pipeline.build.top import (
+    WheelTree,
     folders_above,
     own_entries,
     patched_entries,
@@ -163,10 +164,9 @@ def _finish(
 def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[dict[str, Any], str]:
     layers = _chain_layers(checkout, store, plan)
     tree = wheel_tree(store, _wheel_records(store, plan))
-    own = own_entries(checkout, plan, tree)
+    own = _own_layer(checkout, store, plan, layers, tree)
     if own:
-        own += folders_above(own, [store.contents(x.record.digest) for x in layers], plan)
-        layers.append(TitledLayer(f"{plan.wish.name} files", _thin_layer(store, own)))
+        layers.append(TitledLayer(f"{plan.wish.name} files", own))
     patched = patched_entries(checkout, plan, tree)
     if patched.entries:
         layers.append(TitledLayer("patches", _thin_layer(store, patched.entries)))
@@ -213,10 +213,28 @@ def _wheel_records(store: Store, plan: ImagePlan) -> list[LayerRecord]:
     return [_pinned(store, x.key, x.title) for x in layers]
 
 
-def _thin_layer(store: Store, entries: list[Entry]) -> LayerRecord:
+def _own_layer(
+    checkout: Checkout, store: Store, plan: ImagePlan, below: list[TitledLayer], tree: WheelTree
+) -> LayerRecord | None:
+    """The image's own files; remembered, so that an edited patch need not look at all paths."""
+    parts = plan.wish.model_dump(mode="json", include={"name", "python", "cuda", "files"})
+    inputs = image_inputs(checkout, plan.wish, plan.lock, None)
+    digests = [x.record.digest for x in below]
+    key = sha256_of(canonical_json([parts, inputs["files"], digests, code_digest()]))
+    known = store.layer(key)
+    if known:
+        return known
+    entries = own_entries(checkout, plan, tree)
+    if not entries:
+        return None
+    entries += folders_above(entries, [store.contents(digest) for digest in digests], plan)
+    return _thin_layer(store, entries, key)
+
+
+def _thin_layer(store: Store, entries: list[Entry], key: str | None = None) -> LayerRecord:
     """A small layer made here and now."""
     with store.new_blob() as blob:
         with os_errors_explained(blob.path), blob.path.open("wb") as out:
             facts = write_layer(with_parents(entries), out)
         blob.keep(facts.digest)
-    return store.keep_layer(facts.digest, facts)
+    return store.keep_layer(key or facts.digest, facts)

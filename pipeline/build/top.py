@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -33,11 +34,15 @@ class WheelTree:
 
     store: Store
     layers: tuple[LayerRecord, ...]
-    contents: tuple[list[FileRow], ...]
+
+    @cached_property
+    def contents(self) -> tuple[list[FileRow], ...]:
+        """Every layer's whole table; what only a few files are needed of, asks `find`."""
+        return tuple(self.store.contents(layer.digest) for layer in self.layers)
 
     def find(self, path: str) -> tuple[LayerRecord, FileRow] | None:
-        for layer, rows in zip(reversed(self.layers), reversed(self.contents), strict=True):
-            for row in rows:
+        for layer in reversed(self.layers):
+            for row in self.store.find_rows(layer.digest, path):
                 if row.path == path:
                     return layer, row
         return None
@@ -50,9 +55,8 @@ class WheelTree:
 
 
 def wheel_tree(store: Store, layers: Sequence[LayerRecord]) -> WheelTree:
-    """Load the tables of contents of some layers."""
-    contents = tuple(store.contents(layer.digest) for layer in layers)
-    return WheelTree(store, tuple(layers), contents)
+    """Some layers of the store as one tree."""
+    return WheelTree(store, tuple(layers))
 
 
 def own_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> list[Entry]:
@@ -230,8 +234,8 @@ def _records(
     lines = {path.removeprefix(f"{site}/"): data for path, data in changed.items()}
     entries = []
     for owner, layer in sorted(owners.items()):
-        rows = tree.contents[tree.layers.index(layer)]
-        row = next(r for r in rows if r.owner == owner and r.path.endswith(".dist-info/RECORD"))
+        rows = tree.store.find_rows(layer.digest, ".dist-info/RECORD")
+        row = next(r for r in rows if r.owner == owner)
         text = tree.read(layer, row).decode()
         entries.append(
             Entry(row.path, Kind.FILE, row.mode, corrected(text, lines).encode(), owner=owner)

@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,7 @@ class Store:
             size_bytes=facts.size_bytes,
             unpacked_bytes=facts.unpacked_bytes,
         )
-        rows = json.dumps(facts.rows, separators=(",", ":"), ensure_ascii=False).encode()
+        rows = dump_table(facts.rows)
         self.write(self._contents_path(facts.digest), rows)
         self.write(self.root / "layers" / f"{_hex(key)}.json", record.model_dump_json().encode())
         return record
@@ -170,6 +170,13 @@ class Store:
     def contents(self, digest: str) -> list[FileRow]:
         """What a layer holds."""
         return read_table(self._contents_path(digest))
+
+    def find_rows(self, digest: str, ending: str) -> list[FileRow]:
+        """The rows whose path ends so, without reading a table of ten thousands as a whole."""
+        try:
+            return search_table(self._contents_path(digest).read_bytes(), ending)
+        except (OSError, ValueError, TypeError) as error:
+            raise StoreDamaged(f"the table of contents of {digest} is damaged") from error
 
     def _contents_path(self, digest: str) -> Path:
         return self.root / "contents" / f"{_hex(digest)}.json"
@@ -248,6 +255,25 @@ def read_table(path: Path) -> list[FileRow]:
         return [FileRow(*row) for row in json.loads(path.read_bytes())]
     except (ValueError, TypeError, FileNotFoundError) as error:
         raise StoreDamaged(f"the table of contents {path} is damaged") from error
+
+
+def dump_table(rows: Sequence[FileRow]) -> bytes:
+    """A table of contents as JSON, a line a row: a newline is never part of a string."""
+    lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in rows]
+    return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
+
+
+def search_table(table: bytes, ending: str) -> list[FileRow]:
+    """The rows of a table whose path ends so, found as text and parsed alone."""
+    needle = json.dumps(ending, ensure_ascii=False)[1:].encode() + b","
+    rows, at = [], table.find(needle)
+    while at >= 0:
+        start, end = table.rfind(b"\n", 0, at) + 1, table.index(b"\n", at)
+        row = FileRow(*json.loads(table[start:end].rstrip(b",")))
+        if row.path.endswith(ending):
+            rows.append(row)
+        at = table.find(needle, end)
+    return rows
 
 
 def default_root() -> Path:

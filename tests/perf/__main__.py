@@ -57,6 +57,7 @@ def main() -> None:
     """Measure everything this machine can measure."""
     parser = argparse.ArgumentParser(prog="nox -s perf --", description=__doc__)
     parser.add_argument("--no-docker", action="store_true", help="leave the Docker rows out")
+    parser.add_argument("--only-docker", action="store_true", help="measure the Docker rows alone")
     parser.add_argument(
         "--docker-wheels-below",
         type=int,
@@ -74,8 +75,9 @@ def main() -> None:
         report.add("no-op build", f"{no_op.wall_s:.2f} s")
         wheels = fetch_wheels(store, scratch)
         torch = next(w for w in wheels if w.name.startswith("torch-2"))
-        compare_layer(report, torch, scratch)
-        measure_memory(report, wheels, scratch)
+        if not options.only_docker:
+            compare_layer(report, torch, scratch)
+            measure_memory(report, wheels, scratch)
         checkout = copy_checkout(scratch)
         if options.no_docker:
             return print(report)
