@@ -192,17 +192,16 @@ def uv_environment(settings: Settings) -> dict[str, str]:
 def _size_finder(client: Client) -> SizeFinder:
     """A file's size from the folder it is in, the index's own words, else the file server."""
     from pipeline.errors import SourceUnreachable
+    from pipeline.fetch.index import find_file
     from pipeline.fetch.settings import with_login
-    from pipeline.fetch.sources import project_page
 
     def size_of(project: str, filename: str, sha256: str) -> int:
         for folder in client.settings.folders:
             if (folder / filename).is_file():
                 return (folder / filename).stat().st_size
         for index in client.settings.indexes:
-            page = project_page(client, index, project)
-            for package in page.packages if page else []:
-                if package.filename == filename and package.digests.get("sha256") == sha256:
+            for package in find_file(client, index, project, filename):
+                if package.digests.get("sha256") == sha256:
                     return package.size or client.size_of(with_login(package.url, index))
         raise SourceUnreachable(f"{filename}: resolved, but no index lists it")
 

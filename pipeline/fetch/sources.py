@@ -13,23 +13,14 @@ from functools import cache, partial
 from pathlib import Path
 from urllib.parse import quote
 
-from pypi_simple import (
-    NoSuchProjectError,
-    ProjectPage,
-    PyPISimple,
-    UnsupportedContentTypeError,
-    UnsupportedRepoVersionError,
-)
 from requests import RequestException
 
 from pipeline.errors import DigestMismatch, MirrorUnknown, SourceUnreachable
-from pipeline.fetch import http
 from pipeline.fetch.aptconf import DebianMirror, find_mirror
 from pipeline.fetch.http import Client
-from pipeline.fetch.settings import folder_of, masked, with_login
+from pipeline.fetch.index import find_file
+from pipeline.fetch.settings import folder_of, with_login
 from pipeline.lock.model import DebPin, Pin, WheelPin
-
-PAGE_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +57,7 @@ class Sources:
         return [*found, *found_there, *asked]
 
     def _index_places(self, index: str, pin: WheelPin) -> Iterator[Place]:
-        page = project_page(self._client, index, pin.name)
-        if page is None:
-            return
-        for package in page.packages:
-            if package.filename != pin.file:
-                continue
+        for package in find_file(self._client, index, pin.name, pin.file):
             offered = package.digests.get("sha256")
             if offered and offered != pin.sha256:
                 raise DigestMismatch(
@@ -100,34 +86,6 @@ def _in_folder(folder: Path, pin: Pin) -> Iterator[Place]:
     for path in (folder / pin.file, folder / pin.name / pin.file, *by_hash):
         if path.is_file():
             yield Place(str(path), local=True)
-
-
-def project_page(client: Client, index: str, project: str) -> ProjectPage | None:
-    """What an index offers of a project; None where it has no such project."""
-    simple = PyPISimple(index, session=client.session)
-    reason: object = ""
-    for attempt in range(PAGE_ATTEMPTS):
-        if attempt:
-            client.pause(attempt - 1, None)
-        try:
-            return simple.get_project_page(project, timeout=http.READ_TIMEOUT_S)
-        except NoSuchProjectError:
-            return None
-        except (UnsupportedContentTypeError, UnsupportedRepoVersionError) as error:
-            reason = error
-            break
-        except (RequestException, ValueError) as error:
-            reason = error
-            if _is_refusal(error):
-                break
-    words = masked(" ".join(str(reason).split()))[:160]
-    raise SourceUnreachable(f"{masked(index)}: no answer about {project} ({words})")
-
-
-def _is_refusal(error: Exception) -> bool:
-    """An answer that will be the same next time, like 403."""
-    answer = error.response if isinstance(error, RequestException) else None
-    return answer is not None and 400 <= answer.status_code < 500 and answer.status_code != 429
 
 
 def read_below(client: Client, bases: Sequence[str], path: str) -> bytes:

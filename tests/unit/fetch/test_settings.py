@@ -14,6 +14,7 @@ from pipeline.cli.locks import uv_environment
 from pipeline.errors import SourceUnreachable
 from pipeline.fetch import http
 from pipeline.fetch.http import Client
+from pipeline.fetch.index import find_file
 from pipeline.fetch.settings import (
     Settings,
     folder_of,
@@ -23,7 +24,7 @@ from pipeline.fetch.settings import (
     uv_settings,
     with_login,
 )
-from pipeline.fetch.sources import Sources, debian_mirror, project_page, read_below
+from pipeline.fetch.sources import Sources, debian_mirror, read_below
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import pin_for
@@ -297,7 +298,7 @@ def test_no_error_about_an_index_shows_its_password(
     server.fail("/simple/thing/", fault, 9)
     client = Client(Settings(indexes=(private,)), first_wait_s=0.001)
     with pytest.raises(SourceUnreachable) as caught:
-        project_page(client, private, "thing")
+        find_file(client, private, "thing", "thing-1-py3-none-any.whl")
     assert SECRET not in str(caught.value)
     assert "***@127.0.0.1" in str(caught.value)
 

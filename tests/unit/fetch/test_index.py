@@ -1,0 +1,49 @@
+"""A page cut down to one file says the same of it as the whole page."""
+
+from __future__ import annotations
+
+from pypi_simple import DistributionPackage, ProjectPage
+
+from pipeline.fetch.index import narrowed
+
+BASE = "http://127.0.0.1/simple/thing/"
+FILE = "thing-1.0-py3-none-any.whl"
+PAGE = b"""<!DOCTYPE html><html><head><title>thing</title></head><body>
+<a href="../../files/thing-0.9.tar.gz#sha256=00">thing-0.9.tar.gz</a><br/>
+<a href="../../files/thing-1.0-py3-none-any.whl#sha256=aa" data-requires-python="&gt;=3.8"
+   >thing-1.0-py3-none-any.whl</a>
+<a href="../../files/thing-1.0-py3-none-any.whl.asc">thing-1.0-py3-none-any.whl.asc</a>
+</body></html>"""
+
+
+def entries(page: bytes) -> list[DistributionPackage]:
+    found = ProjectPage.from_html("thing", page, BASE).packages
+    return [p for p in found if p.filename == FILE]
+
+
+def test_one_files_link_is_kept_with_all_it_says() -> None:
+    assert entries(narrowed(PAGE, FILE)) == entries(PAGE)
+    assert entries(narrowed(PAGE, FILE))[0].digests == {"sha256": "aa"}
+    assert b"0.9" not in narrowed(PAGE, FILE)
+
+
+def test_every_link_to_the_file_is_kept() -> None:
+    twice = PAGE.replace(
+        b"</body>", b'<a href="/b/thing-1.0-py3-none-any.whl">' + FILE.encode() + b"</a>"
+    )
+    assert len(entries(narrowed(twice, FILE))) == 2
+
+
+def test_a_page_that_does_not_write_the_name_plainly_is_read_whole() -> None:
+    odd = PAGE.replace(b">thing-1.0-py3-none-any.whl<", b">\n thing-1.0-py3-none-any.whl <")
+    assert narrowed(odd, FILE) == odd
+
+
+def test_a_page_with_a_base_address_is_read_whole() -> None:
+    based = PAGE.replace(b"<head>", b'<head><BASE href="http://127.0.0.1/elsewhere/">')
+    assert narrowed(based, FILE) == based
+
+
+def test_a_file_that_is_not_listed_is_not_found() -> None:
+    assert narrowed(PAGE, "thing-2.0-py3-none-any.whl") == PAGE
+    assert entries(PAGE.replace(b"1.0", b"1.1")) == []
