@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pipeline.gate.results import Coverage, Kernel
 
 _DECORATORS = {"jit"}
+_MENTIONS_JIT = re.compile(r"^\s*@(\w+\.)*jit\b", re.M)
 
 
 def find_kernels(folder: Path, package: str) -> list[Kernel]:
@@ -18,7 +20,7 @@ def find_kernels(folder: Path, package: str) -> list[Kernel]:
     launched: set[str] = set()
     for path in sorted((folder / package).rglob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
-        if "triton" not in text:
+        if not _MENTIONS_JIT.search(text):
             continue
         try:
             tree = ast.parse(text)

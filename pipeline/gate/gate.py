@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from pipeline.build.plan import ImagePlan
 from pipeline.errors import GateInvalid
 from pipeline.files import write_bytes
@@ -17,6 +19,8 @@ from pipeline.gate.environment import Environment, Workshop, make_environment
 from pipeline.gate.limits import Card
 from pipeline.gate.results import CaseResult, GateResult, Kernel, overall
 from pipeline.gate.run import Bench, judge_all, worker_digest
+from pipeline.model import Frozen
+from pipeline.store.store import Store
 from pipeline.wish.image import PatchSeries
 
 
@@ -74,7 +78,7 @@ def run_gate(gate: ImageGate, card: Card, *, unpatched: bool = False) -> GateRes
         worker=worker_digest(),
         verdict=overall(cases),
         cases=cases,
-        coverage=coverage(_kernels(tree), reached(cases)),
+        coverage=coverage(_kernels(gate.shop.store, tree), reached(cases)),
         seconds=round(time.monotonic() - start, 3),
     )
 
@@ -84,8 +88,20 @@ def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
     return {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
 
 
-def _kernels(tree: EngineTree) -> list[Kernel]:
-    return find_kernels(tree.folder, tree.package)
+class _Kernels(Frozen):
+    """What reading an engine's code found, kept by the code's digest."""
+
+    kernels: list[Kernel]
+
+
+def _kernels(store: Store, tree: EngineTree) -> list[Kernel]:
+    path = store.root / "gate" / "kernels-of" / f"{tree.digest.removeprefix('sha256:')}.json"
+    try:
+        return _Kernels.model_validate_json(path.read_bytes()).kernels
+    except (OSError, ValidationError):
+        found = find_kernels(tree.folder, tree.package)
+        write_bytes(path, _Kernels(kernels=found).model_dump_json().encode())
+        return found
 
 
 def keep_result(shop: Workshop, result: GateResult) -> Path:
