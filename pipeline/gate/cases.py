@@ -1,4 +1,4 @@
-"""`images/<name>/gates/*.yaml`: which engine functions are called, with what, and for whom.
+"""`images/<name>/gates/smem-*.yaml`: which engine functions are called, with what, and for whom.
 
 A case says how to call one of the engine's own wrapper functions, so that the engine's own choice
 of block sizes is what gets compiled. It is data: nothing in it runs but functions of the engine's
@@ -218,8 +218,7 @@ def read_gates(checkout: Checkout, image: str) -> Gates:
         setup = read_yaml(folder / "engine.yaml", EngineSetup)
         found = {
             path.stem: read_yaml(path, GateFile)
-            for path in sorted(folder.glob("*.yaml"))
-            if path.name != "engine.yaml"
+            for path in sorted(folder.glob("smem-*.yaml"))
         }
     except WishInvalid as error:
         raise GateInvalid(str(error)) from error
