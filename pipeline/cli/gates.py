@@ -23,6 +23,7 @@ from pipeline.errors import GateFailed, GateUnknown
 if TYPE_CHECKING:
     from pipeline.gate.environment import Workshop
     from pipeline.gate.gate import ImageGate
+    from pipeline.gate.patches import PatchVerdict
     from pipeline.gate.results import CaseResult, GateResult
 
 arch_option = click.option(
@@ -171,3 +172,52 @@ def _discovered(result: GateResult) -> str:
     rows = [[k.module, k.name, str(k.line), ", ".join(k.launched_by)] for k in covered.rest]
     told = f"{covered.reached} of {covered.kernels} kernels are reached by cases; these are not:"
     return "\n".join([told, "", log.table(["module", "kernel", "line", "launched by"], rows)])
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.option("--against", metavar="VERSION", help="Another version of the engine, or a range.")
+@arch_option
+@platform_option
+@mirror_option
+@offline_option
+@json_option
+@click.pass_context
+def patches(
+    context: click.Context,
+    name: str,
+    against: str | None,
+    arch: str,
+    platform: str | None,
+    mirrors: tuple[str, ...],
+    offline: bool,
+    as_json: bool,
+) -> None:
+    """Say of each patch whether it is needed, upstreamed, superseded, inert or in conflict.
+
+    The gate decides, with the patch and without it. `--against 0.5.9` or `--against ">=0.5.9"`
+    asks about other versions on the index and fetches only the engine's own wheel.
+    """
+    from pipeline.gate.limits import card_for
+    from pipeline.gate.patches import judge_against, judge_patches, unproved, versions_against
+
+    card = card_for(arch)
+    shop = make_workshop(context, mirrors, offline)
+    with shop.store.in_use():
+        opened = _opened(shop, name, platform)
+        if against is None:
+            with log.step(f"Judging the patches of {name} for {arch}"):
+                found = judge_patches(opened, card)
+        else:
+            found = judge_against(opened, card, versions_against(opened, against), log.say)
+    if as_json:
+        say_json([v.model_dump(mode="json") for v in found])
+    else:
+        click.echo(log.table(["patch", "version", "verdict", "why"], [_told(v) for v in found]))
+    if against is None and unproved(found):
+        named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(found))
+        raise PatchUnproved(f"{name}: {named}")
+
+
+def _told(verdict: PatchVerdict) -> list[str]:
+    return [verdict.patch, verdict.version, verdict.state, verdict.words[:120]]

@@ -15,7 +15,7 @@ import click
 
 from pipeline import __version__
 from pipeline.cli.arch import gate_arch
-from pipeline.cli.gates import gate
+from pipeline.cli.gates import gate, patches
 from pipeline.cli.images import build, export, images, load, plan, rebuild
 from pipeline.cli.locks import fetch, lock, schema, sources
 from pipeline.cli.stores import store
@@ -73,7 +73,7 @@ def cli(
 
 
 for command in (
-    *(images, plan, build, gate, load, export, rebuild),
+    *(images, plan, build, gate, patches, load, export, rebuild),
     *(lock, fetch, sources, schema, store),
 ):
     cli.add_command(command)
