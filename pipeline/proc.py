@@ -50,7 +50,7 @@ def read(
 def running(
     args: Sequence[str], *, env: Mapping[str, str], output: Path, cwd: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that runs beside us, its words in a file; it and its children end with the block."""
+    """A program beside us, its words in a file; it and its children end with the block."""
     with output.open("wb") as words:
         process = subprocess.Popen(
             list(args),

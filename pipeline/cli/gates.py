@@ -18,7 +18,7 @@ from pipeline.cli.common import (
     say_json,
     store_of,
 )
-from pipeline.errors import GateFailed, GateUnknown
+from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
 
 if TYPE_CHECKING:
     from pipeline.gate.environment import Workshop
@@ -114,6 +114,73 @@ def run(
         click.echo(_discovered(result) if discover else show(result))
     if not discover:
         require_passed(result)
+
+
+@gate.command("tune")
+@click.argument("name", metavar="IMAGE")
+@click.argument("case", metavar="CASE")
+@arch_option
+@click.option("--warps", default="4,8", show_default=True, help="Numbers of warps to try.")
+@click.option("--stages", default="1,2", show_default=True, help="Numbers of stages to try.")
+@click.option("--top", default=20, show_default=True, help="How many to show.")
+@platform_option
+@json_option
+@click.pass_context
+def tune(
+    context: click.Context,
+    name: str,
+    case: str,
+    arch: str,
+    warps: str,
+    stages: str,
+    top: int,
+    platform: str | None,
+    as_json: bool,
+) -> None:
+    """Try other block sizes, warps and stages for one case and rank them.
+
+    Says what fits and what spills; only a card can say what is fastest.
+    """
+    from pipeline.gate.gate import find_case
+    from pipeline.gate.limits import card_for
+    from pipeline.gate.tune import tune as sweep
+
+    card = card_for(arch)
+    shop = make_workshop(context)
+    with shop.store.in_use():
+        opened = _opened(shop, name, platform)
+        chosen = find_case(opened, case)
+        with log.step(f"Trying other launch parameters for {case}"):
+            tuning = sweep(opened, card, chosen, _numbers(warps), _numbers(stages))
+    if as_json:
+        return say_json(tuning.model_dump(mode="json"))
+    shown = [c for i, c in enumerate(tuning.choices) if i < top or c.who]
+    names = list(tuning.choices[0].values)
+    head = [*names, "shared", "fits", "regs", "spill", "tile", "blocks/SM", "whose"]
+    rows = [
+        [
+            *(str(c.values[n]) for n in names),
+            *("–" if n is None else str(n) for n in (c.shared_bytes,)),
+            "yes" if c.fits else "no",
+            *("–" if n is None else str(n) for n in (c.registers, c.spill_bytes)),
+            *(str(c.tile), "–" if c.blocks_per_sm is None else str(c.blocks_per_sm)),
+            ", ".join(c.who) or c.words[:60],
+        ]
+        for c in shown
+    ]
+    click.echo(log.table(head, rows))
+    fitting = sum(c.fits for c in tuning.choices)
+    click.echo(
+        f"\n{tuning.kernel} of {case}: {fitting} of {len(tuning.choices)} fit"
+        f" {tuning.limit_bytes} bytes on {arch}"
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise GateInvalid(f"{text}: not a list of numbers, e.g. 4,8") from error
 
 
 def require_passed(result: GateResult) -> None:

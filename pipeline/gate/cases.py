@@ -43,8 +43,18 @@ Function = Annotated[
 # a number, a dimension's name, or a product of them: 256, "tokens", "2*tokens"
 Size = int | Annotated[str, StringConstraints(pattern=r"^\w+(\*\w+){0,3}$", max_length=80)]
 Dtype = Literal[
-    *("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
-    *("int8", "int16", "int32", "int64", "uint8", "bool"),
+    "bfloat16",
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "int16",
+    "int32",
+    "int64",
+    "int8",
+    "uint8",
 ]
 Upstream = Annotated[str, StringConstraints(pattern=r"^https://\S+$", max_length=300)]
 Reason = Annotated[str, StringConstraints(min_length=20, max_length=500)]
@@ -166,6 +176,13 @@ def _called(argument: Argument) -> Iterator[str]:
         yield from _called(inner)
 
 
+class Override(Frozen):
+    """Launch parameters to try in place of the engine's own choice for one kernel."""
+
+    kernel: str
+    values: dict[str, int]
+
+
 class Case(Frozen):
     """A case with every dimension a number: what a worker is given."""
 
@@ -178,6 +195,7 @@ class Case(Frozen):
     kernels: list[str]
     spill_free: list[str]
     timeout_s: int
+    override: Override | None = None
 
 
 class EngineSetup(Frozen):
@@ -217,8 +235,7 @@ def read_gates(checkout: Checkout, image: str) -> Gates:
     try:
         setup = read_yaml(folder / "engine.yaml", EngineSetup)
         found = {
-            path.stem: read_yaml(path, GateFile)
-            for path in sorted(folder.glob("smem-*.yaml"))
+            path.stem: read_yaml(path, GateFile) for path in sorted(folder.glob("smem-*.yaml"))
         }
     except WishInvalid as error:
         raise GateInvalid(str(error)) from error

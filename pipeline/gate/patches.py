@@ -29,9 +29,7 @@ from pipeline.gate.run import judge_all
 from pipeline.model import Frozen
 from pipeline.wish.image import PatchWish
 
-State = Literal[
-    "needed", "upstreamed", "superseded", "inert", "weak", "conflict", "unknown"
-]
+State = Literal["needed", "upstreamed", "superseded", "inert", "weak", "conflict", "unknown"]
 MOST_VERSIONS = 40
 
 
@@ -156,7 +154,10 @@ def judge_against(
         except PipelineError as error:
             found += [
                 PatchVerdict(
-                    patch=wish.file, gate=wish.gate, version=version, state="unknown",
+                    patch=wish.file,
+                    gate=wish.gate,
+                    version=version,
+                    state="unknown",
                     words=str(error),
                 )
                 for wish in gate.series.patches
@@ -167,4 +168,3 @@ def judge_against(
 def unproved(verdicts: Sequence[PatchVerdict]) -> list[PatchVerdict]:
     """Patches that must not be in a build."""
     return [v for v in verdicts if v.state != "needed"]
-

@@ -196,7 +196,7 @@ def overall(cases: Sequence[CaseResult]) -> CaseVerdict:
     found = {case.verdict for case in cases}
     for verdict in ("failed", "unknown", "accepted"):
         if verdict in found:
-            return verdict  # type: ignore[return-value]
+            return verdict
     return "passed" if found else "unknown"
 
 

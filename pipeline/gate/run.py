@@ -46,7 +46,7 @@ class Bench:
     setup: EngineSetup
     card: Card
 
-    def key(self, case: Case, override: dict[str, Any] | None = None) -> str:
+    def key(self, case: Case) -> str:
         """Everything that decides the answer to a case."""
         asked = case.model_dump(exclude={"gate", "stands_for", "kernels", "spill_free"})
         return sha256_of(
@@ -58,7 +58,6 @@ class Bench:
                     "setup": self.setup.model_dump(),
                     "card": self.card.model_dump(),
                     "case": asked,
-                    "override": override or {},
                 }
             )
         )

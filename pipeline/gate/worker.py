@@ -108,7 +108,7 @@ def _stay_on_cpu() -> None:
     import torch
     from torch.overrides import TorchFunctionMode
 
-    class CpuMemory(TorchFunctionMode):
+    class CpuMemory(TorchFunctionMode):  # type: ignore[misc]
         """`device="cuda"` in the engine's code gives CPU memory."""
 
         def __torch_function__(
@@ -306,13 +306,13 @@ class Recorder:
         self.records: list[Json] = []
         self.strict = True
         self.tuning: str | None = None
-        self.override: Json = {}
+        self.override: Json | None = None
         self._ptxas_words = ""
 
     def install(self) -> None:
         import triton
         from triton.backends.nvidia import compiler as nvidia
-        from triton.runtime import autotuner
+        from triton.runtime import autotuner, jit
         from triton.runtime.driver import driver
 
         driver.set_active(_driver(self.card))
@@ -322,6 +322,7 @@ class Recorder:
             place.compile = self.compile
         nvidia.subprocess = _Listening(self)
         self._wrap_autotuner(autotuner.Autotuner)
+        self._wrap_launches(jit.JITFunction)
 
     def _wrap_autotuner(self, kind: Any) -> None:
         recorder, real = self, kind.run
@@ -336,9 +337,23 @@ class Recorder:
 
         kind.run = run
 
+    def _wrap_launches(self, kind: Any) -> None:
+        recorder, real = self, kind.run
+
+        def run(function: Any, *args: Any, **kwargs: Any) -> Any:
+            wanted = recorder.override
+            if wanted and wanted["kernel"] == function.fn.__name__:
+                for name, value in wanted["values"].items():
+                    if name not in kwargs and not name.startswith("num_"):
+                        raise Stopped(f"{function.fn.__name__} is launched without {name}")
+                    kwargs[name] = value
+            return real(function, *args, **kwargs)
+
+        kind.run = run
+
     def compile(self, src: Any, target: Any = None, options: Any = None, **kwargs: Any) -> Any:
         """What triton.compile is while the gate runs."""
-        options = {**(options or {}), **self._overridden(options)}
+        options = options or {}
         record: Json = {
             "kernel": src.fn.__name__,
             "module": src.fn.__module__,
@@ -365,10 +380,6 @@ class Recorder:
 
             raise OutOfResources(found["shared_bytes"], limit, "shared memory")
         return _Compiled(src, found)
-
-    def _overridden(self, options: Any) -> Json:
-        known = options or {}
-        return {k: v for k, v in self.override.items() if k in known and k.startswith("num_")}
 
     def _compiled(self, src: Any, target: Any, options: Any, kwargs: Any) -> Json:
         self._ptxas_words = ""
@@ -662,7 +673,7 @@ def judge(case: Json, recorder: Recorder, package: str) -> Json:
     from triton.runtime.errors import OutOfResources
 
     recorder.records = []
-    recorder.override = case.get("override", {})
+    recorder.override = case["override"]
     start = time.monotonic()
     answer: Json = {"case": case["name"], "ended": "called", "words": ""}
     try:
