@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -39,7 +39,7 @@ def gate_arch(
 
     Needs no GPU and none of NVIDIA's tools, and judges amd64 images on arm64 too.
     """
-    from pipeline.gate.arch import judge_image, read_image
+    from pipeline.gate.arch import judge_image, read_image, report_json
     from pipeline.gate.arch_wish import read_arch_wish
 
     checkout, store = checkout_of(context), store_of(context)
@@ -53,7 +53,8 @@ def gate_arch(
         for x in ([_checked(arch)] if arch else promised)
     ]
     if as_json:
-        say_json({"image": name, "digest": built.digest, "reports": [_json(r) for r in reports]})
+        found = [report_json(r) for r in reports]
+        say_json({"image": name, "digest": built.digest, "reports": found})
     else:
         click.echo("\n\n".join(_text(name, r, wish) for r in reports))
     if bad := [r for r in reports if not r.passed]:
@@ -78,44 +79,13 @@ def _failure(report: ArchReport) -> str:
     return f"/{first.path}: {first.judgement.words} on {report.arch}{others}"
 
 
-def _json(report: ArchReport) -> dict[str, Any]:
-    return {
-        "arch": report.arch,
-        "passed": report.passed,
-        "summary": _summary(report),
-        "accepted_unused": list(report.unused),
-        "demands_unmatched": list(report.unmatched),
-        "objects": [_object_json(x) for x in report.objects],
-    }
-
-
-def _object_json(judged: Judged) -> dict[str, Any]:
-    found = judged.judgement
-    return {
-        "path": judged.path,
-        "sha256": judged.sha256,
-        "code": sorted(map(str, judged.facts.targets)),
-        "verdict": found.verdict.value,
-        "words": found.words,
-        "modules": {"all": found.modules, "run": found.running, "jit": found.jitted},
-        "accepted_by": judged.accepted,
-        "failed": judged.failed,
-    }
-
-
-def _summary(report: ArchReport) -> dict[str, int]:
-    from pipeline.gate.arch_verdict import Verdict
-
-    return {verdict.value: report.count(verdict) for verdict in Verdict}
-
-
 def _text(name: str, report: ArchReport, wish: ArchWish) -> str:
     from pipeline.gate.arch_verdict import Verdict
 
     carrying = [x for x in report.objects if x.judgement.verdict is not Verdict.NO_CUDA_CODE]
     head = ["object", "machine code (sm_)", "PTX (compute_)", "modules that run", "verdict"]
     lines = [log.table(head, _rows(carrying)), ""]
-    counts = [f"{number} {words}" for words, number in _summary(report).items() if number]
+    counts = [f"{number} {words}" for words, number in report.summary.items() if number]
     accepted = sum(x.accepted is not None for x in report.objects)
     lines.append(f"{name} on {report.arch}: {', '.join(counts)}; {accepted} accepted")
     lines += [f"  accepted: {g}: {wish.accepted[g]}" for g in _used_globs(report)]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
-from pipeline import log
+from pipeline import __version__, log
 from pipeline.build.entry import Kind
 from pipeline.build.image import Built
 from pipeline.errors import Interrupted
-from pipeline.gate.arch_facts import Facts, keep_facts, kept_facts, read_facts
+from pipeline.gate.arch_facts import Facts, keep_facts, kept_facts, read_facts, reader_digest
 from pipeline.gate.arch_member import read_pieces
 from pipeline.gate.arch_verdict import Judgement, Verdict, card_of, judge
 from pipeline.gate.arch_wish import ArchWish
@@ -70,8 +72,10 @@ class ArchReport:
     def passed(self) -> bool:
         return not self.failures and not self.unmatched
 
-    def count(self, verdict: Verdict) -> int:
-        return sum(x.judgement.verdict is verdict for x in self.objects)
+    @property
+    def summary(self) -> dict[str, int]:
+        counts = Counter(x.judgement.verdict for x in self.objects)
+        return {verdict.value: counts[verdict] for verdict in Verdict}
 
 
 def read_image(store: Store, built: Built) -> list[tuple[Found, Facts]]:
@@ -162,3 +166,30 @@ def judge_image(
         unused=tuple(glob for glob in wish.accepted if glob not in used),
         unmatched=tuple(g for g in here if not any(fnmatchcase(p, g) for p in paths)),
     )
+
+
+def report_json(report: ArchReport) -> dict[str, Any]:
+    """A report for programs and for the image's record, with what produced it."""
+    return {
+        "arch": report.arch,
+        "passed": report.passed,
+        "summary": report.summary,
+        "accepted_unused": list(report.unused),
+        "demands_unmatched": list(report.unmatched),
+        "objects": [_object_json(x) for x in report.objects],
+        "produced_by": {"sm120-pipeline": __version__, "reader": reader_digest()},
+    }
+
+
+def _object_json(judged: Judged) -> dict[str, Any]:
+    found = judged.judgement
+    return {
+        "path": judged.path,
+        "sha256": judged.sha256,
+        "code": sorted(map(str, judged.facts.targets)),
+        "verdict": found.verdict.value,
+        "words": found.words,
+        "modules": {"all": found.modules, "run": found.running, "jit": found.jitted},
+        "accepted_by": judged.accepted,
+        "failed": judged.failed,
+    }

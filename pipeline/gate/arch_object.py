@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,7 +19,7 @@ _UNLINKED = "__nv_relfatbin"
 _SECTIONS = (".nv_fatbin", _UNLINKED)
 _ALIGNMENT_BYTES = 64  # the most that a linker leaves between two fatbins
 _MAX_MODULES = 100_000
-_MAX_TARGETS = 500_000
+_MAX_TARGETS = 200_000
 _MAX_CUBIN_BYTES = 64 << 20
 _MAX_NOTES_BYTES = 4 << 20
 _NAMES_NEAR_BYTES = 1 << 16  # linkers put the names right before the section headers
@@ -50,15 +50,27 @@ class Scan:
 
 
 def read_modules(open_file: Opener, file_bytes: int) -> Counter[Module]:
-    """The modules of an object, a cubin or a fatbin, each with how often it is there."""
-    tape = Tape(open_file())
-    head = tape.take(elf.HEAD_BYTES)
+    """The modules of an object, a cubin or a fatbin, each with how often it is there.
+
+    The file is always read to its end, where it is compared with its hash: damage on this disk is
+    not to be taken for a bad object.
+    """
+    chunks = open_file()
+    try:
+        return _modules(open_file, Tape(chunks), file_bytes)
+    finally:
+        deque(chunks, maxlen=0)
+
+
+def _modules(open_file: Opener, tape: Tape, file_bytes: int) -> Counter[Module]:
+    head = tape.peek(elf.HEAD_BYTES)
     if head.startswith(fatbin.MAGIC):
-        return _only_fatbins(Tape(open_file()), file_bytes)
+        return _only_fatbins(tape, file_bytes)
     if head.startswith(_TEXT_HEADS):
         return Counter()
     if not head.startswith(elf.MAGIC):
         raise Unreadable("neither ELF nor a fatbin")
+    tape.skip(len(head))
     if len(head) < elf.HEAD_BYTES:
         raise Unreadable("the ELF header is cut off")
     if not head.startswith(elf.MAGIC64):

@@ -28,6 +28,12 @@ class Tape:
         self._at += len(found)
         return found
 
+    def peek(self, n_bytes: int) -> bytes:
+        """The next bytes, which stay where they are."""
+        found = self.take(n_bytes)
+        self._at -= len(found)
+        return found
+
     def skip(self, n_bytes: int) -> int:
         """Go on by so many bytes; returns how many there were."""
         left = n_bytes

@@ -12,13 +12,13 @@ from pipeline.gate import arch
 from pipeline.gate.arch import ArchReport, judge_image, read_image
 from pipeline.gate.arch_facts import reader_digest
 from pipeline.gate.arch_verdict import Verdict
-from pipeline.gate.arch_wish import ArchWish
+from pipeline.gate.arch_wish import ArchWish, read_arch_wish
 from pipeline.store.store import Store, open_store
 from pipeline.wish.load import Checkout
 from tests import makers
 from tests.testbed.deb_file import Item, hard_link, symlink
 from tests.unit.gate.arch_files import DATA
-from tests.unit.support import Command
+from tests.unit.support import ROOT, Command
 
 PACKAGES = "opt/venv/lib/python3.11/site-packages"
 HOPPER = f"{PACKAGES}/engine/hopper.so"
@@ -142,7 +142,7 @@ def test_an_accepted_object_does_not_fail_and_keeps_its_verdict(gate: Gate) -> N
     assert [x.path for x in gate.judge().failures] == [HOPPER]
     report = gate.judge(ArchWish(accepted={"*/engine/hopper.so": WHY}))
     assert report.passed
-    assert report.count(Verdict.NO_KERNEL_IMAGE) == 1
+    assert report.summary["no kernel image"] == 1
 
 
 def test_an_acceptance_that_nothing_needs_any_more_is_shown(gate: Gate) -> None:
@@ -170,6 +170,13 @@ def test_for_a_card_that_was_not_promised_nothing_is_accepted(gate: Gate) -> Non
     wish = ArchWish(accepted={"*/engine/hopper.so": WHY})
     objects = read_image(gate.store, gate.built)
     assert not judge_image(objects, wish, "sm_100", promised=False).passed
+
+
+@pytest.mark.parametrize("name", ["sglang-k2", "sglang", "vllm"])
+def test_the_shipped_files_are_valid_and_demand_something(name: str) -> None:
+    wish = read_arch_wish(Checkout(ROOT), name)
+    assert wish.accepted
+    assert "sm_120" in wish.demands.values()
 
 
 def gate_arch(sm120: Command, gate: Gate, *args: str) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.errors import StoreDamaged
 from pipeline.gate.arch_object import read_modules
 from pipeline.gate.elf import Unreadable
 from tests.unit.gate.arch_files import (
@@ -122,6 +123,16 @@ def test_a_file_shorter_than_the_table_of_contents_says_is_unreadable() -> None:
         read_modules(opener(MIXED), len(MIXED) + 100)
 
 
+@pytest.mark.parametrize("data", [MIXED, CUBIN, container(entry()), b"no object", MIXED[:50]])
+def test_damage_that_shows_only_at_the_end_is_no_verdict(data: bytes) -> None:
+    def damaged() -> Iterator[bytes]:
+        yield data
+        raise StoreDamaged("its hash is wrong")
+
+    with pytest.raises(StoreDamaged):
+        read_modules(damaged, len(data))
+
+
 def test_a_fatbin_in_a_32_bit_object_is_unreadable_and_none_is_no_code() -> None:
     old = b"\x7fELF\x01\x01\x01" + bytes(60)
     assert modules_of(old) == {}
@@ -130,20 +141,20 @@ def test_a_fatbin_in_a_32_bit_object_is_unreadable_and_none_is_no_code() -> None
 
 
 def test_endless_entries_end() -> None:
-    flood = entry(payload=b"") * 600_000
-    start = time.monotonic()
+    flood = entry(payload=b"") * 200_001
+    start = time.process_time()
     with pytest.raises(Unreadable, match="more fatbin entries"):
         modules_of(container(flood))
     with pytest.raises(Unreadable, match="more fatbin entries"):
         modules_of(container(entry()) * 100_001)
-    assert time.monotonic() - start < 30
+    assert time.process_time() - start < 30
 
 
 def test_a_file_of_nothing_but_magic_ends() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(Unreadable):
         modules_of(host_object({".nv_fatbin": container(claimed=1 << 60) * 50_000}))
-    assert time.monotonic() - start < 30
+    assert time.process_time() - start < 30
 
 
 def test_a_large_object_is_read_in_little_memory() -> None:
