@@ -20,10 +20,16 @@ _SECTIONS = (".nv_fatbin", _UNLINKED)
 _ALIGNMENT_BYTES = 64  # the most that a linker leaves between two fatbins
 _MAX_MODULES = 100_000
 _MAX_TARGETS = 200_000
+_MAX_LOOKS = 200_000
+_MAX_SECTIONS = 16
 _MAX_CUBIN_BYTES = 64 << 20
 _MAX_NOTES_BYTES = 4 << 20
 _NAMES_NEAR_BYTES = 1 << 16  # linkers put the names right before the section headers
 _TEXT_HEADS = (b"/* GNU ld script", b"INPUT", b"GROUP", b"OUTPUT_FORMAT")
+
+
+class _Endless(Unreadable):
+    """More of something than any real library has: nothing more is read."""
 
 
 class Span(NamedTuple):
@@ -46,7 +52,7 @@ class Scan:
         self.spans.append(Span(start, end, tuple(sorted(set(module), key=str))))
         self.targets += len(module)
         if len(self.spans) > _MAX_MODULES or self.targets > _MAX_TARGETS:
-            raise Unreadable("more fatbin entries than any real library has")
+            raise _Endless("more fatbin entries than any real library has")
 
 
 def read_modules(open_file: Opener, file_bytes: int) -> Counter[Module]:
@@ -97,7 +103,7 @@ def _entries(tape: Tape, end: int) -> Module:
     for target in fatbin.entries(tape, end):
         found.append(target)
         if len(found) > _MAX_TARGETS:
-            raise Unreadable("more fatbin entries than any real library has")
+            raise _Endless("more fatbin entries than any real library has")
     return tuple(found)
 
 
@@ -130,8 +136,11 @@ def _host_object(
     sections = _sections(open_file, tape, header, near, file_bytes) if header.sections else []
     if scan.doubts and not sections:
         raise Unreadable(scan.doubts[0][1])
-    _require_whole(scan, [s for s in sections if s.name in _SECTIONS and s.size_bytes])
-    unlinked = [s for s in sections if s.name == _UNLINKED]
+    carrying = [s for s in sections if s.name in _SECTIONS and s.size_bytes]
+    if len(carrying) > _MAX_SECTIONS:
+        raise Unreadable(f"{len(carrying)} sections for fatbins")
+    _require_whole(scan, carrying)
+    unlinked = [s for s in carrying if s.name == _UNLINKED]
     return Counter(span.module for span in _loadable(scan.spans, unlinked))
 
 
@@ -157,7 +166,10 @@ def _loadable(spans: list[Span], unlinked: list[Section]) -> list[Span]:
 def _scanned(tape: Tape, file_bytes: int) -> Scan:
     """All fatbins and loose cubins: cuFFT keeps 24,000 among its data, outside any section."""
     scan = Scan()
-    while needle := tape.find(fatbin.MAGIC, elf.MAGIC64):
+    for _ in range(_MAX_LOOKS):
+        needle = tape.find(fatbin.MAGIC, elf.MAGIC64)
+        if not needle:
+            return scan
         start = tape.position
         try:
             if needle == fatbin.MAGIC:
@@ -166,11 +178,11 @@ def _scanned(tape: Tape, file_bytes: int) -> Scan:
                 scan.add(_entries(tape, end), start, end)
             else:
                 _loose_cubin(scan, tape, start, file_bytes)
+        except _Endless:
+            raise
         except Unreadable as doubt:
             scan.doubts.append((start, str(doubt)))
-            if len(scan.doubts) > _MAX_MODULES:
-                raise
-    return scan
+    raise _Endless("more that looks like a fatbin than any real library has")
 
 
 def _loose_cubin(scan: Scan, tape: Tape, start: int, file_bytes: int) -> None:

@@ -18,6 +18,7 @@ _HEAD = struct.Struct("<16xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _MAX_SECTIONS = 100_000
 _MAX_NAMES_BYTES = 8 << 20
+_MAX_NAME_BYTES = 64
 _FIRST_WITH_VARIANTS = 90
 _NO_BYTES_IN_FILE = 8  # SHT_NOBITS
 # A cubin of the new ABI names its target only in the options that ptxas was called with.
@@ -106,10 +107,10 @@ def named(found: list[tuple[int, Section]], names: bytes) -> list[Section]:
 
 
 def _name(names: bytes, at: int) -> str:
-    end = names.find(b"\0", at)
-    if at >= len(names) or end < 0:
+    """The beginning of a name: those that matter are short, and a long one costs no time."""
+    if at >= len(names):
         raise Unreadable("a section's name lies outside the names")
-    return names[at : min(end, at + 256)].decode("latin-1")
+    return names[at : at + _MAX_NAME_BYTES].partition(b"\0")[0].decode("latin-1")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+import time
 
 import pytest
 from hypothesis import given
@@ -81,6 +82,13 @@ def test_a_section_that_lies_is_not_believed(field: int, form: str, value: int, 
 def test_names_that_are_nowhere_make_it_unreadable() -> None:
     with pytest.raises(elf.Unreadable, match="names"):
         sections_of(changed(PLAIN, 62, "<H", 500))
+
+
+def test_endless_names_cost_no_time() -> None:
+    nameless = [(0, elf.Section("", 0, 0))] * 60_000
+    start = time.process_time()
+    assert len(elf.named(nameless, b"x" * (8 << 20))[0].name) == 64
+    assert time.process_time() - start < 5
 
 
 def target_of(name: str, *, notes: bool = True) -> elf.CubinTarget:
