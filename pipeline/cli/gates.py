@@ -21,6 +21,7 @@ from pipeline.cli.common import (
 from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
 
 if TYPE_CHECKING:
+    from pipeline.build.image import Built
     from pipeline.gate.environment import Workshop
     from pipeline.gate.gate import ImageGate
     from pipeline.gate.patches import PatchVerdict
@@ -191,6 +192,31 @@ def require_passed(result: GateResult) -> None:
         raise GateFailed(f"{result.image}: {len(bad)} cases fail on {result.card.arch}: {named}")
     if result.verdict == "unknown":
         raise GateUnknown(f"{result.image}: {len(bad)} cases could not be judged: {named}")
+
+
+def judge_built(
+    context: click.Context, built: list[Built], mirrors: tuple[str, ...], offline: bool
+) -> None:
+    """The gate as a stage of a build: images that wish for it must fit, patches must be needed."""
+    from pipeline.gate.gate import keep_result, run_gate
+    from pipeline.gate.limits import card_for
+    from pipeline.gate.patches import judge_patches, unproved
+
+    card = card_for("sm_120")
+    shop = make_workshop(context, mirrors, offline)
+    for image in built:
+        if "smem" not in shop.checkout.wish(image.name).gates:
+            continue
+        with shop.store.in_use(), log.step(f"Judging {image.name} for {card.arch}"):
+            opened = _opened(shop, image.name, image.platform)
+            result = run_gate(opened, card)
+            keep_result(shop, result)
+            wrong = unproved(judge_patches(opened, card))
+        log.say(show(result))
+        require_passed(result)
+        if wrong:
+            named = ", ".join(f"{v.patch} is {v.state}" for v in wrong)
+            raise PatchUnproved(f"{image.name}: {named}")
 
 
 def show(result: GateResult) -> str:

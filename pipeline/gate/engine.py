@@ -19,8 +19,13 @@ from pipeline.model import canonical_json, sha256_of
 from pipeline.store.record import FileRow
 from pipeline.wish.image import PatchWish
 
-# What importing and choosing block sizes reads: code, and tables of tuned configurations.
-_KEPT_SUFFIXES = (".py", ".json", ".yaml", ".yml", ".toml", ".txt", "METADATA")
+FORMAT = 1
+# What importing and choosing block sizes reads: code, tables of tuned configurations, and sources
+# of kernels that are compiled at run time, whose folders some modules look for.
+_KEPT_SUFFIXES = (
+    *(".py", ".json", ".yaml", ".yml", ".toml", ".txt", "METADATA"),
+    *(".cu", ".cuh", ".h", ".hpp", ".cpp", ".cc"),
+)
 _LARGEST_BYTES = 4 << 20
 
 
@@ -51,7 +56,8 @@ def engine_pin(shop: Workshop, plan: ImagePlan, project: str, version: str | Non
 
 def engine_tree(shop: Workshop, plan: ImagePlan, pin: WheelPin) -> EngineTree:
     """The engine's code as its wheel has it."""
-    folder = shop.store.root / "gate" / "engines" / pin.sha256[:32]
+    key = sha256_of(canonical_json([FORMAT, pin.sha256])).removeprefix("sha256:")[:32]
+    folder = shop.store.root / "gate" / "engines" / key
     with shop.store.locked(f"gate-{folder.name}"):
         if not folder.is_dir():
             _unpack_engine(shop, plan, pin, folder)
@@ -97,7 +103,7 @@ def with_files(tree: EngineTree, changed: Mapping[str, bytes], shop: Workshop) -
     if not changed:
         return tree
     sums = {path: sha256_of(data) for path, data in changed.items()}
-    digest = sha256_of(canonical_json([tree.digest, sums]))
+    digest = sha256_of(canonical_json([FORMAT, tree.digest, sums]))
     folder = tree.folder.with_name(digest.removeprefix("sha256:")[:32])
     with shop.store.locked(f"gate-{folder.name}"):
         if not folder.is_dir():

@@ -143,8 +143,11 @@ def _one_process(bench: Bench, cases: list[Case], scratch: Path) -> list[Answer]
     with proc.running(command, env=variables, output=words, cwd=scratch) as process:
         ended = _watch(process, said, cases)
     answers = _answers(said)
+    began = sum("begins" in line for line in _lines(said))
     if len(answers) < len(cases):
-        if ended == "died" and not answers and not _began(said):
+        if process.returncode == 0 and answers and began == len(answers):
+            return answers
+        if ended == "died" and not began:
             # nothing was even begun: no case after it would fare better
             return [_unanswered(case, ended, _last_words(words)) for case in cases]
         answers.append(_unanswered(cases[len(answers)], ended, _last_words(words)))
@@ -182,10 +185,6 @@ def _lines(said: Path) -> list[dict[str, Any]]:
 
 def _answers(said: Path) -> list[Answer]:
     return [Answer.model_validate(x) for x in _lines(said) if "begins" not in x]
-
-
-def _began(said: Path) -> bool:
-    return any("begins" in x for x in _lines(said))
 
 
 def _unanswered(case: Case, ended: str, words: str) -> Answer:

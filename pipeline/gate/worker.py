@@ -28,6 +28,8 @@ import types
 from typing import Any
 
 Json = dict[str, Any]
+# Operators of the engines' own C++ libraries, as they name them.
+ENGINE_OPERATORS = ("_C", "_C_cache_ops", "_moe_C", "sgl_kernel")
 
 
 class FunctionGone(Exception):
@@ -137,6 +139,19 @@ def _tolerate_missing_operators() -> None:
         real = getattr(torch.library, name, None)
         if real is not None:
             setattr(torch.library, name, _tolerant(real))
+    namespace: Any = torch._ops._OpNamespace
+    look_up = namespace.__getattr__
+
+    def found(self: Any, name: str) -> Any:
+        try:
+            return look_up(self, name)
+        except AttributeError:
+            if name.startswith("__") or self.name not in ENGINE_OPERATORS:
+                raise
+            # in the image it exists: its library is there
+            return _StandIn()
+
+    namespace.__getattr__ = found
 
 
 def _tolerant(real: Any) -> Any:
@@ -199,6 +214,9 @@ class _StandIn:
 
 
 class _StandInBase:
+    def __class_getitem__(cls, key: Any) -> Any:
+        return cls
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__()
 
@@ -237,19 +255,40 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-class BarePackages(importlib.abc.MetaPathFinder):
-    """Packages whose __init__.py would start the whole engine: their modules, without it."""
+class BarePackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Packages whose __init__.py would start the whole engine: their modules, without it.
+
+    A name that only the __init__.py would have defined is a stand-in, and is noted.
+    """
 
     def __init__(self, root: str, names: list[str]) -> None:
         self._root, self._names = root, set(names)
+        self.used: set[str] = set()
+
+    def _folder(self, name: str) -> str:
+        return os.path.join(self._root, *name.split("."))  # noqa: PTH118
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        folder = os.path.join(self._root, *name.split("."))  # noqa: PTH118
+        folder = self._folder(name)
         if name not in self._names or not os.path.isdir(folder):  # noqa: PTH112
             return None
-        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
         spec.submodule_search_locations = [folder]
         return spec
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        package, folder = module.__name__, self._folder(module.__name__)
+
+        def missing(name: str) -> Any:
+            place = os.path.join(folder, name)  # noqa: PTH118
+            if name.startswith("__"):
+                raise AttributeError(name)
+            if os.path.isdir(place) or os.path.isfile(f"{place}.py"):  # noqa: PTH112, PTH113
+                return importlib.import_module(f"{package}.{name}")
+            self.used.add(f"{package}.{name}")
+            return _StandIn()
+
+        module.__getattr__ = missing  # type: ignore[method-assign]
 
 
 def prepare_vllm(card: Json) -> None:
@@ -293,6 +332,16 @@ def prepare_vllm(card: Json) -> None:
 
 
 PREPARE = {"vllm": prepare_vllm}
+
+
+def settle() -> None:
+    """Functions that choose configurations ask for the server's settings: all off, no server."""
+    for module, name in (
+        ("sglang.srt.server_args", "_global_server_args"),
+        ("sglang.srt.runtime_context", "_CONTEXT"),
+    ):
+        if module in sys.modules:
+            setattr(sys.modules[module], name, _StandIn())
 
 
 # Triton -----------------------------------------------------------------------------------------
@@ -634,12 +683,13 @@ def find(functions: list[str], package: str) -> Any:
                 missing.append(name)
                 continue
             raise
-        if found is None:
+        if found is None or isinstance(found, _StandIn):
             missing.append(name)
             continue
         owner = str(getattr(found, "__module__", "")).partition(".")[0]
         if not callable(found) or (owner != package and not hasattr(found, "fn")):
             raise Stopped(f"{name}: is not a function of {package}")
+        settle()
         return found
     raise FunctionGone(", ".join(missing))
 
@@ -717,9 +767,10 @@ def _forget_kernels() -> None:
     from triton.runtime.jit import JITFunction
 
     for found in gc.get_objects():
-        if isinstance(found, JITFunction):
+        # the type, not isinstance: some of torch's objects warn when they are looked at
+        if issubclass(type(found), JITFunction):
             found.device_caches.clear()
-        elif isinstance(found, Autotuner):
+        elif issubclass(type(found), Autotuner):
             found.cache.clear()
 
 
@@ -736,7 +787,8 @@ def main(job_path: str, answers_path: str) -> None:
     recorder = Recorder(card, job["cache"])
     recorder.install()
     stand_ins = StandIns(job["absent"])
-    sys.meta_path.insert(0, BarePackages(job["engine"], job["bare"]))
+    bare = BarePackages(job["engine"], job["bare"])
+    sys.meta_path.insert(0, bare)
     sys.meta_path.append(stand_ins)
     prepare = PREPARE.get(job["package"])
     if prepare:
@@ -746,8 +798,11 @@ def main(job_path: str, answers_path: str) -> None:
         for case in job["cases"]:
             print(json.dumps({"begins": case["name"]}), file=answers, flush=True)
             answer = judge(case, recorder, job["package"])
-            answer.update(versions=versions, stand_ins=sorted(stand_ins.used))
+            answer.update(versions=versions, stand_ins=sorted({*stand_ins.used, *bare.used}))
             print(json.dumps(answer), file=answers, flush=True)
+            if answer["ended"] == "raised":
+                # modules may be half imported now; the next case gets a process of its own
+                return
 
 
 if __name__ == "__main__":
