@@ -233,7 +233,9 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         top = name.partition(".")[0]
-        if top in self._names:
+        # a submodule that a real package only looks for is not ours to invent
+        parent = getattr(sys.modules.get(top), "__spec__", None)
+        if top in self._names and (name == top or getattr(parent, "loader", None) is self):
             self.used.add(top)
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None

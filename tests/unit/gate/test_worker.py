@@ -98,6 +98,12 @@ def test_a_package_that_is_absent_gets_a_stand_in_and_is_named() -> None:
     assert finder.used == {"absent_kernels"}
 
 
+def test_a_real_package_gets_no_invented_submodules(engine: Path) -> None:
+    sys.meta_path.append(worker.StandIns(["tinyengine", "json"]))
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("json.faster")
+
+
 def test_a_package_that_the_image_does_not_have_stays_missing() -> None:
     sys.meta_path.append(worker.StandIns(["absent_kernels"]))
     with pytest.raises(ModuleNotFoundError):
