@@ -178,7 +178,7 @@ class GateFailed(PipelineError):
 class GateUnknown(PipelineError):
     exit_code = 62
     meaning = "a gate could not be judged: nothing failed, but not everything was seen"
-    hint = "Each unknown case says why; `--debug` shows what its worker said."
+    hint = "Each unknown case says why above; unknown is never taken for passed."
 
 
 class GateEnvironment(PipelineError):

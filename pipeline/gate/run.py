@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline import proc
+from pipeline.errors import Interrupted
 from pipeline.files import os_errors_explained, write_bytes
 from pipeline.gate.cases import Case, EngineSetup, Gates
 from pipeline.gate.engine import EngineTree
@@ -99,8 +102,14 @@ def ask(bench: Bench, cases: Sequence[Case]) -> list[Answer]:
             bench.folder(name).mkdir(parents=True, exist_ok=True)
     count = min(len(os.sched_getaffinity(0)), len(cases))
     shares = [list(cases[i::count]) for i in range(count)]
+    stop = threading.Event()
     with ThreadPoolExecutor(count) as pool:
-        answers = [a for share in pool.map(lambda c: _ask_in_turn(bench, c), shares) for a in share]
+        try:
+            told = pool.map(lambda share: _ask_in_turn(bench, share, stop), shares)
+            answers = [answer for share in told for answer in share]
+        except BaseException:
+            stop.set()
+            raise
     by_name = {case.name: case for case in cases}
     for answer in answers:
         if answer.ended not in ("died", "timed out"):
@@ -109,17 +118,19 @@ def ask(bench: Bench, cases: Sequence[Case]) -> list[Answer]:
     return answers
 
 
-def _ask_in_turn(bench: Bench, cases: list[Case]) -> list[Answer]:
+def _ask_in_turn(bench: Bench, cases: list[Case], stop: threading.Event) -> list[Answer]:
     """One process after the other until every case is answered; a bad case costs its process."""
     answers: list[Answer] = []
     while len(answers) < len(cases):
         left = cases[len(answers) :]
         with bench.store.scratch() as scratch:
-            answers += _one_process(bench, left, scratch)
+            answers += _one_process(bench, left, scratch, stop)
     return answers
 
 
-def _one_process(bench: Bench, cases: list[Case], scratch: Path) -> list[Answer]:
+def _one_process(
+    bench: Bench, cases: list[Case], scratch: Path, stop: threading.Event
+) -> list[Answer]:
     """What one worker says until it is done, dies or is stopped; at least one answer."""
     job = {
         "engine": str(bench.tree.folder),
@@ -141,7 +152,7 @@ def _one_process(bench: Bench, cases: list[Case], scratch: Path) -> list[Answer]
     command = bench.environment.command(str(WORKER), str(asked), str(said))
     words = scratch / "words"
     with proc.running(command, env=variables, output=words, cwd=scratch) as process:
-        ended = _watch(process, said, cases)
+        ended = _watch(process, said, cases, stop)
     answers = _answers(said)
     began = sum("begins" in line for line in _lines(said))
     if len(answers) < len(cases):
@@ -154,7 +165,9 @@ def _one_process(bench: Bench, cases: list[Case], scratch: Path) -> list[Answer]
     return answers
 
 
-def _watch(process: Any, said: Path, cases: list[Case]) -> str:
+def _watch(
+    process: subprocess.Popen[bytes], said: Path, cases: list[Case], stop: threading.Event
+) -> str:
     """Wait for the worker to end, or for a case to take longer than it may."""
     seen, deadline = -1, time.monotonic() + START_S
     while process.poll() is None:
@@ -167,7 +180,8 @@ def _watch(process: Any, said: Path, cases: list[Case]) -> str:
             deadline = time.monotonic() + allowed
         if time.monotonic() > deadline:
             return "timed out"
-        time.sleep(_LOOK_EVERY_S)
+        if stop.wait(_LOOK_EVERY_S):
+            raise Interrupted("stopped")
     return "died"
 
 
