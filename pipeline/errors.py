@@ -163,6 +163,41 @@ class DockerUnavailable(PipelineError):
     )
 
 
+class GateInvalid(PipelineError):
+    exit_code = 60
+    meaning = "a gate's case file is missing or not valid"
+    hint = "Fix the named field; README shows what a case holds."
+
+
+class GateFailed(PipelineError):
+    exit_code = 61
+    meaning = "a kernel of an image needs more than the target card has"
+    hint = "Patch its block sizes (`sm120 gate tune IMAGE CASE`), or list it as accepted with why."
+
+
+class GateUnknown(PipelineError):
+    exit_code = 62
+    meaning = "a gate could not be judged: nothing failed, but not everything was seen"
+    hint = "Each unknown case says why above; unknown is never taken for passed."
+
+
+class GateEnvironment(PipelineError):
+    exit_code = 63
+    meaning = "the environment in which kernels are compiled could not be made"
+
+
+class PatchUnproved(PipelineError):
+    exit_code = 64
+    meaning = "a patch is not needed, does nothing or does not do enough"
+    hint = "Drop a superseded or upstreamed patch; redo an inert one."
+
+
+class NoKernelImage(PipelineError):
+    exit_code = 65
+    meaning = "an object of an image holds no code that the target card can run"
+    hint = "Take a build made for the card, or accept it with a reason in gates/arch.yaml."
+
+
 class Interrupted(PipelineError):
     exit_code = 130
     meaning = "stopped by Ctrl-C or a signal"

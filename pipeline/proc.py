@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from pipeline.errors import MissingTool
 
@@ -41,3 +44,26 @@ def read(
     return subprocess.run(
         list(args), env=dict(env or environment()), input=stdin, capture_output=True, check=False
     )
+
+
+@contextmanager
+def running(
+    args: Sequence[str], *, env: Mapping[str, str], output: Path, cwd: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program beside us, its words in a file; it and its children end with the block."""
+    with output.open("wb") as words:
+        process = subprocess.Popen(
+            list(args),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

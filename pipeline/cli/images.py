@@ -131,6 +131,7 @@ def make_fetcher(store: Store, mirrors: tuple[str, ...], offline: bool) -> Fetch
 @platform_option
 @click.option("--accept", is_flag=True, help="Take the result as the new golden digest.")
 @click.option("--keep-inputs", is_flag=True, help="Keep wheels also after they became layers.")
+@click.option("--gate", "gated", is_flag=True, help="Judge images that have gates, and patches.")
 @mirror_option
 @offline_option
 @json_option
@@ -141,6 +142,7 @@ def build(
     platform: str | None,
     accept: bool,
     keep_inputs: bool,
+    gated: bool,
     mirrors: tuple[str, ...],
     offline: bool,
     as_json: bool,
@@ -164,6 +166,10 @@ def build(
             keep_inputs=keep_inputs,
             accept=accept,
         )
+    if gated:
+        from pipeline.cli.gates import judge_built
+
+        judge_built(context, built, mirrors, offline)
     elapsed = time.monotonic() - start
     if as_json:
         return say_json([_built_json(b) for b in built])

@@ -14,6 +14,8 @@ from typing import Any
 import click
 
 from pipeline import __version__
+from pipeline.cli.arch import gate_arch
+from pipeline.cli.gates import gate, patches
 from pipeline.cli.images import build, export, images, load, plan, rebuild
 from pipeline.cli.locks import fetch, lock, schema, sources
 from pipeline.cli.stores import store
@@ -70,8 +72,12 @@ def cli(
     context.obj = {"debug": debug, "checkout": checkout, "store": store_root}
 
 
-for command in (images, plan, build, load, export, rebuild, lock, fetch, sources, schema, store):
+for command in (
+    *(images, plan, build, gate, patches, load, export, rebuild),
+    *(lock, fetch, sources, schema, store),
+):
     cli.add_command(command)
+cli.add_command(gate_arch)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,339 @@
+"""`images/<name>/gates/smem-*.yaml`: which engine functions are called, with what, and for whom.
+
+A case says how to call one of the engine's own wrapper functions, so that the engine's own choice
+of block sizes is what gets compiled. It is data: nothing in it runs but functions of the engine's
+own package, and arguments are tensors, numbers and plain words.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from pipeline.errors import GateInvalid, WishInvalid
+from pipeline.model import Frozen, Name
+from pipeline.wish.load import Checkout, read_yaml
+
+MOST_ELEMENTS = 1 << 27
+MOST_CASES = 500
+
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+Module = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)
+]
+
+
+def _is_plain(name: str) -> str:
+    if any(part.startswith("__") for part in name.replace(":", ".").split(".")):
+        raise ValueError("names of Python's own (`__…`) are not for cases")
+    return name
+
+
+# a module and a name in it
+Function = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", max_length=300),
+    AfterValidator(_is_plain),
+]
+# a number, a dimension's name, or a product of them: 256, "tokens", "2*tokens"
+Size = int | Annotated[str, StringConstraints(pattern=r"^\w+(\*\w+){0,3}$", max_length=80)]
+Dtype = Literal[
+    "bfloat16",
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "int16",
+    "int32",
+    "int64",
+    "int8",
+    "uint8",
+]
+Upstream = Annotated[str, StringConstraints(pattern=r"^https://\S+$", max_length=300)]
+Reason = Annotated[str, StringConstraints(min_length=20, max_length=500)]
+
+
+class TensorArgument(Frozen):
+    """A tensor: its shape, its type, and what is in it where that matters."""
+
+    shape: list[Size] = Field(max_length=8)
+    dtype: Dtype = "bfloat16"
+    fill: Literal["zeros", "ones", "arange"] = "zeros"
+    step: Size = 1  # of arange
+    values: list[Size] | None = Field(default=None, max_length=64)
+
+
+class ViewArgument(Frozen):
+    """The first columns of another argument's last dimension, as MLA's V is a view of K."""
+
+    of: Word
+    columns: Size
+
+
+class CallArgument(Frozen):
+    """What another function of the engine returns, e.g. its default configuration."""
+
+    function: Function
+    arguments: dict[Word, Argument] = {}
+
+
+class Argument(Frozen):
+    """One argument in long form; exactly one of the fields is set."""
+
+    tensor: TensorArgument | None = None
+    view: ViewArgument | None = None
+    call: CallArgument | None = None
+    size: Size | None = None
+    dtype: Dtype | None = None
+    triton_dtype: Dtype | None = None
+    device: Literal["cuda", "cpu"] | None = None
+    items: list[Argument] | None = Field(default=None, max_length=64)
+    mapping: dict[Word, Argument] | None = None
+    value: float | int | bool | Word | None = None
+    none: Literal[True] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, given: Any) -> Any:
+        """`null`, numbers, truth values and words may stand for themselves."""
+        if given is None:
+            return {"none": True}
+        return {"value": given} if isinstance(given, bool | int | float | str) else given
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Argument:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("an argument is exactly one thing")
+        return self
+
+
+class AcceptedKernel(Frozen):
+    """A kernel known to be over the limit, with the reason and where it is being fixed."""
+
+    kernel: Word
+    case: str | None = None  # all cases, where none is named
+    most_bytes: Annotated[int, Field(gt=0)]
+    reason: Reason
+    upstream: list[Upstream] = Field(min_length=1)
+
+
+class CaseWish(Frozen):
+    """One call, or with `each` one for every combination of dimensions."""
+
+    name: Name
+    stands_for: list[str] = Field(min_length=1)
+    function: list[Function] = Field(min_length=1, max_length=8)
+    dims: dict[Word, int] = {}
+    each: dict[Word, list[int]] = {}
+    arguments: dict[Word, Argument]
+    # arguments that other versions of the function do not know and may be left out for them
+    optional: list[Word] = []
+    kernels: list[Word] = Field(min_length=1)
+    spill_free: list[Word] = []
+    timeout_s: Annotated[int, Field(gt=0, le=1800)] = 240
+
+
+class GateFile(Frozen):
+    """One gate: cases that must fit. A patch names the gate that proves it."""
+
+    engine: Name
+    why: Annotated[str, StringConstraints(min_length=20)]
+    cases: list[CaseWish] = Field(min_length=1)
+    accepted: list[AcceptedKernel] = []
+
+    @model_validator(mode="after")
+    def _stays_in_the_engine(self) -> GateFile:
+        package = self.engine.replace("-", "_")
+        for case in self.cases:
+            for function in _functions(case):
+                if function.partition(":")[0].partition(".")[0] != package:
+                    raise ValueError(f"{function}: is not a function of {package}")
+        names = [case.name for case in self.cases]
+        if len(set(names)) != len(names):
+            raise ValueError("two cases have one name")
+        return self
+
+
+def _functions(case: CaseWish) -> Iterator[str]:
+    yield from case.function
+    for argument in case.arguments.values():
+        yield from _called(argument)
+
+
+def _called(argument: Argument) -> Iterator[str]:
+    below = [*(argument.items or []), *(argument.mapping or {}).values()]
+    if argument.call:
+        yield argument.call.function
+        below += argument.call.arguments.values()
+    for inner in below:
+        yield from _called(inner)
+
+
+class Override(Frozen):
+    """Launch parameters to try in place of the engine's own choice for one kernel."""
+
+    kernel: str
+    values: dict[str, int]
+
+
+class Case(Frozen):
+    """A case with every dimension a number: what a worker is given."""
+
+    gate: Name
+    name: str
+    stands_for: list[str]
+    function: list[str]
+    arguments: dict[str, Any]
+    optional: list[str]
+    kernels: list[str]
+    spill_free: list[str]
+    timeout_s: int
+    override: Override | None = None
+
+
+class EngineSetup(Frozen):
+    """`gates/engine.yaml`: how the engine's package is imported outside its own server."""
+
+    package: Name
+    # Packages whose own __init__.py is passed over, because it would start the whole engine.
+    bare: list[Module] = []
+    # Wheels beyond torch, Triton and what those need that the cases really use.
+    wheels: list[Name] = []
+
+
+class Gates(Frozen):
+    """All gates of an image."""
+
+    setup: EngineSetup
+    gates: dict[Name, GateFile]
+
+    def cases(self, only: str | None = None) -> list[Case]:
+        return [
+            case
+            for name, gate in sorted(self.gates.items())
+            if only is None or name == only
+            for wish in gate.cases
+            for case in expanded(name, wish)
+        ]
+
+    def accepted(self, gate: str) -> list[AcceptedKernel]:
+        return self.gates[gate].accepted
+
+
+def read_gates(checkout: Checkout, image: str) -> Gates:
+    """Every gate of an image; an image without any is an error that says so."""
+    folder = checkout.folder(image) / "gates"
+    if not (folder / "engine.yaml").is_file():
+        raise GateInvalid(f"{image}: has no gates ({folder} holds no engine.yaml)")
+    try:
+        setup = read_yaml(folder / "engine.yaml", EngineSetup)
+        found = {
+            path.stem: read_yaml(path, GateFile) for path in sorted(folder.glob("smem-*.yaml"))
+        }
+    except WishInvalid as error:
+        raise GateInvalid(str(error)) from error
+    return _checked(Gates(setup=setup, gates=found), folder)
+
+
+def _checked(gates: Gates, folder: Path) -> Gates:
+    for name, gate in gates.gates.items():
+        if gate.engine != gates.setup.package:
+            raise GateInvalid(f"{folder / name}.yaml: engine: is not {gates.setup.package}")
+    cases = gates.cases()
+    if not cases or len(cases) > MOST_CASES:
+        raise GateInvalid(f"{folder}: {len(cases)} cases; between 1 and {MOST_CASES} are allowed")
+    for case in cases:
+        for argument in case.arguments.values():
+            _require_small(case.name, argument)
+    return gates
+
+
+def _require_small(name: str, argument: Any) -> None:
+    """No case may ask for more memory than a laptop has."""
+    if isinstance(argument, dict):
+        if isinstance(argument.get("tensor"), dict):
+            elements = 1
+            for size in argument["tensor"]["shape"]:
+                elements *= max(0, size)
+            if elements > MOST_ELEMENTS:
+                raise GateInvalid(f"{name}: a tensor of {elements} elements is too large")
+        for inner in argument.values():
+            _require_small(name, inner)
+    elif isinstance(argument, list):
+        for inner in argument:
+            _require_small(name, inner)
+
+
+def expanded(gate: str, wish: CaseWish) -> Iterator[Case]:
+    """One case for every combination of `each`, with all sizes worked out."""
+    names = list(wish.each)
+    for values in itertools.product(*wish.each.values()):
+        chosen = dict(zip(names, values, strict=True))
+        sizes = {**wish.dims, **chosen}
+        label = "-".join([wish.name, *map(str, values)])
+        arguments = {key: _resolved(arg, sizes, label) for key, arg in wish.arguments.items()}
+        yield Case(
+            gate=gate,
+            name=label,
+            stands_for=wish.stands_for,
+            function=wish.function,
+            arguments=arguments,
+            optional=wish.optional,
+            kernels=wish.kernels,
+            spill_free=wish.spill_free,
+            timeout_s=wish.timeout_s,
+        )
+
+
+def _resolved(argument: Argument, sizes: Mapping[str, int], label: str) -> dict[str, Any]:
+    """An argument as plain JSON, its sizes as numbers."""
+
+    def number(size: Size) -> int:
+        return size_of(size, sizes, label)
+
+    if argument.tensor:
+        tensor = argument.tensor
+        values = None if tensor.values is None else [number(v) for v in tensor.values]
+        return {
+            "tensor": {
+                "shape": [number(s) for s in tensor.shape],
+                "dtype": tensor.dtype,
+                "fill": tensor.fill,
+                "step": number(tensor.step),
+                "values": values,
+            }
+        }
+    if argument.view:
+        return {"view": {"of": argument.view.of, "columns": number(argument.view.columns)}}
+    if argument.call:
+        inner = {k: _resolved(a, sizes, label) for k, a in argument.call.arguments.items()}
+        return {"call": {"function": argument.call.function, "arguments": inner}}
+    if argument.size is not None:
+        return {"value": number(argument.size)}
+    if argument.items is not None:
+        return {"items": [_resolved(a, sizes, label) for a in argument.items]}
+    if argument.mapping is not None:
+        return {"mapping": {k: _resolved(a, sizes, label) for k, a in argument.mapping.items()}}
+    return argument.model_dump(exclude_unset=True)
+
+
+def size_of(size: Size, sizes: Mapping[str, int], label: str) -> int:
+    """A size as a number: products of numbers and named dimensions."""
+    if isinstance(size, int):
+        return size
+    product = 1
+    for part in size.split("*"):
+        if re.fullmatch(r"\d{1,12}", part):
+            product *= int(part)
+        elif part in sizes:
+            product *= sizes[part]
+        else:
+            raise GateInvalid(f"{label}: there is no dimension {part!r}")
+    return product

@@ -1,0 +1,144 @@
+"""The little of ELF that says where CUDA code lies and what a cubin was compiled for."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+MAGIC = b"\x7fELF"
+HEAD_BYTES = 64
+EM_CUDA = 190
+# 64 bits, little-endian: the only kind that is or carries CUDA code
+MAGIC64 = MAGIC + b"\x02\x01\x01"
+
+_OLD_CUBIN = MAGIC64 + b"\x33\x07"
+_NEW_CUBIN = MAGIC64 + b"\x41\x08"
+_HEAD = struct.Struct("<16xHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_MAX_SECTIONS = 100_000
+_MAX_NAMES_BYTES = 8 << 20
+_MAX_NAME_BYTES = 64
+_FIRST_WITH_VARIANTS = 90
+_NO_BYTES_IN_FILE = 8  # SHT_NOBITS
+# A cubin of the new ABI names its target only in the options that ptxas was called with.
+_OPTION = re.compile(rb"-arch sm_(\d{2,3})([af]?)[ \0]")
+
+
+class Unreadable(Exception):
+    """Why an object cannot be judged; never shown as passed."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """The head of a 64-bit little-endian ELF file."""
+
+    machine: int
+    table_offset: int
+    section_bytes: int
+    sections: int
+    names_index: int
+    end: int  # of what the header points at
+
+    @property
+    def table_bytes(self) -> int:
+        return self.section_bytes * self.sections
+
+
+@dataclass(frozen=True)
+class Section:
+    """A named stretch of the file."""
+
+    name: str
+    offset: int
+    size_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size_bytes
+
+
+def read_header(head: bytes, file_bytes: int) -> Header:
+    """The header, if everything it points at can be inside the file."""
+    if len(head) < HEAD_BYTES:
+        raise Unreadable("the ELF header is cut off")
+    _, machine, _, _, segments, table, _, _, *sizes = _HEAD.unpack(head)
+    segment_bytes, n_segments, entry, count, names = sizes
+    segments_end = segments + segment_bytes * n_segments
+    if segments_end > file_bytes:
+        raise Unreadable("its program headers lie outside the file")
+    if table == 0:
+        return Header(machine, 0, entry, 0, names, segments_end)
+    if entry != _SECTION.size:
+        raise Unreadable(f"its section headers are of {entry} bytes")
+    if table < HEAD_BYTES or table + max(count, 1) * entry > file_bytes:
+        raise Unreadable("its section headers lie outside the file")
+    if count == 0:
+        raise Unreadable("more sections than can be counted")
+    return Header(machine, table, entry, count, names, max(segments_end, table + count * entry))
+
+
+def read_sections(header: Header, table: bytes, file_bytes: int) -> list[tuple[int, Section]]:
+    """Where each section's name begins, and the still nameless section."""
+    if len(table) != header.table_bytes or header.sections > _MAX_SECTIONS:
+        raise Unreadable("the section headers are cut off")
+    found = []
+    for name, kind, _, _, offset, size, *_ in _SECTION.iter_unpack(table):
+        size = 0 if kind == _NO_BYTES_IN_FILE else size
+        if kind and offset + size > file_bytes:
+            raise Unreadable("a section lies outside the file")
+        found.append((name, Section("", offset, size)))
+    return found
+
+
+def names_section(header: Header, found: list[tuple[int, Section]]) -> Section:
+    """Where the names of the sections are."""
+    if not header.names_index < len(found):
+        raise Unreadable("the names of its sections are missing")
+    names = found[header.names_index][1]
+    if names.size_bytes > _MAX_NAMES_BYTES:
+        raise Unreadable(f"{names.size_bytes} bytes of section names")
+    return names
+
+
+def named(found: list[tuple[int, Section]], names: bytes) -> list[Section]:
+    """The sections with their names."""
+    return [Section(_name(names, at), s.offset, s.size_bytes) for at, s in found]
+
+
+def _name(names: bytes, at: int) -> str:
+    """The beginning of a name: those that matter are short, and a long one costs no time."""
+    if at >= len(names):
+        raise Unreadable("a section's name lies outside the names")
+    return names[at : at + _MAX_NAME_BYTES].partition(b"\0")[0].decode("latin-1")
+
+
+@dataclass(frozen=True)
+class CubinTarget:
+    """What a cubin was compiled for; the suffix is None where it cannot be told."""
+
+    arch: int
+    suffix: str | None
+
+
+def cubin_target(head: bytes, rest: bytes) -> CubinTarget:
+    """The target of a cubin from its header and, for the new ABI, the options in its notes.
+
+    Old ABI (up to CUDA 12 for sm_90): SM in the low byte, `a` in bit 11, no `f` yet. New ABI: SM
+    in the second byte; ptxas 12 still sets bit 3 for `a`, ptxas 13 sets nothing, and for `f`
+    nothing but the note ever differed.
+    """
+    (flags,) = struct.unpack_from("<I", head, 48)
+    if head.startswith(_OLD_CUBIN):
+        arch = flags & 0xFF
+        return CubinTarget(arch, "a" if flags & 0x800 and arch >= _FIRST_WITH_VARIANTS else "")
+    if not head.startswith(_NEW_CUBIN):
+        raise Unreadable(f"a cubin of ABI {head[7]}.{head[8]}, which nobody here knows")
+    arch = flags >> 8 & 0xFF
+    if arch < _FIRST_WITH_VARIANTS:
+        return CubinTarget(arch, "")
+    written = {(int(m[1]), m[2].decode()) for m in _OPTION.finditer(rest)}
+    suffixes = {suffix for number, suffix in written if number == arch}
+    if len(suffixes) == 1:
+        return CubinTarget(arch, suffixes.pop())
+    return CubinTarget(arch, "a" if flags & 0x8 else None)

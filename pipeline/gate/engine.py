@@ -1,0 +1,150 @@
+"""An engine's own files, as published or with patches, in a folder that workers import from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.build import patch
+from pipeline.build.plan import ImagePlan, LayerKind, LayerPlan
+from pipeline.errors import PatchConflict
+from pipeline.files import os_errors_explained
+from pipeline.gate.environment import Workshop, wheel_layer
+from pipeline.gate.unpack import unpack
+from pipeline.lock.model import WheelPin
+from pipeline.model import canonical_json, sha256_of
+from pipeline.store.record import FileRow
+from pipeline.wish.image import PatchWish
+
+FORMAT = 1
+# What importing and choosing block sizes reads: code, tables of tuned configurations, and sources
+# of kernels that are compiled at run time, whose folders some modules look for.
+_KEPT_SUFFIXES = (
+    *(".py", ".json", ".yaml", ".yml", ".toml", ".txt", "METADATA"),
+    *(".cu", ".cuh", ".h", ".hpp", ".cpp", ".cc"),
+)
+_LARGEST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class EngineTree:
+    """A folder that holds one version of an engine."""
+
+    folder: Path
+    project: str
+    version: str
+    digest: str  # of the wheel and of what patches made of it
+
+    @property
+    def package(self) -> str:
+        return self.project.replace("-", "_")
+
+
+def engine_pin(shop: Workshop, plan: ImagePlan, project: str, version: str | None) -> WheelPin:
+    """The locked wheel of the engine, or another version's from the index."""
+    locked = next((pin for pin in plan.lock.wheels if pin.name == project), None)
+    if locked is None:
+        wheel_layer(plan, project)
+    assert locked is not None
+    if version is None or version == locked.version:
+        return locked
+    return shop.make_finder().find(project, version, plan.venv.version, plan.platform)
+
+
+def engine_tree(shop: Workshop, plan: ImagePlan, pin: WheelPin) -> EngineTree:
+    """The engine's code as its wheel has it."""
+    key = sha256_of(canonical_json([FORMAT, pin.sha256])).removeprefix("sha256:")[:32]
+    folder = shop.store.root / "gate" / "engines" / key
+    with shop.store.locked(f"gate-{folder.name}"):
+        if not folder.is_dir():
+            _unpack_engine(shop, plan, pin, folder)
+    return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}")
+
+
+def _unpack_engine(shop: Workshop, plan: ImagePlan, pin: WheelPin, folder: Path) -> None:
+    if pin in plan.lock.wheels:
+        layer = wheel_layer(plan, pin.name)
+    else:
+        title = f"{pin.name} {pin.version}"
+        layer = LayerPlan(title, LayerKind.WHEELS, plan.architecture, (pin,), plan.venv)
+    record = shop.layers([layer])
+    site = f"{plan.venv.site}/"
+
+    def place(row: FileRow) -> str | None:
+        path = row.path.removeprefix(site)
+        if row.owner != pin.name or path == row.path or row.size_bytes > _LARGEST_BYTES:
+            return None
+        return path if path.endswith(_KEPT_SUFFIXES) else None
+
+    with shop.store.scratch() as scratch:
+        unpack(shop.store, record, place, scratch / "engine")
+        with os_errors_explained(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(scratch / "engine", folder)
+
+
+def patched(
+    tree: EngineTree, patches: Sequence[PatchWish], folder: Path, shop: Workshop
+) -> EngineTree:
+    """The tree with patches applied; each must fit exactly, but the version may be another."""
+    changed: dict[str, bytes] = {}
+    for wish in patches:
+        for change in patch.parse(read_patch(folder / wish.file), wish.file):
+            before = changed.get(change.path) or _read(tree.folder, change.path, wish.file)
+            changed[change.path] = patch.apply(change, before, wish.file)
+    return with_files(tree, changed, shop)
+
+
+def with_files(tree: EngineTree, changed: Mapping[str, bytes], shop: Workshop) -> EngineTree:
+    """The tree with some files replaced; the rest are links to the same files."""
+    if not changed:
+        return tree
+    sums = {path: sha256_of(data) for path, data in changed.items()}
+    digest = sha256_of(canonical_json([FORMAT, tree.digest, sums]))
+    folder = tree.folder.with_name(digest.removeprefix("sha256:")[:32])
+    with shop.store.locked(f"gate-{folder.name}"):
+        if not folder.is_dir():
+            with shop.store.scratch() as scratch, os_errors_explained(folder):
+                copy = scratch / "engine"
+                ignore = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(tree.folder, copy, copy_function=os.link, ignore=ignore)
+                for path, data in changed.items():
+                    (copy / path).unlink()
+                    (copy / path).write_bytes(data)
+                os.replace(copy, folder)
+    return EngineTree(folder, tree.project, tree.version, digest)
+
+
+def is_applied(tree: EngineTree, wish: PatchWish, folder: Path) -> bool:
+    """Whether the engine already holds what a patch would put there."""
+    for change in patch.parse(read_patch(folder / wish.file), wish.file):
+        back = patch.FilePatch(
+            change.path,
+            tuple(patch.Hunk(h.start, h.after, h.before) for h in change.hunks),
+        )
+        try:
+            text = _read(tree.folder, change.path, wish.file).decode()
+        except PatchConflict:
+            return False
+        # upstream's lines may stand elsewhere in the file than the patch's
+        if not all("".join(h.before) in text for h in back.hunks):
+            return False
+    return True
+
+
+def read_patch(path: Path) -> str:
+    """A patch's text, line ends as they are."""
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PatchConflict(f"{path.name}: cannot be read ({error})") from error
+
+
+def _read(folder: Path, path: str, name: str) -> bytes:
+    place = (folder / path).resolve()
+    if not place.is_relative_to(folder.resolve()) or not place.is_file():
+        raise PatchConflict(f"{name}: {path} is not in this version")
+    return place.read_bytes()

@@ -1,0 +1,266 @@
+"""Where kernels are compiled: the image's own Python, Triton and torch, without its GPU libraries.
+
+An engine image unpacks to 10 GB, of which compiling a kernel needs a tenth: the interpreter,
+Triton, torch's own libraries and NumPy. NVIDIA's libraries, which torch is linked with but which
+no gate calls, are replaced by hollow ones. The image need not be built: the few layers that
+matter are made or fetched if the store does not have them.
+
+On another processor than the image's, the same versions of Triton, torch and the rest come from
+the index for this one, and the result says so. The engine's files are always the image's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from packaging.utils import canonicalize_name
+
+from pipeline import log
+from pipeline.build.pinned import make_layers
+from pipeline.build.plan import ImagePlan, LayerKind, LayerPlan, Work, plan_image
+from pipeline.errors import GateEnvironment, LockMissing, StoreDamaged
+from pipeline.gate.hollow import hollow_out
+from pipeline.gate.unpack import unpack
+from pipeline.lock.model import WheelPin
+from pipeline.model import Frozen, canonical_json, sha256_of
+from pipeline.store.record import FileRow, LayerRecord
+from pipeline.store.store import Store
+from pipeline.wish.load import Checkout
+
+if TYPE_CHECKING:
+    from pipeline.fetch.inputs import Fetcher
+    from pipeline.gate.wheels import WheelFinder
+
+FORMAT = 1
+# torch and Triton, what they import, and NumPy, which carries torch's values to Python.
+_BASE_WHEELS = (
+    *("torch", "triton", "numpy", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath"),
+    *("networkx", "packaging", "setuptools", "sympy", "typing-extensions"),
+)
+# Of torch: its linear algebra on GPUs, which it loads only when that is called.
+_LEFT_OUT_FILES = ("libtorch_cuda_linalg.so",)
+_LEFT_OUT_SUFFIXES = (".a", ".h", ".hpp", ".cuh", ".cuinc", ".cmake")
+_LEFT_OUT_FOLDERS = ("/cupti/", "/cupti-blackwell/", "torch/test/")
+_TRIPLES = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
+_LINKERS = {"amd64": "ld-linux-x86-64.so.2", "arm64": "ld-linux-aarch64.so.1"}
+
+
+class EnvironmentFacts(Frozen):
+    """Which files a gate's numbers come from; part of every result."""
+
+    kind: Literal["image", "host wheels"]
+    platform: str
+    python: str
+    triton: str
+    torch: str
+    wheels: list[WheelPin]
+    hollow: list[str]  # libraries that have the right name and nothing in them
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A folder with an interpreter and packages, ready for workers."""
+
+    folder: Path
+    facts: EnvironmentFacts
+    # top-level modules of the image that are not here; a worker may put stand-ins in their place
+    absent: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return self.folder.name
+
+    def command(self, *args: str) -> list[str]:
+        """Run the image's interpreter by its own loader, whatever C library this machine has."""
+        architecture = self.facts.platform.partition("/")[2]
+        system = self.folder / "root" / "usr" / "lib" / _TRIPLES[architecture]
+        paths = f"{self.folder / 'hollow'}:{system}"
+        python = self.folder / "root" / "usr" / "bin" / f"python{self.facts.python}"
+        loader = [str(system / _LINKERS[architecture]), "--library-path", paths]
+        return [*loader, str(python), "-S", *args]
+
+    def variables(self) -> dict[str, str]:
+        return {
+            "PYTHONHOME": str(self.folder / "root" / "usr"),
+            "PYTHONPATH": str(self.folder / "site"),
+            "PYTHONHASHSEED": "0",
+        }
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What making environments and engine trees takes."""
+
+    checkout: Checkout
+    store: Store
+    host: str  # this machine's platform
+    make_fetcher: Callable[[], Fetcher]
+    make_finder: Callable[[], WheelFinder]
+
+    def layers(self, plans: Sequence[LayerPlan]) -> list[LayerRecord]:
+        """Layers from the store, made now where they are missing."""
+        missing = tuple(plan for plan in plans if not self.store.layer(plan.key))
+        if missing:
+            pins = {pin.sha256: pin for plan in missing for pin in plan.pins}.values()
+            fetch = (p for p in pins if not self.store.has_input(p.sha256, p.size_bytes))
+            work = Work(missing, (), tuple(fetch))
+            self.store.need_space(work.disk_bytes)
+            make_layers(self.store, work, self.make_fetcher(), keep_inputs=False)
+        found = [self.store.layer(plan.key) for plan in plans]
+        if any(record is None for record in found):
+            raise StoreDamaged("a layer vanished while it was used")
+        return [record for record in found if record is not None]
+
+
+def wheel_layer(plan: ImagePlan, name: str) -> LayerPlan:
+    """The layer of an image that holds a wheel."""
+    for layer in plan.layers:
+        if layer.kind is LayerKind.WHEELS and any(pin.name == name for pin in layer.pins):
+            return layer
+    raise GateEnvironment(
+        f"{plan.wish.name}: holds no {name}",
+        "The shared-memory gate is for images whose engine has Triton kernels.",
+    )
+
+
+def make_environment(shop: Workshop, plan: ImagePlan, wheels: Sequence[str]) -> Environment:
+    """The environment of an image on this machine; made once, then found by its key."""
+    for name in ("triton", "torch"):
+        wheel_layer(plan, name)
+    locked = {pin.name: pin for pin in plan.lock.wheels}
+    wanted = [locked[n] for n in sorted({*_BASE_WHEELS, *wheels}) if n in locked]
+    same = shop.host == plan.platform
+    pins = wanted if same else [_for_host(shop, plan, pin) for pin in wanted]
+    root = _root_layer(shop, plan)
+    inputs = [FORMAT, shop.host, root.key, [[p.name, p.sha256] for p in pins]]
+    key = sha256_of(canonical_json(inputs)).removeprefix("sha256:")[:32]
+    folder = shop.store.root / "gate" / "environments" / key
+    with shop.store.locked(f"gate-{key}"):
+        facts = _known(folder)
+        if facts is None:
+            facts = _make(shop, plan, root, pins, folder)
+    absent = _absent(shop.store, plan, {pin.name for pin in pins})
+    return Environment(folder, facts, absent)
+
+
+def _root_layer(shop: Workshop, plan: ImagePlan) -> LayerPlan:
+    """Debian's Python for this machine: the image's own root, or the same for this processor."""
+    root = plan.chain()[0]
+    if shop.host != plan.platform:
+        try:
+            root = plan_image(shop.checkout, root.wish.name, shop.host)
+        except LockMissing as error:
+            raise GateEnvironment(
+                f"{plan.wish.name}: is for {plan.platform}, this machine is {shop.host}, and"
+                f" {root.wish.name} has no lock for it"
+            ) from error
+    return root.layers[0]
+
+
+def _for_host(shop: Workshop, plan: ImagePlan, pin: WheelPin) -> WheelPin:
+    if pin.file.endswith("-none-any.whl"):
+        return pin
+    return shop.make_finder().find(pin.name, pin.version, plan.venv.version, shop.host)
+
+
+def _known(folder: Path) -> EnvironmentFacts | None:
+    try:
+        return EnvironmentFacts.model_validate_json((folder / "facts.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _make(
+    shop: Workshop, plan: ImagePlan, root: LayerPlan, pins: Sequence[WheelPin], folder: Path
+) -> EnvironmentFacts:
+    locked = {pin.sha256: pin for pin in plan.lock.wheels}
+    plans = [
+        wheel_layer(plan, pin.name)
+        if pin.sha256 in locked
+        else LayerPlan(
+            f"{pin.name} {pin.version}", LayerKind.WHEELS, root.architecture, (pin,), plan.venv
+        )
+        for pin in pins
+    ]
+    records = shop.layers([root, *{p.key: p for p in plans}.values()])
+    site, names = f"{plan.venv.site}/", {pin.name for pin in pins}
+    architecture = shop.host.partition("/")[2]
+    with (
+        shop.store.scratch() as scratch,
+        log.step(f"Unpacking what {plan.wish.name} compiles with"),
+    ):
+        work = scratch / "environment"
+        unpack(shop.store, records[:1], _placing_root(architecture, plan.venv.version), work)
+        unpack(shop.store, records[1:], _placing_site(site, names), work)
+        facts = EnvironmentFacts(
+            kind="image" if shop.host == plan.platform else "host wheels",
+            platform=shop.host,
+            python=plan.venv.version,
+            triton=next(p.version for p in pins if p.name == "triton"),
+            torch=next(p.version for p in pins if p.name == "torch"),
+            wheels=list(pins),
+            hollow=_hollow(work, architecture),
+        )
+        (work / "facts.json").write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(work, folder)
+    return facts
+
+
+def _placing_root(architecture: str, version: str) -> Callable[[FileRow], str | None]:
+    libraries = f"usr/lib/{_TRIPLES[architecture]}/"
+
+    def place(row: FileRow) -> str | None:
+        path = row.path
+        is_library = path.startswith(libraries) and ".so" in path
+        is_python = path.startswith((f"usr/lib/python{version}/", f"usr/bin/python{version}"))
+        return f"root/{path}" if is_library or is_python else None
+
+    return place
+
+
+def _placing_site(site: str, names: set[str]) -> Callable[[FileRow], str | None]:
+    def place(row: FileRow) -> str | None:
+        path = row.path.removeprefix(site)
+        if row.owner not in names or path == row.path:
+            return None
+        if path.endswith(_LEFT_OUT_SUFFIXES) or path.endswith(_LEFT_OUT_FILES):
+            return None
+        return None if any(part in path for part in _LEFT_OUT_FOLDERS) else f"site/{path}"
+
+    return place
+
+
+def _hollow(work: Path, architecture: str) -> list[str]:
+    torch = work / "site" / "torch"
+    libraries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
+    system = (work / "root" / "usr" / "lib" / _TRIPLES[architecture]).glob("*.so*")
+    python = (work / "root" / "usr" / "bin").iterdir()
+    return hollow_out(libraries, [*system, *python], work / "hollow")
+
+
+def _absent(store: Store, plan: ImagePlan, present: set[str]) -> tuple[str, ...]:
+    """Top-level modules of the image's wheels that were not unpacked.
+
+    From tables of contents where the store has them, else from the projects' names.
+    """
+    site = f"{plan.venv.site}/"
+    found: set[str] = set()
+    for layer in plan.layers:
+        if layer.kind is not LayerKind.WHEELS:
+            continue
+        record = store.layer(layer.key)
+        if record is None:
+            found |= {str(canonicalize_name(p.name)).replace("-", "_") for p in layer.pins}
+            continue
+        for row in store.contents(record.digest):
+            top, _, rest = row.path.removeprefix(site).partition("/")
+            if row.owner in present or not row.path.startswith(site):
+                continue
+            if rest or top.endswith((".py", ".so")):
+                found.add(top.partition(".")[0])
+    return tuple(sorted(name for name in found if name.isidentifier()))

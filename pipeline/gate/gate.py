@@ -1,0 +1,120 @@
+"""The shared-memory gate of an image: from its lock, patches and cases to a result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from pipeline.build.plan import ImagePlan
+from pipeline.errors import GateInvalid
+from pipeline.files import write_bytes
+from pipeline.gate.cases import Case, Gates, read_gates
+from pipeline.gate.coverage import coverage, find_kernels
+from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, patched
+from pipeline.gate.environment import Environment, Workshop, make_environment
+from pipeline.gate.limits import Card
+from pipeline.gate.results import CaseResult, GateResult, Kernel, overall
+from pipeline.gate.run import Bench, judge_all, worker_digest
+from pipeline.model import Frozen
+from pipeline.store.store import Store
+from pipeline.wish.image import PatchSeries
+
+
+@dataclass(frozen=True)
+class ImageGate:
+    """An image made ready for judging: its gates, its environment, its engine."""
+
+    shop: Workshop
+    plan: ImagePlan
+    gates: Gates
+    environment: Environment
+    tree: EngineTree  # as published
+    series: PatchSeries
+
+    @property
+    def patch_folder(self) -> Path:
+        wish = self.plan.wish
+        return (self.shop.checkout.folder(wish.name) / (wish.patches or "none")).parent
+
+    def bench(self, tree: EngineTree, card: Card) -> Bench:
+        return Bench(self.shop.store, self.environment, tree, self.gates.setup, card)
+
+    def patched(self) -> EngineTree:
+        """The engine as the image holds it."""
+        return patched(self.tree, self.series.patches, self.patch_folder, self.shop)
+
+
+def open_gate(shop: Workshop, plan: ImagePlan) -> ImageGate:
+    """Read an image's gates and make what they need."""
+    gates = read_gates(shop.checkout, plan.wish.name)
+    environment = make_environment(shop, plan, gates.setup.wheels)
+    pin = engine_pin(shop, plan, gates.setup.package, None)
+    tree = engine_tree(shop, plan, pin)
+    return ImageGate(shop, plan, gates, environment, tree, shop.checkout.series(plan.wish))
+
+
+def run_gate(gate: ImageGate, card: Card, *, unpatched: bool = False) -> GateResult:
+    """Judge every case of an image for a card."""
+    start = time.monotonic()
+    tree = gate.tree if unpatched else gate.patched()
+    bench = gate.bench(tree, card)
+    cases = judge_all(bench, gate.gates, gate.gates.cases())
+    record = gate.shop.store.image_record(gate.plan.wish.name, gate.plan.platform)
+    built = record is not None and record.get("key") == gate.plan.key
+    return GateResult(
+        image=gate.plan.wish.name,
+        platform=gate.plan.platform,
+        image_digest=record["descriptor"]["digest"] if record and built and not unpatched else None,
+        engine=tree.project,
+        engine_version=tree.version,
+        engine_digest=tree.digest,
+        patches=[] if unpatched else [wish.file for wish in gate.series.patches],
+        card=card,
+        environment=gate.environment.facts,
+        worker=worker_digest(),
+        verdict=overall(cases),
+        cases=cases,
+        coverage=coverage(_kernels(gate.shop.store, tree), reached(cases)),
+        seconds=round(time.monotonic() - start, 3),
+    )
+
+
+def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
+    """Kernels that some case compiled, by module and name."""
+    return {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
+
+
+class _Kernels(Frozen):
+    """What reading an engine's code found, kept by the code's digest."""
+
+    kernels: list[Kernel]
+
+
+def _kernels(store: Store, tree: EngineTree) -> list[Kernel]:
+    path = store.root / "gate" / "kernels-of" / f"{tree.digest.removeprefix('sha256:')}.json"
+    try:
+        return _Kernels.model_validate_json(path.read_bytes()).kernels
+    except (OSError, ValidationError):
+        found = find_kernels(tree.folder, tree.package)
+        write_bytes(path, _Kernels(kernels=found).model_dump_json().encode())
+        return found
+
+
+def keep_result(shop: Workshop, result: GateResult) -> Path:
+    """The result beside the image, for its record."""
+    folder = shop.store.image_folder(result.image, result.platform)
+    path = folder / "gates.json"
+    write_bytes(path, (result.model_dump_json(indent=2) + "\n").encode())
+    return path
+
+
+def find_case(gate: ImageGate, name: str) -> Case:
+    """One case by its name."""
+    cases = {case.name: case for case in gate.gates.cases()}
+    if name not in cases:
+        raise GateInvalid(f"{name}: no such case (there are: {', '.join(cases)})")
+    return cases[name]

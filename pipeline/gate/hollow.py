@@ -1,0 +1,294 @@
+"""Hollow stand-ins for the CUDA libraries that torch names but the gate never calls.
+
+`import torch` needs every library that torch was linked with to load: four gigabytes of machine
+code for GPUs, of which a gate that only carries CPU tensors runs not one instruction. A hollow
+library has the right name, the right symbols in the right versions, and behind each of them a
+function that returns an error. So torch itself stays the image's own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_DT_NEEDED, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ = 1, 4, 5, 6, 7, 8
+_DT_RELAENT, _DT_STRSZ, _DT_SYMENT, _DT_SONAME = 9, 10, 11, 14
+_DT_VERSYM, _DT_VERDEF, _DT_VERDEFNUM = 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFD
+_SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED, _SHT_VERSYM = 6, 11, 0x6FFFFFFE, 0x6FFFFFFF
+_PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
+_READ, _WRITE, _EXECUTE = 4, 2, 1
+_SEGMENTS = 4
+_PAGE = 0x10000  # the largest page size of the machines we know
+_TYPE_INFO = "_ZTI"
+_OBJECTS = (_TYPE_INFO, "_ZTV", "_ZTT", "_ZTS")
+_RELATIVE = {62: 8, 183: 1027}  # the relocation that adds the load address, by machine
+# Where a vtable or another object is expected there is room enough for one.
+_SLOT_BYTES = 64
+# What every function returns the address of: zeros that a caller may also write to.
+_SCRATCH_BYTES = 4096
+_X86_64, _AARCH64 = 62, 183
+
+
+@dataclass
+class Links:
+    """What a shared object asks of others, and what it offers."""
+
+    machine: int
+    needed: list[str] = field(default_factory=list)
+    wanted: set[tuple[str, str, str]] = field(default_factory=set)  # library, version, symbol
+    offered: set[str] = field(default_factory=set)
+
+
+def read_links(path: Path) -> Links | None:
+    """The dynamic links of a 64-bit little-endian ELF file; none for any other file."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as handle:
+        head = handle.read(64)
+        if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+            return None
+        machine = struct.unpack_from("<H", head, 18)[0]
+        at, size, count = (
+            struct.unpack_from("<Q", head, 40)[0],
+            *struct.unpack_from("<HH", head, 58),
+        )
+        handle.seek(at)
+        table = handle.read(size * count)
+        sections = [struct.unpack_from("<IIQQQQIIQQ", table, size * i) for i in range(count)]
+
+        def bytes_of(kind: int) -> tuple[bytes, bytes]:
+            for section in sections:
+                if section[1] == kind:
+                    handle.seek(section[4])
+                    own = handle.read(section[5])
+                    strings = sections[section[6]]
+                    handle.seek(strings[4])
+                    return own, handle.read(strings[5])
+            return b"", b""
+
+        symbols, names = bytes_of(_SHT_DYNSYM)
+        versions, _ = bytes_of(_SHT_VERSYM)
+        needs, need_names = bytes_of(_SHT_VERNEED)
+        dynamic, dynamic_names = bytes_of(_SHT_DYNAMIC)
+    links = Links(machine)
+    for tag, value in struct.iter_unpack("<QQ", dynamic):
+        if tag == _DT_NEEDED:
+            links.needed.append(_text(dynamic_names, value))
+    by_index = dict(_version_needs(needs, need_names))
+    for i, (name, info, _, section, _, _) in enumerate(struct.iter_unpack("<IBBHQQ", symbols)):
+        if not name:
+            continue
+        if section:
+            links.offered.add(_text(names, name))
+        elif info >> 4 == 1:  # global; a weak symbol may stay undefined
+            version = struct.unpack_from("<H", versions, 2 * i)[0] & 0x7FFF if versions else 1
+            library, label = by_index.get(version, ("", ""))
+            links.wanted.add((library, label, _text(names, name)))
+    return links
+
+
+def _version_needs(data: bytes, names: bytes) -> Iterable[tuple[int, tuple[str, str]]]:
+    at = 0
+    while data:
+        _, count, file, first, following = struct.unpack_from("<HHIII", data, at)
+        inner = at + first
+        for _ in range(count):
+            _, _, index, name, after = struct.unpack_from("<IHHII", data, inner)
+            yield index & 0x7FFF, (_text(names, file), _text(names, name))
+            inner += after
+        if not following:
+            return
+        at += following
+
+
+def _text(names: bytes, at: int) -> str:
+    return names[at : names.index(b"\0", at)].decode("ascii", "replace")
+
+
+def hollow_out(libraries: Sequence[Path], system: Sequence[Path], folder: Path) -> list[str]:
+    """Write what the libraries miss into a folder; returns the names of what was written.
+
+    `system` are the libraries that come with the interpreter, under the names they load by.
+    """
+    read = {path.name: links for path in libraries if (links := read_links(path))}
+    around = {path.name: links for path in system if (links := read_links(path))}
+    missing = sorted({n for links in read.values() for n in links.needed} - {*read, *around})
+    offered = {name for links in (*read.values(), *around.values()) for name in links.offered}
+    symbols: dict[str, set[tuple[str, str]]] = {name: set() for name in missing}
+    # what carries no version does not say whose it is, so every hollow library has it
+    orphans: set[tuple[str, str]] = set()
+    for links in read.values():
+        for library, version, symbol in links.wanted:
+            if library in symbols:
+                symbols[library].add((version, symbol))
+            elif not library and symbol not in offered:
+                orphans.add(("", symbol))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in missing:
+        machine = next(iter(read.values())).machine
+        data = shared_object(name, sorted(symbols[name] | orphans), machine)
+        (folder / name).write_bytes(data)
+    return missing
+
+
+def shared_object(soname: str, symbols: Sequence[tuple[str, str]], machine: int) -> bytes:
+    """An ELF shared object with these (version, symbol) pairs.
+
+    Functions fail when they are called. Objects are zeros, but for C++ type descriptions, which
+    must say their name: pybind11 asks for it while it registers classes.
+    """
+    strings = _Strings()
+    own_name = strings.add(soname)
+    names = [strings.add(symbol) for _, symbol in symbols]
+    versions = sorted({version for version, _ in symbols if version})
+    index = {version: i + 2 for i, version in enumerate(versions)}
+    versym = struct.pack("<H", 0)
+    versym += b"".join(struct.pack("<H", index.get(version, 1)) for version, _ in symbols)
+    verdef = _version_definitions([soname, *versions], strings)
+    hashed = _hash_table([symbol for _, symbol in symbols])
+    described = [i for i, (_, symbol) in enumerate(symbols) if symbol.startswith(_TYPE_INFO)]
+
+    place = _Places(64 + 56 * _SEGMENTS)
+    at_symbols = place.take(24 * (len(symbols) + 1))
+    at_hash = place.take(len(hashed))
+    at_versym = place.take(len(versym))
+    at_verdef = place.take(len(verdef))
+    at_strings = place.take(len(strings.data))
+    at_moves = place.take(24 * len(described))
+    at_dynamic = place.take(16 * 13)
+    at_objects = place.take(_SLOT_BYTES * len(symbols))
+    at_scratch = place.take(_SCRATCH_BYTES)
+    at_code = place.page()
+    end = at_code + _SLOT_BYTES * len(symbols)
+
+    table, moves = bytes(24), b""
+    for i, (name, (_, symbol)) in enumerate(zip(names, symbols, strict=True)):
+        is_object = symbol.startswith(_OBJECTS)
+        address = (at_objects if is_object else at_code) + _SLOT_BYTES * i
+        # global, object or function; no section table is there to contradict section 1
+        kind = 0x11 if is_object else 0x12
+        table += struct.pack("<IBBHQQ", name, kind, 0, 1, address, _SLOT_BYTES)
+    for i in described:
+        text = at_strings + names[i] + len(_TYPE_INFO)
+        moves += struct.pack("<QQQ", at_objects + _SLOT_BYTES * i + 8, _RELATIVE[machine], text)
+    tags = [
+        (_DT_SONAME, own_name),
+        (_DT_HASH, at_hash),
+        (_DT_STRTAB, at_strings),
+        (_DT_SYMTAB, at_symbols),
+        (_DT_STRSZ, len(strings.data)),
+        (_DT_SYMENT, 24),
+        (_DT_VERSYM, at_versym),
+        (_DT_VERDEF, at_verdef),
+        (_DT_VERDEFNUM, len(versions) + 1),
+        (_DT_RELA, at_moves),
+        (_DT_RELASZ, len(moves)),
+        (_DT_RELAENT, 24),
+        (0, 0),
+    ]
+    dynamic = b"".join(struct.pack("<QQ", *tag) for tag in tags)
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
+        "<HHIQQQIHHHHHH", 3, machine, 1, 0, 64, 0, 0, 64, 56, _SEGMENTS, 64, 0, 0
+    )
+    headers = (
+        _program_header(_PT_LOAD, _READ | _WRITE, 0, at_code, _PAGE)
+        + _program_header(_PT_LOAD, _READ | _EXECUTE, at_code, end - at_code, _PAGE)
+        + _program_header(_PT_DYNAMIC, _READ | _WRITE, at_dynamic, len(dynamic), 8)
+        + _program_header(_PT_GNU_STACK, _READ | _WRITE, 0, 0, 16)
+    )
+    pieces = {
+        0: head + headers,
+        at_symbols: table,
+        at_hash: hashed,
+        at_versym: versym,
+        at_verdef: verdef,
+        at_strings: bytes(strings.data),
+        at_moves: moves,
+        at_dynamic: dynamic,
+        at_code: b"".join(
+            _returning(at_scratch, at_code + _SLOT_BYTES * i, machine) for i in range(len(symbols))
+        ),
+    }
+    out = bytearray(end)
+    for at, piece in pieces.items():
+        out[at : at + len(piece)] = piece
+    return bytes(out)
+
+
+def _returning(scratch: int, here: int, machine: int) -> bytes:
+    """A function that returns the scratch area's address: as a number an error, as a pointer
+    something that can be read and written (torch keeps a callback in what one of them returns)."""
+    distance = scratch - here
+    if machine == _X86_64:  # lea rax, [rip + distance]; ret
+        code = b"\x48\x8d\x05" + struct.pack("<i", distance - 7) + b"\xc3"
+    else:  # adr x0, distance; ret
+        bits = distance & 0x1FFFFF
+        code = struct.pack("<I", 0x10000000 | (bits & 3) << 29 | bits >> 2 << 5)
+        code += bytes.fromhex("c0035fd6")
+    return code.ljust(_SLOT_BYTES, b"\0")
+
+
+class _Places:
+    """Hands out room in a file, each piece aligned."""
+
+    def __init__(self, start: int) -> None:
+        self._at = start
+
+    def take(self, size: int) -> int:
+        at = _aligned(self._at, 16)
+        self._at = at + size
+        return at
+
+    def page(self) -> int:
+        return _aligned(self._at, _PAGE)
+
+
+class _Strings:
+    def __init__(self) -> None:
+        self.data = bytearray(b"\0")
+        self._known: dict[str, int] = {}
+
+    def add(self, text: str) -> int:
+        if text not in self._known:
+            self._known[text] = len(self.data)
+            self.data += text.encode() + b"\0"
+        return self._known[text]
+
+
+def _version_definitions(names: Sequence[str], strings: _Strings) -> bytes:
+    """The file's own name as version 1, then each version that symbols carry."""
+    out = b""
+    for i, name in enumerate(names):
+        base, following = int(i == 0), 28 if i + 1 < len(names) else 0
+        out += struct.pack("<HHHHIII", 1, base, i + 1, 1, _elf_hash(name), 20, following)
+        out += struct.pack("<II", strings.add(name), 0)
+    return out
+
+
+def _hash_table(names: Sequence[str]) -> bytes:
+    """System V's hash table, a bucket for each symbol; index 0 means none."""
+    count = len(names) + 1
+    buckets, chains = [0] * count, [0] * count
+    for i, name in enumerate(names, start=1):
+        bucket = _elf_hash(name) % count
+        chains[i], buckets[bucket] = buckets[bucket], i
+    return struct.pack(f"<{2 + 2 * count}I", count, count, *buckets, *chains)
+
+
+def _elf_hash(name: str) -> int:
+    value = 0
+    for byte in name.encode():
+        value = (value << 4) + byte
+        high = value & 0xF0000000
+        value = (value ^ (high >> 24)) & ~high & 0xFFFFFFFF
+    return value
+
+
+def _program_header(kind: int, flags: int, at: int, size: int, alignment: int) -> bytes:
+    return struct.pack("<IIQQQQQQ", kind, flags, at, at, at, size, size, alignment)
+
+
+def _aligned(number: int, step: int) -> int:
+    return -(-number // step) * step

@@ -1,0 +1,73 @@
+"""What a block may use on each architecture the gate can judge."""
+
+from __future__ import annotations
+
+from pydantic import computed_field
+
+from pipeline.errors import GateInvalid
+from pipeline.model import Frozen
+
+
+class Card(Frozen):
+    """A GPU as engines and Triton ask about it.
+
+    `shared_bytes` is what a block may have at most (cudaDevAttrMaxSharedMemoryPerBlockOptin),
+    the number that Triton compares with a kernel's need.
+    """
+
+    arch: str
+    capability: tuple[int, int]
+    shared_bytes: int
+    shared_bytes_per_sm: int
+    multiprocessors: int
+    threads_per_sm: int
+    memory_bytes: int
+    name: str
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def registers_per_sm(self) -> int:
+        return 65536
+
+
+def _card(
+    arch: str,
+    shared_bytes: int,
+    multiprocessors: int,
+    threads_per_sm: int,
+    memory_gib: int,
+    name: str,
+) -> Card:
+    number = arch.removeprefix("sm_")
+    return Card(
+        arch=arch,
+        capability=(int(number[:-1]), int(number[-1])),
+        shared_bytes=shared_bytes,
+        # the driver keeps one kilobyte of each multiprocessor's memory for every block
+        shared_bytes_per_sm=shared_bytes + 1024,
+        multiprocessors=multiprocessors,
+        threads_per_sm=threads_per_sm,
+        memory_bytes=memory_gib << 30,
+        name=name,
+    )
+
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+CARDS = {
+    card.arch: card
+    for card in (
+        _card("sm_120", 101376, 188, 1536, 96, "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
+        _card("sm_121", 101376, 48, 1536, 128, "NVIDIA GB10"),
+        _card("sm_100", 232448, 148, 2048, 180, "NVIDIA B200"),
+        _card("sm_90", 232448, 132, 2048, 80, "NVIDIA H100 80GB HBM3"),
+        _card("sm_89", 101376, 142, 1536, 48, "NVIDIA L40S"),
+        _card("sm_86", 101376, 84, 1536, 48, "NVIDIA RTX A6000"),
+    )
+}
+
+
+def card_for(arch: str) -> Card:
+    """The card that stands for an architecture."""
+    if arch not in CARDS:
+        raise GateInvalid(f"{arch}: not in the table ({', '.join(CARDS)})")
+    return CARDS[arch]

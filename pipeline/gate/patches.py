@@ -1,0 +1,170 @@
+"""Is a patch still needed? Its gate says so, with it and without it, at any version.
+
+`git apply` and reverse-apply only compare text, so they miss a fix that upstream wrote in other
+words. A gate compares what the kernels need:
+
+    needed      fails without the patch, passes with it
+    upstreamed  passes without it, and upstream's file holds the patch's own lines
+    superseded  passes without it, by other code
+    inert       fails without it, and applying it changes nothing
+    weak        fails without it, and still fails with it, differently
+    conflict    fails without it, and it cannot be applied
+    unknown     a case could not be judged: never taken for any of the others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from pipeline.errors import GateInvalid, PatchConflict, PipelineError
+from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, is_applied, patched
+from pipeline.gate.gate import ImageGate
+from pipeline.gate.limits import Card
+from pipeline.gate.results import CaseResult, fingerprint, overall
+from pipeline.gate.run import judge_all
+from pipeline.model import Frozen
+from pipeline.wish.image import PatchWish
+
+State = Literal["needed", "upstreamed", "superseded", "inert", "weak", "conflict", "unknown"]
+MOST_VERSIONS = 40
+
+
+class PatchVerdict(Frozen):
+    """One patch at one version of its engine."""
+
+    patch: str
+    gate: str
+    version: str
+    state: State
+    words: str
+    without: dict[str, int] = {}  # case → the most shared memory a kernel of it needs
+    with_patch: dict[str, int] = {}
+
+
+def decide(
+    without: Sequence[CaseResult],
+    with_patch: Sequence[CaseResult] | None,
+    *,
+    applied: bool,
+    conflict: str,
+) -> tuple[State, str]:
+    """The verdict, from what the gate found; `with_patch` is none where it does not apply."""
+    before = overall(without)
+    if before == "unknown":
+        return "unknown", _first_words(without, "unknown")
+    if before != "failed":
+        if applied:
+            return "upstreamed", "upstream holds the patch's own lines, and the gate passes"
+        return "superseded", "the gate passes without it"
+    if with_patch is None:
+        return "conflict", conflict
+    after = overall(with_patch)
+    if fingerprint(without) == fingerprint(with_patch):
+        return "inert", f"changes nothing: {_first_words(with_patch, 'failed')}"
+    if after == "unknown":
+        return "unknown", _first_words(with_patch, "unknown")
+    if after == "failed":
+        return "weak", f"still over with it: {_first_words(with_patch, 'failed')}"
+    return "needed", _first_words(without, "failed")
+
+
+def _first_words(cases: Sequence[CaseResult], verdict: str) -> str:
+    for case in cases:
+        if case.verdict == verdict:
+            return f"{case.name}: {case.words}"
+    return ""
+
+
+def judge_patches(gate: ImageGate, card: Card, version: str | None = None) -> list[PatchVerdict]:
+    """Every patch of an image at one version: the locked one, or another from the index."""
+    pin = engine_pin(gate.shop, gate.plan, gate.gates.setup.package, version)
+    tree = engine_tree(gate.shop, gate.plan, pin)
+    return [_judge(gate, card, tree, wish) for wish in gate.series.patches]
+
+
+def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> PatchVerdict:
+    cases = gate.gates.cases(only=wish.gate)
+    if not cases:
+        raise GateInvalid(f"{wish.file}: names the gate {wish.gate}, which has no cases")
+    others = [w for w in gate.series.patches if w is not wish]
+    base, _ = _with_patches(gate, tree, others)
+    without = judge_all(gate.bench(base, card), gate.gates, cases)
+    full, conflict = _with_patches(gate, tree, gate.series.patches)
+    after = None if conflict else judge_all(gate.bench(full, card), gate.gates, cases)
+    applied = is_applied(tree, wish, gate.patch_folder)
+    state, words = decide(without, after, applied=applied, conflict=conflict)
+    return PatchVerdict(
+        patch=wish.file,
+        gate=wish.gate,
+        version=tree.version,
+        state=state,
+        words=words,
+        without=_needs(without),
+        with_patch=_needs(after or []),
+    )
+
+
+def _with_patches(
+    gate: ImageGate, tree: EngineTree, patches: Sequence[PatchWish]
+) -> tuple[EngineTree, str]:
+    """The tree with patches, or as it is and why they do not fit."""
+    try:
+        return patched(tree, patches, gate.patch_folder, gate.shop), ""
+    except PatchConflict as error:
+        return tree, str(error)
+
+
+def _needs(cases: Sequence[CaseResult]) -> dict[str, int]:
+    return {c.name: c.worst.record.shared_bytes or 0 for c in cases if c.worst is not None}
+
+
+def versions_against(gate: ImageGate, wanted: str) -> list[str]:
+    """`0.5.9`, `0.5.9,0.5.10` or a range such as `>=0.5.9,<0.6`, as versions of the engine."""
+    parts = [part.strip() for part in wanted.split(",") if part.strip()]
+    try:
+        return [str(Version(part)) for part in parts]
+    except InvalidVersion:
+        pass
+    try:
+        accepted = SpecifierSet(wanted)
+    except InvalidSpecifier as error:
+        raise GateInvalid(f"{wanted}: neither a version nor a range of versions") from error
+    offered = gate.shop.make_finder().versions(gate.gates.setup.package)
+    found = [str(v) for v in offered if accepted.contains(v, prereleases=False)]
+    if not found:
+        raise GateInvalid(f"{gate.gates.setup.package}: no version answers {wanted}")
+    if len(found) > MOST_VERSIONS:
+        raise GateInvalid(f"{wanted}: {len(found)} versions; name a range of {MOST_VERSIONS}")
+    return found
+
+
+def judge_against(
+    gate: ImageGate, card: Card, versions: Sequence[str], say: Callable[[str], None]
+) -> list[PatchVerdict]:
+    """Patches at several versions; one that cannot be had is unknown, not an end."""
+    found: list[PatchVerdict] = []
+    for version in versions:
+        say(f"Judging the patches at {gate.gates.setup.package} {version}")
+        try:
+            found += judge_patches(gate, card, version)
+        except PipelineError as error:
+            found += [
+                PatchVerdict(
+                    patch=wish.file,
+                    gate=wish.gate,
+                    version=version,
+                    state="unknown",
+                    words=str(error),
+                )
+                for wish in gate.series.patches
+            ]
+    return found
+
+
+def unproved(verdicts: Sequence[PatchVerdict]) -> list[PatchVerdict]:
+    """Patches that must not be in a build."""
+    return [v for v in verdicts if v.state != "needed"]

@@ -1,0 +1,211 @@
+"""Cases to workers, side by side; answers kept, so that the same question is asked once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipeline import proc
+from pipeline.errors import Interrupted
+from pipeline.files import os_errors_explained, write_bytes
+from pipeline.gate.cases import Case, EngineSetup, Gates
+from pipeline.gate.engine import EngineTree
+from pipeline.gate.environment import Environment
+from pipeline.gate.limits import Card
+from pipeline.gate.results import Answer, CaseResult, judge_case
+from pipeline.model import canonical_json, sha256_of
+from pipeline.store.store import Store
+
+WORKER = Path(__file__).with_name("worker.py")
+# From the start of a process to its first case: importing torch, Triton and the engine's parts.
+START_S = 180.0
+_LOOK_EVERY_S = 0.05
+
+
+@cache
+def worker_digest() -> str:
+    """The worker's own code: after a change of it, everything is asked again."""
+    return sha256_of(WORKER.read_bytes())
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One engine tree in one environment, judged for one card."""
+
+    store: Store
+    environment: Environment
+    tree: EngineTree
+    setup: EngineSetup
+    card: Card
+
+    def key(self, case: Case) -> str:
+        """Everything that decides the answer to a case."""
+        asked = case.model_dump(exclude={"gate", "stands_for", "kernels", "spill_free"})
+        return sha256_of(
+            canonical_json(
+                {
+                    "worker": worker_digest(),
+                    "environment": self.environment.key,
+                    "engine": self.tree.digest,
+                    "setup": self.setup.model_dump(),
+                    "card": self.card.model_dump(),
+                    "case": asked,
+                }
+            )
+        )
+
+    def folder(self, name: str) -> Path:
+        return self.store.root / "gate" / name
+
+
+def judge_all(bench: Bench, gates: Gates, cases: Sequence[Case]) -> list[CaseResult]:
+    """Every case's verdict, from kept answers where there are any."""
+    kept = {case.name: read_answer(bench, case) for case in cases}
+    missing = [case for case in cases if kept[case.name] is None]
+    answers = {answer.case: answer for answer in ask(bench, missing)}
+    found = []
+    for case in cases:
+        known = kept[case.name]
+        answer = known or answers[case.name]
+        accepted = gates.accepted(case.gate)
+        found.append(judge_case(case, answer, bench.card, accepted, cached=known is not None))
+    return found
+
+
+def read_answer(bench: Bench, case: Case) -> Answer | None:
+    """A kept answer; one that is damaged or half-written is as good as none."""
+    path = bench.folder("answers") / f"{bench.key(case).removeprefix('sha256:')}.json"
+    try:
+        answer = Answer.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return answer if answer.case == case.name else None
+
+
+def ask(bench: Bench, cases: Sequence[Case]) -> list[Answer]:
+    """Put cases to workers, a process a core, and keep what they say."""
+    if not cases:
+        return []
+    with os_errors_explained(bench.folder("kernels")):
+        for name in ("kernels", "answers"):
+            bench.folder(name).mkdir(parents=True, exist_ok=True)
+    count = min(len(os.sched_getaffinity(0)), len(cases))
+    shares = [list(cases[i::count]) for i in range(count)]
+    stop = threading.Event()
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            told = pool.map(lambda share: _ask_in_turn(bench, share, stop), shares)
+            answers = [answer for share in told for answer in share]
+        except BaseException:
+            stop.set()
+            raise
+    by_name = {case.name: case for case in cases}
+    for answer in answers:
+        if answer.ended not in ("died", "timed out"):
+            name = bench.key(by_name[answer.case]).removeprefix("sha256:")
+            write_bytes(bench.folder("answers") / f"{name}.json", answer.model_dump_json().encode())
+    return answers
+
+
+def _ask_in_turn(bench: Bench, cases: list[Case], stop: threading.Event) -> list[Answer]:
+    """One process after the other until every case is answered; a bad case costs its process."""
+    answers: list[Answer] = []
+    while len(answers) < len(cases):
+        left = cases[len(answers) :]
+        with bench.store.scratch() as scratch:
+            answers += _one_process(bench, left, scratch, stop)
+    return answers
+
+
+def _one_process(
+    bench: Bench, cases: list[Case], scratch: Path, stop: threading.Event
+) -> list[Answer]:
+    """What one worker says until it is done, dies or is stopped; at least one answer."""
+    job = {
+        "engine": str(bench.tree.folder),
+        "package": bench.tree.package,
+        "bare": bench.setup.bare,
+        "absent": [n for n in bench.environment.absent if n != bench.tree.package],
+        "card": bench.card.model_dump(),
+        "cache": str(bench.folder("kernels")),
+        "cases": [case.model_dump() for case in cases],
+    }
+    asked, said = scratch / "job.json", scratch / "answers"
+    asked.write_text(json.dumps(job), encoding="utf-8")
+    said.touch()
+    variables = {
+        **bench.environment.variables(),
+        **{"HOME": str(scratch), "TMPDIR": str(scratch), "TRITON_HOME": str(scratch)},
+        **{"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": os.environ.get("PATH", "")},
+    }
+    command = bench.environment.command(str(WORKER), str(asked), str(said))
+    words = scratch / "words"
+    with proc.running(command, env=variables, output=words, cwd=scratch) as process:
+        ended = _watch(process, said, cases, stop)
+    answers = _answers(said)
+    began = sum("begins" in line for line in _lines(said))
+    if len(answers) < len(cases):
+        if process.returncode == 0 and answers and began == len(answers):
+            return answers
+        if ended == "died" and not began:
+            # nothing was even begun: no case after it would fare better
+            return [_unanswered(case, ended, _last_words(words)) for case in cases]
+        answers.append(_unanswered(cases[len(answers)], ended, _last_words(words)))
+    return answers
+
+
+def _watch(
+    process: subprocess.Popen[bytes], said: Path, cases: list[Case], stop: threading.Event
+) -> str:
+    """Wait for the worker to end, or for a case to take longer than it may."""
+    seen, deadline = -1, time.monotonic() + START_S
+    while process.poll() is None:
+        lines = said.read_bytes().count(b"\n")
+        if lines != seen:
+            seen = lines
+            # one line when a case begins, one when it ends
+            current = min(lines // 2, len(cases) - 1)
+            allowed = float(cases[current].timeout_s) if lines % 2 else START_S
+            deadline = time.monotonic() + allowed
+        if time.monotonic() > deadline:
+            return "timed out"
+        if stop.wait(_LOOK_EVERY_S):
+            raise Interrupted("stopped")
+    return "died"
+
+
+def _lines(said: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in said.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            value = json.loads(line) if line.endswith("\n") else None
+        except ValueError:
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def _answers(said: Path) -> list[Answer]:
+    return [Answer.model_validate(x) for x in _lines(said) if "begins" not in x]
+
+
+def _unanswered(case: Case, ended: str, words: str) -> Answer:
+    shown = f"the worker died: {words}" if ended == "died" else ""
+    return Answer.model_validate({"case": case.name, "ended": ended, "words": shown})
+
+
+def _last_words(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"

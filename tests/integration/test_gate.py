@@ -1,0 +1,142 @@
+"""The shared-memory gate with the images' own Triton: the numbers that this project began with."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.gate.hollow import shared_object
+from tests.integration.built import ROOT, run_sm120
+
+PATCH = "0001-extend-attention-sm120-blocks.patch"
+
+
+def gate(store: Path, *args: str) -> Any:
+    """A gate's result, however it ended."""
+    done = run_sm120(store, "gate", *args, "--json")
+    assert done.returncode in (0, 61, 62), done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def needs(result: Any) -> dict[str, int]:
+    """Case → the most that one of its kernels needs."""
+    return {
+        case["name"]: max(k["record"]["shared_bytes"] for k in case["kernels"])
+        for case in result["cases"]
+        if case["kernels"]
+    }
+
+
+def test_sglang_0_5_8_needs_106496_bytes_without_our_patch_and_71680_with_it(
+    big_store: Path,
+) -> None:
+    before = gate(big_store, "sglang-k2", "--unpatched")
+    assert needs(before)["extend-mla-576-512"] == 106496
+    assert before["verdict"] == "failed"
+    after = gate(big_store, "sglang-k2")
+    assert needs(after)["extend-mla-576-512"] == 71680
+    assert after["verdict"] in ("passed", "accepted")
+
+
+def test_vllm_mla_decode_with_fp8_cache_needs_102400_bytes_and_fits_unspilled_with_our_patch(
+    big_store: Path,
+) -> None:
+    before = gate(big_store, "vllm", "--unpatched")
+    assert needs(before)["mla-decode-fp8-16-8"] == 102400
+    after = gate(big_store, "vllm")
+    assert needs(after)["mla-decode-fp8-16-8"] == 83968
+    (case,) = [c for c in after["cases"] if c["name"] == "mla-decode-fp8-16-8"]
+    assert all(k["record"]["spill_bytes"] == 0 for k in case["kernels"])
+    assert case["verdict"] == "passed"
+
+
+def test_a_card_with_more_shared_memory_takes_what_sm120_does_not(big_store: Path) -> None:
+    result = gate(big_store, "vllm", "--unpatched", "--arch", "sm_100")
+    (case,) = [c for c in result["cases"] if c["name"] == "mla-decode-fp8-16-8"]
+    assert case["verdict"] == "passed"
+
+
+def test_our_patches_are_needed_at_their_version(big_store: Path) -> None:
+    for image in ("sglang-k2", "sglang", "vllm"):
+        found = json.loads(run_sm120(big_store, "patches", image, "--json").stdout)
+        assert [v["state"] for v in found] == ["needed"], found
+
+
+def test_the_seeds_patch_is_superseded_from_0_5_9_on(big_store: Path) -> None:
+    done = run_sm120(big_store, "patches", "sglang-k2", "--against", "0.5.9,0.5.10", "--json")
+    assert [v["state"] for v in json.loads(done.stdout)] == ["superseded", "superseded"]
+
+
+def test_a_branch_that_is_never_reached_makes_the_patch_inert(
+    big_store: Path, tmp_path: Path
+) -> None:
+    """The seeds' branch after `>= 9`: it applies, it reads well, and it does nothing."""
+    checkout = dead_code_checkout(tmp_path)
+    command = [sys.executable, "-m", "pipeline", "--checkout", str(checkout)]
+    done = subprocess.run(
+        [*command, "--store", str(big_store), "patches", "sglang-k2", "--json"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert [v["state"] for v in json.loads(done.stdout)] == ["inert"]
+    assert done.returncode == 64
+
+
+def dead_code_checkout(tmp_path: Path) -> Path:
+    """This checkout with the seeds' branch moved behind the one that catches it."""
+    shutil.copytree(ROOT / "images", tmp_path / "images")
+    shutil.copytree(ROOT / "lockfiles", tmp_path / "lockfiles")
+    path = tmp_path / "images" / "sglang-k2" / "patches" / PATCH
+    target = "sglang/srt/layers/attention/triton_ops/extend_attention.py"
+    hunk = [
+        "         if _is_cuda and CUDA_CAPABILITY[0] >= 9:",
+        "             # Hopper architecture (H100, etc.)",
+        "             if Lq <= 256:",
+        "                 BLOCK_M, BLOCK_N = (128, 64)",
+        "             else:",
+        "                 BLOCK_M, BLOCK_N = (32, 64)",
+        "+        elif _is_cuda and CUDA_CAPABILITY[0] == 12:",
+        "+            BLOCK_M, BLOCK_N = (32, 32)",
+    ]
+    head = [f"--- a/{target}", f"+++ b/{target}", "@@ -67,6 +67,8 @@"]
+    path.write_text("\n".join([*head, *hunk, ""]), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_second_run_answers_within_five_seconds(big_store: Path) -> None:
+    first, second = (run_sm120(big_store, "gate", "vllm", "--json") for _ in range(2))
+    assert json.loads(first.stdout)["verdict"] == json.loads(second.stdout)["verdict"]
+    assert json.loads(second.stdout)["seconds"] < 5
+    assert all(case["cached"] for case in json.loads(second.stdout)["cases"])
+
+
+def test_a_hollow_library_satisfies_a_real_program(tmp_path: Path) -> None:
+    """A program linked with a library that is not there runs with the hollow one."""
+    compiler = shutil.which("gcc")
+    if compiler is None or platform.machine() not in ("x86_64", "aarch64"):
+        pytest.skip("There is no gcc here to link a program with.")
+    machine = 62 if platform.machine() == "x86_64" else 183
+    made = shared_object("libcuda.so.1", [("", "cuInit")], machine)
+    (tmp_path / "libcuda.so.1").write_bytes(made)
+    (tmp_path / "real.c").write_text("int cuInit(int x) { return 0; }\n")
+    (tmp_path / "main.c").write_text(
+        "int cuInit(int); int main(void) { return cuInit(0) != 0 ? 7 : 1; }\n"
+    )
+    real = tmp_path / "libreal.so"
+    soname = "-Wl,-soname,libcuda.so.1"
+    build = [[compiler, "-shared", soname, "-o", str(real), str(tmp_path / "real.c")]]
+    program = tmp_path / "main"
+    build.append([compiler, "-o", str(program), str(tmp_path / "main.c"), str(real)])
+    for command in build:
+        subprocess.run(command, check=True)
+    ran = subprocess.run([str(program)], env={"LD_LIBRARY_PATH": str(tmp_path)}, check=False)
+    assert ran.returncode == 7

@@ -1,0 +1,162 @@
+"""Case files: what they may say, and what they may not."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.errors import GateInvalid
+from pipeline.gate.cases import Gates, read_gates, size_of
+from pipeline.wish.load import Checkout
+
+CASE: dict[str, Any] = {
+    "name": "decode",
+    "stands_for": ["a model"],
+    "function": ["engine.ops:decode"],
+    "arguments": {"q": {"tensor": {"shape": [4, "heads", "2*head"]}}, "scale": 0.5, "mask": None},
+    "dims": {"heads": 8, "head": 64},
+    "kernels": ["_fwd"],
+}
+
+
+def read(tmp_path: Path, case: dict[str, Any] | None = None, **changes: Any) -> Gates:
+    folder = tmp_path / "images" / "tiny" / "gates"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "engine.yaml").write_text(yaml.safe_dump({"package": "engine"}))
+    why = "because a test wants to see it"
+    gate = {"engine": "engine", "why": why, "cases": [case or CASE], **changes}
+    (folder / "smem-decode.yaml").write_text(yaml.safe_dump(gate, sort_keys=False))
+    return read_gates(Checkout(tmp_path), "tiny")
+
+
+def test_sizes_are_numbers_names_and_products(tmp_path: Path) -> None:
+    (case,) = read(tmp_path).cases()
+    assert case.arguments["q"]["tensor"]["shape"] == [4, 8, 128]
+    assert case.arguments["scale"] == {"value": 0.5}
+    assert case.arguments["mask"] == {"none": True}
+
+
+def test_each_makes_one_case_for_every_combination(tmp_path: Path) -> None:
+    wish = {**CASE, "each": {"heads": [8, 16], "head": [64, 128]}}
+    names = [case.name for case in read(tmp_path, wish).cases()]
+    assert names == ["decode-8-64", "decode-8-128", "decode-16-64", "decode-16-128"]
+
+
+def test_other_gates_of_the_folder_are_not_read(tmp_path: Path) -> None:
+    read(tmp_path)
+    (tmp_path / "images" / "tiny" / "gates" / "arch.yaml").write_text("something: else\n")
+    assert len(read_gates(Checkout(tmp_path), "tiny").cases()) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "os:system",
+        "subprocess:run",
+        "builtins:eval",
+        "enginex.ops:decode",
+        "engine.ops:__class__",
+        "engine.__globals__:decode",
+        "engine.ops",
+        "engine/ops:decode",
+        "engine.ops:decode()",
+        "../engine.ops:decode",
+    ],
+)
+def test_a_function_outside_the_engine_is_refused(tmp_path: Path, function: str) -> None:
+    with pytest.raises(GateInvalid):
+        read(tmp_path, {**CASE, "function": [function]})
+
+
+def test_a_hidden_call_outside_the_engine_is_refused(tmp_path: Path) -> None:
+    call = {"call": {"function": "os:system", "arguments": {"command": "reboot"}}}
+    for argument in (call, {"items": [call]}, {"mapping": {"deep": {"items": [call]}}}):
+        with pytest.raises(GateInvalid, match="is not a function of engine"):
+            read(tmp_path, {**CASE, "arguments": {"q": argument}})
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"tensor": {"shape": [1], "dtype": "object"}},
+        {"tensor": {"shape": [1], "data": "x"}},
+        {"tensor": {"shape": ["__import__('os')"]}},
+        {"tensor": {"shape": [1 << 40]}},
+        {"tensor": {"shape": ["heads*heads*heads*heads", 1 << 20]}},
+        {"tensor": {"shape": ["nobody"]}},
+        {"pickle": "gASVIAAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOUjAVlY2hvlIWUUpQu"},
+        {"value": 1, "none": True},
+        {"device": "meta"},
+        {},
+        "a word with spaces; rm -rf /",
+        ["a", "list"],
+    ],
+)
+def test_an_argument_is_one_plain_thing(tmp_path: Path, argument: Any) -> None:
+    with pytest.raises(GateInvalid):
+        read(tmp_path, {**CASE, "arguments": {"q": argument}})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kernels": []},
+        {"stands_for": []},
+        {"timeout_s": 0},
+        {"timeout_s": 10**6},
+        {"run": "rm -rf /"},
+        {"arguments": {"q; import os": 1}},
+    ],
+)
+def test_a_case_has_no_field_that_was_not_declared(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(GateInvalid):
+        read(tmp_path, {**CASE, **changes})
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        {"kernel": "_fwd", "most_bytes": 1, "reason": "short", "upstream": ["https://x.org/1"]},
+        {"kernel": "_fwd", "most_bytes": 1, "reason": "long enough to be a reason", "upstream": []},
+        {"kernel": "_fwd", "reason": "long enough to be a reason", "upstream": ["https://x.org"]},
+        {
+            "kernel": "_fwd",
+            "most_bytes": 1,
+            "reason": "long enough to be a reason",
+            "upstream": ["javascript:alert(1)"],
+        },
+    ],
+)
+def test_what_is_accepted_has_a_size_a_reason_and_a_link(
+    tmp_path: Path, accepted: dict[str, Any]
+) -> None:
+    with pytest.raises(GateInvalid):
+        read(tmp_path, accepted=[accepted])
+
+
+def test_two_cases_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(GateInvalid, match="two cases"):
+        read(tmp_path, cases=[CASE, copy.deepcopy(CASE)])
+
+
+def test_an_image_without_gates_says_so(tmp_path: Path) -> None:
+    with pytest.raises(GateInvalid, match="has no gates"):
+        read_gates(Checkout(tmp_path), "tiny")
+
+
+def test_an_unknown_dimension_is_named() -> None:
+    with pytest.raises(GateInvalid, match="'tokens'"):
+        size_of("2*tokens", {"heads": 1}, "decode")
+
+
+def test_every_shipped_case_file_is_valid() -> None:
+    checkout = Checkout(Path(__file__).resolve().parents[3])
+    for image in ("sglang-k2", "sglang", "vllm"):
+        gates = read_gates(checkout, image)
+        assert len(gates.cases()) >= 30
+        for wish in checkout.series(checkout.wish(image)).patches:
+            assert gates.cases(only=wish.gate), f"{wish.file} names no gate of {image}"

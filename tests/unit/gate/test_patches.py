@@ -1,0 +1,102 @@
+"""What a patch is, from what its gate found with it and without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.gate.engine import EngineTree, is_applied
+from pipeline.gate.patches import PatchVerdict, decide, unproved
+from pipeline.gate.results import CaseResult
+from pipeline.wish.image import PatchWish
+from tests.unit.gate.test_results import judged, record
+
+OVER, FITS = record(106496), record(71680)
+
+
+def state(
+    without: list[CaseResult],
+    with_patch: list[CaseResult] | None,
+    *,
+    applied: bool = False,
+) -> str:
+    return decide(without, with_patch, applied=applied, conflict="line 64 is other")[0]
+
+
+def test_a_patch_that_makes_the_gate_pass_is_needed() -> None:
+    assert state([judged(OVER)], [judged(FITS)]) == "needed"
+
+
+def test_a_patch_that_changes_nothing_is_inert() -> None:
+    assert state([judged(OVER)], [judged(OVER)]) == "inert"
+
+
+def test_a_patch_that_changes_something_but_not_enough_is_weak() -> None:
+    assert state([judged(OVER)], [judged(record(105000))]) == "weak"
+
+
+def test_a_gate_that_passes_without_the_patch_supersedes_it() -> None:
+    assert state([judged(FITS)], [judged(FITS)]) == "superseded"
+    assert state([judged(FITS)], None) == "superseded"
+
+
+def test_upstream_with_the_same_lines_is_upstreamed_not_superseded() -> None:
+    assert state([judged(FITS)], None, applied=True) == "upstreamed"
+
+
+def test_the_same_lines_are_no_proof_while_the_gate_fails() -> None:
+    assert state([judged(OVER)], None, applied=True) == "conflict"
+
+
+def test_a_patch_that_does_not_apply_where_it_is_wanted_is_a_conflict() -> None:
+    found, words = decide([judged(OVER)], None, applied=False, conflict="line 64 is other")
+    assert (found, words) == ("conflict", "line 64 is other")
+
+
+@pytest.mark.parametrize("after", [[judged(FITS)], [judged()], None])
+def test_a_gate_that_cannot_be_judged_proves_nothing(after: list[CaseResult] | None) -> None:
+    assert state([judged()], after) == "unknown"
+
+
+def test_unknown_with_the_patch_is_not_needed() -> None:
+    assert state([judged(OVER)], [judged(ended="died")]) == "unknown"
+
+
+def test_only_a_needed_patch_may_be_in_a_build() -> None:
+    states = ("needed", "upstreamed", "superseded", "inert", "weak", "conflict", "unknown")
+    found = [
+        PatchVerdict(patch=s, gate="smem", version="1", state=s, words="")  # type: ignore[arg-type]
+        for s in states
+    ]
+    assert [v.state for v in unproved(found)] == list(states[1:])
+
+
+def test_a_fix_that_upstream_took_over_is_recognised_wherever_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "p.patch").write_text(
+        "--- a/engine/x.py\n+++ b/engine/x.py\n@@ -1,2 +1,2 @@\n one\n-two\n+three\n"
+    )
+    wish = PatchWish.model_validate(
+        {
+            "file": "p.patch",
+            "why": "because a test wants to see it",
+            "upstream": ["https://example.org"],
+            "applies_to": "engine",
+            "gate": "smem-decode",
+            "files": [
+                {
+                    "path": "engine/x.py",
+                    "before": f"sha256:{'0' * 64}",
+                    "after": f"sha256:{'1' * 64}",
+                }
+            ],
+        }
+    )
+    tree = EngineTree(tmp_path / "tree", "engine", "2", f"sha256:{'2' * 64}")
+    (tree.folder / "engine").mkdir(parents=True)
+    (tree.folder / "engine" / "x.py").write_text("zero\none\nthree\n")
+    assert is_applied(tree, wish, tmp_path)
+    (tree.folder / "engine" / "x.py").write_text("zero\none\ntwo\n")
+    assert not is_applied(tree, wish, tmp_path)
+    (tree.folder / "engine" / "x.py").unlink()
+    assert not is_applied(tree, wish, tmp_path)

@@ -1,0 +1,186 @@
+"""Workers that die, hang or talk nonsense, and answers that are kept."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pipeline.gate import run
+from pipeline.gate.cases import Case, EngineSetup
+from pipeline.gate.engine import EngineTree
+from pipeline.gate.environment import Environment, EnvironmentFacts
+from pipeline.gate.limits import card_for
+from pipeline.gate.results import judge_case
+from pipeline.store.store import open_store
+from tests.unit.gate.test_results import case as make_case
+
+FACTS = EnvironmentFacts(
+    kind="image", platform="linux/amd64", python="3.11", triton="3", torch="2", wheels=[], hollow=[]
+)
+HEAD = """
+import json, os, sys, time
+job = json.load(open(sys.argv[1]))
+out = open(sys.argv[2], "a")
+def say(value):
+    out.write(json.dumps(value) + "\\n"); out.flush()
+def begin(case):
+    say({"begins": case["name"]})
+def answer(case):
+    say({"case": case["name"], "ended": "called",
+         "records": [{"kernel": "_fwd", "module": "engine.ops", "shared_bytes": 1000}]})
+"""
+HONEST = HEAD + "for case in job['cases']:\n    begin(case); answer(case)\n"
+
+
+@dataclass(frozen=True)
+class ThisPython(Environment):
+    def command(self, *args: str) -> list[str]:
+        return [sys.executable, *args]
+
+    def variables(self) -> dict[str, str]:
+        return {}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> run.Bench:
+    store = open_store(tmp_path / "store")
+    tree = EngineTree(tmp_path, "engine", "1", f"sha256:{'0' * 64}")
+    environment = ThisPython(tmp_path / "environment", FACTS, ())
+    return run.Bench(store, environment, tree, EngineSetup(package="engine"), card_for("sm_120"))
+
+
+def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "worker.py"
+    path.write_text(text)
+    monkeypatch.setattr(run, "WORKER", path)
+    run.worker_digest.cache_clear()
+
+
+def cases(*names: str, timeout_s: int = 30) -> list[Case]:
+    return [make_case(name=name, timeout_s=timeout_s) for name in names]
+
+
+def verdicts(bench: run.Bench, asked: list[Case]) -> dict[str, str]:
+    found = run.ask(bench, asked)
+    by_name = {c.name: c for c in asked}
+    return {
+        a.case: judge_case(by_name[a.case], a, bench.card, [], cached=False).verdict for a in found
+    }
+
+
+def test_every_case_is_answered_once(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, HONEST)
+    asked = cases(*"abcdefg")
+    assert verdicts(bench, asked) == {c.name: "passed" for c in asked}
+
+
+def test_a_worker_that_dies_costs_the_case_it_was_at_and_no_other(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dies = "    if case['name'] == 'b': os.kill(os.getpid(), 9)\n"
+    text = HEAD + "for case in job['cases']:\n    begin(case)\n" + dies + "    answer(case)\n"
+    worker(monkeypatch, tmp_path, text)
+    found = verdicts(bench, cases("a", "b", "c", "d"))
+    assert found == {"a": "passed", "b": "unknown", "c": "passed", "d": "passed"}
+
+
+def test_a_case_that_hangs_is_stopped_and_unknown(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hangs = "    if case['name'] == 'b': time.sleep(600)\n"
+    text = HEAD + "for case in job['cases']:\n    begin(case)\n" + hangs + "    answer(case)\n"
+    worker(monkeypatch, tmp_path, text)
+    found = verdicts(bench, cases("a", "b", "c", timeout_s=1))
+    assert found == {"a": "passed", "b": "unknown", "c": "passed"}
+
+
+def test_a_worker_that_cannot_start_makes_everything_unknown_with_its_last_words(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, "raise ImportError('no torch here')\n")
+    found = run.ask(bench, cases("a", "b", "c"))
+    assert [a.ended for a in found] == ["died"] * 3
+    assert "no torch here" in found[0].words
+
+
+def test_a_worker_that_ends_quietly_in_the_middle_has_not_passed(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0]); sys.exit(0)\n")
+    assert set(verdicts(bench, cases("a", "b")).values()) == {"unknown"}
+
+
+def test_a_worker_that_stops_between_cases_is_followed_by_another(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, HEAD + "case = job['cases'][0]\nbegin(case); answer(case)\n")
+    asked = cases(*"abcde")
+    assert verdicts(bench, asked) == {c.name: "passed" for c in asked}
+
+
+def test_a_half_written_line_is_not_an_answer(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    half = 'out.write(\'{"case": "a", "ended": "called"\'); out.flush(); os._exit(1)\n'
+    worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0])\n" + half)
+    assert verdicts(bench, cases("a")) == {"a": "unknown"}
+
+
+def test_an_answer_is_kept_and_asked_for_once(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, HONEST)
+    (asked,) = cases("a")
+    assert run.read_answer(bench, asked) is None
+    run.ask(bench, [asked])
+    kept = run.read_answer(bench, asked)
+    assert kept is not None
+    assert kept.records[0].shared_bytes == 1000
+
+
+def test_a_case_that_was_stopped_is_asked_again_next_time(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0]); os._exit(9)\n")
+    (asked,) = cases("a")
+    run.ask(bench, [asked])
+    assert run.read_answer(bench, asked) is None
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b'{"case": "a"}', b"null", b'{"case": "b"}', b"\xff"]
+)
+def test_a_damaged_answer_is_as_good_as_none(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: bytes
+) -> None:
+    worker(monkeypatch, tmp_path, HONEST)
+    (asked,) = cases("a")
+    run.ask(bench, [asked])
+    (path,) = bench.folder("answers").iterdir()
+    path.write_bytes(damage)
+    assert run.read_answer(bench, asked) is None
+
+
+@pytest.mark.parametrize("what", ["engine", "card", "worker", "case"])
+def test_whatever_decides_an_answer_is_part_of_its_key(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
+    from dataclasses import replace
+
+    worker(monkeypatch, tmp_path, HONEST)
+    (asked,) = cases("a")
+    before = bench.key(asked)
+    if what == "engine":
+        bench = replace(bench, tree=replace(bench.tree, digest=f"sha256:{'1' * 64}"))
+    elif what == "card":
+        bench = replace(bench, card=card_for("sm_90"))
+    elif what == "worker":
+        worker(monkeypatch, tmp_path, HONEST + "\n")
+    else:
+        asked = asked.model_copy(update={"arguments": {"q": {"value": 1}}})
+    assert bench.key(asked) != before

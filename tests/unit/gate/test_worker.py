@@ -1,0 +1,157 @@
+"""The worker's parts that need neither torch nor Triton."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.gate import worker
+
+
+@pytest.fixture(autouse=True)
+def own_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test imports or puts on the path is forgotten afterwards."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    ops = tmp_path / "tinyengine" / "ops"
+    ops.mkdir(parents=True)
+    (tmp_path / "tinyengine" / "__init__.py").write_text("raise RuntimeError('starts a server')\n")
+    (ops / "__init__.py").write_text("")
+    (ops / "decode.py").write_text(
+        "import os\nfrom os import system\ndef decode(q, scale, new=None):\n    return q\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    sys.meta_path.insert(0, worker.BarePackages(str(tmp_path), ["tinyengine"]))
+    return tmp_path
+
+
+def test_a_bare_package_does_not_run_its_init(engine: Path) -> None:
+    assert importlib.import_module("tinyengine.ops.decode").decode(1, 2) == 1
+
+
+def test_what_only_a_passed_over_init_defines_is_a_stand_in_and_is_noted(engine: Path) -> None:
+    package: Any = importlib.import_module("tinyengine")
+    assert not package.get_config()
+    assert package.ops.__name__ == "tinyengine.ops"
+    bare = sys.meta_path[0]
+    assert isinstance(bare, worker.BarePackages)
+    assert bare.used == {"tinyengine.get_config"}
+
+
+def test_a_function_is_found_under_the_first_name_that_exists(engine: Path) -> None:
+    names = ["tinyengine.old.decode:decode", "tinyengine.ops.decode:decode"]
+    assert worker.find(names, "tinyengine").__name__ == "decode"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tinyengine:decode",
+        "tinyengine.ops.decode:gone",
+        "tinyengine.moved:decode",
+        "tinyengine.ops.x.y:decode",
+    ],
+)
+def test_a_function_that_is_gone_is_said_to_be_gone(engine: Path, name: str) -> None:
+    with pytest.raises(worker.FunctionGone, match=name):
+        worker.find([name], "tinyengine")
+
+
+@pytest.mark.parametrize(
+    "name", ["os:system", "tinyengine.ops.decode:system", "tinyengine.ops.decode:os"]
+)
+def test_what_the_engine_merely_imports_is_not_the_engines(engine: Path, name: str) -> None:
+    with pytest.raises(worker.Stopped, match="is not a function of tinyengine"):
+        worker.find([name], "tinyengine")
+
+
+def test_a_package_that_is_absent_gets_a_stand_in_and_is_named() -> None:
+    finder = worker.StandIns(["absent_kernels"])
+    sys.meta_path.append(finder)
+    module: Any = importlib.import_module("absent_kernels.deep.inside")
+
+    def function() -> int:
+        return 3
+
+    assert module.registered("x")(function) is function
+
+    class Child(module.Base):  # type: ignore[misc]
+        pass
+
+    assert module.plain(Child) is Child
+    assert not module.anything
+    assert finder.used == {"absent_kernels"}
+
+
+def test_a_real_package_gets_no_invented_submodules(engine: Path) -> None:
+    sys.meta_path.append(worker.StandIns(["tinyengine", "json"]))
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("json.faster")
+
+
+def test_a_package_that_the_image_does_not_have_stays_missing() -> None:
+    sys.meta_path.append(worker.StandIns(["absent_kernels"]))
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("never_heard_of")
+
+
+CARD = {"arch": "sm_120", "shared_bytes": 101376}
+FOUND = {"shared_bytes": 1000, "num_warps": 4, "num_stages": 1, "registers": 32, "spill_bytes": 0}
+
+
+def test_a_kernel_is_kept_under_its_key_and_read_back(tmp_path: Path) -> None:
+    recorder = worker.Recorder(CARD, str(tmp_path))
+    recorder._write("abc", FOUND)
+    assert recorder._read("abc") == FOUND
+    assert [p.name for p in tmp_path.iterdir()] == ["abc"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        json.dumps(FOUND),
+        json.dumps({**FOUND, "key": "other"}),
+        json.dumps({"key": "abc"}),
+        json.dumps({**FOUND, "key": "abc", "shared_bytes": "1000"}),
+    ],
+)
+def test_a_kernel_written_halfway_or_for_another_key_is_compiled_again(
+    tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "abc").write_text(text)
+    assert worker.Recorder(CARD, str(tmp_path))._read("abc") is None
+
+
+def test_a_worker_without_a_cache_keeps_nothing(tmp_path: Path) -> None:
+    recorder = worker.Recorder(CARD, None)
+    recorder._write("abc", FOUND)
+    assert recorder._read("abc") is None
+
+
+def test_the_settings_of_a_server_that_is_not_there_are_all_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module: Any = types.ModuleType("sglang.srt.server_args")
+    module._global_server_args = None
+    monkeypatch.setitem(sys.modules, "sglang.srt.server_args", module)
+    worker.settle()
+    assert not module._global_server_args.enable_deterministic_inference
