@@ -26,6 +26,18 @@ _BASE_TAG = re.compile(rb"<base\b", re.I)
 
 def find_file(client: Client, index: str, project: str, filename: str) -> list[DistributionPackage]:
     """The index's entries for a file; none where it has no such project or file."""
+    found = _ask_patiently(client, index, project, filename)
+    return [package for package in found if package.filename == filename]
+
+
+def list_files(client: Client, index: str, project: str) -> list[DistributionPackage]:
+    """Every file that an index has of a project."""
+    return _ask_patiently(client, index, project, "")
+
+
+def _ask_patiently(
+    client: Client, index: str, project: str, filename: str
+) -> list[DistributionPackage]:
     reason: object = ""
     for attempt in range(PAGE_ATTEMPTS):
         if attempt:
@@ -49,7 +61,8 @@ def _ask(client: Client, index: str, project: str, filename: str) -> list[Distri
     if answer.status_code == 404:
         return []
     answer.raise_for_status()
-    return [p for p in _page(answer, project, filename).packages if p.filename == filename]
+    page = _page(answer, project, filename) if filename else None
+    return (page or ProjectPage.from_response(answer, project)).packages
 
 
 def _page(answer: Response, project: str, filename: str) -> ProjectPage:

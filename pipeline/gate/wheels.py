@@ -8,8 +8,8 @@ from pypi_simple import DistributionPackage
 
 from pipeline.errors import ResolveFailed
 from pipeline.fetch.http import Client
+from pipeline.fetch.index import list_files
 from pipeline.fetch.settings import with_login
-from pipeline.fetch.sources import project_page
 from pipeline.lock.model import WheelPin
 from pipeline.lock.wheels import tag_ranks
 
@@ -64,12 +64,9 @@ class WheelFinder:
 
     def _listed(self, project: str) -> list[tuple[str, DistributionPackage]]:
         if project not in self._offers:
-            pages = {
-                i: project_page(self._client, i, project) for i in self._client.settings.indexes
-            }
             self._offers[project] = [
                 (index, package)
-                for index, page in pages.items()
-                for package in (page.packages if page else [])
+                for index in self._client.settings.indexes
+                for package in list_files(self._client, index, project)
             ]
         return self._offers[project]
