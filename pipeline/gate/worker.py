@@ -451,8 +451,7 @@ class Recorder:
     def _key(self, src: Any, options: Json) -> str:
         import triton
 
-        shown = json.dumps(options, sort_keys=True, default=str)
-        parts = [src.hash(), shown, triton.__version__, self.card["arch"]]
+        parts = [src.hash(), placeless(options), triton.__version__, self.card["arch"]]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def _read(self, key: str) -> Json | None:
@@ -475,6 +474,12 @@ class Recorder:
         with open(temporary, "w", encoding="utf-8") as handle:  # noqa: PTH123
             json.dump({**found, "key": key}, handle)
         os.replace(temporary, path)
+
+
+def placeless(options: Json) -> str:
+    """Compile options as text, without the folder that Triton's own libraries lie in."""
+    shown = json.dumps(options, sort_keys=True, default=str)
+    return re.sub(r'[^"\'\s(]*/site/triton/', "triton/", shown)
 
 
 def _blocks(src: Any) -> Json:

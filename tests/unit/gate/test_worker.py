@@ -155,3 +155,15 @@ def test_the_settings_of_a_server_that_is_not_there_are_all_off(
     monkeypatch.setitem(sys.modules, "sglang.srt.server_args", module)
     worker.settle()
     assert not module._global_server_args.enable_deterministic_inference
+
+
+def test_the_same_options_in_another_folder_are_the_same() -> None:
+    one, two = (
+        worker.placeless(
+            {"num_warps": 4, "extern_libs": (("libdevice", f"{root}/site/triton/lib/x.bc"),)}
+        )
+        for root in ("/a/b", "/store/gate/environments/0123")
+    )
+    assert one == two
+    assert "triton/lib/x.bc" in one
+    assert worker.placeless({"num_warps": 8}) != worker.placeless({"num_warps": 4})
