@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -60,6 +61,14 @@ def write_bytes(path: Path, data: bytes) -> None:
         return
     with atomic_file(path) as out:
         out.write(data)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same bytes under another name: a hard link where the disk allows it, else a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -30,11 +29,6 @@ def find_tool(name: str, hint: str) -> str:
     if path is None:
         raise MissingTool(f"`{name}` is not installed", hint)
     return path
-
-
-def shown(args: Sequence[str]) -> str:
-    """The command as one could paste it into a shell."""
-    return shlex.join(args)
 
 
 def read(

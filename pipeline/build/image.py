@@ -19,6 +19,7 @@ from pipeline.build.plan import (
     ImagePlan,
     LayerKind,
     image_inputs,
+    own_file_digests,
     plan_image,
     require_few,
     work_for,
@@ -218,9 +219,9 @@ def _own_layer(
 ) -> LayerRecord | None:
     """The image's own files; remembered, so that an edited patch need not look at all paths."""
     parts = plan.wish.model_dump(mode="json", include={"name", "python", "cuda", "files"})
-    inputs = image_inputs(checkout, plan.wish, plan.lock, None)
+    files = own_file_digests(checkout, plan.wish)
     digests = [x.record.digest for x in below]
-    key = sha256_of(canonical_json([parts, inputs["files"], digests, code_digest()]))
+    key = sha256_of(canonical_json([parts, files, digests, code_digest()]))
     known = store.layer(key)
     if known:
         return known

@@ -189,10 +189,15 @@ def image_inputs(
         "wish": sha256_of(canonical_json(wish.model_dump(mode="json", by_alias=True))),
         "lock": lock.seal,
         "base": base_key,
-        "files": [_file_digest(folder / f.source) for f in wish.files],
+        "files": own_file_digests(checkout, wish),
         "patches": [_file_digest(patch_folder.parent / p.file) for p in series.patches],
         "series": sha256_of(canonical_json(series.model_dump(mode="json"))),
     }
+
+
+def own_file_digests(checkout: Checkout, wish: ImageWish) -> list[str]:
+    """What the image's own files hold now."""
+    return [_file_digest(checkout.folder(wish.name) / file.source) for file in wish.files]
 
 
 def _file_digest(path: Path) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import closing
 from pathlib import Path
 
 from pipeline import log
 from pipeline.fetch.inputs import Fetcher
-from pipeline.files import os_errors_explained
+from pipeline.files import link_or_copy, os_errors_explained
 from pipeline.lock.model import Pin
 from pipeline.store.store import Store
 
@@ -40,8 +39,5 @@ def _place(source: Path, target: Path) -> None:
     """A link where the disk allows it; else a copy that gets its name only when whole."""
     partial = target.with_name(f".{target.name}.partial")
     partial.unlink(missing_ok=True)
-    try:
-        os.link(source, partial)
-    except OSError:
-        shutil.copyfile(source, partial)
+    link_or_copy(source, partial)
     os.replace(partial, target)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.build.image import Built
 from pipeline.errors import StoreUnwritable
-from pipeline.files import os_errors_explained, write_bytes
+from pipeline.files import link_or_copy, os_errors_explained, write_bytes
 from pipeline.model import canonical_json
 from pipeline.store.store import Store
 
@@ -31,7 +31,7 @@ def export_layout(store: Store, built: Built, folder: Path) -> None:
         with os_errors_explained(folder):
             blobs.mkdir(parents=True)
             for digest in sorted(digests):
-                _place(store.blob_path(digest), blobs / digest.removeprefix("sha256:"))
+                link_or_copy(store.blob_path(digest), blobs / digest.removeprefix("sha256:"))
             write_bytes(partial / "oci-layout", b'{"imageLayoutVersion":"1.0.0"}\n')
             index = {"schemaVersion": 2, "manifests": [record["descriptor"]]}
             write_bytes(partial / "index.json", canonical_json(index))
@@ -41,10 +41,3 @@ def export_layout(store: Store, built: Built, folder: Path) -> None:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _place(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
+from pipeline.files import link_or_copy
 from tests.perf.measure import Cost, run
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.packages import find_program
@@ -28,8 +27,8 @@ def write_context(folder: Path, base: str, wheels: list[Path], pip_wheel: Path) 
     closure = folder / "wheels" / "closure"
     closure.mkdir(parents=True)
     for wheel in wheels:
-        _place(wheel, closure / wheel.name)
-    _place(pip_wheel, folder / "wheels" / "pip.whl")
+        link_or_copy(wheel, closure / wheel.name)
+    link_or_copy(pip_wheel, folder / "wheels" / "pip.whl")
     (folder / "Dockerfile").write_text(DOCKERFILE.format(base=base), encoding="utf-8")
     edit(folder, "first")
 
@@ -42,13 +41,6 @@ def edit(folder: Path, words: str) -> None:
         f"    path.write_text(path.read_text() + '# {words}\\n')\n"
     )
     (folder / "edit.py").write_text(script, encoding="utf-8")
-
-
-def _place(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def docker(daemon: DockerDaemon, *args: str, cwd: Path | None = None) -> Cost:
