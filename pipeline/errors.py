@@ -198,6 +198,47 @@ class NoKernelImage(PipelineError):
     hint = "Take a build made for the card, or accept it with a reason in gates/arch.yaml."
 
 
+class WeightsUnknown(PipelineError):
+    exit_code = 70
+    meaning = "no such weights set, or the folder holds none that is known"
+    hint = "`sm120 weights list` shows the sets this checkout knows."
+
+
+class WeightsDamaged(PipelineError):
+    exit_code = 71
+    meaning = "files of a weights set are missing, short or changed"
+    hint = "`sm120 weights verify DIR --repair` fetches only what is wrong."
+
+
+class HubRefused(PipelineError):
+    exit_code = 72
+    meaning = "the Hub does not let this user have a repository, a revision or a file"
+    hint = "Accept the licence on the model's page, and set HF_TOKEN or run `hf auth login`."
+
+
+class HubBroken(PipelineError):
+    exit_code = 73
+    meaning = "the Hub's answer is damaged or contradicts itself"
+    hint = "Nothing was kept. Try again later, or another HF_ENDPOINT."
+
+
+class RevisionMoved(PipelineError):
+    exit_code = 74
+    meaning = "a repository changed while it was read, or no longer has the locked commit"
+    hint = "Lock again with `sm120 weights lock NAME --diff`, and look at what moved."
+
+
+class DoesNotFit(PipelineError):
+    exit_code = 75
+    meaning = "a model does not fit the memory it was asked to fit"
+    hint = "The table above says what is short; fewer tokens, a smaller quant or more cards help."
+
+
+class ModelUnreadable(PipelineError):
+    exit_code = 76
+    meaning = "a config.json or GGUF header is damaged or of a kind this tool does not know"
+
+
 class Interrupted(PipelineError):
     exit_code = 130
     meaning = "stopped by Ctrl-C or a signal"

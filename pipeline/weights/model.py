@@ -1,0 +1,228 @@
+"""Weights as a wish and its lock: which files of which commit, and the hash of every one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from pipeline.errors import LockEdited, LockMissing, LockStale, WeightsUnknown, WishInvalid
+from pipeline.files import write_bytes
+from pipeline.model import (
+    Digest,
+    Frozen,
+    Hex,
+    Name,
+    canonical_json,
+    sha256_of,
+    stays_below,
+)
+from pipeline.wish.load import Checkout, read_yaml
+
+Sha1 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+Repository = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)
+]
+Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
+Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+MOST_FILES = 20_000
+_NEVER_OURS = ".sm120"  # the folder in which fetches and receipts are kept
+
+
+def _is_plain(path: str) -> str:
+    """Spaces and letters of any script, but nothing that a terminal or a disk would act on."""
+    if "\\" in path or any(unicodedata.category(c)[0] == "C" for c in path):
+        raise ValueError("holds a character that no file name may have")
+    if unicodedata.normalize("NFC", path) != path:
+        raise ValueError("is not in Unicode's normal form")
+    if path.split("/")[0].casefold() == _NEVER_OURS:
+        raise ValueError(f"{_NEVER_OURS} is this tool's own folder")
+    return path
+
+
+HubPath = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=1024),
+    AfterValidator(stays_below),
+    AfterValidator(_is_plain),
+]
+
+
+class WeightsWish(Frozen):
+    """`lockfiles/weights/<name>.yaml`: which model, which revision, which of its files."""
+
+    name: Name
+    repository: Repository
+    revision: Revision = "main"
+    include: list[Pattern] = Field(default=["*"], min_length=1)
+    exclude: list[Pattern] = []
+    format: Literal["safetensors", "gguf"]
+    quant: Annotated[str, StringConstraints(min_length=1, max_length=40)]
+    about: Annotated[str, StringConstraints(min_length=20, max_length=1000)]
+
+    def wants(self, path: str) -> bool:
+        """Whether a file of the repository is part of the set; `*` also crosses folders."""
+        if not any(fnmatchcase(path, pattern) for pattern in self.include):
+            return False
+        return not any(fnmatchcase(path, pattern) for pattern in self.exclude)
+
+    def lock_digest(self) -> str:
+        """What a lock answers: everything but the words for people."""
+        return sha256_of(canonical_json(self.model_dump(exclude={"about"})))
+
+
+class FilePin(Frozen):
+    """One file. Large ones are known by SHA-256, small ones by git's hash of their blob."""
+
+    path: HubPath
+    size_bytes: Annotated[int, Field(ge=0)]
+    sha256: Hex | None = None
+    git_sha1: Sha1 | None = None
+
+    @model_validator(mode="after")
+    def _has_one_hash(self) -> FilePin:
+        if (self.sha256 is None) == (self.git_sha1 is None):
+            raise ValueError("a file has exactly one hash: sha256 or git_sha1")
+        return self
+
+    def new_hash(self) -> hashlib._Hash:
+        """A hash that has seen what must come before the file's own bytes."""
+        if self.sha256 is not None:
+            return hashlib.sha256()
+        return hashlib.sha1(b"blob %d\0" % self.size_bytes, usedforsecurity=False)
+
+    @property
+    def want(self) -> str:
+        """The hexadecimal digest that `new_hash` must end with."""
+        return self.sha256 or self.git_sha1 or ""
+
+
+class WeightsLock(Frozen):
+    """Every file of a set at one commit. It says nothing of where the bytes come from."""
+
+    format: Literal[1] = 1
+    name: Name
+    wish: Digest
+    repository: Repository
+    commit: Sha1
+    files: list[FilePin] = Field(min_length=1, max_length=MOST_FILES)
+    seal: Digest
+
+    @model_validator(mode="after")
+    def _names_each_path_once(self) -> WeightsLock:
+        folded = [pin.path.casefold() for pin in self.files]
+        if len(set(folded)) != len(folded):
+            raise ValueError("two files have one name (letter case aside)")
+        folders = {path.rpartition("/")[0] for path in folded}
+        parents = {f[: i or len(f)] for f in folders for i, c in enumerate(f + "/") if c == "/"}
+        if clash := parents & set(folded):
+            raise ValueError(f"{min(clash)}: is both a file and a folder")
+        return self
+
+    def computed_seal(self) -> str:
+        """The digest of all else in the lock."""
+        return sha256_of(canonical_json(self.model_dump(exclude={"seal"})))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(pin.size_bytes for pin in self.files)
+
+
+def sealed(wish: WeightsWish, commit: str, files: list[FilePin]) -> WeightsLock:
+    """A new lock, sorted and sealed."""
+    draft = WeightsLock(
+        name=wish.name,
+        wish=wish.lock_digest(),
+        repository=wish.repository,
+        commit=commit,
+        files=sorted(files, key=lambda pin: pin.path),
+        seal="sha256:" + "0" * 64,
+    )
+    return draft.model_copy(update={"seal": draft.computed_seal()})
+
+
+def dump(lock: WeightsLock) -> str:
+    """The lock as text: a line a file, so that a diff shows only what moved."""
+    lines = [
+        "# Written by `sm120 weights lock`; do not edit: the seal would not match.",
+        f"format: {lock.format}",
+        f"name: {json.dumps(lock.name)}",
+        f"wish: {lock.wish}",
+        f"repository: {json.dumps(lock.repository)}",
+        f"commit: {json.dumps(lock.commit)}",
+        "files:",
+        *(
+            f"- {json.dumps(pin.model_dump(exclude_none=True), ensure_ascii=False)}"
+            for pin in lock.files
+        ),
+        f"seal: {lock.seal}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def wish_path(checkout: Checkout, name: str) -> Path:
+    """Where a set's wish lies."""
+    return checkout.root / "lockfiles" / "weights" / f"{name}.yaml"
+
+
+def lock_path(checkout: Checkout, name: str) -> Path:
+    """Where its lock lies, beside it."""
+    return checkout.root / "lockfiles" / "weights" / f"{name}.lock.yaml"
+
+
+def wish_names(checkout: Checkout) -> list[str]:
+    """All sets that are wished for, sorted."""
+    found = (checkout.root / "lockfiles" / "weights").glob("*.yaml")
+    return sorted(p.stem for p in found if not p.name.endswith(".lock.yaml"))
+
+
+def read_wish(checkout: Checkout, name: str) -> WeightsWish:
+    """One set's wish."""
+    path = wish_path(checkout, name)
+    if name not in wish_names(checkout):
+        known = ", ".join(wish_names(checkout)) or "none"
+        raise WeightsUnknown(f"there are no weights {name!r} (there are: {known})")
+    wish = read_yaml(path, WeightsWish)
+    if wish.name != name:
+        raise WishInvalid(f"{path}: name: is {wish.name!r}, its file is {path.name}")
+    return wish
+
+
+def write_lock(path: Path, lock: WeightsLock) -> None:
+    """Put the lock in its place, whole."""
+    write_bytes(path, dump(lock).encode())
+
+
+def read_lock(path: Path) -> WeightsLock:
+    """A lock that is whole and unedited."""
+    if not path.exists():
+        raise LockMissing(
+            f"{path.name}: there is no such lock", "Make it with `sm120 weights lock NAME`."
+        )
+    try:
+        lock = read_yaml(path, WeightsLock)
+    except WishInvalid as error:
+        raise LockEdited(str(error)) from error
+    if lock.computed_seal() != lock.seal:
+        raise LockEdited(f"{path.name}: its contents do not match its seal")
+    return lock
+
+
+def current_lock(checkout: Checkout, name: str) -> WeightsLock:
+    """A set's lock, proved to answer today's wish."""
+    wish, path = read_wish(checkout, name), lock_path(checkout, name)
+    lock = read_lock(path)
+    if lock.name != name or lock.repository != wish.repository:
+        raise LockEdited(f"{path.name}: is the lock of {lock.name} ({lock.repository})")
+    if lock.wish != wish.lock_digest():
+        raise LockStale(
+            f"{path.name}: the wish has changed since it was locked",
+            "Look at it with `sm120 weights lock NAME --diff`, then lock again.",
+        )
+    return lock
