@@ -19,6 +19,7 @@ from pipeline.cli.gates import gate, patches
 from pipeline.cli.images import build, export, images, load, plan, rebuild
 from pipeline.cli.locks import fetch, lock, schema, sources
 from pipeline.cli.stores import store
+from pipeline.cli.weights import weights
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.files import explained
 
@@ -74,7 +75,7 @@ def cli(
 
 for command in (
     *(images, plan, build, gate, patches, load, export, rebuild),
-    *(lock, fetch, sources, schema, store),
+    *(lock, fetch, sources, schema, store, weights),
 ):
     cli.add_command(command)
 cli.add_command(gate_arch)
