@@ -31,6 +31,10 @@ arch_option = click.option(
     "--arch", default="sm_120", show_default=True, help="Which card: sm_120, sm_121, sm_100, …"
 )
 
+series_option = click.option(
+    "--series", metavar="NAME", help="Patches of patches/NAME.yaml, in place of the image's own."
+)
+
 
 class _Door(click.Group):
     """`sm120 gate IMAGE` is `sm120 gate run IMAGE`."""
@@ -65,18 +69,21 @@ def make_workshop(
     )
 
 
-def _opened(shop: Workshop, name: str, platform: str | None) -> ImageGate:
+def _opened(
+    shop: Workshop, name: str, platform: str | None, series: str | None = None
+) -> ImageGate:
     from pipeline.build.plan import plan_image
     from pipeline.gate.gate import open_gate
 
     chosen = pick_platform(shop.checkout.wish(name), platform)
-    return open_gate(shop, plan_image(shop.checkout, name, chosen))
+    return open_gate(shop, plan_image(shop.checkout, name, chosen), series)
 
 
 @gate.command("run")
 @click.argument("name", metavar="IMAGE")
 @arch_option
 @click.option("--unpatched", is_flag=True, help="Judge the engine as published.")
+@series_option
 @click.option("--discover", is_flag=True, help="List the kernels that no case reaches yet.")
 @platform_option
 @mirror_option
@@ -88,6 +95,7 @@ def run(
     name: str,
     arch: str,
     unpatched: bool,
+    series: str | None,
     discover: bool,
     platform: str | None,
     mirrors: tuple[str, ...],
@@ -104,7 +112,7 @@ def run(
     card = card_for(arch)
     shop = make_workshop(context, mirrors, offline)
     with shop.store.in_use():
-        opened = _opened(shop, name, platform)
+        opened = _opened(shop, name, platform, series)
         with log.step(f"Judging {len(opened.gates.cases())} cases of {name} for {arch}"):
             result = run_gate(opened, card, unpatched=unpatched)
         if result.image_digest and arch == "sm_120":
@@ -270,6 +278,7 @@ def _discovered(result: GateResult) -> str:
 @click.command()
 @click.argument("name", metavar="IMAGE")
 @click.option("--against", metavar="VERSION", help="Another version of the engine, or a range.")
+@series_option
 @arch_option
 @platform_option
 @mirror_option
@@ -280,6 +289,7 @@ def patches(
     context: click.Context,
     name: str,
     against: str | None,
+    series: str | None,
     arch: str,
     platform: str | None,
     mirrors: tuple[str, ...],
@@ -297,7 +307,7 @@ def patches(
     card = card_for(arch)
     shop = make_workshop(context, mirrors, offline)
     with shop.store.in_use():
-        opened = _opened(shop, name, platform)
+        opened = _opened(shop, name, platform, series)
         if against is None:
             with log.step(f"Judging the patches of {name} for {arch}"):
                 found = judge_patches(opened, card)

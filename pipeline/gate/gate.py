@@ -34,6 +34,7 @@ class ImageGate:
     environment: Environment
     tree: EngineTree  # as published
     series: PatchSeries
+    is_own: bool = True  # the series that the image is built with
 
     @property
     def patch_folder(self) -> Path:
@@ -43,18 +44,30 @@ class ImageGate:
     def bench(self, tree: EngineTree, card: Card) -> Bench:
         return Bench(self.shop.store, self.environment, tree, self.gates.setup, card)
 
-    def patched(self) -> EngineTree:
-        """The engine as the image holds it."""
-        return patched(self.tree, self.series.patches, self.patch_folder, self.shop)
+    def patched(self, series: PatchSeries | None = None) -> EngineTree:
+        """The engine as the image holds it, or would with another series."""
+        chosen = series or self.series
+        return patched(self.tree, chosen.patches, self.patch_folder, self.shop)
 
 
-def open_gate(shop: Workshop, plan: ImagePlan) -> ImageGate:
-    """Read an image's gates and make what they need."""
+def open_gate(shop: Workshop, plan: ImagePlan, series: str | None = None) -> ImageGate:
+    """Read an image's gates and make what they need; `series` names another than its own."""
     gates = read_gates(shop.checkout, plan.wish.name)
+    chosen = _series(shop, plan, series)
     environment = make_environment(shop, plan, gates.setup.wheels)
     pin = engine_pin(shop, plan, gates.setup.package, None)
     tree = engine_tree(shop, plan, pin)
-    return ImageGate(shop, plan, gates, environment, tree, shop.checkout.series(plan.wish))
+    return ImageGate(shop, plan, gates, environment, tree, chosen, is_own=series is None)
+
+
+def _series(shop: Workshop, plan: ImagePlan, name: str | None) -> PatchSeries:
+    if name is None:
+        return shop.checkout.series(plan.wish)
+    others = shop.checkout.other_series(plan.wish)
+    if name not in others:
+        known = ", ".join(others) or "none"
+        raise GateInvalid(f"{plan.wish.name}: has no other series {name!r} (there are: {known})")
+    return others[name]
 
 
 def run_gate(gate: ImageGate, card: Card, *, unpatched: bool = False) -> GateResult:
@@ -64,7 +77,7 @@ def run_gate(gate: ImageGate, card: Card, *, unpatched: bool = False) -> GateRes
     bench = gate.bench(tree, card)
     cases = judge_all(bench, gate.gates, gate.gates.cases())
     record = gate.shop.store.image_record(gate.plan.wish.name, gate.plan.platform)
-    built = record is not None and record.get("key") == gate.plan.key
+    built = record is not None and record.get("key") == gate.plan.key and gate.is_own
     return GateResult(
         image=gate.plan.wish.name,
         platform=gate.plan.platform,

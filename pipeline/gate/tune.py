@@ -60,6 +60,9 @@ def tune(
     names = [name for name in ours.blocks if name in SWEPT]
     kernel = ours.kernel
     known = [("image", _values(ours, names)), ("upstream", _values(theirs, names))]
+    for other, series in gate.shop.checkout.other_series(gate.plan.wish).items():
+        found = judge_all(gate.bench(gate.patched(series), card), gate.gates, [case])[0]
+        known.append((other, _values(_hungriest(found), names)))
     largest = LARGER * max(_tile(values) for _, values in known)
     variants = []
     for sizes in itertools.product(*([SIZES] * len(names)), warps, stages):

@@ -125,6 +125,14 @@ class Checkout:
             return PatchSeries(patches=[])
         return read_yaml(self.folder(wish.name) / wish.patches, PatchSeries)
 
+    def other_series(self, wish: ImageWish) -> dict[str, PatchSeries]:
+        """Series that lie beside the image's own and can be named in its place."""
+        if wish.patches is None:
+            return {}
+        own = self.folder(wish.name) / wish.patches
+        beside = sorted(own.parent.glob("*.yaml"))
+        return {path.stem: read_yaml(path, PatchSeries) for path in beside if path != own}
+
 
 def find_checkout(start: Path) -> Checkout:
     """The nearest folder upwards that has `images/`."""

@@ -16,7 +16,7 @@ from tests.unit.support import AMD64, ROOT, tiny_wish
 from tests.unit.wish.json_schema import problems
 
 SHIPPED = sorted((ROOT / "images").glob("*/image.yaml"))
-SERIES = sorted((ROOT / "images").glob("*/patches/series.yaml"))
+SERIES = sorted((ROOT / "images").glob("*/patches/*.yaml"))
 
 
 def wish(**changes: Any) -> ImageWish:
