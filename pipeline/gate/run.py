@@ -27,7 +27,7 @@ from pipeline.gate.results import Answer, CaseResult, judge_case
 from pipeline.model import canonical_json, sha256_of
 from pipeline.store.store import Store
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).with_name("worker")
 # From the start of a process to its first case: importing torch, Triton and the engine's parts.
 START_S = 180.0
 _LOOK_EVERY_S = 0.05
@@ -36,7 +36,10 @@ _LOOK_EVERY_S = 0.05
 @cache
 def worker_digest() -> str:
     """The worker's own code: after a change of it, everything is asked again."""
-    return sha256_of(WORKER.read_bytes())
+    files = sorted(WORKER.rglob("*.py"))
+    return sha256_of(
+        canonical_json({str(f.relative_to(WORKER)): sha256_of(f.read_bytes()) for f in files})
+    )
 
 
 @dataclass(frozen=True)

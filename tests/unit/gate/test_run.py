@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +55,10 @@ def bench(tmp_path: Path) -> run.Bench:
 
 
 def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
-    path = tmp_path / "worker.py"
-    path.write_text(text)
-    monkeypatch.setattr(run, "WORKER", path)
+    folder = tmp_path / "worker"
+    folder.mkdir(exist_ok=True)
+    (folder / "__main__.py").write_text(text)
+    monkeypatch.setattr(run, "WORKER", folder)
     run.worker_digest.cache_clear()
 
 
@@ -184,3 +187,34 @@ def test_whatever_decides_an_answer_is_part_of_its_key(
     else:
         asked = asked.model_copy(update={"arguments": {"q": {"value": 1}}})
     assert bench.key(asked) != before
+
+
+def test_the_workers_digest_covers_every_file_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(run.WORKER, tmp_path / "worker")
+    monkeypatch.setattr(run, "WORKER", tmp_path / "worker")
+    seen = set()
+    for file in sorted((tmp_path / "worker").rglob("*.py")):
+        run.worker_digest.cache_clear()
+        seen.add(run.worker_digest())
+        file.write_text(file.read_text() + "# changed\n")
+    run.worker_digest.cache_clear()
+    seen.add(run.worker_digest())
+    assert len(seen) == 1 + len(list((tmp_path / "worker").rglob("*.py"))) > 5
+
+
+def test_the_worker_can_be_started_as_a_folder_and_leaves_no_names_on_the_import_path(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "start.py"
+    script.write_text(
+        f"import sys, runpy\nmodule = runpy.run_path({str(run.WORKER)!r}, run_name='other')\n"
+        "module['load']()\nimport gate_worker.kept\n"
+        "assert not any(p.endswith('worker') for p in sys.path), sys.path\n"
+        "try:\n    import kept\nexcept ModuleNotFoundError:\n    print('alone')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "alone\n", done.stderr

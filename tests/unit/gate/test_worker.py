@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.gate import worker
+from pipeline.gate.worker.endings import FunctionGone, Stopped
+from pipeline.gate.worker.engines import find, settle
+from pipeline.gate.worker.kept import KeptKernels, placeless
+from pipeline.gate.worker.stand_ins import BarePackages, StandIns
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +39,7 @@ def engine(tmp_path: Path) -> Path:
         "import os\nfrom os import system\ndef decode(q, scale, new=None):\n    return q\n"
     )
     sys.path.insert(0, str(tmp_path))
-    sys.meta_path.insert(0, worker.BarePackages(str(tmp_path), ["tinyengine"]))
+    sys.meta_path.insert(0, BarePackages(str(tmp_path), ["tinyengine"]))
     return tmp_path
 
 
@@ -49,13 +52,13 @@ def test_what_only_a_passed_over_init_defines_is_a_stand_in_and_is_noted(engine:
     assert not package.get_config()
     assert package.ops.__name__ == "tinyengine.ops"
     bare = sys.meta_path[0]
-    assert isinstance(bare, worker.BarePackages)
+    assert isinstance(bare, BarePackages)
     assert bare.used == {"tinyengine.get_config"}
 
 
 def test_a_function_is_found_under_the_first_name_that_exists(engine: Path) -> None:
     names = ["tinyengine.old.decode:decode", "tinyengine.ops.decode:decode"]
-    assert worker.find(names, "tinyengine").__name__ == "decode"
+    assert find(names, "tinyengine").__name__ == "decode"
 
 
 @pytest.mark.parametrize(
@@ -68,20 +71,20 @@ def test_a_function_is_found_under_the_first_name_that_exists(engine: Path) -> N
     ],
 )
 def test_a_function_that_is_gone_is_said_to_be_gone(engine: Path, name: str) -> None:
-    with pytest.raises(worker.FunctionGone, match=name):
-        worker.find([name], "tinyengine")
+    with pytest.raises(FunctionGone, match=name):
+        find([name], "tinyengine")
 
 
 @pytest.mark.parametrize(
     "name", ["os:system", "tinyengine.ops.decode:system", "tinyengine.ops.decode:os"]
 )
 def test_what_the_engine_merely_imports_is_not_the_engines(engine: Path, name: str) -> None:
-    with pytest.raises(worker.Stopped, match="is not a function of tinyengine"):
-        worker.find([name], "tinyengine")
+    with pytest.raises(Stopped, match="is not a function of tinyengine"):
+        find([name], "tinyengine")
 
 
 def test_a_package_that_is_absent_gets_a_stand_in_and_is_named() -> None:
-    finder = worker.StandIns(["absent_kernels"])
+    finder = StandIns(["absent_kernels"])
     sys.meta_path.append(finder)
     module: Any = importlib.import_module("absent_kernels.deep.inside")
 
@@ -99,25 +102,24 @@ def test_a_package_that_is_absent_gets_a_stand_in_and_is_named() -> None:
 
 
 def test_a_real_package_gets_no_invented_submodules(engine: Path) -> None:
-    sys.meta_path.append(worker.StandIns(["tinyengine", "json"]))
+    sys.meta_path.append(StandIns(["tinyengine", "json"]))
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("json.faster")
 
 
 def test_a_package_that_the_image_does_not_have_stays_missing() -> None:
-    sys.meta_path.append(worker.StandIns(["absent_kernels"]))
+    sys.meta_path.append(StandIns(["absent_kernels"]))
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("never_heard_of")
 
 
-CARD = {"arch": "sm_120", "shared_bytes": 101376}
 FOUND = {"shared_bytes": 1000, "num_warps": 4, "num_stages": 1, "registers": 32, "spill_bytes": 0}
 
 
 def test_a_kernel_is_kept_under_its_key_and_read_back(tmp_path: Path) -> None:
-    recorder = worker.Recorder(CARD, str(tmp_path))
-    recorder._write("abc", FOUND)
-    assert recorder._read("abc") == FOUND
+    kept = KeptKernels(str(tmp_path))
+    kept.write("abc", FOUND)
+    assert kept.read("abc") == FOUND
     assert [p.name for p in tmp_path.iterdir()] == ["abc"]
 
 
@@ -138,13 +140,13 @@ def test_a_kernel_written_halfway_or_for_another_key_is_compiled_again(
     tmp_path: Path, text: str
 ) -> None:
     (tmp_path / "abc").write_text(text)
-    assert worker.Recorder(CARD, str(tmp_path))._read("abc") is None
+    assert KeptKernels(str(tmp_path)).read("abc") is None
 
 
 def test_a_worker_without_a_cache_keeps_nothing(tmp_path: Path) -> None:
-    recorder = worker.Recorder(CARD, None)
-    recorder._write("abc", FOUND)
-    assert recorder._read("abc") is None
+    kept = KeptKernels(None)
+    kept.write("abc", FOUND)
+    assert kept.read("abc") is None
 
 
 def test_the_settings_of_a_server_that_is_not_there_are_all_off(
@@ -153,17 +155,15 @@ def test_the_settings_of_a_server_that_is_not_there_are_all_off(
     module: Any = types.ModuleType("sglang.srt.server_args")
     module._global_server_args = None
     monkeypatch.setitem(sys.modules, "sglang.srt.server_args", module)
-    worker.settle()
+    settle()
     assert not module._global_server_args.enable_deterministic_inference
 
 
 def test_the_same_options_in_another_folder_are_the_same() -> None:
     one, two = (
-        worker.placeless(
-            {"num_warps": 4, "extern_libs": (("libdevice", f"{root}/site/triton/lib/x.bc"),)}
-        )
+        placeless({"num_warps": 4, "extern_libs": (("libdevice", f"{root}/site/triton/lib/x.bc"),)})
         for root in ("/a/b", "/store/gate/environments/0123")
     )
     assert one == two
     assert "triton/lib/x.bc" in one
-    assert worker.placeless({"num_warps": 8}) != worker.placeless({"num_warps": 4})
+    assert placeless({"num_warps": 8}) != placeless({"num_warps": 4})

@@ -1,0 +1,1 @@
+"""Compiles an engine's kernels for a card that is not there; `__main__.py` says how."""

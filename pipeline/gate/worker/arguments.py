@@ -1,0 +1,56 @@
+"""An engine function's arguments, from the words that describe them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .endings import Json
+from .engines import find
+
+
+def build(argument: Json, made: Json, package: str) -> Any:
+    """An argument's value from its description."""
+    import torch
+
+    kind, value = next(iter(argument.items()))
+    if kind == "tensor":
+        return tensor(value)
+    if kind == "view":
+        return made[value["of"]][..., : value["columns"]]
+    if kind == "call":
+        inner = {k: build(a, made, package) for k, a in value["arguments"].items()}
+        return find([value["function"]], package)(**inner)
+    if kind == "dtype":
+        return getattr(torch, value)
+    if kind == "triton_dtype":
+        return _triton_dtype(value)
+    if kind == "device":
+        return torch.device("cpu")
+    if kind == "items":
+        return [build(a, made, package) for a in value]
+    if kind == "mapping":
+        return {k: build(a, made, package) for k, a in value.items()}
+    return None if kind == "none" else value
+
+
+def tensor(wanted: Json) -> Any:
+    """A tensor on the CPU, filled as described."""
+    import torch
+
+    dtype, shape = getattr(torch, wanted["dtype"]), wanted["shape"]
+    if wanted["values"] is not None:
+        return torch.tensor(wanted["values"], dtype=dtype).reshape(shape)
+    if wanted["fill"] == "arange":
+        count = 1
+        for size in shape:
+            count *= size
+        return (torch.arange(count) * wanted["step"]).to(dtype).reshape(shape)
+    fill = torch.ones if wanted["fill"] == "ones" else torch.zeros
+    return fill(shape, dtype=dtype)
+
+
+def _triton_dtype(name: str) -> Any:
+    import triton.language as tl
+
+    renamed = {"float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5", "bool": "int1"}
+    return getattr(tl, renamed.get(name, name))

@@ -1,0 +1,88 @@
+"""What each engine needs to be told before its functions can be called, and how to find them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from .endings import FunctionGone, Json, Stopped
+from .stand_ins import StandIn
+
+
+def prepare_vllm(card: Json) -> None:
+    """vLLM asks NVML which platform it runs on; here it is told."""
+    import vllm.platforms as platforms
+    from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
+
+    class Card(Platform):  # type: ignore[misc]
+        _enum = PlatformEnum.CUDA
+        device_name = "cuda"
+        device_type = "cuda"
+        dispatch_key = "CUDA"
+
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> Any:
+            return DeviceCapability(*card["capability"])
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            return str(card["name"])
+
+        @classmethod
+        def get_device_total_memory(cls, device_id: int = 0) -> int:
+            return int(card["memory_bytes"])
+
+        @classmethod
+        def supports_fp8(cls) -> bool:
+            return True
+
+        @classmethod
+        def fp8_dtype(cls) -> Any:
+            import torch
+
+            return torch.float8_e4m3fn
+
+        @classmethod
+        def num_compute_units(cls, device_id: int = 0) -> int:
+            return int(card["multiprocessors"])
+
+    platforms._current_platform = Card()
+
+
+PREPARE = {"vllm": prepare_vllm}
+
+
+def settle() -> None:
+    """Functions that choose configurations ask for the server's settings: all off, no server."""
+    for module, name in (
+        ("sglang.srt.server_args", "_global_server_args"),
+        ("sglang.srt.runtime_context", "_CONTEXT"),
+    ):
+        if module in sys.modules:
+            setattr(sys.modules[module], name, StandIn())
+
+
+def find(functions: list[str], package: str) -> Any:
+    """The first of several names that this version knows; each must be the engine's own."""
+    missing = []
+    for name in functions:
+        module, _, attribute = name.partition(":")
+        if module.partition(".")[0] != package:
+            raise Stopped(f"{name}: is not a function of {package}")
+        try:
+            found = getattr(importlib.import_module(module), attribute, None)
+        except ModuleNotFoundError as error:
+            if error.name and module.startswith(error.name):
+                missing.append(name)
+                continue
+            raise
+        if found is None or isinstance(found, StandIn):
+            missing.append(name)
+            continue
+        owner = str(getattr(found, "__module__", "")).partition(".")[0]
+        if not callable(found) or (owner != package and not hasattr(found, "fn")):
+            raise Stopped(f"{name}: is not a function of {package}")
+        settle()
+        return found
+    raise FunctionGone(", ".join(missing))

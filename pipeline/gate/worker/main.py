@@ -1,0 +1,43 @@
+"""A job's cases, one line of answer after the other."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from .calling import judge
+from .card import pretend_card
+from .engines import PREPARE
+from .recorder import Recorder
+from .stand_ins import BarePackages, StandIns
+
+
+def main(job_path: str, answers_path: str) -> None:
+    """Work through a job's cases, one line of answer after the other."""
+    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
+    sys.path.insert(0, job["engine"])
+    import torch
+    import triton
+
+    card = job["card"]
+    pretend_card(card)
+    recorder = Recorder(card, job["cache"])
+    recorder.install()
+    stand_ins = StandIns(job["absent"])
+    bare = BarePackages(job["engine"], job["bare"])
+    sys.meta_path.insert(0, bare)
+    sys.meta_path.append(stand_ins)
+    prepare = PREPARE.get(job["package"])
+    if prepare:
+        prepare(card)
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    with Path(answers_path).open("a", encoding="utf-8") as answers:
+        for case in job["cases"]:
+            print(json.dumps({"begins": case["name"]}), file=answers, flush=True)
+            answer = judge(case, recorder, job["package"])
+            answer.update(versions=versions, stand_ins=sorted({*stand_ins.used, *bare.used}))
+            print(json.dumps(answer), file=answers, flush=True)
+            if answer["ended"] == "raised":
+                # modules may be half imported now; the next case gets a process of its own
+                return
