@@ -47,8 +47,10 @@ def workshop() -> Workshop:
 
 
 def copy_engine(gate: ImageGate, source: str, folder: Path) -> dict[str, object]:
-    """One engine's file in both forms; returns what it is, for the result."""
+    """One engine's file in all its forms; returns what it is, for the result."""
     trees = {"published": gate.tree, "patched": gate.patched()}
+    for name, series in gate.shop.checkout.other_series(gate.plan.wish).items():
+        trees[name] = gate.patched(series)
     sums = {}
     for form, tree in trees.items():
         data = (tree.folder / source).read_bytes()
