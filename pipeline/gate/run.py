@@ -141,6 +141,7 @@ def _one_process(
         "bare": bench.setup.bare,
         "absent": [n for n in bench.environment.absent if n != bench.tree.package],
         "card": bench.card.model_dump(),
+        "cuda": bench.environment.facts.cuda,
         "cache": str(bench.folder("kernels")),
         "cases": [case.model_dump() for case in cases],
     }

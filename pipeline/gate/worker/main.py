@@ -21,7 +21,7 @@ def main(job_path: str, answers_path: str) -> None:
     import triton
 
     card = job["card"]
-    pretend_card(card)
+    pretend_card(card, job["cuda"])
     recorder = Recorder(card, job["cache"])
     recorder.install()
     stand_ins = StandIns(job["absent"])
@@ -31,7 +31,7 @@ def main(job_path: str, answers_path: str) -> None:
     prepare = PREPARE.get(job["package"])
     if prepare:
         prepare(card)
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": job["cuda"]}
     with Path(answers_path).open("a", encoding="utf-8") as answers:
         for case in job["cases"]:
             print(json.dumps({"begins": case["name"]}), file=answers, flush=True)

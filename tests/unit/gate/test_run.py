@@ -20,7 +20,14 @@ from pipeline.store.store import open_store
 from tests.unit.gate.test_results import case as make_case
 
 FACTS = EnvironmentFacts(
-    kind="image", platform="linux/amd64", python="3.11", triton="3", torch="2", wheels=[], hollow=[]
+    kind="image",
+    platform="linux/amd64",
+    python="3.11",
+    triton="3",
+    torch="2",
+    cuda="13.0",
+    wheels=[],
+    hollow=[],
 )
 HEAD = """
 import json, os, sys, time

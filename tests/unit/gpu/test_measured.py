@@ -1,4 +1,4 @@
-"""Measurements on a borrowed card are kept with what they were made of; when that moves, so must they."""
+"""What was measured on a borrowed card is kept with the numbers; when it moves, so must they."""
 
 from __future__ import annotations
 
