@@ -1,0 +1,221 @@
+"""A model on cards and host together, as ik_llama.cpp runs it: which experts go where.
+
+Attention, norms, shared experts and the KV cache are spread over the cards by layer; routed experts
+are most of the bytes and least of the work, so they fill what room is left and the host takes the
+rest. What a card needs besides weights is estimated from the shapes of the largest batch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pipeline.errors import DoesNotFit, ModelUnreadable
+from pipeline.weights.fit.engine import CARD_RESERVED_BYTES, KV_BYTES, Kv
+from pipeline.weights.fit.gguf_model import GgufModel
+from pipeline.weights.fit.override import CPU, Override, device_sums, home_of
+from pipeline.weights.fit.units import GIB, MIB, gib, share
+
+# a CUDA context with cuBLAS on a card of this size; the rest of sglang's 1.17 GiB are its kernels
+CONTEXT_BYTES = 512 * MIB
+ATTENTION_BATCH_MIB = 512  # -amb, as seed 4 sets it
+_CACHE_STEP = 256  # the engine rounds a context up to this
+# ik_llama.cpp #520: experts on the host are copied to a card for batches of at least this many
+# tokens, times all experts over active ones
+_OFFLOAD_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is, and how much of it stays free."""
+
+    cards: int
+    card_bytes: int  # as it is sold
+    headroom_bytes: int = 2 * GIB
+    host_bytes: int | None = None  # None: not judged
+
+    @property
+    def devices(self) -> list[str]:
+        return [f"CUDA{i}" for i in range(self.cards)]
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.card_bytes - CARD_RESERVED_BYTES - self.headroom_bytes
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The launch options that buffers follow from."""
+
+    context: int
+    kv: Kv
+    ubatch: int = 512
+    batch: int = 2048
+
+
+@dataclass(frozen=True)
+class Load:
+    """One device, and what lies on it."""
+
+    device: str
+    weights_bytes: int
+    kv_bytes: int
+    buffer_bytes: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.buffer_bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rules, and what they come to."""
+
+    rules: list[Override]
+    loads: list[Load]
+    host_bytes: int
+    expert_layers: int  # how many have their experts on a card
+
+
+def offload_from(model: GgufModel) -> int:
+    """The batch from which experts on the host are computed on a card."""
+    return _OFFLOAD_TOKENS * share(model.experts, model.active) if model.active else _OFFLOAD_TOKENS
+
+
+def expert_bytes(model: GgufModel) -> dict[int, int]:
+    """Routed experts of every layer that has some."""
+    found: dict[int, int] = {}
+    for tensor in model.tensors:
+        if match := re.match(r"blk\.(\d+)\.ffn_\w+_exps\.", tensor.name):
+            found[int(match[1])] = found.get(int(match[1]), 0) + tensor.n_bytes
+    return found
+
+
+def kv_token_bytes(model: GgufModel, kv: Kv) -> int:
+    """What a token costs on all cards together; `fp8` is q8_0 here: 34 bytes for 32 values."""
+    values = model.kv_values * model.layers
+    return values * KV_BYTES[kv] if kv == "bf16" else values * 34 // 32
+
+
+def buffer_bytes(model: GgufModel, batch: Batch, *, last: bool, host_experts: int) -> int:
+    """The largest moment of a step on a card, in float32 where the engine computes in it.
+
+    The mask of every token against every position (float32 and its float16 copy), four hidden
+    states, the outputs and inner states of the active experts, MLA's keys and values spelled out
+    for as many heads as -amb allows (and their float16 copy), the logits on the last card, and,
+    where a batch is large enough for it, one layer of the host's experts.
+    """
+    tokens, context = batch.ubatch, share(batch.context, _CACHE_STEP) * _CACHE_STEP
+    mask = context * tokens * 6
+    states = tokens * model.hidden * 4 * 4
+    experts = tokens * model.active * (model.hidden + 3 * model.expert_width) * 4
+    spelled = ATTENTION_BATCH_MIB * MIB * 3 // 2 if model.is_mla else 0
+    logits = model.vocabulary * tokens * 4 if last else 0
+    copied = host_experts if tokens >= offload_from(model) else 0
+    return mask + states + experts + spelled + logits + copied
+
+
+def loads_of(
+    model: GgufModel, machine: Machine, batch: Batch, rules: list[Override]
+) -> tuple[list[Load], int]:
+    """What rules come to on every card and on the host, from the table of tensors."""
+    devices = machine.devices
+    sums = device_sums(model.tensors, rules, model.layers, devices)
+    context = share(batch.context, _CACHE_STEP) * _CACHE_STEP
+    token = kv_token_bytes(model, batch.kv) // model.layers
+    staged = _largest_host_layer(model, rules, devices)
+    loads = []
+    for device in devices:
+        own = sum(
+            home_of(f"blk.{i}.", model.layers, devices) == device for i in range(model.layers)
+        )
+        last = device == devices[-1]
+        buffers = buffer_bytes(model, batch, last=last, host_experts=staged) + CONTEXT_BYTES
+        loads.append(Load(device, sums[device], own * token * context, buffers))
+    return loads, sums[CPU]
+
+
+def _largest_host_layer(model: GgufModel, rules: list[Override], devices: list[str]) -> int:
+    layers: dict[str, int] = {}
+    for tensor in model.tensors:
+        rule = next((r for r in rules if r.names(tensor.name)), None)
+        device = rule.device if rule else home_of(tensor.name, model.layers, devices)
+        if device == CPU and "_exps." in tensor.name:
+            layer = tensor.name.split(".")[1]
+            layers[layer] = layers.get(layer, 0) + tensor.n_bytes
+    return max(layers.values(), default=0)
+
+
+def place(model: GgufModel, machine: Machine, batch: Batch) -> Layout:
+    """As many layers of experts on the cards as fit beside everything else."""
+    experts = expert_bytes(model)
+    if not experts:
+        raise ModelUnreadable("this model has no routed experts: there is nothing to divide")
+    none = [Override("exps", CPU)]
+    loads, _ = loads_of(model, machine, batch, none)
+    chosen: dict[str, list[int]] = {}
+    for load in loads:
+        room = machine.usable_bytes - load.n_bytes
+        chosen[load.device] = _fill(
+            _candidates(model, machine, load.device, experts), experts, room
+        )
+    return checked(model, machine, batch, _rules(chosen, experts))
+
+
+def _candidates(
+    model: GgufModel, machine: Machine, device: str, experts: dict[int, int]
+) -> list[int]:
+    """A card's own layers: from the first on, but from the end on the last of several cards."""
+    devices = machine.devices
+    own = [i for i in sorted(experts) if home_of(f"blk.{i}.", model.layers, devices) == device]
+    return own[::-1] if device == devices[-1] and len(devices) > 1 else own
+
+
+def _fill(candidates: list[int], experts: dict[int, int], room: int) -> list[int]:
+    chosen: list[int] = []
+    for layer in candidates:
+        room -= experts[layer]
+        if room < 0:
+            break
+        chosen.append(layer)
+    return sorted(chosen)
+
+
+def _rules(chosen: dict[str, list[int]], experts: dict[int, int]) -> list[Override]:
+    rules = [
+        Override(rf"blk\.({'|'.join(map(str, layers))})\.ffn_.*_exps", device)
+        for device, layers in chosen.items()
+        if layers
+    ]
+    everything = sum(map(len, chosen.values())) == len(experts)
+    return rules if everything else [*rules, Override("exps", CPU)]
+
+
+def checked(model: GgufModel, machine: Machine, batch: Batch, rules: list[Override]) -> Layout:
+    """A layout with the sums that its rules really give."""
+    loads, host = loads_of(model, machine, batch, rules)
+    experts = expert_bytes(model)
+    on_cards = sum(
+        all(_device(model, machine, rules, layer, part) != CPU for part in ("gate", "up", "down"))
+        for layer in experts
+    )
+    return Layout(rules, loads, host, on_cards)
+
+
+def _device(
+    model: GgufModel, machine: Machine, rules: list[Override], layer: int, part: str
+) -> str:
+    name = f"blk.{layer}.ffn_{part}_exps.weight"
+    rule = next((r for r in rules if r.names(name)), None)
+    return rule.device if rule else home_of(name, model.layers, machine.devices)
+
+
+def require_fit(layout: Layout, machine: Machine) -> None:
+    """Stop with the first device that is short."""
+    for load in layout.loads:
+        short = load.n_bytes - machine.usable_bytes
+        if short > 0:
+            raise DoesNotFit(f"{load.device} is short of {gib(short)} (headroom included)")
+    if machine.host_bytes is not None and layout.host_bytes > machine.host_bytes:
+        short = layout.host_bytes - machine.host_bytes
+        raise DoesNotFit(f"the host is short of {gib(short)} for the experts it keeps")
