@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pipeline.errors import DoesNotFit, ModelUnreadable
+from pipeline.errors import ModelUnreadable
 from pipeline.weights.fit.engine import CARD_RESERVED_BYTES, KV_BYTES, Kv
 from pipeline.weights.fit.gguf_model import GgufModel
 from pipeline.weights.fit.override import CPU, Override, device_sums, home_of
@@ -100,19 +100,19 @@ def kv_token_bytes(model: GgufModel, kv: Kv) -> int:
 def buffer_bytes(model: GgufModel, batch: Batch, *, last: bool, host_experts: int) -> int:
     """The largest moment of a step on a card, in float32 where the engine computes in it.
 
-    The mask of every token against every position (float32 and its float16 copy), four hidden
-    states, the outputs and inner states of the active experts, MLA's keys and values spelled out
-    for as many heads as -amb allows (and their float16 copy), the logits on the last card, and,
-    where a batch is large enough for it, one layer of the host's experts.
+    All through a step there are four hidden states and the mask of every token against every
+    position (float16 with flash attention: build_inp_KQ_mask). The graph's allocator then gives
+    the same bytes to one moment after the other: MLA's keys and values spelled out for as many
+    heads as -amb allows, with their float16 copy; the active experts' inner states and outputs,
+    with one layer of the host's experts where the batch is large enough to copy them; the logits.
     """
     tokens, context = batch.ubatch, share(batch.context, _CACHE_STEP) * _CACHE_STEP
-    mask = context * tokens * 6
-    states = tokens * model.hidden * 4 * 4
+    always = context * tokens * 2 + tokens * model.hidden * 4 * 4
+    attention = ATTENTION_BATCH_MIB * MIB * 3 // 2 if model.is_mla else 0
     experts = tokens * model.active * (model.hidden + 3 * model.expert_width) * 4
-    spelled = ATTENTION_BATCH_MIB * MIB * 3 // 2 if model.is_mla else 0
-    logits = model.vocabulary * tokens * 4 if last else 0
     copied = host_experts if tokens >= offload_from(model) else 0
-    return mask + states + experts + spelled + logits + copied
+    logits = model.vocabulary * tokens * 4 if last else 0
+    return always + max(attention, experts + copied, logits)
 
 
 def loads_of(
@@ -210,12 +210,14 @@ def _device(
     return rule.device if rule else home_of(name, model.layers, machine.devices)
 
 
-def require_fit(layout: Layout, machine: Machine) -> None:
-    """Stop with the first device that is short."""
+def shortage(layout: Layout, machine: Machine) -> str:
+    """The first device that is short, in words; empty where all have room."""
     for load in layout.loads:
         short = load.n_bytes - machine.usable_bytes
         if short > 0:
-            raise DoesNotFit(f"{load.device} is short of {gib(short)} (headroom included)")
+            return (
+                f"{load.device} is short of {gib(short)} ({gib(machine.headroom_bytes)} kept free)"
+            )
     if machine.host_bytes is not None and layout.host_bytes > machine.host_bytes:
-        short = layout.host_bytes - machine.host_bytes
-        raise DoesNotFit(f"the host is short of {gib(short)} for the experts it keeps")
+        return f"the host is short of {gib(layout.host_bytes - machine.host_bytes)}"
+    return ""
