@@ -184,11 +184,10 @@ def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: 
     else:
         _say(_heading(source, "ik_llama", options))
         _say(*_layout_lines(model, batch, layout, machine), "", *_disk_lines(source, options))
-    require_fit(layout, machine)
+    if short := shortage(layout, machine):
+        raise DoesNotFit(f"{source.name}: {short}")
     if not as_json:
-        _say(
-            f"{source.name} fits, with {options['headroom'] / (1 << 30):.1f} GiB free on each card."
-        )
+        _say(f"{source.name} fits, with {gib(machine.headroom_bytes)} kept free on each card.")
 
 
 def _layout_lines(model: GgufModel, batch: Batch, layout: Layout, machine: Machine) -> list[str]:

@@ -185,7 +185,7 @@ def _placed(
         raise reader.fail("lists a tensor twice")
     begin = -(-reader.at // alignment) * alignment
     ordered = sorted(listed, key=lambda tensor: tensor.offset)
-    ends = [*(t.offset for t in ordered[1:]), max(0, size - begin)]
+    ends = [*(t.offset for t in ordered), max(0, size - begin)][1:]  # a first part may be empty
     for tensor, end in zip(ordered, ends, strict=True):
         n_bytes = tensor.kind.size(math.prod(tensor.shape))
         if tensor.offset % alignment:

@@ -131,7 +131,7 @@ def _heads(number: Any, hidden: int) -> int:
 
 def _require_layers(name: str, layers: int, tensors: list[Tensor]) -> None:
     found = {int(m[1]) for t in tensors if (m := re.match(r"blk\.(\d{1,6})\.", t.name))}
-    if found != set(range(layers)):
+    if len(found) != layers or max(found, default=-1) != layers - 1:
         raise ModelUnreadable(f"{name}: block_count is {layers}, but it holds {len(found)} layers")
 
 

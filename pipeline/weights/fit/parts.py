@@ -134,6 +134,7 @@ def _scale_left_behind(scheme: Scheme, layers: int, weights: int) -> Part:
     gate and up scales has just left; the other half of that block then takes a scratch copy and
     after it the next layer's attention. When process_weights_after_loading deletes the scales, the
     block is half in use, so empty_cache() cannot return it (modelopt_quant.py of 0.5.7 and 0.5.8).
+    Playing the same requests through a model of the allocator gives 73.61 GiB; this sum, 73.60.
     """
     scales = share(weights, scheme.group or 16)
     fp8 = Scheme(name="fp8", bits=8)
