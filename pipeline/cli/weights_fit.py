@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,8 +27,15 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
         raise click.BadParameter(str(error), context, parameter) from error
 
 
+def _finite(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    if value is not None and not math.isfinite(value):  # click's ranges let nan through
+        raise click.BadParameter(f"{value} is no number.", context, parameter)
+    return value
+
+
 _COUNT = click.IntRange(1, 1024)
 _TOKENS = click.IntRange(1, 1 << 24)
+_RATE = click.FloatRange(0, min_open=True)
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 
 
@@ -49,8 +57,15 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 @click.option("--kv", type=click.Choice(["bf16", "fp8"]), help="KV cache [as the model asks].")
 @click.option("--tp", type=_COUNT, help="Cards that share the model [all].")
 @click.option("--engine", type=click.Choice(["sglang", "vllm", "ik_llama"]))
-@click.option("--mem-fraction", type=_SHARE, help="sglang's --mem-fraction-static [its own].")
-@click.option("--gpu-util", type=_SHARE, help="vLLM's --gpu-memory-utilization [0.9].")
+@click.option(
+    "--mem-fraction",
+    type=_SHARE,
+    callback=_finite,
+    help="sglang's --mem-fraction-static [its own].",
+)
+@click.option(
+    "--gpu-util", type=_SHARE, callback=_finite, help="vLLM's --gpu-memory-utilization [0.9]."
+)
 @click.option("--prefill", type=_TOKENS, default=8192, show_default=True, help="Tokens of a step.")
 @click.option(
     "--weights-per-gpu", callback=_size, metavar="SIZE", help="Measured, from an engine's log."
@@ -66,7 +81,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     help="ik_llama: free.",
 )
 @click.option("--check-ot", multiple=True, help="Judge these -ot rules, in order. Repeatable.")
-@click.option("--mbps", type=click.FloatRange(0, min_open=True), help="Download, in MB a second.")
+@click.option("--mbps", type=_RATE, callback=_finite, help="Download, in MB a second.")
 @json_option
 @click.pass_context
 def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) -> None:
