@@ -14,7 +14,8 @@ from pipeline.errors import DoesNotFit, ModelUnreadable
 if TYPE_CHECKING:
     from pipeline.weights.fit.answer import Answer, Question
     from pipeline.weights.fit.gguf_model import GgufModel
-    from pipeline.weights.fit.hybrid import Batch, Layout, Machine
+    from pipeline.weights.fit.loads import Batch, Machine
+    from pipeline.weights.fit.placement import Layout
     from pipeline.weights.fit.source import Source
 
 
@@ -178,9 +179,10 @@ def _room_words(result: Answer, question: Question) -> str:
 
 
 def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
-    from pipeline.weights.fit.hybrid import Batch, Machine, checked, place, shortage
     from pipeline.weights.fit.launch import layout_json
+    from pipeline.weights.fit.loads import Batch, Machine
     from pipeline.weights.fit.override import read_overrides
+    from pipeline.weights.fit.placement import checked, place, shortage
     from pipeline.weights.fit.units import gib
 
     machine = Machine(options["gpus"], options["vram"], options["headroom"], options["ram"])

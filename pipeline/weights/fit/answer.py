@@ -19,6 +19,7 @@ class Question(Frozen):
     gpus: int
     vram_bytes: int
     tp: int
+    dcp: int = 1
     context: int
     engine: Engine
     kv: Kv | None = None  # None: as the checkpoint asks
@@ -61,7 +62,11 @@ def answer(model: Architecture, question: Question) -> Answer:
     require_divisible(model, question.tp)
     kv = question.kv or ("fp8" if model.precision.kv_fp8 else "bf16")
     settings = Settings(
-        tp=question.tp, context=question.context, kv=kv, prefill_tokens=question.prefill_tokens
+        tp=question.tp,
+        dcp=question.dcp,
+        context=question.context,
+        kv=kv,
+        prefill_tokens=question.prefill_tokens,
     )
     groups = _grouped(model, question)
     weights = question.measured_bytes or sum(row.n_bytes for row in groups)
@@ -102,7 +107,8 @@ def _rows(groups: list[Row], room: Room, question: Question) -> list[Row]:
     rows.append(Row(what="KV cache", n_bytes=room.kv_bytes))
     if room.requests_bytes:
         rows.append(Row(what="table of requests", n_bytes=room.requests_bytes))
-    rows.append(Row(what="left over", n_bytes=room.left_bytes))
+    rest = "left for activations" if question.engine == "sglang" else "left to others"
+    rows.append(Row(what=rest, n_bytes=room.left_bytes))
     return [*rows, Row(what="the card", n_bytes=room.card_bytes)]
 
 
@@ -122,7 +128,7 @@ def _short(room: Room, low_tokens: int, question: Question) -> str:
 
 
 def _notes(model: Architecture, question: Question, room: Room, settings: Settings) -> list[str]:
-    notes = []
+    notes = [_SHARES[question.engine]]
     if question.engine == "sglang":
         own = eng.sglang_default_fraction(model, room.card_bytes, settings)
         if question.fraction is None:
@@ -140,6 +146,14 @@ def _notes(model: Architecture, question: Question, room: Room, settings: Settin
     if model.precision.kv_fp8 and question.kv == "bf16":
         notes.append("The checkpoint asks for an fp8 KV cache; bf16 was asked for here.")
     return notes
+
+
+_SHARES = {
+    "sglang": "sglang's share is of what is free beside CUDA, for weights and KV cache alone;"
+    " activations and CUDA graphs use what it leaves.",
+    "vllm": "vLLM's share is of the whole card, for everything it has; the same number in sglang"
+    " means something else.",
+}
 
 
 def _needed_fraction(room: Room, question: Question) -> float | None:

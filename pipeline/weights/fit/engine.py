@@ -38,6 +38,7 @@ class Settings(Frozen):
     """What a launch command decides."""
 
     tp: int
+    dcp: int = 1  # vLLM: decode context parallelism, over which the tokens are divided
     context: int
     kv: Kv
     prefill_tokens: int = 8192  # sglang: chunked prefill; vLLM: max-num-batched-tokens
@@ -140,7 +141,7 @@ def vllm_room(
         activation_bytes=activations,
         requests_bytes=0,
         kv_bytes=kv,
-        kv_token_bytes=kv_token_bytes(model, settings.tp, settings.kv),
+        kv_token_bytes=share(kv_token_bytes(model, settings.tp, settings.kv), settings.dcp),
         left_bytes=card - CUDA_CONTEXT_BYTES - nccl - weights - activations - max(0, kv),
     )
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.weights.fit.gguf_model import GgufModel
-from pipeline.weights.fit.hybrid import (
+from pipeline.weights.fit.loads import (
     ATTENTION_BATCH_MIB,
     Batch,
-    Layout,
     Machine,
     kv_token_bytes,
     offload_from,
 )
 from pipeline.weights.fit.override import idle_rules
+from pipeline.weights.fit.placement import Layout
 from pipeline.weights.fit.units import GIB, gib
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from pipeline.errors import ModelUnreadable, WeightsUnknown
 from pipeline.weights.fit.config import read_config
 from pipeline.weights.fit.facts import fact_of, recipe_of
-from pipeline.weights.fit.gguf_model import GgufModel, from_recipe, parts_of, read_gguf
+from pipeline.weights.fit.gguf_model import GgufModel, parts_of, read_gguf
 from pipeline.weights.fit.parts import parts_of as tensors_of
+from pipeline.weights.fit.recipe import from_recipe
 from pipeline.weights.fit.shape import Architecture
 from pipeline.weights.model import WeightsWish, current_lock, lock_path, read_wish
 from pipeline.weights.place import find_places

@@ -8,16 +8,8 @@ from pipeline.errors import ModelUnreadable
 from pipeline.weights.fit.facts import recipe_of
 from pipeline.weights.fit.ggml import BY_NAME
 from pipeline.weights.fit.gguf import Tensor
-from pipeline.weights.fit.gguf_model import GgufModel, from_recipe
-from pipeline.weights.fit.hybrid import (
-    Batch,
-    Machine,
-    checked,
-    expert_bytes,
-    offload_from,
-    place,
-    shortage,
-)
+from pipeline.weights.fit.gguf_model import GgufModel
+from pipeline.weights.fit.loads import Batch, Machine, offload_from
 from pipeline.weights.fit.override import (
     CPU,
     Override,
@@ -26,6 +18,8 @@ from pipeline.weights.fit.override import (
     idle_rules,
     read_overrides,
 )
+from pipeline.weights.fit.placement import checked, expert_bytes, place, shortage
+from pipeline.weights.fit.recipe import from_recipe
 from pipeline.weights.fit.units import GIB, MIB
 
 TWO = ["CUDA0", "CUDA1"]
@@ -200,7 +194,7 @@ def test_the_host_and_a_card_that_are_short_are_named() -> None:
 def test_an_eight_bit_cache_is_a_little_more_than_half() -> None:
     machine, rules = Machine(2, 96 * GIB), read_overrides(["exps=CPU"], TWO)
     half, whole = (
-        sum(load.kv_bytes for load in checked(KIMI, machine, Batch(65536, kv), rules).loads)  # type: ignore[arg-type]
+        sum(load.kv_bytes for load in checked(KIMI, machine, Batch(65536, kv), rules).loads)
         for kv in ("fp8", "bf16")
     )
     assert half / whole == pytest.approx(34 / 64, abs=1e-3)

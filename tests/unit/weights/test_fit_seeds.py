@@ -44,10 +44,12 @@ from pipeline.weights.fit.engine import (
     vllm_room,
 )
 from pipeline.weights.fit.facts import fact_of, recipe_of
-from pipeline.weights.fit.gguf_model import GgufModel, from_recipe
-from pipeline.weights.fit.hybrid import Batch, Layout, Machine, checked, expert_bytes
+from pipeline.weights.fit.gguf_model import GgufModel
+from pipeline.weights.fit.loads import Batch, Machine
 from pipeline.weights.fit.override import read_overrides
 from pipeline.weights.fit.parts import parts_of
+from pipeline.weights.fit.placement import Layout, checked, expert_bytes
+from pipeline.weights.fit.recipe import from_recipe
 from pipeline.weights.fit.shape import Architecture
 from pipeline.weights.fit.units import GIB
 
