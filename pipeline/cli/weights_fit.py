@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline import log
 from pipeline.cli.common import checkout_of, json_option, say_json
+from pipeline.cli.weights_fit_text import (
+    answer_text,
+    disk_lines,
+    heading,
+    layout_lines,
+    room_words,
+)
 from pipeline.errors import DoesNotFit, ModelUnreadable
 
 if TYPE_CHECKING:
-    from pipeline.weights.fit.answer import Answer, Question
+    from pipeline.weights.fit.answer import Question
     from pipeline.weights.fit.gguf_model import GgufModel
-    from pipeline.weights.fit.loads import Batch, Machine
-    from pipeline.weights.fit.placement import Layout
     from pipeline.weights.fit.source import Source
 
 
@@ -34,6 +38,7 @@ def _finite(context: click.Context, parameter: click.Parameter, value: Any) -> A
     return value
 
 
+_ENGINE = click.Choice(["sglang", "vllm", "ik_llama"])
 _COUNT = click.IntRange(1, 1024)
 _TOKENS = click.IntRange(1, 1 << 24)
 _RATE = click.FloatRange(0, min_open=True)
@@ -57,7 +62,8 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 @click.option("--ctx", type=_TOKENS, default=65536, show_default=True, help="Tokens of a request.")
 @click.option("--kv", type=click.Choice(["bf16", "fp8"]), help="KV cache [as the model asks].")
 @click.option("--tp", type=_COUNT, help="Cards that share the model [all].")
-@click.option("--engine", type=click.Choice(["sglang", "vllm", "ik_llama"]))
+@click.option("--dcp", type=_COUNT, help="vLLM: cards over which a request's tokens lie [1].")
+@click.option("--engine", type=_ENGINE, help="[sglang; ik_llama for GGUF files]")
 @click.option(
     "--mem-fraction",
     type=_SHARE,
@@ -110,12 +116,20 @@ def _engine(options: dict[str, Any], is_gguf: bool) -> str:
             f"{engine} is judged here with {'safetensors' if is_gguf else 'GGUF files'} only",
             "sglang and vLLM take a checkpoint with its config.json; ik_llama takes GGUF files.",
         )
-    for flag, belongs in (("mem_fraction", "sglang"), ("gpu_util", "vllm")):
-        if options[flag] is not None and engine != belongs:
-            raise click.UsageError(f"--{flag.replace('_', '-')} is {belongs}'s; this is {engine}.")
-    if options["check_ot"] and engine != "ik_llama":
-        raise click.UsageError("--check-ot is for ik_llama and GGUF files.")
+    for flag, belongs in _ONLY:
+        if options[flag] and engine != belongs:
+            raise click.UsageError(
+                f"--{flag.replace('_', '-')} is for {belongs}; this is {engine}."
+            )
     return engine
+
+
+_ONLY = (
+    ("mem_fraction", "sglang"),
+    ("gpu_util", "vllm"),
+    ("dcp", "vllm"),
+    ("check_ot", "ik_llama"),
+)
 
 
 def _question(options: dict[str, Any], engine: str) -> Question:
@@ -124,11 +138,15 @@ def _question(options: dict[str, Any], engine: str) -> Question:
     tp = options["tp"] or options["gpus"]
     if tp > options["gpus"]:
         raise click.UsageError(f"--tp {tp}: there are only {options['gpus']} cards.")
+    dcp = options["dcp"] or 1
+    if tp % dcp:
+        raise click.UsageError(f"--dcp {dcp}: it must divide the {tp} cards of a model.")
     return Question.model_validate(
         {
             "gpus": options["gpus"],
             "vram_bytes": options["vram"],
             "tp": tp,
+            "dcp": dcp,
             "context": options["ctx"],
             "engine": engine,
             "kv": options["kv"],
@@ -148,34 +166,16 @@ def _parallel(source: Source, question: Question, options: dict[str, Any], as_js
     if as_json:
         say_json(_about(source, options) | result.model_dump() | {"fits": not result.short})
     else:
-        _say(_heading(source, question.engine, options), _answer_text(result, question))
-        _say(*_disk_lines(source, options))
+        _say(heading(source, question.engine, options), answer_text(result, question))
+        if options["ram"] is not None:
+            _say(
+                f"--ram: {question.engine} keeps all weights on the cards; the host is not judged."
+            )
+        _say(*disk_lines(source, options))
         verdict = "fits" if not result.short else "does not fit"
-        _say(f"{source.name} {verdict}: {result.short or _room_words(result, question)}.")
+        _say(f"{source.name} {verdict}: {result.short or room_words(result, question)}.")
     if result.short:
         raise DoesNotFit(f"{source.name}: {result.short}")
-
-
-def _answer_text(result: Answer, question: Question) -> str:
-    from pipeline.weights.fit.units import GIB
-
-    rows = [[row.what, f"{row.n_bytes / GIB:10.2f}"] for row in result.rows]
-    measured = question.measured_bytes is not None
-    between = f"{result.low_tokens:,} to {result.high_tokens:,} if that sum is off by 0.5 %"
-    return "\n".join(
-        [
-            log.table(["on each card", "       GiB"], rows),
-            "",
-            f"KV cache in {result.kv}: {result.room.kv_token_bytes:,} bytes a token on each card,"
-            f" room for {result.room.kv_tokens:,} tokens{'' if measured else f' ({between})'}.",
-            *result.notes,
-        ]
-    )
-
-
-def _room_words(result: Answer, question: Question) -> str:
-    times = result.low_tokens // question.context
-    return f"room for at least {times} request{'s' * (times > 1)} of {question.context:,} tokens"
 
 
 def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
@@ -199,21 +199,12 @@ def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: 
         fits = {"fits": not shortage(layout, machine)}
         say_json(_about(source, options) | layout_json(model, batch, layout, machine) | fits)
     else:
-        _say(_heading(source, "ik_llama", options))
-        _say(*_layout_lines(model, batch, layout, machine), "", *_disk_lines(source, options))
+        _say(heading(source, "ik_llama", options))
+        _say(*layout_lines(model, batch, layout, machine), "", *disk_lines(source, options))
     if short := shortage(layout, machine):
         raise DoesNotFit(f"{source.name}: {short}")
     if not as_json:
         _say(f"{source.name} fits, with {gib(machine.headroom_bytes)} kept free on each card.")
-
-
-def _layout_lines(model: GgufModel, batch: Batch, layout: Layout, machine: Machine) -> list[str]:
-    from pipeline.weights.fit.launch import launch_lines, layout_notes, layout_rows
-
-    head = ["GiB", "weights", "KV cache", "buffers", "together", "still free"]
-    flags = " \\\n  ".join(launch_lines(model, batch, layout))
-    rows = layout_rows(layout, machine)
-    return [log.table(head, rows), "", *layout_notes(model, batch, layout), "", f"  {flags}"]
 
 
 def _about(source: Source, options: dict[str, Any]) -> dict[str, Any]:
@@ -225,25 +216,6 @@ def _about(source: Source, options: dict[str, Any]) -> dict[str, Any]:
         "disk_is_estimate": source.is_estimate,
         "download_s": seconds,
     }
-
-
-def _heading(source: Source, engine: str, options: dict[str, Any]) -> str:
-    from pipeline.weights.fit.units import gib
-
-    cards = f"{options['gpus']} card{'s' * (options['gpus'] > 1)} of {gib(options['vram'])}"
-    return f"{source.name} on {cards} with {engine}\nread from: {source.origin}\n"
-
-
-def _disk_lines(source: Source, options: dict[str, Any]) -> list[str]:
-    from pipeline.weights.fit.units import gib
-
-    about = " by the sum of its tensors" if source.is_estimate else ""
-    lines = [f"Disk: {log.size(source.disk_bytes)} ({gib(source.disk_bytes)}){about}."]
-    if options["mbps"]:
-        seconds = source.disk_bytes / options["mbps"] / 1e6
-        hours, minutes = divmod(round(seconds / 60), 60)
-        lines.append(f"Download at {options['mbps']:g} MB/s: {hours} h {minutes:02} min.")
-    return lines
 
 
 def _say(*lines: str) -> None:

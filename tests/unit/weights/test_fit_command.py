@@ -35,6 +35,12 @@ def test_a_wish_is_answered_offline_and_says_what_it_was_read_from(fit: Any) -> 
     assert "fits: room for at least 3 requests of 65,536 tokens" in ended.out
 
 
+def test_memory_of_the_host_is_said_to_be_unjudged_where_it_does_not_matter(fit: Any) -> None:
+    ended = fit("kimi-k2.6", "--mem-fraction", "0.85", "--ram", "768GiB")
+    assert ended.code == 0, ended.err
+    assert "the host is not judged" in ended.out
+
+
 def test_what_does_not_fit_prints_the_table_first_and_ends_with_its_own_code(fit: Any) -> None:
     ended = fit("kimi-k2.6")
     assert ended.code == 75
@@ -145,10 +151,12 @@ def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
         (("kimi-k2.6", "--mem-fraction", "nan"), 2, "--mem-fraction"),
         (("kimi-k2.6", "--mbps", "0"), 2, "--mbps"),
         (("kimi-k2.6", "--mbps", "inf"), 2, "--mbps"),
-        (("kimi-k2.6", "--gpu-util", "0.9"), 2, "--gpu-util is vllm's"),
-        (("kimi-k2.6", "--engine", "vllm", "--mem-fraction", "0.9"), 2, "is sglang's"),
+        (("kimi-k2.6", "--gpu-util", "0.9"), 2, "--gpu-util is for vllm"),
+        (("kimi-k2.6", "--engine", "vllm", "--mem-fraction", "0.9"), 2, "is for sglang"),
         (("kimi-k2.6", "--engine", "ik_llama"), 76, "GGUF files only"),
         (("kimi-k2.6-iq3-k", "--engine", "vllm"), 76, "safetensors only"),
+        (("kimi-k2.6", "--dcp", "2"), 2, "--dcp is for vllm"),
+        (("kimi-k2.6", "--engine", "vllm", "--dcp", "3"), 2, "must divide the 8 cards"),
         (("kimi-k2.6", "--check-ot", "exps=CPU"), 2, "--check-ot is for ik_llama"),
         (("kimi-k2.6-iq3-k", "--check-ot", "exps=GPU0"), 2, "no device 'GPU0'"),
     ],

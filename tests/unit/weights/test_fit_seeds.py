@@ -16,6 +16,7 @@
 | left after the pools, K2-Thinking | 12.24 GiB | 12.31 GiB | +0.6 % |
 | K2.6 INT4, stock sglang 0.85, fp8 | 232 K | 244,606 | +5.4 % |
 | K2.6 INT4, vLLM 0.94, fp8, DCP 1 | 478,992 | 491,745 | +2.7 % |
+| the same with DCP 8 | 3,811,968 | 3,933,963 | +3.2 % |
 | IQ3_K, no experts on cards | about 11 GiB | 10.92 / 11.19 GiB | +0.5 % |
 | IQ3_K, the layout kept (2 + 2) | mid to high 30s | 35.46 / 35.73 GiB | inside |
 | IQ3_K, 6 layers (3 + 3) | 43 / 44 GiB | 42.93 / 43.19 GiB | -0.2 / -1.8 % |
@@ -149,6 +150,9 @@ def test_stock_sglang_and_vllm_are_met_within_six_percent() -> None:
     both = Settings(tp=8, context=262144, kv="fp8")
     community = vllm_room(model, CARD, weights_of(K25, "vllm"), both, 0.94)
     assert abs(error(community.kv_tokens, 478_992, "vLLM 0.94 fp8, KV tokens")) < 3
+    divided = both.model_copy(update={"dcp": 8})
+    spread = vllm_room(model, CARD, weights_of(K25, "vllm"), divided, 0.94)
+    assert abs(error(spread.kv_tokens, 3_811_968, "vLLM 0.94 fp8 DCP 8, KV tokens")) < 3.5
 
 
 @pytest.mark.parametrize(
