@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 def answer_text(result: Answer, question: Question) -> str:
     """The table of a card, the KV cache and what to know."""
+    from pipeline.weights.fit.engine import WEIGHTS_ERROR
     from pipeline.weights.fit.units import GIB
 
     rows = [[row.what, f"{row.n_bytes / GIB:10.2f}"] for row in result.rows]
     measured = question.measured_bytes is not None
-    between = f"{result.low_tokens:,} to {result.high_tokens:,} if that sum is off by 0.5 %"
+    between = (
+        f"{result.low_tokens:,} to {result.high_tokens:,} if that sum is off by {WEIGHTS_ERROR:.1%}"
+    )
     return "\n".join(
         [
             log.table(["on each card", "       GiB"], rows),

@@ -143,6 +143,8 @@ def _notes(model: Architecture, question: Question, room: Room, settings: Settin
     if (needed := _needed_fraction(room, question)) and needed > room.fraction:
         flag = "--mem-fraction" if question.engine == "sglang" else "--gpu-util"
         notes.append(f"{flag} {needed:.3f} would give {question.context:,} tokens their room.")
+    if model.predictors:
+        notes.append("The layers for multi-token prediction are not counted, on cards or disk.")
     if model.precision.kv_fp8 and question.kv == "bf16":
         notes.append("The checkpoint asks for an fp8 KV cache; bf16 was asked for here.")
     return notes

@@ -51,6 +51,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
             context=_count(text, "max_position_embeddings"),
             dense_width=_count(text, "intermediate_size"),
             tied=_flag(text, "tie_word_embeddings"),
+            predictors=text.get("num_nextn_predict_layers") or 0,
             attention=_mla(text) if family in _MLA else _gqa(text),
             moe=_moe(text, family),
             vision=_vision(config) if family in _VISION else None,

@@ -93,6 +93,7 @@ class Architecture(Frozen):
     context: Count
     dense_width: Annotated[int, Field(ge=0, le=1 << 24)]
     tied: bool = False
+    predictors: Annotated[int, Field(ge=0, le=64)] = 0  # layers for multi-token prediction
     attention: Annotated[Mla | Gqa, Field(discriminator="kind")]
     moe: Moe | None = None
     vision: Vision | None = None

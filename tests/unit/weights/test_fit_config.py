@@ -92,6 +92,13 @@ def test_a_qwen_moe_needs_no_dense_layer_and_no_shared_expert() -> None:
     assert not names & {"dense", "shared experts", "vision tower"}
 
 
+def test_layers_for_multi_token_prediction_are_said_not_to_be_counted() -> None:
+    config = kimi()
+    config["text_config"]["num_nextn_predict_layers"] = 1
+    notes = answer(architecture_of(config), asked(fraction=0.85)).notes
+    assert any("multi-token prediction" in note for note in notes)
+
+
 def quantised(**quant: Any) -> Architecture:
     return architecture_of(LLAMA | {"quantization_config": quant})
 
@@ -197,6 +204,7 @@ def test_a_config_that_contradicts_itself_or_is_strange_is_refused(
         ({"kv_lora_rank": 0}, "kv_lora_rank"),
         ({"q_lora_rank": "1536"}, "q_lora_rank"),
         ({"n_shared_experts": -1}, "shared"),
+        ({"num_nextn_predict_layers": -1}, "predictors"),
         ({"quantization_config": {"quant_method": "fp8"}}, "say two things"),
     ],
 )
