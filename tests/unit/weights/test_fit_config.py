@@ -85,6 +85,21 @@ def test_a_llama_has_eight_billion_weights_and_divides_its_cache() -> None:
     assert kv_token_bytes(model, 16, "bf16") == 16_384  # more cards than heads: each has one
 
 
+def test_a_deepseek_v3_has_671_billion_weights() -> None:
+    config = kimi()["text_config"] | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "torch_dtype": "bfloat16",
+        "vocab_size": 129280,
+        "num_attention_heads": 128,
+        "n_routed_experts": 256,
+        "first_k_dense_replace": 3,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
+    parts = [part for part in parts_of(architecture_of(config)) if part.in_file]
+    assert sum(part.count * part.weights for part in parts) == 671_026_419_200
+    assert next(p for p in parts if p.name == "router").scheme.name == "bfloat16"
+
+
 def test_a_qwen_moe_needs_no_dense_layer_and_no_shared_expert() -> None:
     model = architecture_of(QWEN_MOE)
     names = {part.name.partition(",")[0] for part in parts_of(model)}
