@@ -29,7 +29,7 @@ CARD_RESERVED_BYTES = (98_304 - 97_887) * MIB
 CUDA_CONTEXT_BYTES = round(1.17 * GIB)
 # "Init torch distributed ends. mem usage=0.28 GB" with NCCL 2.27.5 and 8 cards (seeds, both logs)
 NCCL_BYTES = round(0.28 * GIB)
-# our sum of a model's weights missed the two logs we have by 0.37 and 0.43 %; other models may differ
+# our sum of weights missed the two logs we have by 0.37 and 0.43 %; other models may differ
 WEIGHTS_ERROR = 0.005
 VLLM_DEFAULT_UTILIZATION = 0.9
 

@@ -13,7 +13,7 @@ from pipeline.weights.fit.gguf_model import GgufModel
 from pipeline.weights.fit.override import CPU, Override, device_sums, home_of
 from pipeline.weights.fit.units import GIB, MIB, share
 
-# our estimate of a CUDA context with cuBLAS, without a source; sglang's whole process takes 1.17 GiB
+# our estimate of a CUDA context with cuBLAS, without a source; sglang's process takes 1.17 GiB
 CONTEXT_BYTES = 512 * MIB
 ATTENTION_BATCH_MIB = 512  # -amb, as seed 4 sets it
 _CACHE_STEP = 256  # the engine rounds a context up to this
