@@ -61,6 +61,7 @@ def make_workshop(
         host_platform(),
         lambda: make_fetcher(store, mirrors, offline),
         lambda: WheelFinder(Client(read_settings(mirrors))),
+        offline,
     )
 
 

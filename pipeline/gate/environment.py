@@ -100,6 +100,7 @@ class Workshop:
     host: str  # this machine's platform
     make_fetcher: Callable[[], Fetcher]
     make_finder: Callable[[], WheelFinder]
+    offline: bool = False
 
     def layers(self, plans: Sequence[LayerPlan]) -> list[LayerRecord]:
         """Layers from the store, made now where they are missing."""

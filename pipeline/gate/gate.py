@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pipeline.build.plan import ImagePlan
 from pipeline.errors import GateInvalid
 from pipeline.files import write_bytes
+from pipeline.gate import moved
 from pipeline.gate.cases import Case, Gates, read_gates
 from pipeline.gate.coverage import coverage, find_kernels
 from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, patched
@@ -43,6 +44,14 @@ class ImageGate:
     def bench(self, tree: EngineTree, card: Card) -> Bench:
         return Bench(self.shop.store, self.environment, tree, self.gates.setup, card)
 
+    def judge(self, tree: EngineTree, card: Card, cases: Sequence[Case]) -> list[CaseResult]:
+        """Every case's verdict on one tree; a function that is gone is looked for."""
+        found = judge_all(self.bench(tree, card), self.gates, cases)
+        return [
+            moved.explained(self, tree, case, result) if result.gone else result
+            for case, result in zip(cases, found, strict=True)
+        ]
+
     def patched(self) -> EngineTree:
         """The engine as the image holds it."""
         return patched(self.tree, self.series.patches, self.patch_folder, self.shop)
@@ -61,8 +70,7 @@ def run_gate(gate: ImageGate, card: Card, *, unpatched: bool = False) -> GateRes
     """Judge every case of an image for a card."""
     start = time.monotonic()
     tree = gate.tree if unpatched else gate.patched()
-    bench = gate.bench(tree, card)
-    cases = judge_all(bench, gate.gates, gate.gates.cases())
+    cases = gate.judge(tree, card, gate.gates.cases())
     record = gate.shop.store.image_record(gate.plan.wish.name, gate.plan.platform)
     built = record is not None and record.get("key") == gate.plan.key
     return GateResult(

@@ -25,7 +25,6 @@ from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, is_applied
 from pipeline.gate.gate import ImageGate
 from pipeline.gate.limits import Card
 from pipeline.gate.results import CaseResult, fingerprint, overall
-from pipeline.gate.run import judge_all
 from pipeline.model import Frozen
 from pipeline.wish.image import PatchWish
 
@@ -92,9 +91,9 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> Pa
         raise GateInvalid(f"{wish.file}: names the gate {wish.gate}, which has no cases")
     others = [w for w in gate.series.patches if w is not wish]
     base, _ = _with_patches(gate, tree, others)
-    without = judge_all(gate.bench(base, card), gate.gates, cases)
+    without = gate.judge(base, card, cases)
     full, conflict = _with_patches(gate, tree, gate.series.patches)
-    after = None if conflict else judge_all(gate.bench(full, card), gate.gates, cases)
+    after = None if conflict else gate.judge(full, card, cases)
     applied = is_applied(tree, wish, gate.patch_folder)
     state, words = decide(without, after, applied=applied, conflict=conflict)
     return PatchVerdict(

@@ -65,6 +65,7 @@ class CaseResult(Frozen):
     seconds: float = 0.0
     cached: bool = False
     stand_ins: list[str] = []
+    gone: bool = False  # none of the case's functions is in this version
 
     @property
     def worst(self) -> KernelResult | None:
@@ -128,6 +129,7 @@ def judge_case(
         seconds=answer.seconds,
         cached=cached,
         stand_ins=answer.stand_ins,
+        gone=answer.ended == "function gone",
     )
 
 

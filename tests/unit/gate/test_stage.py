@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.wish.load import Checkout
 from tests import makers
+from tests.testbed.deb_file import Item
 from tests.unit.gate.arch_files import DATA
 from tests.unit.support import Command, Ended
 
@@ -28,7 +29,7 @@ def make(root: Path, gates: list[str], *names: str, **files: str) -> Checkout:
         f"engine/{name}": (DATA / name).read_bytes() for name in names
     }
     wheel = makers.make_wheel(root / "mirror", "engine", parts)
-    deb = makers.make_deb(root / "mirror", "tool", makers.Item("./usr/bin/tool", b"#!/bin/sh\n"))
+    deb = makers.make_deb(root / "mirror", "tool", Item("./usr/bin/tool", b"#!/bin/sh\n"))
     image = makers.wheel_image("engine", [wheel], gates=gates)
     image.files.update({f"gates/{name}.yaml": text for name, text in files.items()})
     return makers.make_checkout(root, makers.root_image([deb]), image)
@@ -36,7 +37,7 @@ def make(root: Path, gates: list[str], *names: str, **files: str) -> Checkout:
 
 def build(sm120: Command, *args: str) -> Ended:
     mirror = sm120.cwd / "mirror"
-    words = ("build", "engine", "--accept", "--gate", "--offline", "--mirror", mirror, *args)
+    words = ["build", "engine", "--accept", "--gate", "--offline", "--mirror", str(mirror), *args]
     return sm120("--store", sm120.cwd / "store", *words)
 
 
