@@ -14,13 +14,12 @@ from pipeline.errors import GateInvalid
 from pipeline.files import write_bytes
 from pipeline.gate import moved
 from pipeline.gate.cases import Case, Gates, read_gates
-from pipeline.gate.coverage import coverage, find_kernels
+from pipeline.gate.coverage import Found, coverage, find_kernels, kernels_key
 from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, patched
 from pipeline.gate.environment import Environment, Workshop, make_environment
 from pipeline.gate.limits import Card
-from pipeline.gate.results import CaseResult, GateResult, Kernel, overall
+from pipeline.gate.results import CaseResult, GateResult, overall
 from pipeline.gate.run import Bench, judge_all, worker_digest
-from pipeline.model import Frozen
 from pipeline.store.store import Store
 from pipeline.wish.image import PatchSeries
 
@@ -96,19 +95,14 @@ def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
     return {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
 
 
-class _Kernels(Frozen):
-    """What reading an engine's code found, kept by the code's digest."""
-
-    kernels: list[Kernel]
-
-
-def _kernels(store: Store, tree: EngineTree) -> list[Kernel]:
-    path = store.root / "gate" / "kernels-of" / f"{tree.digest.removeprefix('sha256:')}.json"
+def _kernels(store: Store, tree: EngineTree) -> Found:
+    """What reading an engine's code found, kept by the code's digest and the reader's own."""
+    path = store.root / "gate" / "kernels-of" / f"{kernels_key(tree.digest)}.json"
     try:
-        return _Kernels.model_validate_json(path.read_bytes()).kernels
+        return Found.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         found = find_kernels(tree.folder, tree.package)
-        write_bytes(path, _Kernels(kernels=found).model_dump_json().encode())
+        write_bytes(path, found.model_dump_json().encode())
         return found
 
 

@@ -130,10 +130,15 @@ def _since(gate: ImageGate, tree: EngineTree, functions: Sequence[str]) -> str:
     return "no earlier version on the index has it"
 
 
+def move_key(tree: EngineTree, function: str) -> str:
+    """Under which an answer about a function is kept."""
+    asked = canonical_json([tree.project, tree.version, function])
+    return sha256_of(asked).removeprefix("sha256:")
+
+
 def _move(gate: ImageGate, tree: EngineTree, function: str) -> Move | None:
     """From what was found before, else from the index; published versions never change."""
-    asked = sha256_of(canonical_json([tree.project, tree.version, function]))
-    path = gate.shop.store.root / "gate" / "moved" / f"{asked.removeprefix('sha256:')}.json"
+    path = gate.shop.store.root / "gate" / "moved" / f"{move_key(tree, function)}.json"
     try:
         return Move.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):

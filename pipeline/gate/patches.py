@@ -21,7 +21,14 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipeline.errors import GateInvalid, PatchConflict, PipelineError
-from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, is_applied, patched
+from pipeline.gate.engine import (
+    EngineTree,
+    compiler_requirements,
+    engine_pin,
+    engine_tree,
+    is_applied,
+    patched,
+)
 from pipeline.gate.gate import ImageGate
 from pipeline.gate.limits import Card
 from pipeline.gate.results import CaseResult, fingerprint, overall
@@ -40,6 +47,8 @@ class PatchVerdict(Frozen):
     version: str
     state: State
     words: str
+    judged_with: dict[str, str] = {}  # the image's own Triton and torch, whatever the version
+    requires: list[str] = []  # what this version itself asks for of those, as its METADATA says
     without: dict[str, int] = {}  # case → the most shared memory a kernel of it needs
     with_patch: dict[str, int] = {}
 
@@ -102,6 +111,11 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> Pa
         version=tree.version,
         state=state,
         words=words,
+        judged_with={
+            "triton": gate.environment.facts.triton,
+            "torch": gate.environment.facts.torch,
+        },
+        requires=compiler_requirements(tree),
         without=_needs(without),
         with_patch=_needs(after or []),
     )

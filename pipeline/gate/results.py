@@ -86,8 +86,11 @@ class Kernel(Frozen):
 class Coverage(Frozen):
     """How much of the engine's Triton code the cases reach."""
 
-    kernels: int
+    kernels: int  # that host code launches, on the cards an image is for
     reached: int
+    elsewhere: int = 0  # kernels for other makers' cards, and of the engine's tests
+    helpers: int = 0  # functions that only kernels call
+    idle: int = 0  # functions that nothing in the engine calls or launches
     rest: list[Kernel] = []
 
 
