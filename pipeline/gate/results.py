@@ -176,10 +176,11 @@ def _verdict(
     if answer.ended == "timed out":
         return "unknown", f"took longer than {case.timeout_s} s and was stopped"
     if answer.ended != "called":
-        return "unknown", answer.words or answer.ended
+        return "unknown", _placeless(answer.words) or answer.ended
     broken = [k for k in kernels if k.verdict == "error"]
     if broken:
-        return "unknown", f"{broken[0].record.kernel} did not compile: {broken[0].words}"
+        said = _placeless(broken[0].words)
+        return "unknown", f"{broken[0].record.kernel} did not compile: {said}"
     seen = {k.record.kernel for k in kernels}
     missing = [name for name in case.kernels if name not in seen]
     if missing:
@@ -194,6 +195,11 @@ def _verdict(
     if any(k.verdict == "accepted" for k in kernels):
         return "accepted", next(k.words for k in kernels if k.verdict == "accepted")
     return "passed", ""
+
+
+def _placeless(words: str) -> str:
+    """Without the command to repeat it by: its files are on this machine, and gone by now."""
+    return words.partition(" Repro command:")[0]
 
 
 def overall(cases: Sequence[CaseResult]) -> CaseVerdict:
