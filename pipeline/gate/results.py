@@ -70,7 +70,9 @@ class CaseResult(Frozen):
     @property
     def worst(self) -> KernelResult | None:
         """The kernel that needs most, of those that count."""
-        counted = [k for k in self.kernels if k.verdict != "spare" and k.record.shared_bytes]
+        counted = [
+            k for k in self.kernels if k.verdict != "spare" and k.record.shared_bytes is not None
+        ]
         return max(counted, key=lambda k: k.record.shared_bytes or 0, default=None)
 
 
