@@ -269,10 +269,21 @@ def sources(as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["image", "series"]))
+@click.argument("what", type=click.Choice(["image", "series", "gate", "engine", "arch"]))
 def schema(what: str) -> None:
-    """Print the JSON schema of image.yaml or series.yaml, for editors."""
+    """Print the JSON schema of image.yaml, series.yaml or a file in gates/, for editors."""
+    from pydantic import BaseModel
+
+    from pipeline.gate.arch_wish import ArchWish
+    from pipeline.gate.cases import EngineSetup, GateFile
     from pipeline.wish.image import ImageWish, PatchSeries
     from pipeline.wish.load import schema as text
 
-    click.echo(text(ImageWish if what == "image" else PatchSeries), nl=False)
+    models: dict[str, type[BaseModel]] = {
+        "image": ImageWish,
+        "series": PatchSeries,
+        "gate": GateFile,
+        "engine": EngineSetup,
+        "arch": ArchWish,
+    }
+    click.echo(text(models[what]), nl=False)
