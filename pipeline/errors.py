@@ -198,6 +198,14 @@ class NoKernelImage(PipelineError):
     hint = "Take a build made for the card, or accept it with a reason in gates/arch.yaml."
 
 
+class GateWrong(PipelineError):
+    exit_code = 66
+    meaning = "a kernel of an image computes wrong numbers"
+    hint = (
+        "Compare the patched kernel with the published one; `--unpatched` says whose fault it is."
+    )
+
+
 class WeightsUnknown(PipelineError):
     exit_code = 70
     meaning = "no such weights set, or the folder holds none that is known"

@@ -85,6 +85,11 @@ def _opened(
 @click.option("--unpatched", is_flag=True, help="Judge the engine as published.")
 @series_option
 @click.option("--discover", is_flag=True, help="List the kernels that no case reaches yet.")
+@click.option(
+    "--numerics",
+    is_flag=True,
+    help="Also run the kernels on the CPU and compare their numbers with float64.",
+)
 @platform_option
 @mirror_option
 @offline_option
@@ -97,6 +102,7 @@ def run(
     unpatched: bool,
     series: str | None,
     discover: bool,
+    numerics: bool,
     platform: str | None,
     mirrors: tuple[str, ...],
     offline: bool,
@@ -105,9 +111,14 @@ def run(
     """Compile an image's Triton kernels for a card and compare their need with what it has.
 
     Needs no GPU: the image's own Triton compiles what the engine's own functions would launch.
+
+    With `--numerics` the same functions also run under Triton's interpreter, with the block sizes
+    chosen for the card and small seeded inputs: several sequences, cached prefixes, masks, lengths
+    that are no multiple of a block. What they write is compared with a reference in float64.
     """
+    from pipeline.cli.numerics import require_right, show_numbers
     from pipeline.gate.evidence import keep_evidence
-    from pipeline.gate.findings import smem_evidence
+    from pipeline.gate.findings import gate_evidence
     from pipeline.gate.gate import run_gate
     from pipeline.gate.limits import card_for
 
@@ -116,16 +127,18 @@ def run(
     with shop.store.in_use():
         opened = _opened(shop, name, platform, series)
         with log.step(f"Judging {len(opened.gates.cases())} cases of {name} for {arch}"):
-            result = run_gate(opened, card, unpatched=unpatched)
+            result = run_gate(opened, card, unpatched=unpatched, numerics=numerics)
         if result.image_digest:
-            found = [(smem_evidence(opened, result), result.seconds)]
+            found = gate_evidence(opened, result)
             keep_evidence(shop.store, name, result.platform, result.image_digest, found)
     if as_json:
         say_json(result.model_dump(mode="json"))
     else:
         click.echo(_discovered(result) if discover else show(result))
+        click.echo(show_numbers(result), nl=result.numerics is not None)
     if not discover:
         require_passed(result)
+        require_right(result)
 
 
 @gate.command("tune")

@@ -21,6 +21,7 @@ def judge_images(
 ) -> dict[Built, Staged]:
     """Every image's gates, one after the other; a failure waits until all were judged."""
     from pipeline.cli.gates import make_workshop, show
+    from pipeline.cli.numerics import show_numbers
     from pipeline.gate.stage import judge_built
 
     shop = make_workshop(context, mirrors, offline)
@@ -35,6 +36,7 @@ def judge_images(
         found[image] = staged
         if staged.smem:
             log.say(show(staged.smem))
+            log.say(show_numbers(staged.smem))
     return found
 
 

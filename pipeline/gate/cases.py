@@ -65,6 +65,21 @@ Dtype = Literal[
     "int8",
     "uint8",
 ]
+# random: normal numbers; coin: 0 or 1; permutation: each index once; nan: to be written by the call
+Fill = Literal["zeros", "ones", "arange", "random", "coin", "permutation", "nan"]
+# What a kernel's result is compared with; each is a definition of our own, in float64.
+Reference = Literal[
+    "extend-attention",
+    "extend-attention-unified",
+    "decode-attention",
+    "prefill-attention",
+    "paged-decode-attention",
+    "prefix-prefill",
+    "unified-attention",
+    "fused-moe",
+]
+# The narrowest type that a kernel rounds to on its way, which bounds how far off it may be.
+Rounding = Literal["bfloat16", "bfloat16 scores", "float8 probabilities", "float32"]
 Upstream = Annotated[str, StringConstraints(pattern=r"^https://\S+$", max_length=300)]
 Reason = Annotated[str, StringConstraints(min_length=20, max_length=500)]
 
@@ -74,7 +89,7 @@ class TensorArgument(Frozen):
 
     shape: list[Size] = Field(max_length=8)
     dtype: Dtype = "bfloat16"
-    fill: Literal["zeros", "ones", "arange"] = "zeros"
+    fill: Fill = "zeros"
     step: Size = 1  # of arange
     values: list[Size] | None = Field(default=None, max_length=64)
 
@@ -209,16 +224,17 @@ class GateFile(Frozen):
 def _functions(case: CaseWish) -> Iterator[str]:
     yield from case.function
     for argument in case.arguments.values():
-        yield from _called(argument)
+        yield from called(argument)
 
 
-def _called(argument: Argument) -> Iterator[str]:
+def called(argument: Argument) -> Iterator[str]:
+    """Functions that an argument's value is made by."""
     below = [*(argument.items or []), *(argument.mapping or {}).values()]
     if argument.call:
         yield argument.call.function
         below += argument.call.arguments.values()
     for inner in below:
-        yield from _called(inner)
+        yield from called(inner)
 
 
 class Override(Frozen):
@@ -226,6 +242,15 @@ class Override(Frozen):
 
     kernel: str
     values: dict[str, int]
+
+
+class Numerics(Frozen):
+    """What a case's numbers are compared with."""
+
+    reference: Reference
+    outputs: list[str]
+    rounds_to: Rounding
+    seed: int
 
 
 class Case(Frozen):
@@ -241,6 +266,7 @@ class Case(Frozen):
     spill_free: list[str]
     timeout_s: int
     override: Override | None = None
+    numerics: Numerics | None = None
 
 
 class EngineSetup(Frozen):
@@ -299,11 +325,11 @@ def _checked(gates: Gates, folder: Path) -> Gates:
         raise GateInvalid(f"{folder}: {len(cases)} cases; between 1 and {MOST_CASES} are allowed")
     for case in cases:
         for argument in case.arguments.values():
-            _require_small(case.name, argument)
+            require_small(case.name, argument)
     return gates
 
 
-def _require_small(name: str, argument: Any) -> None:
+def require_small(name: str, argument: Any) -> None:
     """No case may ask for more memory than a laptop has."""
     if isinstance(argument, dict):
         if isinstance(argument.get("tensor"), dict):
@@ -313,10 +339,10 @@ def _require_small(name: str, argument: Any) -> None:
             if elements > MOST_ELEMENTS:
                 raise GateInvalid(f"{name}: a tensor of {elements} elements is too large")
         for inner in argument.values():
-            _require_small(name, inner)
+            require_small(name, inner)
     elif isinstance(argument, list):
         for inner in argument:
-            _require_small(name, inner)
+            require_small(name, inner)
 
 
 def expanded(gate: str, wish: CaseWish) -> Iterator[Case]:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pipeline.errors import (
     GateFailed,
     GateUnknown,
+    GateWrong,
     NoKernelImage,
     PatchUnproved,
     PipelineError,
@@ -26,10 +27,11 @@ from pipeline.gate.results import CaseVerdict
 from pipeline.model import Digest, Frozen, canonical_json
 from pipeline.store.store import Store
 
-GateKind = Literal["smem", "patches", "arch"]
-_ORDER = ("smem", "patches", "arch")
+GateKind = Literal["smem", "numerics", "patches", "arch"]
+_ORDER = ("smem", "numerics", "patches", "arch")
 _FAILURES: dict[GateKind, type[PipelineError]] = {
     "smem": GateFailed,
+    "numerics": GateWrong,
     "patches": PatchUnproved,
     "arch": NoKernelImage,
 }

@@ -47,6 +47,39 @@ def smem_evidence(gate: ImageGate, result: GateResult) -> Evidence:
     )
 
 
+def numerics_evidence(gate: ImageGate, result: GateResult) -> Evidence:
+    """What the kernels compute, beside float64."""
+    found = result.numerics
+    assert found is not None
+    verdicts: dict[str, CaseVerdict] = {"right": "passed", "wrong": "failed"}
+    return Evidence(
+        gate="numerics",
+        arch=result.card.arch,
+        verdict=verdicts.get(found.verdict, "unknown"),
+        inputs={**_inputs(gate, "numerics.yaml"), "engine": result.engine_digest},
+        made_by={**_compilers(gate.environment), **found.versions},
+        card=result.card,
+        summary={"by": "Triton's interpreter on the CPU", "repairs": found.repairs},
+        rows=[
+            Row(
+                name=case.name,
+                verdict=verdicts.get(case.verdict, "unknown"),
+                words=case.words,
+                facts=case.model_dump(mode="json", exclude={"name", "verdict", "words", *_TIMES}),
+            )
+            for case in found.cases
+        ],
+    )
+
+
+def gate_evidence(gate: ImageGate, result: GateResult) -> list[tuple[Evidence, float]]:
+    """Everything that one run of the gate found, each with its seconds."""
+    found = [(smem_evidence(gate, result), result.seconds)]
+    if result.numerics:
+        found.append((numerics_evidence(gate, result), result.numerics.seconds))
+    return found
+
+
 def _case_row(case: CaseResult) -> Row:
     facts = case.model_dump(mode="json", exclude={"name", "verdict", "words", *_TIMES})
     for kernel in facts["kernels"]:
@@ -148,12 +181,12 @@ def _gate_files(checkout: Checkout, image: str, *patterns: str) -> dict[str, str
     return {f"gates/{p.name}": sha256_of(p.read_bytes()) for p in paths}
 
 
-def _inputs(gate: ImageGate) -> dict[str, str]:
+def _inputs(gate: ImageGate, *more: str) -> dict[str, str]:
     """Files that decide what is compiled, beyond the engine's own."""
     patches = [gate.patch_folder / wish.file for wish in gate.series.patches]
     wheels = gate.environment.facts.wheels
     return {
-        **_gate_files(gate.shop.checkout, gate.plan.wish.name, "engine.yaml", "smem-*.yaml"),
+        **_gate_files(gate.shop.checkout, gate.plan.wish.name, "engine.yaml", "smem-*.yaml", *more),
         **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
         **{pin.file: f"sha256:{pin.sha256}" for pin in wheels},
     }

@@ -18,6 +18,8 @@ from pipeline.gate.coverage import Found, coverage, find_kernels, kernels_key
 from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, patched
 from pipeline.gate.environment import Environment, Workshop, make_environment
 from pipeline.gate.limits import Card
+from pipeline.gate.numeric_cases import read_numeric_cases
+from pipeline.gate.numerics import check_numbers
 from pipeline.gate.results import CaseResult, GateResult, overall
 from pipeline.gate.run import Bench, judge_all, worker_digest
 from pipeline.store.store import Store
@@ -35,6 +37,11 @@ class ImageGate:
     tree: EngineTree  # as published
     series: PatchSeries
     is_own: bool = True  # the series that the image is built with
+    numeric: tuple[Case, ...] = ()  # cases that are also run for their numbers
+
+    def numeric_cases(self, only: str | None = None) -> list[Case]:
+        """Those of one gate, or all."""
+        return [case for case in self.numeric if only is None or case.gate == only]
 
     @property
     def patch_folder(self) -> Path:
@@ -65,7 +72,9 @@ def open_gate(shop: Workshop, plan: ImagePlan, series: str | None = None) -> Ima
     environment = make_environment(shop, plan, gates.setup.wheels)
     pin = engine_pin(shop, plan, gates.setup.package, None)
     tree = engine_tree(shop, plan, pin)
-    return ImageGate(shop, plan, gates, environment, tree, chosen, is_own=series is None)
+    numeric = tuple(read_numeric_cases(shop.checkout, plan.wish.name, gates))
+    own = series is None
+    return ImageGate(shop, plan, gates, environment, tree, chosen, is_own=own, numeric=numeric)
 
 
 def _series(shop: Workshop, plan: ImagePlan, name: str | None) -> PatchSeries:
@@ -78,13 +87,16 @@ def _series(shop: Workshop, plan: ImagePlan, name: str | None) -> PatchSeries:
     return others[name]
 
 
-def run_gate(gate: ImageGate, card: Card, *, unpatched: bool = False) -> GateResult:
-    """Judge every case of an image for a card."""
+def run_gate(
+    gate: ImageGate, card: Card, *, unpatched: bool = False, numerics: bool = False
+) -> GateResult:
+    """Judge every case of an image for a card, and its numbers where they are asked for."""
     start = time.monotonic()
     tree = gate.tree if unpatched else gate.patched()
     cases = gate.judge(tree, card, gate.gates.cases())
     record = gate.shop.store.image_record(gate.plan.wish.name, gate.plan.platform)
     built = record is not None and record.get("key") == gate.plan.key and gate.is_own
+    seconds = round(time.monotonic() - start, 3)
     return GateResult(
         image=gate.plan.wish.name,
         platform=gate.plan.platform,
@@ -99,7 +111,8 @@ def run_gate(gate: ImageGate, card: Card, *, unpatched: bool = False) -> GateRes
         verdict=overall(cases),
         cases=cases,
         coverage=coverage(_kernels(gate.shop.store, tree), reached(cases)),
-        seconds=round(time.monotonic() - start, 3),
+        numerics=check_numbers(gate.bench(tree, card), gate.numeric) if numerics else None,
+        seconds=seconds,
     )
 
 

@@ -9,6 +9,7 @@ words. A gate compares what the kernels need:
     inert       fails without it, and applying it changes nothing
     weak        fails without it, and still fails with it, differently
     conflict    fails without it, and it cannot be applied
+    wrong       passes with it, and a kernel then computes wrong numbers
     unknown     a case could not be judged: never taken for any of the others
 """
 
@@ -31,11 +32,20 @@ from pipeline.gate.engine import (
 )
 from pipeline.gate.gate import ImageGate
 from pipeline.gate.limits import Card
-from pipeline.gate.results import CaseResult, fingerprint, overall
+from pipeline.gate.numerics import check_numbers
+from pipeline.gate.results import (
+    CaseResult,
+    NumericsResults,
+    NumericsVerdict,
+    fingerprint,
+    overall,
+)
 from pipeline.model import Frozen
 from pipeline.wish.image import PatchWish
 
-State = Literal["needed", "upstreamed", "superseded", "inert", "weak", "conflict", "unknown"]
+State = Literal[
+    "needed", "upstreamed", "superseded", "inert", "weak", "conflict", "wrong", "unknown"
+]
 MOST_VERSIONS = 40
 
 
@@ -51,6 +61,7 @@ class PatchVerdict(Frozen):
     requires: list[str] = []  # what this version itself asks for of those, as its METADATA says
     without: dict[str, int] = {}  # case → the most shared memory a kernel of it needs
     with_patch: dict[str, int] = {}
+    numerics: NumericsVerdict | None = None  # of the patched kernels; none where not asked for
 
 
 def decide(
@@ -80,6 +91,16 @@ def decide(
     return "needed", _first_words(without, "failed")
 
 
+def with_numbers(state: State, words: str, numbers: NumericsResults | None) -> tuple[State, str]:
+    """A patch that fits is needed only if its kernels still compute the right thing."""
+    if numbers is None or numbers.verdict == "right":
+        return state, words
+    for case in numbers.cases:
+        if case.verdict == numbers.verdict:
+            return numbers.verdict, f"{case.name}: {case.words}"
+    return "unknown", "no case has its numbers compared"
+
+
 def _first_words(cases: Sequence[CaseResult], verdict: str) -> str:
     for case in cases:
         if case.verdict == verdict:
@@ -105,6 +126,11 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> Pa
     after = None if conflict else gate.judge(full, card, cases)
     applied = is_applied(tree, wish, gate.patch_folder)
     state, words = decide(without, after, applied=applied, conflict=conflict)
+    numbers = None
+    if state == "needed":
+        small = gate.numeric_cases(only=wish.gate)
+        numbers = check_numbers(gate.bench(full, card), small) if small else None
+        state, words = with_numbers(state, words, numbers)
     return PatchVerdict(
         patch=wish.file,
         gate=wish.gate,
@@ -118,6 +144,7 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> Pa
         requires=compiler_requirements(tree),
         without=_needs(without),
         with_patch=_needs(after or []),
+        numerics=numbers.verdict if numbers else None,
     )
 
 

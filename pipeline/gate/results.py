@@ -14,6 +14,7 @@ from pipeline.model import Digest, Frozen
 
 KernelVerdict = Literal["fits", "over", "accepted", "spare", "error"]
 CaseVerdict = Literal["passed", "accepted", "failed", "unknown"]
+NumericsVerdict = Literal["right", "wrong", "unknown"]
 
 
 class Record(Frozen):
@@ -33,6 +34,19 @@ class Record(Frozen):
     error: str | None = None
 
 
+class Computed(Frozen):
+    """One output of a call beside what it should be.
+
+    Errors are shares of the sum of magnitudes that the right number is the sum of.
+    """
+
+    output: str
+    elements: int
+    unwritten: int  # still NaN, or infinite
+    max_error: float | None = None
+    max_share: float | None = None
+
+
 class Answer(Frozen):
     """What a worker says about one case."""
 
@@ -41,6 +55,7 @@ class Answer(Frozen):
     words: str = ""
     seconds: float = 0.0
     records: list[Record] = []
+    computed: list[Computed] = []
     versions: dict[str, str] = {}
     stand_ins: list[str] = []
 
@@ -96,6 +111,33 @@ class Coverage(Frozen):
     rest: list[Kernel] = []
 
 
+class NumericsResult(Frozen):
+    """A case's numbers, judged. Unknown is never right."""
+
+    gate: str
+    name: str
+    stands_for: list[str]
+    reference: str
+    verdict: NumericsVerdict
+    words: str = ""
+    tolerance: float
+    reason: str
+    computed: list[Computed] = []
+    launches: list[Record] = []
+    seconds: float = 0.0
+    cached: bool = False
+
+
+class NumericsResults(Frozen):
+    """All cases' numbers, and with what they were computed."""
+
+    verdict: NumericsVerdict
+    versions: dict[str, str]
+    repairs: list[str]  # of Triton's interpreter
+    cases: list[NumericsResult]
+    seconds: float = 0.0
+
+
 class GateResult(Frozen):
     """A gate run: everything that decides it, and what came out."""
 
@@ -115,6 +157,9 @@ class GateResult(Frozen):
     verdict: CaseVerdict
     cases: list[CaseResult]
     coverage: Coverage | None = None
+    numerics: NumericsResults | None = Field(
+        default=None, description="the patched kernels' numbers, where they were asked for"
+    )
     seconds: float = 0.0
 
 
@@ -173,12 +218,8 @@ def _verdict(
     if over:
         most = max(over, key=lambda r: r.shared_bytes or 0)
         return "failed", f"{most.kernel} needs {most.shared_bytes} bytes"
-    if answer.ended == "function gone":
-        return "unknown", f"no such function in this version: {answer.words}"
-    if answer.ended == "timed out":
-        return "unknown", f"took longer than {case.timeout_s} s and was stopped"
     if answer.ended != "called":
-        return "unknown", _placeless(answer.words) or answer.ended
+        return "unknown", unanswered(case, answer)
     broken = [k for k in kernels if k.verdict == "error"]
     if broken:
         said = _placeless(broken[0].words)
@@ -197,6 +238,15 @@ def _verdict(
     if any(k.verdict == "accepted" for k in kernels):
         return "accepted", next(k.words for k in kernels if k.verdict == "accepted")
     return "passed", ""
+
+
+def unanswered(case: Case, answer: Answer) -> str:
+    """Why a case was not judged, in words."""
+    if answer.ended == "function gone":
+        return f"no such function in this version: {answer.words}"
+    if answer.ended == "timed out":
+        return f"took longer than {case.timeout_s} s and was stopped"
+    return _placeless(answer.words) or answer.ended
 
 
 def _placeless(words: str) -> str:

@@ -135,6 +135,7 @@ def _one_process(
     bench: Bench, cases: list[Case], scratch: Path, stop: threading.Event
 ) -> list[Answer]:
     """What one worker says until it is done, dies or is stopped; at least one answer."""
+    interpret = cases[0].numerics is not None
     job = {
         "engine": str(bench.tree.folder),
         "package": bench.tree.package,
@@ -143,6 +144,7 @@ def _one_process(
         "card": bench.card.model_dump(),
         "cuda": bench.environment.facts.cuda,
         "cache": str(bench.folder("kernels")),
+        "interpret": interpret,
         "cases": [case.model_dump() for case in cases],
     }
     asked, said = scratch / "job.json", scratch / "answers"
@@ -153,6 +155,8 @@ def _one_process(
         **{"HOME": str(scratch), "TMPDIR": str(scratch), "TRITON_HOME": str(scratch)},
         **{"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": os.environ.get("PATH", "")},
     }
+    if interpret:
+        variables["TRITON_INTERPRET"] = "1"
     command = bench.environment.command(str(WORKER), str(asked), str(said))
     words = scratch / "words"
     with proc.running(command, env=variables, output=words, cwd=scratch) as process:

@@ -14,9 +14,16 @@ from pipeline.gate.arch import judge_image, read_image
 from pipeline.gate.arch_wish import read_arch_wish
 from pipeline.gate.environment import Workshop
 from pipeline.gate.evidence import Evidence, GateKind, ImageGates, ending, keep_evidence
-from pipeline.gate.findings import arch_evidence, patch_evidence, smem_evidence, unjudged
+from pipeline.gate.findings import (
+    arch_evidence,
+    numerics_evidence,
+    patch_evidence,
+    smem_evidence,
+    unjudged,
+)
 from pipeline.gate.gate import ImageGate, open_gate, run_gate
 from pipeline.gate.limits import card_for
+from pipeline.gate.numerics import check_numbers
 from pipeline.gate.patches import judge_patches
 from pipeline.gate.results import GateResult
 from pipeline.wish.image import ImageWish
@@ -44,6 +51,7 @@ def judge_built(shop: Workshop, built: Built) -> Staged | None:
     stage = _Stage(shop, built)
     if "smem" in stage.wish.gates:
         stage.run("smem", stage.judge_smem)
+        stage.run("numerics", stage.judge_numbers)
         stage.run("patches", stage.judge_patches)
     if "arch" in stage.wish.gates:
         stage.run("arch", stage.judge_arch)
@@ -88,6 +96,14 @@ class _Stage:
     def judge_smem(self) -> list[Evidence]:
         self.smem = run_gate(self.opened, card_for(DEFAULT_ARCH))
         return [smem_evidence(self.opened, self.smem)]
+
+    def judge_numbers(self) -> list[Evidence]:
+        if self.smem is None or not self.opened.numeric:
+            return []
+        bench = self.opened.bench(self.opened.patched(), card_for(DEFAULT_ARCH))
+        numbers = check_numbers(bench, self.opened.numeric)
+        self.smem = self.smem.model_copy(update={"numerics": numbers})
+        return [numerics_evidence(self.opened, self.smem)]
 
     def judge_patches(self) -> list[Evidence]:
         if not self.opened.series.patches:

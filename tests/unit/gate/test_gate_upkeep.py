@@ -56,7 +56,12 @@ class Place:
         facts = EnvironmentFacts.model_validate(
             {
                 **{"kind": kind, "platform": makers.AMD64, "python": "3.11"},
-                **{"triton": "3.5.1", "torch": "2.9.1", "wheels": [pin.model_dump()]},
+                **{
+                    "triton": "3.5.1",
+                    "torch": "2.9.1",
+                    "cuda": "12.8",
+                    "wheels": [pin.model_dump()],
+                },
                 "hollow": [],
             }
         )

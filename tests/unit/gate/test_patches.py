@@ -64,7 +64,7 @@ def test_unknown_with_the_patch_is_not_needed() -> None:
 
 
 def test_only_a_needed_patch_may_be_in_a_build() -> None:
-    states = ("needed", "upstreamed", "superseded", "inert", "weak", "conflict", "unknown")
+    states = ("needed", "upstreamed", "superseded", "inert", "weak", "conflict", "wrong", "unknown")
     found = [
         PatchVerdict(patch=s, gate="smem", version="1", state=s, words="")  # type: ignore[arg-type]
         for s in states
