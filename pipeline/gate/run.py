@@ -31,6 +31,8 @@ WORKER = Path(__file__).with_name("worker")
 # From the start of a process to its first case: importing torch, Triton and the engine's parts.
 START_S = 180.0
 _LOOK_EVERY_S = 0.05
+# A worker takes a few seconds to import torch; more cases to one make the last one's wait longer.
+CASES_A_WORKER = 24
 
 
 @cache
@@ -104,7 +106,7 @@ def ask(bench: Bench, cases: Sequence[Case]) -> list[Answer]:
         for name in ("kernels", "answers"):
             bench.folder(name).mkdir(parents=True, exist_ok=True)
     count = min(len(os.sched_getaffinity(0)), len(cases))
-    shares = [list(cases[i::count]) for i in range(count)]
+    shares = _shares(cases, count)
     stop = threading.Event()
     with ThreadPoolExecutor(count) as pool:
         try:
@@ -113,12 +115,14 @@ def ask(bench: Bench, cases: Sequence[Case]) -> list[Answer]:
         except BaseException:
             stop.set()
             raise
-    by_name = {case.name: case for case in cases}
-    for answer in answers:
-        if answer.ended not in ("died", "timed out"):
-            name = bench.key(by_name[answer.case]).removeprefix("sha256:")
-            write_bytes(bench.folder("answers") / f"{name}.json", answer.model_dump_json().encode())
     return answers
+
+
+def _shares(cases: Sequence[Case], processes: int) -> list[list[Case]]:
+    """Cases for one worker each: the patient ones first, and so few that none is left waiting."""
+    patient = sorted(cases, key=lambda case: -case.timeout_s)
+    count = min(len(cases), max(processes, len(cases) // CASES_A_WORKER))
+    return [patient[i::count] for i in range(count)]
 
 
 def _ask_in_turn(bench: Bench, cases: list[Case], stop: threading.Event) -> list[Answer]:
@@ -127,8 +131,19 @@ def _ask_in_turn(bench: Bench, cases: list[Case], stop: threading.Event) -> list
     while len(answers) < len(cases):
         left = cases[len(answers) :]
         with bench.store.scratch() as scratch:
-            answers += _one_process(bench, left, scratch, stop)
+            new = _one_process(bench, left, scratch, stop)
+        _keep(bench, left, new)
+        answers += new
     return answers
+
+
+def _keep(bench: Bench, cases: Sequence[Case], answers: Sequence[Answer]) -> None:
+    """What another try would say again; a process that died or was stopped might fare better."""
+    by_name = {case.name: case for case in cases}
+    for answer in answers:
+        if answer.ended not in ("died", "timed out"):
+            name = bench.key(by_name[answer.case]).removeprefix("sha256:")
+            write_bytes(bench.folder("answers") / f"{name}.json", answer.model_dump_json().encode())
 
 
 def _one_process(
