@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+from pipeline.cli.weights_fetch import fetch_set
+from pipeline.cli.weights_lock import list_sets, lock_sets
+
 _EPILOG = """\b
 The usual way through:
   sm120 weights list                              what this checkout knows, and what is locked
@@ -16,3 +19,7 @@ The usual way through:
 @click.group(epilog=_EPILOG)
 def weights() -> None:
     """Lock, fetch, verify, serve and fit model weights."""
+
+
+for command in (list_sets, lock_sets, fetch_set):
+    weights.add_command(command)
