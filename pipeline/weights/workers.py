@@ -184,7 +184,7 @@ class Crew:
                 log.say(f"  {pin.path}: {arrival.differing()} had come wrong, and came again")
             self._settle(arrival)
         elif not arrival.is_second:
-            log.say(f"  {pin.path}: came as {got}, is locked as {pin.want}; once more")
+            log.say(f"  {pin.path}: came as {got[:12]}…, locked as {pin.want[:12]}…; once more")
             self._bar.advance(-arrival.fetched_bytes)
             arrival.start_over()
             return
