@@ -77,28 +77,17 @@ def fetch_set(
     What an earlier run brought, even one that was killed, is not brought again. A neighbour is
     shown the token in SM120_NEIGHBOUR_TOKEN, never the Hub's.
     """
-    from pipeline.fetch.http import Client
-    from pipeline.fetch.settings import plain_settings
-    from pipeline.weights import hub
     from pipeline.weights.fetch import JOBS, Options, fetch_files
     from pipeline.weights.model import current_lock, read_wish
     from pipeline.weights.place import new_place
     from pipeline.weights.settle import name_revision
-    from pipeline.weights.sources import find_routes
+    from pipeline.weights.sources import open_routes
 
     checkout = checkout_of(context)
     lock = current_lock(checkout, name)
     pins = _chosen(lock, only)
     place = new_place(folder, lock, hub_cache=hub_cache)
-    client = Client(plain_settings())
-    routes = find_routes(
-        client,
-        lock,
-        endpoint=hub.endpoint(),
-        token=None if offline else hub.saved_token(),
-        neighbours=neighbours,
-        offline=offline or hub.is_offline(),
-    )
+    client, routes = open_routes(lock, neighbours=neighbours, offline=offline)
     options = Options(jobs=jobs or JOBS, limit_bytes_per_s=limit)
     try:
         brought = fetch_files(place, pins, routes, client=client, options=options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -59,7 +59,7 @@ class Lost(Exception):
         *,
         is_stall: bool = False,
         wait_s: float | None = None,
-        ending: type[PipelineError] = SourceUnreachable,
+        ending: Callable[[str], PipelineError] = SourceUnreachable,
     ) -> None:
         super().__init__(why)
         self.is_stall, self.wait_s, self.ending = is_stall, wait_s, ending
@@ -145,6 +145,15 @@ class FolderRoute:
             except OSError:
                 continue
         raise NotHere(_offline(f"{pin.path}: is not in {self.name}"))
+
+
+def wrong_bytes(words: str) -> DigestMismatch:
+    """What a lock says of bytes that are not its own."""
+    return DigestMismatch(
+        words,
+        "Nothing wrong was kept. Try another --from or HF_ENDPOINT; if upstream itself changed,"
+        " `sm120 weights lock NAME --diff` shows it.",
+    )
 
 
 def _offline(words: str) -> OfflineMiss:

@@ -218,6 +218,8 @@ def test_the_stock_client_finds_the_hub_layout_without_network(
         "org/tiny", cache_dir=tmp_path / "cache", endpoint=hub.url, token=False
     )
     assert hub.sent_bytes() == 0
+    scanned = huggingface_hub.scan_cache_dir(tmp_path / "cache")
+    assert (len(scanned.repos), scanned.warnings) == (1, [])
     api = huggingface_hub.HfApi(endpoint=hub.url, token=False)
     verdict = api.verify_repo_checksums("org/tiny", cache_dir=tmp_path / "cache")
     assert (verdict.checked_count, verdict.mismatches, verdict.missing_paths) == (2, [], [])

@@ -19,11 +19,12 @@ from pipeline.errors import (
     RevisionMoved,
     SourceUnreachable,
     StoreUnwritable,
+    WishInvalid,
 )
 from pipeline.fetch.http import Client
 from pipeline.weights.arrival import Arrival
 from pipeline.weights.fetch import fetch_range
-from pipeline.weights.model import FilePin
+from pipeline.weights.model import FilePin, sealed
 from pipeline.weights.place import new_place
 from pipeline.weights.sources import find_routes
 from tests.testbed import hub_faults as fault
@@ -282,7 +283,8 @@ def test_bytes_that_rotted_between_two_runs_are_found(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "junk\n", "0 99999999999\n", "5 3\n", "\xff", "0 100", "-1 5\n"]
+    "text",
+    ["", "junk\n", "0 99999999999\n", "5 3\n", "\xff", "0 100", "-1 5\n", "9" * 5000 + " 1\n"],
 )
 def test_a_damaged_journal_costs_bytes_never_truth(bed: Bed, text: str) -> None:
     pin, folder = bed.pin(), bed.place().partial_folder
@@ -468,6 +470,25 @@ def test_a_disk_that_fills_up_on_the_way_keeps_what_came(
 def test_a_real_small_disk_is_measured(bed: Bed, small_disk: Path) -> None:
     bed.folder = small_disk
     with pytest.raises(DiskFull, match="are free"):
+        bed.fetch()
+    assert bed.hub.sent_bytes() == 0
+
+
+def test_a_folder_of_another_set_is_refused(bed: Bed) -> None:
+    bed.fetch()
+    other = sealed(bed.wish(name="other"), bed.commit, bed.lock().files)
+    new_place(bed.folder, other, hub_cache=False).keep_lock()
+    before = bed.place().lock_file.read_bytes()
+    (bed.folder / SMALL).write_bytes(b"of the other set")
+    with pytest.raises(WishInvalid, match="holds other"):
+        bed.fetch()
+    assert bed.place().lock_file.read_bytes() == before
+    assert (bed.folder / SMALL).read_bytes() == b"of the other set"
+
+
+def test_a_folder_under_a_files_name_is_refused(bed: Bed) -> None:
+    (bed.folder / BIG).mkdir(parents=True)
+    with pytest.raises(StoreUnwritable, match="is a folder"):
         bed.fetch()
     assert bed.hub.sent_bytes() == 0
 

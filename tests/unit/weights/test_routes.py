@@ -12,6 +12,7 @@ from pipeline.errors import DigestMismatch, HubRefused, OfflineMiss, SourceUnrea
 from pipeline.fetch.http import Client
 from pipeline.weights import xet_route
 from pipeline.weights.fetch import Options, fetch_files, fetch_range
+from pipeline.weights.http_answer import retry_after_s
 from pipeline.weights.http_route import HttpRoute, Repository
 from pipeline.weights.model import FilePin
 from pipeline.weights.routes import Body, Lost, NotHere, Route, Router
@@ -233,3 +234,18 @@ def test_a_range_ends_with_the_reason_of_the_last_route(bed: Bed) -> None:
                 [http, xet], bed.pin(), 0, 10, client=client, options=Options(first_wait_s=0.01)
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("7", 7),
+        ("", None),
+        ("soon", None),
+        ("-1", None),
+        ("9" * 5000, None),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", 0),
+    ],
+)
+def test_a_pause_may_be_seconds_or_a_date(text: str, wanted: float | None) -> None:
+    assert retry_after_s(text) == wanted
