@@ -98,6 +98,13 @@ def test_an_answer_that_cannot_be_right_has_its_own_ending(
         bed.asker().files("org/tiny", bed.asker().commit_of("org/tiny", "main"))
 
 
+def test_empty_pages_without_end_are_left(bed: Bed) -> None:
+    link = f'<{bed.hub.url}/api/models/org/tiny/tree/{bed.commit}?cursor=0>; rel="next"'
+    bed.hub.fail("*", fault.says(b"[]", Link=link), times=ALWAYS, stage="tree")
+    with pytest.raises(HubBroken, match="circle"):
+        bed.asker().files("org/tiny", bed.commit)
+
+
 def test_a_next_page_elsewhere_does_not_get_the_token(bed: Bed) -> None:
     with test_hub() as stranger:
         stranger.add("org/tiny", bed.files)

@@ -143,6 +143,14 @@ def test_where_plain_http_stalls_xet_takes_over_and_stays(bed: Bed) -> None:
     assert time.monotonic() - start < 2.5
 
 
+def test_where_plain_http_only_fails_xet_takes_over(bed: Bed) -> None:
+    bed.hub.xet = True
+    bed.hub.fail(BIG, fault.status(503), times=ALWAYS)
+    client, store = Client(bed.settings), Store(bed)
+    pull(bed, client, both(bed, client, store))
+    assert sum(stop - start for start, stop in store.asked) == len(bed.files[BIG])
+
+
 def test_where_xet_stalls_plain_http_takes_over(bed: Bed) -> None:
     bed.hub.xet = True
     client, store = Client(bed.settings), Store(bed, stalls=True)
