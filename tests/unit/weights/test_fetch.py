@@ -174,7 +174,7 @@ def test_a_server_that_asks_for_a_pause_gets_it(bed: Bed) -> None:
     bed.hub.fail(BIG, fault.status(429, Retry_After="1"), stage="resolve")
     start = time.monotonic()
     bed.fetch(jobs=1)
-    assert 1.0 <= time.monotonic() - start < 5
+    assert 1.0 <= time.monotonic() - start < 20
     bed.require_right()
 
 
@@ -439,7 +439,7 @@ def test_offline_with_everything_there_is_content(bed: Bed) -> None:
 def test_a_limit_holds_over_all_connections(bed: Bed) -> None:
     start = time.monotonic()
     bed.fetch(jobs=4, limit_bytes_per_s=FILE_BYTES)
-    assert 0.6 < time.monotonic() - start < 3
+    assert 0.6 < time.monotonic() - start < 20
     bed.require_right()
 
 
