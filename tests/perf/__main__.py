@@ -24,6 +24,7 @@ from pipeline.wish.load import Checkout
 from tests.perf import dockerfile
 from tests.perf.measure import Cost, run
 from tests.perf.push import push
+from tests.perf.weights_fetch import measure_fetch
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
 from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry, oci_registry
@@ -59,6 +60,9 @@ def main() -> None:
     parser.add_argument("--no-docker", action="store_true", help="leave the Docker rows out")
     parser.add_argument("--only-docker", action="store_true", help="measure the Docker rows alone")
     parser.add_argument(
+        "--only-weights", action="store_true", help="measure the weights rows alone"
+    )
+    parser.add_argument(
         "--docker-wheels-below",
         type=int,
         metavar="MB",
@@ -69,6 +73,10 @@ def main() -> None:
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         scratch, store = Path(folder), open_store()
+        if not options.only_docker:
+            measure_fetch(report, scratch)
+        if options.only_weights:
+            return print(report)
         build = sm120(store, ROOT, "build", IMAGE)
         report.add("build sglang-k2 (or find it built)", f"{build.wall_s:.1f} s")
         no_op = sm120(store, ROOT, "build", IMAGE)
