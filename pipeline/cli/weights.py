@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from pipeline.cli.weights_check import scrub, verify
+
 _EPILOG = """\b
 The usual way through:
   sm120 weights list                              what this checkout knows, and what is locked
@@ -16,3 +18,7 @@ The usual way through:
 @click.group(epilog=_EPILOG)
 def weights() -> None:
     """Lock, fetch, verify, serve and fit model weights."""
+
+
+for command in (verify, scrub):
+    weights.add_command(command)
