@@ -51,13 +51,11 @@ def repair(place: Place, checked: Checked, sources: Sequence[Source]) -> list[Me
     with locked(place.state / "repair.lock"):
         damage = checked.report.damage
         done = [_put_aside(place, f) for f in damage if f.kind == "extra"]
-        wrong = {f.path for f in damage if f.kind not in ("extra", "link")}
-        astray = {f.path for f in damage if f.kind == "link"}
-        if not place.hub_cache:  # there a file that leads elsewhere is itself wrong
-            wrong |= astray
+        wrong = {f.path for f in damage if f.kind not in ("extra", "name")}
+        astray = wrong | {f.path for f in damage if f.kind == "name"}
         pins = [pin for pin in place.lock.files if pin.path in wrong]
         done += _Mender(place, checked.readings, sources).mend(pins)
-        links = [pin for pin in place.lock.files if pin.path in astray | wrong and place.hub_cache]
+        links = [pin for pin in place.lock.files if pin.path in astray] if place.hub_cache else []
         done += [_relink(place, pin) for pin in links]
     return sorted((m for m in done if m.how), key=lambda m: m.path)
 

@@ -16,7 +16,16 @@ from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place
 
 Kind = Literal[
-    "missing", "short", "long", "changed", "unreadable", "moved", "not a file", "link", "extra"
+    "missing",
+    "short",
+    "long",
+    "changed",
+    "unreadable",
+    "moved",
+    "not a file",
+    "link",
+    "name",
+    "extra",
 ]
 # An engine imports these wherever a config names them ...
 _CODE = (".py", ".pyc", ".so")
@@ -66,7 +75,7 @@ def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list
         else:
             findings.append(seen)
         if place.hub_cache and (astray := _link_trouble(place, pin, real(path))):
-            findings.append(Finding(path=pin.path, kind="link", detail=astray))
+            findings.append(Finding(path=pin.path, kind="name", detail=astray))
     return present, findings
 
 

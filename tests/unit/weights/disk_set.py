@@ -16,7 +16,6 @@ from pipeline.weights.place import Place, new_place
 from pipeline.weights.verify import Checked, Report, Request, verify
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LONG_AGO_NS = 1_000_000_000 * 10**9
 
 
 def random_bytes(seed: int, size: int) -> bytes:
@@ -122,7 +121,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def settle() -> None:
-    """Until what was written is older than the coarsest clock, or the tests set that clock."""
+    """Wait until what was written is older than a tick of the quick clock."""
     time.sleep(0.03)
 
 
