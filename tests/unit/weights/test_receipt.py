@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.weights import receipt
+from pipeline.weights import hashing, receipt
+from pipeline.weights import verify as module
 from pipeline.weights.hashing import identity_of
 from pipeline.weights.place import Place
 from pipeline.weights.verify import Request, verify
@@ -208,11 +209,9 @@ def test_a_folder_that_cannot_be_written_is_verified_without_a_receipt(
 def test_what_was_proved_before_a_stop_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.weights import verify as module
-
     made = make_set(tmp_path)
     settle()
-    real = module.read_file
+    real = hashing.read_file
 
     def stopped_at_the_smallest(path: Path, *args: Any, **kwargs: Any) -> Any:
         if path.name == "empty.txt":

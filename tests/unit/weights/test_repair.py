@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import SourceUnreachable, WeightsDamaged
-from pipeline.weights import ranges, repair
+from pipeline.weights import hashing, ranges, repair
 from pipeline.weights.copies import FolderSource, Source
 from pipeline.weights.hashing import BLOCK_BYTES
 from pipeline.weights.model import FilePin
@@ -213,7 +213,7 @@ def test_no_room_is_said_before_the_first_byte(
 
 
 def test_bad_sectors_cost_only_their_blocks(big: DiskSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_read, real_sum = repair.read_file, ranges._sum_at
+    real_read, real_sum = hashing.read_file, ranges._sum_at
     path = big.path(BIG)
 
     def unreadable(where: Path, *args: Any, **kwargs: Any) -> Any:
