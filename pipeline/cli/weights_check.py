@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline import log
-from pipeline.cli.common import json_option, say_json
+from pipeline.cli.common import json_option, offline_option, say_json
 from pipeline.errors import WeightsDamaged, WishInvalid
 
 if TYPE_CHECKING:
@@ -31,12 +31,13 @@ _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 @click.option("--full", is_flag=True, help="Read everything; believe no receipt.")
 @click.option("--repair", "wants_repair", is_flag=True, help="Fetch what is wrong, and only that.")
 @click.option(
-    "--mirror",
-    "mirrors",
+    "--from",
+    "neighbours",
     multiple=True,
-    type=_FOLDER,
-    help="Repair from this copy of the set, tried first. Repeatable.",
+    metavar="FOLDER|URL",
+    help="For --repair: a folder or a neighbour that is asked first. Repeatable.",
 )
+@offline_option
 @click.option(
     "--jobs", type=click.IntRange(1, 256), help="Files read at once; all cores if unsaid."
 )
@@ -47,7 +48,8 @@ def verify(
     only: tuple[str, ...],
     full: bool,
     wants_repair: bool,
-    mirrors: tuple[Path, ...],
+    neighbours: tuple[str, ...],
+    offline: bool,
     jobs: int | None,
     as_json: bool,
 ) -> None:
@@ -62,7 +64,7 @@ def verify(
     if wants_repair:
         for i, place in enumerate(places):
             if not checked[i].report.is_whole:
-                mended += _repaired(place, checked[i], mirrors)
+                mended += _repaired(place, checked[i], neighbours, offline)
                 again = Request(only=only, jobs=request.jobs)
                 checked[i] = _verified(place, again, places)
     reports = [c.report for c in checked]
@@ -91,12 +93,27 @@ def _verified(place: Place, request: Request, places: list[Place]) -> Checked:
         return prove(place, request, [p for p in places if p != place])
 
 
-def _repaired(place: Place, checked: Checked, mirrors: tuple[Path, ...]) -> list[Mended]:
-    from pipeline.weights.copies import FolderSource
+def _repaired(
+    place: Place, checked: Checked, neighbours: tuple[str, ...], offline: bool
+) -> list[Mended]:
+    from pipeline.fetch.http import Client
+    from pipeline.fetch.settings import read_settings
+    from pipeline.weights import hub
+    from pipeline.weights.copies import Routes
     from pipeline.weights.repair import repair
+    from pipeline.weights.sources import find_routes
 
+    client = Client(read_settings())
+    routes = find_routes(
+        client,
+        place.lock,
+        endpoint=hub.endpoint(),
+        token=None if offline else hub.saved_token(),
+        neighbours=neighbours,
+        offline=offline or hub.is_offline(),
+    )
     with log.step(f"Repairing {place.lock.name}"):
-        return repair(place, checked, [FolderSource(mirror) for mirror in mirrors])
+        return repair(place, checked, Routes(routes, client))
 
 
 def _answer(reports: Sequence[Report], mended: Sequence[Mended]) -> None:

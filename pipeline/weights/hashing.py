@@ -27,7 +27,6 @@ _WINDOW_BYTES = 32 << 20  # what is given back to the page cache, and said to th
 
 Advance = Callable[[int], None]
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class Hasher(Protocol):
@@ -180,9 +179,9 @@ def cores() -> int:
 
 
 def on_all_cores(
-    work: Callable[[Item], Result], items: list[Item], jobs: int, stop: threading.Event
+    work: Callable[[Item], object], items: list[Item], jobs: int, halt: Callable[[], None]
 ) -> None:
-    """Do the work in threads, in order of the list; Ctrl-C and errors end all of them.
+    """Do the work in threads, in order of the list; Ctrl-C and errors halt all of them.
 
     hashlib and the kernel let go of the interpreter's lock, so threads fill all cores.
     """
@@ -190,6 +189,8 @@ def on_all_cores(
     try:
         for future in [pool.submit(work, item) for item in items]:
             future.result()
+    except BaseException:
+        halt()
+        raise
     finally:
-        stop.set()
         pool.shutdown(cancel_futures=True)

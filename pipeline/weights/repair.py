@@ -11,7 +11,6 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import log
@@ -24,7 +23,7 @@ from pipeline.errors import (
 )
 from pipeline.files import locked
 from pipeline.model import Frozen
-from pipeline.weights.copies import Source
+from pipeline.weights.copies import Source, Supply
 from pipeline.weights.hashing import Advance, Reading, identity_of, on_all_cores, read_file
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
@@ -46,18 +45,46 @@ class Mended(Frozen):
     error: str = ""
 
 
-def repair(place: Place, checked: Checked, sources: Sequence[Source]) -> list[Mended]:
+def repair(place: Place, checked: Checked, supply: Supply) -> list[Mended]:
     """Mend what a verify found; a file that cannot be mended is named, the others go on."""
     with locked(place.state / "repair.lock"):
         damage = checked.report.damage
         done = [_put_aside(place, f) for f in damage if f.kind == "extra"]
-        wrong = {f.path for f in damage if f.kind not in ("extra", "name")}
-        astray = wrong | {f.path for f in damage if f.kind == "name"}
+        wrong = {f.path: f.kind for f in damage if f.kind not in ("extra", "name")}
         pins = [pin for pin in place.lock.files if pin.path in wrong]
-        done += _Mender(place, checked.readings, sources).mend(pins)
+        here = {checked.readings[path].digest for path in wrong if path in checked.readings}
+        gone = [pin for pin in pins if wrong[pin.path] == "missing" and pin.want not in here]
+        done += _brought(place, gone, supply)
+        left = [pin for pin in pins if pin.path not in {m.path for m in done}]
+        done += _Mender(place, checked.readings, supply).mend(left)
+        astray = wrong.keys() | {f.path for f in damage if f.kind == "name"}
         links = [pin for pin in place.lock.files if pin.path in astray] if place.hub_cache else []
         done += [_relink(place, pin) for pin in links]
     return sorted((m for m in done if m.how), key=lambda m: m.path)
+
+
+def _brought(place: Place, pins: list[FilePin], supply: Supply) -> list[Mended]:
+    """Files that are not here at all, by a fetch; what that cannot bring is tried once more."""
+    try:
+        for pin in pins:
+            make_way(place, place.file(pin))
+        if pins:
+            supply.bring(place, pins)
+    except Interrupted:
+        raise
+    except PipelineError as error:
+        log.say(f"  {error}")
+    came = [pin for pin in pins if _has_size(place.file(pin), pin)]
+    return [
+        Mended(path=pin.path, how="fetched whole", fetched_bytes=pin.size_bytes) for pin in came
+    ]
+
+
+def _has_size(path: Path, pin: FilePin) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode) and path.lstat().st_size == pin.size_bytes
+    except OSError:
+        return False
 
 
 def _put_aside(place: Place, finding: Finding) -> Mended:
@@ -72,10 +99,8 @@ def _relink(place: Place, pin: FilePin) -> Mended:
 class _Mender:
     """Puts files together from what is here and what a source has."""
 
-    def __init__(
-        self, place: Place, readings: dict[str, Reading], sources: Sequence[Source]
-    ) -> None:
-        self._place, self._readings, self._sources = place, readings, sources
+    def __init__(self, place: Place, readings: dict[str, Reading], supply: Supply) -> None:
+        self._place, self._readings, self._supply = place, readings, supply
         self._known = read_receipt(place)
         self._by_digest: dict[str, tuple[Path, Reading]] = {}
         self._stop = threading.Event()
@@ -91,9 +116,13 @@ class _Mender:
         total = sum(pin.size_bytes for pin in once.values())
         with log.progress("repaired", total) as bar:
             on_all_cores(
-                lambda pin: self._mend(pin, bar.advance), list(once.values()), AT_ONCE, self._stop
+                lambda pin: self._mend(pin, bar.advance), list(once.values()), AT_ONCE, self._halt
             )
         return self.done
+
+    def _halt(self) -> None:
+        self._stop.set()
+        self._supply.hang_up()
 
     def _mend(self, pin: FilePin, advance: Advance) -> None:
         try:
@@ -108,7 +137,7 @@ class _Mender:
 
     def _partial(self, pin: FilePin) -> Path:
         name = hashlib.sha256(pin.path.encode()).hexdigest()[:16]
-        return self._place.partial_folder / f"{pin.want[:32]}-{name}.repair"
+        return self._place.partial_folder / f"{pin.want}.{name}.repair"
 
     def _find_here(self, pin: FilePin) -> None:
         """Its bytes may lie here under another's name: two files that were swapped."""
@@ -124,11 +153,13 @@ class _Mender:
         if self._is_right(pin, partial):  # of a run that was killed, or under another's name
             return self._install(pin, partial, "was here already", 0)
         self._need_room(pin)
-        last: PipelineError = SourceUnreachable("no source was named", "Name a folder: --mirror.")
-        for source in self._sources:
+        last: PipelineError = SourceUnreachable(f"{pin.path}: there is no source to ask")
+        for source in self._supply.sources():
             try:
                 return self._from(source, pin, partial)
-            except (SourceUnreachable, DigestMismatch) as error:
+            except (Interrupted, DiskFull):
+                raise
+            except PipelineError as error:
                 last = error
         raise last
 

@@ -149,7 +149,10 @@ class _Reader:
         total = sum(items[0].pin.size_bytes for items in order)
         with log.progress("verified", total) as bar:
             on_all_cores(
-                lambda items: self._judge(items, bar.advance), order, self._request.jobs, self._stop
+                lambda items: self._judge(items, bar.advance),
+                order,
+                self._request.jobs,
+                self._stop.set,
             )
 
     def _judge(self, items: list[Present], advance: Advance) -> None:

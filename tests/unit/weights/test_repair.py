@@ -11,15 +11,26 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import SourceUnreachable, WeightsDamaged
+from pipeline.errors import WeightsDamaged
+from pipeline.fetch.http import Client
+from pipeline.fetch.settings import read_settings
 from pipeline.weights import hashing, ranges, repair
-from pipeline.weights.copies import FolderSource, Source
+from pipeline.weights.copies import Routes, Source
 from pipeline.weights.hashing import BLOCK_BYTES
 from pipeline.weights.model import FilePin
 from pipeline.weights.ranges import block_sums, joined, rest_of, wrong_ranges
 from pipeline.weights.repair import Mended
+from pipeline.weights.routes import FolderRoute, Route
 from tests.unit.support import Command
-from tests.unit.weights.disk_set import DiskSet, flip, make_set, random_bytes, settle
+from tests.unit.weights.disk_set import (
+    Copies,
+    DiskSet,
+    FolderSource,
+    flip,
+    make_set,
+    random_bytes,
+    settle,
+)
 
 SHARD = "model-1.safetensors"
 BIG = "big.safetensors"
@@ -59,7 +70,7 @@ def big(tmp_path: Path, quick_clock: None) -> DiskSet:
 
 
 def mend(a_set: DiskSet, *sources: Source) -> list[Mended]:
-    return repair.repair(a_set.place, a_set.check(full=True), sources or [a_set.source])
+    return repair.repair(a_set.place, a_set.check(full=True), Copies(sources or [a_set.source]))
 
 
 def is_right(a_set: DiskSet) -> bool:
@@ -197,8 +208,8 @@ def test_a_rotten_partial_file_is_not_gone_on_with_twice(big: DiskSet) -> None:
 
 def test_without_a_source_the_reason_is_given(a_set: DiskSet) -> None:
     flip(a_set.path(SHARD), 9)
-    (mended,) = repair.repair(a_set.place, a_set.check(), [])
-    assert mended.error == "no source was named"
+    (mended,) = repair.repair(a_set.place, a_set.check(), Copies([]))
+    assert "no source" in mended.error
 
 
 def test_no_room_is_said_before_the_first_byte(
@@ -295,15 +306,24 @@ def test_a_name_that_leads_astray_is_mended_without_fetching(tmp_path: Path, tri
     assert is_right(hub)
 
 
-def test_a_hub_cache_is_a_source_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["changed", "missing"])
+def test_the_routes_of_a_fetch_are_asked_one_after_the_other(tmp_path: Path, kind: str) -> None:
     hub = make_set(tmp_path / "a", hub_cache=True)
     plain = make_set(tmp_path / "b")
+    lock = plain.place.lock
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    (wrong / SHARD).write_bytes(bytes(300_000))
     for folder in (hub.place.root, hub.place.root.parent):
-        flip(plain.path(SHARD), 0)
-        mend(plain, FolderSource(folder))
+        if kind == "missing":
+            plain.path(SHARD).unlink()
+        else:
+            flip(plain.path(SHARD), 0)
+        folders = [tmp_path, wrong, folder]
+        routes: list[Route] = [FolderRoute(f, lock) for f in folders]
+        supply = Routes(routes, Client(read_settings(), first_wait_s=0.01))
+        repair.repair(plain.place, plain.check(), supply)
         assert is_right(plain)
-    with pytest.raises(SourceUnreachable):
-        list(FolderSource(tmp_path).read(plain.pin(SHARD), 0, 1))
 
 
 def test_after_a_repair_the_receipt_is_right_again(big: DiskSet) -> None:
@@ -343,7 +363,7 @@ def test_block_sums_end_where_the_file_ends(tmp_path: Path) -> None:
 def test_the_command_repairs_and_says_what_it_fetched(a_set: DiskSet, sm120: Command) -> None:
     flip(a_set.path(SHARD), 5)
     root = a_set.place.root
-    ended = sm120("weights", "verify", root, "--repair", "--mirror", a_set.copy)
+    ended = sm120("weights", "verify", root, "--repair", "--offline", "--from", a_set.copy)
     assert ended.code == 0
     assert "fetched whole" in ended.out
     assert is_right(a_set)
@@ -354,6 +374,8 @@ def test_the_command_does_not_call_a_failed_repair_a_success(
 ) -> None:
     flip(a_set.path(SHARD), 5)
     (a_set.copy / SHARD).write_bytes(b"x" * 300_000)
-    ended = sm120("weights", "verify", a_set.place.root, "--repair", "--mirror", a_set.copy)
+    ended = sm120(
+        "weights", "verify", a_set.place.root, "--repair", "--offline", "--from", a_set.copy
+    )
     assert ended.code == WeightsDamaged.exit_code
     assert "other bytes" in ended.out

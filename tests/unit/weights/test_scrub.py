@@ -13,6 +13,7 @@ from pipeline.weights.place import Place
 from pipeline.weights.scrub import CATCH_UP_NIGHTS, DAY_S, Pace, Slice, read_book, scrub
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
+    Copies,
     DiskSet,
     flip,
     lock_of,
@@ -127,7 +128,7 @@ def test_rot_is_found_within_the_days_and_reported_until_it_is_repaired(
     found = [bool(night(ten, n).findings) for n in range(8)]
     assert found == [False] * 3 + [True] * 5
     assert ten.kinds() == {"6.gguf": "changed"}
-    repair.repair(ten.place, ten.check(), [ten.source])
+    repair.repair(ten.place, ten.check(), Copies([ten.source]))
     assert "6.gguf" in night(ten, 8).read
     assert night(ten, 9).findings == []
 
