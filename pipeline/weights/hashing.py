@@ -10,7 +10,7 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ from typing import NamedTuple, Protocol, TypeVar
 from isal import isal_zlib
 
 from pipeline.errors import Interrupted
+from pipeline.weights.mapped import mapped_chunks
 
 BLOCK_BYTES = 4 << 20
-_CHUNK_BYTES = 1 << 20  # stays in the core's own cache between the copy, the hash and the CRC
+_READ_BYTES = 1 << 20  # enough for the disk, and still in the core's own cache when it is hashed
 _WINDOW_BYTES = 32 << 20  # what is given back to the page cache, and said to the bar, at once
 
 Advance = Callable[[int], None]
@@ -85,7 +86,8 @@ def read_file(
             raise NotPlain("is not a file any more")
         before = identity_of(status)
         cached = set() if is_direct else _cached_windows(handle, before.size_bytes)
-        blocks = _pass_over(handle, hasher, cached, advance, stop or threading.Event())
+        chunks = _chunks(handle, before.size_bytes, cached)
+        blocks = _pass_over(chunks, hasher, advance, stop or threading.Event())
         after = identity_of(os.fstat(handle))
         if before != after or identity_of(os.lstat(path)) != after:
             raise Moved("changed while it was read")
@@ -114,7 +116,7 @@ def _open_direct(path: Path, flags: int) -> int | None:
     except OSError:
         return None
     try:
-        with mmap.mmap(-1, _CHUNK_BYTES) as probe:
+        with mmap.mmap(-1, _READ_BYTES) as probe:
             os.preadv(handle, [probe], 0)
     except OSError:
         os.close(handle)
@@ -138,39 +140,62 @@ def _cached_windows(handle: int, size_bytes: int) -> set[int]:
     return found
 
 
+def _chunks(handle: int, size_bytes: int, cached: set[int]) -> Iterator[memoryview]:
+    """All bytes in order: mapped where they are in memory already, else read.
+
+    No chunk crosses a block's border, and each is let go of before the next.
+    """
+    with memoryview(mmap.mmap(-1, _READ_BYTES)) as buffer:  # on a page's border, for O_DIRECT
+        for start in range(0, size_bytes, _WINDOW_BYTES):
+            at, stop = start, min(start + _WINDOW_BYTES, size_bytes)
+            if start in cached:
+                for chunk in mapped_chunks(handle, start, stop):
+                    at += len(chunk)
+                    yield chunk
+            yield from _read_chunks(handle, at, stop, buffer)
+            if start not in cached:
+                _give_back(handle, start, stop - start)
+
+
+def _read_chunks(handle: int, at: int, stop: int, buffer: memoryview) -> Iterator[memoryview]:
+    while at < stop:
+        room = BLOCK_BYTES - at % BLOCK_BYTES
+        count = min(os.preadv(handle, [buffer[:room]], at), stop - at)
+        if count <= 0:
+            raise Moved("became shorter while it was read")
+        at += count
+        yield buffer[:count]
+
+
 def _pass_over(
-    handle: int, hasher: Hasher, cached: set[int], advance: Advance, stop: threading.Event
+    chunks: Iterator[memoryview], hasher: Hasher, advance: Advance, stop: threading.Event
 ) -> tuple[int, ...]:
     """Feed everything to the hash; returns the checksum of each block."""
     blocks: list[int] = []
     at = checksum = said = 0
-    with memoryview(mmap.mmap(-1, _CHUNK_BYTES)) as chunk:  # on a page's border, as O_DIRECT needs
-        while count := os.readv(handle, [chunk[: BLOCK_BYTES - at % BLOCK_BYTES]]):
+    for chunk in chunks:
+        with chunk:
             if stop.is_set():
                 raise Interrupted("stopped")
-            with chunk[:count] as part:
-                hasher.update(part)
-                checksum = isal_zlib.crc32(part, checksum)
-            at += count
-            if at % BLOCK_BYTES == 0:
-                blocks.append(checksum)
-                checksum = 0
-            if at - said >= _WINDOW_BYTES:
-                _give_back(handle, said, at - said, cached)
-                advance(at - said)
-                said = at
+            checksum = isal_zlib.crc32(chunk, checksum)
+            hasher.update(chunk)
+            at += len(chunk)
+        if at % BLOCK_BYTES == 0:
+            blocks.append(checksum)
+            checksum = 0
+        if at - said >= _WINDOW_BYTES:
+            advance(at - said)
+            said = at
     if at % BLOCK_BYTES:
         blocks.append(checksum)
-    _give_back(handle, said, at - said, cached)
     advance(at - said)
     return tuple(blocks)
 
 
-def _give_back(handle: int, start: int, length: int, cached: set[int]) -> None:
+def _give_back(handle: int, start: int, length: int) -> None:
     """Reading 600 GB must not push an engine's own files out of memory."""
-    if length and start // _WINDOW_BYTES * _WINDOW_BYTES not in cached:
-        with suppress(OSError):
-            os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
+    with suppress(OSError):
+        os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
 
 
 def cores() -> int:

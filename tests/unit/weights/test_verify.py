@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import pytest
 from pipeline.errors import Interrupted, WeightsDamaged, WeightsUnknown
 from pipeline.weights import hashing
 from pipeline.weights.hashing import BLOCK_BYTES, Moved, NotPlain, read_file
+from pipeline.weights.mapped import mapped_chunks
 from pipeline.weights.model import write_lock
 from pipeline.weights.place import Place, new_place
 from pipeline.weights.verify import Request, verify
@@ -229,14 +234,13 @@ def test_two_sets_of_one_snapshot_know_each_others_files(tmp_path: Path) -> None
 def test_a_file_that_changes_while_it_is_read_is_not_passed(
     plain: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = hashing._pass_over
+    real = hashing._chunks
 
     def touched_meanwhile(handle: int, *args: Any) -> Any:
-        found = real(handle, *args)
+        yield from real(handle, *args)
         os.utime(f"/proc/self/fd/{handle}")
-        return found
 
-    monkeypatch.setattr(hashing, "_pass_over", touched_meanwhile)
+    monkeypatch.setattr(hashing, "_chunks", touched_meanwhile)
     assert set(plain.kinds().values()) == {"moved"}
 
 
@@ -294,9 +298,65 @@ def test_short_reads_of_a_strange_disk_change_nothing(
     data = random_bytes(6, BLOCK_BYTES + 100_000)
     (tmp_path / "f").write_bytes(data)
     whole = read_file(tmp_path / "f", hashlib.sha256())
-    real = os.readv
-    monkeypatch.setattr(os, "readv", lambda fd, parts: real(fd, [parts[0][:70_001]]))
+    real = os.preadv
+
+    def little_by_little(handle: int, parts: Any, at: int, *flags: int) -> int:
+        return real(handle, [parts[0][:70_001]], at, *flags)
+
+    monkeypatch.setattr(hashing, "mapped_chunks", lambda *args: iter(()))
+    monkeypatch.setattr(os, "preadv", little_by_little)
     assert read_file(tmp_path / "f", hashlib.sha256()) == whole
+
+
+def test_a_file_that_somebody_has_open_to_write_is_copied_not_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(random_bytes(7, 3_000_000))
+    with path.open("rb") as handle:
+        assert len(list(released(mapped_chunks(handle.fileno(), 0, 3_000_000)))) == 6
+        with path.open("r+b"):
+            assert list(released(mapped_chunks(handle.fileno(), 0, 3_000_000))) == []
+    with path.open("r+b"):
+        digest = read_file(path, hashlib.sha256()).digest
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def released(chunks: Iterator[memoryview]) -> Iterator[int]:
+    for chunk in chunks:
+        with chunk:
+            yield len(chunk)
+
+
+def test_who_cuts_a_file_short_while_it_is_mapped_waits_and_kills_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(random_bytes(7, 3_000_000))
+    cut = "import os, sys; os.truncate(sys.argv[1], 0)"
+    with path.open("rb") as handle:
+        chunks = released(mapped_chunks(handle.fileno(), 0, 3_000_000))
+        seen = next(chunks)
+        writer = subprocess.Popen([sys.executable, "-c", cut, str(path)])
+        deadline = time.monotonic() + 20
+        while fcntl.fcntl(handle, fcntl.F_GETLEASE) == fcntl.F_RDLCK:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert path.stat().st_size == 3_000_000
+        rest = sum(chunks)
+        assert writer.wait(20) == 0
+    assert seen + rest < 3_000_000
+    assert path.stat().st_size == 0
+
+
+def test_a_file_cut_short_while_it_is_read_is_not_passed(
+    plain: DiskSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = hashing._read_chunks
+
+    def cut_first(handle: int, *args: Any) -> Any:
+        os.truncate(plain.path(SHARD), 5)
+        return real(handle, *args)
+
+    monkeypatch.setattr(hashing, "mapped_chunks", lambda *args: iter(()))
+    monkeypatch.setattr(hashing, "_read_chunks", cut_first)
+    assert plain.kinds(only=(SHARD,)) == {SHARD: "moved"}
 
 
 def test_a_stopped_read_ends_soon(tmp_path: Path) -> None:
