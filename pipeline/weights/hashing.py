@@ -24,7 +24,7 @@ from pipeline.weights.mapped import mapped_chunks
 
 BLOCK_BYTES = 4 << 20
 _READ_BYTES = 1 << 20  # enough for the disk, and still in the core's own cache when it is hashed
-_WINDOW_BYTES = 32 << 20  # what is given back to the page cache, and said to the bar, at once
+_WINDOW_BYTES = 16 << 20  # what is given back to the page cache, and said to the bar, at once
 
 Advance = Callable[[int], None]
 Item = TypeVar("Item")

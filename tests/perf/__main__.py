@@ -24,6 +24,7 @@ from pipeline.wish.load import Checkout
 from tests.perf import dockerfile
 from tests.perf.measure import Cost, run
 from tests.perf.push import push
+from tests.perf.weights_verify import compare_verify
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
 from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry, oci_registry
@@ -65,8 +66,13 @@ def main() -> None:
         default=10_000,
         help="give Docker only wheels below this size, where disk is short (kinder to Docker)",
     )
+    parser.add_argument("--only-verify", action="store_true", help="measure weights verify alone")
     options = parser.parse_args()
     report = Report()
+    with tempfile.TemporaryDirectory() as folder:
+        compare_verify(report, Path(folder))
+    if options.only_verify:
+        return print(report)
     with tempfile.TemporaryDirectory() as folder:
         scratch, store = Path(folder), open_store()
         build = sm120(store, ROOT, "build", IMAGE)
