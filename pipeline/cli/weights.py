@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from pipeline.cli.weights_check import scrub, verify
+from pipeline.cli.weights_fetch import fetch_set
+from pipeline.cli.weights_lock import list_sets, lock_sets
 
 _EPILOG = """\b
 The usual way through:
@@ -20,5 +22,5 @@ def weights() -> None:
     """Lock, fetch, verify, serve and fit model weights."""
 
 
-for command in (verify, scrub):
+for command in (list_sets, lock_sets, fetch_set, verify, scrub):
     weights.add_command(command)

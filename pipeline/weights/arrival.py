@@ -52,7 +52,7 @@ class Arrival:
         found: list[Span] = []
         for line in lines:
             words = line.split()
-            if len(words) == 2 and all(w.isdecimal() for w in words):
+            if len(words) == 2 and all(w.isdecimal() and len(w) < 19 for w in words):
                 start, stop = int(words[0]), int(words[1])
                 if start < stop <= self.pin.size_bytes:
                     found.append((start, stop))

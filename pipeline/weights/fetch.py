@@ -7,7 +7,7 @@ For other rooms:
     fetch_range(routes, pin, start, stop, client=client)
         yields the bytes of one range, as a source says they are; the caller judges them.
 
-`routes` come from `pipeline.weights.sources.find_routes`.
+`client, routes = pipeline.weights.sources.open_routes(lock)` gives both arguments.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import log
-from pipeline.errors import DiskFull, Interrupted
+from pipeline.errors import DiskFull, Interrupted, StoreUnwritable, WishInvalid
 from pipeline.fetch.http import Client
 from pipeline.files import is_free, locked, os_errors_explained
 from pipeline.log import Bar
 from pipeline.weights.arrival import Arrival
-from pipeline.weights.model import FilePin
+from pipeline.weights.model import FilePin, read_lock
 from pipeline.weights.place import Place
 from pipeline.weights.routes import Route, Router
 from pipeline.weights.settle import link, settle
@@ -70,6 +70,7 @@ def fetch_files(
         if waits.exists() and not is_free(waits):
             log.say("Another fetch is at work on this folder; waiting for it")
     with locked(waits, stop=client.stop):
+        _require_room(place, pins)
         todo = _not_there(place, pins, is_right, client.stop)
         if todo:
             _bring(place, todo, Router(routes), client, options or Options())
@@ -192,6 +193,20 @@ def _tidy(place: Place) -> None:
             path.unlink(missing_ok=True)
     with suppress(OSError):
         place.partial_folder.rmdir()
+
+
+def _require_room(place: Place, pins: Sequence[FilePin]) -> None:
+    """Refuse a folder of another set, and names that cannot be written."""
+    if place.lock_file.exists():
+        held = read_lock(place.lock_file)
+        if (held.name, held.repository) != (place.lock.name, place.lock.repository):
+            raise WishInvalid(
+                f"{place.root}: holds {held.name} of {held.repository}",
+                "Choose another folder with --to: one folder, one set.",
+            )
+    for pin in pins:
+        if place.file(pin).is_dir() and not place.file(pin).is_symlink():
+            raise StoreUnwritable(f"{place.file(pin)}: is a folder")
 
 
 def _require_space(root: Path, missing_bytes: int) -> None:

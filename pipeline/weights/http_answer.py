@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from email.utils import parsedate_to_datetime
 
 import requests
 
@@ -15,11 +17,12 @@ from pipeline.errors import (
 )
 from pipeline.fetch.settings import masked
 from pipeline.weights.model import FilePin
-from pipeline.weights.routes import Lost, NotHere
+from pipeline.weights.routes import Lost, NotHere, wrong_bytes
 
 _MAY_PASS = (408, 425, 429)
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_SPAN = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+_NUMBER = re.compile(r"\d{1,18}")
 
 
 def require_same_file(answer: requests.Response, pin: FilePin) -> None:
@@ -27,13 +30,13 @@ def require_same_file(answer: requests.Response, pin: FilePin) -> None:
     etag = answer.headers.get("X-Linked-Etag", "").removeprefix("W/").strip('"')
     size = answer.headers.get("X-Linked-Size", "")
     if _HEX.fullmatch(etag) and len(etag) == len(pin.want) and etag != pin.want:
-        raise NotHere(DigestMismatch(f"{pin.path}: locked as {pin.want}, the server has {etag}"))
-    if size.isdecimal() and int(size) != pin.size_bytes:
+        raise NotHere(wrong_bytes(f"{pin.path}: locked as {pin.want}, the server has {etag}"))
+    if _NUMBER.fullmatch(size) and int(size) != pin.size_bytes:
         raise NotHere(_other_size(pin, int(size)))
 
 
 def _other_size(pin: FilePin, size: int) -> DigestMismatch:
-    return DigestMismatch(f"{pin.path}: locked with {pin.size_bytes} bytes, the server has {size}")
+    return wrong_bytes(f"{pin.path}: locked with {pin.size_bytes} bytes, the server has {size}")
 
 
 def judge(answer: requests.Response, pin: FilePin, start: int, stop: int) -> bool:
@@ -50,12 +53,12 @@ def judge(answer: requests.Response, pin: FilePin, start: int, stop: int) -> boo
         if not is_part or not span or (int(span[1]), int(span[2]) + 1) != (start, stop):
             raise Lost(f"{pin.path}: another range than {start}-{stop - 1} came", ending=HubBroken)
         if span[3] not in ("*", str(pin.size_bytes)):
-            raise Lost(str(_other_size(pin, int(span[3]))), ending=DigestMismatch)
+            raise Lost(str(_other_size(pin, int(span[3]))), ending=wrong_bytes)
     want = stop - start if status == 206 else pin.size_bytes
-    if length.isdecimal() and int(length) != want:
+    if length and (not _NUMBER.fullmatch(length) or int(length) != want):
         raise Lost(
-            f"{pin.path}: {want} bytes are locked, an answer of {length} came",
-            ending=DigestMismatch,
+            f"{pin.path}: {want} bytes are locked, an answer of {length[:20]} came",
+            ending=wrong_bytes,
         )
     return is_part and status == 200
 
@@ -64,8 +67,7 @@ def _refusal(answer: requests.Response, pin: FilePin) -> Exception:
     """What a status means for us."""
     status, code = answer.status_code, answer.headers.get("X-Error-Code", "")
     if status >= 500 or status in _MAY_PASS:
-        wait = answer.headers.get("Retry-After", "")
-        wait_s = float(wait) if wait.isdecimal() else None
+        wait_s = retry_after_s(answer.headers.get("Retry-After", ""))
         return Lost(f"{pin.path}: the server answers {status}", wait_s=wait_s)
     return NotHere(_ending(status, code, pin))
 
@@ -76,13 +78,23 @@ def _ending(status: int, code: str, pin: FilePin) -> PipelineError:
     if code == "RevisionNotFound":
         return RevisionMoved(f"{pin.path}: the repository no longer has the locked commit")
     if status == 416:
-        return DigestMismatch(f"{pin.path}: the server's file is shorter than the locked one")
+        return wrong_bytes(f"{pin.path}: the server's file is shorter than the locked one")
     if status in (401, 403):
         return HubRefused(f"{pin.path}: the server answers {status}: not for this user")
     return HubRefused(
         f"{pin.path}: the server answers {status} {code}".rstrip(),
         "It has no such file at the locked commit; see `sm120 weights lock NAME --diff`.",
     )
+
+
+def retry_after_s(text: str) -> float | None:
+    """How long a server asks us to wait: seconds, or a date."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 def few_words(error: BaseException) -> str:

@@ -34,6 +34,7 @@ from pipeline.errors import (
     SourceUnreachable,
 )
 from pipeline.fetch.settings import Settings, masked
+from pipeline.weights.http_answer import retry_after_s
 from pipeline.weights.model import MOST_FILES, FilePin
 
 ATTEMPTS = 5
@@ -51,7 +52,11 @@ def endpoint() -> str:
 
 def is_offline() -> bool:
     """HF_HUB_OFFLINE, as the Hub's own client understands it."""
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() in _YES
+    return _says_yes("HF_HUB_OFFLINE") or _says_yes("TRANSFORMERS_OFFLINE")
+
+
+def _says_yes(name: str) -> bool:
+    return os.environ.get(name, "").lower() in _YES
 
 
 class Hub:
@@ -108,7 +113,10 @@ class Hub:
                 with _guarded(self.endpoint, self._settings):
                     return ask()
             except HfHubHTTPError as error:
-                ending, wait_s = _ending(repository, error), _retry_after_s(error)
+                ending, wait_s = (
+                    _ending(repository, error),
+                    retry_after_s(error.response.headers.get("Retry-After", "")),
+                )
                 if error.response.status_code not in _MAY_PASS:
                     raise ending from error
             except httpx2.HTTPError as error:
@@ -150,11 +158,6 @@ def _ending(repository: str, error: HfHubHTTPError) -> PipelineError:
     if status in (401, 403):
         return HubRefused(f"{repository}: the Hub answers {status}")
     return SourceUnreachable(f"{repository}: the Hub answers {status}")
-
-
-def _retry_after_s(error: HfHubHTTPError) -> float | None:
-    wait = str(error.response.headers.get("Retry-After", ""))
-    return float(wait) if wait.isdecimal() else None
 
 
 class _Guard:
@@ -205,5 +208,9 @@ def _guarded(endpoint: str, settings: Settings) -> Iterator[None]:
 
 def saved_token() -> str | None:
     """HF_TOKEN, or what `hf auth login` left; none where the user forbids to send it unasked."""
-    forbidden = os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").lower() in _YES
-    return None if forbidden else get_token()
+    return None if _says_yes("HF_HUB_DISABLE_IMPLICIT_TOKEN") else get_token()
+
+
+def may_use_xet() -> bool:
+    """Whether the user has not switched it off."""
+    return not _says_yes("HF_HUB_DISABLE_XET")

@@ -6,15 +6,33 @@ import os
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from pipeline.errors import OfflineMiss, WishInvalid
+from pipeline.errors import WishInvalid
 from pipeline.fetch.http import Client
-from pipeline.fetch.settings import folder_of
+from pipeline.fetch.settings import folder_of, plain_settings
+from pipeline.weights import hub
 from pipeline.weights.http_route import STALL_S, HttpRoute, Repository
 from pipeline.weights.model import WeightsLock
 from pipeline.weights.routes import FolderRoute, Route
 from pipeline.weights.xet_route import XetRoute, has_xet
 
 NEIGHBOUR_TOKEN = "SM120_NEIGHBOUR_TOKEN"  # noqa: S105 - the variable's name
+
+
+def open_routes(
+    lock: WeightsLock, *, neighbours: Sequence[str] = (), offline: bool = False
+) -> tuple[Client, list[Route]]:
+    """The routes that this machine's environment gives, and the client that they share."""
+    client, is_offline = Client(plain_settings()), offline or hub.is_offline()
+    routes = find_routes(
+        client,
+        lock,
+        endpoint=hub.endpoint(),
+        token=None if is_offline else hub.saved_token(),
+        neighbours=neighbours,
+        offline=is_offline,
+        with_xet=hub.may_use_xet(),
+    )
+    return client, routes
 
 
 def find_routes(
@@ -26,6 +44,7 @@ def find_routes(
     neighbours: Sequence[str] = (),
     offline: bool = False,
     stall_s: float = STALL_S,
+    with_xet: bool = True,
 ) -> list[Route]:
     """Folders, then neighbours, then the Hub: by plain HTTP, and by Xet where that stalls.
 
@@ -43,17 +62,8 @@ def find_routes(
         secret = os.environ.get(NEIGHBOUR_TOKEN)
         there = Repository(address.rstrip("/"), lock.repository, lock.commit, secret)
         routes.append(HttpRoute(client, there, urlsplit(address).netloc, stall_s))
-    hub = Repository(endpoint, lock.repository, lock.commit, token)
-    routes.append(HttpRoute(client, hub, "plain HTTP", stall_s))
-    if has_xet():
-        routes.append(XetRoute(client, hub, stall_s))
+    home = Repository(endpoint, lock.repository, lock.commit, token)
+    routes.append(HttpRoute(client, home, "plain HTTP", stall_s))
+    if with_xet and has_xet():
+        routes.append(XetRoute(client, home, stall_s))
     return routes
-
-
-def require_some(routes: Sequence[Route]) -> None:
-    """Without any route nothing can come."""
-    if not routes:
-        raise OfflineMiss(
-            "--offline, and no folder is named",
-            "Name a folder that has the files with --from, or run without --offline.",
-        )

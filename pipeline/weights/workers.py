@@ -14,7 +14,7 @@ from pipeline.fetch.http import Client
 from pipeline.log import Bar
 from pipeline.weights.arrival import Arrival, Span
 from pipeline.weights.model import FilePin
-from pipeline.weights.routes import Body, Lost, Router
+from pipeline.weights.routes import Body, Lost, Router, wrong_bytes
 from pipeline.weights.throttle import Throttle
 from pipeline.weights.tries import Tries
 
@@ -64,8 +64,7 @@ class Crew:
         """Also on Ctrl-C: nobody reads, waits or hashes any more."""
         if any(thread.is_alive() for thread in threads):
             self._client.hang_up()
-        with self._news:
-            self._news.notify_all()
+        self._tell()
         deadline = time.monotonic() + LONGEST_GOODBYE_S
         for thread in threads:
             if thread.ident is not None:
@@ -82,9 +81,10 @@ class Crew:
         try:
             while taken := self._take(arrival):
                 arrival, span = taken
+                arrival.catch_up()
                 if span is not None:
                     self._bring(arrival, span, tries, buffer)
-                arrival.catch_up()
+                    arrival.catch_up()
                 if arrival.claim_end():
                     self._end(arrival)
         except Exception as error:
@@ -136,8 +136,7 @@ class Crew:
 
     def _put_back(self, arrival: Arrival, spans: list[Span]) -> None:
         arrival.give_back(spans)
-        with self._news:
-            self._news.notify_all()
+        self._tell()
 
     def _pour(
         self,
@@ -184,18 +183,23 @@ class Crew:
                 log.say(f"  {pin.path}: {arrival.differing()} had come wrong, and came again")
             self._settle(arrival)
         elif not arrival.is_second:
-            log.say(f"  {pin.path}: came as {got}, is locked as {pin.want}; once more")
+            log.say(f"  {pin.path}: came as {got[:12]}…, locked as {pin.want[:12]}…; once more")
             self._bar.advance(-arrival.fetched_bytes)
             arrival.start_over()
-            return
+            return self._tell()
         else:
             where = arrival.differing() or "both times the same bytes"
             arrival.forget()
             self._wrong.append(
-                DigestMismatch(f"{pin.path}: locked as {pin.want}, received {got} ({where})")
+                wrong_bytes(f"{pin.path}: locked as {pin.want}, received {got} ({where})")
             )
         with self._news:
             self._left -= 1
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake those who wait for something to do."""
+        with self._news:
             self._news.notify_all()
 
 

@@ -24,7 +24,8 @@ from pipeline.wish.load import Checkout
 from tests.perf import dockerfile
 from tests.perf.measure import Cost, run
 from tests.perf.push import push
-from tests.perf.weights_verify import compare_verify
+from tests.perf.weights_fetch import measure_fetch
+from tests.perf.weights_verify import measure_verify
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
 from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry, oci_registry
@@ -60,21 +61,24 @@ def main() -> None:
     parser.add_argument("--no-docker", action="store_true", help="leave the Docker rows out")
     parser.add_argument("--only-docker", action="store_true", help="measure the Docker rows alone")
     parser.add_argument(
+        "--only-weights", action="store_true", help="measure the weights rows alone"
+    )
+    parser.add_argument(
         "--docker-wheels-below",
         type=int,
         metavar="MB",
         default=10_000,
         help="give Docker only wheels below this size, where disk is short (kinder to Docker)",
     )
-    parser.add_argument("--only-verify", action="store_true", help="measure weights verify alone")
     options = parser.parse_args()
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
-        compare_verify(report, Path(folder))
-    if options.only_verify:
-        return print(report)
-    with tempfile.TemporaryDirectory() as folder:
         scratch, store = Path(folder), open_store()
+        if not options.only_docker:
+            measure_fetch(report, scratch)
+            measure_verify(report, scratch)
+        if options.only_weights:
+            return print(report)
         build = sm120(store, ROOT, "build", IMAGE)
         report.add("build sglang-k2 (or find it built)", f"{build.wall_s:.1f} s")
         no_op = sm120(store, ROOT, "build", IMAGE)
