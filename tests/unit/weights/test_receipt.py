@@ -52,10 +52,16 @@ def test_full_believes_no_receipt(proved: DiskSet) -> None:
     assert proved.report(full=True).files_read == 6
 
 
-def test_a_file_just_written_is_read_again_next_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("age_ns", "is_settled"), [(5_000_000, False), (20_000_000, True)])
+def test_a_file_just_written_is_read_again_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_ns: int, is_settled: bool
+) -> None:
     made = make_set(tmp_path)
-    assert made.report().is_whole  # within the clock's tick of its writing
-    assert proved_paths(made.place) != set(made.files)
+    newest = max(made.path(path).stat().st_ctime_ns for path in made.files)
+    with monkeypatch.context() as patch:
+        patch.setattr(receipt, "disk_time_ns", lambda place: newest + age_ns)
+        assert made.report().is_whole
+    assert (proved_paths(made.place) == set(made.files)) is is_settled
     settle()
     made.report()
     assert read_again(made) == 0
