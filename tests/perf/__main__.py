@@ -25,6 +25,7 @@ from tests.perf import dockerfile
 from tests.perf.measure import Cost, run
 from tests.perf.push import push
 from tests.perf.weights_fetch import measure_fetch
+from tests.perf.weights_verify import measure_verify
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
 from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry, oci_registry
@@ -75,6 +76,7 @@ def main() -> None:
         scratch, store = Path(folder), open_store()
         if not options.only_docker:
             measure_fetch(report, scratch)
+            measure_verify(report, scratch)
         if options.only_weights:
             return print(report)
         build = sm120(store, ROOT, "build", IMAGE)

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import Settings
+from pipeline.weights import receipt
 from pipeline.weights.fetch import Options, fetch_files
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import FilePin, WeightsLock, WeightsWish, sealed
@@ -120,3 +121,9 @@ def bed(hub: TestHub, tmp_path: Path) -> Bed:
         {SMALL: b'{"model_type": "tiny"}', "code/modeling.py": b"one = 1\n", BIG: big_bytes()}
     )
     return made
+
+
+@pytest.fixture
+def quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk whose clock ticks every 10 ms, so that a test need not wait for FAT's two seconds."""
+    monkeypatch.setattr(receipt, "_CLOCK_TICK_NS", 10_000_000)
