@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from pipeline.cli.weights_serve import serve
+
 _EPILOG = """\b
 The usual way through:
   sm120 weights list                              what this checkout knows, and what is locked
@@ -16,3 +18,6 @@ The usual way through:
 @click.group(epilog=_EPILOG)
 def weights() -> None:
     """Lock, fetch, verify, serve and fit model weights."""
+
+
+weights.add_command(serve)
