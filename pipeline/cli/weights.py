@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from pipeline.cli.weights_serve import serve
+from pipeline.cli.weights_sign import check_signature, record, sign
 
 _EPILOG = """\b
 The usual way through:
@@ -20,4 +21,5 @@ def weights() -> None:
     """Lock, fetch, verify, serve and fit model weights."""
 
 
-weights.add_command(serve)
+for command in (serve, sign, check_signature, record):
+    weights.add_command(command)

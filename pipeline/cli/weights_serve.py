@@ -18,6 +18,7 @@ from pipeline.weights.serve.hub import Hub
 from pipeline.weights.serve.keeper import Keeper
 from pipeline.weights.serve.server import Server
 from pipeline.weights.serve.shelf import Shelf, shelf_of
+from pipeline.weights.vouched import vouched
 
 _folders = click.argument(
     "folders",
@@ -60,8 +61,7 @@ def serve(
     tls = _tls(tls_cert, tls_key)
     shelf = shelf_of(folders)
     tokens = _tokens(token_file) if token_file else frozenset()
-    total = sum(held.pin.size_bytes for held in shelf.files if held.state == "unproved")
-    keeper = Keeper(shelf.files, tell=log.LineBar("proving", total).advance)
+    keeper = _keeper(shelf)
     scheme = "https" if tls else "http"
     hub = Hub(shelf, keeper, tokens, only_loopback=_is_loopback(host), scheme=scheme)
     server = Server(hub.answer, host, port, tls)
@@ -75,6 +75,15 @@ def serve(
     finally:
         keeper.stop()
         server.close()
+
+
+def _keeper(shelf: Shelf) -> Keeper:
+    keeper = Keeper(shelf.files)
+    keeper.believe(vouched)
+    if left := sum(held.pin.size_bytes for held in shelf.files if held.state == "unproved"):
+        log.say(f"{log.size(left)} are to be proved first; `sm120 weights verify` does so for good")
+        keeper.tell = log.LineBar("proving", left).advance
+    return keeper
 
 
 def _announce(server: Server, shelf: Shelf, *, as_json: bool, guarded: bool) -> None:

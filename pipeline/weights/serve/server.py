@@ -20,6 +20,7 @@ from pipeline.weights.serve.send import Broken, send_bytes, send_part
 MOST_CONNECTIONS = 512
 _HANDSHAKE_S = 10.0
 _LOG_CHARS = 300
+_END_S = 2.0
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\n"
     b"Content-Length: 0\r\nConnection: close\r\n\r\n"
@@ -79,6 +80,9 @@ class Server:
         for sock in left:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + _END_S
+        while self._open and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def _accept(self) -> None:
         try:
@@ -106,6 +110,7 @@ class Server:
             if self.tls:
                 sock = self.tls.wrap_socket(raw, server_side=True)
             self._talk(sock, peer)
+            _linger(raw)
         except OSError:
             pass  # the client is gone, or speaks no TLS
         finally:
@@ -165,6 +170,17 @@ class Server:
         size = 0 if request.method == "HEAD" else answer.length
         line = f"{peer} {request.method} {_plain(request.target)} {answer.status} {size}"
         log.say(f"{line} {seconds:.3f}s{f' ({said})' if said else ''}")
+
+
+def _linger(sock: socket.socket) -> None:
+    """Let the last answer arrive: closing on unread bytes would take it back."""
+    sock.shutdown(socket.SHUT_WR)
+    deadline, left = time.monotonic() + 1, 1 << 20
+    while left > 0 and (wait_s := deadline - time.monotonic()) > 0:
+        sock.settimeout(wait_s)
+        if not (n := len(sock.recv(1 << 16))):
+            return
+        left -= n
 
 
 def _plain(target: str) -> str:
