@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from pipeline.cli.weights_check import scrub, verify
 from pipeline.cli.weights_serve import serve
 from pipeline.cli.weights_sign import check_signature, record, sign
 
@@ -21,5 +22,5 @@ def weights() -> None:
     """Lock, fetch, verify, serve and fit model weights."""
 
 
-for command in (serve, sign, check_signature, record):
+for command in (verify, scrub, serve, sign, check_signature, record):
     weights.add_command(command)

@@ -12,11 +12,10 @@ from pipeline import log
 from pipeline.cli.common import json_option, say_json
 from pipeline.errors import KeyUnusable, WeightsDamaged, WeightsUnknown
 from pipeline.weights import bundle, signing
-from pipeline.weights.manifest import look
 from pipeline.weights.place import Place, find_places
 from pipeline.weights.record import as_json as record_json
 from pipeline.weights.record import record as make_record
-from pipeline.weights.vouched import vouched
+from pipeline.weights.vouched import look, vouched
 
 _folder = click.argument(
     "folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
@@ -91,7 +90,7 @@ def check_signature(
     target = signature or (signing.default_signature(place) if place else folder / signing.NAME)
     known: dict[str, str] = {}
     if place and not full:
-        known = {pin.path: pin.sha256 for pin in look(place, vouched(place)).vouched if pin.sha256}
+        known = {pin.path: pin.sha256 for pin in look(place).vouched if pin.sha256}
     where = place.snapshot if place else folder
     done = signing.check(where, target, bundle.public_key(public_key), known)
     if as_json:
@@ -108,7 +107,7 @@ def check_signature(
 @click.option("--json", "as_json", is_flag=True, help="Always so: a record is JSON.")
 def record(folder: Path, name: str | None, full: bool, as_json: bool) -> None:
     """Say what a set is and how it was verified, as an in-toto statement."""
-    made = make_record(_one(folder, name), vouched(_one(folder, name)), full=full)
+    made = make_record(_one(folder, name), find_places(folder), full=full)
     say_json(record_json(made))
     found = made.predicate.verification
     if found.result != "verified":

@@ -12,10 +12,10 @@ from typing import TypeVar
 
 from pipeline import log
 from pipeline.errors import WeightsDamaged
+from pipeline.weights.hashing import Identity
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place
 from pipeline.weights.proof import (
-    Identity,
     Unfit,
     check_open,
     hash_open,
@@ -48,15 +48,6 @@ class Proved:
             first = "; ".join(f"{p}: {why}" for p, why in sorted(self.wrong.items())[:3])
             raise WeightsDamaged(f"{name}: {len(self.wrong)} files are not right: {first}")
         return self.digests
-
-
-@dataclass
-class Looked:
-    """The files of a set, told apart without reading them."""
-
-    vouched: list[FilePin] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    wrong: dict[str, str] = field(default_factory=dict)
 
 
 def prove(place: Place, vouched: Mapping[str, Identity], *, full: bool = False) -> Proved:
@@ -93,33 +84,6 @@ def _prove_one(
         if pin.sha256 and known is not None and identity(handle) == known:
             return pin.sha256, False
         return check_open(handle, pin, tell)[1], True
-    finally:
-        os.close(handle)
-
-
-def look(place: Place, vouched: Mapping[str, Identity]) -> Looked:
-    """Every file of a set without reading any: what a receipt vouches for, and what it cannot."""
-    done = Looked()
-    for pin in place.lock.files:
-        try:
-            if _stands(place, pin, vouched.get(pin.path)):
-                done.vouched.append(pin)
-            else:
-                done.unknown.append(pin.path)
-        except Unfit as reason:
-            done.wrong[pin.path] = str(reason)
-    return done
-
-
-def _stands(place: Place, pin: FilePin, known: Identity | None) -> bool:
-    if place.hub_cache and _link(place.name(pin)) != place.link_target(pin):
-        raise Unfit("its name does not lead to its blob")
-    handle = open_pin(place, pin)
-    try:
-        now = identity(handle)
-        if now.size_bytes != pin.size_bytes:
-            raise Unfit(f"has {now.size_bytes} bytes, locked are {pin.size_bytes}")
-        return now == known
     finally:
         os.close(handle)
 

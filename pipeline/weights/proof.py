@@ -7,23 +7,13 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
+from pipeline.weights.hashing import Identity, identity_of
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
 _BLOCK_BYTES = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class Identity(NamedTuple):
-    """What cannot stay the same when somebody writes to a file or puts another in its place."""
-
-    size_bytes: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-    device: int
 
 
 class Unfit(Exception):
@@ -32,8 +22,7 @@ class Unfit(Exception):
 
 def identity(handle: int) -> Identity:
     """The identity of an open file."""
-    s = os.fstat(handle)
-    return Identity(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev)
+    return identity_of(os.fstat(handle))
 
 
 def open_pin(place: Place, pin: FilePin) -> int:

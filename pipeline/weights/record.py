@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -10,10 +10,11 @@ from pydantic import Field, StringConstraints
 
 from pipeline import __version__
 from pipeline.model import Digest, Frozen, Hex, canonical_json, sha256_of
-from pipeline.weights.manifest import look, prove
 from pipeline.weights.model import Repository, Sha1, WeightsLock, dump
 from pipeline.weights.place import Place
-from pipeline.weights.proof import Identity
+from pipeline.weights.survey import Finding
+from pipeline.weights.verify import Request, verify
+from pipeline.weights.vouched import look
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["urn:sm120-pipeline:predicate:weights:v1"] = (
@@ -95,7 +96,7 @@ def set_digest(lock: WeightsLock) -> str:
 
 def record(
     place: Place,
-    vouched: Mapping[str, Identity],
+    neighbours: Collection[Place] = (),
     *,
     full: bool = False,
     now: datetime | None = None,
@@ -115,7 +116,7 @@ def record(
             files=len(lock.files),
             size_bytes=lock.size_bytes,
             layout="hub-cache" if place.hub_cache else "plain",
-            verification=_verification(place, vouched, at, full=full),
+            verification=(_full if full else _by_receipt)(place, neighbours, at),
             tool=Tool(version=__version__),
         ),
     )
@@ -125,36 +126,39 @@ def _subject(name: str, digest: str) -> Subject:
     return Subject(name=name, digest=Sha256(sha256=digest.removeprefix("sha256:")))
 
 
-def _verification(
-    place: Place, vouched: Mapping[str, Identity], at: str, *, full: bool
-) -> Verification:
-    if full:
-        done = prove(place, {}, full=True)
-        return _judged("full", at, done.wrong, [], read=done.files_read, vouched=0)
-    seen = look(place, vouched)
-    return _judged("receipt", at, seen.wrong, seen.unknown, read=0, vouched=len(seen.vouched))
-
-
-def _judged(
-    how: Literal["full", "receipt"],
-    at: str,
-    wrong: Mapping[str, str],
-    unknown: list[str],
-    *,
-    read: int,
-    vouched: int,
-) -> Verification:
-    why = [f"{path}: {reason}" for path, reason in sorted(wrong.items())]
-    if unknown:
-        why.append(f"no receipt vouches for {len(unknown)} files, such as {unknown[0]}")
+def _full(place: Place, neighbours: Collection[Place], at: str) -> Verification:
+    report = verify(place, Request(full=True), neighbours).report
+    why = [_words(finding) for finding in report.damage]
     return Verification(
-        result="damaged" if wrong else "unknown" if unknown else "verified",
-        how=how,
+        result="damaged" if why else "verified",
+        how="full",
         at=at,
-        files_read=read,
-        files_by_receipt=vouched,
+        files_read=report.files_read,
+        files_by_receipt=0,
         why=why,
     )
+
+
+def _by_receipt(place: Place, neighbours: Collection[Place], at: str) -> Verification:
+    seen = look(place, neighbours)
+    why = [_words(finding) for finding in seen.findings if finding.damage]
+    result: Literal["verified", "damaged", "unknown"] = "damaged" if why else "verified"
+    if seen.unknown:
+        result = "damaged" if why else "unknown"
+        first = seen.unknown[0].path
+        why.append(f"no receipt vouches for {len(seen.unknown)} files, such as {first}")
+    return Verification(
+        result=result,
+        how="receipt",
+        at=at,
+        files_read=0,
+        files_by_receipt=len(seen.vouched),
+        why=why,
+    )
+
+
+def _words(finding: Finding) -> str:
+    return f"{finding.kind}: {finding.path} {finding.detail}".rstrip()
 
 
 def as_json(statement: Record) -> dict[str, Any]:

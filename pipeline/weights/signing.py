@@ -20,6 +20,7 @@ from pipeline.errors import ModelSignatureInvalid, WeightsDamaged
 from pipeline.files import write_bytes
 from pipeline.model import Hex, stays_below
 from pipeline.weights import bundle
+from pipeline.weights.hashing import Identity
 from pipeline.weights.manifest import (
     GIT_PATHS,
     OWN_PATHS,
@@ -30,7 +31,7 @@ from pipeline.weights.manifest import (
     sha256_below,
 )
 from pipeline.weights.place import Place
-from pipeline.weights.proof import Identity, Unfit
+from pipeline.weights.proof import Unfit
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pipeline.weights.hashing import Identity
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
-from pipeline.weights.proof import Identity, Unfit, check_open, identity, open_pin, read_checked
+from pipeline.weights.proof import Unfit, check_open, identity, open_pin, read_checked
 
 SMALL_BYTES = 8 << 20  # such files are hashed anew each time they are handed out
 _WAIT_S = 2.0
