@@ -8,17 +8,18 @@ import os
 import socket
 import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pipeline import log
 from pipeline.cli.common import json_option
 from pipeline.errors import AddressUnusable
-from pipeline.weights.serve.hub import Hub
-from pipeline.weights.serve.keeper import Keeper
-from pipeline.weights.serve.server import Server
-from pipeline.weights.serve.shelf import Shelf, shelf_of
-from pipeline.weights.vouched import vouched
+
+if TYPE_CHECKING:
+    from pipeline.weights.serve.keeper import Keeper
+    from pipeline.weights.serve.server import Server
+    from pipeline.weights.serve.shelf import Shelf
 
 _folders = click.argument(
     "folders",
@@ -58,6 +59,10 @@ def serve(
     Clients set HF_ENDPOINT to the printed address. Only files of the locks exist, and each is
     sent only while it is proved: by the receipt of `verify`, or by hashing it in the background.
     """
+    from pipeline.weights.serve.hub import Hub
+    from pipeline.weights.serve.server import Server
+    from pipeline.weights.serve.shelf import shelf_of
+
     tls = _tls(tls_cert, tls_key)
     shelf = shelf_of(folders)
     tokens = _tokens(token_file) if token_file else frozenset()
@@ -78,6 +83,9 @@ def serve(
 
 
 def _keeper(shelf: Shelf) -> Keeper:
+    from pipeline.weights.serve.keeper import Keeper
+    from pipeline.weights.vouched import vouched
+
     keeper = Keeper(shelf.files)
     keeper.believe(vouched)
     if left := sum(held.pin.size_bytes for held in shelf.files if held.state == "unproved"):

@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pipeline import log
 from pipeline.cli.common import json_option, say_json
 from pipeline.errors import KeyUnusable, WeightsDamaged, WeightsUnknown
-from pipeline.weights import bundle, signing
-from pipeline.weights.place import Place, find_places
-from pipeline.weights.record import as_json as record_json
-from pipeline.weights.record import record as make_record
-from pipeline.weights.vouched import look, vouched
+
+if TYPE_CHECKING:
+    from pipeline.weights.place import Place
 
 _folder = click.argument(
     "folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
@@ -51,12 +50,14 @@ def sign(
     Files that a receipt vouches for are not read again. The stock tool accepts the signature:
     `model_signing verify key DIR --signature SIG --public_key KEY.pub`.
     """
+    from pipeline.weights import bundle, signing
+
     place = _one(folder, name)
     loaded = bundle.private_key(key, _password(password_file))
     if key.stat().st_mode & 0o077:
         log.say(f"{key.name} can be read by others on this machine; `chmod 600` it")
     target = signature or signing.default_signature(place)
-    done = signing.sign(place, loaded, target, vouched(place), full=full)
+    done = signing.sign(place, loaded, target, full=full)
     if as_json:
         return say_json({**asdict(done), "signature": str(done.signature)})
     for path in done.not_covered:
@@ -86,6 +87,9 @@ def check_signature(
     as_json: bool,
 ) -> None:
     """Hold a folder against a model-signing signature, by whomever it was made."""
+    from pipeline.weights import bundle, signing
+    from pipeline.weights.vouched import look
+
     place = _place_or_none(folder, name, needed=signature is None)
     target = signature or (signing.default_signature(place) if place else folder / signing.NAME)
     known: dict[str, str] = {}
@@ -107,8 +111,11 @@ def check_signature(
 @click.option("--json", "as_json", is_flag=True, help="Always so: a record is JSON.")
 def record(folder: Path, name: str | None, full: bool, as_json: bool) -> None:
     """Say what a set is and how it was verified, as an in-toto statement."""
-    made = make_record(_one(folder, name), find_places(folder), full=full)
-    say_json(record_json(made))
+    from pipeline.weights import record as records
+    from pipeline.weights.place import find_places
+
+    made = records.record(_one(folder, name), find_places(folder), full=full)
+    say_json(records.as_json(made))
     found = made.predicate.verification
     if found.result != "verified":
         log.say(f"{found.result}: {'; '.join(found.why)}")
@@ -117,6 +124,8 @@ def record(folder: Path, name: str | None, full: bool, as_json: bool) -> None:
 
 
 def _one(folder: Path, name: str | None) -> Place:
+    from pipeline.weights.place import find_places
+
     found = [p for p in find_places(folder) if name in (None, p.lock.name)]
     names = ", ".join(p.lock.name for p in find_places(folder))
     if not found:
@@ -128,10 +137,12 @@ def _one(folder: Path, name: str | None) -> Place:
 
 def _place_or_none(folder: Path, name: str | None, *, needed: bool) -> Place | None:
     """A signed folder need not be a locked one, if it is told where the signature is."""
+    from pipeline.weights.signing import NAME
+
     try:
         return _one(folder, name)
     except WeightsUnknown:
-        if name or (needed and not (folder / signing.NAME).exists()):
+        if name or (needed and not (folder / NAME).exists()):
             raise
         return None
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from pipeline import log
 from pipeline.errors import WeightsDamaged
-from pipeline.weights.hashing import Identity
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place
 from pipeline.weights.proof import (
     Unfit,
     check_open,
     hash_open,
-    identity,
     open_below,
     open_pin,
 )
@@ -33,66 +29,24 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-@dataclass
-class Proved:
-    """The files of a set by path: their SHA-256, what is wrong, and how it is known."""
-
-    digests: dict[str, str] = field(default_factory=dict)
-    wrong: dict[str, str] = field(default_factory=dict)
-    files_read: int = 0
-    by_receipt: int = 0
-
-    def or_damaged(self, name: str) -> dict[str, str]:
-        """The digests, if every file is right."""
-        if self.wrong:
-            first = "; ".join(f"{p}: {why}" for p, why in sorted(self.wrong.items())[:3])
-            raise WeightsDamaged(f"{name}: {len(self.wrong)} files are not right: {first}")
-        return self.digests
+def locked_digests(place: Place) -> dict[str, str]:
+    """The SHA-256 of every file of a verified set; only those git knows by SHA-1 are read."""
+    small = [pin for pin in place.lock.files if not pin.sha256]
+    found = on_cores(lambda pin: _digest(place, pin), small)
+    digests = {pin.path: pin.sha256 for pin in place.lock.files if pin.sha256}
+    for pin, digest in zip(small, found, strict=True):
+        if isinstance(digest, Unfit):
+            raise WeightsDamaged(f"{pin.path}: {digest}")
+        digests[pin.path] = digest
+    return digests
 
 
-def prove(place: Place, vouched: Mapping[str, Identity], *, full: bool = False) -> Proved:
-    """Every file of a set; with a locked SHA-256 and a receipt it need not be read."""
-    known = {} if full else vouched
-    total = sum(p.size_bytes for p in place.lock.files if p.path not in known)
-    with log.progress("read", total) as bar:
-
-        def one(pin: FilePin) -> tuple[str, bool]:
-            return _prove_one(place, pin, known.get(pin.path), bar.advance)
-
-        return _sorted_out(place.lock.files, on_cores(one, place.lock.files))
-
-
-def _sorted_out(pins: list[FilePin], results: list[tuple[str, bool] | Unfit]) -> Proved:
-    done = Proved()
-    for pin, result in zip(pins, results, strict=True):
-        if isinstance(result, Unfit):
-            done.wrong[pin.path] = str(result)
-            continue
-        done.digests[pin.path], was_read = result
-        done.files_read += was_read
-        done.by_receipt += not was_read
-    return done
-
-
-def _prove_one(
-    place: Place, pin: FilePin, known: Identity | None, tell: Callable[[int], None]
-) -> tuple[str, bool]:
-    if place.hub_cache and _link(place.name(pin)) != place.link_target(pin):
-        raise Unfit("its name does not lead to its blob")
+def _digest(place: Place, pin: FilePin) -> str:
     handle = open_pin(place, pin)
     try:
-        if pin.sha256 and known is not None and identity(handle) == known:
-            return pin.sha256, False
-        return check_open(handle, pin, tell)[1], True
+        return check_open(handle, pin)[1]
     finally:
         os.close(handle)
-
-
-def _link(path: Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
 
 
 def on_cores(work: Callable[[Item], Result], items: list[Item]) -> list[Result | Unfit]:

@@ -20,18 +20,18 @@ from pipeline.errors import ModelSignatureInvalid, WeightsDamaged
 from pipeline.files import write_bytes
 from pipeline.model import Hex, stays_below
 from pipeline.weights import bundle
-from pipeline.weights.hashing import Identity
 from pipeline.weights.manifest import (
     GIT_PATHS,
     OWN_PATHS,
     files_below,
     is_below,
+    locked_digests,
     on_cores,
-    prove,
     sha256_below,
 )
 from pipeline.weights.place import Place
 from pipeline.weights.proof import Unfit
+from pipeline.weights.verify import Request, verify
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
@@ -112,23 +112,21 @@ def statement(name: str, digests: Mapping[str, str], *, links: bool) -> dict[str
 
 
 def sign(
-    place: Place,
-    key: ec.EllipticCurvePrivateKey,
-    signature: Path,
-    vouched: Mapping[str, Identity],
-    *,
-    full: bool = False,
+    place: Place, key: ec.EllipticCurvePrivateKey, signature: Path, *, full: bool = False
 ) -> Signed:
     """Sign a set that is whole, and alone in its folder."""
     ignored = [*OWN_PATHS, *GIT_PATHS, *_inside(signature, place.snapshot)]
     known = {pin.path for pin in place.lock.files}
+    report = verify(place, Request(full=full)).report
+    if damage := report.damage:
+        words = _some([f"{finding.path} ({finding.kind})" for finding in damage])
+        raise WeightsDamaged(f"{place.lock.name}: not signed, for it is damaged: {words}")
     if extra := [p for p in files_below(place.snapshot, ignored) if p not in known]:
         raise WeightsDamaged(
             f"{place.lock.name}: not in the lock, but in the folder to be signed: {_some(extra)}",
             "Move what is not part of the set out of the folder.",
         )
-    proved = prove(place, vouched, full=full)
-    digests = proved.or_damaged(place.lock.name)
+    digests = locked_digests(place)
     covered = {p: d for p, d in digests.items() if not is_below(p, ignored)}
     if not covered:
         raise WeightsDamaged(f"{place.lock.name}: the set has no file that a signature covers")
@@ -138,7 +136,7 @@ def sign(
         signature,
         bundle.key_hint(key.public_key()),
         len(covered),
-        proved.files_read,
+        report.files_read,
         sorted(set(digests) - set(covered)),
     )
 
