@@ -43,7 +43,8 @@ class Hub:
         except NotYet as reason:
             return _error(503, f"the file {reason}: try again", {"Retry-After": str(_RETRY_S)})
         except Unfit as reason:
-            return _error(500, f"the file is refused: it {reason}")
+            # not a 5xx: clients would ask for half a minute more, and the file stays as it is
+            return _error(409, f"the file is refused: it {reason}")
         except Refused as refused:
             return _error(refused.status, str(refused))
 

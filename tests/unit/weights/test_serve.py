@@ -331,7 +331,7 @@ def test_a_byte_flipped_after_the_proof_is_never_sent(
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     for method in ("GET", "HEAD"):
         got = hub.file(size_class, method=method)
-        assert got.status == 500
+        assert got.status == 409
         assert "not the locked ones" in got.headers["X-Error-Message"]
     assert hub.ask("/healthz").json["status"] == "damaged"
 
@@ -339,7 +339,7 @@ def test_a_byte_flipped_after_the_proof_is_never_sent(
 def test_a_repaired_file_is_served_again_without_a_restart(hub: Running, place: Place) -> None:
     path = place.root / "model.safetensors"
     path.write_bytes(BIG[:-1] + b"?")
-    assert hub.file("model.safetensors").status == 500
+    assert hub.file("model.safetensors").status == 409
     path.unlink()
     path.write_bytes(BIG)
     assert hub.file("model.safetensors").body == BIG
@@ -362,7 +362,7 @@ def test_a_file_that_is_not_the_locked_one_is_refused(
         path.mkdir()
     if fault == "pipe":
         os.mkfifo(path)
-    assert hub.file(name).status == 500
+    assert hub.file(name).status == 409
 
 
 def test_a_folder_that_became_a_link_is_not_followed(
@@ -370,7 +370,7 @@ def test_a_folder_that_became_a_link_is_not_followed(
 ) -> None:
     (place.root / "sub dir").rename(tmp_path / "elsewhere")
     (place.root / "sub dir").symlink_to(tmp_path / "elsewhere")
-    assert hub.file("sub dir/part.safetensors").status == 500
+    assert hub.file("sub dir/part.safetensors").status == 409
 
 
 def test_a_file_that_changes_while_it_is_sent_never_arrives_whole(
