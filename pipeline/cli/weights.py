@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from pipeline.cli.weights_check import scrub, verify
+from pipeline.cli.weights_fetch import fetch_set
+from pipeline.cli.weights_lock import list_sets, lock_sets
 from pipeline.cli.weights_serve import serve
 from pipeline.cli.weights_sign import check_signature, record, sign
 
@@ -22,5 +24,8 @@ def weights() -> None:
     """Lock, fetch, verify, serve and fit model weights."""
 
 
-for command in (verify, scrub, serve, sign, check_signature, record):
+for command in (
+    *(list_sets, lock_sets, fetch_set, verify, scrub),
+    *(serve, sign, check_signature, record),
+):
     weights.add_command(command)

@@ -12,11 +12,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from pipeline.errors import OfflineMiss, PipelineError, SourceUnreachable
+from pipeline.errors import (
+    DigestMismatch,
+    HubBroken,
+    HubRefused,
+    OfflineMiss,
+    PipelineError,
+    RevisionMoved,
+    SourceUnreachable,
+)
 from pipeline.weights.model import FilePin, WeightsLock
 
 STRIKES = 2  # so often in a row without a byte, and a route is asked last
 _LONGEST_HOLD_S = 600.0
+_TELLING = (DigestMismatch, RevisionMoved, HubRefused, HubBroken, OfflineMiss, PipelineError)
 
 
 class Body(Protocol):
@@ -88,9 +97,10 @@ class Router:
             return self._routes[left[turn % len(left)]]
 
     def _ending(self, pin: FilePin, endings: list[PipelineError]) -> PipelineError:
-        """The most telling reason: what a later, more authoritative route said."""
-        said = [e for e in endings if not isinstance(e, OfflineMiss)] or endings
-        return said[-1] if said else OfflineMiss(f"{pin.path}: no route to it")
+        """The most telling of the reasons; among equals the last, as the Hub comes after others."""
+        told = [e for kind in _TELLING for e in reversed(endings) if isinstance(e, kind)]
+        words = f"{pin.path}: is not here, and no server may be asked"
+        return told[0] if told else _offline(words)
 
     def has_no(self, route: Route, pin: FilePin, ending: PipelineError) -> None:
         """Never ask this route for this file again."""
@@ -134,7 +144,11 @@ class FolderRoute:
                     return _FileBody(path.open("rb"), start, stop)
             except OSError:
                 continue
-        raise NotHere(OfflineMiss(f"{pin.path}: is not in {self.name}"))
+        raise NotHere(_offline(f"{pin.path}: is not in {self.name}"))
+
+
+def _offline(words: str) -> OfflineMiss:
+    return OfflineMiss(words, "Run without --offline, or name a folder that has it with --from.")
 
 
 class _FileBody:

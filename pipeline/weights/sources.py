@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from pipeline.errors import OfflineMiss, WishInvalid
+from pipeline.errors import WishInvalid
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import folder_of
 from pipeline.weights.http_route import STALL_S, HttpRoute, Repository
@@ -48,12 +48,3 @@ def find_routes(
     if has_xet():
         routes.append(XetRoute(client, hub, stall_s))
     return routes
-
-
-def require_some(routes: Sequence[Route]) -> None:
-    """Without any route nothing can come."""
-    if not routes:
-        raise OfflineMiss(
-            "--offline, and no folder is named",
-            "Name a folder that has the files with --from, or run without --offline.",
-        )

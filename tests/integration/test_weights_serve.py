@@ -189,6 +189,40 @@ def test_library_calls_of_engines_are_answered(
         assert set(contents(Path(folder))) == {p for p in SMALL if p.endswith(".json")}
 
 
+def test_our_own_lock_and_fetch_go_full_circle(place: Place, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / "images").mkdir(parents=True)
+    (checkout / "lockfiles" / "weights").mkdir(parents=True)
+    wish = {
+        "name": "tiny",
+        "repository": "org/tiny",
+        "format": "safetensors",
+        "quant": "bf16",
+        "about": "A set of weights that is only here for the tests.",
+    }
+    folder = checkout / "lockfiles" / "weights"
+    (folder / "tiny.yaml").write_text(json.dumps(wish), encoding="utf-8")
+    with serving(tmp_path, str(place.root)) as server:
+        server.wait_until_ready()
+
+        def sm120(endpoint: str, *args: str) -> None:
+            env = {**os.environ, "HF_ENDPOINT": endpoint, "HOME": str(tmp_path)}
+            env |= {"no_proxy": "127.0.0.1", "HF_HOME": str(tmp_path / "hf")}
+            command = [sys.executable, "-m", "pipeline", "--checkout", str(checkout), "weights"]
+            done = subprocess.run(
+                [*command, *args], env=env, cwd=ROOT, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+
+        sm120(server.endpoint, "lock", "tiny")
+        assert (folder / "tiny.lock.yaml").read_bytes() == place.lock_file.read_bytes()
+        to = tmp_path / "got"
+        nowhere = "http://127.0.0.1:9"
+        sm120(nowhere, "fetch", "tiny", "--to", str(to), "--from", server.endpoint)
+        assert contents(to) == {**SMALL, **LARGE}
+        sm120(nowhere, "verify", str(to), "--full")
+
+
 def test_ranges_in_parallel_make_up_the_file(place: Place, tmp_path: Path) -> None:
     with serving(tmp_path, str(place.root)) as server:
         server.wait_until_ready()

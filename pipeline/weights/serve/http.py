@@ -19,11 +19,11 @@ _ONCE = {"host", "content-length", "authorization", "range", "if-range", "conten
 
 
 class Refused(Exception):
-    """A request that gets an error and no more requests after it."""
+    """A request that gets an error instead of an answer."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, extra: dict[str, str] | None = None) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.extra = status, extra or {}
 
 
 class Closed(Exception):
@@ -87,10 +87,12 @@ class Reader:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._buffer = sock, b""
+        self._idle_s = HEAD_S  # who connects has something to ask
 
     def next(self) -> Request:
         """The next request; raises Closed at the end and Refused for what is no request."""
-        deadline = time.monotonic() + (HEAD_S if self._buffer else IDLE_S)
+        deadline = time.monotonic() + (HEAD_S if self._buffer else self._idle_s)
+        self._idle_s = IDLE_S
         while b"\r\n\r\n" not in self._buffer:
             if len(self._buffer) > HEAD_BYTES:
                 raise Refused(431, "the headers are too long")

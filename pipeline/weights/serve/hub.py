@@ -46,7 +46,7 @@ class Hub:
             # not a 5xx: clients would ask for half a minute more, and the file stays as it is
             return _error(409, f"the file is refused: it {reason}")
         except Refused as refused:
-            return _error(refused.status, str(refused))
+            return _error(refused.status, str(refused), refused.extra)
 
     def _answer(self, request: Request) -> Answer:
         parts, query = ask.split(request.target)
@@ -158,7 +158,8 @@ class Hub:
 
     def _check_method(self, request: Request, *allowed: str) -> None:
         if request.method not in allowed:
-            raise Refused(405, f"only {', '.join(allowed)} may be used here")
+            names = ", ".join(allowed)
+            raise Refused(405, f"only {names} may be used here", {"Allow": names})
 
 
 def _json(

@@ -40,6 +40,7 @@ class Server:
     sent_bytes: int = 0
     _open: set[socket.socket] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _log_lock: threading.Lock = field(default_factory=threading.Lock)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def listen(self) -> None:
@@ -100,23 +101,40 @@ class Server:
                 sock.send(_BUSY if self.tls is None else b"")
             sock.close()
             return
-        threading.Thread(target=self._serve, args=(sock, str(peer[0])), daemon=True).start()
-
-    def _serve(self, raw: socket.socket, peer: str) -> None:
-        sock = raw
         try:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            raw.settimeout(_HANDSHAKE_S)
+            threading.Thread(target=self._serve, args=(sock, str(peer[0])), daemon=True).start()
+        except RuntimeError:  # the machine has no thread left: this client must come again
+            self._forget(sock)
+
+    def _serve(self, sock: socket.socket, peer: str) -> None:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.settimeout(_HANDSHAKE_S)
             if self.tls:
-                sock = self.tls.wrap_socket(raw, server_side=True)
+                sock = self._secured(sock, self.tls)
             self._talk(sock, peer)
-            _linger(raw)
+            _linger(sock)
         except OSError:
             pass  # the client is gone, or speaks no TLS
         finally:
-            with self._lock:
-                self._open.discard(raw)
-            sock.close()
+            self._forget(sock)
+
+    def _secured(self, raw: socket.socket, tls: ssl.SSLContext) -> socket.socket:
+        sock = tls.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+        with self._lock:
+            self._open.discard(raw)
+            self._open.add(sock)
+        try:
+            sock.do_handshake()
+        except BaseException:
+            self._forget(sock)
+            raise
+        return sock
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._open.discard(sock)
+        sock.close()
 
     def _talk(self, sock: socket.socket, peer: str) -> None:
         reader = Reader(sock)
@@ -140,7 +158,7 @@ class Server:
         try:
             return self.answer(request)
         except Exception as error:
-            log.say(f"a defect: {type(error).__name__}: {error}")
+            self._say(f"a defect: {type(error).__name__}: {error}")
             return Answer(500, {"X-Error-Message": "the server has a defect"})
 
     def _send(self, sock: socket.socket, request: Request, answer: Answer, stays: bool) -> bool:
@@ -158,7 +176,7 @@ class Server:
                 self.requests += 1
                 self.sent_bytes += sent
         except Broken as reason:
-            log.say(f"broken off: {_plain(request.target)}: {reason}")
+            self._say(f"broken off: {_plain(request.target)}: {reason}")
             return False
         finally:
             if part is not None:
@@ -169,7 +187,12 @@ class Server:
         said = answer.headers.get("X-Error-Message", "")
         size = 0 if request.method == "HEAD" else answer.length
         line = f"{peer} {request.method} {_plain(request.target)} {answer.status} {size}"
-        log.say(f"{line} {seconds:.3f}s{f' ({said})' if said else ''}")
+        self._say(f"{line} {seconds:.3f}s{f' ({said})' if said else ''}")
+
+    def _say(self, line: str) -> None:
+        """A line is written in two pieces; threads must not mix them."""
+        with self._log_lock:
+            log.say(line)
 
 
 def _linger(sock: socket.socket) -> None:

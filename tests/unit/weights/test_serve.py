@@ -314,7 +314,8 @@ def test_what_is_not_locked_does_not_exist(hub: Running, path: str, code: str) -
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "POST", "TRACE"])
 def test_nothing_can_be_written(hub: Running, method: str) -> None:
-    assert hub.file("config.json", method=method).status == 405
+    got = hub.file("config.json", method=method)
+    assert (got.status, got.headers["Allow"]) == (405, "GET, HEAD")
     assert hub.ask("/api/models/org/tiny", method).status == 405
 
 
@@ -528,6 +529,13 @@ def test_a_client_that_does_not_read_is_cut_off(
         )
         time.sleep(1)
     assert "does not read" in capfd.readouterr().err
+
+
+def test_a_client_that_asks_nothing_is_let_go(
+    hub: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HEAD_S", 0.2)
+    assert hub.raw(b"") == b""
 
 
 def test_more_clients_than_allowed_are_told_to_wait(place: Place) -> None:
