@@ -442,9 +442,10 @@ def test_the_log_has_a_line_a_request_and_no_token(
         hub.file("config.json", Authorization="Bearer hf_right_token")
         hub.ask("/org/tiny/resolve/main/config.json?token=hf_right_token")
     said = capfd.readouterr().err
-    lines = [line for line in said.splitlines() if "config.json" in line]
+    lines = sorted(line for line in said.splitlines() if "config.json" in line)
     assert len(lines) == 2
     assert " 200 23 " in lines[0]
+    assert " 401 " in lines[1]
     assert "hf_right_token" not in said
 
 
