@@ -17,7 +17,8 @@ from urllib.parse import quote
 
 import pytest
 
-from pipeline.errors import AddressUnusable, LockEdited
+from pipeline.cli import weights_serve
+from pipeline.errors import AddressUnusable, LockEdited, WeightsUnknown
 from pipeline.weights.place import Place
 from pipeline.weights.proof import identity, open_pin
 from pipeline.weights.serve import http as wire
@@ -29,6 +30,7 @@ from pipeline.weights.serve.ranges import Unsatisfiable, wanted_range
 from pipeline.weights.serve.server import Server
 from pipeline.weights.serve.shelf import folder_ids, shelf_of
 from tests.testbed.locked_set import COMMIT, SMALL, make_set, pin_of, random_bytes
+from tests.unit.support import Command
 
 BIG = random_bytes(9_000_001)
 LARGE = {"model.safetensors": BIG, "sub dir/part.safetensors": b"short but large by name"}
@@ -629,3 +631,51 @@ def test_an_address_that_is_taken_is_said_plainly(hub: Running, place: Place) ->
     )
     with pytest.raises(AddressUnusable, match="cannot listen"), taken():
         pass
+
+
+BAD_STARTS = {
+    "an empty token file": ("", ["--token-file", "tokens"], 77),
+    "a short token": ("short", ["--token-file", "tokens"], 77),
+    "a token with a space": ("two words here", ["--token-file", "tokens"], 77),
+    "a certificate that is none": ("not a certificate", ["--tls-cert", "tokens"], 77),
+    "an address of another machine": ("", ["--host", "192.0.2.1"], 77),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STARTS)
+def test_the_command_does_not_start_with(
+    place: Place, tmp_path: Path, sm120: Command, name: str
+) -> None:
+    text, options, code = BAD_STARTS[name]
+    (tmp_path / "tokens").write_text(text, encoding="utf-8")
+    done = sm120("weights", "serve", str(place.root), "--port", "0", *options)
+    assert (done.code, done.out) == (code, "")
+    assert done.err.count("sm120: ") == 1
+
+
+def test_the_command_does_not_serve_what_is_not_locked(
+    place: Place, tmp_path: Path, sm120: Command
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert sm120("weights", "serve", str(tmp_path / "empty")).code == WeightsUnknown.exit_code
+    text = place.lock_file.read_text(encoding="utf-8")
+    place.lock_file.write_text(text.replace("org/tiny", "org/evil"), encoding="utf-8")
+    assert sm120("weights", "serve", str(place.root)).code == LockEdited.exit_code
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback", "name"),
+    [
+        ("127.0.0.1", True, "127.0.0.1"),
+        ("127.9.9.9", True, "127.9.9.9"),
+        ("::1", True, "[::1]"),
+        ("localhost", True, "localhost"),
+        ("0.0.0.0", False, socket.gethostname()),
+        ("::", False, socket.gethostname()),
+        ("10.0.0.5", False, "10.0.0.5"),
+        ("node7", False, "node7"),
+    ],
+)
+def test_clients_are_told_an_address_they_can_use(host: str, loopback: bool, name: str) -> None:
+    assert weights_serve._is_loopback(host) is loopback
+    assert weights_serve._name(host) == name
