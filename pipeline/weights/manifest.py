@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from pipeline.errors import WeightsDamaged
+from pipeline.weights.hashing import cores
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place
 from pipeline.weights.proof import (
@@ -60,7 +61,7 @@ def on_cores(work: Callable[[Item], Result], items: list[Item]) -> list[Result |
         except OSError as error:
             return Unfit(f"cannot be read ({error.strerror})")
 
-    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(cores())
     try:
         return list(pool.map(caught, items))
     finally:

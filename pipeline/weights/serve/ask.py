@@ -12,11 +12,15 @@ from pipeline.weights.serve.http import Refused, Request
 Query = dict[str, list[str]]
 
 
+def below_host(target: str) -> str:
+    """The target without scheme and host, which a client of a proxy sends too."""
+    match = re.match(r"https?://[^/?#]*", target, re.I)
+    return target[match.end() :] if match else target
+
+
 def split(target: str) -> tuple[list[str], Query]:
     """The parts of the path, each decoded by itself, and the query."""
-    if match := re.match(r"https?://[^/?#]*", target, re.I):
-        target = target[match.end() :]
-    path, _, text = target.partition("?")
+    path, _, text = below_host(target).partition("?")
     if not path.startswith("/"):
         raise Refused(400, "the target is no path")
     try:

@@ -96,7 +96,7 @@ class Hub:
         page, more = rows[start : start + limit], len(rows) > start + limit
         extra = {}
         if more:
-            path = request.target.partition("?")[0]
+            path = ask.below_host(request.target).partition("?")[0]
             asked = {name: values[0] for name, values in query.items()}
             text = urlencode({**asked, "limit": limit, "cursor": start + limit})
             here = f"{self.scheme}://{request.header('host')}"

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline.weights.hashing import Identity
+from pipeline.weights.hashing import Identity, cores
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 from pipeline.weights.proof import Unfit, check_open, identity, open_pin, read_checked
 
 SMALL_BYTES = 8 << 20  # such files are hashed anew each time they are handed out
 _WAIT_S = 2.0
+_MOST_THREADS = 4
 # A file written to in the same tick of a disk's clock could change once more without a trace.
 _TICK_S = 2.0
 
@@ -49,21 +50,15 @@ class Held:
 class Keeper:
     """Judges files in the background, those that are asked for first."""
 
-    def __init__(
-        self,
-        files: Iterable[Held],
-        *,
-        threads: int = 0,
-    ) -> None:
+    def __init__(self, files: Iterable[Held]) -> None:
         self.files = list(files)
         self.tell: Callable[[int], None] | None = None
         self._queue: deque[Held] = deque()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        count = threads or min(4, os.cpu_count() or 1)
         self._threads = [
             threading.Thread(target=self._work, name=f"prove-{n}", daemon=True)
-            for n in range(count)
+            for n in range(min(_MOST_THREADS, cores()))
         ]
 
     def believe(self, vouched: Callable[[Place], Mapping[str, Identity]]) -> None:
@@ -98,13 +93,14 @@ class Keeper:
         handle = self._opened(held)
         try:
             now = identity(handle)
-            if held.seen != now:
+            if self._verdict(held)[1] != now:
                 self._judge_soon(held)
-            if held.state == "proved" and held.seen == now:
-                return handle, now
-            if held.state == "wrong" and held.seen == now:
-                raise Unfit(held.why)
-            raise NotYet("is still being proved")
+            state, seen, why = self._verdict(held)
+            if seen != now or state == "unproved":
+                raise NotYet("is still being proved")
+            if state == "wrong":
+                raise Unfit(why)
+            return handle, now
         except BaseException:
             os.close(handle)
             raise
@@ -167,7 +163,7 @@ class Keeper:
         except Unfit as reason:
             self._set(held, "wrong", found, str(reason))
         except (OSError, _Stopped) as error:
-            self._set(held, "wrong", None, f"cannot be read ({error})")
+            self._set(held, "wrong", found, f"cannot be read ({error})")
 
     def _let_settle(self, held: Held, found: Identity) -> None:
         if not held.is_small:
@@ -179,6 +175,11 @@ class Keeper:
             raise _Stopped
         if self.tell:
             self.tell(n_bytes)
+
+    def _verdict(self, held: Held) -> tuple[State, Identity | None, str]:
+        """All of it from one moment: half an old verdict and half a new one would be none."""
+        with self._changed:
+            return held.state, held.seen, held.why
 
     def _set(self, held: Held, state: State, seen: Identity | None, why: str) -> None:
         with self._changed:
