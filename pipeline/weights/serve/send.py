@@ -15,6 +15,7 @@ STALL_S = 60.0  # so long may a client take for the next _LEAST_BYTES
 _LEAST_BYTES = 64 << 10
 _ONCE_BYTES = 8 << 20
 _COPY_BYTES = 256 << 10
+_TAIL_BYTES = 64 << 10
 
 
 class Broken(Exception):
@@ -35,20 +36,33 @@ def send_bytes(sock: socket.socket, data: bytes, *, more: bool = False) -> None:
 
 
 def send_part(sock: socket.socket, part: FilePart) -> int:
-    """All bytes of a part, the last ones only while the file is still the proved one."""
-    clock = _Clock()
-    sent = 0
+    """All bytes of a part, the last ones only if the file is still the proved one by then.
+
+    A client whose file stays short throws it away or asks again. What is written to a file after
+    its last bytes were taken may still reach pages that are on their way: no server that does
+    not copy can rule that out, and our own fetch hashes what arrives.
+    """
+    clock, sent = _Clock(), 0
+    tail = min(part.length, _TAIL_BYTES)
     try:
-        while sent < part.length:
-            want = min(part.length - sent, _ONCE_BYTES)
-            # a change is noticed before the bytes that would complete the client's file
-            if identity(part.handle) != part.seen:
-                raise Broken("the file changed while it was sent")
+        while sent < part.length - tail:
+            _check(part)
+            want = min(part.length - tail - sent, _ONCE_BYTES)
             sent += _send_some(sock, part.handle, part.start + sent, want, clock)
             clock.moved(sent)
+        last = os.pread(part.handle, tail, part.start + sent)
+        _check(part)
+        if len(last) != tail:
+            raise Broken("the file became shorter while it was sent")
+        send_bytes(sock, last)
     except OSError as error:
         raise Broken(str(error)) from None
-    return sent
+    return part.length
+
+
+def _check(part: FilePart) -> None:
+    if identity(part.handle) != part.seen:
+        raise Broken("the file changed while it was sent")
 
 
 def _send_some(sock: socket.socket, handle: int, offset: int, want: int, clock: _Clock) -> int:
