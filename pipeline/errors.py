@@ -247,6 +247,24 @@ class ModelUnreadable(PipelineError):
     meaning = "a config.json or GGUF header is damaged or of a kind this tool does not know"
 
 
+class AddressUnusable(PipelineError):
+    exit_code = 77
+    meaning = "a server cannot listen where it was told to, or its token or certificate is no good"
+    hint = "Choose another --port or --host; see who has it with `ss -ltnp`."
+
+
+class ModelSignatureInvalid(PipelineError):
+    exit_code = 78
+    meaning = "a weights set's signature is missing, wrong, by another key or over other bytes"
+    hint = "Do not use the set. Fetch it again, or ask its signer for the right key."
+
+
+class KeyUnusable(PipelineError):
+    exit_code = 79
+    meaning = "a key file cannot be read or is of a kind that is not used here"
+    hint = "A fitting key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`."
+
+
 class Interrupted(PipelineError):
     exit_code = 130
     meaning = "stopped by Ctrl-C or a signal"
