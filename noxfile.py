@@ -75,6 +75,13 @@ def build_sm120(session: nox.Session) -> None:
 
 
 @nox.session
+def gate(session: nox.Session) -> None:
+    """Does an engine image fit SM120? Needs no GPU (-- IMAGE [--unpatched] [--numerics] …)."""
+    set_up(session, "run")
+    session.run("sm120", "gate", *(session.posargs or ENGINES[:1]))
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """Unit tests, then integration tests with real parts where this machine can have them."""
     set_up(session, "test")

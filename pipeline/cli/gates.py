@@ -84,6 +84,7 @@ def _opened(
 @arch_option
 @click.option("--unpatched", is_flag=True, help="Judge the engine as published.")
 @series_option
+@click.option("--only", metavar="PATTERN", help="Cases by name, e.g. 'extend-mla-*'.")
 @click.option("--discover", is_flag=True, help="List the kernels that no case reaches yet.")
 @click.option(
     "--numerics",
@@ -101,6 +102,7 @@ def run(
     arch: str,
     unpatched: bool,
     series: str | None,
+    only: str | None,
     discover: bool,
     numerics: bool,
     platform: str | None,
@@ -119,15 +121,18 @@ def run(
     from pipeline.cli.numerics import require_right, show_numbers
     from pipeline.gate.evidence import keep_evidence
     from pipeline.gate.findings import gate_evidence
-    from pipeline.gate.gate import run_gate
+    from pipeline.gate.gate import chosen_cases, run_gate
     from pipeline.gate.limits import card_for
 
+    if discover and only:
+        raise click.UsageError("--discover looks at all cases; leave --only out")
     card = card_for(arch)
     shop = make_workshop(context, mirrors, offline)
     with shop.store.in_use():
         opened = _opened(shop, name, platform, series)
-        with log.step(f"Judging {len(opened.gates.cases())} cases of {name} for {arch}"):
-            result = run_gate(opened, card, unpatched=unpatched, numerics=numerics)
+        count = len(chosen_cases(opened.gates.cases(), only))
+        with log.step(f"Judging {count} cases of {name} for {arch}"):
+            result = run_gate(opened, card, unpatched=unpatched, numerics=numerics, only=only)
         if result.image_digest:
             found = gate_evidence(opened, result)
             keep_evidence(shop.store, name, result.platform, result.image_digest, found)
@@ -226,10 +231,15 @@ def show(result: GateResult) -> str:
     lines = [log.table([*head, "blocks"], rows), ""]
     lines += [f"{case.name}: {case.words}" for case in result.cases if case.words]
     where = "the image's own files" if facts.kind == "image" else f"wheels for {facts.platform}"
-    lines.append(
-        f"{result.engine} {result.engine_version} with {len(result.patches)} patches, Triton"
-        f" {facts.triton}, torch {facts.torch} ({where}, GPU libraries hollow)"
+    held = {0: "unpatched", 1: "with 1 patch"}.get(
+        len(result.patches), f"with {len(result.patches)} patches"
     )
+    lines.append(
+        f"{result.engine} {result.engine_version} {held}, Triton {facts.triton},"
+        f" torch {facts.torch} ({where}, GPU libraries hollow)"
+    )
+    if facts.stand_in:
+        lines.append(facts.stand_in)
     if covered:
         lines.append(
             f"{covered.reached} of the engine's {covered.kernels} Triton kernels are reached;"

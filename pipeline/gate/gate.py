@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -88,19 +89,29 @@ def _series(shop: Workshop, plan: ImagePlan, name: str | None) -> PatchSeries:
 
 
 def run_gate(
-    gate: ImageGate, card: Card, *, unpatched: bool = False, numerics: bool = False
+    gate: ImageGate,
+    card: Card,
+    *,
+    unpatched: bool = False,
+    numerics: bool = False,
+    only: str | None = None,
 ) -> GateResult:
-    """Judge every case of an image for a card, and its numbers where they are asked for."""
+    """Judge an image's cases for a card, and their numbers where they are asked for.
+
+    A result of only some of the cases, or of other patches, is not the image's own.
+    """
     start = time.monotonic()
     tree = gate.tree if unpatched else gate.patched()
-    cases = gate.judge(tree, card, gate.gates.cases())
+    cases = gate.judge(tree, card, chosen_cases(gate.gates.cases(), only))
     record = gate.shop.store.image_record(gate.plan.wish.name, gate.plan.platform)
-    built = record is not None and record.get("key") == gate.plan.key and gate.is_own
+    is_whole = gate.is_own and not unpatched and only is None
+    built = record is not None and record.get("key") == gate.plan.key and is_whole
     seconds = round(time.monotonic() - start, 3)
+    small = chosen_cases(gate.numeric, only) if numerics else []
     return GateResult(
         image=gate.plan.wish.name,
         platform=gate.plan.platform,
-        image_digest=record["descriptor"]["digest"] if record and built and not unpatched else None,
+        image_digest=record["descriptor"]["digest"] if record and built else None,
         engine=tree.project,
         engine_version=tree.version,
         engine_digest=tree.digest,
@@ -110,10 +121,19 @@ def run_gate(
         worker=worker_digest(),
         verdict=overall(cases),
         cases=cases,
-        coverage=coverage(_kernels(gate.shop.store, tree), reached(cases)),
-        numerics=check_numbers(gate.bench(tree, card), gate.numeric) if numerics else None,
+        coverage=coverage(_kernels(gate.shop.store, tree), reached(cases)) if not only else None,
+        numerics=check_numbers(gate.bench(tree, card), small) if numerics else None,
         seconds=seconds,
     )
+
+
+def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
+    """All cases, or those whose name fits a pattern such as `extend-*`."""
+    found = [case for case in cases if only is None or fnmatchcase(case.name, only)]
+    if only is not None and not found:
+        known = ", ".join(case.name for case in cases)
+        raise GateInvalid(f"{only}: no case has such a name (there are: {known})")
+    return found
 
 
 def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
