@@ -21,7 +21,6 @@ from pipeline.cli.common import (
 from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
 
 if TYPE_CHECKING:
-    from pipeline.build.image import Built
     from pipeline.gate.environment import Workshop
     from pipeline.gate.gate import ImageGate
     from pipeline.gate.patches import PatchVerdict
@@ -98,7 +97,9 @@ def run(
 
     Needs no GPU: the image's own Triton compiles what the engine's own functions would launch.
     """
-    from pipeline.gate.gate import keep_result, run_gate
+    from pipeline.gate.evidence import keep_evidence
+    from pipeline.gate.findings import smem_evidence
+    from pipeline.gate.gate import run_gate
     from pipeline.gate.limits import card_for
 
     card = card_for(arch)
@@ -107,8 +108,9 @@ def run(
         opened = _opened(shop, name, platform)
         with log.step(f"Judging {len(opened.gates.cases())} cases of {name} for {arch}"):
             result = run_gate(opened, card, unpatched=unpatched)
-        if result.image_digest and arch == "sm_120":
-            keep_result(shop, result)
+        if result.image_digest:
+            found = [(smem_evidence(opened, result), result.seconds)]
+            keep_evidence(shop.store, name, result.platform, result.image_digest, found)
     if as_json:
         say_json(result.model_dump(mode="json"))
     else:
@@ -192,31 +194,6 @@ def require_passed(result: GateResult) -> None:
         raise GateFailed(f"{result.image}: {len(bad)} cases fail on {result.card.arch}: {named}")
     if result.verdict == "unknown":
         raise GateUnknown(f"{result.image}: {len(bad)} cases could not be judged: {named}")
-
-
-def judge_built(
-    context: click.Context, built: list[Built], mirrors: tuple[str, ...], offline: bool
-) -> None:
-    """The gate as a stage of a build: images that wish for it must fit, patches must be needed."""
-    from pipeline.gate.gate import keep_result, run_gate
-    from pipeline.gate.limits import card_for
-    from pipeline.gate.patches import judge_patches, unproved
-
-    card = card_for("sm_120")
-    shop = make_workshop(context, mirrors, offline)
-    for image in built:
-        if "smem" not in shop.checkout.wish(image.name).gates:
-            continue
-        with shop.store.in_use(), log.step(f"Judging {image.name} for {card.arch}"):
-            opened = _opened(shop, image.name, image.platform)
-            result = run_gate(opened, card)
-            keep_result(shop, result)
-            wrong = unproved(judge_patches(opened, card))
-        log.say(show(result))
-        require_passed(result)
-        if wrong:
-            named = ", ".join(f"{v.patch} is {v.state}" for v in wrong)
-            raise PatchUnproved(f"{image.name}: {named}")
 
 
 def show(result: GateResult) -> str:

@@ -21,6 +21,7 @@ from pipeline.cli.common import (
     say_json,
     store_of,
 )
+from pipeline.cli.stage import judge_images, require_all_passed, stage_json, stage_table
 from pipeline.errors import UnknownImage
 
 if TYPE_CHECKING:
@@ -131,7 +132,12 @@ def make_fetcher(store: Store, mirrors: tuple[str, ...], offline: bool) -> Fetch
 @platform_option
 @click.option("--accept", is_flag=True, help="Take the result as the new golden digest.")
 @click.option("--keep-inputs", is_flag=True, help="Keep wheels also after they became layers.")
-@click.option("--gate", "gated", is_flag=True, help="Judge images that have gates, and patches.")
+@click.option(
+    "--gate",
+    "gated",
+    is_flag=True,
+    help="Then run the images' gates: shared memory, patches, machine code.",
+)
 @mirror_option
 @offline_option
 @json_option
@@ -150,7 +156,8 @@ def build(
     """Build images (all, if none is named) into the store.
 
     Needs no Docker, no root and no emulation. Interrupt it whenever you like: run it again and
-    it goes on. A digest that differs from the committed one is an error.
+    it goes on. A digest that differs from the committed one is an error. With --gate, so is an
+    image that does not fit its card; it is kept, with what the gates said of it.
     """
     from pipeline.build.image import build_images
 
@@ -166,14 +173,15 @@ def build(
             keep_inputs=keep_inputs,
             accept=accept,
         )
-    if gated:
-        from pipeline.cli.gates import judge_built
-
-        judge_built(context, built, mirrors, offline)
+    stages = judge_images(context, built, mirrors, offline) if gated else {}
     elapsed = time.monotonic() - start
     if as_json:
-        return say_json([_built_json(b) for b in built])
+        say_json([{**_built_json(b), **stage_json(stages.get(b))} for b in built])
+        return require_all_passed(stages)
     click.echo(_built_table(built))
+    if stages:
+        click.echo(f"\n{stage_table(stages)}")
+    require_all_passed(stages)
     what = "nothing to do" if all(b.cached for b in built) else "done"
     click.echo(f"\n{what} in {log.seconds(elapsed)}; store {store.root}")
     me, name = own_name(), built[0].name

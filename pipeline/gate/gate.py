@@ -104,14 +104,6 @@ def _kernels(store: Store, tree: EngineTree) -> list[Kernel]:
         return found
 
 
-def keep_result(shop: Workshop, result: GateResult) -> Path:
-    """The result beside the image, for its record."""
-    folder = shop.store.image_folder(result.image, result.platform)
-    path = folder / "gates.json"
-    write_bytes(path, (result.model_dump_json(indent=2) + "\n").encode())
-    return path
-
-
 def find_case(gate: ImageGate, name: str) -> Case:
     """One case by its name."""
     cases = {case.name: case for case in gate.gates.cases()}
