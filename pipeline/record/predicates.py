@@ -44,7 +44,6 @@ class Rebuild(Frozen):
     builder_version: Identity
     builder_code: Digest
     rebuilt_by: Digest  # the key that vouches for it
-    fetched: Literal["from kept inputs", "from the configured sources"]
     claims: Literal["SLSA Build L1; a rebuild on one's own machine is no hosted builder"]
 
 
