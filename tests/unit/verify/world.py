@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +108,19 @@ class World:
     def trust(self) -> Trust:
         return trust_in(trusted(self.key))
 
-    @property
+    @cached_property
     def artifact(self) -> Artifact:
         return open_image(self.store.blob_path(self.built.digest).parent, self.built.digest, "it")
 
     def signed(self, name: str, key: PrivateKey | None = None) -> Envelope:
         return enclose(self.statements[name], [LocalSigner(key or self.key)])
 
-    def envelopes(self) -> dict[str, Envelope]:
+    @cached_property
+    def _good(self) -> dict[str, Envelope]:
         return {name: self.signed(name) for name in self.statements}
+
+    def envelopes(self) -> dict[str, Envelope]:
+        return dict(self._good)
 
     def lie(self, name: str, change: Callable[[dict[str, Any]], None]) -> Envelope:
         """A statement changed at will and signed with the good key."""
