@@ -25,7 +25,7 @@ FILE_NAME = "trust.yaml"
 class Revoked(Frozen):
     """A key that is no longer used, and what that means for what it signed."""
 
-    on: AwareDatetime
+    since: AwareDatetime
     reason: Annotated[str, StringConstraints(min_length=5, max_length=400)]
     compromised: bool
 
@@ -65,7 +65,7 @@ class TrustedKey(Frozen):
         if said is not None and said > now:
             return f"says it was made at {said:%Y-%m-%d %H:%M:%S}, which is still to come"
         when = said or now
-        if self.revoked and (self.revoked.compromised or when >= self.revoked.on):
+        if self.revoked and (self.revoked.compromised or when >= self.revoked.since):
             return f"the key {self.name} is revoked: {self.revoked.reason}"
         if when < self.not_before:
             return f"made before the key {self.name} was trusted ({self.not_before:%Y-%m-%d})"

@@ -83,7 +83,7 @@ def walk(
     title = f"{artifact.title} {artifact.digest}"
     if not exhibits:
         return Walk(Node(title, Verdict.UNSIGNED, "there is no evidence of it"), ())
-    opened = [_open(x, artifact, trust, now) for x in exhibits]
+    opened = [_open(x, artifact, trust, now) for x in sorted(exhibits, key=_is_secondary)]
     made = _provenance(opened)
     nodes = [x if isinstance(x, Node) else _judge(x, artifact, made, checkout, now) for x in opened]
     believed = tuple(
@@ -94,6 +94,12 @@ def walk(
     if artifact.is_image:
         nodes += _missing(believed, made)
     return Walk(Node(title, children=tuple(nodes)), believed)
+
+
+def _is_secondary(exhibit: Exhibit) -> bool:
+    """Provenance comes first: the rest is read in its light."""
+    found = exhibit.envelope
+    return found is None or found.statement.predicate_type != PROVENANCE
 
 
 def _open(

@@ -50,7 +50,7 @@ def test_an_empty_trust_file_trusts_nobody(tmp_path: Path) -> None:
         (FILE.replace("until: 2027-01-01T00:00:00Z", "until: 2027-01-01"), "until"),
         (FILE.replace("until: 2027-01-01T00:00:00Z", "until: never"), "until"),
         (FILE + ENTRY + "\n", "two keys share one id"),
-        (FILE + "  revoked: {on: 2026-01-02T00:00:00Z}\n", "revoked"),
+        (FILE + "  revoked: {since: 2026-01-02T00:00:00Z}\n", "revoked"),
         (FILE.replace("  until: 2027-01-01T00:00:00Z", ""), "until: Field required"),
         (FILE.replace("name: builder", "name: Bu\u0456lder"), "name"),
         ("keys: [*a]", "not valid YAML"),

@@ -473,8 +473,8 @@ def test_other_forged_evidence_is_refused(world: World, name: str) -> None:
 
 
 YEAR = {"not_before": datetime(2025, 1, 1, tzinfo=UTC), "until": datetime(2026, 1, 1, tzinfo=UTC)}
-STOLEN = {"on": datetime(2026, 6, 1, tzinfo=UTC), "reason": "stolen in May", "compromised": True}
-RETIRED = {"on": datetime(2026, 5, 1, tzinfo=UTC), "reason": "replaced", "compromised": False}
+STOLEN = {"since": datetime(2026, 6, 1, tzinfo=UTC), "reason": "stolen in May", "compromised": True}
+RETIRED = {"since": datetime(2026, 5, 1, tzinfo=UTC), "reason": "replaced", "compromised": False}
 KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "expired": (YEAR, "made after the key builder ended (2026-01-01)"),
     "not yet": ({"not_before": datetime(2026, 6, 1, tzinfo=UTC)}, "made before the key builder"),

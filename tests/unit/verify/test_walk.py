@@ -56,7 +56,11 @@ def test_a_signature_without_a_key_name_is_tried_with_every_key(world: World) ->
 
 
 def test_a_replaced_key_keeps_what_it_signed_before(world: World) -> None:
-    revoked = {"on": datetime(2026, 6, 1, tzinfo=UTC), "reason": "replaced", "compromised": False}
+    revoked = {
+        "since": datetime(2026, 6, 1, tzinfo=UTC),
+        "reason": "replaced",
+        "compromised": False,
+    }
     trust = trust_in(trusted(world.key, revoked=revoked))
     assert world.walk(trust=trust).node.verdict is Verdict.VALID
 
