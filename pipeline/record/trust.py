@@ -1,8 +1,10 @@
 """The trust file: which keys are believed, for which kinds of evidence, and until when.
 
-`not_before` and `until` bound the time that a statement gives for itself; that time is the
-signer's word. So a key that was stolen is `revoked` with `compromised: true`, and nothing it ever
-signed is believed; one that was only replaced keeps what it signed before.
+A signature has no time of its own; it was made after the time that its statement gives. So a key
+is believed from `not_before` on, also for older statements that it signs anew, and for no
+statement that is younger than `until`. A statement's time is its first signer's word: a key that
+was stolen is `revoked` with `compromised: true`, and nothing it ever signed is believed; one that
+was only replaced keeps what it signed before.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ class TrustedKey(Frozen):
         when = said or now
         if self.revoked and (self.revoked.compromised or when >= self.revoked.since):
             return f"the key {self.name} is revoked: {self.revoked.reason}"
-        if when < self.not_before:
-            return f"made before the key {self.name} was trusted ({self.not_before:%Y-%m-%d})"
+        if now < self.not_before:
+            return f"the key {self.name} is not trusted before {self.not_before:%Y-%m-%d}"
         if when > self.until:
             return f"made after the key {self.name} ended ({self.until:%Y-%m-%d})"
         return ""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RecordInvalid
+from pipeline.record import strict
 from pipeline.record.strict import MAX_DEPTH, plain, read_base64, read_json
 
 
@@ -67,6 +68,12 @@ def test_anything_with_a_second_meaning_is_refused(data: bytes, words: str) -> N
         read_json(data, "it")
     assert str(refused.value).startswith("it: ")
     assert words in str(refused.value)
+
+
+def test_a_text_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict, "MAX_STRING", 10)
+    with pytest.raises(RecordInvalid, match="longer than 10 characters"):
+        read_json(b'["01234567890"]', "it")
 
 
 def test_size_is_bounded() -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from pipeline.build.plan import plan_image
 from pipeline.errors import UnknownImage
+from pipeline.store.store import open_store
 from pipeline.verify.explain import Origin, explain
+from tests.makers import AMD64, build, make_checkout, make_deb, root_image
+from tests.testbed.deb_file import symlink
 from tests.unit.verify.world import World
 
 SITE = "opt/venv/lib/python3.11/site-packages"
@@ -63,3 +69,14 @@ def test_a_folder_belongs_to_the_layer_that_made_it_first(world: World) -> None:
 def test_what_is_not_there_is_said_to_be_missing(world: World, path: str) -> None:
     with pytest.raises(UnknownImage, match="holds no such file"):
         origin(world, path)
+
+
+def test_links_in_a_circle_are_said_to_be_one(world: World, tmp_path: Path) -> None:
+    round_and_round = symlink("./usr/share/a", "b"), symlink("./usr/share/b", "a")
+    deb = make_deb(tmp_path / "mirror", "tool", *round_and_round)
+    checkout = make_checkout(tmp_path / "checkout", root_image([deb]))
+    store = open_store(tmp_path / "store")
+    built = build(checkout, store, tmp_path / "mirror", "root")[0]
+    plan = plan_image(checkout, "root", AMD64)
+    with pytest.raises(UnknownImage, match="in a circle"):
+        explain(checkout, store, plan, built, "/usr/share/a")

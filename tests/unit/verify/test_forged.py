@@ -472,12 +472,15 @@ def test_other_forged_evidence_is_refused(world: World, name: str) -> None:
     assert words in node.culprit().words
 
 
-YEAR = {"not_before": datetime(2025, 1, 1, tzinfo=UTC), "until": datetime(2026, 1, 1, tzinfo=UTC)}
+YEAR: dict[str, Any] = {
+    "not_before": datetime(2025, 1, 1, tzinfo=UTC),
+    "until": datetime(2026, 1, 1, tzinfo=UTC),
+}
 STOLEN = {"since": datetime(2026, 6, 1, tzinfo=UTC), "reason": "stolen in May", "compromised": True}
 RETIRED = {"since": datetime(2026, 5, 1, tzinfo=UTC), "reason": "replaced", "compromised": False}
 KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "expired": (YEAR, "made after the key builder ended (2026-01-01)"),
-    "not yet": ({"not_before": datetime(2026, 6, 1, tzinfo=UTC)}, "made before the key builder"),
+    "not yet": ({"not_before": datetime(2026, 7, 1, tzinfo=UTC)}, "not trusted before 2026-07-01"),
     "stolen": ({"revoked": STOLEN}, "is revoked: stolen in May"),
     "used after it was replaced": ({"revoked": RETIRED}, "is revoked: replaced"),
     "for other kinds": ({"for": ["host-facts"]}, "is not trusted for provenance"),

@@ -22,7 +22,7 @@ def judged(world: World, days: int = 0, **asked: Any) -> Node:
 
 
 def test_what_is_there_satisfies(world: World) -> None:
-    asked = {
+    asked: dict[str, Any] = {
         "require": ["provenance", "cyclonedx", "rebuild"],
         "keys": [key_id(world.key.public_key())],
         "max_age_days": 30,

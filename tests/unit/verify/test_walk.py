@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.lock.model import read_lock, sealed, write_lock
-from pipeline.record.envelope import countersigned, enclose
+from pipeline.record.envelope import Signature, countersigned, enclose
 from pipeline.record.keys import LocalSigner, key_id
 from pipeline.record.names import REPORT
 from pipeline.record.statement import state
@@ -53,6 +54,24 @@ def test_a_signature_without_a_key_name_is_tried_with_every_key(world: World) ->
     ]
     trust = trust_in(trusted(world.other_key, "second"), trusted(world.key))
     assert world.walk(exhibits, trust).node.verdict is Verdict.VALID
+
+
+def test_one_key_counts_once_however_often_it_signed(world: World) -> None:
+    good = world.signed("provenance")
+    nameless = Signature(None, world.signed("provenance").signatures[0].sig)
+    double = replace(good, signatures=(*good.signatures, nameless))
+    found = world.walk({**world.envelopes(), "provenance": double})
+    assert found.node.verdict is Verdict.VALID
+    assert len(found.believed[0].keys) == 1
+
+
+def test_a_new_key_may_sign_an_old_statement_anew(world: World) -> None:
+    """Rotation: the statement is older than the key's time, the signature is not."""
+    renewed = {name: world.signed(name, world.other_key) for name in world.statements}
+    renewed["rebuild"] = world.envelopes()["rebuild"]
+    start = datetime(2026, 6, 1, tzinfo=UTC)
+    trust = trust_in(trusted(world.key), trusted(world.other_key, "new", not_before=start))
+    assert world.walk(renewed, trust).node.verdict is Verdict.VALID
 
 
 def test_a_replaced_key_keeps_what_it_signed_before(world: World) -> None:
