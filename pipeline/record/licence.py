@@ -20,6 +20,7 @@ _SPELLINGS = {
     "apache license version 2.0": "Apache-2.0",
     "apache software license 2.0": "Apache-2.0",
     "apache 2": "Apache-2.0",
+    "apache 2.0 license": "Apache-2.0",
     "mit license": "MIT",
     "the mit license": "MIT",
     "bsd 3-clause": "BSD-3-Clause",
@@ -71,6 +72,8 @@ def wheel_licence(metadata: bytes) -> Licence:
     text = (fields.get("license") or "").strip()
     if found := _expression(text) or _SPELLINGS.get(text.lower()):
         return Licence(found, reason="METADATA License")
+    if found := _title(text):
+        return Licence(found, reason="METADATA License, the title of its text")
     named = [c.rpartition(" :: ")[2] for c in fields.get("classifiers", ()) if _is_licence(c)]
     certain = [_CLASSIFIERS[n] for n in named if n in _CLASSIFIERS]
     if named and len(certain) == len(named):
@@ -80,6 +83,14 @@ def wheel_licence(metadata: bytes) -> Licence:
     if named:
         return Licence(name=_short(", ".join(named)), reason="METADATA classifiers, not exact")
     return Licence(reason="its METADATA names no licence")
+
+
+def _title(text: str) -> str | None:
+    """What a whole licence text in the field is, by the line it begins with."""
+    if re.match(r"Apache License\s+Version 2\.0\b", text):
+        return "Apache-2.0"
+    first, _, rest = text.partition("\n")
+    return _SPELLINGS.get(first.strip().lower()) if rest else None
 
 
 def _is_licence(classifier: str) -> bool:

@@ -36,7 +36,21 @@ def spdx(bill: Bill) -> dict[str, Any]:
         },
         "packages": [_image(bill), *layers, *parts, *files, *patches],
         "relationships": _relationships(bill),
+        "hasExtractedLicensingInfos": _references(bill),
     }
+
+
+def _references(bill: Bill) -> list[dict[str, str]]:
+    """Licences that packages name by a reference of their own; SPDX wants them declared."""
+    said = " ".join(x.licence.expression or "" for x in bill.parts)
+    return [
+        {
+            "licenseId": reference,
+            "name": reference.removeprefix("LicenseRef-"),
+            "extractedText": "Not extracted: the text is in the licence files of the packages.",
+        }
+        for reference in sorted(set(re.findall(r"LicenseRef-[A-Za-z0-9.-]+", said)))
+    ]
 
 
 def spdx_bytes(bill: Bill) -> bytes:

@@ -18,8 +18,10 @@ from pipeline.record.gates import gate_predicate, gate_statements
 from pipeline.record.image import image_statements, record_image
 from pipeline.record.inventory import parts_of, placed_layers
 from pipeline.record.keys import LocalSigner
+from pipeline.record.licence import Licence
 from pipeline.record.names import KINDS, TEST_RESULT
 from pipeline.record.predicates import MODELS, check_predicate
+from pipeline.record.provenance import image_provenance
 from pipeline.record.rebuild import record_rebuild
 from pipeline.record.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
 from pipeline.record.sbom_spdx import spdx, spdx_bytes
@@ -117,11 +119,29 @@ def test_the_bills_list_every_part_with_hash_layer_and_licence(bill: Bill) -> No
 
 
 def test_a_licence_that_is_only_a_name_stands_as_one(bill: Bill) -> None:
-    from pipeline.record.licence import Licence
-
     first = replace(bill.parts[0], licence=Licence(name="Some words", reason="free text"))
     named = replace(bill, parts=(first, *bill.parts[1:]))
     assert cyclonedx(named)["components"][0]["licenses"] == [{"license": {"name": "Some words"}}]
+
+
+def test_a_licence_by_reference_is_declared_in_SPDX(bill: Bill, tmp_path: Path) -> None:
+    words = "MIT AND LicenseRef-NVIDIA-Proprietary"
+    first = replace(bill.parts[0], licence=Licence(words, reason="METADATA License-Expression"))
+    named = replace(bill, parts=(first, *bill.parts[1:]))
+    (found,) = spdx(named)["hasExtractedLicensingInfos"]
+    assert found["licenseId"] == "LicenseRef-NVIDIA-Proprietary"
+    pytest.importorskip("spdx_tools", reason="spdx-tools is not installed.")
+    assert spdx_problems(spdx_bytes(named), tmp_path) == []
+
+
+def spdx_problems(data: bytes, folder: Path) -> list[Any]:
+    """What SPDX's own tools say."""
+    from spdx_tools.spdx.parser.parse_anything import parse_file
+    from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+    path = folder / "it.spdx.json"
+    path.write_bytes(data)
+    return list(validate_full_spdx_document(parse_file(str(path))))
 
 
 def test_bills_are_the_same_bytes_every_time(world: World, bill: Bill) -> None:
@@ -152,15 +172,9 @@ def test_the_signed_bill_is_valid_by_cyclonedxs_own_schema_too(world: World) -> 
 
 def test_the_bill_is_valid_by_SPDXs_own_tools(bill: Bill, tmp_path: Path) -> None:
     pytest.importorskip("spdx_tools", reason="spdx-tools is not installed.")
-    from spdx_tools.spdx.parser.parse_anything import parse_file
-    from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
-
-    path = tmp_path / "it.spdx.json"
-    path.write_bytes(spdx_bytes(bill))
-    assert validate_full_spdx_document(parse_file(str(path))) == []
+    assert spdx_problems(spdx_bytes(bill), tmp_path) == []
     broken = {**spdx(bill), "documentNamespace": "no address"}
-    path.write_text(json.dumps(broken))
-    assert validate_full_spdx_document(parse_file(str(path))) != []
+    assert spdx_problems(json.dumps(broken).encode(), tmp_path) != []
 
 
 def found(verdict: Any, *rows: Row, words: str = "") -> Evidence:
@@ -233,8 +247,6 @@ def test_an_image_without_gate_results_has_no_gate_statement(world: World, tmp_p
 
 
 def test_an_image_without_a_golden_digest_says_so(world: World, tmp_path: Path) -> None:
-    from pipeline.record.provenance import image_provenance
-
     checkout = world.checkout_copy(tmp_path)
     checkout.golden_path.unlink()
     said = image_provenance(checkout, world.plan, world.built).predicate

@@ -19,6 +19,8 @@ def metadata(*lines: str) -> bytes:
         (["License: Apache-2.0"], "Apache-2.0"),
         (["License: Apache License 2.0"], "Apache-2.0"),
         (["License: BSD 3-Clause"], "BSD-3-Clause"),
+        (["License: MIT License", "        ", "        Copyright (c) me"], "MIT"),
+        (["License: Apache License", "            Version 2.0, January 2004"], "Apache-2.0"),
         (["Classifier: License :: OSI Approved :: MIT License"], "MIT"),
         (
             ["License: see LICENSE", "Classifier: License :: OSI Approved :: MIT License"],
@@ -44,6 +46,7 @@ def test_a_certain_licence_is_an_expression(lines: list[str], expression: str | 
         (["License-Expression: my own words"], "my own words", "not SPDX's words"),
         (["License: NVIDIA Proprietary Software"], "NVIDIA Proprietary Software", "free text"),
         (["License: Copyright (c) me", "        All rights"], "Copyright (c) me", "free text"),
+        (["License: Apache License", "        of some kind"], "Apache License", "free text"),
         (["License: " + "x" * 500], "x" * 120 + "…", "free text"),
         (["Classifier: License :: OSI Approved :: BSD License"], "BSD License", "not exact"),
         (["Classifier: License :: OSI Approved"], None, "names no licence"),
