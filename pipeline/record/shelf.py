@@ -29,15 +29,17 @@ def keep(
 ) -> Envelope:
     """Sign and keep a statement. One that says the same already is signed as it is."""
     path = folder / f"{name}{ENDING}"
-    envelope = _same(path, statement)
-    if envelope is None:
-        envelope = enclose(statement, signers)
-    else:
-        known = {s.key_id for s in envelope.signatures}
-        for signer in signers:
-            if signer.key_id not in known:
-                envelope = countersigned(envelope, signer)
-    store.write(path, envelope.dump())
+    # two people who sign at once must not lose one another's signature
+    with store.locked(f"records-{folder.name}"):
+        envelope = _same(path, statement)
+        if envelope is None:
+            envelope = enclose(statement, signers)
+        else:
+            known = {s.key_id for s in envelope.signatures}
+            for signer in signers:
+                if signer.key_id not in known:
+                    envelope = countersigned(envelope, signer)
+        store.write(path, envelope.dump())
     return envelope
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.errors import RecordInvalid
 
-MAX_BYTES = 64 << 20
+MAX_BYTES = 16 << 20
 MAX_DEPTH = 48
 MAX_STRING = 16 << 20
 _LARGEST_INT = 2**63

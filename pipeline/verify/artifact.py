@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -72,6 +72,7 @@ class Artifact:
     layers: tuple[str, ...] | None = None  # blob digests; none for a plain file
     diff_ids: tuple[str, ...] = ()
     size_bytes: int = 0
+    notes: dict[str, str] = field(default_factory=dict)  # a manifest's annotations: part of it
 
     @property
     def is_image(self) -> bool:
@@ -120,8 +121,14 @@ def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = No
         if layer.media_type != LAYER:
             raise EvidenceBroken(f"{title}: the layer {layer.digest} is a {layer.media_type}")
     _require_blobs(blobs, manifest.layers)
-    total = sum(layer.size for layer in manifest.layers)
-    return Artifact(title, digest, tuple(x.digest for x in manifest.layers), diff_ids, total)
+    return Artifact(
+        title=title,
+        digest=digest,
+        layers=tuple(x.digest for x in manifest.layers),
+        diff_ids=diff_ids,
+        size_bytes=sum(layer.size for layer in manifest.layers),
+        notes=manifest.annotations,
+    )
 
 
 def _diff_ids(config: Any, title: str) -> tuple[str, ...]:

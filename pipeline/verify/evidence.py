@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.errors import EvidenceBroken, RecordInvalid
 from pipeline.record.envelope import Envelope, read_envelope
 from pipeline.record.shelf import ENDING
-from pipeline.record.strict import MAX_BYTES
+from pipeline.record.strict import MAX_BYTES, plain
 from pipeline.verify.artifact import read_bounded
 
 MOST_FILES = 1000
@@ -26,7 +26,8 @@ class Exhibit:
 
 
 def read_exhibit(name: str, data: bytes) -> Exhibit:
-    """Bytes of unknown origin as evidence."""
+    """Bytes of unknown origin as evidence; a file's name can be as hostile as its bytes."""
+    name = plain(name).replace("\n", " ")
     try:
         return Exhibit(name, read_envelope(data, name))
     except RecordInvalid as error:
@@ -50,7 +51,7 @@ def gather(places: Sequence[Path]) -> list[Exhibit]:
 
 def _read(path: Path) -> Exhibit:
     if not stat.S_ISREG(path.lstat().st_mode):
-        return Exhibit(path.name, None, f"{path.name}: is a link or no plain file")
+        return Exhibit(plain(path.name), None, "is a link or no plain file")
     return read_exhibit(path.name, read_bounded(path, MAX_BYTES))
 
 

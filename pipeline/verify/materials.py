@@ -19,7 +19,7 @@ def judge_materials(
     found: Provenance, artifact: Artifact, checkout: Checkout | None
 ) -> tuple[Node, ...]:
     """Every claim of the provenance against what is really there."""
-    nodes = [_layers(found, artifact)]
+    nodes = [_layers(found, artifact), _notes(found, artifact)]
     if checkout is None:
         words = "there is no checkout to compare wish, lock and patches with"
         return (*nodes, Node("materials", Verdict.INCOMPLETE, words))
@@ -57,6 +57,21 @@ def _layers(found: Provenance, artifact: Artifact) -> Node:
             return Node("layers", Verdict.BROKEN, f"the base layer {base.name!r} is not in it")
     words = f"{len(present)}, of which {len(found.base_layers)} of its base"
     return Node("layers", words=words)
+
+
+def _notes(found: Provenance, artifact: Artifact) -> Node:
+    """What the manifest says of itself, which is part of its digest, is what was recorded."""
+    external = found.definition.external
+    wanted = {
+        "org.opencontainers.image.title": external.image,
+        "sm120.lock": found.locks.get(external.image, ""),
+        "sm120.format": str(found.definition.internal.format),
+    }
+    for name, value in wanted.items():
+        if (got := artifact.notes.get(name)) != value:
+            words = f"{name} is {got}, but {value} was recorded"
+            return Node("manifest's own words", Verdict.BROKEN, words)
+    return Node("manifest's own words", words="the same image, lock and format")
 
 
 def _wish(found: Provenance, checkout: Checkout) -> Node:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
-import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,6 @@ OPEN = serialization.NoEncryption()
 
 
 def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
-    os.umask(0o022)
     key = new_key()
     public = write_key(tmp_path / "keys" / "mine.pem", key)
     assert (tmp_path / "keys" / "mine.pem").stat().st_mode & 0o777 == 0o600
@@ -48,8 +48,6 @@ def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
 def test_the_key_id_is_the_digest_of_the_DER_form() -> None:
     public = new_key().public_key()
     body = "".join(public_pem(public).splitlines()[1:-1])
-    import base64
-
     digest = hashlib.sha256(base64.b64decode(body)).hexdigest()
     assert key_id(public) == f"sha256:{digest}"
 
@@ -138,8 +136,6 @@ def test_a_signature_holds_for_its_bytes_and_key_only() -> None:
 
 def test_openssl_agrees(tmp_path: Path) -> None:
     """An independent judge, where this machine has it."""
-    import shutil
-
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed.")
     key = new_key()

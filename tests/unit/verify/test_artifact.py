@@ -228,6 +228,15 @@ def test_evidence_behind_a_link_is_not_read(world: World, tmp_path: Path) -> Non
     assert "is a link" in node.culprit().words
 
 
+def test_a_files_name_cannot_colour_the_terminal(world: World, tmp_path: Path) -> None:
+    (tmp_path / "\x1b[32mvalid\n.dsse.json").write_bytes(b"{")
+    (found,) = gather([tmp_path])
+    assert found.name == " [32mvalid .dsse.json"
+    assert "\x1b" not in found.error
+    (tmp_path / "\x1b[2J.dsse.json").symlink_to("x")
+    assert not any("\x1b" in x.name + x.error for x in gather([tmp_path]))
+
+
 def test_named_evidence_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(EvidenceBroken, match="no such evidence"):
         gather([tmp_path / "x"])

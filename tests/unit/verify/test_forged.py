@@ -142,6 +142,10 @@ def other_base(body: Body) -> None:
     next(x for x in dependencies(body) if ":layer:" in x["uri"])["digest"]["sha256"] = "3" * 64
 
 
+def claim_to_be_root(body: Body) -> None:
+    external(body)["image"] = "root"
+
+
 def hide_a_wheel(body: Body) -> None:
     dependencies(body).remove(wheel(body))
 
@@ -308,6 +312,18 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     "extra layer in the record": (lie(extra_layer), "was recorded, the image has it not"),
     "extra layer in the image": (lie(one_layer_less), "is in the image, not in its record"),
     "layers in another order": (lie(layers_turned), "recorded in another order"),
+    "the record of another image of the same bytes": (
+        lie(claim_to_be_root),
+        "org.opencontainers.image.title is engine, but root was recorded",
+    ),
+    "another lock than the manifest's": (
+        lie(lambda b: byproducts(b)[1]["digest"].update(sha256="a" * 64)),
+        "but sha256:aaaa",
+    ),
+    "another format than the manifest's": (
+        lie(lambda b: b["predicate"]["buildDefinition"]["internalParameters"].update(format=9)),
+        "sm120.format is 1, but 9 was recorded",
+    ),
     "other diffID": (
         lie(lambda b: layers(b)[0]["annotations"].update(diffId="sha256:" + "5" * 64)),
         "their diffIDs are not those",
