@@ -8,6 +8,7 @@ Two things must never happen: an error that is not ours, and altered bytes that 
 from __future__ import annotations
 
 import collections
+import json
 import os
 import random
 import sys
@@ -16,8 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import PipelineError
+from pipeline.model import canonical_json
 from pipeline.record.statement import read_statement
 from pipeline.record.strict import read_base64, read_json
 from pipeline.record.trust import read_trust
@@ -55,6 +58,30 @@ def mutate(data: bytes, dice: random.Random) -> bytes:
             token = dice.choice(TOKENS)
             out[at : at + len(token)] = token
     return bytes(out)
+
+
+VALUES: list[Any] = [
+    *(None, True, 0, -1, 2**62, 1.5, "", "x", [], {}, [[]], {"a": {}}, "sha256:" + "0" * 64),
+    *("pkg:pypi/x@1", "urn:sm120-pipeline:lock:x", "urn:sm120-pipeline:checkout:%2e%2e/x", "é"),
+]
+
+
+def reshape(value: Any, dice: random.Random) -> Any:
+    """The same JSON with one thing in it replaced, taken away, doubled or put elsewhere."""
+    if isinstance(value, dict) and value and dice.random() < 0.9:
+        key = dice.choice(list(value))
+        if dice.random() < 0.05:
+            return {k: v for k, v in value.items() if k != key}
+        return {**value, key: reshape(value[key], dice)}
+    if isinstance(value, list) and value and dice.random() < 0.9:
+        at = dice.randrange(len(value))
+        kind = dice.random()
+        if kind < 0.05:
+            return [*value[:at], *value[at + 1 :]]
+        if kind < 0.1:
+            return [*value, value[at]]
+        return [*value[:at], reshape(value[at], dice), *value[at + 1 :]]
+    return dice.choice(VALUES)
 
 
 @dataclass
@@ -96,10 +123,10 @@ class Fuzzer:
 
     def once(self) -> None:
         """One mutation of everything."""
-        for target in (self.json, self.base64, self.envelope, self.lie, self.files):
+        for target in (self.text, self.base64, self.envelope, self.lie, self.shape, self.files):
             target()
 
-    def json(self) -> None:
+    def text(self) -> None:
         seed = self.dice.choice([s.dump() for s in self.world.statements.values()])
         data = mutate(seed, self.dice)
         self._try("read_json", lambda: read_json(data, "it"))
@@ -128,6 +155,15 @@ class Fuzzer:
         exhibit = read_exhibit(name, sign_bytes(payload, self.world.key).dump())
         others = [x for n, x in self.read.items() if n != name]
         self.tally.count("lie", self.world.walk([exhibit, *others]).node.verdict.value)
+
+    def shape(self) -> None:
+        """A good key signs well-formed JSON of another shape."""
+        name = self.dice.choice(list(self.good))
+        body = json.loads(self.world.statements[name].dump())
+        body["predicate"] = reshape(body["predicate"], self.dice)
+        exhibit = read_exhibit(name, sign_bytes(canonical_json(body), self.world.key).dump())
+        others = [x for n, x in self.read.items() if n != name]
+        self.tally.count("shape", self.world.walk([exhibit, *others]).node.verdict.value)
 
     def files(self) -> None:
         path = self.folder / "file.yaml"

@@ -269,7 +269,7 @@ def sources(as_json: bool) -> None:
 
 
 _SCHEMAS = ("image", "series", "trust", "policy")
-_PREDICATES = ("rebuild", "weights-set", "host-facts", "benchmark-run", "report")
+_PREDICATES = ("rebuild", "weights", "host-facts", "benchmark-run", "report")
 
 
 @click.command()

@@ -20,7 +20,7 @@ TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 CYCLONEDX = "https://cyclonedx.org/bom"
 SPDX = "https://spdx.dev/Document/v2.3"
 REBUILD = f"{_OWN}:predicate:rebuild:v1"
-WEIGHTS_SET = f"{_OWN}:predicate:weights-set:v1"
+WEIGHTS = f"{_OWN}:predicate:weights:v1"
 HOST_FACTS = f"{_OWN}:predicate:host-facts:v1"
 BENCHMARK_RUN = f"{_OWN}:predicate:benchmark-run:v1"
 REPORT = f"{_OWN}:predicate:report:v1"
@@ -36,7 +36,7 @@ KINDS = {
     "cyclonedx": CYCLONEDX,
     "spdx": SPDX,
     "rebuild": REBUILD,
-    "weights-set": WEIGHTS_SET,
+    "weights": WEIGHTS,
     "host-facts": HOST_FACTS,
     "benchmark-run": BENCHMARK_RUN,
     "report": REPORT,

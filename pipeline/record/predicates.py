@@ -13,7 +13,7 @@ from pipeline.record.names import (
     HOST_FACTS,
     REBUILD,
     REPORT,
-    WEIGHTS_SET,
+    WEIGHTS,
     Identity,
 )
 from pipeline.record.statement import RECORDED, Stamp
@@ -47,17 +47,43 @@ class Rebuild(Frozen):
     claims: Literal["SLSA Build L1; a rebuild on one's own machine is no hosted builder"]
 
 
-class WeightsSet(Frozen):
-    """A set of model files, as locked and as found on a disk."""
+class WeightsLockName(Frozen):
+    """Which lock, and which wish it answers."""
 
     name: Identity
+    seal: Digest
+    wish: Digest
+
+
+class WeightsVerification(Frozen):
+    """Whether the files on disk are the locked ones; `unknown` and `damaged` say why."""
+
+    result: Literal["verified", "damaged", "unknown"]
+    how: Literal["full", "receipt"]
+    at: Stamp
+    files_read: Count
+    files_by_receipt: Count
+    why: list[str]
+
+
+class Tool(Frozen):
+    """Who says so."""
+
+    name: Literal["sm120-pipeline"]
+    version: Identity
+
+
+class Weights(Frozen):
+    """A set of model files, as locked and as found on a disk."""
+
+    lock: WeightsLockName
     repository: Identity
     commit: Identity
-    lock_seal: Digest
     files: Count
     size_bytes: Count
-    verified: Known[bool]  # whether every byte was read and compared
-    receipt: Known[Digest]
+    layout: Literal["plain", "hub-cache"]
+    verification: WeightsVerification
+    tool: Tool
 
 
 class Gpu(Frozen):
@@ -158,7 +184,7 @@ class Report(Frozen):
 
 MODELS: dict[str, type[Frozen]] = {
     REBUILD: Rebuild,
-    WEIGHTS_SET: WeightsSet,
+    WEIGHTS: Weights,
     HOST_FACTS: HostFacts,
     BENCHMARK_RUN: BenchmarkRun,
     REPORT: Report,

@@ -15,7 +15,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from pipeline.errors import RecordInvalid
 from pipeline.model import Frozen, Hex, canonical_json
-from pipeline.record.names import CYCLONEDX, PROVENANCE, SPDX, STATEMENT, Identity
+from pipeline.record.names import CYCLONEDX, PROVENANCE, SPDX, STATEMENT, WEIGHTS, Identity
 from pipeline.record.strict import read_json
 
 RECORDED = "sm120_recorded"
@@ -27,6 +27,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     PROVENANCE: ("runDetails", "metadata", "finishedOn"),
     CYCLONEDX: ("metadata", "timestamp"),
     SPDX: ("creationInfo", "created"),
+    WEIGHTS: ("verification", "at"),
 }
 
 Stamp = Annotated[str, StringConstraints(pattern=_STAMP_PATTERN)]

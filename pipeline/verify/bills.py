@@ -20,6 +20,9 @@ def judge_bill(predicate_type: str, predicate: dict[str, Any], made: Provenance 
         listed = read(predicate)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise RecordInvalid(f"{title}: is not in the form it says ({error!r})") from error
+    for package in listed:
+        if not all(isinstance(part, str) for part in package):
+            raise RecordInvalid(f"{title}: lists a package by {package[0]}, which is no name")
     if made is None:
         return Node(title, Verdict.INCOMPLETE, "there is no provenance to compare it with")
     resources = (*made.packages("pypi"), *made.packages("deb"))
@@ -35,9 +38,9 @@ def _cyclonedx(bill: dict[str, Any]) -> set[Package]:
     if bill["specVersion"] != "1.6":
         raise RecordInvalid(f"bill of materials: CycloneDX {bill['specVersion']!r}, not 1.6")
     return {
-        (x["purl"], next(h["content"] for h in x["hashes"] if h["alg"] == "SHA-256"))
+        (x["purl"], {h["alg"]: h["content"] for h in x["hashes"]}["SHA-256"])
         for x in bill["components"]
-        if x["type"] == "library"
+        if x["type"] != "file"  # whatever else it calls itself must have gone in
     }
 
 
@@ -47,7 +50,6 @@ def _spdx(bill: dict[str, Any]) -> set[Package]:
     return {
         (ref["referenceLocator"], x["checksums"][0]["checksumValue"])
         for x in bill["packages"]
-        if x["primaryPackagePurpose"] == "LIBRARY"
-        for ref in x["externalRefs"]
-        if ref["referenceType"] == "purl"
+        if x["primaryPackagePurpose"] != "CONTAINER"
+        for ref in x.get("externalRefs", [])
     }

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from pipeline.errors import RecordInvalid
 from pipeline.record.envelope import Envelope
-from pipeline.record.names import CYCLONEDX, PROVENANCE, REBUILD, SPDX, TEST_RESULT, kind_of
-from pipeline.record.predicates import Rebuild, check_predicate
+from pipeline.record.names import (
+    CYCLONEDX,
+    PROVENANCE,
+    REBUILD,
+    SPDX,
+    TEST_RESULT,
+    WEIGHTS,
+    kind_of,
+)
+from pipeline.record.predicates import Rebuild, Weights, check_predicate
 from pipeline.record.statement import RECORDED, Statement
 from pipeline.record.trust import Trust, TrustedKey
 from pipeline.verify.artifact import Artifact
@@ -168,10 +177,21 @@ def _content(
     if kind in (CYCLONEDX, SPDX):
         return (judge_bill(kind, predicate, made),)
     check_predicate(kind, predicate)
+    if kind == WEIGHTS:
+        return (_weights(predicate),)
     return (_rebuild(opened, predicate),) if kind == REBUILD else ()
 
 
-def _rebuild(opened: _Opened, predicate: dict[str, object]) -> Node:
+def _weights(predicate: dict[str, Any]) -> Node:
+    found = Weights.model_validate(predicate).verification
+    title = f"weights, {found.how}"
+    if found.result == "verified":
+        return Node(title, words=f"verified at {found.at}")
+    verdict = Verdict.BROKEN if found.result == "damaged" else Verdict.INCOMPLETE
+    return Node(title, verdict, f"{found.result}: {'; '.join(found.why) or 'no reason given'}")
+
+
+def _rebuild(opened: _Opened, predicate: dict[str, Any]) -> Node:
     body = {k: v for k, v in predicate.items() if k != RECORDED}
     found = Rebuild.model_validate(body)
     if not found.identical:

@@ -19,7 +19,15 @@ from pipeline.record.cosign import (
 )
 from pipeline.record.envelope import countersigned, enclose, pae, read_envelope
 from pipeline.record.keys import LocalSigner, holds, new_key
-from pipeline.record.names import CYCLONEDX, HOST_FACTS, PAYLOAD, PROVENANCE, SPDX, kind_of
+from pipeline.record.names import (
+    CYCLONEDX,
+    HOST_FACTS,
+    PAYLOAD,
+    PROVENANCE,
+    SPDX,
+    WEIGHTS,
+    kind_of,
+)
 from pipeline.record.shelf import keep, kept, shelf
 from pipeline.record.statement import Moment, moment, read_stamp, read_statement, stamp, state
 from pipeline.store.store import open_store
@@ -32,6 +40,7 @@ PREDICATES: dict[str, dict[str, Any]] = {
     CYCLONEDX: {"bomFormat": "CycloneDX", "metadata": {"tools": {}}},
     SPDX: {"spdxVersion": "SPDX-2.3", "creationInfo": {"creators": []}},
     HOST_FACTS: {"host": "x"},
+    WEIGHTS: {"verification": {"result": "verified"}},
 }
 
 

@@ -383,7 +383,7 @@ OTHERS: dict[str, tuple[str, Forge, str]] = {
         "sbom-cyclonedx",
         lie(
             lambda b: b["predicate"]["components"].append(
-                {**b["predicate"]["components"][0], "purl": "pkg:pypi/evil@1"}
+                {**b["predicate"]["components"][0], "purl": "pkg:pypi/evil@1", "type": "framework"}
             ),
             "sbom-cyclonedx",
         ),
@@ -418,6 +418,26 @@ OTHERS: dict[str, tuple[str, Forge, str]] = {
         "sbom-cyclonedx",
         lie(lambda b: b["predicate"].update(components=1), "sbom-cyclonedx"),
         "is not in the form it says",
+    ),
+    "a bill without hashes": (
+        "sbom-cyclonedx",
+        lie(lambda b: b["predicate"]["components"][0].update(hashes=[]), "sbom-cyclonedx"),
+        "is not in the form it says (KeyError('SHA-256'))",
+    ),
+    "a bill with a list for a name": (
+        "sbom-cyclonedx",
+        lie(lambda b: b["predicate"]["components"][0].update(purl=[]), "sbom-cyclonedx"),
+        "is not in the form it says (TypeError",
+    ),
+    "a bill with a number for a name": (
+        "sbom-spdx",
+        lie(
+            lambda b: next(p for p in b["predicate"]["packages"] if p["name"] == "pkg")[
+                "externalRefs"
+            ][0].update(referenceLocator=1),
+            "sbom-spdx",
+        ),
+        "lists a package by 1, which is no name",
     ),
     "a gate that failed": (
         "gate-smem-sm_120",

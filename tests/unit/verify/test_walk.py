@@ -13,7 +13,7 @@ import pytest
 from pipeline.lock.model import read_lock, sealed, write_lock
 from pipeline.record.envelope import Signature, countersigned, enclose
 from pipeline.record.keys import LocalSigner, key_id
-from pipeline.record.names import REPORT
+from pipeline.record.names import REPORT, WEIGHTS
 from pipeline.record.statement import state
 from pipeline.verify.artifact import open_file
 from pipeline.verify.evidence import read_exhibit
@@ -143,6 +143,38 @@ def test_evidence_of_a_file_needs_no_provenance(world: World, tmp_path: Path) ->
     said = state("report.html", artifact.digest, REPORT, body, WHEN)
     envelope = enclose(said, [LocalSigner(world.key)])
     assert world.walk({"report": envelope}, artifact=artifact).node.verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(
+    ("result", "why", "verdict"),
+    [
+        ("verified", [], "VALID"),
+        ("damaged", ["short: a.safetensors"], "BROKEN"),
+        ("unknown", ["no receipt vouches for 3 files"], "INCOMPLETE"),
+        ("unknown", [], "INCOMPLETE"),
+    ],
+)
+def test_weights_are_as_good_as_their_verification(
+    world: World, tmp_path: Path, result: str, why: list[str], verdict: str
+) -> None:
+    lock = tmp_path / "kimi.lock.yaml"
+    lock.write_bytes(b"files: []\n")
+    artifact = open_file(lock)
+    body = {
+        "lock": {"name": "kimi", "seal": artifact.digest, "wish": artifact.digest},
+        "repository": "moonshotai/Kimi-K2",
+        "commit": "0" * 40,
+        "files": 96,
+        "size_bytes": 595_000_000_000,
+        "layout": "plain",
+        "verification": {"result": result, "how": "full", "files_read": 96}
+        | {"files_by_receipt": 0, "why": why},
+        "tool": {"name": "sm120-pipeline", "version": "0.1.0"},
+    }
+    said = state("kimi.lock.yaml", artifact.digest, WEIGHTS, body, WHEN)
+    found = world.walk({"w": enclose(said, [LocalSigner(world.key)])}, artifact=artifact)
+    assert found.node.verdict is Verdict[verdict]
+    assert all(words in found.node.culprit().words for words in why)
 
 
 def edit_wish(checkout: Checkout) -> None:
