@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from pipeline.build.golden import read_golden
 from pipeline.errors import LockEdited, LockMissing, PipelineError
-from pipeline.lock.model import ImageLock, read_lock
+from pipeline.lock.model import DebPin, ImageLock, Pin, read_lock
 from pipeline.model import sha256_of, stays_below
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.provenance import Provenance, Resource, Wished
@@ -166,11 +166,24 @@ def _package(
         return Node(resource.name, Verdict.BROKEN, "lies in a layer that this image does not have")
     if isinstance(lock, str):
         return Node(resource.name, Verdict.INCOMPLETE, lock)
-    if any(p.sha256 == resource.sha256 and p.file == resource.name for p in lock.pins):
-        return Node(resource.name)
+    pin = next((p for p in lock.pins if p.sha256 == resource.sha256), None)
+    if pin is not None:
+        return _pinned(resource, pin)
     if lock.seal == found.locks[image]:
         return Node(resource.name, Verdict.BROKEN, "is not in the lock that the record names")
     return Node(resource.name, Verdict.STALE, "is no longer locked")
+
+
+def _pinned(resource: Resource, pin: Pin) -> Node:
+    """The recorded words for a package are those of its pin."""
+    kind = "deb/debian" if isinstance(pin, DebPin) else "pypi"
+    said = [resource.name, unquote(resource.uri.partition("?")[0])]
+    said.append(str(resource.annotations.get("sizeBytes")))
+    want = [pin.file, f"pkg:{kind}/{pin.name}@{pin.version}", str(pin.size_bytes)]
+    for got, wanted in zip(said, want, strict=True):
+        if got != wanted:
+            return Node(pin.file, Verdict.BROKEN, f"is recorded as {got}, but locked as {wanted}")
+    return Node(resource.name)
 
 
 def _omitted(found: Provenance, locks: dict[str, ImageLock | str]) -> Node:

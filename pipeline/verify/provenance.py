@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 
 from pipeline.errors import RecordInvalid
 from pipeline.model import Digest, Frozen, Name, Platform
-from pipeline.record.names import BUILD_TYPE, Identity
+from pipeline.record.names import BUILD_TYPE, BUILDER, Identity
 from pipeline.record.statement import DigestSet, Stamp
 
 
@@ -122,6 +122,8 @@ def read_provenance(predicate: dict[str, Any]) -> Provenance:
         raise RecordInvalid(f"provenance: {field}: {first['msg']}") from error
     if found.definition.build_type != BUILD_TYPE:
         raise RecordInvalid(f"provenance: {found.definition.build_type}: no build type of ours")
+    if found.run.builder.id != BUILDER:
+        raise RecordInvalid(f"provenance: {found.run.builder.id}: no builder of ours")
     _require_accounted(found)
     return found
 

@@ -14,6 +14,12 @@ from pipeline.wish.load import Checkout
 
 GateVerdict = Literal["passed", "accepted", "failed", "unknown"]
 _RESULTS = {"passed": "PASSED", "accepted": "WARNED", "failed": "FAILED", "unknown": "FAILED"}
+# What each gate reads of an image's folder, beyond patches.
+_CASES = {
+    "smem": ("engine.yaml", "smem-*.yaml"),
+    "patches": ("engine.yaml", "smem-*.yaml"),
+    "arch": ("arch.yaml",),
+}
 
 
 class _Configured(Frozen):
@@ -56,9 +62,11 @@ def read_test_result(predicate: dict[str, Any]) -> TestResult:
         raise RecordInvalid(f"test result: {field}: {first['msg']}") from error
     unknown = {x.test for x in found.unknown}
     really: GateVerdict = "passed"
+    # an image without CUDA code gives the machine code gate nothing to judge; others must judge
+    is_empty = not found.passed and not found.warned and found.gate != "arch"
     if set(found.failed) - unknown:
         really = "failed"
-    elif found.failed or unknown:
+    elif found.failed or unknown or is_empty:
         really = "unknown"
     elif found.warned:
         really = "accepted"
@@ -83,8 +91,11 @@ def judge_tests(found: TestResult, image: str | None, checkout: Checkout | None)
 
 
 def _moved(found: TestResult, image: str, checkout: Checkout) -> list[str]:
-    """Case files and patches that are not what the gate saw."""
-    moved = []
+    """Case files and patches that are not what the gate saw, and cases that it did not see."""
+    saw = {item.name for item in found.configuration}
+    folder = checkout.folder(image) / "gates"
+    cases = {f"gates/{p.name}" for glob in _CASES.get(found.gate, ()) for p in folder.glob(glob)}
+    moved = sorted(cases - saw)
     for item in found.configuration:
         if not item.name.startswith(("gates/", "patches/")):
             continue

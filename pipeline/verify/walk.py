@@ -18,7 +18,7 @@ from pipeline.record.names import (
     WEIGHTS,
     kind_of,
 )
-from pipeline.record.predicates import Rebuild, Weights, check_predicate
+from pipeline.record.predicates import Rebuild, Unknown, Weights, check_predicate
 from pipeline.record.statement import RECORDED, Statement
 from pipeline.record.trust import Trust, TrustedKey
 from pipeline.verify.artifact import Artifact
@@ -179,7 +179,7 @@ def _content(
     check_predicate(kind, predicate)
     if kind == WEIGHTS:
         return (_weights(predicate),)
-    return (_rebuild(opened, predicate),) if kind == REBUILD else ()
+    return (_rebuild(opened, predicate, artifact),) if kind == REBUILD else ()
 
 
 def _weights(predicate: dict[str, Any]) -> Node:
@@ -191,11 +191,17 @@ def _weights(predicate: dict[str, Any]) -> Node:
     return Node(title, verdict, f"{found.result}: {'; '.join(found.why) or 'no reason given'}")
 
 
-def _rebuild(opened: _Opened, predicate: dict[str, Any]) -> Node:
+def _rebuild(opened: _Opened, predicate: dict[str, Any], artifact: Artifact) -> Node:
     body = {k: v for k, v in predicate.items() if k != RECORDED}
     found = Rebuild.model_validate(body)
     if not found.identical:
         return Node("rebuild", Verdict.BROKEN, "came out different")
+    if not isinstance(found.difference, Unknown):
+        return Node("rebuild", Verdict.BROKEN, "calls itself identical and names a difference")
+    notes = artifact.notes
+    said = notes.get("org.opencontainers.image.title"), notes.get("sm120.inputs")
+    if said != (found.image, found.inputs):
+        return Node("rebuild", Verdict.BROKEN, "was of other inputs than the manifest names")
     if opened.keys and found.rebuilt_by not in {key.id for key in opened.keys}:
         words = f"says that {found.rebuilt_by} made it, who did not sign it"
         return Node("rebuild", Verdict.BROKEN, words)

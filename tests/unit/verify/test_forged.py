@@ -334,6 +334,22 @@ BROKEN: dict[str, tuple[Forge, str]] = {
         "is not in the lock that the record names",
     ),
     "a wheel left out": (lie(hide_a_wheel), "is locked, but the record leaves it out"),
+    "a wheel under another name": (
+        lie(lambda b: wheel(b).update(uri="pkg:pypi/evil@1.0")),
+        "is recorded as pkg:pypi/evil@1.0, but locked as pkg:pypi/pkg@1.0",
+    ),
+    "a wheel of another size": (
+        lie(lambda b: wheel(b)["annotations"].update(sizeBytes=1)),
+        "is recorded as 1, but locked as",
+    ),
+    "a wheel in another file": (
+        lie(lambda b: wheel(b).update(name="evil.whl")),
+        "is recorded as evil.whl, but locked as pkg-1.0-py3-none-any.whl",
+    ),
+    "a strange builder": (
+        lie(lambda b: b["predicate"]["runDetails"]["builder"].update(id="urn:hosted")),
+        "urn:hosted: no builder of ours",
+    ),
     "a wheel in no layer": (
         lie(lambda b: wheel(b)["annotations"].update(layer="sha256:" + "7" * 64)),
         "lies in a layer that this image does not have",
@@ -487,6 +503,21 @@ OTHERS: dict[str, tuple[str, Forge, str]] = {
         lie(lambda b: b["predicate"].update(rebuilt_by="sha256:" + "9" * 64), "rebuild"),
         "who did not sign it",
     ),
+    "a rebuild with a difference": (
+        "rebuild",
+        lie(lambda b: b["predicate"].update(difference="a small one"), "rebuild"),
+        "calls itself identical and names a difference",
+    ),
+    "a rebuild of other inputs": (
+        "rebuild",
+        lie(lambda b: b["predicate"].update(inputs="sha256:" + "9" * 64), "rebuild"),
+        "was of other inputs than the manifest names",
+    ),
+    "a gate that ran no test": (
+        "gate-smem-sm_120",
+        lie(lambda b: b["predicate"].update(passedTests=[]), "gate-smem-sm_120"),
+        "says passed, but its tests say unknown",
+    ),
     "a rebuild that claims a level": (
         "rebuild",
         lie(lambda b: b["predicate"].update(claims="SLSA Build L3"), "rebuild"),
@@ -566,6 +597,7 @@ def test_refusals_can_be_told_apart(world: World) -> None:
     assert shared == {
         "is not over these bytes",
         "speaks of an image whose wish it does not hold",
+        "says passed, but its tests say unknown",
     }
 
 

@@ -200,6 +200,10 @@ def edit_case(checkout: Checkout) -> None:
     (checkout.folder("engine") / "gates" / "smem-a.yaml").write_text("{a: 1}\n")
 
 
+def add_case(checkout: Checkout) -> None:
+    (checkout.folder("engine") / "gates" / "smem-b.yaml").write_text("{}\n")
+
+
 def edit_own_file(checkout: Checkout) -> None:
     (checkout.folder("engine") / "serve.py").write_text("print(1)\n")
 
@@ -222,6 +226,7 @@ STALE: dict[str, tuple[Callable[[Checkout], None], str]] = {
     "patch": (edit_patch, "has changed since"),
     "patch gone": (drop_patch, "is no longer there"),
     "gate case": (edit_case, "has changed since: gates/smem-a.yaml"),
+    "new gate case": (add_case, "has changed since: gates/smem-b.yaml"),
     "own file": (edit_own_file, "has changed since"),
     "lock": (move_lock, "was sha256:"),
     "golden": (move_golden, "is sha256:000000"),
