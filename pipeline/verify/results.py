@@ -79,6 +79,8 @@ def judge_tests(found: TestResult, image: str | None, checkout: Checkout | None)
     """A gate that failed breaks the chain; one that could not judge leaves it incomplete."""
     title = f"gate {found.gate} on {found.card}"
     counts = f"{len(found.passed)} passed, {len(found.warned)} accepted"
+    if not found.passed and not found.warned:
+        counts = "nothing in it to judge"
     if found.verdict == "failed":
         return Node(title, Verdict.BROKEN, f"failed: {', '.join(found.failed[:3])}")
     if found.verdict == "unknown":

@@ -135,6 +135,16 @@ def test_a_gate_that_is_wished_for_and_has_no_result_is_incomplete(world: World,
     assert node.culprit().title == f"gate {gate}"
 
 
+def test_an_image_without_machine_code_passes_that_gate(world: World) -> None:
+    def change(body: dict[str, Any]) -> None:
+        body["predicate"] |= {"sm120_gate": "arch", "passedTests": [], "configuration": []}
+
+    envelopes = {**world.envelopes(), "arch": world.lie("gate-smem-sm_120", change)}
+    node = world.walk(envelopes).node
+    assert node.verdict is Verdict.VALID
+    assert node.children[-1].children[-1].words == "nothing in it to judge"
+
+
 def test_evidence_of_a_file_needs_no_provenance(world: World, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_bytes(b"numbers")
