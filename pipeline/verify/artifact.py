@@ -90,7 +90,7 @@ def open_layout(folder: Path, platform: str | None = None) -> Artifact:
     """An image in a layout folder; every blob is read and compared with its name."""
     _require_inside(folder, folder / "index.json")
     index = _model(Index, read_bounded(folder / "index.json"), f"{folder.name}/index.json")
-    images = [d for d in index.manifests if d.media_type == MANIFEST]
+    images = [d for d in _listed(folder, index) if d.media_type == MANIFEST]
     if platform is not None:
         images = [d for d in images if d.platform and _platform(d.platform) == platform]
     if len(images) != 1:
@@ -99,6 +99,18 @@ def open_layout(folder: Path, platform: str | None = None) -> Artifact:
             "Choose one with --platform.",
         )
     return open_image(folder / "blobs" / "sha256", images[0].digest, folder.name, images[0].size)
+
+
+def _listed(folder: Path, index: Index) -> list[Descriptor]:
+    """What an index names, also through an index of platforms, but no deeper."""
+    found: list[Descriptor] = []
+    for each in index.manifests:
+        if each.media_type == INDEX:
+            data = _small(folder / "blobs" / "sha256", each.digest, each.size)
+            found += _model(Index, data, f"{folder.name}: index of platforms").manifests
+        else:
+            found.append(each)
+    return found
 
 
 def _platform(found: PlatformName) -> str:

@@ -13,7 +13,7 @@ import pytest
 from pipeline.errors import EvidenceBroken, PipelineError, RecordInvalid, UnknownImage
 from pipeline.model import canonical_json, sha256_of
 from pipeline.ship.layout import export_layout
-from pipeline.verify.artifact import open_file, open_layout, read_bounded
+from pipeline.verify.artifact import INDEX, open_file, open_layout, read_bounded
 from pipeline.verify.evidence import MOST_FILES, beside, gather
 from pipeline.verify.verdict import Verdict
 from tests.unit.verify.world import World
@@ -183,6 +183,33 @@ def test_a_bad_layout_is_refused(layout: Path, name: str) -> None:
     with pytest.raises(kind) as refused:
         open_layout(layout)
     assert words in str(refused.value)
+
+
+def nest(folder: Path, levels: int) -> None:
+    """The index behind another one."""
+    for _ in range(levels):
+        data = (folder / "index.json").read_bytes()
+        blob(folder, sha256_of(data)).write_bytes(data)
+        inner = {"mediaType": INDEX, "digest": sha256_of(data), "size": len(data)}
+        (folder / "index.json").write_bytes(
+            canonical_json({"schemaVersion": 2, "manifests": [inner]})
+        )
+
+
+def test_an_index_of_platforms_is_followed_once(world: World, layout: Path) -> None:
+    nest(layout, 1)
+    assert open_layout(layout, "linux/amd64").digest == world.artifact.digest
+    nest(layout, 1)
+    with pytest.raises(UnknownImage, match="0 images"):
+        open_layout(layout)
+
+
+def test_an_index_of_platforms_is_checked_too(layout: Path) -> None:
+    nest(layout, 1)
+    inner = json.loads((layout / "index.json").read_bytes())["manifests"][0]["digest"]
+    blob(layout, inner).write_bytes(blob(layout, inner).read_bytes().replace(b"amd64", b"arm64"))
+    with pytest.raises(EvidenceBroken, match="is really"):
+        open_layout(layout)
 
 
 def test_a_layout_has_no_image_for_another_platform(layout: Path) -> None:
