@@ -35,7 +35,7 @@ def cosign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Debian 13's cosign, unpacked."""
     given = os.environ.get("SM120_TEST_TRIXIE")
     try:
-        return trixie_program("cosign", Path(given or tmp_path_factory.mktemp("trixie")))
+        return trixie_program(Path(given or tmp_path_factory.mktemp("trixie")), "cosign")
     except CannotHave as reason:
         pytest.skip(str(reason))
 

@@ -1,72 +1,67 @@
-"""Programs of Debian 13, unpacked beside the system's own: judges of what we sign and push."""
+"""Programs of Debian 13 on Debian 12: unpacked from their packages, never installed.
+
+Go programs without libraries of their own run there as they are.
+"""
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import MirrorUnknown
+from pipeline.errors import PipelineError
 from pipeline.fetch.aptconf import find_mirror
 from tests.testbed.packages import CannotHave, find_program, system_environment
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-SUITE = "trixie"
 
 
-def trixie_program(name: str, folder: Path) -> Path:
-    """The program of a package of the same name, fetched through a throwaway apt."""
+def trixie_program(folder: Path, name: str) -> Path:
+    """A program of the package of that name, below `folder`; what is there already is used."""
     program = folder / "root" / "usr" / "bin" / name
     if not program.exists():
-        _fetch(name, folder)
-    if not program.exists():
-        raise CannotHave(f"Debian 13's package {name} holds no program {name}.")
+        apt = apt_configuration(folder)
+        if not (folder / "updated").exists():
+            run([*apt, "update"], folder)
+            (folder / "updated").touch()
+        run([*apt, "download", name], folder)
+        package = next(folder.glob(f"{name}_*.deb"))
+        run([find_program("dpkg-deb"), "-x", str(package), str(folder / "root")], folder)
     return program
 
 
-def _fetch(name: str, folder: Path) -> None:
-    if not KEYRING.exists():
-        raise CannotHave("Debian's archive keyring is not installed.")
-    options = _private_apt(folder)
-    apt = find_program("apt-get")
-    _run([apt, "--quiet", *options, "update"], folder)
-    _run([apt, "--quiet", *options, "download", name], folder)
-    debs = sorted(folder.glob(f"{name}_*.deb"))
-    _run([find_program("dpkg-deb"), "-x", str(debs[-1]), str(folder / "root")], folder)
-
-
-def _private_apt(folder: Path) -> list[str]:
-    """Options of an apt that knows this one suite and touches nothing of the system's."""
+def apt_configuration(folder: Path) -> list[str]:
+    """apt-get with lists and sources of its own, from the mirror that this machine uses."""
     try:
         mirror = find_mirror().main[0]
-    except MirrorUnknown as error:
-        raise CannotHave("This machine does not say where Debian's packages are.") from error
-    for part in ("state/lists/partial", "cache/archives/partial", "etc"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    (folder / "state" / "status").touch()
-    sources = folder / "etc" / "sources.list"
-    sources.write_text(f"deb [signed-by={KEYRING}] {mirror} {SUITE} main\n")
-    return [
-        *("-o", f"Dir::State={folder}/state", "-o", f"Dir::State::status={folder}/state/status"),
-        *("-o", f"Dir::Cache={folder}/cache", "-o", f"Dir::Etc::sourcelist={sources}"),
-        *("-o", "Dir::Etc::sourceparts=-", "-o", "APT::Sandbox::User=root"),
-        *("-o", "Acquire::Languages=none"),
-    ]
+    except PipelineError as error:
+        raise CannotHave(f"No Debian mirror is configured here: {error}") from error
+    for name in ("etc", "lists/partial", "cache/archives/partial"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "etc" / "trixie.sources").write_text(
+        f"Types: deb\nURIs: {mirror}\nSuites: trixie\nComponents: main\nSigned-By: {KEYRING}\n"
+    )
+    options = {
+        "Dir::Etc::SourceList": "/dev/null",
+        "Dir::Etc::SourceParts": f"{folder}/etc",
+        "Dir::State::Lists": f"{folder}/lists",
+        "Dir::Cache": f"{folder}/cache",
+        "APT::Sandbox::User": "root",
+    }
+    flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return [find_program("apt-get"), "--quiet", *flags]
 
 
-def _run(args: Sequence[str], folder: Path) -> None:
-    proxies = {n: v for n, v in os.environ.items() if n.lower().endswith("_proxy")}
+def run(command: Sequence[str], folder: Path) -> None:
+    """Run in a folder; a refusal means that this machine cannot have the program."""
     done = subprocess.run(
-        args,
+        list(command),
         cwd=folder,
-        env=system_environment(**proxies),
-        stdin=subprocess.DEVNULL,
+        env=system_environment(),
         capture_output=True,
         text=True,
-        errors="replace",
         check=False,
     )
     if done.returncode != 0:
-        reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
-        raise CannotHave(f"Debian 13's packages cannot be had here: {reason}")
+        words = (done.stderr.strip() or "no reason given").splitlines()[-1]
+        raise CannotHave(f"Debian 13 cannot be read here: {words}")
