@@ -121,5 +121,6 @@ def _opened(
         raise UnknownImage(f"{artifact} for {chosen} is not built")
     digest = record["descriptor"]["digest"]
     blobs = store.blob_path(digest).parent
-    found = kept(store, artifact, chosen, digest)
-    return open_image(blobs, digest, f"{artifact} {chosen}"), gather(places or found)
+    with store.in_use():
+        found = gather(places or kept(store, artifact, chosen, digest))
+        return open_image(blobs, digest, f"{artifact} {chosen}"), found

@@ -58,6 +58,23 @@ def test_provenance_names_every_input_by_digest(world: World) -> None:
     assert wish["gates"] == ["smem"]
 
 
+def test_intotos_own_definitions_accept_our_statements(world: World) -> None:
+    pytest.importorskip("in_toto_attestation", reason="in-toto-attestation is not installed.")
+    from google.protobuf import json_format
+    from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
+    from in_toto_attestation.predicates.test_result.v0.test_result_pb2 import TestResult
+    from in_toto_attestation.v1.statement_pb2 import Statement
+
+    for statement in world.statements.values():
+        json_format.ParseDict(json.loads(statement.dump()), Statement())
+    json_format.ParseDict(world.statements["provenance"].predicate, Provenance())
+    gate = world.statements["gate-smem-sm_120"].predicate
+    known = {k: v for k, v in gate.items() if not k.startswith("sm120_")}
+    json_format.ParseDict(known, TestResult())
+    with pytest.raises(json_format.ParseError):
+        json_format.ParseDict({**known, "result": []}, TestResult())
+
+
 def test_no_place_is_named_in_any_statement(world: World) -> None:
     standard = ("https://in-toto.io/", "https://slsa.dev/", "https://cyclonedx.org/bom")
     for statement in world.statements.values():
