@@ -156,7 +156,7 @@ def sbom(context: click.Context, name: str, form: str, platform: str | None) -> 
 def explain(
     context: click.Context, path: str, name: str, platform: str | None, as_json: bool
 ) -> None:
-    """Say which wheel, .deb or patch a file of an image came from."""
+    """Say where a file of an image came from: which wheel, .deb or patch."""
     from dataclasses import asdict
 
     from pipeline.build.plan import plan_image

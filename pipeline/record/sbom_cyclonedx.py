@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
+from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
@@ -17,7 +19,7 @@ _NAMESPACE = uuid.UUID("6f0c9a3e-5a0d-5d0f-8a43-0f5f0c5d3b1e")
 
 def cyclonedx(bill: Bill) -> dict[str, Any]:
     """The document. It holds no time, so that an image has one bill."""
-    parts = [_part(x) for x in bill.parts]
+    parts = [_part(x, bill.root) for x in bill.parts]
     files = [_own_file(x) for x in bill.files]
     refs = sorted(x["bom-ref"] for x in [*parts, *files])
     return {
@@ -64,7 +66,7 @@ def _hash(digest: str) -> dict[str, str]:
     return {"alg": "SHA-256", "content": digest.removeprefix("sha256:")}
 
 
-def _part(billed: BilledPart) -> dict[str, Any]:
+def _part(billed: BilledPart, root: Path) -> dict[str, Any]:
     part = billed.part
     found: dict[str, Any] = {
         "type": "library",
@@ -84,7 +86,7 @@ def _part(billed: BilledPart) -> dict[str, Any]:
         found["licenses"] = licences
     if billed.patches:
         found["modified"] = True
-        found["pedigree"] = {"patches": [_patch(p) for p in billed.patches]}
+        found["pedigree"] = {"patches": [_patch(p, root) for p in billed.patches]}
     return found
 
 
@@ -99,10 +101,12 @@ def _licences(licence: Licence) -> list[dict[str, Any]]:
     return [{"license": {"name": licence.name}}] if licence.name else []
 
 
-def _patch(file: OwnFile) -> dict[str, Any]:
+def _patch(file: OwnFile, root: Path) -> dict[str, Any]:
     assert file.patch is not None
+    text = base64.b64encode((root / file.path).read_bytes()).decode()
     return {
         "type": "unofficial",
+        "diff": {"text": {"contentType": "text/x-diff", "encoding": "base64", "content": text}},
         "resolves": [
             {
                 "type": "defect",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -122,7 +123,10 @@ def test_the_bills_list_every_part_with_hash_layer_and_licence(bill: Bill) -> No
     parts = {c["name"]: c for c in cyclonedx(bill)["components"]}
     assert parts["pkg"]["licenses"] == [{"expression": "MIT OR Apache-2.0"}]
     assert parts["pkg"]["modified"] is True
-    assert parts["pkg"]["pedigree"]["patches"][0]["resolves"][0]["id"].endswith("0001.patch")
+    (patch,) = parts["pkg"]["pedigree"]["patches"]
+    assert patch["resolves"][0]["id"].endswith("0001.patch")
+    text = base64.b64decode(patch["diff"]["text"]["content"])
+    assert sha256_of(text) == patch["resolves"][0]["name"] == bill.patches[0].digest
     notes = {p["name"]: p["value"] for p in parts["other"]["properties"]}
     assert notes["sm120:licence:source"] == "NOASSERTION: its METADATA names no licence"
     assert notes["sm120:layer"] in {x.layer.record.digest for x in bill.layers}
