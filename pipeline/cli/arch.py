@@ -66,12 +66,15 @@ def gate_arch(
 
 
 def _checked(arch: str) -> str:
-    from pipeline.gate.arch_verdict import card_of
+    from pipeline.gate.arch_verdict import ARCHITECTURES, card_of
 
     try:
-        card_of(arch)
+        known = card_of(arch) in ARCHITECTURES
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--arch") from error
+    if not known:
+        listed = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
+        raise click.BadParameter(f"{arch}: there is none (known: {listed})", param_hint="--arch")
     return arch
 
 

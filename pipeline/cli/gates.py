@@ -61,6 +61,7 @@ def make_workshop(
         host_platform(),
         lambda: make_fetcher(store, mirrors, offline),
         lambda: WheelFinder(Client(read_settings(mirrors))),
+        offline,
     )
 
 
@@ -240,7 +241,11 @@ def _discovered(result: GateResult) -> str:
     covered = result.coverage
     assert covered is not None
     rows = [[k.module, k.name, str(k.line), ", ".join(k.launched_by)] for k in covered.rest]
-    told = f"{covered.reached} of {covered.kernels} kernels are reached by cases; these are not:"
+    told = (
+        f"{covered.reached} of {covered.kernels} kernels are reached by cases; the rest are below."
+        f" Not counted: {covered.elsewhere} for other makers' cards or tests, {covered.helpers}"
+        f" helpers that only kernels call, {covered.idle} that nothing launches."
+    )
     return "\n".join([told, "", log.table(["module", "kernel", "line", "launched by"], rows)])
 
 
@@ -283,11 +288,18 @@ def patches(
     if as_json:
         say_json([v.model_dump(mode="json") for v in found])
     else:
-        click.echo(log.table(["patch", "version", "verdict", "why"], [_told(v) for v in found]))
+        head = ["patch", "version", "verdict", "asks for", "why"]
+        click.echo(log.table(head, [_told(v) for v in found]))
+        facts = opened.environment.facts
+        click.echo(
+            f"\nAll judged with Triton {facts.triton} and torch {facts.torch}, to which {name} is"
+            " locked; `asks for` is what each version itself requires."
+        )
     if against is None and unproved(found):
         named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(found))
         raise PatchUnproved(f"{name}: {named}")
 
 
 def _told(verdict: PatchVerdict) -> list[str]:
-    return [verdict.patch, verdict.version, verdict.state, verdict.words[:120]]
+    asks = ", ".join(verdict.requires) or "–"
+    return [verdict.patch, verdict.version, verdict.state, asks, verdict.words[:120]]

@@ -268,7 +268,7 @@ def sources(as_json: bool) -> None:
         click.echo(f"{name}: {', '.join(value) if isinstance(value, list) else value}")
 
 
-_SCHEMAS = ("image", "series", "trust", "policy")
+_SCHEMAS = ("image", "series", "gate", "engine", "arch", "trust", "policy")
 _PREDICATES = ("rebuild", "weights", "host-facts", "benchmark-run", "report")
 
 
@@ -278,6 +278,8 @@ def schema(what: str) -> None:
     """Print the JSON schema of a file, for editors, or of a predicate that statements hold."""
     from pydantic import BaseModel
 
+    from pipeline.gate.arch_wish import ArchWish
+    from pipeline.gate.cases import EngineSetup, GateFile
     from pipeline.record.names import KINDS
     from pipeline.record.predicates import MODELS
     from pipeline.record.trust import Trust
@@ -286,7 +288,13 @@ def schema(what: str) -> None:
     from pipeline.wish.load import schema as text
 
     models: dict[str, type[BaseModel]] = {
-        **{"image": ImageWish, "series": PatchSeries, "trust": Trust, "policy": Policy},
+        "image": ImageWish,
+        "series": PatchSeries,
+        "gate": GateFile,
+        "engine": EngineSetup,
+        "arch": ArchWish,
+        "trust": Trust,
+        "policy": Policy,
         **{kind: MODELS[KINDS[kind]] for kind in _PREDICATES},
     }
     click.echo(text(models[what]), nl=False)

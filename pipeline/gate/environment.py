@@ -100,6 +100,7 @@ class Workshop:
     host: str  # this machine's platform
     make_fetcher: Callable[[], Fetcher]
     make_finder: Callable[[], WheelFinder]
+    offline: bool = False
 
     def layers(self, plans: Sequence[LayerPlan]) -> list[LayerRecord]:
         """Layers from the store, made now where they are missing."""
@@ -140,7 +141,7 @@ def make_environment(shop: Workshop, plan: ImagePlan, wheels: Sequence[str]) -> 
     key = sha256_of(canonical_json(inputs)).removeprefix("sha256:")[:32]
     folder = shop.store.root / "gate" / "environments" / key
     with shop.store.locked(f"gate-{key}"):
-        facts = _known(folder)
+        facts = known_facts(folder)
         if facts is None:
             facts = _make(shop, plan, root, pins, folder)
     absent = _absent(shop.store, plan, {pin.name for pin in pins})
@@ -167,7 +168,8 @@ def _for_host(shop: Workshop, plan: ImagePlan, pin: WheelPin) -> WheelPin:
     return shop.make_finder().find(pin.name, pin.version, plan.venv.version, shop.host)
 
 
-def _known(folder: Path) -> EnvironmentFacts | None:
+def known_facts(folder: Path) -> EnvironmentFacts | None:
+    """What an environment's folder says of itself; none where it is not whole."""
     try:
         return EnvironmentFacts.model_validate_json((folder / "facts.json").read_bytes())
     except (FileNotFoundError, ValueError):

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from pipeline.build.plan import ImagePlan
 from pipeline.errors import GateInvalid
 from pipeline.files import write_bytes
+from pipeline.gate import moved
 from pipeline.gate.cases import Case, Gates, read_gates
-from pipeline.gate.coverage import coverage, find_kernels
+from pipeline.gate.coverage import Found, coverage, find_kernels, kernels_key
 from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, patched
 from pipeline.gate.environment import Environment, Workshop, make_environment
 from pipeline.gate.limits import Card
-from pipeline.gate.results import CaseResult, GateResult, Kernel, overall
+from pipeline.gate.results import CaseResult, GateResult, overall
 from pipeline.gate.run import Bench, judge_all, worker_digest
-from pipeline.model import Frozen
 from pipeline.store.store import Store
 from pipeline.wish.image import PatchSeries
 
@@ -43,6 +43,14 @@ class ImageGate:
     def bench(self, tree: EngineTree, card: Card) -> Bench:
         return Bench(self.shop.store, self.environment, tree, self.gates.setup, card)
 
+    def judge(self, tree: EngineTree, card: Card, cases: Sequence[Case]) -> list[CaseResult]:
+        """Every case's verdict on one tree; a function that is gone is looked for."""
+        found = judge_all(self.bench(tree, card), self.gates, cases)
+        return [
+            moved.explained(self, tree, case, result) if result.gone else result
+            for case, result in zip(cases, found, strict=True)
+        ]
+
     def patched(self) -> EngineTree:
         """The engine as the image holds it."""
         return patched(self.tree, self.series.patches, self.patch_folder, self.shop)
@@ -61,8 +69,7 @@ def run_gate(gate: ImageGate, card: Card, *, unpatched: bool = False) -> GateRes
     """Judge every case of an image for a card."""
     start = time.monotonic()
     tree = gate.tree if unpatched else gate.patched()
-    bench = gate.bench(tree, card)
-    cases = judge_all(bench, gate.gates, gate.gates.cases())
+    cases = gate.judge(tree, card, gate.gates.cases())
     record = gate.shop.store.image_record(gate.plan.wish.name, gate.plan.platform)
     built = record is not None and record.get("key") == gate.plan.key
     return GateResult(
@@ -88,19 +95,14 @@ def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
     return {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
 
 
-class _Kernels(Frozen):
-    """What reading an engine's code found, kept by the code's digest."""
-
-    kernels: list[Kernel]
-
-
-def _kernels(store: Store, tree: EngineTree) -> list[Kernel]:
-    path = store.root / "gate" / "kernels-of" / f"{tree.digest.removeprefix('sha256:')}.json"
+def _kernels(store: Store, tree: EngineTree) -> Found:
+    """What reading an engine's code found, kept by the code's digest and the reader's own."""
+    path = store.root / "gate" / "kernels-of" / f"{kernels_key(tree.digest)}.json"
     try:
-        return _Kernels.model_validate_json(path.read_bytes()).kernels
+        return Found.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         found = find_kernels(tree.folder, tree.package)
-        write_bytes(path, _Kernels(kernels=found).model_dump_json().encode())
+        write_bytes(path, found.model_dump_json().encode())
         return found
 
 

@@ -21,11 +21,17 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipeline.errors import GateInvalid, PatchConflict, PipelineError
-from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, is_applied, patched
+from pipeline.gate.engine import (
+    EngineTree,
+    compiler_requirements,
+    engine_pin,
+    engine_tree,
+    is_applied,
+    patched,
+)
 from pipeline.gate.gate import ImageGate
 from pipeline.gate.limits import Card
 from pipeline.gate.results import CaseResult, fingerprint, overall
-from pipeline.gate.run import judge_all
 from pipeline.model import Frozen
 from pipeline.wish.image import PatchWish
 
@@ -41,6 +47,8 @@ class PatchVerdict(Frozen):
     version: str
     state: State
     words: str
+    judged_with: dict[str, str] = {}  # the image's own Triton and torch, whatever the version
+    requires: list[str] = []  # what this version itself asks for of those, as its METADATA says
     without: dict[str, int] = {}  # case → the most shared memory a kernel of it needs
     with_patch: dict[str, int] = {}
 
@@ -92,9 +100,9 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> Pa
         raise GateInvalid(f"{wish.file}: names the gate {wish.gate}, which has no cases")
     others = [w for w in gate.series.patches if w is not wish]
     base, _ = _with_patches(gate, tree, others)
-    without = judge_all(gate.bench(base, card), gate.gates, cases)
+    without = gate.judge(base, card, cases)
     full, conflict = _with_patches(gate, tree, gate.series.patches)
-    after = None if conflict else judge_all(gate.bench(full, card), gate.gates, cases)
+    after = None if conflict else gate.judge(full, card, cases)
     applied = is_applied(tree, wish, gate.patch_folder)
     state, words = decide(without, after, applied=applied, conflict=conflict)
     return PatchVerdict(
@@ -103,6 +111,11 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> Pa
         version=tree.version,
         state=state,
         words=words,
+        judged_with={
+            "triton": gate.environment.facts.triton,
+            "torch": gate.environment.facts.torch,
+        },
+        requires=compiler_requirements(tree),
         without=_needs(without),
         with_patch=_needs(after or []),
     )

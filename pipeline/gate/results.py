@@ -65,11 +65,14 @@ class CaseResult(Frozen):
     seconds: float = 0.0
     cached: bool = False
     stand_ins: list[str] = []
+    gone: bool = False  # none of the case's functions is in this version
 
     @property
     def worst(self) -> KernelResult | None:
         """The kernel that needs most, of those that count."""
-        counted = [k for k in self.kernels if k.verdict != "spare" and k.record.shared_bytes]
+        counted = [
+            k for k in self.kernels if k.verdict != "spare" and k.record.shared_bytes is not None
+        ]
         return max(counted, key=lambda k: k.record.shared_bytes or 0, default=None)
 
 
@@ -85,8 +88,11 @@ class Kernel(Frozen):
 class Coverage(Frozen):
     """How much of the engine's Triton code the cases reach."""
 
-    kernels: int
+    kernels: int  # that host code launches, on the cards an image is for
     reached: int
+    elsewhere: int = 0  # kernels for other makers' cards, and of the engine's tests
+    helpers: int = 0  # functions that only kernels call
+    idle: int = 0  # functions that nothing in the engine calls or launches
     rest: list[Kernel] = []
 
 
@@ -128,6 +134,7 @@ def judge_case(
         seconds=answer.seconds,
         cached=cached,
         stand_ins=answer.stand_ins,
+        gone=answer.ended == "function gone",
     )
 
 
@@ -171,10 +178,11 @@ def _verdict(
     if answer.ended == "timed out":
         return "unknown", f"took longer than {case.timeout_s} s and was stopped"
     if answer.ended != "called":
-        return "unknown", answer.words or answer.ended
+        return "unknown", _placeless(answer.words) or answer.ended
     broken = [k for k in kernels if k.verdict == "error"]
     if broken:
-        return "unknown", f"{broken[0].record.kernel} did not compile: {broken[0].words}"
+        said = _placeless(broken[0].words)
+        return "unknown", f"{broken[0].record.kernel} did not compile: {said}"
     seen = {k.record.kernel for k in kernels}
     missing = [name for name in case.kernels if name not in seen]
     if missing:
@@ -189,6 +197,11 @@ def _verdict(
     if any(k.verdict == "accepted" for k in kernels):
         return "accepted", next(k.words for k in kernels if k.verdict == "accepted")
     return "passed", ""
+
+
+def _placeless(words: str) -> str:
+    """Without the command to repeat it by: its files are on this machine, and gone by now."""
+    return words.partition(" Repro command:")[0]
 
 
 def overall(cases: Sequence[CaseResult]) -> CaseVerdict:
