@@ -265,6 +265,65 @@ class KeyUnusable(PipelineError):
     hint = "A fitting key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`."
 
 
+class RecordInvalid(PipelineError):
+    exit_code = 80
+    meaning = "a statement, envelope or bundle is malformed"
+    hint = "Nothing in it was believed. Get the evidence again from where it was made."
+
+
+class KeyInvalid(PipelineError):
+    exit_code = 81
+    meaning = "a key cannot be read, is of another kind or lies open to others"
+    hint = "`sm120 keys new NAME` makes a good one."
+
+
+class KeyExists(PipelineError):
+    exit_code = 82
+    meaning = "a key of that name is there already; it is never overwritten"
+    hint = "Take another name: the old key is needed for what it signed."
+
+
+class SigningFailed(PipelineError):
+    exit_code = 83
+    meaning = "there is nothing to sign with, or what signs gave no good signature"
+    hint = "Name a key with --key, SM120_SIGNING_KEY or SM120_SIGNING_AGENT."
+
+
+class TrustInvalid(PipelineError):
+    exit_code = 84
+    meaning = "a trust or policy file is missing or not valid"
+    hint = "`sm120 keys show KEY` prints an entry; --trust names the file."
+
+
+class EvidenceStale(PipelineError):
+    exit_code = 85
+    meaning = "verify: the evidence holds, but something it speaks of has moved since"
+    hint = "Build and record again, or look at the state that was recorded."
+
+
+class EvidenceBroken(PipelineError):
+    exit_code = 86
+    meaning = "verify: evidence contradicts the artifact, its key or itself"
+    hint = "Do not use it before you know why; the tree above says where."
+
+
+class EvidenceUnsigned(PipelineError):
+    exit_code = 87
+    meaning = "verify: there is no signed evidence for this artifact"
+    hint = "Sign it where it was built: `sm120 record IMAGE --key FILE`."
+
+
+class EvidenceIncomplete(PipelineError):
+    exit_code = 88
+    meaning = "verify: nothing contradicts, but not everything could be checked"
+    hint = "The tree above says what is missing; unknown is never taken for valid."
+
+
+class PolicyRefused(PipelineError):
+    exit_code = 89
+    meaning = "verify: the evidence does not satisfy the policy file"
+
+
 class Interrupted(PipelineError):
     exit_code = 130
     meaning = "stopped by Ctrl-C or a signal"

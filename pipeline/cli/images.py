@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +24,13 @@ from pipeline.cli.common import (
     store_of,
 )
 from pipeline.cli.stage import judge_images, require_all_passed, stage_json, stage_table
-from pipeline.errors import UnknownImage
+from pipeline.errors import NotReproducible, UnknownImage
 
 if TYPE_CHECKING:
     from pipeline.build.image import Built
     from pipeline.build.plan import ImagePlan
     from pipeline.fetch.inputs import Fetcher
+    from pipeline.record.keys import Signer
     from pipeline.store.store import Store
     from pipeline.wish.load import Checkout
 
@@ -275,6 +278,13 @@ def export(context: click.Context, name: str, folder: Path, platform: str | None
 
 @click.command()
 @click.argument("name", metavar="IMAGE")
+@click.option("--attest", is_flag=True, help="Sign and keep what came of it, good or bad.")
+@click.option(
+    "--key",
+    "key_path",
+    type=click.Path(path_type=Path),
+    help="The private key for --attest [SM120_SIGNING_KEY, SM120_SIGNING_AGENT].",
+)
 @platform_option
 @mirror_option
 @offline_option
@@ -283,6 +293,8 @@ def export(context: click.Context, name: str, folder: Path, platform: str | None
 def rebuild(
     context: click.Context,
     name: str,
+    attest: bool,
+    key_path: Path | None,
     platform: str | None,
     mirrors: tuple[str, ...],
     offline: bool,
@@ -290,19 +302,39 @@ def rebuild(
 ) -> None:
     """Build again in an empty store and say `identical`, or name the first file that differs.
 
-    Kept inputs of the store are used where they are; everything else is fetched again.
+    Kept inputs of the store are used where they are; everything else is fetched again. With
+    --attest the key says so: a proof of equal bytes, not of a hosted builder.
     """
     from pipeline.build.plan import plan_image
     from pipeline.build.rebuild import rebuild as build_again
+    from pipeline.cli.records import signer_of
     from pipeline.store.store import open_store
 
     checkout, store = checkout_of(context), store_of(context)
+    signer = signer_of(key_path) if attest else None
     with store.in_use(), store.scratch() as folder:
         first = find_image(checkout, store, name, platform)
         chosen = plan_image(checkout, name, first.platform)
         empty = open_store(folder / "store")
         fetcher = make_fetcher(empty, (*mirrors, str(store.root / "inputs")), offline)
-        second = build_again(checkout, chosen, first, store, empty, fetcher)
+        with _attested(store, chosen, first, signer):
+            second = build_again(checkout, chosen, first, store, empty, fetcher)
     if as_json:
         return say_json({"image": name, "digest": second.digest, "identical": True})
     click.echo(f"{name}: identical, {second.digest}")
+
+
+@contextmanager
+def _attested(store: Store, plan: ImagePlan, first: Built, signer: Signer | None) -> Iterator[None]:
+    """State how a rebuild ended, where somebody signs; a difference is stated like a success."""
+    from pipeline.record.rebuild import record_rebuild
+    from pipeline.record.statement import moment
+
+    try:
+        yield
+    except NotReproducible as error:
+        if signer is not None:
+            record_rebuild(store, plan, first, signer, str(error), moment())
+        raise
+    if signer is not None:
+        record_rebuild(store, plan, first, signer, "", moment())
