@@ -27,8 +27,10 @@ from pipeline.fetch.http import Client
 from pipeline.files import is_free, locked, os_errors_explained
 from pipeline.log import Bar
 from pipeline.weights.arrival import Arrival
+from pipeline.weights.hashing import identity_of
 from pipeline.weights.model import FilePin, read_lock
 from pipeline.weights.place import Place
+from pipeline.weights.receipt import read_receipt, vouches
 from pipeline.weights.routes import Route, Router
 from pipeline.weights.settle import link, settle
 from pipeline.weights.throttle import Throttle
@@ -62,8 +64,8 @@ def fetch_files(
 ) -> list[FilePin]:
     """Bring every file that is not yet right; returns those that were brought.
 
-    `is_right` may answer for files that are there, from a receipt say; without it they are
-    hashed. One process at a time works on a place.
+    Files that are there are right when a receipt vouches for them or their hash is right;
+    `is_right` may answer instead. One process at a time works on a place.
     """
     waits = place.state / "fetch.lock"
     with os_errors_explained(waits):
@@ -105,11 +107,23 @@ def _not_there(
     here = [pin for pin in pins if _has_size(place.file(pin), pin)]
     if is_right is not None:
         right = {pin.path for pin in here if is_right(pin)}
-    elif here:
-        right = _hashed(place, here, stop)
     else:
-        right = set()
+        right = _vouched(place, here)
+        doubtful = [pin for pin in here if pin.path not in right]
+        right |= _hashed(place, doubtful, stop) if doubtful else set()
     return [pin for pin in pins if pin.path not in right]
+
+
+def _vouched(place: Place, pins: Sequence[FilePin]) -> set[str]:
+    """Files that were proved before and have not moved since."""
+    known = read_receipt(place)
+    found = set()
+    for pin in pins:
+        with suppress(OSError):
+            status = place.file(pin).lstat()
+            if vouches(known.get(pin.path), pin, identity_of(status)):
+                found.add(pin.path)
+    return found
 
 
 def _has_size(path: Path, pin: FilePin) -> bool:

@@ -6,6 +6,7 @@ import random
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,14 @@ from pipeline.errors import (
     WishInvalid,
 )
 from pipeline.fetch.http import Client
+from pipeline.log import Bar
+from pipeline.weights import fetch as fetch_module
 from pipeline.weights.arrival import Arrival
 from pipeline.weights.fetch import fetch_range
+from pipeline.weights.hashing import identity_of
 from pipeline.weights.model import FilePin, sealed
 from pipeline.weights.place import new_place
+from pipeline.weights.receipt import Entry, keep
 from pipeline.weights.sources import find_routes
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, test_hub
@@ -600,3 +605,44 @@ def test_an_arrival_hashes_in_order_whatever_order_the_ranges_come_in(tmp_path: 
     assert not arrival.claim_end()
     assert arrival.digest == pin.want
     arrival.forget()
+
+
+def test_a_file_that_a_receipt_vouches_for_is_not_read_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = bed.place()
+    bed.fetch(place)
+    hashed: list[str] = []
+    monkeypatch.setattr("pipeline.weights.fetch._hashes_right", _noting(hashed))
+    pin = next(p for p in place.lock.files if p.path == BIG)
+    entry = Entry(path=BIG, want=pin.want, identity=identity_of(place.file(pin).stat()), blocks="")
+    keep(place, [entry], [])
+    assert bed.fetch(place) == []
+    assert BIG not in hashed
+    assert len(hashed) == len(bed.files) - 1
+
+
+def test_a_file_that_moved_since_its_receipt_is_read_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = bed.place()
+    bed.fetch(place)
+    pin = next(p for p in place.lock.files if p.path == BIG)
+    path = place.file(pin)
+    entry = Entry(path=BIG, want=pin.want, identity=identity_of(path.stat()), blocks="")
+    keep(place, [entry], [])
+    data = bytearray(path.read_bytes())
+    data[MIDDLE] ^= 1
+    path.write_bytes(data)
+    assert bed.fetch(place) == [BIG]
+    bed.require_right(place)
+
+
+def _noting(hashed: list[str]) -> Callable[..., bool]:
+    real = fetch_module._hashes_right
+
+    def note(path: Path, pin: FilePin, stop: threading.Event, bar: Bar) -> bool:
+        hashed.append(pin.path)
+        return real(path, pin, stop, bar)
+
+    return note
