@@ -18,6 +18,7 @@ from pipeline.cli.arch import gate_arch
 from pipeline.cli.gates import gate, patches
 from pipeline.cli.images import build, export, images, load, plan, rebuild
 from pipeline.cli.locks import fetch, lock, schema, sources
+from pipeline.cli.publish import publish, pull, registry
 from pipeline.cli.stores import store
 from pipeline.cli.weights import weights
 from pipeline.errors import Interrupted, PipelineError
@@ -30,6 +31,7 @@ The usual way through:
   sm120 build sglang-k2    build it: no Docker, no root, the same digest everywhere
   sm120 load sglang-k2     put it into Docker
   sm120 rebuild sglang-k2  prove that it comes out bit for bit the same
+  sm120 publish sglang-k2 REGISTRY/REPO:TAG
 
 Exit codes are listed in the README; each error says what to try."""
 
@@ -74,7 +76,7 @@ def cli(
 
 
 for command in (
-    *(images, plan, build, gate, patches, load, export, rebuild),
+    *(images, plan, build, gate, patches, load, export, rebuild, publish, pull, registry),
     *(lock, fetch, sources, schema, store, weights),
 ):
     cli.add_command(command)
