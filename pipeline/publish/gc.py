@@ -101,7 +101,7 @@ def _evidence_tags(named: dict[str, Document]) -> dict[str, list[str]]:
 
 
 def reach(reader: _Reader, evidence: dict[str, list[str]], roots: Iterable[str]) -> set[str]:
-    """All manifests that exist and that some root leads to: below it, attached to it, its subject."""
+    """All manifests that a root leads to: below it, attached to it, or its subject."""
     found: set[str] = set()
     todo = list(roots)
     while todo:
@@ -134,12 +134,17 @@ def _plan(
             size = len(document.data) + sum(b.size_bytes for b in document.blobs)
             rows.append(Held(digest=digest, kind=document.kind, tags=tags, size_bytes=size))
         # what a tag names goes first: a kill in the middle leaves no tag on something incomplete
-        return tuple(sorted(rows, key=lambda r: (not r.tags, r.kind == "manifest", r.digest)))
+        return tuple(sorted(rows, key=_rank))
 
     stays = {b.digest for d in kept for b in reader.documents[d].blobs}
     goes = {b.digest: b.size_bytes for d in gone for b in reader.documents[d].blobs}
     freed = sum(size for digest, size in goes.items() if digest not in stays)
     return Plan(repository=str(repository), kept=held(kept), gone=held(gone), freed_bytes=freed)
+
+
+def _rank(held: Held) -> tuple[bool, bool, bool, str]:
+    plain = any(not _EVIDENCE_TAG.fullmatch(t) for t in held.tags)
+    return not plain, not held.tags, held.kind == "manifest", held.digest
 
 
 def run_gc(store: Store, repository: Repository, plan: Plan) -> None:

@@ -81,7 +81,7 @@ class Client:
         self._access = access or Access()
         self.name = reference.registry
         self._host_port = reference.host_port
-        self.transport = Transport(tls_context(self._host_port, self._access.ca_file))
+        self.transport = Transport(lambda: tls_context(self._host_port, self._access.ca_file))
         self.base = self._find_base()
         self.authority = Authority(
             lambda: find_login(reference),

@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
@@ -53,9 +53,10 @@ def origin_of(url: str) -> str:
 class Transport:
     """Connections by thread and origin."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, make_context: Callable[[], ssl.SSLContext]) -> None:
         self.stop = threading.Event()
-        self._context = context
+        self._make_context = make_context
+        self._context: ssl.SSLContext | None = None
         self._of_thread = threading.local()
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._guard = threading.Lock()
@@ -71,8 +72,9 @@ class Transport:
             return self._exchange(origin, parts, method, headers, body)
         except (http.client.BadStatusLine, BrokenPipeError, ConnectionResetError):
             self._forget(origin)
-            # a kept connection that the server closed meanwhile says nothing about this request
-            if not known or self.stop.is_set() or (body and body.size_bytes > 1 << 16):
+            # a kept connection that the server closed meanwhile says nothing about this request;
+            # what carries a body may have arrived, and its sender knows how to ask
+            if not known or self.stop.is_set() or body is not None:
                 raise
             return self._exchange(origin, parts, method, headers, body)
         except BaseException:
@@ -135,6 +137,9 @@ class Transport:
         at_host, at_port = (proxy.hostname or "", proxy.port) if proxy else (host, port)
         if not is_tls:
             return http.client.HTTPConnection(at_host, at_port, timeout=CONNECT_TIMEOUT_S)
+        with self._guard:
+            # reading all CAs takes a while, and plain http needs none
+            self._context = self._context or self._make_context()
         connection = http.client.HTTPSConnection(
             at_host, at_port, timeout=CONNECT_TIMEOUT_S, context=self._context
         )

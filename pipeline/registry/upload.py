@@ -240,12 +240,14 @@ class _Upload:
         if answer.status in (404, 400):
             return None
         self._offset = self._confirmed(answer, self._blob.size_bytes)
+        if not self._offset:
+            # nothing, or one byte: registries write both as 0-0
+            return None
         return answer.location if answer.header("Location") else self._place
 
     def _confirmed(self, answer: Answer, most: int) -> int:
         """How many bytes the registry says it has; it cannot have more than were sent."""
         found = _RANGE.fullmatch(answer.header("Range").strip())
-        # `0-0` is how registries write "nothing yet", for want of an empty range
         count = int(found[1]) + 1 if found and found[1] != "0" else 0
         if not found:
             count = most if answer.status == 202 else 0
