@@ -26,6 +26,15 @@ from tests.testbed.tiny_registry import TinyRegistry, digest_of
 from tests.unit.publish.conftest import MakeOrder, keep_image, some_bytes
 from tests.unit.registry.support import NAME
 
+BEFORE_TAG = [
+    ("HEAD", "blobs"),
+    ("POST", "uploads"),
+    ("PUT", "uploads"),
+    ("PUT", "manifests/sha256"),
+    ("GET", "manifests/sha256"),
+]
+AT_TAG = [("PUT", "manifests/v1"), ("GET", "manifests/v1")]
+
 
 def is_complete(tiny: TinyRegistry, tag: str) -> bool:
     """Whether everything that a tag leads to is there."""
@@ -113,18 +122,7 @@ def test_a_rehearsal_writes_nothing(
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
-@pytest.mark.parametrize(
-    ("method", "place"),
-    [
-        ("HEAD", "blobs"),
-        ("POST", "uploads"),
-        ("PUT", "uploads"),
-        ("PUT", "manifests/sha256"),
-        ("PUT", "manifests/v1"),
-        ("GET", "manifests/sha256"),
-        ("GET", "manifests/v1"),
-    ],
-)
+@pytest.mark.parametrize(("method", "place"), [*BEFORE_TAG, *AT_TAG])
 def test_a_bad_moment_at_each_step_passes(
     store: Store,
     order: MakeOrder,
@@ -140,16 +138,7 @@ def test_a_bad_moment_at_each_step_passes(
     assert is_complete(tiny, "v1")
 
 
-@pytest.mark.parametrize(
-    ("method", "place"),
-    [
-        ("HEAD", "blobs"),
-        ("POST", "uploads"),
-        ("PUT", "uploads"),
-        ("PUT", "manifests/sha256"),
-        ("GET", "manifests/sha256"),
-    ],
-)
+@pytest.mark.parametrize(("method", "place"), BEFORE_TAG)
 def test_a_bad_day_at_each_step_leaves_the_tag_where_it_was(
     store: Store, order: MakeOrder, door: Door, tiny: TinyRegistry, method: str, place: str
 ) -> None:
@@ -193,7 +182,7 @@ def test_stopped_after_any_request_the_tag_is_old_or_complete_and_the_rest_is_se
     assert steps > 20
     for stop_after in range(2, steps):
         for shelf in (tiny.blobs, tiny.manifests, tiny.tags, tiny.uploads):
-            shelf.clear()  # type: ignore[attr-defined]
+            shelf.clear()
         door.asked.clear()
         counter = itertools.count()
 
