@@ -18,7 +18,8 @@ from pipeline.cli.arch import gate_arch
 from pipeline.cli.gates import gate, patches
 from pipeline.cli.images import build, export, images, load, plan, rebuild
 from pipeline.cli.locks import fetch, lock, schema, sources
-from pipeline.cli.publish import publish, pull, registry
+from pipeline.cli.publish import publish
+from pipeline.cli.registry import pull, registry
 from pipeline.cli.stores import store
 from pipeline.cli.weights import weights
 from pipeline.errors import Interrupted, PipelineError

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import email.utils
 import http.client
-import json
-import re
 import ssl
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +21,7 @@ from pipeline.registry.login import find_login
 from pipeline.registry.reference import Reference, is_loopback
 from pipeline.registry.transport import Body, Transport, origin_of
 from pipeline.registry.trust import certificate_files, tls_context
+from pipeline.registry.words import error_words, seconds, shown, words
 
 ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0
@@ -70,7 +67,7 @@ class Answer:
         """Where to go on, as a whole address."""
         found = self.header("Location")
         if not found:
-            raise RegistryBroken(f"{_shown(self.url)}: answers {self.status} without a Location")
+            raise RegistryBroken(f"{shown(self.url)}: answers {self.status} without a Location")
         return urljoin(self.url, found)
 
 
@@ -180,19 +177,19 @@ class Client:
             return Answer(raw.status, url, raw)
         except ssl.SSLCertVerificationError as error:
             raise RegistryUnreachable(
-                f"{_shown(url)}: its certificate is not trusted: {error.verify_message}",
+                f"{shown(url)}: its certificate is not trusted: {error.verify_message}",
                 "Name its CA with --ca FILE, or put it where Docker looks for it.",
             ) from error
         except _BREAKS as error:
             if self.transport.stop.is_set():
                 raise Interrupted("stopped") from error
-            raise Lost(f"{_shown(url)}: {_words(error)}") from error
+            raise Lost(f"{shown(url)}: {words(error)}") from error
 
     def _authorize(self, scope: Scope, login: str, asked: list[str]) -> str:
         try:
             return self.authority.answer(scope, login, asked)
         except _BREAKS as error:
-            raise Lost(f"the token service: {_words(error)}") from error
+            raise Lost(f"the token service: {words(error)}") from error
         except RegistryRefused as error:
             raise RegistryRefused(f"{self.name}: {error}", error.hint) from error
 
@@ -211,18 +208,18 @@ class Client:
             is_known = here = False
             parts = home = urlsplit(self.base)
         if not is_known or "@" in parts.netloc:
-            raise RegistryBroken(f"{self.name}: sends us to {_shown(url)!r}, which is no address")
+            raise RegistryBroken(f"{self.name}: sends us to {shown(url)!r}, which is no address")
         if parts.scheme == "https" or home.scheme == "http":
             return url
         if here:
             # behind a TLS proxy that does not say so, registries call themselves http
             return parts._replace(scheme="https", netloc=home.netloc).geturl()
-        raise RegistryBroken(f"{self.name}: sends us from https to {_shown(url)}")
+        raise RegistryBroken(f"{self.name}: sends us from https to {shown(url)}")
 
     def _failure(self, method: str, answer: Answer) -> Exception:
-        said, codes = _said(answer)
+        said, codes = error_words(self._error_body(answer))
         self._drop(answer)
-        what = f"{method} {_shown(answer.url)}"
+        what = f"{method} {shown(answer.url)}"
         if answer.status in _PASSING:
             return Lost(f"{what}: answers {answer.status}{said}", answer.header("Retry-After"))
         if answer.status in (401, 403):
@@ -230,6 +227,12 @@ class Client:
         if answer.status == 404:
             return NotInRegistry(f"{what}: not there{said}")
         return Refusal(f"{what}: answers {answer.status}{said}", answer.status, codes)
+
+    def _error_body(self, answer: Answer) -> bytes:
+        try:
+            return answer.raw.read(_MOST_ERROR_BYTES)
+        except _BREAKS:
+            return b""
 
     def _drop(self, answer: Answer) -> None:
         """Read what little is left, so that the connection can be used again, or close it."""
@@ -248,19 +251,19 @@ class Client:
             data = answer.raw.read(most_bytes + 1)
         except _BREAKS as error:
             self.transport.forget(answer.url)
-            raise Lost(f"{_shown(answer.url)}: {_words(error)}") from error
+            raise Lost(f"{shown(answer.url)}: {words(error)}") from error
         if len(data) > most_bytes:
             self.transport.forget(answer.url)
-            raise RegistryBroken(f"{_shown(answer.url)}: is larger than {most_bytes} bytes")
+            raise RegistryBroken(f"{shown(answer.url)}: is larger than {most_bytes} bytes")
         if length is not None and len(data) < length:
             self.transport.forget(answer.url)
-            raise Lost(f"{_shown(answer.url)}: ended after {len(data)} of {length} bytes")
+            raise Lost(f"{shown(answer.url)}: ended after {len(data)} of {length} bytes")
         return data
 
     def pause(self, attempt: int, retry_after: str = "") -> None:
         """Wait longer each time, or as long as the server asks; a stop ends it."""
         wait_s = self._access.first_wait_s * 2**attempt
-        asked_s = _seconds(retry_after)
+        asked_s = seconds(retry_after)
         if self.transport.stop.wait(min(wait_s if asked_s is None else asked_s, LONGEST_WAIT_S)):
             raise Interrupted("stopped")
 
@@ -275,41 +278,3 @@ class Refusal(RegistryBroken):
     def __init__(self, message: str, status: int, codes: frozenset[str]) -> None:
         super().__init__(message)
         self.status, self.codes = status, codes
-
-
-def _said(answer: Answer) -> tuple[str, frozenset[str]]:
-    """The registry's own words, fit for a terminal, and its error codes."""
-    try:
-        found = json.loads(answer.raw.read(_MOST_ERROR_BYTES))["errors"]
-        rows = [(str(e.get("code", "")), str(e.get("message", ""))) for e in found[:3]]
-    except (*_BREAKS, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return "", frozenset()
-    words = "; ".join(" ".join(row) for row in rows)
-    return (f" ({clean(words)})" if words else ""), frozenset(code for code, _ in rows)
-
-
-def clean(words: str) -> str:
-    """A stranger's words without what would steer a terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in words).split())[:200]
-
-
-def _shown(url: str) -> str:
-    """An address without its query: upload sessions carry secrets there."""
-    return clean(re.sub(r"//[^/@\s]*@", "//***@", url.partition("?")[0]))
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, http.client.IncompleteRead):
-        return "the answer broke off"
-    return clean(str(error)) or type(error).__name__
-
-
-def _seconds(retry_after: str) -> float | None:
-    """`Retry-After`, as a number of seconds or as a date."""
-    if retry_after.isdecimal():
-        return float(retry_after[:9])
-    try:
-        when = email.utils.parsedate_to_datetime(retry_after)
-        return max(0.0, when.timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return None

@@ -58,6 +58,7 @@ class Wanted(Frozen):
 
     root: Document
     documents: tuple[Document, ...]
+    platform: str | None = None  # of the root, where it was chosen from an index
     evidence: tuple[Document, ...] = ()
 
     @property
@@ -114,7 +115,7 @@ def plan_pull(
     found = tuple(documents.values())
     evidence = _evidence(repository, {root.digest: root, **documents}) if with_evidence else ()
     root = chosen if platform is not None else root
-    wanted = Wanted(root=root, documents=found, evidence=evidence)
+    wanted = Wanted(root=root, documents=found, platform=platform, evidence=evidence)
     if wanted.size_bytes > most_bytes:
         limit = log.size(most_bytes)
         raise RegistryBroken(
@@ -195,7 +196,7 @@ def pull_layout(repository: Repository, wanted: Wanted, folder: Path, jobs: int 
 
 
 def _write_index(wanted: Wanted, folder: Path) -> None:
-    entries = [_named(wanted.root), *(_named(d) for d in wanted.evidence)]
+    entries = [_named(wanted.root, wanted.platform), *(_named(d) for d in wanted.evidence)]
     index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
     with os_errors_explained(folder):
         write_bytes(folder / "oci-layout", _LAYOUT)
@@ -208,9 +209,10 @@ def pull_into(repository: Repository, wanted: Wanted, shelf: Shelf, jobs: int = 
         return _pulled(wanted, fetch_blobs(repository, wanted, shelf, jobs))
 
 
-def _named(document: Document) -> dict[str, object]:
+def _named(document: Document, platform: str | None = None) -> dict[str, object]:
     kind = kind_of(document) if document.subject else None
-    return descriptor_json(document.descriptor.model_copy(update={"artifact_type": kind}))
+    changes = {"artifact_type": kind, "platform": platform}
+    return descriptor_json(document.descriptor.model_copy(update=changes))
 
 
 def _pulled(wanted: Wanted, received: int) -> Pulled:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pipeline.errors import DeleteDisabled, NotInRegistry, RegistryBroken
 from pipeline.registry.auth import Scope
-from pipeline.registry.client import Answer, Client, Refusal, clean
+from pipeline.registry.client import Answer, Client, Refusal
 from pipeline.registry.document import (
     ACCEPT,
     MOST_MANIFEST_BYTES,
@@ -18,6 +18,7 @@ from pipeline.registry.document import (
 )
 from pipeline.registry.reference import TAG, Reference
 from pipeline.registry.transport import Small
+from pipeline.registry.words import clean
 
 _MOST_PAGES = 1000
 
