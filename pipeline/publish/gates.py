@@ -12,6 +12,7 @@ from pipeline.store.store import Store
 from pipeline.wish.image import ImageWish
 
 _GOOD = ("passed", "accepted")
+_DEFAULT = "sm_120"
 
 
 class GateState(Frozen):
@@ -36,19 +37,32 @@ def gate_state(store: Store, wish: ImageWish, built: Built) -> GateState:
         return _not_passed(built, "the record of its gates is damaged")
     if results is None:
         return _not_passed(built, "its gates were run on another image")
-    wrong = [f"{g} on {arch}: {verdict}" for g, arch, verdict in results if verdict not in _GOOD]
-    judged = {gate for gate, _, _ in results}
-    wrong += [f"{gate}: not run" for gate in _wanted(wish) if gate not in judged]
+    cards = _cards(wish)
+    # what a gate says about a card that the image is not for decides nothing
+    counted = [row for row in results if row[1] in (*cards, _DEFAULT)]
+    wrong = [
+        f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted if verdict not in _GOOD
+    ]
+    wrong += [f"{name}: not run" for name in _not_run(wish, cards, counted)]
     if wrong:
         return _not_passed(built, "; ".join(wrong))
-    words = "; ".join(f"{g} on {arch}: {verdict}" for g, arch, verdict in results)
+    words = "; ".join(f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted)
     return GateState(platform=built.platform, state="passed", words=words)
 
 
-def _wanted(wish: ImageWish) -> list[str]:
-    """Patches are proved by the shared-memory gate."""
-    more = ["patches"] if wish.patches and "smem" in wish.gates else []
-    return [*wish.gates, *more]
+def _cards(wish: ImageWish) -> list[str]:
+    return (list(wish.cuda.architectures) if wish.cuda else []) or [_DEFAULT]
+
+
+def _not_run(wish: ImageWish, cards: list[str], found: list[tuple[str, str, str]]) -> list[str]:
+    """Gates without a result; machine code is judged for every card the image promises."""
+    judged, on = {row[0] for row in found}, {row[:2] for row in found}
+    # patches are proved together with the shared-memory gate
+    wanted = [*wish.gates, *(["patches"] if wish.patches and "smem" in wish.gates else [])]
+    missing = [gate for gate in wanted if gate not in judged]
+    if "arch" in wish.gates and "arch" in judged:
+        missing += [f"arch on {card}" for card in cards if ("arch", card) not in on]
+    return missing
 
 
 def _results(found: dict[str, Any]) -> list[tuple[str, str, str]]:

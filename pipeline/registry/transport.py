@@ -21,7 +21,8 @@ from pipeline.errors import Interrupted
 from pipeline.registry.reference import is_loopback
 
 CONNECT_TIMEOUT_S = 15.0
-READ_TIMEOUT_S = 120.0
+# a registry on slow storage is silent for minutes while it closes a layer of gigabytes
+READ_TIMEOUT_S = 300.0
 USER_AGENT = "sm120-pipeline"
 
 

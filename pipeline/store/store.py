@@ -6,6 +6,7 @@
     layers/       which layer a set of inputs gave (key → digest, diffID, sizes)
     contents/     what a layer holds and where in the blob each file lies
     images/       what was built last, for `nothing to do` in a blink
+    published/    which repositories were seen to hold what
     tmp/ locks/   work under way
 Everything outside partial/ and tmp/ appears by rename only, so a kill leaves no half file.
 """

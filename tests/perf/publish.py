@@ -40,7 +40,7 @@ class Push:
     cpu_s: float
 
 
-def compare_publish(report: Report, store: Store, scratch: Path) -> None:
+def compare_publish(report: Report, store: Store, scratch: Path, rounds: int = ROUNDS) -> None:
     """All three, round by round, so that a busy moment of the machine hits all alike."""
     platform = host_platform()
     sm120(store, ROOT, "build", IMAGE, "--platform", platform)
@@ -51,17 +51,24 @@ def compare_publish(report: Report, store: Store, scratch: Path) -> None:
         ways |= skopeo_way(store, scratch)
         ways |= docker_way(store, scratch, stack, report)
         for tls in (False, True):
-            for number in range(ROUNDS):
+            for number in range(rounds):
                 for name, push in ways.items():
                     with oci_registry(scratch / f"{name}-{number}-{tls}", tls=tls) as registry:
                         found[name].append(push(registry))
+                        print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
             tell(report, found, size, "TLS" if tls else "http")
             found = {name: [] for name in found}
     compare_edit(report, store, scratch, platform)
 
 
 def sm120(store: Store, checkout: Path, *args: str) -> None:
-    subprocess.run(command(store, checkout, *args), cwd=ROOT, check=True, env=environment())
+    subprocess.run(
+        command(store, checkout, *args),
+        cwd=ROOT,
+        check=True,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def command(store: Store, checkout: Path, *args: str) -> list[str]:
@@ -125,6 +132,7 @@ def push_with_docker(daemon: DockerDaemon, registry: Registry) -> Push:
     run([docker, "tag", "perf:v1", place], env=env)
     before = tree_cpu_s(daemon.pid)
     cost = run([docker, "push", "--quiet", place], env=env)
+    # Docker compresses again what it unpacked when it was loaded
     return Push(cost.wall_s, cost.cpu_s + tree_cpu_s(daemon.pid) - before)
 
 
@@ -135,7 +143,7 @@ def tell(report: Report, found: dict[str, list[Push]], size: int, how: str) -> N
         if name not in wall:
             continue
         report.add(
-            f"publish {log.size(size)} over {how}, median of {ROUNDS}",
+            f"publish {log.size(size)} over {how}, median of {len(found['ours'])}",
             f"{wall['ours']:.2f} s, {cpu['ours']:.2f} CPU s",
             f"{name}: {wall[name]:.2f} s, {cpu[name]:.2f} CPU s",
             f"{wall[name] / wall['ours']:.1f}× / {cpu[name] / cpu['ours']:.1f}× CPU",
@@ -172,10 +180,11 @@ def compare_edit(report: Report, store: Store, scratch: Path, platform: str) -> 
 
 
 def main() -> None:
-    """`python -m tests.perf.publish`: these rows alone, in a minute."""
+    """`python -m tests.perf.publish [ROUNDS]`: these rows alone, in some minutes."""
     report = Report()
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     with tempfile.TemporaryDirectory() as folder:
-        compare_publish(report, open_store(), Path(folder))
+        compare_publish(report, open_store(), Path(folder), rounds)
     print(report)
 
 

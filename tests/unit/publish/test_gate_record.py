@@ -87,3 +87,17 @@ def test_patches_must_have_been_proved(store: Store) -> None:
     assert gate_state(store, patched, BUILT).words == "patches: not run"
     keep(store, record(smem="passed", patches="passed"))
     assert gate_state(store, patched, BUILT).state == "passed"
+
+
+def test_machine_code_must_have_been_judged_for_every_card_that_is_promised(store: Store) -> None:
+    cuda = {"from": ["nvidia"], "architectures": ["sm_120", "sm_121"]}
+    both = wish("arch", cuda=cuda)
+    keep(store, record(arch="passed"))
+    assert gate_state(store, both, BUILT).words == "arch on sm_121: not run"
+
+
+def test_a_card_that_the_image_is_not_for_decides_nothing(store: Store) -> None:
+    found = record(arch="passed")
+    found["results"].append({"gate": "arch", "arch": "sm_90", "verdict": "failed"})
+    keep(store, found)
+    assert gate_state(store, wish("arch"), BUILT).state == "passed"
