@@ -16,8 +16,10 @@ from pipeline.log import Bar
 from pipeline.registry.client import ATTEMPTS, MOST_ANSWER_BYTES, Answer, Lost, Refusal
 from pipeline.registry.repository import Repository
 
-# What is sent in one request, and so can be lost with it; smaller blobs go in one go.
-CHUNK_BYTES = 64 << 20
+# What is sent in one request; smaller blobs go in one go, which spares the registry a sync to disk.
+# Where a proxy finds that too much, it is cut into the smaller size.
+CHUNK_BYTES = 256 << 20
+SMALL_CHUNK_BYTES = 32 << 20
 _PIECE_BYTES = 1 << 18
 _MOST_SESSIONS = 5
 _RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
@@ -136,6 +138,7 @@ class _Upload:
         self._repository, self._client = repository, repository.client
         self._blob, self._gauge = blob, gauge
         self._offset = 0
+        self._chunk_bytes = CHUNK_BYTES
         self._in_one = blob.size_bytes <= CHUNK_BYTES
 
     def run(self, location: str) -> None:
@@ -166,7 +169,7 @@ class _Upload:
         """All chunks but the closing request; small blobs go with that one."""
         self._place = place
         while self._offset < self._blob.size_bytes and not (self._in_one and not self._offset):
-            length = min(CHUNK_BYTES, self._blob.size_bytes - self._offset)
+            length = min(self._chunk_bytes, self._blob.size_bytes - self._offset)
             last = self._offset + length - 1
             answer = self._request(
                 "PATCH", self._place, (202,), length, {"Content-Range": f"{self._offset}-{last}"}
@@ -215,7 +218,11 @@ class _Upload:
         """A refusal of some bytes is asked about, of all chunks is obeyed, of the hash is final."""
         if refused.status == 416:
             return Lost(str(refused))
-        if method == "PATCH" and refused.status in (400, 405, 411, 413, 501) and not self._in_one:
+        if refused.status == 413 and self._chunk_bytes > SMALL_CHUNK_BYTES:
+            self._chunk_bytes = SMALL_CHUNK_BYTES
+            self._in_one, self._offset, self._place = False, 0, ""
+            return Lost(f"{self._repository}: takes smaller pieces only")
+        if method == "PATCH" and refused.status in (400, 405, 411, 501) and not self._in_one:
             self._in_one, self._offset, self._place = True, 0, ""
             return Lost(f"{self._repository}: takes no chunks")
         if "DIGEST_INVALID" in refused.codes:

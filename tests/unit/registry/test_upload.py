@@ -23,6 +23,7 @@ DATA = os.urandom(10 * KB)
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "CHUNK_BYTES", 4 * KB)
+    monkeypatch.setattr(upload, "SMALL_CHUNK_BYTES", KB)
     monkeypatch.setattr(upload, "_PIECE_BYTES", KB)
 
 
@@ -156,6 +157,26 @@ def test_a_registry_without_chunks_gets_the_blob_whole(
     push(repository, DATA)
     assert tiny.blobs[NAME, digest_of(DATA)] == DATA
     assert door.count("PATCH") == 1
+
+
+@pytest.mark.parametrize(("method", "size"), [("PUT", 4 * KB), ("PATCH", 10 * KB)])
+def test_a_proxy_that_finds_it_too_much_gets_smaller_pieces(
+    repository: Repository, door: Door, tiny: TinyRegistry, method: str, size: int
+) -> None:
+    door.fail(method, "uploads", status(413))
+    push(repository, DATA[:size])
+    assert tiny.blobs[NAME, digest_of(DATA[:size])] == DATA[:size]
+    assert max(a.size_bytes for a in door.asked[-4:]) <= KB
+
+
+def test_a_proxy_that_finds_everything_too_much_is_an_error(
+    repository: Repository, door: Door
+) -> None:
+    door.fail("PUT", "uploads", status(413), times=99)
+    door.fail("PATCH", "uploads", status(413), times=99)
+    with pytest.raises(PipelineError, match="413"):
+        push(repository, DATA)
+    assert len(door.asked) < 20
 
 
 def test_a_registry_that_claims_more_than_was_sent_is_refused(
