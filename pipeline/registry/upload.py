@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from pipeline.errors import Interrupted, NotInRegistry, RegistryBroken, RegistryUnreachable
+from pipeline.errors import (
+    Interrupted,
+    NotInRegistry,
+    RegistryBroken,
+    RegistryRefused,
+    RegistryUnreachable,
+)
 from pipeline.errors import StoreDamaged as BlobDamaged
 from pipeline.log import Bar
 from pipeline.registry.client import ATTEMPTS, MOST_ANSWER_BYTES, Answer, Lost, Refusal
@@ -110,7 +116,13 @@ def has_blob(repository: Repository, digest: str, size_bytes: int) -> bool:
 def push_blob(repository: Repository, blob: LocalBlob, bar: Bar, mount_from: str = "") -> Way:
     """Bring a blob that is missing there, from another repository of the registry if it can."""
     gauge = Gauge(bar)
-    location = _begin(repository, blob, mount_from)
+    try:
+        location = _begin(repository, blob, mount_from)
+    except (RegistryRefused, Refusal):
+        if not mount_from:
+            raise
+        # the neighbour may be closed to us: then the blob is sent
+        location = _begin(repository, blob)
     if location is None:
         gauge.at(blob.size_bytes)
         return "mounted"

@@ -75,6 +75,16 @@ def test_a_mount_that_is_not_possible_becomes_an_upload(
     assert tiny.blobs[NAME, digest_of(DATA)] == DATA
 
 
+@pytest.mark.parametrize("code", [401, 403, 405])
+def test_a_neighbour_that_is_closed_to_us_costs_only_the_upload(
+    repository: Repository, door: Door, tiny: TinyRegistry, code: int
+) -> None:
+    tiny.blobs["base", digest_of(DATA)] = DATA
+    door.fail("POST", "mount=", status(code, WWW_Authenticate='Basic realm="x"'), times=2)
+    assert push(repository, DATA, "base") == "sent"
+    assert tiny.blobs[NAME, digest_of(DATA)] == DATA
+
+
 @pytest.mark.parametrize("after", [0, 1, 1500, 4 * KB - 1])
 def test_a_cut_chunk_goes_on_where_the_registry_stands(
     repository: Repository, door: Door, tiny: TinyRegistry, after: int
