@@ -42,11 +42,6 @@ class Plan(Frozen):
     gone: tuple[Held, ...]
     freed_bytes: int
 
-    @property
-    def extra_tags(self) -> tuple[str, ...]:
-        """Tags of manifests that go with them."""
-        return tuple(tag for held in self.gone for tag in held.tags)
-
 
 class _Reader:
     """Documents of a repository, each read once."""

@@ -420,6 +420,7 @@ def test_killed_at_any_moment_the_tag_is_never_on_something_incomplete(
             process.send_signal(signal.SIGKILL)
             cut_short += process.wait() == -signal.SIGKILL
             door.bytes_per_s = 0
+            door.wait_until_idle()
             moments.append(door.uploaded_bytes)
             complete_digest(door)
             missing = missing_bytes(bench, door)

@@ -78,7 +78,24 @@ class Door:
     asked: list[Request] = field(default_factory=list)
     faults: list[tuple[str, re.Pattern[str], Fault]] = field(default_factory=list)
     bytes_per_s: float = 0
+    busy: int = 0
     guard: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Counts who is inside."""
+        with self.guard:
+            self.busy += 1
+        try:
+            yield
+        finally:
+            with self.guard:
+                self.busy -= 1
+
+    def wait_until_idle(self) -> None:
+        """A client that was killed may have left a request that the registry still works on."""
+        while self.busy:
+            time.sleep(0.01)
 
     @property
     def host_port(self) -> str:
@@ -216,7 +233,9 @@ class _Handler(BaseHTTPRequestHandler):
             bytes_per_s=self.door.bytes_per_s,
         )
         try:
-            self._reply(self.door.answer(request))
+            with self.door.passing():
+                reply = self.door.answer(request)
+            self._reply(reply)
         except (HangUp, OSError, http.client.HTTPException):
             self.close_connection = True
         if request.received < request.size_bytes:

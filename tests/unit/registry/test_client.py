@@ -19,6 +19,7 @@ from pipeline.registry.challenge import read_challenges
 from pipeline.registry.client import Access, Client
 from pipeline.registry.reference import parse_reference
 from pipeline.registry.repository import Repository
+from pipeline.registry.words import seconds
 from tests.testbed.oci_door import (
     Door,
     cut_answer,
@@ -370,3 +371,70 @@ def test_challenges_are_read_as_servers_write_them(
 def test_any_challenge_is_read_without_an_error(header: str) -> None:
     for found in read_challenges([header]):
         assert found.scheme
+
+
+def test_a_token_service_without_tls_gets_nothing_from_a_registry_with_it(
+    login: str, door: Door, tiny: TinyRegistry
+) -> None:
+    tiny.realm = f"{door.url}/token"
+    repository = repository_at(door)
+    repository.client.authority._plain = False
+    with pytest.raises(RegistryRefused, match="not reached by https"):
+        repository.tags()
+    assert door.count("GET", "/token") == 0
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"token": 7}', b'{"token": "a\\nb"}'])
+def test_a_token_service_without_a_token_is_broken(
+    login: str, door: Door, tiny: TinyRegistry, body: bytes
+) -> None:
+    tiny.realm = f"{door.url}/token"
+    door.fail("GET", "/token", status(200, body))
+    with pytest.raises(RegistryBroken, match="gives no token"):
+        repository_at(door).tags()
+
+
+def test_a_token_service_with_a_bad_day_is_said_so(
+    login: str, door: Door, tiny: TinyRegistry
+) -> None:
+    tiny.realm = f"{door.url}/token"
+    door.fail("GET", "/token", status(500))
+    with pytest.raises(RegistryBroken, match="answers 500"):
+        repository_at(door).tags()
+
+
+def test_a_token_service_that_hangs_up_is_asked_again(
+    login: str, door: Door, tiny: TinyRegistry
+) -> None:
+    put_image(tiny, "v1", b"layer")
+    tiny.token, tiny.realm = "tok", f"{door.url}/token"
+    repository = repository_at(door)
+    door.fail("GET", "/token", drop(), times=2)
+    assert repository.tags() == ["v1"]
+
+
+def test_a_proxy_is_used_for_registries_elsewhere(
+    door: Door, tiny: TinyRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_image(tiny, "v1", b"layer")
+    monkeypatch.setenv("http_proxy", door.url)
+    client = Client(parse_reference("reg.example/team/app"), Access(insecure_http=True))
+    assert Repository(client, NAME).tags() == ["v1"]
+    assert door.asked[-1].headers["host"] == "reg.example"
+
+
+def test_a_list_of_tags_that_holds_no_tags_is_refused(door: Door, tiny: TinyRegistry) -> None:
+    put_image(tiny, "v1", b"layer")
+    repository = repository_at(door)
+    for body in (b'{"tags": ["a b"]}', b'{"tags": [7]}', b'{"tags": "v1"}', b"[]"):
+        door.fail("GET", "tags", with_body(body))
+        with pytest.raises(RegistryBroken):
+            repository.tags()
+    door.fail("GET", "tags", with_body(b'{"tags": null}'))
+    assert repository.tags() == []
+
+
+def test_a_date_says_how_long_to_wait_too() -> None:
+    assert seconds("Fri, 01 Jan 2016 00:00:00 GMT") == 0
+    assert seconds("7") == 7
+    assert seconds("soon") is None

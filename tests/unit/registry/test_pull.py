@@ -9,11 +9,27 @@ import pytest
 
 from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, StoreUnwritable
 from pipeline.registry.document import Document
-from pipeline.registry.pull import plan_pull, pull_into, pull_layout, resolve
+from pipeline.registry.download import read_blob
+from pipeline.registry.pull import (
+    LayoutShelf,
+    plan_pull,
+    pull_into,
+    pull_layout,
+    read_kept,
+    resolve,
+)
 from pipeline.registry.reference import parse_reference
 from pipeline.registry.repository import Repository
 from pipeline.store.store import open_store
-from tests.testbed.oci_door import Door, cut_answer, oci_door, status, with_body, with_headers
+from tests.testbed.oci_door import (
+    Door,
+    Fault,
+    cut_answer,
+    oci_door,
+    status,
+    with_body,
+    with_headers,
+)
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
 from tests.unit.registry.support import (
     NAME,
@@ -259,3 +275,82 @@ def test_two_pulls_into_one_folder_do_not_disturb_each_other(
     for thread in threads:
         thread.join()
     assert blobs_in(tmp_path / "out")[digest_of(LAYER)] == LAYER
+
+
+def test_a_partial_file_that_is_too_long_begins_again(
+    repository: Repository, image: Document, tmp_path: Path
+) -> None:
+    partial = tmp_path / "out/.partial" / digest_of(LAYER)[7:]
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(LAYER + b"more")
+    pull(repository, image, tmp_path / "out")
+    assert blobs_in(tmp_path / "out")[digest_of(LAYER)] == LAYER
+
+
+def test_a_partial_file_that_is_whole_is_taken(
+    repository: Repository, image: Document, door: Door, tmp_path: Path
+) -> None:
+    partial = tmp_path / "out/.partial" / digest_of(LAYER)[7:]
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(LAYER)
+    pull(repository, image, tmp_path / "out")
+    assert door.count("GET", digest_of(LAYER)) == 0
+
+
+@pytest.mark.parametrize("fault", [status(416), status(200, LAYER), status(206, LAYER)])
+def test_a_registry_that_cannot_go_on_sends_it_whole(
+    repository: Repository, image: Document, door: Door, tmp_path: Path, fault: Fault
+) -> None:
+    partial = tmp_path / "out/.partial" / digest_of(LAYER)[7:]
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(LAYER[:3000])
+    door.fail("GET", digest_of(LAYER), fault)
+    pull(repository, image, tmp_path / "out")
+    assert blobs_in(tmp_path / "out")[digest_of(LAYER)] == LAYER
+
+
+def test_a_small_blob_is_read_into_memory_and_checked(
+    repository: Repository, image: Document, door: Door
+) -> None:
+    layer = image.layers[0]
+    assert read_blob(repository, layer, 5000) == LAYER
+    with pytest.raises(RegistryBroken, match="more than"):
+        read_blob(repository, layer, 4999)
+    for body in (LAYER[:-1] + b"x", LAYER + b"x", b""):
+        door.fail("GET", layer.digest, with_body(body))
+        with pytest.raises(RegistryBroken):
+            read_blob(repository, layer, 5000)
+    gone = layer.model_copy(update={"digest": digest_of(b"gone")})
+    with pytest.raises(NotInRegistry):
+        read_blob(repository, gone, 5000)
+
+
+def test_a_kept_document_is_checked_again_when_it_is_read(
+    repository: Repository, image: Document, both: Document, tmp_path: Path
+) -> None:
+    pull(repository, image, tmp_path / "out")
+    shelf = LayoutShelf(tmp_path / "out")
+    assert read_kept(shelf, image.digest) == image
+    shelf.blob_path(image.digest).write_bytes(both.data)
+    with pytest.raises(RegistryBroken, match="not what its name says"):
+        read_kept(shelf, image.digest)
+    with pytest.raises(NotInRegistry):
+        read_kept(shelf, digest_of(b"gone"))
+
+
+def test_a_link_or_file_in_the_folders_place_is_refused(
+    repository: Repository, image: Document, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("file", "link"):
+        with pytest.raises(StoreUnwritable):
+            pull(repository, image, tmp_path / name)
+
+
+def test_the_platform_that_was_chosen_stands_in_the_layout(
+    repository: Repository, both: Document, tmp_path: Path
+) -> None:
+    pull(repository, both, tmp_path / "arm", "linux/arm64")
+    (entry,) = json.loads((tmp_path / "arm/index.json").read_bytes())["manifests"]
+    assert entry["platform"] == {"os": "linux", "architecture": "arm64"}
