@@ -119,6 +119,13 @@ def lock(session: nox.Session) -> None:
 
 
 @nox.session
+def publish(session: nox.Session) -> None:
+    """Publish a built and gated image to a registry (-- IMAGE REGISTRY/REPO:TAG)."""
+    set_up(session, "run")
+    session.run("sm120", "publish", *(session.posargs or ("--help",)))
+
+
+@nox.session
 def perf(session: nox.Session) -> None:
     """Measure our claims side by side with the usual way, in one run."""
     set_up(session, "test")

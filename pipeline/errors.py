@@ -324,6 +324,58 @@ class PolicyRefused(PipelineError):
     meaning = "verify: the evidence does not satisfy the policy file"
 
 
+class ReferenceInvalid(PipelineError):
+    exit_code = 90
+    meaning = "the name of an image in a registry is not valid, or does not say enough"
+    hint = (
+        "Write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@sha256:…, with the registry's name."
+    )
+
+
+class RegistryUnreachable(PipelineError):
+    exit_code = 91
+    meaning = "a registry does not answer, or only with errors of its own"
+    hint = (
+        "Check its name, the network, its CA (--ca); run it again: what arrived is not sent twice."
+    )
+
+
+class RegistryRefused(PipelineError):
+    exit_code = 92
+    meaning = "a registry does not let this user do that"
+    hint = "`docker login REGISTRY` keeps a login where this command looks for it."
+
+
+class RegistryBroken(PipelineError):
+    exit_code = 93
+    meaning = "a registry's answer is damaged or contradicts itself"
+    hint = "Nothing of it was used. Try again; if it stays so, tell the registry's owner."
+
+
+class NotInRegistry(PipelineError):
+    exit_code = 94
+    meaning = "a registry holds no such repository, tag or digest"
+    hint = "`sm120 registry ls REGISTRY/REPOSITORY` shows its tags."
+
+
+class PublishRefused(PipelineError):
+    exit_code = 95
+    meaning = "an image was not published: its gates did not pass, or were not run on it"
+    hint = "`sm120 build IMAGE --gate` judges it; `--force-ungated REASON` publishes and says so."
+
+
+class DeleteDisabled(PipelineError):
+    exit_code = 96
+    meaning = "a registry does not allow deleting"
+    hint = "Its owner can: docker-registry needs `storage: delete: enabled: true`."
+
+
+class AttachmentInvalid(PipelineError):
+    exit_code = 97
+    meaning = "what should be attached to an image is missing, too large or of no named type"
+    hint = "Write --attach FILE:TYPE, e.g. sbom.json:application/vnd.cyclonedx+json."
+
+
 class Interrupted(PipelineError):
     exit_code = 130
     meaning = "stopped by Ctrl-C or a signal"
