@@ -268,7 +268,7 @@ def sources(as_json: bool) -> None:
         click.echo(f"{name}: {', '.join(value) if isinstance(value, list) else value}")
 
 
-_SCHEMAS = ("image", "series", "gate", "engine", "arch", "trust", "policy")
+_SCHEMAS = ("image", "series", "gate", "numerics", "engine", "arch", "trust", "policy")
 _PREDICATES = ("rebuild", "weights", "host-facts", "benchmark-run", "report")
 
 
@@ -280,6 +280,7 @@ def schema(what: str) -> None:
 
     from pipeline.gate.arch_wish import ArchWish
     from pipeline.gate.cases import EngineSetup, GateFile
+    from pipeline.gate.numeric_cases import NumericsFile
     from pipeline.record.names import KINDS
     from pipeline.record.predicates import MODELS
     from pipeline.record.trust import Trust
@@ -291,6 +292,7 @@ def schema(what: str) -> None:
         "image": ImageWish,
         "series": PatchSeries,
         "gate": GateFile,
+        "numerics": NumericsFile,
         "engine": EngineSetup,
         "arch": ArchWish,
         "trust": Trust,

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pipeline.build.plan import plan_image
 from pipeline.gate.arch_wish import ArchWish
 from pipeline.gate.cases import EngineSetup, GateFile
+from pipeline.gate.numeric_cases import NumericsFile
 from pipeline.lock.model import current_lock
 from pipeline.wish.image import ImageWish, PatchSeries
 from pipeline.wish.load import Checkout, schema
@@ -42,6 +43,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "image": ImageWish,
     "series": PatchSeries,
     "gate": GateFile,
+    "numerics": NumericsFile,
     "engine": EngineSetup,
     "arch": ArchWish,
 }
