@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from pipeline.cli.main import cli
 from pipeline.errors import exit_codes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,3 +62,10 @@ def test_the_map_names_every_room(room: str) -> None:
 def test_every_room_is_on_the_map() -> None:
     rooms = [p.parent.name for p in (ROOT / "pipeline").glob("*/__init__.py")]
     assert [r for r in rooms if f"`pipeline/{r}`" not in README] == []
+
+
+def test_the_fit_in_the_readme_is_what_the_command_says() -> None:
+    block = section("output: fit").removeprefix("```\n$ sm120 ").removesuffix("\n```")
+    command, _, said = block.partition("\n")
+    found = CliRunner().invoke(cli, command.split(), obj={})
+    assert found.stdout.rstrip() == said
