@@ -77,7 +77,7 @@ def test_every_kernel_of_an_image_that_has_numerics_computes_the_right_numbers(
     numbers = gate(big_store, image, "--numerics")["numerics"]
     assert {c["name"]: c["words"] for c in numbers["cases"] if c["verdict"] != "right"} == {}
     assert len(numbers["cases"]) > 30
-    assert set(numbers["versions"]) == {"numpy", "torch", "triton"}
+    assert set(numbers["versions"]) == {"cuda", "numpy", "torch", "triton"}
 
 
 def test_the_seeds_patch_is_superseded_from_0_5_9_on(big_store: Path) -> None:
