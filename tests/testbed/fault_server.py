@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import quote, unquote
+
+from tests.testbed.quiet_server import QuietServer
 
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
 HTML_PAGE = "text/html"
@@ -288,19 +290,12 @@ def redirect(to: str) -> Fault:
     return lambda handler, data, start: handler.send(302, b"", {"Location": to})
 
 
-class _QuietServer(ThreadingHTTPServer):
-    """Clients that hang up are what these tests are about."""
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        return
-
-
 @contextmanager
 def fault_server() -> Iterator[FaultServer]:
     """Run it on a free port until the block ends."""
     bed = FaultServer()
     handler = type("Handler", (_Handler,), {"bed": bed})
-    server = _QuietServer(("127.0.0.1", 0), handler)
+    server = QuietServer(("127.0.0.1", 0), handler)
     bed.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True)
     thread.start()

@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from tests.testbed.hub_handler import Handler
+from tests.testbed.quiet_server import QuietServer
 
 if TYPE_CHECKING:
     from tests.testbed.hub_faults import Fault
@@ -220,16 +220,6 @@ class TestHub:
         return sum(asked.sent_bytes for asked in self.bodies(pattern))
 
 
-class _QuietServer(ThreadingHTTPServer):
-    """Clients that hang up are what these tests are about."""
-
-    daemon_threads = True
-    request_queue_size = 64
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        return
-
-
 @contextmanager
 def test_hub(**settings: Any) -> Iterator[TestHub]:
     """Run the Hub and its CDN on free ports until the block ends."""
@@ -237,7 +227,7 @@ def test_hub(**settings: Any) -> Iterator[TestHub]:
     servers = []
     for origin in ("hub", "cdn"):
         handler = type("OriginHandler", (Handler,), {"hub": hub, "origin": origin})
-        servers.append(_QuietServer(("127.0.0.1", 0), handler))
+        servers.append(QuietServer(("127.0.0.1", 0), handler))
     hub.url, hub.cdn_url = (f"http://127.0.0.1:{s.server_address[1]}" for s in servers)
     threads = [
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
+
+from tests.testbed.quiet_server import QuietServer
 
 _PIECE_BYTES = 1 << 16
 _HOP_BY_HOP = ("connection", "transfer-encoding", "content-length", "keep-alive")
@@ -262,19 +264,12 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
 
-class _QuietServer(ThreadingHTTPServer):
-    """Clients that hang up are what these tests are about."""
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        return
-
-
 @contextmanager
 def oci_door(backend: Backend) -> Iterator[Door]:
     """Open the door on a free port until the block ends."""
     door = Door(backend)
     handler = type("Handler", (_Handler,), {"door": door})
-    server = _QuietServer(("127.0.0.1", 0), handler)
+    server = QuietServer(("127.0.0.1", 0), handler)
     door.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True)
     thread.start()
