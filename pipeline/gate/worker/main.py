@@ -39,6 +39,7 @@ def main(job_path: str, answers_path: str) -> None:
             answer = judge(case, job["package"])
             answer.update(versions=versions, stand_ins=sorted({*stand_ins.used, *bare.used}))
             print(json.dumps(answer), file=answers, flush=True)
-            if answer["ended"] == "raised":
+            compiled = all("error" not in record for record in answer["records"])
+            if answer["ended"] == "raised" and compiled:
                 # modules may be half imported now; the next case gets a process of its own
                 return
