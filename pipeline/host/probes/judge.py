@@ -45,6 +45,8 @@ def loss(ends: list[RankEnd]) -> str:
     """What went wrong with a crew, as a sentence; empty when all finished."""
     for kind in ("died", "hung"):
         lost = [e for e in ends if e.ended == kind]
+        # a rank that was killed takes down those that were talking to it
+        lost = [e for e in lost if (e.code or 0) < 0] or lost
         if lost:
             names = ", ".join(str(e.rank) for e in lost)
             step = lost[0].at or "its end"
