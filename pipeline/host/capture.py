@@ -82,6 +82,7 @@ COMMANDS = {
     "nvidia-ctk": ["nvidia-ctk", "--version"],
     "nvcc": ["nvcc", "--version"],
     "ldconfig": ["ldconfig", "-p"],
+    "uname": ["uname", "-r"],
 }
 # Of the kernel's words only those about the devices: the rest is nobody's business.
 _KEPT_LINES = {
@@ -141,7 +142,7 @@ def _links(base: str) -> dict[str, str]:
     for folder in sorted(glob(f"{base}{PCI}/*")):
         for path in (folder, f"{folder}/iommu_group"):
             if Path(path).is_symlink():
-                found[path[len(base) :]] = os.readlink(path)
+                found[path[len(base) :]] = str(Path(path).readlink())
     return found
 
 
@@ -152,7 +153,7 @@ def _said(name: str, argv: list[str], live: bool) -> dict[str, Any]:
         return {"unknown": f"{argv[0]} is not installed"}
     env = {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C"}
     try:
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(
             argv,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -167,7 +168,8 @@ def _said(name: str, argv: list[str], live: bool) -> dict[str, Any]:
     words = done.stdout[:_LIMIT_BYTES].decode("utf-8", errors="replace")
     kept = _KEPT_LINES.get(name)
     if kept:
-        words = "".join(x for x in words.splitlines(keepends=True) if kept.search(x))
+        lines = [x for x in words.splitlines(keepends=True) if kept.search(x)]
+        words = "".join(x for x in lines if "ommand line:" not in x)
     errors = done.stderr[:2000].decode("utf-8", errors="replace")
     return {"code": done.returncode, "out": words, "err": errors}
 

@@ -125,7 +125,7 @@ def _in_a_row(job: Job, numbers: Any) -> float:
     for _ in range(job["rounds"]):
         dist.all_reduce(numbers)
     _sync(job)
-    return (time.perf_counter() - start) * 1e6 / job["rounds"]
+    return float((time.perf_counter() - start) * 1e6 / job["rounds"])
 
 
 def _bandwidth(voice: Voice, job: Job) -> dict[str, Any]:
