@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from glob import glob
+from glob import glob as paths_like
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +107,12 @@ def take(root: str = "/") -> dict[str, Any]:
     }
 
 
+def _glob(pattern: str) -> list[str]:
+    return sorted(paths_like(pattern))  # noqa: PTH207 -- patterns are absolute
+
+
 def _paths(base: str) -> list[str]:
-    found = {p[len(base) :] for pattern in FILES for p in glob(base + pattern)}
+    found = {p[len(base) :] for pattern in FILES for p in _glob(base + pattern)}
     return sorted(found | set(_ALWAYS))
 
 
@@ -125,7 +129,7 @@ def _read(path: str) -> dict[str, str]:
 
 def _pci_files(base: str) -> dict[str, dict[str, str]]:
     found = {}
-    for folder in sorted(glob(f"{base}{PCI}/*")):
+    for folder in _glob(f"{base}{PCI}/*"):
         place = folder[len(base) :]
         fields = {f: _read(f"{folder}/{f}") for f in _PCI_FIELDS if Path(folder, f).exists()}
         found.update({f"{place}/{f}": said for f, said in fields.items()})
@@ -139,7 +143,7 @@ def _pci_files(base: str) -> dict[str, dict[str, str]]:
 def _links(base: str) -> dict[str, str]:
     """Where each PCI device hangs, and which IOMMU group it is in."""
     found = {}
-    for folder in sorted(glob(f"{base}{PCI}/*")):
+    for folder in _glob(f"{base}{PCI}/*"):
         for path in (folder, f"{folder}/iommu_group"):
             if Path(path).is_symlink():
                 found[path[len(base) :]] = str(Path(path).readlink())

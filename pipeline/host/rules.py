@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
 from pipeline.host.facts import Gpu, HostFacts
-from pipeline.host.known import Unknown
+from pipeline.host.known import Unknown, unknown
 from pipeline.model import Frozen
 
 Verdict: TypeAlias = Literal["passed", "failed", "unknown", "not applicable"]
@@ -129,14 +129,23 @@ def aspm(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
     """Links that sleep come back late or not at all."""
     cure = "Boot with pcie_aspm=off pcie_port_pm=off; the role `pcie` does."
     policy, line = facts.pci.aspm_policy, facts.kernel.command_line
-    by_line = not isinstance(line, Unknown) and "pcie_aspm=off" in line.split()
-    good = True if by_line else policy
-    if not by_line and not isinstance(policy, Unknown):
-        links = [b.aspm for b in facts.pci.bridges]
-        asleep = [x for x in links if not isinstance(x, Unknown) and x != "off"]
-        good = policy == "performance" or (bool(links) and not asleep and policy != "powersave")
-    why = "pcie_aspm=off" if by_line else f"the policy is {policy}"
-    yield _row("ASPM", "host", good, why, cure)
+    if not isinstance(line, Unknown) and "pcie_aspm=off" in line.split():
+        yield _row("ASPM", "host", True, "pcie_aspm=off", cure)
+        return
+    yield _row("ASPM", "host", _links_stay_up(facts), f"the policy is {policy}", cure)
+
+
+def _links_stay_up(facts: HostFacts) -> bool | Unknown:
+    """What the policy leaves open, the links themselves say."""
+    policy, links = facts.pci.aspm_policy, [b.aspm for b in facts.pci.bridges]
+    if isinstance(policy, Unknown):
+        return policy
+    if policy == "performance":
+        return True
+    if policy.startswith("power") or any(isinstance(x, str) and x != "off" for x in links):
+        return False
+    lost = next((x for x in links if isinstance(x, Unknown)), None)
+    return lost or (True if links else unknown("the policy is default, and no link can be read"))
 
 
 def hmm(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
