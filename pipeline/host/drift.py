@@ -1,4 +1,4 @@
-"""What of a host is no longer as it was recorded; what moves by itself is left out by declaration."""
+"""What of a host is no longer as it was recorded; what moves by itself is declared so."""
 
 from __future__ import annotations
 

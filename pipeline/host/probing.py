@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +16,7 @@ from pipeline import proc
 from pipeline.errors import FactsUnreadable, ProbeUnstarted
 from pipeline.model import Frozen
 
+_NAME = "answer.json"
 PROBES = Path(__file__).with_name("probes")
 # What the engine's own environment decides about CUDA and NCCL must reach the tests too.
 _PASSED = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME")
@@ -60,21 +63,43 @@ def run_probes(
     python: str, arguments: Sequence[str], settings: dict[str, str] | None = None
 ) -> ProbeAnswer:
     """Run them here; each of their processes has its own time limit."""
-    with tempfile.TemporaryDirectory(prefix="sm120-probes-") as folder:
-        answer = Path(folder) / "answer.json"
-        names = [n for n in _nccl_names() if n not in (settings or {})]
-        env = proc.environment(*_PASSED, *names, **(settings or {}))
-        done = proc.read([python, str(PROBES), str(answer), *arguments], env=env)
-        if not answer.is_file():
+    if shutil.which(python) is None:
+        raise ProbeUnstarted(f"{python}: there is no such program")
+    names = [n for n in os.environ if n.startswith(("NCCL_", "GLOO_", "OMP_"))]
+    env = proc.environment(*_PASSED, *names, **(settings or {}))
+    return _answer(lambda folder: [python, str(PROBES), str(folder / _NAME), *arguments], env)
+
+
+def run_in_image(
+    image: str, arguments: Sequence[str], settings: dict[str, str] | None = None
+) -> ProbeAnswer:
+    """Run them in a container of an engine image, with all cards."""
+    proc.find_tool("docker", "Install Docker, or name a Python that has torch with --python.")
+    env = proc.environment("DOCKER_HOST")
+    return _answer(lambda f: container_command(image, f, arguments, settings or {}), env)
+
+
+def container_command(
+    image: str, folder: Path, arguments: Sequence[str], settings: dict[str, str]
+) -> list[str]:
+    """Nothing is pulled, no network; shared memory and locked pages as engines need them."""
+    return [
+        *("docker", "run", "--rm", "--pull=never", "--network=none", "--ipc=host"),
+        *("--ulimit", "memlock=-1", "--device", "nvidia.com/gpu=all"),
+        *(x for k, v in sorted(settings.items()) for x in ("--env", f"{k}={v}")),
+        *("--volume", f"{PROBES}:/probes:ro", "--volume", f"{folder}:/answer"),
+        *("--entrypoint", "python3", image, "/probes", f"/answer/{_NAME}", *arguments),
+    ]
+
+
+def _answer(command: Callable[[Path], list[str]], env: dict[str, str]) -> ProbeAnswer:
+    with tempfile.TemporaryDirectory(prefix="sm120-probes-") as name:
+        folder = Path(name)
+        done = proc.read(command(folder), env=env)
+        if not (folder / _NAME).is_file():
             words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise ProbeUnstarted(f"{python}: {' '.join(words) or 'the tests said nothing'}")
-        return read_answer(answer)
-
-
-def _nccl_names() -> list[str]:
-    import os
-
-    return [n for n in os.environ if n.startswith(("NCCL_", "GLOO_", "OMP_"))]
+            raise ProbeUnstarted(" ".join(words) or "the function tests said nothing")
+        return read_answer(folder / _NAME)
 
 
 def as_json(answer: ProbeAnswer) -> dict[str, Any]:
