@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 _LIMIT_BYTES = 8 * 1024 * 1024
+_PIECE_BYTES = 64 * 1024
 _TIME_LIMIT_S = 30.0
 
 FILES = (
@@ -118,13 +119,24 @@ def _paths(base: str) -> list[str]:
 
 def _read(path: str) -> dict[str, str]:
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(_LIMIT_BYTES)
+        data = _bytes(path)
     except OSError as error:
         return {"unknown": error.strerror or str(error)}
     if path.endswith("/config"):
         return {"base64": base64.b64encode(data).decode()}
     return {"text": data.decode("utf-8", errors="replace")}
+
+
+def _bytes(path: str) -> bytes:
+    """In small pieces: the kernel refuses a read of megabytes from /proc/sys."""
+    data = b""
+    with Path(path).open("rb", buffering=0) as file:
+        while len(data) < _LIMIT_BYTES:
+            piece = file.read(_PIECE_BYTES)
+            if not piece:
+                break
+            data += piece
+    return data
 
 
 def _pci_files(base: str) -> dict[str, dict[str, str]]:

@@ -113,6 +113,7 @@ class PciGpu(Frozen):
     width_max: Known[Count]
     bar1_bytes: Known[Count]
     iommu_group: Known[str]
+    aspm: Known[str]
     bridges: list[str]  # from the card upwards
 
 

@@ -107,6 +107,7 @@ def _gpu(capture: Capture, address: str) -> PciGpu:
         width_max=then(capture.text(f"{place}/max_link_width"), int),
         bar1_bytes=then(capture.text(f"{place}/resource"), _bar1),
         iommu_group=PurePosixPath(group).name if group else unknown("is in no IOMMU group"),
+        aspm=then(capture.data(f"{place}/config"), aspm_of),
         bridges=_above(capture, address),
     )
 

@@ -137,7 +137,8 @@ def aspm(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
 
 def _links_stay_up(facts: HostFacts) -> bool | Unknown:
     """What the policy leaves open, the links themselves say."""
-    policy, links = facts.pci.aspm_policy, [b.aspm for b in facts.pci.bridges]
+    policy = facts.pci.aspm_policy
+    links = [x.aspm for x in (*facts.pci.bridges, *facts.pci.gpus)]
     if isinstance(policy, Unknown):
         return policy
     if policy == "performance":

@@ -92,7 +92,7 @@ def judge_writes(name: str, said: Row, floors: Floors) -> Row:
 
 def judge_reduce(world: int, ends: list[RankEnd], sizes: list[int], floors: Floors) -> list[Row]:
     """The values, the latency at each size, the bandwidth: of the slowest rank."""
-    subject = f"{world} ranks"
+    subject = f"{world} ranks" if world > 1 else "1 rank"
     if why := loss(ends):
         return [row("all_reduce", subject, FAILED, f"all_reduce: {why}", words=_words(ends))]
     wrong = sum(_wrong(e) for e in ends)
@@ -129,7 +129,7 @@ def _bandwidth(subject: str, world: int, ends: list[RankEnd], floors: Floors) ->
     measured = {k: round(min(s[k] for s in said), 3) for k in ("gb_per_s", "bus_gb_per_s")}
     if world == 1:
         why = "one rank: nothing crosses a link"
-        return row("bandwidth", subject, NOT_APPLICABLE, why, **measured)
+        return row("bandwidth", subject, NOT_APPLICABLE, why)
     if measured["bus_gb_per_s"] < floors["all_reduce_bus_gb_per_s"]:
         why = f"{measured['bus_gb_per_s']} GB/s, below {floors['all_reduce_bus_gb_per_s']:g}"
         return row("bandwidth", subject, FAILED, why, **measured)
@@ -142,6 +142,9 @@ def judge_library(ends: list[RankEnd], wanted: str | None, device: str) -> Row:
     if device != "cuda":
         why = "NCCL needs CUDA devices"
         return row("libnccl", "mapped", NOT_APPLICABLE, why, libraries=found)
+    if loss(ends):
+        why = "the ranks were lost before they could say"
+        return row("libnccl", "mapped", UNKNOWN, why)
     if not found:
         return row("libnccl", "mapped", UNKNOWN, "no libnccl.so is mapped: linked in statically?")
     if len(found) > 1:
