@@ -17,6 +17,8 @@ def read_matrix(text: str, *, peers: bool = False) -> Known[dict[str, str]]:
     rows = _rows(text)
     if not rows:
         return unknown("nvidia-smi topo: no row of a GPU")
+    if _columns(text) != len(rows):
+        return unknown(f"nvidia-smi topo: {_columns(text)} columns, but {len(rows)} rows of GPUs")
     allowed = _PEER if peers else _LINK
     found: dict[str, str] = {}
     for a, words in rows.items():
@@ -36,7 +38,7 @@ def read_matrix(text: str, *, peers: bool = False) -> Known[dict[str, str]]:
 
 def read_numa(text: str) -> Known[dict[str, str]]:
     """Each card's NUMA node, as `topo -m` says it."""
-    lines = [_ESCAPES.sub("", x) for x in text.splitlines()]
+    lines = [_plain(x) for x in text.splitlines()]
     head = next((x.split("\t") for x in lines if "NUMA Affinity" in x), None)
     if head is None:
         return unknown("nvidia-smi topo: has no NUMA column")
@@ -48,10 +50,20 @@ def read_numa(text: str) -> Known[dict[str, str]]:
     return found if found else unknown("nvidia-smi topo: says no NUMA node")
 
 
+def _columns(text: str) -> int:
+    """How many cards the head of the table names."""
+    head = next((x for x in map(_plain, text.splitlines()) if "GPU0" in x.split()), "")
+    return sum(1 for word in head.split() if _NAME.match(word))
+
+
+def _plain(line: str) -> str:
+    return _ESCAPES.sub("", line)
+
+
 def _rows(text: str) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for line in text.splitlines():
-        words = _ESCAPES.sub("", line).split()
+        words = _plain(line).split()
         name = _NAME.match(words[0]) if len(words) > 1 else None
         # the head of the table also begins with GPU0; its next word is no cell
         if name and not _NAME.match(words[1]) and words[1] not in ("CPU", "NIC0"):
