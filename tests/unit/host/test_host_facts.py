@@ -203,29 +203,27 @@ def test_a_host_is_called_by_a_digest_of_its_machine_id() -> None:
 
 
 # The fields of a signed record's host-facts predicate; the record's room holds the same list.
-PREDICATE_FIELDS = set(
-    [
-        "host",
-        "os",
-        "kernel",
-        "kernel_command_line",
-        "cpu",
-        "cpu_sockets",
-        "cpu_cores",
-        "cpu_microcode",
-        "memory_bytes",
-        "driver",
-        "driver_is_open",
-        "cuda_driver",
-        "container_runtime",
-        "iommu",
-        "acs_redirect",
-        "aspm",
-        "peer_to_peer",
-        "nccl",
-        "gpus",
-    ]
-)
+PREDICATE_FIELDS = {
+    "host",
+    "os",
+    "kernel",
+    "kernel_command_line",
+    "cpu",
+    "cpu_sockets",
+    "cpu_cores",
+    "cpu_microcode",
+    "memory_bytes",
+    "driver",
+    "driver_is_open",
+    "cuda_driver",
+    "container_runtime",
+    "iommu",
+    "acs_redirect",
+    "aspm",
+    "peer_to_peer",
+    "nccl",
+    "gpus",
+}
 
 
 def test_a_record_carries_the_fields_it_promises() -> None:
