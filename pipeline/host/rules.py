@@ -138,7 +138,7 @@ def aspm(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
 def _links_stay_up(facts: HostFacts) -> bool | Unknown:
     """What the policy leaves open, the links themselves say."""
     policy = facts.pci.aspm_policy
-    links = [x.aspm for x in (*facts.pci.bridges, *facts.pci.gpus)]
+    links = [b.aspm for b in facts.pci.bridges] + [g.aspm for g in facts.pci.gpus]
     if isinstance(policy, Unknown):
         return policy
     if policy == "performance":

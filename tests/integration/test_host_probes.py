@@ -71,7 +71,7 @@ def test_one_rank_is_not_called_a_proof_of_many() -> None:
 )
 def test_a_faulty_rank_is_named(fault: str, words: str) -> None:
     start = time.monotonic()
-    answer = probe("--ranks", "2", "--only", "all_reduce", "--step-limit-s", "6", "--fault", fault)
+    answer = probe("--ranks", "2", "--only", "all_reduce", "--step-limit-s", "10", "--fault", fault)
     assert answer["verdict"] == "failed"
     assert words in reasons(answer)[0]
     assert time.monotonic() - start < 120
@@ -87,7 +87,7 @@ def test_a_slow_rank_is_below_the_floor() -> None:
 
 
 def test_a_copy_that_hangs_does_not_keep_the_others_from_their_turn() -> None:
-    arguments = ("--ranks", "2", "--only", "copy", "--step-limit-s", "6")
+    arguments = ("--ranks", "2", "--only", "copy", "--step-limit-s", "10")
     answer = probe(*arguments, "--fault", "hang:0:copy 0->1")
     verdicts = {r["subject"]: r["verdict"] for r in answer["rows"] if r["check"] == "copy"}
     assert verdicts == {
@@ -138,7 +138,7 @@ def test_a_sweep_runs_with_real_ranks_and_refuses_the_setting_that_hangs() -> No
     def run(setting: Setting, sizes: list[int]) -> dict[str, Any]:
         fault = ["--fault", "hang:1"] if setting.variables else []
         kib = ",".join(map(str, sizes))
-        asked = ("--ranks", "2", "--only", "all_reduce", "--step-limit-s", "6", *fault)
+        asked = ("--ranks", "2", "--only", "all_reduce", "--step-limit-s", "10", *fault)
         return probe(*asked, "--sizes-kib", kib)
 
     settings = [Setting(variables={}), Setting(variables={"NCCL_PROTO": "LL"})]

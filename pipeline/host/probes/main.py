@@ -70,7 +70,8 @@ class Session:
     def _card(self) -> Row:
         # a fault is for the tests, not for the look around before them
         job = {**self._job("card"), "fault": None}
-        [end] = run_crew([job], self.limits)
+        # the first touch of CUDA may take long; it is part of starting
+        [end] = run_crew([job], Limits(self.limits.start_s, self.limits.start_s))
         if why := judge.loss([end]):
             return row("cards", self.asked.device, UNKNOWN, f"torch: {why}", words=[end.words])
         self.card = end.steps["card"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def h200() -> Capture:
 def changed(
     capture: Capture,
     *,
-    files: dict[str, str | bytes] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
     said: dict[str, str] | None = None,
     links: dict[str, str] | None = None,
 ) -> Capture:
@@ -104,7 +105,9 @@ def blackwell(
     count: int = 2, control: int | None = ACS_OFF, iommu: str | None = None, **fields: str
 ) -> Capture:
     """Made up: some workstation cards, each behind a root port of its own."""
-    cards, caps, files, links = [], [], {}, {}
+    cards, caps = [], []
+    files: dict[str, str] = {}
+    links: dict[str, str] = {}
     wanted = {
         "product_architecture": "Blackwell",
         **{"current_power_limit": "600.00 W", "max_power_limit": "600.00 W"},

@@ -190,9 +190,10 @@ def test_redacted_twice_is_redacted_once() -> None:
 
 
 def test_the_committed_capture_is_redacted() -> None:
-    found = facts()
-    assert found.gpus[0].serial == "redacted-serial-0" or "redacted" in str(found.gpus[0].serial)  # type: ignore[union-attr,index]
-    assert "redacted" in str(found.gpus[0].uuid)  # type: ignore[union-attr,index]
+    gpus = facts().gpus
+    assert not isinstance(gpus, Unknown)
+    assert str(gpus[0].serial).startswith("redacted-serial-")
+    assert str(gpus[0].uuid).startswith("GPU-redacted-uuid-")
 
 
 def test_a_host_is_called_by_a_digest_of_its_machine_id() -> None:

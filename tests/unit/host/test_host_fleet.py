@@ -94,7 +94,7 @@ def test_equals_have_no_outlier() -> None:
         ({"vbios_version": "1.2.3"}, "vbios"),
     ],
 )
-def test_the_node_with_other_cards_is_found(fields: dict[str, str], field: str) -> None:
+def test_the_node_with_other_cards_is_found(fields: dict[str, Any], field: str) -> None:
     found = find_outliers(fleet(3, facts(blackwell(4, **fields))))
     assert {o.field for o in found.outliers} == {field}
     assert {o.subject for o in found.outliers} == {f"odd GPU {i}" for i in range(4)}

@@ -136,7 +136,7 @@ def test_where_nccls_own_choice_hangs_the_best_of_the_rest_wins() -> None:
     assert winner.gain is None
 
 
-def end(rank: int, ended: str = "finished", code: int = 0, **steps: Any) -> RankEnd:
+def end(rank: int, ended: Any = "finished", code: Any = 0, **steps: Any) -> RankEnd:
     said = {
         "values": {"wrong_words": 0},
         "latency 32768": {"median_us": 20.0, "worst_us": 40.0, "in_a_row_us": 15.0},
