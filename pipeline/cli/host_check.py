@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from pipeline.host.issues import Finding
     from pipeline.host.probing import ProbeAnswer
-    from pipeline.host.rules import Judged
     from pipeline.host.tune import Setting, Tuning
+    from pipeline.host.verdicts import Judged
 
 _python_option = click.option(
     "--python", default=sys.executable, help="A Python that has torch, to run the tests with."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, TypeAlias, TypeVar
 
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints
 
 from pipeline.model import Frozen
 
@@ -18,7 +18,8 @@ class Unknown(Frozen):
 
 Value = TypeVar("Value")
 Other = TypeVar("Other")
-Known: TypeAlias = Value | Unknown
+# Reasons first: read back from JSON, a reason must not be taken for a table with one row.
+Known: TypeAlias = Annotated[Unknown | Value, Field(union_mode="left_to_right")]
 
 
 def unknown(why: str) -> Unknown:

@@ -65,7 +65,7 @@ def redact(capture: Capture) -> Capture:
 
 def _file(cover: _Cover, path: str, said: FileSaid) -> FileSaid:
     if said.base64 is not None:
-        return FileSaid(base64=_without_serial(said.base64))
+        return _without_serial(said.base64)
     if said.text is None:
         return said
     if path in _IDENTITIES:
@@ -75,13 +75,17 @@ def _file(cover: _Cover, path: str, said: FileSaid) -> FileSaid:
     return FileSaid(text=cover.text(said.text))
 
 
-def _without_serial(text: str) -> str:
+def _without_serial(text: str) -> FileSaid:
     """Registers with the device's serial number, where it has one, set to zero."""
-    data = bytearray(base64.b64decode(text))
+    try:
+        data = bytearray(base64.b64decode(text, validate=True))
+    except ValueError:
+        return FileSaid(unknown="its registers were captured damaged")
     at = extended_capability(bytes(data), _SERIAL_NUMBER)
-    if isinstance(at, int) and at + 12 <= len(data):
-        data[at + 4 : at + 12] = bytes(8)
-    return base64.b64encode(bytes(data)).decode()
+    if isinstance(at, int):
+        end = min(at + 12, len(data))
+        data[at + 4 : end] = bytes(max(0, end - at - 4))
+    return FileSaid(base64=base64.b64encode(bytes(data)).decode())
 
 
 def _program(cover: _Cover, said: ProgramSaid) -> ProgramSaid:

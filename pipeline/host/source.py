@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -60,7 +59,7 @@ class Capture(Frozen):
             return unknown(f"{path}: {(said and said.unknown) or 'was not captured'}")
         try:
             return base64.b64decode(said.base64, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             return unknown(f"{path}: {error}")
 
     def words(self, name: str) -> Known[str]:

@@ -8,8 +8,9 @@ import pytest
 
 from pipeline.host.drift import compare
 from pipeline.host.facts import HostFacts
-from pipeline.host.known import unknown
+from pipeline.host.known import Unknown, unknown
 from pipeline.host.outliers import find_outliers
+from pipeline.host.source import Capture
 from tests.unit.host.machines import ACS_ON, blackwell, changed, facts, h200
 
 
@@ -56,6 +57,13 @@ def test_a_value_that_can_no_longer_be_read_is_lost() -> None:
 def test_other_words_for_not_knowing_are_no_drift() -> None:
     one, two = (facts().model_copy(update={"bios": unknown(w)}) for w in ("no file", "no right"))
     assert compare(one, two) == []
+
+
+def test_reasons_survive_being_written_and_read() -> None:
+    found = facts(Capture(version=1, taken_at=0, root="tree", files={}, links={}, commands={}))
+    again = HostFacts.model_validate_json(found.model_dump_json())
+    assert isinstance(again.topology.links, Unknown)
+    assert compare(found, again) == []
 
 
 def test_a_card_that_is_gone_is_named_and_the_others_are_not() -> None:

@@ -9,8 +9,9 @@ import yaml
 
 from pipeline.host.issues import findings, known_issues, match_lines, match_rules
 from pipeline.host.known import Unknown
-from pipeline.host.rules import Judged, judge, overall
+from pipeline.host.rules import judge
 from pipeline.host.source import Capture, ProgramSaid
+from pipeline.host.verdicts import Judged, overall
 from tests.unit.host.machines import ACS_ON, DATA, blackwell, changed, facts, h200
 
 SAMPLES: dict[str, dict[str, list[str]]] = yaml.safe_load(
