@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,9 +24,8 @@ def run(voice: Voice, job: Job) -> None:
 def _pair(voice: Voice, job: Job, source: int, target: int) -> dict[str, Any]:
     import torch
 
-    cuda = job["device"] == "cuda"
     found: dict[str, Any] = {"claims_peer": None}
-    if cuda and source != target:
+    if _cuda(job) and source != target:
         found["claims_peer"] = torch.cuda.can_device_access_peer(source, target)
     wrong = _wrong_words(job, source, target, _CHECKED_BYTES // 4)
     if source == target:
@@ -37,14 +37,18 @@ def _pair(voice: Voice, job: Job, source: int, target: int) -> dict[str, Any]:
     return found
 
 
+def _cuda(job: Job) -> bool:
+    return bool(job["device"] == "cuda")
+
+
 def _place(job: Job, index: int) -> str:
-    return f"cuda:{index}" if job["device"] == "cuda" else "cpu"
+    return f"cuda:{index}" if _cuda(job) else "cpu"
 
 
 def _sync(job: Job, *indexes: int) -> None:
     import torch
 
-    if job["device"] == "cuda":
+    if _cuda(job):
         for index in indexes:
             torch.cuda.synchronize(index)
 
@@ -81,20 +85,25 @@ def _wrong_through_host(job: Job, index: int) -> int:
 
 
 def _rate(job: Job, flows: list[tuple[int, int]]) -> float:
-    """Gigabytes a second of all flows together, each on its source's own stream."""
+    """Gigabytes a second of all flows together, each on streams of its own."""
     import torch
 
     count = job["bulk_bytes"] // 4
     sent = [torch.ones(count, dtype=torch.int32, device=_place(job, s)) for s, _ in flows]
     kept = [torch.zeros(count, dtype=torch.int32, device=_place(job, t)) for _, t in flows]
     ends = sorted({x for flow in flows for x in flow})
+    # a copy orders the streams of both its cards, so flows that shared one would run in turn
+    streams = [[torch.cuda.Stream(x) for x in flow] if _cuda(job) else [] for flow in flows]
 
     def go(times: int) -> float:
         _sync(job, *ends)
         start = time.perf_counter()
         for _ in range(times):
-            for there, here in zip(kept, sent):  # noqa: B905
-                there.copy_(here, non_blocking=True)
+            for there, here, own in zip(kept, sent, streams):  # noqa: B905
+                with ExitStack() as current:
+                    for stream in own:
+                        current.enter_context(torch.cuda.stream(stream))
+                    there.copy_(here, non_blocking=True)
         _sync(job, *ends)
         return time.perf_counter() - start
 
