@@ -111,10 +111,10 @@ def _size(value: object) -> str:
 
 @click.command("drift")
 @click.argument("old", type=_FILE)
-@click.argument("new", type=_FILE, required=False)
+@click.argument("new", metavar="[NEW|live]", default="live")
 @root_option
 @json_option
-def drift(old: Path, new: Path | None, root: Path | None, as_json: bool) -> None:
+def drift(old: Path, new: str, root: Path | None, as_json: bool) -> None:
     """Compare recorded facts (OLD) with this machine's, or with other recorded ones (NEW).
 
     Fields that move by themselves, such as clocks of the moment, are left out.
@@ -122,7 +122,8 @@ def drift(old: Path, new: Path | None, root: Path | None, as_json: bool) -> None
     from pipeline.host.drift import compare, read_facts
 
     before = read_facts(old)
-    after = read_facts(new) if new else facts_of(root, name=before.host)
+    live = new == "live"
+    after = facts_of(root, name=before.host) if live else read_facts(Path(new))
     found = compare(before, after)
     if as_json:
         say_json([d.model_dump() for d in found])

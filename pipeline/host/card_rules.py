@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.host.facts import Gpu, HostFacts
-from pipeline.host.known import Unknown
+from pipeline.host.known import Unknown, unknown
 from pipeline.host.verdicts import Judged, gpus_of, row
 
 _MIB = 1 << 20
@@ -97,6 +97,26 @@ def link_width(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
         if good is None:
             good = now == most
         yield row("link width", f"GPU {gpu.index}", good, f"x{now} of x{most}", cure)
+
+
+def link_generation(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
+    """A slower link than card and slot could have; an idle card slows its link by itself."""
+    cure = "Look at the slot's generation in the firmware, and at the riser or cable."
+    for gpu in gpus_of(facts):
+        now, both, card = (
+            gpu.link.generation,
+            gpu.link.generation_max,
+            gpu.link.generation_device_max,
+        )
+        subject, why = f"GPU {gpu.index}", f"gen {now}; the slot allows {both}, the card {card}"
+        lost = next((x for x in (now, both, card) if isinstance(x, Unknown)), None)
+        if lost is not None:
+            yield row("link generation", subject, lost, why, cure)
+        elif both == card and now != both:
+            idle = unknown(f"{why}: an idle card slows its link, look again under load")
+            yield row("link generation", subject, idle, why, cure)
+        else:
+            yield row("link generation", subject, both == card, why, cure)
 
 
 def health(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:

@@ -24,7 +24,8 @@ class Link(Frozen):
     """A card's way to the machine. An idle card lowers its generation by itself."""
 
     generation: Known[Count] = Field(json_schema_extra=VOLATILE)
-    generation_max: Known[Count]
+    generation_max: Known[Count]  # of card and slot together
+    generation_device_max: Known[Count]  # of the card alone
     width: Known[Count]
     width_max: Known[Count]
     replays: Known[Count] = Field(json_schema_extra=VOLATILE)

@@ -13,7 +13,8 @@ Rule = Callable[[HostFacts, str | None], Iterator[Judged]]
 RULES: tuple[Rule, ...] = (
     *(card_rules.cards, card_rules.open_module, card_rules.bar1),
     *(host_rules.iommu_and_acs, host_rules.aspm, host_rules.hmm, host_rules.driver_branch),
-    *(card_rules.persistence, card_rules.power, card_rules.link_width, card_rules.health),
+    *(card_rules.persistence, card_rules.power, card_rules.link_width),
+    *(card_rules.link_generation, card_rules.health),
     *(host_rules.xids, host_rules.tuning),
 )
 

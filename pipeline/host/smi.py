@@ -187,6 +187,7 @@ def _link(card: Element) -> Link:
     return Link(
         generation=then(said(card, generation + "current_link_gen"), _whole),
         generation_max=then(said(card, generation + "max_link_gen"), _whole),
+        generation_device_max=then(said(card, generation + "max_device_link_gen"), _whole),
         width=then(said(card, width + "current_link_width"), _whole),
         width_max=then(said(card, width + "max_link_width"), _whole),
         replays=then(said(card, "pci/replay_counter"), _whole),

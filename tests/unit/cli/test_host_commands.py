@@ -75,6 +75,9 @@ def test_unknown_is_an_ending_of_its_own(sm120: Command) -> None:
 def test_drift_is_found_and_has_its_code(sm120: Command, tmp_path: Path, good: Path) -> None:
     old = keep(tmp_path / "old.json", sm120("host", "facts", "--root", good, "--json").out)
     assert sm120("host", "drift", old, "--root", good).code == 0
+    assert sm120("host", "drift", old, "live", "--root", good).code == 0
+    assert sm120("host", "drift", old, old).code == 0
+    assert sm120("host", "drift", old, tmp_path / "nowhere.json").code == 100
     lame = keep(tmp_path / "lame.json", blackwell(8, iommu="identity", current_link_width="8x"))
     ended = sm120("host", "drift", old, "--root", lame, "--json")
     assert ended.code == 105

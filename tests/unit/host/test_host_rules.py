@@ -72,6 +72,22 @@ def test_a_card_that_does_not_say_is_unknown(rule: str, fields: dict[str, Any]) 
     assert verdicts(capture, rule) == ["unknown"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({}, "passed"),
+        ({"current_link_gen": "1"}, "unknown"),
+        ({"max_link_gen": "4", "current_link_gen": "4"}, "failed"),
+        ({"max_link_gen": "3", "current_link_gen": "1"}, "failed"),
+        ({"max_device_link_gen": "N/A"}, "unknown"),
+    ],
+)
+def test_a_slot_slower_than_its_card_fails_and_an_idle_card_is_not_judged(
+    fields: dict[str, Any], verdict: str
+) -> None:
+    assert verdicts(blackwell(1, **fields), "link generation") == [verdict]
+
+
 def test_a_small_window_fails() -> None:
     text = blackwell(1).commands["nvidia-smi"].out.replace("262144 MiB", "256 MiB")
     assert verdicts(changed(blackwell(1), said={"nvidia-smi": text}), "BAR1") == ["failed"]
