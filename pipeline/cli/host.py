@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from pipeline.cli.host_check import check, tune_nccl
-from pipeline.cli.host_facts import doctor, drift, facts, outliers
-
-HOST_COMMANDS = (facts, check, doctor, tune_nccl, drift, outliers)
+from pipeline.cli.host_check import HOST_COMMANDS
 
 
 @click.group("host")
 def host() -> None:
     """Say what a host is, and prove that it works."""
+
+
+for command in HOST_COMMANDS:
+    host.add_command(command)

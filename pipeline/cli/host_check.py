@@ -11,7 +11,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import json_option, say_json
-from pipeline.cli.host_facts import facts_of, root_option
+from pipeline.cli.host_facts import doctor, drift, facts, facts_of, outliers, root_option
 from pipeline.errors import HostUnfit, HostUnknown, NothingTuned, ProbeFailed
 from pipeline.files import write_bytes
 
@@ -222,3 +222,6 @@ def _say_tuning(tuning: Tuning) -> None:
         click.echo(
             f"\n{winner.workload.name}: {winner.setting.label}{gain}\n{winner.conf}", nl=False
         )
+
+
+HOST_COMMANDS = (facts, check, doctor, tune_nccl, drift, outliers)

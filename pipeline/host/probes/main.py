@@ -42,7 +42,8 @@ class Session:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
         self.limits = Limits(asked.start_limit_s, asked.step_limit_s)
-        self.floors = {**judge.DEFAULT_FLOORS, **asked.floors}
+        usual = judge.DEFAULT_FLOORS if asked.device == "cuda" else judge.NO_FLOORS
+        self.floors = {**usual, **asked.floors}
         self.sizes = [int(x) * 1024 for x in asked.sizes_kib.split(",") if x]
         self.fault = _fault(asked.fault)
         self.card: dict[str, Any] = {}
