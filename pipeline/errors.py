@@ -376,6 +376,60 @@ class AttachmentInvalid(PipelineError):
     hint = "Write --attach FILE:TYPE, e.g. sbom.json:application/vnd.cyclonedx+json."
 
 
+class FactsUnreadable(PipelineError):
+    exit_code = 100
+    meaning = "a file of host facts, a capture or a probe's answer is damaged or of another kind"
+    hint = "Make it anew with `sm120 host facts --json` or `sm120 host check --json`."
+
+
+class HostUnfit(PipelineError):
+    exit_code = 101
+    meaning = "a host is set up in a way that breaks or slows its cards"
+    hint = "Each failed rule above names its cure."
+
+
+class HostUnknown(PipelineError):
+    exit_code = 102
+    meaning = "a host could not be judged: nothing failed, but not everything was seen"
+    hint = "Each unknown row says why above; unknown is never taken for passed."
+
+
+class ProbeFailed(PipelineError):
+    exit_code = 103
+    meaning = "a function test failed: wrong data, a hang, a dead process or too slow"
+    hint = "The row names it; `sm120 host doctor` tells known causes and cures."
+
+
+class ProbeUnstarted(PipelineError):
+    exit_code = 104
+    meaning = "the function tests could not be started or gave no answer"
+    hint = "Name a Python that has torch with --python, or run them inside an engine image."
+
+
+class HostDrifted(PipelineError):
+    exit_code = 105
+    meaning = "a host is no longer what was recorded"
+    hint = "Run the playbook again, or record the new facts if the change was meant."
+
+
+class HostOutlier(PipelineError):
+    exit_code = 106
+    meaning = "a host differs from its equals"
+    hint = "Look at the named card, slot or cable first."
+
+
+class IssueFound(PipelineError):
+    exit_code = 107
+    meaning = "a known issue was recognised in a log or in a host's facts"
+    hint = "Each finding above names its cause and its cure."
+
+
+class NothingTuned(PipelineError):
+    exit_code = 108
+    meaning = "no NCCL setting finished the sweep"
+    hint = "The table names how each ended; check the host first: `sm120 host check`."
+
+
 class Interrupted(PipelineError):
     exit_code = 130
     meaning = "stopped by Ctrl-C or a signal"

@@ -16,6 +16,8 @@ import click
 from pipeline import __version__
 from pipeline.cli.arch import gate_arch
 from pipeline.cli.gates import gate, patches
+from pipeline.cli.host import host
+from pipeline.cli.host_facts import doctor
 from pipeline.cli.images import build, export, images, load, plan, rebuild
 from pipeline.cli.keys import keys
 from pipeline.cli.locks import fetch, lock, schema, sources
@@ -87,6 +89,8 @@ for command in (
 ):
     cli.add_command(command)
 cli.add_command(gate_arch)
+cli.add_command(host)
+cli.add_command(doctor)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

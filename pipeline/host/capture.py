@@ -1,0 +1,198 @@
+"""Reads a machine as it is: files and the words of a few programs, unjudged, as one JSON value.
+
+It stands alone (standard library only), so that it also runs on a host that has nothing of ours:
+
+    python3 pipeline/host/capture.py OUT.json
+
+It changes nothing, asks no server, and gives every program a time limit. What could not be read
+says why.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from glob import glob as paths_like
+from pathlib import Path
+from typing import Any
+
+_LIMIT_BYTES = 8 * 1024 * 1024
+_PIECE_BYTES = 64 * 1024
+_TIME_LIMIT_S = 30.0
+
+FILES = (
+    "/etc/machine-id",
+    "/etc/nccl.conf",
+    "/etc/os-release",
+    "/proc/cmdline",
+    "/proc/cpuinfo",
+    "/proc/driver/nvidia/gpus/*/information",
+    "/proc/driver/nvidia/params",
+    "/proc/driver/nvidia/version",
+    "/proc/meminfo",
+    "/proc/modules",
+    "/proc/self/limits",
+    "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/numa_balancing",
+    "/proc/sys/kernel/osrelease",
+    "/proc/sys/vm/swappiness",
+    "/sys/class/dmi/id/bios_version",
+    "/sys/class/dmi/id/board_name",
+    "/sys/class/dmi/id/board_vendor",
+    "/sys/class/dmi/id/product_name",
+    "/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor",
+    "/sys/devices/system/node/node[0-9]*/cpulist",
+    "/sys/kernel/iommu_groups/*/type",
+    "/sys/module/nvidia/version",
+    "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm",
+    "/sys/module/pcie_aspm/parameters/policy",
+)
+# Asked for by name, because that they are missing says something too.
+_ALWAYS = [path for path in FILES if "*" not in path and "[" not in path]
+
+PCI = "/sys/bus/pci/devices"
+_PCI_FIELDS = (
+    *("vendor", "device", "class", "numa_node", "resource"),
+    *("current_link_speed", "current_link_width", "max_link_speed", "max_link_width"),
+)
+
+COMMANDS = {
+    "nvidia-smi": ["nvidia-smi", "-q", "-x"],
+    "nvidia-smi topo": ["nvidia-smi", "topo", "-m"],
+    "nvidia-smi p2p": ["nvidia-smi", "topo", "-p2p", "r"],
+    "nvidia-smi capability": [
+        "nvidia-smi",
+        "--query-gpu=pci.bus_id,compute_cap",
+        "--format=csv,noheader",
+    ],
+    "lsblk": ["lsblk", "-J", "-b", "-o", "NAME,TYPE,SIZE,ROTA,MODEL,FSTYPE,MOUNTPOINTS"],
+    "shm": ["df", "-B1", "--output=size", "/dev/shm"],  # noqa: S108
+    "dmesg": ["dmesg"],
+    "journal": [
+        *("journalctl", "-k", "-b", "all", "--no-pager", "-o", "short-iso", "-n", "4000"),
+        *("--grep", "NVRM|AER:|pcieport"),
+    ],
+    "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
+    "podman": ["podman", "version", "--format", "{{.Client.Version}}"],
+    "nvidia-ctk": ["nvidia-ctk", "--version"],
+    "nvcc": ["nvcc", "--version"],
+    "ldconfig": ["ldconfig", "-p"],
+    "uname": ["uname", "-r"],
+}
+# Of the kernel's words only those about the devices: the rest is nobody's business.
+_KEPT_LINES = {
+    "dmesg": re.compile(r"NVRM|[Nn]vidia|AER|pcieport|IOMMU|iommu|DMAR|AMD-Vi|free_mem_region"),
+    "ldconfig": re.compile(r"libnccl|libcudart|libcuda\.so|libnvidia-ml"),
+}
+
+
+def take(root: str = "/") -> dict[str, Any]:
+    """The machine below `root`; programs are asked only where that is the running system."""
+    live = Path(root).resolve() == Path("/")
+    base = "" if live else str(root).rstrip("/")
+    files = {path: _read(base + path) for path in _paths(base)}
+    files.update(_pci_files(base))
+    return {
+        "version": 1,
+        "taken_at": int(time.time()),
+        "root": "live" if live else "tree",
+        "files": dict(sorted(files.items())),
+        "links": _links(base),
+        "commands": {n: _said(n, a, live) for n, a in COMMANDS.items()},
+    }
+
+
+def _glob(pattern: str) -> list[str]:
+    return sorted(paths_like(pattern))  # noqa: PTH207 -- patterns are absolute
+
+
+def _paths(base: str) -> list[str]:
+    found = {p[len(base) :] for pattern in FILES for p in _glob(base + pattern)}
+    return sorted(found | set(_ALWAYS))
+
+
+def _read(path: str) -> dict[str, str]:
+    try:
+        data = _bytes(path)
+    except OSError as error:
+        return {"unknown": error.strerror or str(error)}
+    if path.endswith("/config"):
+        return {"base64": base64.b64encode(data).decode()}
+    return {"text": data.decode("utf-8", errors="replace")}
+
+
+def _bytes(path: str) -> bytes:
+    """In small pieces: the kernel refuses a read of megabytes from /proc/sys."""
+    data = b""
+    with Path(path).open("rb", buffering=0) as file:
+        while len(data) < _LIMIT_BYTES:
+            piece = file.read(_PIECE_BYTES)
+            if not piece:
+                break
+            data += piece
+    return data
+
+
+def _pci_files(base: str) -> dict[str, dict[str, str]]:
+    found = {}
+    for folder in _glob(f"{base}{PCI}/*"):
+        place = folder[len(base) :]
+        fields = {f: _read(f"{folder}/{f}") for f in _PCI_FIELDS if Path(folder, f).exists()}
+        found.update({f"{place}/{f}": said for f, said in fields.items()})
+        kind = fields.get("class", {}).get("text", "")
+        # configuration space of bridges and displays only: that is where ACS and links are
+        if kind.startswith(("0x0604", "0x03")):
+            found[f"{place}/config"] = _read(f"{folder}/config")
+    return found
+
+
+def _links(base: str) -> dict[str, str]:
+    """Where each PCI device hangs, and which IOMMU group it is in."""
+    found = {}
+    for folder in _glob(f"{base}{PCI}/*"):
+        for path in (folder, f"{folder}/iommu_group"):
+            if Path(path).is_symlink():
+                found[path[len(base) :]] = str(Path(path).readlink())
+    return found
+
+
+def _said(name: str, argv: list[str], live: bool) -> dict[str, Any]:
+    if not live:
+        return {"unknown": "not asked: this is a copied tree"}
+    if shutil.which(argv[0]) is None:
+        return {"unknown": f"{argv[0]} is not installed"}
+    env = {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIME_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"unknown": f"{argv[0]} did not answer within {_TIME_LIMIT_S:g} s"}
+    except OSError as error:
+        return {"unknown": error.strerror or str(error)}
+    words = done.stdout[:_LIMIT_BYTES].decode("utf-8", errors="replace")
+    kept = _KEPT_LINES.get(name)
+    if kept:
+        lines = [x for x in words.splitlines(keepends=True) if kept.search(x)]
+        words = "".join(x for x in lines if "ommand line:" not in x)
+    errors = done.stderr[:2000].decode("utf-8", errors="replace")
+    return {"code": done.returncode, "out": words, "err": errors}
+
+
+if __name__ == "__main__":
+    text = json.dumps(take(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)

@@ -1,0 +1,102 @@
+"""What of a host is no longer as it was recorded; what moves by itself is declared so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from pipeline.errors import FactsUnreadable
+from pipeline.host.facts import HostFacts
+from pipeline.host.known import Unknown
+from pipeline.model import Frozen
+
+
+class Difference(Frozen):
+    """A field and how it moved. `lost` was known and is not any more; `found` the other way."""
+
+    field: str
+    kind: Literal["changed", "lost", "found"]
+    before: str
+    after: str
+
+
+def read_facts(path: Path) -> HostFacts:
+    """Recorded facts, as `sm120 host facts --json` wrote them."""
+    try:
+        return HostFacts.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError, RecursionError) as error:
+        words = str(error).splitlines()[0]
+        raise FactsUnreadable(f"{path}: holds no host facts: {words}") from error
+
+
+def compare(before: HostFacts, after: HostFacts) -> list[Difference]:
+    """Every field that differs, but for those declared volatile."""
+    return list(_model("", before, after))
+
+
+def _model(path: str, before: Frozen, after: Frozen) -> Iterator[Difference]:
+    for name, field in type(before).model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("volatile"):
+            continue
+        yield from _value(f"{path}{name}", getattr(before, name), getattr(after, name))
+
+
+def _value(path: str, before: Any, after: Any) -> Iterator[Difference]:
+    if isinstance(before, Unknown) or isinstance(after, Unknown):
+        yield from _unknown(path, before, after)
+    elif isinstance(before, Frozen) and type(before) is type(after):
+        yield from _model(f"{path}.", before, after)
+    elif isinstance(before, list) and isinstance(after, list):
+        yield from _mapping(path, _keyed(before), _keyed(after))
+    elif isinstance(before, dict) and isinstance(after, dict):
+        yield from _mapping(path, before, after)
+    elif before != after:
+        yield Difference(field=path, kind="changed", before=_text(before), after=_text(after))
+
+
+def _unknown(path: str, before: Any, after: Any) -> Iterator[Difference]:
+    # why something is not known may be worded otherwise tomorrow
+    if isinstance(before, Unknown) and isinstance(after, Unknown):
+        return
+    kind: Literal["lost", "found"] = "lost" if isinstance(after, Unknown) else "found"
+    yield Difference(field=path, kind=kind, before=_text(before), after=_text(after))
+
+
+def _keyed(values: list[Any]) -> dict[str, Any]:
+    """Lists of things by what they are called, so that one more does not move all others."""
+    keys = [_key(v, i) for i, v in enumerate(values)]
+    return (
+        dict(zip(keys, values, strict=True))
+        if len(set(keys)) == len(keys)
+        else {str(i): v for i, v in enumerate(values)}
+    )
+
+
+def _key(value: Any, place: int) -> str:
+    if not isinstance(value, Frozen):
+        return str(value)
+    code = getattr(value, "code", "")
+    name = getattr(value, "address", None) or getattr(value, "name", None)
+    return f"{code} {name}".strip() if isinstance(name, str) else str(place)
+
+
+def _mapping(path: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[Difference]:
+    for key in sorted({*before, *after}):
+        where = f"{path}[{key}]"
+        if key in before and key in after:
+            yield from _value(where, before[key], after[key])
+            continue
+        old, new = (_text(side[key]) if key in side else "(none)" for side in (before, after))
+        yield Difference(field=where, kind="changed", before=old, after=new)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Unknown):
+        return f"unknown: {value.unknown}"
+    if isinstance(value, Frozen):
+        return value.model_dump_json()[:200]
+    return str(value)[:200]

@@ -1,0 +1,91 @@
+"""Known issues as data, recognised in logs, in function tests' answers and in facts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import AfterValidator, Field, TypeAdapter
+
+from pipeline.host.verdicts import Judged
+from pipeline.model import Frozen, Name
+
+TABLE = Path(__file__).with_name("known_issues.yaml")
+# A line longer than this is no log line; what is in it is not worth hanging for.
+_LONGEST = 4000
+
+
+def _compiles(pattern: str) -> str:
+    re.compile(pattern)
+    return pattern
+
+
+class Issue(Frozen):
+    """One known issue."""
+
+    id: Name
+    title: str
+    symptoms: list[Annotated[str, AfterValidator(_compiles)]] = Field(min_length=1)
+    rules: list[str] = []
+    cause: str
+    cure: str
+    sources: list[str] = Field(min_length=1)
+
+
+class Finding(Frozen):
+    """An issue, and where it was recognised."""
+
+    issue: Issue
+    seen: list[str]  # `log:12: the line`, at most a few
+    times: int
+
+
+@cache
+def known_issues() -> tuple[Issue, ...]:
+    """The table, in order of its ids."""
+    rows = TypeAdapter(list[Issue]).validate_python(yaml.safe_load(TABLE.read_text("utf-8")))
+    return tuple(sorted(rows, key=lambda i: i.id))
+
+
+@cache
+def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple((i.id, re.compile("|".join(i.symptoms))) for i in known_issues())
+
+
+def match_lines(name: str, lines: Iterable[str]) -> dict[str, list[str]]:
+    """Issue ids with the lines that gave them away."""
+    found: dict[str, list[str]] = {}
+    for number, line in enumerate(lines, start=1):
+        short = line[:_LONGEST].rstrip()
+        for issue, pattern in _patterns():
+            if pattern.search(short):
+                found.setdefault(issue, []).append(f"{name}:{number}: {short[:200]}")
+    return found
+
+
+def match_rules(rows: Iterable[Judged]) -> dict[str, list[str]]:
+    """Issue ids by rules that failed."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for issue in known_issues():
+            if row.verdict == "failed" and row.rule in issue.rules:
+                words = f"facts: {row.rule}, {row.subject}: {row.why}"
+                found.setdefault(issue.id, []).append(words)
+    return found
+
+
+def findings(matches: Iterable[dict[str, list[str]]]) -> list[Finding]:
+    """All that was seen, by issue."""
+    seen: dict[str, list[str]] = {}
+    for match in matches:
+        for issue, lines in match.items():
+            seen.setdefault(issue, []).extend(lines)
+    return [
+        Finding(issue=i, seen=seen[i.id][:5], times=len(seen[i.id]))
+        for i in known_issues()
+        if i.id in seen
+    ]

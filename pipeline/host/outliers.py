@@ -1,0 +1,135 @@
+"""The node or card that differs from its equals: by a setting, or by what was measured on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any
+
+from pipeline.host.facts import Gpu, HostFacts
+from pipeline.host.known import Unknown
+from pipeline.model import Frozen
+
+# Measured values of equals differ a little; this much is a fault.
+TOLERANCE = 0.15
+_FEWEST = 3
+# Fields in which equal cards must be equal.
+_CARD = (
+    *("vbios", "bar1_bytes", "memory_bytes", "ecc", "persistence"),
+    *("link.width", "link.generation_max", "power.limit_w", "clocks.sm_max_mhz"),
+    *("clocks.memory_max_mhz",),
+)
+_HOST = (
+    *("driver.version", "driver.is_open", "driver.hmm_disabled", "driver.registry", "pci.iommu"),
+    *("kernel.release", "memory_bytes", "bios", "cpu.name", "cpu.governors", "software.os"),
+)
+Observations = dict[tuple[str, str], dict[str, Any]]
+
+
+class Outlier(Frozen):
+    """One thing, the field in which it differs, and what its equals have."""
+
+    subject: str
+    field: str
+    value: str
+    others: str
+
+
+class Compared(Frozen):
+    """What was found, and what could not be judged because there are too few equals."""
+
+    outliers: list[Outlier]
+    unjudged: list[str]
+    compared: int
+
+
+def find_outliers(
+    hosts: Mapping[str, HostFacts], probes: Mapping[str, dict[str, Any]] | None = None
+) -> Compared:
+    """Cards against cards of the same name, hosts against hosts with the same cards."""
+    settings: Observations = {}
+    measured: Observations = {}
+    for name, facts in hosts.items():
+        _observe(settings, name, facts)
+        for key, value in _measured((probes or {}).get(name, {})):
+            measured.setdefault((_kind(facts), key), {})[name] = value
+    found: list[Outlier] = []
+    unjudged: list[str] = []
+    for (kind, field), values in sorted(settings.items()):
+        found += _by_majority(kind, field, values, unjudged)
+    for (kind, field), values in sorted(measured.items()):
+        found += _by_median(kind, field, values, unjudged)
+    return Compared(outliers=found, unjudged=unjudged, compared=len(settings) + len(measured))
+
+
+def _kind(facts: HostFacts) -> str:
+    """Hosts are equals when they have the same cards."""
+    if isinstance(facts.gpus, Unknown):
+        return "no cards"
+    names = Counter(str(g.name) for g in facts.gpus)
+    return ", ".join(f"{n} x {name}" for name, n in sorted(names.items())) or "no cards"
+
+
+def _observe(into: Observations, name: str, facts: HostFacts) -> None:
+    for field in _HOST:
+        into.setdefault((_kind(facts), field), {})[name] = _at(facts, field)
+    gpus: list[Gpu] = [] if isinstance(facts.gpus, Unknown) else facts.gpus
+    for gpu in gpus:
+        for field in _CARD:
+            subject = f"{name} GPU {gpu.index}"
+            into.setdefault((f"{gpu.name}", field), {})[subject] = _at(gpu, field)
+
+
+def _at(value: Any, path: str) -> Any:
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _measured(probe: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Numbers of a function test by row, larger always being worse."""
+    for row in probe.get("rows", []):
+        numbers = row.get("measured", {})
+        name = f"{row['check']} {row['subject']}"
+        if row["check"] == "latency" and "in_a_row_us" in numbers:
+            yield name, float(numbers["in_a_row_us"])
+        rate = numbers.get("bus_gb_per_s") or numbers.get("gb_per_s")
+        if row["check"] in ("copy", "bandwidth") and rate:
+            yield f"{name} (s/GB)", 1.0 / float(rate)
+
+
+def _by_majority(
+    kind: str, field: str, values: dict[str, Any], unjudged: list[str]
+) -> list[Outlier]:
+    words = {s: _word(v) for s, v in values.items()}
+    if len(set(words.values())) <= 1:
+        return []
+    ranked = Counter(words.values()).most_common()
+    usual, times = ranked[0]
+    if len(words) < _FEWEST or times * 2 <= len(words):
+        unjudged.append(f"{kind}: {field}: {len(words)} differ, and no value has a majority")
+        return []
+    return [
+        Outlier(subject=s, field=field, value=word, others=usual)
+        for s, word in words.items()
+        if word != usual
+    ]
+
+
+def _word(value: Any) -> str:
+    return f"unknown: {value.unknown}" if isinstance(value, Unknown) else str(value)
+
+
+def _by_median(
+    kind: str, field: str, values: dict[str, float], unjudged: list[str]
+) -> list[Outlier]:
+    if len(values) < _FEWEST:
+        unjudged.append(f"{kind}: {field}: measured on {len(values)} hosts, three are needed")
+        return []
+    usual = median(values.values())
+    return [
+        Outlier(subject=s, field=field, value=f"{v:.4g}", others=f"{usual:.4g}")
+        for s, v in values.items()
+        if v > usual * (1 + TOLERANCE)
+    ]

@@ -1,0 +1,171 @@
+"""The bus as the kernel shows it: bridges above cards, their ACS and ASPM, read from the registers.
+
+lspci and setpci read the same bytes; reading them ourselves needs neither program.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import PurePosixPath
+
+from pipeline.host.capture import PCI
+from pipeline.host.facts import Bridge, IommuMode, Pci, PciGpu
+from pipeline.host.known import Known, Unknown, then, unknown
+from pipeline.host.source import Capture
+
+_EXPRESS = 0x10
+_ACS = 0x000D
+# Source validation and upstream forwarding harm nothing; these send peer traffic by the root.
+_REDIRECT = 0x0004 | 0x0008  # request redirect, completion redirect
+_ASPM = {0: "off", 1: "L0s", 2: "L1", 3: "L0s L1"}
+_BRIDGE = "0x0604"
+
+
+def extended_capability(config: bytes, wanted: int) -> Known[int | None]:
+    """Where an extended capability begins, or None where the device has none."""
+    if len(config) <= 0x100:
+        return unknown(f"only {len(config)} bytes of its registers can be read (root sees 4096)")
+    at, seen = 0x100, set()
+    while at:
+        if at in seen or at % 4 or at + 4 > len(config):
+            return unknown(f"its list of capabilities is broken at {at:#x}")
+        seen.add(at)
+        (head,) = struct.unpack_from("<I", config, at)
+        if head in (0, 0xFFFFFFFF):
+            return None if head == 0 else unknown("the device answers nothing but ones")
+        if head & 0xFFFF == wanted:
+            return at
+        at = head >> 20
+    return None
+
+
+def capability(config: bytes, wanted: int) -> Known[int | None]:
+    """Where a capability of the first 256 bytes begins, or None."""
+    if len(config) < 0x40 or (not config[0x06] & 0x10):
+        return None if len(config) >= 0x40 else unknown(f"only {len(config)} bytes can be read")
+    at, seen = config[0x34] & 0xFC, set()
+    while at:
+        if at in seen or at + 2 > len(config):
+            return unknown(f"registers beyond byte {len(config)} cannot be read")
+        seen.add(at)
+        if config[at] == wanted:
+            return at
+        at = config[at + 1] & 0xFC
+    return None
+
+
+def acs_control(config: bytes) -> Known[int | None]:
+    """The ACS control register, or None where there is no ACS."""
+    at = extended_capability(config, _ACS)
+    if at is None or isinstance(at, Unknown):
+        return at
+    if at + 8 > len(config):
+        return unknown("its ACS registers are cut off")
+    return int(struct.unpack_from("<H", config, at + 6)[0])
+
+
+def aspm_of(config: bytes) -> Known[str]:
+    """Which link sleep states are on."""
+    at = capability(config, _EXPRESS)
+    if isinstance(at, Unknown):
+        return at
+    if at is None or at + 0x12 > len(config):
+        return unknown("has no PCI Express registers that can be read")
+    return _ASPM[config[at + 0x10] & 3]
+
+
+def read_pci(capture: Capture) -> Pci:
+    """Cards, the bridges above them, and how the machine treats both."""
+    gpus = [_gpu(capture, a) for a in _addresses(capture) if _is_nvidia_display(capture, a)]
+    above = sorted({b for gpu in gpus for b in gpu.bridges})
+    return Pci(
+        iommu=_iommu(capture, gpus),
+        aspm_policy=then(capture.text("/sys/module/pcie_aspm/parameters/policy"), _chosen),
+        gpus=gpus,
+        bridges=[_bridge(capture, b) for b in above],
+    )
+
+
+def _addresses(capture: Capture) -> list[str]:
+    return [PurePosixPath(p).parent.name for p in capture.matching(f"{PCI}/*/vendor")]
+
+
+def _is_nvidia_display(capture: Capture, address: str) -> bool:
+    vendor = capture.text(f"{PCI}/{address}/vendor")
+    kind = capture.text(f"{PCI}/{address}/class")
+    return vendor == "0x10de" and str(kind).startswith("0x03")
+
+
+def _gpu(capture: Capture, address: str) -> PciGpu:
+    place = f"{PCI}/{address}"
+    group = capture.links.get(f"{place}/iommu_group")
+    return PciGpu(
+        address=address,
+        device=capture.text(f"{place}/device"),
+        numa_node=then(capture.text(f"{place}/numa_node"), _node),
+        width=then(capture.text(f"{place}/current_link_width"), int),
+        width_max=then(capture.text(f"{place}/max_link_width"), int),
+        bar1_bytes=then(capture.text(f"{place}/resource"), _bar1),
+        iommu_group=PurePosixPath(group).name if group else unknown("is in no IOMMU group"),
+        aspm=then(capture.data(f"{place}/config"), aspm_of),
+        bridges=_above(capture, address),
+    )
+
+
+def _node(text: str) -> Known[int]:
+    return int(text) if int(text) >= 0 else unknown("the firmware names no NUMA node")
+
+
+def _bar1(text: str) -> Known[int]:
+    """The largest window that is not the registers': 64-bit BARs take two lines each."""
+    sizes = []
+    for line in text.replace(";", "\n").splitlines()[:6]:
+        first, last, _ = (int(x, 16) for x in line.split())
+        if last:
+            sizes.append(last - first + 1)
+    return sizes[1] if len(sizes) > 1 else unknown("has no second memory window")
+
+
+def _above(capture: Capture, address: str) -> list[str]:
+    """The bridges between a card and its root, nearest first, from where sysfs hangs the card."""
+    link = capture.links.get(f"{PCI}/{address}", "")
+    parts = [p for p in PurePosixPath(link).parts[:-1] if p.count(":") == 2]
+    return list(reversed(parts))
+
+
+def _bridge(capture: Capture, address: str) -> Bridge:
+    config = capture.data(f"{PCI}/{address}/config")
+    control = config if isinstance(config, Unknown) else acs_control(config)
+    aspm = then(config, aspm_of)
+    if isinstance(control, Unknown):
+        return Bridge(
+            address=address, has_acs=control, acs_control=control, acs_redirect=control, aspm=aspm
+        )
+    return Bridge(
+        address=address,
+        has_acs=control is not None,
+        acs_control=unknown("the bridge has no ACS") if control is None else f"{control:#06x}",
+        acs_redirect=bool((control or 0) & _REDIRECT),
+        aspm=aspm,
+    )
+
+
+def _iommu(capture: Capture, gpus: list[PciGpu]) -> Known[IommuMode]:
+    types = {
+        PurePosixPath(p).parent.name: p for p in capture.matching("/sys/kernel/iommu_groups/*/type")
+    }
+    if not types and not any(not isinstance(g.iommu_group, Unknown) for g in gpus):
+        seen = bool(_addresses(capture))
+        return "off" if seen else unknown("no PCI device can be seen")
+    mine = {g.iommu_group for g in gpus if not isinstance(g.iommu_group, Unknown)} or set(types)
+    kinds = [capture.text(types[g]) for g in sorted(mine & set(types))]
+    words = {k for k in kinds if not isinstance(k, Unknown)}
+    if not words or len(words) < len(set(map(str, kinds))):
+        return unknown("the kind of an IOMMU group cannot be read")
+    return "passthrough" if words == {"identity"} else "translated"
+
+
+def _chosen(text: str) -> Known[str]:
+    """`[default] performance powersave`: the one in brackets."""
+    inside = [w for w in text.split() if w.startswith("[")]
+    return inside[0].strip("[]") if inside else unknown(f"names no choice: {text}")

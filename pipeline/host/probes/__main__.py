@@ -1,0 +1,42 @@
+"""Function tests of a machine's GPUs: what they do, not what they claim.
+
+Runs alone, in an engine image or anywhere with torch; it knows nothing of the pipeline and imports
+only the standard library before torch:
+
+    python3 pipeline/host/probes OUT.json
+
+Every test runs in processes of its own. One that hangs, dies or answers wrongly is a result with a
+name, and its processes are ended. Exit codes: 0 passed, 1 failed, 2 nothing failed but not all is
+known.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+NAME = "host_probes"
+
+
+def load() -> None:
+    """This folder as a package, without putting it or its neighbours on the import path."""
+    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != FOLDER]
+    spec = importlib.util.spec_from_file_location(
+        NAME, FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[NAME] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    load()
+    if sys.argv[1:2] == ["--rank"]:
+        importlib.import_module(f"{NAME}.rank").main(sys.argv[2], sys.argv[3])
+    else:
+        sys.exit(importlib.import_module(f"{NAME}.main").main(sys.argv[1:]))

@@ -1,0 +1,127 @@
+"""Copies between cards, with the data checked on the card that received it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .rank import Job, Voice
+
+_SEED = 2654435761
+_CHECKED_BYTES = 4 * 1024 * 1024 + 12
+_REPEATS = 8
+
+
+def run(voice: Voice, job: Job) -> None:
+    """Each pair: the data, the claim, the rate. A card with itself also goes by host memory."""
+    for source, target in job["pairs"]:
+        name = f"copy {source}->{target}"
+        voice.step(name, lambda s=source, t=target: _pair(voice, job, s, t))  # type: ignore[misc]
+
+
+def _pair(voice: Voice, job: Job, source: int, target: int) -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {"claims_peer": None}
+    if _cuda(job) and source != target:
+        found["claims_peer"] = torch.cuda.can_device_access_peer(source, target)
+    wrong = _wrong_words(job, source, target, _CHECKED_BYTES // 4)
+    if source == target:
+        wrong += _wrong_through_host(job, source)
+    found["wrong_words"] = wrong + (1 if voice.faulty("wrong") else 0)
+    if voice.faulty("slow"):
+        time.sleep(1.0)
+    found["gb_per_s"] = _rate(job, [(source, target)])
+    return found
+
+
+def _cuda(job: Job) -> bool:
+    return bool(job["device"] == "cuda")
+
+
+def _place(job: Job, index: int) -> str:
+    return f"cuda:{index}" if _cuda(job) else "cpu"
+
+
+def _sync(job: Job, *indexes: int) -> None:
+    import torch
+
+    if _cuda(job):
+        for index in indexes:
+            torch.cuda.synchronize(index)
+
+
+def _pattern(place: str, words: int, seed: int) -> Any:
+    """Every word differs from its neighbours and from those of other copies."""
+    import torch
+
+    numbers = torch.arange(words, dtype=torch.int64, device=place)
+    return ((numbers * _SEED + seed) % 2147483647).to(torch.int32)
+
+
+def _wrong_words(job: Job, source: int, target: int, words: int) -> int:
+    import torch
+
+    wrong = 0
+    for turn in range(3):
+        seed = 7919 * (source * 64 + target) + turn
+        sent = _pattern(_place(job, source), words, seed)
+        received = torch.full((words,), -1, dtype=torch.int32, device=_place(job, target))
+        _sync(job, source, target)
+        received.copy_(sent)
+        _sync(job, source, target)
+        expected = _pattern(_place(job, target), words, seed)
+        wrong += int((received != expected).sum().item())
+    return wrong
+
+
+def _wrong_through_host(job: Job, index: int) -> int:
+    words = _CHECKED_BYTES // 4
+    there = _pattern("cpu", words, 11).to(_place(job, index))
+    back = there.to("cpu")
+    return int((back != _pattern("cpu", words, 11)).sum().item())
+
+
+def _rate(job: Job, flows: list[tuple[int, int]]) -> float:
+    """Gigabytes a second of all flows together, each on streams of its own."""
+    import torch
+
+    count = job["bulk_bytes"] // 4
+    sent = [torch.ones(count, dtype=torch.int32, device=_place(job, s)) for s, _ in flows]
+    kept = [torch.zeros(count, dtype=torch.int32, device=_place(job, t)) for _, t in flows]
+    ends = sorted({x for flow in flows for x in flow})
+    # a copy orders the streams of both its cards, so flows that shared one would run in turn
+    streams = [[torch.cuda.Stream(x) for x in flow] if _cuda(job) else [] for flow in flows]
+
+    def go(times: int) -> float:
+        _sync(job, *ends)
+        start = time.perf_counter()
+        for _ in range(times):
+            for there, here, own in zip(kept, sent, streams):  # noqa: B905
+                with ExitStack() as current:
+                    for stream in own:
+                        current.enter_context(torch.cuda.stream(stream))
+                    there.copy_(here, non_blocking=True)
+        _sync(job, *ends)
+        return time.perf_counter() - start
+
+    go(2)
+    taken = go(_REPEATS)
+    if any(int((k != 1).sum().item()) for k in kept):
+        raise ValueError("a copy left other data than it was given")
+    return float(count * 4 * len(flows) * _REPEATS / taken / 1e9)
+
+
+def run_writes(voice: Voice, job: Job) -> None:
+    """Every card writes at once to the one `shift` further: switches that collapse do so here."""
+    for shift in job["shifts"]:
+        voice.step(f"writes +{shift}", lambda s=shift: _shift(job, s))  # type: ignore[misc]
+
+
+def _shift(job: Job, shift: int) -> dict[str, Any]:
+    flows = [(i, (i + shift) % job["count"]) for i in range(job["count"])]
+    alone = [_rate(job, [flow]) for flow in flows]
+    together = _rate(job, flows)
+    return {"alone_gb_per_s": alone, "together_gb_per_s": together}

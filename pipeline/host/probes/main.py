@@ -1,0 +1,172 @@
+"""Which tests a machine gets, one after the other, and the one answer they add up to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from . import judge
+from .crew import Limits, RankEnd, run_crew
+from .judge import NOT_APPLICABLE, UNKNOWN, Row, row
+
+CODES = {judge.PASSED: 0, judge.FAILED: 1, judge.UNKNOWN: 2}
+_TESTS = ("copy", "all_reduce", "writes")
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """What may be asked for."""
+    parser = argparse.ArgumentParser(prog="probes", description="Function tests of GPUs.")
+    parser.add_argument("answer", type=Path, help="the JSON file to write")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--ranks", type=int, help="use only so many cards (CPU: processes)")
+    parser.add_argument("--only", choices=_TESTS, action="append")
+    parser.add_argument("--from-ranks", type=int, default=2, help="the smallest all_reduce")
+    parser.add_argument("--sizes-kib", default="32,64,128,256")
+    parser.add_argument("--bulk-bytes", type=int, default=64 * 1024 * 1024)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--start-limit-s", type=float, default=Limits.start_s)
+    parser.add_argument("--step-limit-s", type=float, default=Limits.step_s)
+    parser.add_argument("--floors", type=json.loads, default={}, help="JSON of floors to change")
+    parser.add_argument("--library", help="the libnccl that must be the one in use")
+    parser.add_argument("--fault", help="misbehave on purpose: hang|die|wrong|slow:RANK[:STEP]")
+    return parser.parse_args(argv)
+
+
+class Session:
+    """One machine being tested."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked = asked
+        self.limits = Limits(asked.start_limit_s, asked.step_limit_s)
+        usual = judge.DEFAULT_FLOORS if asked.device == "cuda" else judge.NO_FLOORS
+        self.floors = {**usual, **asked.floors}
+        self.sizes = [int(x) * 1024 for x in asked.sizes_kib.split(",") if x]
+        self.fault = _fault(asked.fault)
+        self.card: dict[str, Any] = {}
+        self.count = 0
+
+    def run(self) -> list[Row]:
+        """All rows, whatever happens in between."""
+        rows = [self._card()]
+        if self.count == 0:
+            return rows
+        wanted = self.asked.only or _TESTS
+        if "copy" in wanted:
+            rows += self._copies()
+        if "all_reduce" in wanted:
+            rows += self._reduces()
+        if "writes" in wanted:
+            rows += self._writes()
+        return rows
+
+    def _job(self, kind: str, **more: Any) -> dict[str, Any]:
+        asked = self.asked
+        common = {"rounds": asked.rounds, "warmup": 5, "bulk_bytes": asked.bulk_bytes}
+        return {"kind": kind, "device": asked.device, "fault": self.fault, **common, **more}
+
+    def _card(self) -> Row:
+        # a fault is for the tests, not for the look around before them
+        job = {**self._job("card"), "fault": None}
+        # the first touch of CUDA may take long; it is part of starting
+        [end] = run_crew([job], Limits(self.limits.start_s, self.limits.start_s))
+        if why := judge.loss([end]):
+            return row("cards", self.asked.device, UNKNOWN, f"torch: {why}", words=[end.words])
+        self.card = end.steps["card"]
+        found = int(self.card["count"])
+        self.count = min(found, self.asked.ranks or found)
+        if not found:
+            return row("cards", "cuda", UNKNOWN, "torch sees no CUDA device", **self.card)
+        if self.asked.ranks and self.asked.ranks > found and self.asked.device == "cuda":
+            why = f"{self.asked.ranks} were asked for, torch sees {found}"
+            return row("cards", "cuda", judge.FAILED, why, **self.card)
+        if self.asked.device == "cpu":
+            self.count = self.asked.ranks or 2
+        return row("cards", self.asked.device, judge.PASSED, **self.card)
+
+    def _copies(self) -> list[Row]:
+        cards = range(self.count)
+        pairs = [(a, b) for a in cards for b in cards]
+        rows = self._each("copies", "pairs", pairs, _pair_name, judge.judge_copy)
+        if self.count == 1:
+            rows.append(row("copy", "between cards", NOT_APPLICABLE, "there is one card"))
+        return rows
+
+    def _writes(self) -> list[Row]:
+        if self.count < 2:
+            return [row("writes", "concurrent", NOT_APPLICABLE, "there is one card")]
+        shifts = list(range(1, self.count))
+        return self._each("writes", "shifts", shifts, "writes +{}".format, judge.judge_writes)
+
+    def _each(self, kind: str, key: str, items: list[Any], name: Any, verdict: Any) -> list[Row]:
+        """One process for all items; after one that hangs or dies, a new process for the rest."""
+        rows: list[Row] = []
+        check = "copy" if kind == "copies" else kind
+        left = list(items)
+        while left:
+            job = self._job(kind, count=self.count, **{key: left})
+            [end] = run_crew([job], self.limits)
+            done = [x for x in left if name(x) in end.steps]
+            rows += [verdict(name(x), end.steps[name(x)], self.floors) for x in done]
+            left = left[len(done) :]
+            if left:
+                why = judge.loss([end]) or "ended before it was done"
+                rows.append(row(check, name(left[0]), judge.FAILED, why, words=[end.words]))
+                left = left[1:]
+        return rows
+
+    def _reduces(self) -> list[Row]:
+        if self.count == 1:
+            rows, ends = self._reduce(1)
+            rows.append(row("all_reduce", "2 or more ranks", NOT_APPLICABLE, "there is one card"))
+            return [*rows, judge.judge_library(ends, self.asked.library, self.asked.device)]
+        rows = []
+        ends = []
+        for world in range(min(self.asked.from_ranks, self.count), self.count + 1):
+            some, ends = self._reduce(world)
+            rows += some
+        return [*rows, judge.judge_library(ends, self.asked.library, self.asked.device)]
+
+    def _reduce(self, world: int) -> tuple[list[Row], list[RankEnd]]:
+        jobs = [self._job("reduce", world=world, sizes=self.sizes) for _ in range(world)]
+        ends = run_crew(jobs, self.limits)
+        return judge.judge_reduce(world, ends, self.sizes, self.floors), ends
+
+
+def _pair_name(pair: tuple[int, int]) -> str:
+    return f"copy {pair[0]}->{pair[1]}"
+
+
+def _fault(text: str | None) -> dict[str, Any] | None:
+    if not text:
+        return None
+    kind, rank, *step = text.split(":")
+    return {"kind": kind, "rank": int(rank), **({"step": step[0]} if step else {})}
+
+
+def main(argv: list[str]) -> int:
+    """Test, write the answer, say it in short."""
+    asked = arguments(argv)
+    session = Session(asked)
+    start = time.monotonic()
+    rows = session.run()
+    verdict = judge.overall(rows)
+    answer = {
+        "version": 1,
+        "verdict": verdict,
+        "device": asked.device,
+        "count": session.count,
+        "seconds": round(time.monotonic() - start, 2),
+        "floors": session.floors,
+        "rows": rows,
+    }
+    text = json.dumps(answer, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    asked.answer.write_text(text, encoding="utf-8")
+    for found in rows:
+        line = f"{found['verdict']:<15}{found['check']:<12}{found['subject']}"
+        print(f"{line}: {found['why']}" if found["why"] else line, file=sys.stderr)
+    print(f"{verdict} in {answer['seconds']} s", file=sys.stderr)
+    return CODES[verdict]

@@ -1,0 +1,108 @@
+"""Starts the function tests with a Python that has torch, and reads their answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from pipeline import proc
+from pipeline.errors import FactsUnreadable, ProbeUnstarted
+from pipeline.model import Frozen
+
+_NAME = "answer.json"
+PROBES = Path(__file__).with_name("probes")
+# What the engine's own environment decides about CUDA and NCCL must reach the tests too.
+_PASSED = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME")
+
+
+class ProbeRow(Frozen):
+    """One test of one thing."""
+
+    check: str
+    subject: str
+    verdict: Literal["passed", "failed", "unknown", "not applicable"]
+    why: str
+    measured: dict[str, Any]
+
+
+class ProbeAnswer(Frozen):
+    """What the tests found."""
+
+    version: Literal[1]
+    verdict: Literal["passed", "failed", "unknown"]
+    device: Literal["cuda", "cpu"]
+    count: int
+    seconds: float
+    floors: dict[str, float]
+    rows: list[ProbeRow]
+
+    def lines(self) -> list[str]:
+        """The answer as a log, for the table of known issues."""
+        said = [f"{r.check} {r.subject}: {r.why}" for r in self.rows if r.why]
+        words = [w for r in self.rows for w in r.measured.get("words", [])]
+        return [*said, *(line for w in words for line in w.splitlines())]
+
+
+def read_answer(path: Path) -> ProbeAnswer:
+    """An answer that was kept."""
+    try:
+        return ProbeAnswer.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError, RecursionError) as error:
+        words = str(error).splitlines()[0]
+        raise FactsUnreadable(f"{path}: is no answer of the function tests: {words}") from error
+
+
+def run_probes(
+    python: str, arguments: Sequence[str], settings: dict[str, str] | None = None
+) -> ProbeAnswer:
+    """Run them here; each of their processes has its own time limit."""
+    if shutil.which(python) is None:
+        raise ProbeUnstarted(f"{python}: there is no such program")
+    names = [n for n in os.environ if n.startswith(("NCCL_", "GLOO_", "OMP_"))]
+    env = proc.environment(*_PASSED, *names, **(settings or {}))
+    return _answer(lambda folder: [python, str(PROBES), str(folder / _NAME), *arguments], env)
+
+
+def run_in_image(
+    image: str, arguments: Sequence[str], settings: dict[str, str] | None = None
+) -> ProbeAnswer:
+    """Run them in a container of an engine image, with all cards."""
+    proc.find_tool("docker", "Install Docker, or name a Python that has torch with --python.")
+    env = proc.environment("DOCKER_HOST")
+    return _answer(lambda f: container_command(image, f, arguments, settings or {}), env)
+
+
+def container_command(
+    image: str, folder: Path, arguments: Sequence[str], settings: dict[str, str]
+) -> list[str]:
+    """Nothing is pulled, no network; shared memory and locked pages as engines need them."""
+    return [
+        *("docker", "run", "--rm", "--pull=never", "--network=none", "--ipc=host"),
+        *("--ulimit", "memlock=-1", "--device", "nvidia.com/gpu=all"),
+        *(x for k, v in sorted(settings.items()) for x in ("--env", f"{k}={v}")),
+        *("--volume", f"{PROBES}:/probes:ro", "--volume", f"{folder}:/answer"),
+        *("--entrypoint", "python3", image, "/probes", f"/answer/{_NAME}", *arguments),
+    ]
+
+
+def _answer(command: Callable[[Path], list[str]], env: dict[str, str]) -> ProbeAnswer:
+    with tempfile.TemporaryDirectory(prefix="sm120-probes-") as name:
+        folder = Path(name)
+        done = proc.read(command(folder), env=env)
+        if not (folder / _NAME).is_file():
+            words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise ProbeUnstarted(" ".join(words) or "the function tests said nothing")
+        return read_answer(folder / _NAME)
+
+
+def as_json(answer: ProbeAnswer) -> dict[str, Any]:
+    """For programs."""
+    found: dict[str, Any] = json.loads(answer.model_dump_json())
+    return found

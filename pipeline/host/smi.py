@@ -1,0 +1,217 @@
+"""What nvidia-smi says of the cards, as XML; entities and oversized answers are refused."""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers import expat
+
+from pipeline.host.facts import Clocks, EccErrors, Gpu, Link, Power
+from pipeline.host.known import Known, Unknown, then, unknown
+
+_LIMIT = 16 * 1024 * 1024
+_DEEPEST = 40
+# Words that stand in the place of a value. "[Unknown Error]" is what a lost card answers.
+_NO_VALUE = re.compile(
+    r"^\[?(N/A|Not (Supported|Available|Found)|Unknown Error|GPU is lost|Insufficient Permissions"
+    r"|Requested functionality has been deprecated|ERR!|Function Not Found)\]?$",
+    re.I,
+)
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+class _Refused(ValueError):
+    pass
+
+
+def parse_xml(text: str) -> Element:
+    """A small safe reader: no entities of the document's own, no deep nesting, no great size."""
+    if len(text) > _LIMIT:
+        raise _Refused("more than 16 MiB of XML")
+    builder = TreeBuilder()
+    depth = 0
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > _DEEPEST:
+            raise _Refused("nested too deeply")
+        builder.start(tag, attributes)
+
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        builder.end(tag)
+
+    def entity(*_: object) -> NoReturn:
+        raise _Refused("declares entities of its own")
+
+    parser = expat.ParserCreate(encoding="utf-8")
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler = builder.data
+    parser.EntityDeclHandler = entity
+    try:
+        parser.Parse(text.encode("utf-8", errors="replace"), True)
+    except expat.ExpatError as error:
+        raise _Refused(f"broken XML: {error}") from error
+    return builder.close()
+
+
+def read_log(text: str) -> Known[Element]:
+    """The document, if it is nvidia-smi's and whole."""
+    try:
+        root = parse_xml(text)
+    except ValueError as error:
+        return unknown(f"nvidia-smi -q -x: {error}")
+    if root.tag != "nvidia_smi_log":
+        return unknown(f"nvidia-smi -q -x: is a {root.tag} document")
+    return root
+
+
+def said(node: Element, path: str) -> Known[str]:
+    """The text of an element, where it is a value."""
+    found = node.find(path)
+    if found is None:
+        return unknown(f"nvidia-smi has no {path}")
+    text = (found.text or "").strip()
+    if not text or _NO_VALUE.match(text):
+        return unknown(f"nvidia-smi says {text or 'nothing'} for {path}")
+    return text
+
+
+def _first(node: Element, *paths: str) -> Known[str]:
+    """Drivers have moved fields; the first that holds a value counts."""
+    answers = [said(node, path) for path in paths]
+    return next((a for a in answers if not isinstance(a, Unknown)), answers[0])
+
+
+def _amount(text: str) -> Known[int]:
+    number, unit = text.split()
+    return int(number) * _UNITS[unit]
+
+
+def _number(text: str) -> Known[float]:
+    return float(text.split()[0])
+
+
+def _whole(text: str) -> Known[int]:
+    return int(text.split()[0].rstrip("x"), 10)
+
+
+def _on(text: str) -> Known[bool]:
+    return {"Enabled": True, "Disabled": False, "Yes": True, "No": False}[text]
+
+
+def read_gpus(text: str, capabilities: Known[dict[str, str]]) -> Known[list[Gpu]]:
+    """Every card, in nvidia-smi's order."""
+    root = read_log(text)
+    if isinstance(root, Unknown):
+        return root
+    cards = root.findall("gpu")
+    count = then(said(root, "attached_gpus"), _whole)
+    if not isinstance(count, Unknown) and count != len(cards):
+        return unknown(f"nvidia-smi speaks of {count} GPUs and describes {len(cards)}")
+    return [_gpu(i, card, capabilities) for i, card in enumerate(cards)]
+
+
+def read_field(text: str, path: str) -> Known[str]:
+    """A field of the whole answer, such as the driver's version."""
+    root = read_log(text)
+    return root if isinstance(root, Unknown) else said(root, path)
+
+
+def plain_address(bus_id: str) -> str:
+    """00000000:C1:00.0, as the driver writes it, to 0000:c1:00.0, as the kernel does."""
+    domain, rest = bus_id.split(":", 1)
+    return f"{int(domain, 16):04x}:{rest.lower()}"
+
+
+def _gpu(index: int, card: Element, capabilities: Known[dict[str, str]]) -> Gpu:
+    address = then(said(card, "pci/pci_bus_id"), plain_address)
+    return Gpu(
+        index=index,
+        address=address,
+        name=said(card, "product_name"),
+        architecture=said(card, "product_architecture"),
+        compute_capability=_capability(address, capabilities),
+        uuid=said(card, "uuid"),
+        serial=said(card, "serial"),
+        vbios=said(card, "vbios_version"),
+        memory_bytes=then(said(card, "fb_memory_usage/total"), _amount),
+        bar1_bytes=then(said(card, "bar1_memory_usage/total"), _amount),
+        persistence=then(said(card, "persistence_mode"), _on),
+        display_active=then(said(card, "display_active"), _on),
+        mig=then(said(card, "mig_mode/current_mig"), _on),
+        ecc=then(said(card, "ecc_mode/current_ecc"), _on),
+        ecc_errors=_ecc_errors(card),
+        recovery_action=said(card, "gpu_recovery_action"),
+        slowed_by=_slowed_by(card),
+        link=_link(card),
+        power=_power(card),
+        clocks=_clocks(card),
+    )
+
+
+def _capability(address: Known[str], found: Known[dict[str, str]]) -> Known[str]:
+    if isinstance(address, Unknown):
+        return address
+    return then(found, lambda table: table[address])
+
+
+def _ecc_errors(card: Element) -> EccErrors:
+    volatile = "ecc_errors/volatile/dram_uncorrectable"
+    aggregate = "ecc_errors/aggregate/dram_uncorrectable"
+    return EccErrors(
+        uncorrectable_now=then(said(card, volatile), _whole),
+        uncorrectable_ever=then(said(card, aggregate), _whole),
+        remapped_failure=then(said(card, "remapped_rows/remapped_row_failure"), _on),
+    )
+
+
+def _slowed_by(card: Element) -> Known[list[str]]:
+    """Why the clocks are held down now; an idle card is not held down."""
+    for parent in ("clocks_event_reasons", "clocks_throttle_reasons"):
+        node = card.find(parent)
+        if node is not None:
+            prefix = parent.removesuffix("s") + "_"
+            active = [
+                x.tag.removeprefix(prefix) for x in node if (x.text or "").strip() == "Active"
+            ]
+            return sorted(set(active) - {"gpu_idle"})
+    return unknown("nvidia-smi has no clocks_event_reasons")
+
+
+def _link(card: Element) -> Link:
+    generation, width = "pci/pci_gpu_link_info/pcie_gen/", "pci/pci_gpu_link_info/link_widths/"
+    return Link(
+        generation=then(said(card, generation + "current_link_gen"), _whole),
+        generation_max=then(said(card, generation + "max_link_gen"), _whole),
+        generation_device_max=then(said(card, generation + "max_device_link_gen"), _whole),
+        width=then(said(card, width + "current_link_width"), _whole),
+        width_max=then(said(card, width + "max_link_width"), _whole),
+        replays=then(said(card, "pci/replay_counter"), _whole),
+    )
+
+
+def _power(card: Element) -> Power:
+    def read(*names: str) -> Known[float]:
+        parents = ("gpu_power_readings", "power_readings")
+        return then(_first(card, *(f"{p}/{n}" for p in parents for n in names)), _number)
+
+    return Power(
+        limit_w=read("current_power_limit", "power_limit", "enforced_power_limit"),
+        default_w=read("default_power_limit"),
+        min_w=read("min_power_limit"),
+        max_w=read("max_power_limit"),
+        draw_w=read("instant_power_draw", "power_draw", "average_power_draw"),
+    )
+
+
+def _clocks(card: Element) -> Clocks:
+    return Clocks(
+        sm_mhz=then(said(card, "clocks/sm_clock"), _whole),
+        memory_mhz=then(said(card, "clocks/mem_clock"), _whole),
+        sm_max_mhz=then(said(card, "max_clocks/sm_clock"), _whole),
+        memory_max_mhz=then(said(card, "max_clocks/mem_clock"), _whole),
+    )

@@ -1,0 +1,152 @@
+"""NCCL settings by measurement: each is tried under a time limit, the best per workload is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any, Literal
+
+from pipeline.model import Frozen
+
+# Below this a gain is noise, and no setting is better than one that has to be explained.
+_GAIN = 0.03
+_PROTOCOLS = ("", "LL", "LL,LL128,Simple", "Simple")
+_LEVELS = ("", "PHB", "NODE", "SYS", "off")
+_CHANNELS = ("", "8", "16")
+
+
+class Workload(Frozen):
+    """What engines reduce: a row of hidden values for each sequence that decodes at once."""
+
+    name: Literal["latency", "throughput"]
+    concurrency: int
+    sizes_kib: list[int]
+
+
+class Setting(Frozen):
+    """Environment variables to try; none is NCCL's own choice."""
+
+    variables: dict[str, str]
+
+    @property
+    def label(self) -> str:
+        return " ".join(f"{k}={v}" for k, v in sorted(self.variables.items())) or "NCCL's choice"
+
+
+class Tried(Frozen):
+    """How one setting did: microseconds by size, or why it is refused."""
+
+    setting: Setting
+    refused: str
+    us_by_kib: dict[int, float]
+
+
+class Winner(Frozen):
+    """The best setting of a workload, with its numbers beside those of NCCL's own choice."""
+
+    workload: Workload
+    setting: Setting
+    us: float
+    us_untuned: float | None
+    gain: float | None
+
+    @property
+    def conf(self) -> str:
+        """The lines for /etc/nccl.conf."""
+        lines = [f"{k}={v}\n" for k, v in sorted(self.setting.variables.items())]
+        return f"# {self.workload.name}, measured: {self.us:.1f} µs\n" + "".join(lines)
+
+
+class Tuning(Frozen):
+    """A sweep: what was tried, what was refused, what won."""
+
+    version: Literal[1] = 1
+    ranks: int
+    device: str
+    tried: list[Tried]
+    winners: list[Winner]
+
+
+Runner = Callable[[Setting, list[int]], dict[str, Any]]
+
+
+def workloads(hidden: int, low: int = 1, high: int = 32) -> list[Workload]:
+    """Two concurrencies; a token's row is `hidden` values of two bytes."""
+
+    def sizes(concurrency: int) -> list[int]:
+        kib = hidden * 2 * concurrency / 1024
+        return sorted({max(1, round(kib)), max(1, round(2 * kib))})
+
+    return [
+        Workload(name="latency", concurrency=low, sizes_kib=sizes(low)),
+        Workload(name="throughput", concurrency=high, sizes_kib=sizes(high)),
+    ]
+
+
+def plan(*, full: bool = False, graph_file: str | None = None) -> list[Setting]:
+    """What to try, NCCL's own choice first: one factor at a time, or all with all."""
+    choices = list(product(_PROTOCOLS, _LEVELS, _CHANNELS))
+    if not full:
+        # two factors together only where people report that they belong together
+        pairs = {("LL,LL128,Simple", "SYS", ""), ("LL", "SYS", ""), ("", "off", "16")}
+        choices = [c for c in choices if sum(map(bool, c)) <= 1 or c in pairs]
+    found = [Setting(variables=_variables(*c)) for c in choices]
+    if graph_file:
+        found.append(Setting(variables={"NCCL_GRAPH_FILE": graph_file}))
+    return found
+
+
+def _variables(protocol: str, level: str, channels: str) -> dict[str, str]:
+    found = {}
+    if protocol:
+        found["NCCL_PROTO"] = protocol
+    if level == "off":
+        found["NCCL_P2P_DISABLE"] = "1"
+    elif level:
+        found["NCCL_P2P_LEVEL"] = level
+    if channels:
+        found["NCCL_MIN_NCHANNELS"] = channels
+    return found
+
+
+def sweep(
+    settings: list[Setting], loads: list[Workload], run: Runner, *, ranks: int, device: str
+) -> Tuning:
+    """Try all; a setting that hangs, dies, answers wrongly or says nothing is refused."""
+    sizes = sorted({s for load in loads for s in load.sizes_kib})
+    tried = [_tried(setting, run(setting, sizes), sizes) for setting in settings]
+    winners = [w for load in loads if (w := _winner(load, tried)) is not None]
+    return Tuning(ranks=ranks, device=device, tried=tried, winners=winners)
+
+
+def _tried(setting: Setting, answer: dict[str, Any], sizes: list[int]) -> Tried:
+    rows = answer.get("rows", [])
+    reduced = [r for r in rows if r["check"] == "all_reduce" and r["verdict"] != "not applicable"]
+    bad = [r for r in reduced if r["verdict"] != "passed"]
+    if bad or not reduced:
+        why = bad[0]["why"] if bad else answer.get("why") or "no all_reduce was made"
+        return Tried(setting=setting, refused=why, us_by_kib={})
+    found = {
+        r["measured"]["size_bytes"] // 1024: float(r["measured"]["in_a_row_us"])
+        for r in rows
+        if r["check"] == "latency"
+    }
+    missing = [s for s in sizes if s not in found]
+    why = f"nothing was measured at {missing[0]} KiB" if missing else ""
+    return Tried(setting=setting, refused=why, us_by_kib={} if why else found)
+
+
+def _winner(load: Workload, tried: list[Tried]) -> Winner | None:
+    def cost(one: Tried) -> float:
+        return sum(one.us_by_kib[s] for s in load.sizes_kib)
+
+    fit = [t for t in tried if not t.refused]
+    if not fit:
+        return None
+    base = next((t for t in fit if not t.setting.variables), None)
+    best = min(fit, key=lambda t: (cost(t), len(t.setting.variables)))
+    if base is not None and cost(best) > cost(base) * (1 - _GAIN):
+        best = base
+    untuned = cost(base) if base is not None else None
+    gain = None if untuned is None else round(1 - cost(best) / untuned, 4)
+    return Winner(workload=load, setting=best.setting, us=cost(best), us_untuned=untuned, gain=gain)

@@ -1,0 +1,200 @@
+"""The commands about hosts, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.host.machines import DATA, H200, blackwell, changed, h200
+from tests.unit.support import Command
+
+
+def keep(path: Path, value: object) -> Path:
+    text = value if isinstance(value, str) else value.model_dump_json(exclude_none=True)  # type: ignore[attr-defined]
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return keep(tmp_path / "good.json", blackwell(8, iommu="identity"))
+
+
+def test_facts_are_said_and_written(sm120: Command) -> None:
+    words = sm120("host", "facts", "--root", H200)
+    assert words.code == 0
+    assert "NVIDIA H200" in words.out
+    found = json.loads(sm120("host", "facts", "--root", H200, "--json").out)
+    assert found["driver"]["version"] == "580.159.04"
+    assert found["gpus"][0]["bar1_bytes"] == 256 << 30
+
+
+def test_facts_of_a_machine_without_cards_say_so(sm120: Command, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    words = sm120("host", "facts", "--root", tmp_path / "tree")
+    assert words.code == 0
+    assert "no cards: not asked: this is a copied tree" in words.out
+
+
+def test_a_capture_can_be_redacted(sm120: Command, tmp_path: Path) -> None:
+    named = changed(h200(), files={"/etc/machine-id": "0123456789abcdef0123456789abcdef\n"})
+    path = keep(tmp_path / "named.json", named)
+    said = sm120("host", "facts", "--root", path, "--capture", "--redact")
+    assert "0123456789abcdef" not in said.out
+    again = keep(tmp_path / "again.json", said.out)
+    assert sm120("host", "facts", "--root", again).code == 0
+
+
+def test_a_damaged_capture_is_refused_in_one_line(sm120: Command, tmp_path: Path) -> None:
+    path = keep(tmp_path / "bad.json", H200.read_text("utf-8")[:5000])
+    ended = sm120("host", "facts", "--root", path)
+    assert ended.code == 100
+    assert ended.err.count("\n") == 2
+
+
+def test_a_good_host_passes_its_rules(sm120: Command, good: Path) -> None:
+    assert sm120("host", "check", "--facts", "--root", good, "--cuda", "13.2").code == 0
+
+
+def test_a_driver_too_old_is_named_with_its_issue(sm120: Command, good: Path) -> None:
+    ended = sm120("host", "check", "--facts", "--root", good, "--cuda", "13.3", "--json")
+    assert ended.code == 101
+    found = json.loads(ended.out)
+    assert found["verdict"] == "failed"
+    assert [f["issue"]["id"] for f in found["findings"]] == ["ptx-too-new"]
+
+
+def test_unknown_is_an_ending_of_its_own(sm120: Command) -> None:
+    ended = sm120("host", "check", "--facts", "--root", H200, "--cuda", "13.0")
+    assert ended.code == 102
+    assert "governor" in ended.out
+
+
+def test_drift_is_found_and_has_its_code(sm120: Command, tmp_path: Path, good: Path) -> None:
+    old = keep(tmp_path / "old.json", sm120("host", "facts", "--root", good, "--json").out)
+    assert sm120("host", "drift", old, "--root", good).code == 0
+    assert sm120("host", "drift", old, "live", "--root", good).code == 0
+    assert sm120("host", "drift", old, old).code == 0
+    assert sm120("host", "drift", old, tmp_path / "nowhere.json").code == 100
+    lame = keep(tmp_path / "lame.json", blackwell(8, iommu="identity", current_link_width="8x"))
+    ended = sm120("host", "drift", old, "--root", lame, "--json")
+    assert ended.code == 105
+    assert len(json.loads(ended.out)) == 8
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"version": 1, "host": "x"}', "[1]"])
+def test_facts_that_are_none_are_refused(sm120: Command, tmp_path: Path, text: str) -> None:
+    assert sm120("host", "drift", keep(tmp_path / "x.json", text)).code == 100
+
+
+def test_the_odd_host_is_found(sm120: Command, tmp_path: Path, good: Path) -> None:
+    same = sm120("host", "facts", "--root", good, "--json").out
+    files = [keep(tmp_path / f"n{i}.json", same) for i in range(3)]
+    assert sm120("host", "outliers", *files).code == 0
+    odd = keep(tmp_path / "odd-capture.json", blackwell(8, iommu="identity", vbios_version="1"))
+    files.append(keep(tmp_path / "odd.json", sm120("host", "facts", "--root", odd, "--json").out))
+    ended = sm120("host", "outliers", *files)
+    assert ended.code == 106
+    assert "odd GPU 0" in ended.out
+
+
+def test_checks_of_a_fleet_are_compared_too(sm120: Command, tmp_path: Path, good: Path) -> None:
+    same = sm120("host", "facts", "--root", good, "--json").out
+    files = [keep(tmp_path / f"n{i}.json", same) for i in range(3)]
+    answer = json.loads((DATA / "h200-probes.json").read_text("utf-8"))
+    slow = json.loads(json.dumps(answer).replace('"in_a_row_us": 17.', '"in_a_row_us": 77.'))
+    checks = [
+        keep(tmp_path / f"c{i}.json", json.dumps({"functions": a}))
+        for i, a in enumerate((answer, answer, slow))
+    ]
+    options = [x for c in checks for x in ("--checks", c)]
+    ended = sm120("host", "outliers", *files, *options)
+    assert ended.code == 106
+    assert "n2" in ended.out
+    assert sm120("host", "outliers", *files, "--checks", files[0]).code == 100
+
+
+def test_the_doctor_names_cause_and_cure(sm120: Command, tmp_path: Path) -> None:
+    log = keep(
+        tmp_path / "engine.log",
+        "fine\nCUDA error: no kernel image is available for execution on the device\n\udcff".encode(
+            "utf-8", "surrogateescape"
+        ).decode("latin-1"),
+    )
+    ended = sm120("doctor", "--no-facts", log)
+    assert ended.code == 107
+    assert "no-kernel-image" in ended.out
+    assert "engine.log:2:" in ended.out
+    assert "cure:" in ended.out
+
+
+def test_the_doctor_also_looks_at_the_machine(sm120: Command, tmp_path: Path) -> None:
+    lost = "[1.0] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
+    sick = keep(tmp_path / "sick.json", changed(blackwell(2, iommu="DMA"), said={"dmesg": lost}))
+    ended = sm120("host", "doctor", "--root", sick, "--json")
+    assert ended.code == 107
+    assert [f["issue"]["id"] for f in json.loads(ended.out)] == ["gpu-lost", "nccl-hang"]
+
+
+def test_a_healthy_machine_is_not_called_proved(sm120: Command, good: Path) -> None:
+    ended = sm120("doctor", "--root", good)
+    assert ended.code == 0
+    assert "does not prove" in ended.out
+
+
+def test_tests_that_cannot_start_have_their_code(sm120: Command, tmp_path: Path) -> None:
+    ended = sm120("host", "check", "--functions", "--python", tmp_path / "none")
+    assert ended.code == 104
+
+
+@pytest.mark.parametrize("floors", ["x", "[]", '{"a": "b"}'])
+def test_floors_that_are_no_numbers_are_refused(sm120: Command, floors: str) -> None:
+    assert sm120("host", "check", "--functions", "--floors", floors).code == 2
+
+
+def fake_python(tmp_path: Path, body: str) -> Path:
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_failed_function_test_has_its_code_and_cure(sm120: Command, tmp_path: Path) -> None:
+    answer = json.loads((DATA / "h200-probes.json").read_text("utf-8"))
+    row = {"check": "all_reduce", "subject": "2 ranks", "verdict": "failed", "measured": {}}
+    row["why"] = "all_reduce: rank 0, 1 hung in `values`"
+    kept = keep(tmp_path / "kept.json", json.dumps({**answer, "rows": [row], "verdict": "failed"}))
+    python = fake_python(tmp_path, f'cp {kept} "$2"; exit 1')
+    ended = sm120("host", "check", "--functions", "--python", python)
+    assert ended.code == 103
+    assert "nccl-hang" in ended.out
+    assert "ACS" in ended.out
+
+
+def test_a_real_answer_passes(sm120: Command, tmp_path: Path) -> None:
+    python = fake_python(tmp_path, f'cp {DATA / "h200-probes.json"} "$2"')
+    ended = sm120("host", "check", "--functions", "--python", python, "--json")
+    assert ended.code == 0
+    assert json.loads(ended.out)["functions"]["count"] == 1
+
+
+def test_a_sweep_without_an_end_has_its_code(sm120: Command, tmp_path: Path) -> None:
+    row = {
+        "check": "all_reduce",
+        "subject": "x",
+        "verdict": "failed",
+        "why": "hung",
+        "measured": {},
+    }
+    answer = json.loads((DATA / "h200-probes.json").read_text("utf-8"))
+    kept = keep(tmp_path / "kept.json", json.dumps({**answer, "rows": [row], "verdict": "failed"}))
+    python = fake_python(tmp_path, f'cp {kept} "$2"')
+    ended = sm120("host", "tune-nccl", tmp_path / "out.json", "--ranks", "2", "--python", python)
+    assert ended.code == 108
+    assert json.loads((tmp_path / "out.json").read_text())["winners"] == []
+
+
+def test_one_rank_cannot_be_tuned(sm120: Command, tmp_path: Path) -> None:
+    assert sm120("host", "tune-nccl", tmp_path / "out.json", "--ranks", "1").code == 2

@@ -1,0 +1,45 @@
+"""What runs on hosts without us imports nothing of ours."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.host import capture
+from pipeline.host.probing import PROBES
+
+ROOT = Path(__file__).resolve().parents[3]
+ALONE = [Path(capture.__file__), *sorted(PROBES.glob("*.py"))]
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names that a file imports; a file's own package counts as none."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(str(node.module).partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("path", ALONE, ids=lambda p: p.name)
+def test_only_the_standard_library_and_torch_are_imported(path: Path) -> None:
+    allowed = set(sys.stdlib_module_names) | ({"torch"} if path.parent == PROBES else set())
+    assert imported(path) - allowed == set()
+
+
+def test_the_look_at_imports_would_see_ours(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text("def f():\n    from pipeline.errors import X\n    import pydantic\n")
+    assert imported(path) == {"pipeline", "pydantic"}
+
+
+def test_the_ansible_module_reads_with_the_very_same_code() -> None:
+    link = ROOT / "ansible" / "module_utils" / "sm120_capture.py"
+    assert link.resolve() == Path(capture.__file__).resolve()
+    module = (ROOT / "ansible" / "library" / "sm120_facts.py").read_text("utf-8")
+    assert "from ansible.module_utils.sm120_capture import take" in module

@@ -1,0 +1,301 @@
+"""Facts of whole machines: real, without cards, damaged, redacted, and as a record carries them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import FactsUnreadable
+from pipeline.host import capture
+from pipeline.host.facts import HostFacts
+from pipeline.host.gather import gather
+from pipeline.host.kernel import find_xids, read_xids, without_secrets
+from pipeline.host.known import Unknown
+from pipeline.host.pci import extended_capability
+from pipeline.host.predicate import facts_digest, predicate
+from pipeline.host.redact import redact
+from pipeline.host.source import Capture, FileSaid, ProgramSaid, read_capture
+from tests.unit.host.machines import H200, blackwell, changed, facts, h200
+
+EMPTY = Capture(version=1, taken_at=0, root="tree", files={}, links={}, commands={})
+
+
+def test_a_real_machine_is_read() -> None:
+    found = facts()
+    assert found.driver.version == "580.159.04"
+    assert found.driver.is_open is True
+    assert found.driver.cuda == "13.0"
+    assert found.driver.modules == ["nvidia", "nvidia_uvm"]
+    assert found.driver.registry == {}
+    assert found.driver.hmm_disabled is False
+    assert found.cpu.threads == 16
+    assert found.software.os == "ubuntu 24.04"
+    assert found.software.cuda_toolkit == "13.0"
+    assert found.kernel.memlock == "unlimited"
+    assert found.xids == []
+    assert found.pci.iommu == "off"
+
+
+def test_facts_survive_being_written() -> None:
+    found = facts(blackwell(8))
+    assert HostFacts.model_validate_json(found.model_dump_json()) == found
+
+
+def test_a_machine_that_says_nothing_has_only_reasons() -> None:
+    found = gather(EMPTY)
+    assert isinstance(found.gpus, Unknown)
+    assert isinstance(found.driver.version, Unknown)
+    assert isinstance(found.xids, Unknown)
+    assert isinstance(found.pci.iommu, Unknown)
+    assert found.host == "unnamed"
+
+
+def test_empty_files_are_unknown_and_not_zero() -> None:
+    files = {path: FileSaid(text="") for path in h200().files}
+    commands = {name: ProgramSaid(code=0, out="") for name in capture.COMMANDS}
+    found = gather(EMPTY.model_copy(update={"files": files, "commands": commands}))
+    assert isinstance(found.memory_bytes, Unknown)
+    assert isinstance(found.cpu.name, Unknown)
+    assert isinstance(found.kernel.command_line, Unknown)
+    assert isinstance(found.software.os, Unknown)
+
+
+def test_files_full_of_noise_are_unknown() -> None:
+    files = {path: FileSaid(text="\x00ÿ ¿qué?\n= : ;") for path in h200().files}
+    commands = {name: ProgramSaid(code=0, out="\x1b[31mnada: {[") for name in capture.COMMANDS}
+    found = gather(EMPTY.model_copy(update={"files": files, "commands": commands}))
+    assert isinstance(found.gpus, Unknown)
+    assert isinstance(found.memory_bytes, Unknown)
+    assert isinstance(found.disks, Unknown)
+    assert isinstance(found.driver.is_open, Unknown)
+
+
+def test_a_program_that_failed_is_quoted() -> None:
+    lost = ProgramSaid(code=9, err="Unable to determine the device handle for GPU: Unknown Error")
+    found = h200().model_copy(update={"commands": {**h200().commands, "nvidia-smi": lost}})
+    gpus = gather(found).gpus
+    assert isinstance(gpus, Unknown)
+    assert "code 9: Unable to determine" in gpus.unknown
+
+
+def test_registry_keys_are_read_from_where_the_driver_keeps_them() -> None:
+    line = 'RegistryDwords: "ForceP2P=0x11;RMForceP2PType=1;EnableResizableBar=1"\n'
+    found = facts(changed(h200(), files={"/proc/driver/nvidia/params": line}))
+    assert found.driver.registry == {
+        "ForceP2P": "0x11",
+        "RMForceP2PType": "1",
+        "EnableResizableBar": "1",
+    }
+
+
+def test_the_proprietary_module_is_told_from_the_open_one() -> None:
+    words = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.288.01  Release Build\n"
+    found = facts(changed(h200(), files={"/proc/driver/nvidia/version": words}))
+    assert found.driver.is_open is False
+    assert found.driver.version == "535.288.01"
+
+
+XIDS = """\
+[  100.1] NVRM: Xid (PCI:0000:23:00): 79, GPU has fallen off the bus.
+[  100.2] NVRM: Xid (PCI:0000:23:00): 79, pid=1122, GPU has fallen off the bus.
+[  200.0] NVRM: Xid (PCI:0000:0f:00): 119, pid=31, name=python3, Timeout after 6s of waiting
+[  300.0] usb 1-1: new device
+"""
+
+
+def test_xids_are_counted_by_card_and_kind() -> None:
+    found = find_xids(XIDS)
+    assert [(x.code, x.address, x.times) for x in found] == [
+        (79, "0000:23:00", 2),
+        (119, "0000:0f:00", 1),
+    ]
+
+
+def test_a_bus_number_is_not_taken_for_an_xid() -> None:
+    assert find_xids("Xid (PCI:0000:79:00)\nNVRM: Xid (PCI:0000:79:00): oops") == []
+
+
+def test_a_journal_without_matches_means_no_xid() -> None:
+    quiet = ProgramSaid(code=1)
+    denied = ProgramSaid(unknown="Operation not permitted")
+    commands = {"journal": quiet, "dmesg": denied}
+    assert read_xids(EMPTY.model_copy(update={"commands": commands})) == []
+
+
+def test_logs_that_may_not_be_read_are_unknown() -> None:
+    denied = ProgramSaid(code=1, err="dmesg: read kernel buffer failed: Operation not permitted")
+    commands = {"journal": denied, "dmesg": denied}
+    found = read_xids(EMPTY.model_copy(update={"commands": commands}))
+    assert isinstance(found, Unknown)
+    assert "not permitted" in found.unknown
+
+
+def test_secrets_of_a_command_line_are_never_kept() -> None:
+    line = "root=/dev/vda quiet my.token=abc123 luks_password=x iommu=pt -- --auth hunter2"
+    kept = without_secrets(line)
+    assert kept == (
+        "root=/dev/vda quiet my.token=[secret] luks_password=[secret] iommu=pt"
+        " -- [arguments of init]"
+    )
+
+
+def test_redaction_takes_out_what_tells_machines_apart() -> None:
+    uuid = "3f0e1a52-1111-2222-3333-444455556666"
+    named = changed(
+        h200(),
+        files={
+            "/etc/machine-id": "0123456789abcdef0123456789abcdef\n",
+            "/proc/sys/kernel/hostname": "secret-rig\n",
+            "/proc/cmdline": f"root=UUID={uuid} iommu=pt ip=10.1.2.3 -- --token x\n",
+        },
+        said={
+            "nvidia-smi": h200()
+            .commands["nvidia-smi"]
+            .out.replace("<uuid>GPU-", f"<uuid>GPU-{uuid}")
+            .replace("<board_part_number>", "<board_serial>123</board_serial><board_part_number>"),
+            "journal": "2026-11-15T07:00:00+0000 secret-rig kernel: NVRM: Xid (PCI:0000:23:00): 79,"
+            " pid=1, name=my-model, x\n",
+        },
+    )
+    text = redact(named).model_dump_json()
+    for secret in ("secret-rig", uuid, "0123456789abcdef", "10.1.2.3", "--token", "my-model"):
+        assert secret not in text
+    assert "iommu=pt" in text
+    assert "Xid (PCI:0000:23:00): 79" in text
+
+
+def test_redaction_keeps_what_belongs_together() -> None:
+    uuid = "3f0e1a52-1111-2222-3333-444455556666"
+    twice = changed(h200(), said={"dmesg": f"NVRM {uuid}\nnvidia {uuid}\n"})
+    lines = redact(twice).commands["dmesg"].out.splitlines()
+    assert lines[0].split()[1] == lines[1].split()[1] != uuid
+
+
+def test_redaction_takes_a_serial_number_out_of_registers() -> None:
+    bridge = "/sys/bus/pci/devices/0000:00:01.1/config"
+    before, after = blackwell(1).data(bridge), redact(blackwell(1)).data(bridge)
+    assert not isinstance(before, Unknown)
+    assert not isinstance(after, Unknown)
+    at = extended_capability(before, 3)
+    assert isinstance(at, int)
+    assert before[at + 4 : at + 12] != bytes(8)
+    assert after[at + 4 : at + 12] == bytes(8)
+    assert after[:at] == before[:at]
+
+
+def test_redacted_twice_is_redacted_once() -> None:
+    assert redact(redact(h200())).model_dump() == redact(h200()).model_dump()
+
+
+def test_the_committed_capture_is_redacted() -> None:
+    gpus = facts().gpus
+    assert not isinstance(gpus, Unknown)
+    assert str(gpus[0].serial).startswith("redacted-serial-")
+    assert str(gpus[0].uuid).startswith("GPU-redacted-uuid-")
+
+
+def test_a_host_is_called_by_a_digest_of_its_machine_id() -> None:
+    identity = "0123456789abcdef0123456789abcdef"
+    name = facts(changed(h200(), files={"/etc/machine-id": f"{identity}\n"})).host
+    assert name.startswith("sha256:")
+    assert identity not in name
+
+
+# The fields of a signed record's host-facts predicate; the record's room holds the same list.
+PREDICATE_FIELDS = {
+    "host",
+    "os",
+    "kernel",
+    "kernel_command_line",
+    "cpu",
+    "cpu_sockets",
+    "cpu_cores",
+    "cpu_microcode",
+    "memory_bytes",
+    "driver",
+    "driver_is_open",
+    "cuda_driver",
+    "container_runtime",
+    "iommu",
+    "acs_redirect",
+    "aspm",
+    "peer_to_peer",
+    "nccl",
+    "gpus",
+}
+
+
+def test_a_record_carries_the_fields_it_promises() -> None:
+    body = predicate(facts(blackwell(2)))
+    assert set(body) == PREDICATE_FIELDS
+    assert body["acs_redirect"] is False
+    assert len(body["gpus"]) == 2
+    assert body["container_runtime"] == {"unknown": "neither docker nor podman answers"}
+    json.dumps(body)
+
+
+def test_a_bridge_that_cannot_be_read_leaves_acs_unknown_in_the_record() -> None:
+    found = blackwell(2)
+    files = {
+        p: s for p, s in found.files.items() if p != "/sys/bus/pci/devices/0000:00:02.1/config"
+    }
+    body = predicate(facts(found.model_copy(update={"files": files})))
+    assert set(body["acs_redirect"]) == {"unknown"}
+
+
+def test_other_facts_have_another_digest() -> None:
+    assert facts_digest(facts(blackwell(2))) != facts_digest(facts(blackwell(3)))
+
+
+def test_a_tree_is_read_without_asking_programs(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1024 kB\n")
+    found = gather(read_capture(tmp_path))
+    assert found.memory_bytes == 1 << 20
+    assert isinstance(found.gpus, Unknown)
+    assert "copied tree" in found.gpus.unknown
+
+
+def test_a_folder_in_the_place_of_a_file_says_why(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "cmdline").mkdir(parents=True)
+    said = read_capture(tmp_path).text("/proc/cmdline")
+    assert isinstance(said, Unknown)
+    assert "directory" in said.unknown
+
+
+def test_a_program_that_does_not_answer_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "nvidia-smi"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(capture, "_TIME_LIMIT_S", 0.3)
+    monkeypatch.setattr(capture, "COMMANDS", {"nvidia-smi": ["nvidia-smi", "-q", "-x"]})
+    said = read_capture(None).words("nvidia-smi")
+    assert isinstance(said, Unknown)
+    assert "did not answer within 0.3 s" in said.unknown
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1}', "[" * 100000, "\x00"])
+def test_what_is_no_capture_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "capture.json"
+    path.write_text(text)
+    with pytest.raises(FactsUnreadable):
+        read_capture(path)
+
+
+def test_a_capture_is_taken_by_a_bare_python(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    script = Path(capture.__file__)
+    out = tmp_path / "out.json"
+    subprocess.run([sys.executable, "-I", "-S", str(script), str(out)], check=True)
+    assert read_capture(out).version == 1
+
+
+def test_the_fixture_is_what_our_redaction_leaves() -> None:
+    assert "GPU-redacted-uuid" in H200.read_text("utf-8")

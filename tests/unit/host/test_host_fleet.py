@@ -1,0 +1,164 @@
+"""Drift of one host, and outliers among many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.host.drift import compare
+from pipeline.host.facts import HostFacts
+from pipeline.host.known import Unknown, unknown
+from pipeline.host.outliers import find_outliers
+from pipeline.host.source import Capture
+from tests.unit.host.machines import ACS_ON, blackwell, changed, facts, h200
+
+
+def test_the_same_host_has_not_moved() -> None:
+    assert compare(facts(), facts()) == []
+
+
+def test_what_moves_by_itself_is_no_drift() -> None:
+    text = h200().commands["nvidia-smi"].out
+    for old, new in (
+        ("375 MHz", "1980 MHz"),
+        ("84.14 W", "512.00 W"),
+        ("<current_link_gen>5", "<current_link_gen>1"),
+    ):
+        text = text.replace(old, new)
+    later = changed(h200(), said={"nvidia-smi": text}).model_copy(update={"taken_at": 9})
+    assert text != h200().commands["nvidia-smi"].out
+    assert compare(facts(), facts(later)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "field"),
+    [
+        ("96.00.A5.00.1A", "96.00.A5.00.1B", "gpus[0000:00:06.0].vbios"),
+        ("<current_link_width>16x", "<current_link_width>8x", "gpus[0000:00:06.0].link.width"),
+        ("current_power_limit>700", "current_power_limit>600", "gpus[0000:00:06.0].power.limit_w"),
+        ("<cuda_version>13.0", "<cuda_version>13.1", "driver.cuda"),
+    ],
+)
+def test_what_somebody_changed_is_drift(before: str, after: str, field: str) -> None:
+    text = h200().commands["nvidia-smi"].out.replace(before, after)
+    found = compare(facts(), facts(changed(h200(), said={"nvidia-smi": text})))
+    assert [(d.field, d.kind) for d in found] == [(field, "changed")]
+
+
+def test_a_value_that_can_no_longer_be_read_is_lost() -> None:
+    text = h200().commands["nvidia-smi"].out.replace("96.00.A5.00.1A", "[Unknown Error]")
+    [found] = compare(facts(), facts(changed(h200(), said={"nvidia-smi": text})))
+    assert found.kind == "lost"
+    [back] = compare(facts(changed(h200(), said={"nvidia-smi": text})), facts())
+    assert back.kind == "found"
+
+
+def test_other_words_for_not_knowing_are_no_drift() -> None:
+    one, two = (facts().model_copy(update={"bios": unknown(w)}) for w in ("no file", "no right"))
+    assert compare(one, two) == []
+
+
+def test_reasons_survive_being_written_and_read() -> None:
+    found = facts(Capture(version=1, taken_at=0, root="tree", files={}, links={}, commands={}))
+    again = HostFacts.model_validate_json(found.model_dump_json())
+    assert isinstance(again.topology.links, Unknown)
+    assert compare(found, again) == []
+
+
+def test_a_card_that_is_gone_is_named_and_the_others_are_not() -> None:
+    found = compare(facts(blackwell(3)), facts(blackwell(2)))
+    fields = {d.field.split("]")[0] for d in found if d.field.startswith("gpus")}
+    assert fields == {"gpus[0000:03:00.0"}
+
+
+def test_acs_that_came_back_after_a_boot_is_drift() -> None:
+    found = compare(facts(blackwell(2)), facts(blackwell(2, ACS_ON)))
+    assert "pci.bridges[0000:00:01.1].acs_redirect" in {d.field for d in found}
+
+
+def test_a_new_xid_is_drift() -> None:
+    lost = "NVRM: Xid (PCI:0000:23:00): 79, GPU has fallen off the bus.\n"
+    [found] = compare(facts(), facts(changed(h200(), said={"dmesg": lost})))
+    assert found.field == "xids[79 0000:23:00]"
+
+
+def fleet(count: int, odd: HostFacts | None = None) -> dict[str, HostFacts]:
+    hosts = {f"node{i}": facts(blackwell(4), name=f"node{i}") for i in range(count)}
+    return {**hosts, **({"odd": odd} if odd else {})}
+
+
+def test_equals_have_no_outlier() -> None:
+    found = find_outliers(fleet(4))
+    assert found.outliers == []
+    assert found.compared > 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"current_link_width": "8x"}, "link.width"),
+        ({"current_power_limit": "300.00 W"}, "power.limit_w"),
+        ({"vbios_version": "1.2.3"}, "vbios"),
+    ],
+)
+def test_the_node_with_other_cards_is_found(fields: dict[str, Any], field: str) -> None:
+    found = find_outliers(fleet(3, facts(blackwell(4, **fields))))
+    assert {o.field for o in found.outliers} == {field}
+    assert {o.subject for o in found.outliers} == {f"odd GPU {i}" for i in range(4)}
+
+
+def test_one_card_among_its_neighbours_is_found() -> None:
+    capture = blackwell(4)
+    text = capture.commands["nvidia-smi"].out
+    head, mark, tail = text.rpartition("<current_link_width>16x")
+    lame = changed(capture, said={"nvidia-smi": f"{head}<current_link_width>4x{tail}"})
+    assert mark
+    [found] = find_outliers({"one": facts(lame)}).outliers
+    assert (found.subject, found.field, found.value) == ("one GPU 3", "link.width", "4")
+
+
+def test_two_hosts_that_differ_accuse_nobody() -> None:
+    hosts = {"a": facts(h200()), "b": facts(changed(h200(), files={"/etc/os-release": "ID=x\n"}))}
+    found = find_outliers(hosts)
+    assert found.outliers == []
+    assert any("software.os" in words for words in found.unjudged)
+
+
+def test_hosts_with_other_cards_are_no_equals() -> None:
+    hosts = {**fleet(3), "small": facts(blackwell(2), name="small")}
+    assert [o for o in find_outliers(hosts).outliers if o.subject == "small"] == []
+
+
+def probe(latency: float, rate: float = 40.0) -> dict[str, Any]:
+    return {
+        "rows": [
+            {
+                "check": "latency",
+                "subject": "4 ranks, 32 KiB",
+                "measured": {"in_a_row_us": latency},
+            },
+            {"check": "bandwidth", "subject": "4 ranks", "measured": {"bus_gb_per_s": rate}},
+            {"check": "all_reduce", "subject": "4 ranks", "measured": {}},
+        ]
+    }
+
+
+def test_the_slow_node_is_found_by_what_was_measured() -> None:
+    probes = {"node0": probe(30), "node1": probe(31), "node2": probe(29), "node3": probe(60)}
+    [found] = find_outliers(fleet(4), probes).outliers
+    assert (found.subject, found.field) == ("node3", "latency 4 ranks, 32 KiB")
+    probes["node3"] = probe(30, rate=20.0)
+    [found] = find_outliers(fleet(4), probes).outliers
+    assert found.subject == "node3"
+
+
+def test_a_faster_node_and_a_little_noise_are_no_outliers() -> None:
+    probes = {"node0": probe(30), "node1": probe(33), "node2": probe(29), "node3": probe(10)}
+    assert find_outliers(fleet(4), probes).outliers == []
+
+
+def test_measurements_of_two_hosts_are_not_judged() -> None:
+    found = find_outliers(fleet(2), {"node0": probe(30), "node1": probe(90)})
+    assert found.outliers == []
+    assert len(found.unjudged) == 2

@@ -1,0 +1,50 @@
+"""Damaged captures, many of them: facts may become unknown, but nothing may break."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pipeline.host.facts import HostFacts
+from pipeline.host.predicate import predicate
+from pipeline.host.redact import redact
+from pipeline.host.rules import judge
+from pipeline.host.source import Capture, FileSaid, ProgramSaid
+from tests.unit.host.machines import ACS_ON, blackwell, facts, h200
+
+_NOISE = ["\x00", "ÿ", "-1", "9" * 30, "\n\n", "N/A", "[Unknown Error]", "<", "&x;", ":", "=", '"']
+
+
+def damaged(text: str, chance: random.Random) -> str:
+    """One of the ways in which text gets lost on its way."""
+    a, b = sorted(chance.randrange(len(text) + 1) for _ in range(2))
+    lines = text.splitlines(keepends=True)
+    chance.shuffle(lines)
+    ways = [text[:a], text[a:b], text[:a] + chance.choice(_NOISE) + text[a:], "".join(lines)]
+    return chance.choice([*ways, "", text + text])
+
+
+def damaged_machine(capture: Capture, chance: random.Random) -> Capture:
+    files, commands = dict(capture.files), dict(capture.commands)
+    for path in chance.sample(sorted(files), min(8, len(files))):
+        said = files[path]
+        if said.text is not None:
+            files[path] = FileSaid(text=damaged(said.text, chance))
+        elif said.base64 is not None:
+            files[path] = FileSaid(base64=damaged(said.base64, chance))
+    for name in chance.sample(sorted(commands), 4):
+        code = chance.choice([0, 0, 0, 1, -9])
+        commands[name] = ProgramSaid(code=code, out=damaged(commands[name].out, chance))
+    return capture.model_copy(update={"files": files, "commands": commands})
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_damaged_machine_is_still_judged(seed: int) -> None:
+    chance = random.Random(seed)
+    capture = damaged_machine(chance.choice([h200(), blackwell(4, ACS_ON, "DMA")]), chance)
+    found = facts(capture)
+    assert HostFacts.model_validate_json(found.model_dump_json()) == found
+    assert judge(found, "13.2")
+    assert predicate(found)
+    assert facts(redact(capture))
