@@ -16,6 +16,7 @@ import click
 from pipeline import __version__
 from pipeline.cli.arch import gate_arch
 from pipeline.cli.gates import gate, patches
+from pipeline.cli.hosts import host
 from pipeline.cli.images import build, export, images, load, plan, rebuild
 from pipeline.cli.locks import fetch, lock, schema, sources
 from pipeline.cli.stores import store
@@ -75,7 +76,7 @@ def cli(
 
 for command in (
     *(images, plan, build, gate, patches, load, export, rebuild),
-    *(lock, fetch, sources, schema, store, weights),
+    *(lock, fetch, sources, schema, store, weights, host),
 ):
     cli.add_command(command)
 cli.add_command(gate_arch)
