@@ -5,10 +5,9 @@ The packages hold no driver and no toolkit: they let apt, dpkg, pins and holds d
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
-import platform
-import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.testbed.deb_file import Item, deb_bytes, folder, tar
+from tests.testbed.nodes import Node
 from tests.testbed.signer import Signer
 
 OLD_DRIVER, DRIVER, NEW_DRIVER = "580.82.07", "580.95.05", "580.105.08"
@@ -35,7 +35,6 @@ class StandIn:
     depends: str = ""
     files: Sequence[Item] = ()
     provides: str = ""
-    section: str = ""
     scripts: Sequence[Item] = ()
     architecture: str = "all"
 
@@ -122,14 +121,25 @@ class _Quiet(SimpleHTTPRequestHandler):
         return
 
 
-def new_repository(root: Path, signer: Signer) -> AptRepository:
-    """A repository with everything the playbook asks for, published."""
+def new_repository(root: Path, signer: Signer, packages: Sequence[StandIn]) -> AptRepository:
+    """A repository of these packages, published."""
     root.mkdir(parents=True)
     repository = AptRepository(root, signer)
-    for package in [*nvidia_packages(), *system_packages()]:
+    for package in packages:
         repository.add(package)
     repository.publish()
     return repository
+
+
+def give_source(node: Node, repository: AptRepository) -> None:
+    """Make the repository the node's own system archive, with its index read."""
+    key = base64.b64encode(repository.keyring.read_bytes()).decode()
+    place = "/usr/share/keyrings/system.gpg"
+    source = f"Types: deb\nURIs: {repository.url}\nSuites: ./\nSigned-By: {place}\n"
+    node.shell(
+        f"echo '{key}' | base64 -d > {place} && echo '{source}' > "
+        "/etc/apt/sources.list.d/system.sources && apt-get --quiet update"
+    )
 
 
 def nvidia_packages() -> list[StandIn]:
