@@ -143,8 +143,8 @@ def _moves(before: TargetLock | None, after: TargetLock) -> list[Row]:
     for name in sorted({*old, *new}):
         was, now = old.get(name), new.get(name)
         if was != now:
-            versions = {"before": was and was.version, "after": now and now.version}
-            rows.append({"name": name, **versions})
+            before_it = was.version if was else None
+            rows.append({"name": name, "before": before_it, "after": now.version if now else None})
     return rows
 
 

@@ -165,7 +165,9 @@ def test_a_repository_signed_anew_with_other_bytes_under_a_locked_version_is_ref
     assert "does not offer the locked packages" in " ".join(run.text.split())
 
 
-def test_a_wrong_sudo_password_ends_before_anything_is_touched(fresh: tuple[Site, list[str]]) -> None:
+def test_a_wrong_sudo_password_ends_before_anything_is_touched(
+    fresh: tuple[Site, list[str]],
+) -> None:
     run = fresh[0].run(password="wrong")
     assert run.code != 0
     assert "Incorrect sudo password" in run.text or "sudo" in run.text.lower()

@@ -71,7 +71,9 @@ class AptRepository:
         items = [folder("./"), *(folder(f"./{name}/") for name in folders)]
         files = [Item(f"./{i.name}", i.content, i.flag, i.mode, i.target) for i in package.files]
         data = deb_bytes(tar([*items, *files]), package.control, package.scripts)
-        self.add_file(f"{package.name}_{package.version}_{package.architecture}.deb", data, package.control)
+        self.add_file(
+            f"{package.name}_{package.version}_{package.architecture}.deb", data, package.control
+        )
 
     def add_file(self, name: str, data: bytes, control: str) -> None:
         """Take in a .deb that exists, with its control text."""

@@ -46,7 +46,7 @@ INCLUDED = (
     *("systemd", "systemd-sysv", "dbus", "libpam-systemd", "openssh-server", "sudo", "openssl"),
     *("python3", "python3-apt", "python3-venv", "kmod", "procps", "iproute2", "ca-certificates"),
 )
-# run inside the new root; dpkg must know nothing of our stand-ins when they are replaced
+# run once inside a container of that root
 SET_UP = f"""
 set -eu
 rm -f /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/ssh/ssh_host_* /etc/machine-id
@@ -82,7 +82,8 @@ class Node:
         """What a root shell on the node says; not over SSH, so it works whatever SSH does."""
         client = docker.DockerClient(base_url=self.socket_url)
         done = client.containers.get(self.container).exec_run(["/bin/sh", "-c", script])
-        text = str(done.output.decode(errors="replace"))
+        assert isinstance(done.output, bytes)
+        text = done.output.decode(errors="replace")
         if check and done.exit_code != 0:
             raise AssertionError(f"{self.name}: {script!r} ended with {done.exit_code}: {text}")
         return text
@@ -157,15 +158,14 @@ def fleet(daemon: DockerDaemon, tar: Path, names: Sequence[str], tmp: Path) -> I
     gateway = free_gateway()
     base = gateway.rpartition(".")[0]
     pool = IPAMPool(subnet=f"{base}.0/24", gateway=gateway)
-    network = client.networks.create(
-        f"nodes-{os.getpid()}-{time.monotonic_ns() % 10**6}", ipam=IPAMConfig(pool_configs=[pool])
-    )
+    network_name = f"nodes-{os.getpid()}-{time.monotonic_ns() % 10**6}"
+    network = client.networks.create(network_name, ipam=IPAMConfig(pool_configs=[pool]))
     nodes: list[Node] = []
     try:
         for number, name in enumerate(names, start=10):
             address = f"{base}.{number}"
             config = ssh_config(tmp, name, address, key_file)
-            container = start_node(client, image, network.name, name, address)
+            container = start_node(client, image, network_name, name, address)
             nodes.append(Node(name, address, container, daemon.socket_url, config))
         for node in nodes:
             wait_for_ssh(node.address)
@@ -225,7 +225,7 @@ def start_node(
         environment={"container": "docker"},
         stop_signal="SIGRTMIN+3",
         host_config=host_config,
-        networking_config=api.create_networking_config({network: endpoint}),
+        networking_config={"EndpointsConfig": {network: endpoint}},
     )
     api.start(made["Id"])
     return str(made["Id"])

@@ -119,11 +119,17 @@ def test_every_assertion_says_what_is_wrong_and_what_to_do(role: Path) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    sorted(p for p in (ROOT / "ansible").rglob("*") if p.is_file() and p.read_bytes()[:9] == b"#!/bin/sh"),
+    sorted(
+        p
+        for p in (ROOT / "ansible").rglob("*")
+        if p.is_file() and p.read_bytes()[:9] == b"#!/bin/sh"
+    ),
     ids=lambda p: p.name,
 )
 def test_a_script_is_one_that_sh_can_read(script: Path) -> None:
-    done = subprocess.run(["/bin/sh", "-n", str(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["/bin/sh", "-n", str(script)], capture_output=True, text=True, check=False
+    )
     assert done.stderr == ""
 
 
