@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from pipeline.cli.common import host_platform
-from pipeline.fetch.sources import debian_mirror
 from pipeline.store.store import default_root
 from tests.testbed.apt_repository import (
     AptRepository,
@@ -23,12 +22,14 @@ from tests.testbed.apt_repository import (
     served,
     system_packages,
 )
+from tests.testbed.debian import bring_packages
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.nodes import PASSWORD, Fleet, Node, base_tar, fleet
 from tests.testbed.playbook import ROOT, Run, ansible_program, run_playbook, write_inventory
 from tests.testbed.signer import new_signer
 
 TARGET = f"debian-12/{host_platform().partition('/')[2]}"
+UBUNTU = TARGET.replace("debian-12", "ubuntu-24.04")
 # What provisioning may touch; /var/lib/dpkg is looked at through dpkg.
 WATCHED = "/etc /usr/local /opt /boot /root /usr/lib/systemd/system"
 SNAPSHOT = (
@@ -79,12 +80,13 @@ class Site:
 def new_site(daemon: DockerDaemon, tmp: Path, names: Sequence[str]) -> Iterator[Site]:
     """Boot the nodes, serve both repositories and lock."""
     ansible_program("ansible-playbook")
-    tar = base_tar(default_root().parent / "sm120-testbed", debian_mirror().main[0])
+    tar = base_tar(default_root().parent / "sm120-testbed")
     with ExitStack() as stack:
         signer = stack.enter_context(new_signer("testbed"))
         nodes = stack.enter_context(fleet(daemon, tar, names, tmp))
         repository = new_repository(tmp / "nvidia", signer, nvidia_packages())
         system = new_repository(tmp / "system", signer, system_packages())
+        system.take("docker-registry", bring_packages(system.root, ["docker-registry"]))
         for place in (repository, system):
             stack.enter_context(served(place, nodes.gateway))
         for node in nodes.nodes:

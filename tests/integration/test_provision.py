@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import bcrypt
 import pytest
+import requests
 
 from tests.integration.conftest import entered_or_skipped
-from tests.integration.site import TARGET, Site, new_site, snapshot
+from tests.integration.site import TARGET, UBUNTU, Site, new_site, snapshot
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER, OLD_DRIVER, PLAIN_DRIVER
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.playbook import Run
@@ -39,7 +42,7 @@ def checked(fresh: tuple[Site, list[str]]) -> Run:
 
 
 @pytest.fixture(scope="module")
-def provisioned(fresh: tuple[Site, list[str]], checked: Run) -> tuple[Site, Run]:
+def provisioned(fresh: tuple[Site, list[str]]) -> tuple[Site, Run]:
     """The nodes after their first run."""
     site = fresh[0]
     return site, site.run().require_good()
@@ -58,9 +61,8 @@ def version_on(site: Site, package: str) -> list[str]:
 
 
 def loaded_on(site: Site) -> list[str]:
-    """The version that the stand-in for the kernel says it has loaded."""
-    command = "cut -d ' ' -f 9- /proc/driver/nvidia/version | awk '{print $2}'"
-    return [node.shell("cat /proc/driver/nvidia/version; " + command) for node in site.fleet.nodes]
+    """What the stand-in for the kernel says of the driver it has loaded."""
+    return [node.shell("cat /proc/driver/nvidia/version") for node in site.fleet.nodes]
 
 
 def test_check_mode_on_fresh_nodes_shows_the_plan_and_changes_nothing(
@@ -219,14 +221,11 @@ def test_a_lock_without_this_system_stops_the_play_and_says_how_to_lock(
 
 
 @pytest.mark.usefixtures("big")
-def test_the_driver_pin_moves_down_and_up_and_to_names_without_it_on_stand_ins(
+def test_the_driver_pin_moves_down_and_up_and_between_the_two_ways_of_naming_on_stand_ins(
     provisioned: tuple[Site, Run],
 ) -> None:
     site, _ = provisioned
     only = ("--tags", "nvidia_repository,nvidia_driver")
-    site.lock(branch=590)
-    site.run(*only).require_good()
-    assert version_on(site, "nvidia-open") == [f"{PLAIN_DRIVER}-1 hold"] * 2
     site.lock(packages=["nvidia-driver-580-open"], version=OLD_DRIVER)
     site.run(*only).require_good()
     assert version_on(site, "nvidia-driver-580-open") == [f"{OLD_DRIVER}-0ubuntu1 hold"] * 2
@@ -235,29 +234,68 @@ def test_the_driver_pin_moves_down_and_up_and_to_names_without_it_on_stand_ins(
     site.lock(packages=["nvidia-driver-580-open"], version=NEW_DRIVER)
     site.run(*only).require_good()
     assert all(NEW_DRIVER in text for text in loaded_on(site))
-    site.lock()
-    site.run(*only).require_good()
-    assert version_on(site, "nvidia-open") == [f"{DRIVER}-1 hold"] * 2
 
 
 @pytest.mark.usefixtures("big")
-@pytest.mark.parametrize("task", ["Pin the versions", "Install exactly", "Hold them", "Reboot"])
+@pytest.mark.parametrize("task", ["Install exactly the locked versions", "Reboot"])
 def test_a_run_cut_off_in_the_middle_is_finished_by_the_next_one(
     provisioned: tuple[Site, Run], task: str
 ) -> None:
     site, _ = provisioned
     only = ("--tags", "nvidia_repository,nvidia_driver")
-    site.lock(branch=590)
+    wanted = PLAIN_DRIVER if DRIVER in loaded_on(site)[0] else DRIVER
+    site.lock(branch=int(wanted.partition(".")[0]), version=wanted)
+    cut = site.run(*only, cut_off_at=f": {task}]")
+    assert cut.code != 0
+    assert not cut.recap
+    site.run(*only).require_good()
+    assert version_on(site, "nvidia-open") == [f"{wanted}-1 hold"] * 2
+    assert all(wanted in text for text in loaded_on(site))
+    assert site.run(*only).require_good().count("changed") == 0
+
+
+@pytest.mark.usefixtures("big")
+def test_ubuntu_gets_the_names_with_the_branch_by_its_os_release_on_a_stand_in(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    os_release = 'ID=ubuntu\nNAME="Ubuntu"\nVERSION_ID="24.04"\nVERSION="24.04 LTS (Noble)"\n'
+    site.lock(UBUNTU)
+    site.first.shell(f"mv /etc/os-release /root/kept && echo '{os_release}' > /etc/os-release")
     try:
-        cut = site.run(*only, cut_off_at=f": {task}")
-        assert cut.code != 0
-        site.run(*only).require_good()
-        assert version_on(site, "nvidia-open") == [f"{PLAIN_DRIVER}-1 hold"] * 2
-        assert all(PLAIN_DRIVER in text for text in loaded_on(site))
-        assert site.run(*only).require_good().count("changed") == 0
+        run = site.run("--tags", "nvidia_repository,nvidia_driver", "--limit", "n1")
     finally:
-        site.lock()
-        site.run(*only).require_good()
+        site.first.shell("mv /root/kept /etc/os-release")
+    run.require_good()
+    assert version_on(site, "nvidia-driver-580-open")[0] == f"{NEW_DRIVER}-0ubuntu1 hold"
+
+
+@pytest.mark.usefixtures("big")
+def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
+    provisioned: tuple[Site, Run], tmp_path: Path
+) -> None:
+    site, _ = provisioned
+    hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(rounds=4)).decode()
+    address = site.first.address
+    values: dict[str, Any] = {
+        "sm120_parts": ["registry"],
+        "registry_name": address,
+        "registry_htpasswd": [f"ops:{hashed}"],
+    }
+    only = ("--tags", "registry", "--limit", "n1")
+    site.run(*only, **values).require_good()
+    assert site.run(*only, **values).require_good().count("changed") == 0
+    ca_file = tmp_path / "ca.crt"
+    ca_file.write_text(site.first.shell("cat /etc/sm120-registry/ca.crt"))
+    url = f"https://{address}:5000/v2/"
+    session = requests.Session()
+    session.trust_env = False
+    session.verify = str(ca_file)
+    assert session.get(url, timeout=10).status_code == 401
+    assert session.get(url, auth=("ops", "wrong"), timeout=10).status_code == 401
+    assert session.get(url, auth=("ops", "open sesame"), timeout=10).status_code == 200
+    site.run(*only, **values, registry_state="absent").require_good()
+    assert "docker-registry" not in site.first.shell("dpkg --get-selections | grep -w install")
 
 
 @pytest.mark.usefixtures("big")

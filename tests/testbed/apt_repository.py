@@ -9,7 +9,7 @@ import base64
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -35,7 +35,6 @@ class StandIn:
     depends: str = ""
     files: Sequence[Item] = ()
     provides: str = ""
-    scripts: Sequence[Item] = ()
     architecture: str = "all"
 
     @property
@@ -70,7 +69,7 @@ class AptRepository:
         folders = sorted({str(p) for i in package.files for p in Path(i.name).parents} - {"."})
         items = [folder("./"), *(folder(f"./{name}/") for name in folders)]
         files = [Item(f"./{i.name}", i.content, i.flag, i.mode, i.target) for i in package.files]
-        data = deb_bytes(tar([*items, *files]), package.control, package.scripts)
+        data = deb_bytes(tar([*items, *files]), package.control, scripts_of(package))
         self.add_file(
             f"{package.name}_{package.version}_{package.architecture}.deb", data, package.control
         )
@@ -81,6 +80,11 @@ class AptRepository:
         sha256 = hashlib.sha256(data).hexdigest()
         place = f"Filename: ./{name}\nSize: {len(data)}\nSHA256: {sha256}\n"
         self.stanzas.append(control.rstrip("\n") + "\n" + place)
+
+    def take(self, name: str, stanzas: Mapping[str, str]) -> None:
+        """Offer a real package whose file lies in the folder already."""
+        self.stanzas.append(stanzas[name])
+        self.publish()
 
     def publish(self) -> None:
         """Write and sign the index over everything added so far."""
@@ -236,7 +240,20 @@ def system_packages() -> list[StandIn]:
         StandIn("chrony", "4.3-2", files=[unit("chrony", "exec", daemon)]),
         StandIn("docker.io", "20.10.24+dfsg1-1", files=[unit("docker", "exec", daemon)]),
         StandIn("podman", "4.3.1+ds1-8", files=[script("usr/bin/podman", "exit 0")]),
-        StandIn("docker-registry", "2.8.2+ds1-1", files=[unit("docker-registry", "exec", daemon)]),
+    ]
+
+
+def scripts_of(package: StandIn) -> list[Item]:
+    """What Debian's packages do with their units when they go: stop and disable them."""
+    units = [Path(item.name).name for item in package.files if item.name.endswith(".service")]
+    if not units:
+        return []
+    links = " ".join(f"/etc/systemd/system/*.wants/{name}" for name in units)
+    stop = f'#!/bin/sh\n[ "$1" != remove ] || systemctl stop {" ".join(units)} || true\n'
+    forget = f'#!/bin/sh\n[ "$1" != purge ] || rm -f {links}\nsystemctl daemon-reload || true\n'
+    return [
+        Item("./prerm", stop.encode(), mode=0o755),
+        Item("./postrm", forget.encode(), mode=0o755),
     ]
 
 

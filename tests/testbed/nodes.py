@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from pathlib import Path
 import docker
 from docker.types import IPAMConfig, IPAMPool
 
+from tests.testbed.debian import SUITE, local_debian
 from tests.testbed.dockerd import DockerDaemon, free_gateway
 from tests.testbed.packages import (
     CannotHave,
@@ -30,7 +32,6 @@ from tests.testbed.packages import (
 )
 
 PACKAGES = ("mmdebstrap", "openssh-client")
-SUITE = "bookworm"
 USER = "ops"
 PASSWORD = "correct-horse"  # of a node that lives for minutes on a bridge without a way out
 BOOT_TIMEOUT_S = 30.0
@@ -65,6 +66,7 @@ for tool in modprobe lsmod; do
     printf '#!/bin/sh\\n# stand-in: this node has no kernel of its own\\n' > /sbin/$tool
     chmod 755 /sbin/$tool
 done
+update-grub
 """
 
 
@@ -109,7 +111,7 @@ class Fleet:
     key_file: Path
 
 
-def base_tar(cache: Path, mirror: str) -> Path:
+def base_tar(cache: Path) -> Path:
     """Debian with what a fresh server has, made once for each list of packages."""
     ensure_debian_packages(PACKAGES)
     if os.geteuid() != 0:
@@ -117,24 +119,24 @@ def base_tar(cache: Path, mirror: str) -> Path:
     stamp = hashlib.sha256(" ".join((SUITE, *INCLUDED)).encode()).hexdigest()[:16]
     place = cache / f"node-{stamp}.tar"
     if not place.exists():
-        fresh = cache / f"fresh-{os.getpid()}.tar"
         cache.mkdir(parents=True, exist_ok=True)
-        try:
-            bootstrap(fresh, mirror)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            # apt's own user must be able to look inside
+            Path(scratch).chmod(0o755)
+            fresh = Path(scratch, "node.tar")
+            bootstrap(fresh, local_debian(Path(scratch), INCLUDED))
             os.replace(fresh, place)
-        finally:
-            fresh.unlink(missing_ok=True)
     return place
 
 
-def bootstrap(place: Path, mirror: str) -> None:
+def bootstrap(place: Path, source: str) -> None:
     """One run of mmdebstrap, without documentation and locales."""
     command = [
         *(find_program("mmdebstrap"), "--variant=minbase", "--mode=root", "--format=tar"),
         f"--include={','.join(INCLUDED)}",
         *("--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*"),
         "--dpkgopt=path-exclude=/usr/share/locale/*",
-        *(SUITE, str(place), mirror),
+        *(SUITE, str(place), source),
     ]
     done = subprocess.run(
         command,
