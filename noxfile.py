@@ -55,11 +55,30 @@ def set_up(session: nox.Session, group: str) -> None:
         stamp.write_text(wanted)
 
 
+def with_images(words: list[str]) -> list[str]:
+    """What follows `--`: options alone are for the engine images, names stand for themselves."""
+    takes_value = ("--mirror", "--platform")
+    before = ["", *words]
+    names = [
+        word
+        for previous, word in zip(before, words, strict=False)
+        if not word.startswith("-") and previous not in takes_value
+    ]
+    return words if names else [*ENGINES, *words]
+
+
 @nox.session(name="build-sm120")
 def build_sm120(session: nox.Session) -> None:
-    """Build the SM120 engine images: sglang-k2, sglang and vllm (or those named after --)."""
+    """Build the engine images sglang-k2, sglang and vllm (after --: others; --gate judges them)."""
     set_up(session, "run")
-    session.run("sm120", "build", *(session.posargs or ENGINES))
+    session.run("sm120", "build", *with_images(session.posargs))
+
+
+@nox.session
+def gate(session: nox.Session) -> None:
+    """Does an engine image fit SM120? Needs no GPU (-- IMAGE [--unpatched] [--numerics] …)."""
+    set_up(session, "run")
+    session.run("sm120", "gate", *(session.posargs or ENGINES[:1]))
 
 
 @nox.session
@@ -109,6 +128,13 @@ def lock(session: nox.Session) -> None:
             *(*extra, "--output-file", str(LOCKS / f"{group}.txt")),
         )
     session.run("sm120", "lock", *session.posargs)
+
+
+@nox.session
+def publish(session: nox.Session) -> None:
+    """Publish a built and gated image to a registry (-- IMAGE REGISTRY/REPO:TAG)."""
+    set_up(session, "run")
+    session.run("sm120", "publish", *(session.posargs or ("--help",)))
 
 
 @nox.session

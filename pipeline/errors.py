@@ -198,6 +198,14 @@ class NoKernelImage(PipelineError):
     hint = "Take a build made for the card, or accept it with a reason in gates/arch.yaml."
 
 
+class GateWrong(PipelineError):
+    exit_code = 66
+    meaning = "a kernel of an image computes wrong numbers"
+    hint = (
+        "Compare the patched kernel with the published one; `--unpatched` says whose fault it is."
+    )
+
+
 class WeightsUnknown(PipelineError):
     exit_code = 70
     meaning = "no such weights set, or the folder holds none that is known"
@@ -237,6 +245,135 @@ class DoesNotFit(PipelineError):
 class ModelUnreadable(PipelineError):
     exit_code = 76
     meaning = "a config.json or GGUF header is damaged or of a kind this tool does not know"
+
+
+class AddressUnusable(PipelineError):
+    exit_code = 77
+    meaning = "a server cannot listen where it was told to, or its token or certificate is no good"
+    hint = "Choose another --port or --host; see who has it with `ss -ltnp`."
+
+
+class ModelSignatureInvalid(PipelineError):
+    exit_code = 78
+    meaning = "a weights set's signature is missing, wrong, by another key or over other bytes"
+    hint = "Do not use the set. Fetch it again, or ask its signer for the right key."
+
+
+class KeyUnusable(PipelineError):
+    exit_code = 79
+    meaning = "a key file cannot be read or is of a kind that is not used here"
+    hint = "A fitting key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`."
+
+
+class RecordInvalid(PipelineError):
+    exit_code = 80
+    meaning = "a statement, envelope or bundle is malformed"
+    hint = "Nothing in it was believed. Get the evidence again from where it was made."
+
+
+class KeyInvalid(PipelineError):
+    exit_code = 81
+    meaning = "a key cannot be read, is of another kind or lies open to others"
+    hint = "`sm120 keys new NAME` makes a good one."
+
+
+class KeyExists(PipelineError):
+    exit_code = 82
+    meaning = "a key of that name is there already; it is never overwritten"
+    hint = "Take another name: the old key is needed for what it signed."
+
+
+class SigningFailed(PipelineError):
+    exit_code = 83
+    meaning = "there is nothing to sign with, or what signs gave no good signature"
+    hint = "Name a key with --key, SM120_SIGNING_KEY or SM120_SIGNING_AGENT."
+
+
+class TrustInvalid(PipelineError):
+    exit_code = 84
+    meaning = "a trust or policy file is missing or not valid"
+    hint = "`sm120 keys show KEY` prints an entry; --trust names the file."
+
+
+class EvidenceStale(PipelineError):
+    exit_code = 85
+    meaning = "verify: the evidence holds, but something it speaks of has moved since"
+    hint = "Build and record again, or look at the state that was recorded."
+
+
+class EvidenceBroken(PipelineError):
+    exit_code = 86
+    meaning = "verify: evidence contradicts the artifact, its key or itself"
+    hint = "Do not use it before you know why; the tree above says where."
+
+
+class EvidenceUnsigned(PipelineError):
+    exit_code = 87
+    meaning = "verify: there is no signed evidence for this artifact"
+    hint = "Sign it where it was built: `sm120 record IMAGE --key FILE`."
+
+
+class EvidenceIncomplete(PipelineError):
+    exit_code = 88
+    meaning = "verify: nothing contradicts, but not everything could be checked"
+    hint = "The tree above says what is missing; unknown is never taken for valid."
+
+
+class PolicyRefused(PipelineError):
+    exit_code = 89
+    meaning = "verify: the evidence does not satisfy the policy file"
+
+
+class ReferenceInvalid(PipelineError):
+    exit_code = 90
+    meaning = "the name of an image in a registry is not valid, or does not say enough"
+    hint = (
+        "Write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@sha256:…, with the registry's name."
+    )
+
+
+class RegistryUnreachable(PipelineError):
+    exit_code = 91
+    meaning = "a registry does not answer, or only with errors of its own"
+    hint = (
+        "Check its name, the network, its CA (--ca); run it again: what arrived is not sent twice."
+    )
+
+
+class RegistryRefused(PipelineError):
+    exit_code = 92
+    meaning = "a registry does not let this user do that"
+    hint = "`docker login REGISTRY` keeps a login where this command looks for it."
+
+
+class RegistryBroken(PipelineError):
+    exit_code = 93
+    meaning = "a registry's answer is damaged or contradicts itself"
+    hint = "Nothing of it was used. Try again; if it stays so, tell the registry's owner."
+
+
+class NotInRegistry(PipelineError):
+    exit_code = 94
+    meaning = "a registry holds no such repository, tag or digest"
+    hint = "`sm120 registry ls REGISTRY/REPOSITORY` shows its tags."
+
+
+class PublishRefused(PipelineError):
+    exit_code = 95
+    meaning = "an image was not published: its gates did not pass, or were not run on it"
+    hint = "`sm120 build IMAGE --gate` judges it; `--force-ungated REASON` publishes and says so."
+
+
+class DeleteDisabled(PipelineError):
+    exit_code = 96
+    meaning = "a registry does not allow deleting"
+    hint = "Its owner can: docker-registry needs `storage: delete: enabled: true`."
+
+
+class AttachmentInvalid(PipelineError):
+    exit_code = 97
+    meaning = "what should be attached to an image is missing, too large or of no named type"
+    hint = "Write --attach FILE:TYPE, e.g. sbom.json:application/vnd.cyclonedx+json."
 
 
 class Interrupted(PipelineError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from pipeline.gate.fatbin import Target
 
 _PACKAGES = "site-packages/"
-_DEFAULT = "sm_120"
 
 
 @click.command("gate-arch")
@@ -41,17 +41,21 @@ def gate_arch(
     """
     from pipeline.gate.arch import judge_image, read_image, report_json
     from pipeline.gate.arch_wish import read_arch_wish
+    from pipeline.gate.evidence import keep_evidence
+    from pipeline.gate.findings import arch_evidence
+    from pipeline.gate.stage import promised
 
+    start = time.monotonic()
     checkout, store = checkout_of(context), store_of(context)
-    image, wish = checkout.wish(name), read_arch_wish(checkout, name)
-    promised = (image.cuda.architectures if image.cuda else []) or [_DEFAULT]
+    wish, cards = read_arch_wish(checkout, name), promised(checkout.wish(name))
+    wanted = [_checked(arch)] if arch else cards
     with store.in_use():
         built = find_image(checkout, store, name, platform)
         objects = read_image(store, built)
-    reports = [
-        judge_image(objects, wish, x, promised=x in promised)
-        for x in ([_checked(arch)] if arch else promised)
-    ]
+        reports = [judge_image(objects, wish, x, promised=x in cards) for x in wanted]
+        share = (time.monotonic() - start) / len(reports)
+        said = [(arch_evidence(checkout, name, r), share) for r in reports if r.arch in cards]
+        keep_evidence(store, name, built.platform, built.digest, said)
     if as_json:
         found = [report_json(r) for r in reports]
         say_json({"image": name, "digest": built.digest, "reports": found})
@@ -62,12 +66,15 @@ def gate_arch(
 
 
 def _checked(arch: str) -> str:
-    from pipeline.gate.arch_verdict import card_of
+    from pipeline.gate.arch_verdict import ARCHITECTURES, card_of
 
     try:
-        card_of(arch)
+        known = card_of(arch) in ARCHITECTURES
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--arch") from error
+    if not known:
+        listed = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
+        raise click.BadParameter(f"{arch}: there is none (known: {listed})", param_hint="--arch")
     return arch
 
 

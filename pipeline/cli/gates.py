@@ -21,7 +21,6 @@ from pipeline.cli.common import (
 from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
 
 if TYPE_CHECKING:
-    from pipeline.build.image import Built
     from pipeline.gate.environment import Workshop
     from pipeline.gate.gate import ImageGate
     from pipeline.gate.patches import PatchVerdict
@@ -66,6 +65,7 @@ def make_workshop(
         host_platform(),
         lambda: make_fetcher(store, mirrors, offline),
         lambda: WheelFinder(Client(read_settings(mirrors))),
+        offline,
     )
 
 
@@ -84,7 +84,13 @@ def _opened(
 @arch_option
 @click.option("--unpatched", is_flag=True, help="Judge the engine as published.")
 @series_option
+@click.option("--only", metavar="PATTERN", help="Cases by name, e.g. 'extend-mla-*'.")
 @click.option("--discover", is_flag=True, help="List the kernels that no case reaches yet.")
+@click.option(
+    "--numerics",
+    is_flag=True,
+    help="Also run the kernels on the CPU and compare their numbers with float64.",
+)
 @platform_option
 @mirror_option
 @offline_option
@@ -96,7 +102,9 @@ def run(
     arch: str,
     unpatched: bool,
     series: str | None,
+    only: str | None,
     discover: bool,
+    numerics: bool,
     platform: str | None,
     mirrors: tuple[str, ...],
     offline: bool,
@@ -105,24 +113,37 @@ def run(
     """Compile an image's Triton kernels for a card and compare their need with what it has.
 
     Needs no GPU: the image's own Triton compiles what the engine's own functions would launch.
+
+    With `--numerics` the same functions also run under Triton's interpreter, with the block sizes
+    chosen for the card and small seeded inputs: several sequences, cached prefixes, masks, lengths
+    that are no multiple of a block. What they write is compared with a reference in float64.
     """
-    from pipeline.gate.gate import keep_result, run_gate
+    from pipeline.cli.numerics import require_right, show_numbers
+    from pipeline.gate.evidence import keep_evidence
+    from pipeline.gate.findings import gate_evidence
+    from pipeline.gate.gate import chosen_cases, run_gate
     from pipeline.gate.limits import card_for
 
+    if discover and only:
+        raise click.UsageError("--discover looks at all cases; leave --only out")
     card = card_for(arch)
     shop = make_workshop(context, mirrors, offline)
     with shop.store.in_use():
         opened = _opened(shop, name, platform, series)
-        with log.step(f"Judging {len(opened.gates.cases())} cases of {name} for {arch}"):
-            result = run_gate(opened, card, unpatched=unpatched)
-        if result.image_digest and arch == "sm_120":
-            keep_result(shop, result)
+        count = len(chosen_cases(opened.gates.cases(), only))
+        with log.step(f"Judging {count} cases of {name} for {arch}"):
+            result = run_gate(opened, card, unpatched=unpatched, numerics=numerics, only=only)
+        if result.image_digest:
+            found = gate_evidence(opened, result)
+            keep_evidence(shop.store, name, result.platform, result.image_digest, found)
     if as_json:
         say_json(result.model_dump(mode="json"))
     else:
         click.echo(_discovered(result) if discover else show(result))
+        click.echo(show_numbers(result), nl=result.numerics is not None)
     if not discover:
         require_passed(result)
+        require_right(result)
 
 
 @gate.command("tune")
@@ -202,31 +223,6 @@ def require_passed(result: GateResult) -> None:
         raise GateUnknown(f"{result.image}: {len(bad)} cases could not be judged: {named}")
 
 
-def judge_built(
-    context: click.Context, built: list[Built], mirrors: tuple[str, ...], offline: bool
-) -> None:
-    """The gate as a stage of a build: images that wish for it must fit, patches must be needed."""
-    from pipeline.gate.gate import keep_result, run_gate
-    from pipeline.gate.limits import card_for
-    from pipeline.gate.patches import judge_patches, unproved
-
-    card = card_for("sm_120")
-    shop = make_workshop(context, mirrors, offline)
-    for image in built:
-        if "smem" not in shop.checkout.wish(image.name).gates:
-            continue
-        with shop.store.in_use(), log.step(f"Judging {image.name} for {card.arch}"):
-            opened = _opened(shop, image.name, image.platform)
-            result = run_gate(opened, card)
-            keep_result(shop, result)
-            wrong = unproved(judge_patches(opened, card))
-        log.say(show(result))
-        require_passed(result)
-        if wrong:
-            named = ", ".join(f"{v.patch} is {v.state}" for v in wrong)
-            raise PatchUnproved(f"{image.name}: {named}")
-
-
 def show(result: GateResult) -> str:
     """The result as a table, one line a case: its hungriest kernel."""
     head = ["case", "kernel", "shared", "limit", "verdict", "regs", "spill", "warps", "stages"]
@@ -235,10 +231,15 @@ def show(result: GateResult) -> str:
     lines = [log.table([*head, "blocks"], rows), ""]
     lines += [f"{case.name}: {case.words}" for case in result.cases if case.words]
     where = "the image's own files" if facts.kind == "image" else f"wheels for {facts.platform}"
-    lines.append(
-        f"{result.engine} {result.engine_version} with {len(result.patches)} patches, Triton"
-        f" {facts.triton}, torch {facts.torch} ({where}, GPU libraries hollow)"
+    held = {0: "unpatched", 1: "with 1 patch"}.get(
+        len(result.patches), f"with {len(result.patches)} patches"
     )
+    lines.append(
+        f"{result.engine} {result.engine_version} {held}, Triton {facts.triton},"
+        f" torch {facts.torch} ({where}, GPU libraries hollow)"
+    )
+    if facts.stand_in:
+        lines.append(facts.stand_in)
     if covered:
         lines.append(
             f"{covered.reached} of the engine's {covered.kernels} Triton kernels are reached;"
@@ -271,7 +272,11 @@ def _discovered(result: GateResult) -> str:
     covered = result.coverage
     assert covered is not None
     rows = [[k.module, k.name, str(k.line), ", ".join(k.launched_by)] for k in covered.rest]
-    told = f"{covered.reached} of {covered.kernels} kernels are reached by cases; these are not:"
+    told = (
+        f"{covered.reached} of {covered.kernels} kernels are reached by cases; the rest are below."
+        f" Not counted: {covered.elsewhere} for other makers' cards or tests, {covered.helpers}"
+        f" helpers that only kernels call, {covered.idle} that nothing launches."
+    )
     return "\n".join([told, "", log.table(["module", "kernel", "line", "launched by"], rows)])
 
 
@@ -316,11 +321,18 @@ def patches(
     if as_json:
         say_json([v.model_dump(mode="json") for v in found])
     else:
-        click.echo(log.table(["patch", "version", "verdict", "why"], [_told(v) for v in found]))
+        head = ["patch", "version", "verdict", "asks for", "why"]
+        click.echo(log.table(head, [_told(v) for v in found]))
+        facts = opened.environment.facts
+        click.echo(
+            f"\nAll judged with Triton {facts.triton} and torch {facts.torch}, to which {name} is"
+            " locked; `asks for` is what each version itself requires."
+        )
     if against is None and unproved(found):
         named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(found))
         raise PatchUnproved(f"{name}: {named}")
 
 
 def _told(verdict: PatchVerdict) -> list[str]:
-    return [verdict.patch, verdict.version, verdict.state, verdict.words[:120]]
+    asks = ", ".join(verdict.requires) or "–"
+    return [verdict.patch, verdict.version, verdict.state, asks, verdict.words[:120]]

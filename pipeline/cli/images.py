@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +23,14 @@ from pipeline.cli.common import (
     say_json,
     store_of,
 )
-from pipeline.errors import UnknownImage
+from pipeline.cli.stage import judge_images, require_all_passed, stage_json, stage_table
+from pipeline.errors import NotReproducible, UnknownImage
 
 if TYPE_CHECKING:
     from pipeline.build.image import Built
     from pipeline.build.plan import ImagePlan
     from pipeline.fetch.inputs import Fetcher
+    from pipeline.record.keys import Signer
     from pipeline.store.store import Store
     from pipeline.wish.load import Checkout
 
@@ -131,7 +135,12 @@ def make_fetcher(store: Store, mirrors: tuple[str, ...], offline: bool) -> Fetch
 @platform_option
 @click.option("--accept", is_flag=True, help="Take the result as the new golden digest.")
 @click.option("--keep-inputs", is_flag=True, help="Keep wheels also after they became layers.")
-@click.option("--gate", "gated", is_flag=True, help="Judge images that have gates, and patches.")
+@click.option(
+    "--gate",
+    "gated",
+    is_flag=True,
+    help="Then run the images' gates: shared memory, patches, machine code.",
+)
 @mirror_option
 @offline_option
 @json_option
@@ -150,7 +159,8 @@ def build(
     """Build images (all, if none is named) into the store.
 
     Needs no Docker, no root and no emulation. Interrupt it whenever you like: run it again and
-    it goes on. A digest that differs from the committed one is an error.
+    it goes on. A digest that differs from the committed one is an error. With --gate, so is an
+    image that does not fit its card; it is kept, with what the gates said of it.
     """
     from pipeline.build.image import build_images
 
@@ -166,14 +176,15 @@ def build(
             keep_inputs=keep_inputs,
             accept=accept,
         )
-    if gated:
-        from pipeline.cli.gates import judge_built
-
-        judge_built(context, built, mirrors, offline)
+    stages = judge_images(context, built, mirrors, offline) if gated else {}
     elapsed = time.monotonic() - start
     if as_json:
-        return say_json([_built_json(b) for b in built])
+        say_json([{**_built_json(b), **stage_json(stages.get(b))} for b in built])
+        return require_all_passed(stages)
     click.echo(_built_table(built))
+    if stages:
+        click.echo(f"\n{stage_table(stages)}")
+    require_all_passed(stages)
     what = "nothing to do" if all(b.cached for b in built) else "done"
     click.echo(f"\n{what} in {log.seconds(elapsed)}; store {store.root}")
     me, name = own_name(), built[0].name
@@ -267,6 +278,13 @@ def export(context: click.Context, name: str, folder: Path, platform: str | None
 
 @click.command()
 @click.argument("name", metavar="IMAGE")
+@click.option("--attest", is_flag=True, help="Sign and keep what came of it, good or bad.")
+@click.option(
+    "--key",
+    "key_path",
+    type=click.Path(path_type=Path),
+    help="The private key for --attest [SM120_SIGNING_KEY, SM120_SIGNING_AGENT].",
+)
 @platform_option
 @mirror_option
 @offline_option
@@ -275,6 +293,8 @@ def export(context: click.Context, name: str, folder: Path, platform: str | None
 def rebuild(
     context: click.Context,
     name: str,
+    attest: bool,
+    key_path: Path | None,
     platform: str | None,
     mirrors: tuple[str, ...],
     offline: bool,
@@ -282,19 +302,39 @@ def rebuild(
 ) -> None:
     """Build again in an empty store and say `identical`, or name the first file that differs.
 
-    Kept inputs of the store are used where they are; everything else is fetched again.
+    Kept inputs of the store are used where they are; everything else is fetched again. With
+    --attest the key says so: a proof of equal bytes, not of a hosted builder.
     """
     from pipeline.build.plan import plan_image
     from pipeline.build.rebuild import rebuild as build_again
+    from pipeline.cli.records import signer_of
     from pipeline.store.store import open_store
 
     checkout, store = checkout_of(context), store_of(context)
+    signer = signer_of(key_path) if attest else None
     with store.in_use(), store.scratch() as folder:
         first = find_image(checkout, store, name, platform)
         chosen = plan_image(checkout, name, first.platform)
         empty = open_store(folder / "store")
         fetcher = make_fetcher(empty, (*mirrors, str(store.root / "inputs")), offline)
-        second = build_again(checkout, chosen, first, store, empty, fetcher)
+        with _attested(store, chosen, first, signer):
+            second = build_again(checkout, chosen, first, store, empty, fetcher)
     if as_json:
         return say_json({"image": name, "digest": second.digest, "identical": True})
     click.echo(f"{name}: identical, {second.digest}")
+
+
+@contextmanager
+def _attested(store: Store, plan: ImagePlan, first: Built, signer: Signer | None) -> Iterator[None]:
+    """State how a rebuild ended, where somebody signs; a difference is stated like a success."""
+    from pipeline.record.rebuild import record_rebuild
+    from pipeline.record.statement import moment
+
+    try:
+        yield
+    except NotReproducible as error:
+        if signer is not None:
+            record_rebuild(store, plan, first, signer, str(error), moment())
+        raise
+    if signer is not None:
+        record_rebuild(store, plan, first, signer, "", moment())

@@ -268,11 +268,35 @@ def sources(as_json: bool) -> None:
         click.echo(f"{name}: {', '.join(value) if isinstance(value, list) else value}")
 
 
+_SCHEMAS = ("image", "series", "gate", "numerics", "engine", "arch", "trust", "policy")
+_PREDICATES = ("rebuild", "weights", "host-facts", "benchmark-run", "report")
+
+
 @click.command()
-@click.argument("what", type=click.Choice(["image", "series"]))
+@click.argument("what", type=click.Choice([*_SCHEMAS, *_PREDICATES]))
 def schema(what: str) -> None:
-    """Print the JSON schema of image.yaml or series.yaml, for editors."""
+    """Print the JSON schema of a file, for editors, or of a predicate that statements hold."""
+    from pydantic import BaseModel
+
+    from pipeline.gate.arch_wish import ArchWish
+    from pipeline.gate.cases import EngineSetup, GateFile
+    from pipeline.gate.numeric_cases import NumericsFile
+    from pipeline.record.names import KINDS
+    from pipeline.record.predicates import MODELS
+    from pipeline.record.trust import Trust
+    from pipeline.verify.policy import Policy
     from pipeline.wish.image import ImageWish, PatchSeries
     from pipeline.wish.load import schema as text
 
-    click.echo(text(ImageWish if what == "image" else PatchSeries), nl=False)
+    models: dict[str, type[BaseModel]] = {
+        "image": ImageWish,
+        "series": PatchSeries,
+        "gate": GateFile,
+        "numerics": NumericsFile,
+        "engine": EngineSetup,
+        "arch": ArchWish,
+        "trust": Trust,
+        "policy": Policy,
+        **{kind: MODELS[KINDS[kind]] for kind in _PREDICATES},
+    }
+    click.echo(text(models[what]), nl=False)

@@ -18,8 +18,13 @@ from pipeline.cli.arch import gate_arch
 from pipeline.cli.gates import gate, patches
 from pipeline.cli.hosts import host
 from pipeline.cli.images import build, export, images, load, plan, rebuild
+from pipeline.cli.keys import keys
 from pipeline.cli.locks import fetch, lock, schema, sources
+from pipeline.cli.publish import publish
+from pipeline.cli.records import attest, explain, record, sbom
+from pipeline.cli.registry import pull, registry
 from pipeline.cli.stores import store
+from pipeline.cli.verify import verify
 from pipeline.cli.weights import weights
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.files import explained
@@ -31,6 +36,8 @@ The usual way through:
   sm120 build sglang-k2    build it: no Docker, no root, the same digest everywhere
   sm120 load sglang-k2     put it into Docker
   sm120 rebuild sglang-k2  prove that it comes out bit for bit the same
+  sm120 record sglang-k2   sign what it is made of, and `sm120 verify sglang-k2` checks it
+  sm120 publish sglang-k2 REGISTRY/REPO:TAG   with its evidence
 
 Exit codes are listed in the README; each error says what to try."""
 
@@ -76,6 +83,7 @@ def cli(
 
 for command in (
     *(images, plan, build, gate, patches, load, export, rebuild),
+    *(record, attest, sbom, verify, explain, keys, publish, pull, registry),
     *(lock, fetch, sources, schema, store, weights, host),
 ):
     cli.add_command(command)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from pipeline import log
-from pipeline.cli.common import json_option, say_json, store_of
-from pipeline.errors import StoreDamaged
+from pipeline.cli.common import checkout_of, json_option, say_json, store_of
+from pipeline.errors import StoreDamaged, UnknownImage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.store.store import Store
 
 
 @click.group()
@@ -21,10 +27,11 @@ def store() -> None:
 @click.pass_context
 def show(context: click.Context, as_json: bool) -> None:
     """How much of what the store holds."""
+    from pipeline.gate.upkeep import gate_shelves
     from pipeline.store.upkeep import shelves
 
     found = store_of(context)
-    parts = shelves(found)
+    parts = [*shelves(found), *gate_shelves(found)]
     if as_json:
         return say_json({"root": str(found.root), "shelves": [p.model_dump() for p in parts]})
     rows = [[p.name, str(p.files), log.size(p.size_bytes)] for p in parts]
@@ -63,16 +70,35 @@ def check(context: click.Context, repair: bool, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Really remove; without it, only say what would go.")
 @click.pass_context
 def trim(context: click.Context, yes: bool) -> None:
-    """Remove what no built image needs: old layers, kept inputs, stale downloads."""
+    """Remove what no built image needs: old layers, kept inputs, stale downloads.
+
+    And what gates left that no lock of this checkout leads to: environments, engines, answers.
+    """
+    from pipeline.gate import upkeep as gate_upkeep
     from pipeline.store import upkeep
 
     found = store_of(context)
     with found.alone():
+        gates = _gate_leftovers(context, found)
         if yes:
-            click.echo(f"{log.size(upkeep.trim(found))} freed")
+            click.echo(f"{log.size(upkeep.trim(found) + gate_upkeep.remove(gates))} freed")
             return
         paths = upkeep.unreachable(found)
         total = sum(p.stat().st_size for p in paths)
+        left = sum(map(gate_upkeep.size_of, gates))
     click.echo(
-        f"{len(paths)} files, {log.size(total)}, could go; `sm120 store trim --yes` removes them"
+        f"{len(paths)} files, {log.size(total)}, and {len(gates)} leftovers of gates,"
+        f" {log.size(left)}, could go; `sm120 store trim --yes` removes them"
     )
+
+
+def _gate_leftovers(context: click.Context, found: Store) -> list[Path]:
+    """None where there is no checkout: only locks say what is still wanted."""
+    from pipeline.gate.upkeep import gate_leftovers
+
+    try:
+        checkout = checkout_of(context)
+    except UnknownImage:
+        log.say("Not in a checkout: what gates left is not looked at.")
+        return []
+    return gate_leftovers(found, checkout)

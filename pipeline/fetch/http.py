@@ -119,6 +119,29 @@ class Client:
                 reason = _reason(error)
         raise SourceUnreachable(f"{masked(url)}: {reason}")
 
+    def read_span(self, url: str, start: int, length: int) -> bytes:
+        """A part of a file; an error where the server only gives files as a whole."""
+        span = f"bytes={start}-{start + length - 1}"
+        reason = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self.pause(attempt - 1, None)
+            try:
+                headers = {"Accept-Encoding": "identity", "Range": span}
+                with self._ask("GET", url, headers) as answer:
+                    given = answer.headers.get("Content-Range", "")
+                    from_there = answer.status_code == 206 and given.startswith(f"bytes {start}-")
+                    if not from_there and not (answer.status_code == 200 and start == 0):
+                        raise SourceUnreachable(f"{masked(url)}: does not serve parts of files")
+                    data = b"".join(_chunks(answer, length))
+            except (requests.RequestException, HTTPError, OSError) as error:
+                reason = _reason(error)
+                continue
+            if len(data) == length:
+                return data
+            reason = f"ended after {len(data)} of {length} bytes"
+        raise SourceUnreachable(f"{masked(url)}: {reason}")
+
     def _ask(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         """Retry what may pass, refuse what will not."""
         good = (200, 206, 416) if "Range" in headers else (200,)
@@ -268,9 +291,15 @@ def _pour(
     return sha.hexdigest()
 
 
-def _chunks(answer: requests.Response) -> Iterator[bytes]:
+def _chunks(answer: requests.Response, most_bytes: int | None = None) -> Iterator[bytes]:
     """Pieces large enough that hashing them, not Python, is the work; `hang_up` ends a wait."""
-    while chunk := answer.raw.read(_PIECE_BYTES, decode_content=False):
+    left = most_bytes
+    while left != 0:
+        wanted = _PIECE_BYTES if left is None else min(left, _PIECE_BYTES)
+        chunk = answer.raw.read(wanted, decode_content=False)
+        if not chunk:
+            return
+        left = None if left is None else left - len(chunk)
         yield chunk
 
 

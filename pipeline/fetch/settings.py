@@ -55,6 +55,11 @@ def read_settings(extra_mirrors: tuple[str, ...] = ()) -> Settings:
     )
 
 
+def plain_settings() -> Settings:
+    """For servers that pip and uv know nothing of: certificates and proxies of the environment."""
+    return Settings(indexes=(), ca_file=_ca_file({}))
+
+
 def _pip_config_list() -> str:
     """`pip config list` of the interpreter we run in; empty where there is no pip."""
     names = [n for n in os.environ if n.startswith("PIP_")]

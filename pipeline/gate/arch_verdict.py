@@ -11,6 +11,11 @@ from pipeline.gate.arch_object import Module
 from pipeline.gate.fatbin import CUBIN, PTX, Target
 
 _NAME = re.compile(r"sm_(\d{2,3})([af]?)")
+# Every card that CUDA 12 and 13 compile for.
+ARCHITECTURES = (
+    *(50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90),
+    *(100, 101, 103, 110, 120, 121),
+)
 
 
 class Verdict(Enum):

@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from pipeline.errors import GateInvalid, WishInvalid
 from pipeline.model import Frozen, Name
@@ -56,6 +65,21 @@ Dtype = Literal[
     "int8",
     "uint8",
 ]
+# random: normal numbers; coin: 0 or 1; permutation: each index once; nan: to be written by the call
+Fill = Literal["zeros", "ones", "arange", "random", "coin", "permutation", "nan"]
+# What a kernel's result is compared with; each is a definition of our own, in float64.
+Reference = Literal[
+    "extend-attention",
+    "extend-attention-unified",
+    "decode-attention",
+    "prefill-attention",
+    "paged-decode-attention",
+    "prefix-prefill",
+    "unified-attention",
+    "fused-moe",
+]
+# The narrowest type that a kernel rounds to on its way, which bounds how far off it may be.
+Rounding = Literal["bfloat16", "bfloat16 scores", "float8 probabilities", "float32"]
 Upstream = Annotated[str, StringConstraints(pattern=r"^https://\S+$", max_length=300)]
 Reason = Annotated[str, StringConstraints(min_length=20, max_length=500)]
 
@@ -65,7 +89,7 @@ class TensorArgument(Frozen):
 
     shape: list[Size] = Field(max_length=8)
     dtype: Dtype = "bfloat16"
-    fill: Literal["zeros", "ones", "arange"] = "zeros"
+    fill: Fill = "zeros"
     step: Size = 1  # of arange
     values: list[Size] | None = Field(default=None, max_length=64)
 
@@ -107,6 +131,19 @@ class Argument(Frozen):
             return {"none": True}
         return {"value": given} if isinstance(given, bool | int | float | str) else given
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The long form, and beside it the short one."""
+        made = handler(core_schema)
+        inner = handler.resolve_ref_schema(made)
+        long = {**inner, "minProperties": 1, "maxProperties": 1}
+        inner.clear()
+        words = ("null", "boolean", "number", "string")
+        inner["anyOf"] = [long, *({"type": word} for word in words)]
+        return made
+
     @model_validator(mode="after")
     def _says_one_thing(self) -> Argument:
         if len(self.model_fields_set) != 1:
@@ -125,19 +162,31 @@ class AcceptedKernel(Frozen):
 
 
 class CaseWish(Frozen):
-    """One call, or with `each` one for every combination of dimensions."""
+    """One call, or with `each` one for every combination of dimensions.
+
+    With `like`, what is not said here is as in a case above it; arguments and dimensions one by
+    one, everything else as a whole.
+    """
 
     name: Name
-    stands_for: list[str] = Field(min_length=1)
-    function: list[Function] = Field(min_length=1, max_length=8)
+    like: Name | None = None
+    stands_for: list[str] = []
+    function: list[Function] = Field(default=[], max_length=8)
     dims: dict[Word, int] = {}
     each: dict[Word, list[int]] = {}
-    arguments: dict[Word, Argument]
+    arguments: dict[Word, Argument] = {}
     # arguments that other versions of the function do not know and may be left out for them
     optional: list[Word] = []
-    kernels: list[Word] = Field(min_length=1)
+    kernels: list[Word] = []
     spill_free: list[Word] = []
     timeout_s: Annotated[int, Field(gt=0, le=1800)] = 240
+
+    def filled(self, other: CaseWish) -> CaseWish:
+        """This case with what it does not say taken from another."""
+        said = {name: getattr(self, name) for name in self.model_fields_set - {"like"}}
+        for name in ("arguments", "dims"):
+            said[name] = {**getattr(other, name), **said.get(name, {})}
+        return other.model_copy(update=said)
 
 
 class GateFile(Frozen):
@@ -148,32 +197,44 @@ class GateFile(Frozen):
     cases: list[CaseWish] = Field(min_length=1)
     accepted: list[AcceptedKernel] = []
 
+    def whole_cases(self) -> list[CaseWish]:
+        """The cases with everything they take from others."""
+        found: dict[str, CaseWish] = {}
+        for case in self.cases:
+            if case.name in found:
+                raise ValueError("two cases have one name")
+            if case.like is not None and case.like not in found:
+                raise ValueError(f"{case.name}: there is no case {case.like!r} above it")
+            found[case.name] = case.filled(found[case.like]) if case.like else case
+        return list(found.values())
+
     @model_validator(mode="after")
     def _stays_in_the_engine(self) -> GateFile:
         package = self.engine.replace("-", "_")
-        for case in self.cases:
+        for case in self.whole_cases():
+            for field in ("stands_for", "function", "kernels"):
+                if not getattr(case, field):
+                    raise ValueError(f"{case.name}: {field} is missing")
             for function in _functions(case):
                 if function.partition(":")[0].partition(".")[0] != package:
                     raise ValueError(f"{function}: is not a function of {package}")
-        names = [case.name for case in self.cases]
-        if len(set(names)) != len(names):
-            raise ValueError("two cases have one name")
         return self
 
 
 def _functions(case: CaseWish) -> Iterator[str]:
     yield from case.function
     for argument in case.arguments.values():
-        yield from _called(argument)
+        yield from called(argument)
 
 
-def _called(argument: Argument) -> Iterator[str]:
+def called(argument: Argument) -> Iterator[str]:
+    """Functions that an argument's value is made by."""
     below = [*(argument.items or []), *(argument.mapping or {}).values()]
     if argument.call:
         yield argument.call.function
         below += argument.call.arguments.values()
     for inner in below:
-        yield from _called(inner)
+        yield from called(inner)
 
 
 class Override(Frozen):
@@ -181,6 +242,15 @@ class Override(Frozen):
 
     kernel: str
     values: dict[str, int]
+
+
+class Numerics(Frozen):
+    """What a case's numbers are compared with."""
+
+    reference: Reference
+    outputs: list[str]
+    rounds_to: Rounding
+    seed: int
 
 
 class Case(Frozen):
@@ -196,6 +266,7 @@ class Case(Frozen):
     spill_free: list[str]
     timeout_s: int
     override: Override | None = None
+    numerics: Numerics | None = None
 
 
 class EngineSetup(Frozen):
@@ -219,7 +290,7 @@ class Gates(Frozen):
             case
             for name, gate in sorted(self.gates.items())
             if only is None or name == only
-            for wish in gate.cases
+            for wish in gate.whole_cases()
             for case in expanded(name, wish)
         ]
 
@@ -247,15 +318,18 @@ def _checked(gates: Gates, folder: Path) -> Gates:
         if gate.engine != gates.setup.package:
             raise GateInvalid(f"{folder / name}.yaml: engine: is not {gates.setup.package}")
     cases = gates.cases()
+    doubled = [name for name, n in Counter(case.name for case in cases).items() if n > 1]
+    if doubled:
+        raise GateInvalid(f"{folder}: two cases are called {doubled[0]}")
     if not cases or len(cases) > MOST_CASES:
         raise GateInvalid(f"{folder}: {len(cases)} cases; between 1 and {MOST_CASES} are allowed")
     for case in cases:
         for argument in case.arguments.values():
-            _require_small(case.name, argument)
+            require_small(case.name, argument)
     return gates
 
 
-def _require_small(name: str, argument: Any) -> None:
+def require_small(name: str, argument: Any) -> None:
     """No case may ask for more memory than a laptop has."""
     if isinstance(argument, dict):
         if isinstance(argument.get("tensor"), dict):
@@ -265,10 +339,10 @@ def _require_small(name: str, argument: Any) -> None:
             if elements > MOST_ELEMENTS:
                 raise GateInvalid(f"{name}: a tensor of {elements} elements is too large")
         for inner in argument.values():
-            _require_small(name, inner)
+            require_small(name, inner)
     elif isinstance(argument, list):
         for inner in argument:
-            _require_small(name, inner)
+            require_small(name, inner)
 
 
 def expanded(gate: str, wish: CaseWish) -> Iterator[Case]:

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
 from pipeline.build import patch
 from pipeline.build.plan import ImagePlan, LayerKind, LayerPlan
 from pipeline.errors import PatchConflict
@@ -56,12 +59,16 @@ def engine_pin(shop: Workshop, plan: ImagePlan, project: str, version: str | Non
 
 def engine_tree(shop: Workshop, plan: ImagePlan, pin: WheelPin) -> EngineTree:
     """The engine's code as its wheel has it."""
-    key = sha256_of(canonical_json([FORMAT, pin.sha256])).removeprefix("sha256:")[:32]
-    folder = shop.store.root / "gate" / "engines" / key
+    folder = shop.store.root / "gate" / "engines" / engine_key(pin)
     with shop.store.locked(f"gate-{folder.name}"):
         if not folder.is_dir():
             _unpack_engine(shop, plan, pin, folder)
     return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}")
+
+
+def engine_key(pin: WheelPin) -> str:
+    """The name of the folder that a wheel is unpacked to."""
+    return sha256_of(canonical_json([FORMAT, pin.sha256])).removeprefix("sha256:")[:32]
 
 
 def _unpack_engine(shop: Workshop, plan: ImagePlan, pin: WheelPin, folder: Path) -> None:
@@ -90,21 +97,28 @@ def patched(
     tree: EngineTree, patches: Sequence[PatchWish], folder: Path, shop: Workshop
 ) -> EngineTree:
     """The tree with patches applied; each must fit exactly, but the version may be another."""
+    _, changed = patched_tree(tree, patches, folder)
+    return with_files(tree, changed, shop)
+
+
+def patched_tree(
+    tree: EngineTree, patches: Sequence[PatchWish], folder: Path
+) -> tuple[EngineTree, dict[str, bytes]]:
+    """What a tree with patches is called, and the files in which it differs."""
     changed: dict[str, bytes] = {}
     for wish in patches:
         for change in patch.parse(read_patch(folder / wish.file), wish.file):
             before = changed.get(change.path) or _read(tree.folder, change.path, wish.file)
             changed[change.path] = patch.apply(change, before, wish.file)
-    return with_files(tree, changed, shop)
+    return _renamed(tree, changed), changed
 
 
 def with_files(tree: EngineTree, changed: Mapping[str, bytes], shop: Workshop) -> EngineTree:
     """The tree with some files replaced; the rest are links to the same files."""
     if not changed:
         return tree
-    sums = {path: sha256_of(data) for path, data in changed.items()}
-    digest = sha256_of(canonical_json([FORMAT, tree.digest, sums]))
-    folder = tree.folder.with_name(digest.removeprefix("sha256:")[:32])
+    made = _renamed(tree, changed)
+    folder = made.folder
     with shop.store.locked(f"gate-{folder.name}"):
         if not folder.is_dir():
             with shop.store.scratch() as scratch, os_errors_explained(folder):
@@ -115,6 +129,16 @@ def with_files(tree: EngineTree, changed: Mapping[str, bytes], shop: Workshop) -
                     (copy / path).unlink()
                     (copy / path).write_bytes(data)
                 os.replace(copy, folder)
+    return made
+
+
+def _renamed(tree: EngineTree, changed: Mapping[str, bytes]) -> EngineTree:
+    """The place and digest of a tree with some files replaced."""
+    if not changed:
+        return tree
+    sums = {path: sha256_of(data) for path, data in changed.items()}
+    digest = sha256_of(canonical_json([FORMAT, tree.digest, sums]))
+    folder = tree.folder.with_name(digest.removeprefix("sha256:")[:32])
     return EngineTree(folder, tree.project, tree.version, digest)
 
 
@@ -133,6 +157,24 @@ def is_applied(tree: EngineTree, wish: PatchWish, folder: Path) -> bool:
         if not all("".join(h.before) in text for h in back.hunks):
             return False
     return True
+
+
+def compiler_requirements(tree: EngineTree) -> list[str]:
+    """What a version of an engine itself asks for of torch and Triton; empty where it is silent."""
+    found: set[str] = set()
+    for path in tree.folder.glob("*.dist-info/METADATA"):
+        head = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        for line in head.splitlines():
+            if not line.startswith("Requires-Dist:"):
+                continue
+            try:
+                wanted = Requirement(line.partition(":")[2].strip())
+            except InvalidRequirement:
+                continue
+            extra = wanted.marker is not None and "extra" in str(wanted.marker)
+            if canonicalize_name(wanted.name) in ("torch", "triton") and not extra:
+                found.add(str(wanted))
+    return sorted(found)
 
 
 def read_patch(path: Path) -> str:

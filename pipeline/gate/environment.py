@@ -6,7 +6,9 @@ no gate calls, are replaced by hollow ones. The image need not be built: the few
 matter are made or fetched if the store does not have them.
 
 On another processor than the image's, the same versions of Triton, torch and the rest come from
-the index for this one, and the result says so. The engine's files are always the image's own.
+the index for this one, and the result says so. Where torch, which only carries the tensors, has no
+such wheel in this version, the nearest one stands in for it; nothing stands in for Triton. The
+engine's files are always the image's own.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pipeline.build.pinned import make_layers
 from pipeline.build.plan import ImagePlan, LayerKind, LayerPlan, Work, plan_image
 from pipeline.errors import GateEnvironment, LockMissing, StoreDamaged
 from pipeline.gate.hollow import hollow_out
+from pipeline.gate.host_wheels import for_host
 from pipeline.gate.unpack import unpack
 from pipeline.lock.model import WheelPin
 from pipeline.model import Frozen, canonical_json, sha256_of
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from pipeline.fetch.inputs import Fetcher
     from pipeline.gate.wheels import WheelFinder
 
-FORMAT = 1
+FORMAT = 2
 # torch and Triton, what they import, and NumPy, which carries torch's values to Python.
 _BASE_WHEELS = (
     *("torch", "triton", "numpy", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath"),
@@ -57,6 +60,8 @@ class EnvironmentFacts(Frozen):
     python: str
     triton: str
     torch: str
+    cuda: str  # what the image's torch is built for; engines choose by it
+    stand_in: str | None = None  # the image's torch, where another version carries the tensors
     wheels: list[WheelPin]
     hollow: list[str]  # libraries that have the right name and nothing in them
 
@@ -100,6 +105,7 @@ class Workshop:
     host: str  # this machine's platform
     make_fetcher: Callable[[], Fetcher]
     make_finder: Callable[[], WheelFinder]
+    offline: bool = False
 
     def layers(self, plans: Sequence[LayerPlan]) -> list[LayerRecord]:
         """Layers from the store, made now where they are missing."""
@@ -136,11 +142,11 @@ def make_environment(shop: Workshop, plan: ImagePlan, wheels: Sequence[str]) -> 
     same = shop.host == plan.platform
     pins = wanted if same else [_for_host(shop, plan, pin) for pin in wanted]
     root = _root_layer(shop, plan)
-    inputs = [FORMAT, shop.host, root.key, [[p.name, p.sha256] for p in pins]]
+    inputs = [FORMAT, shop.host, root.key, cuda_of(plan), [[p.name, p.sha256] for p in pins]]
     key = sha256_of(canonical_json(inputs)).removeprefix("sha256:")[:32]
     folder = shop.store.root / "gate" / "environments" / key
     with shop.store.locked(f"gate-{key}"):
-        facts = _known(folder)
+        facts = known_facts(folder)
         if facts is None:
             facts = _make(shop, plan, root, pins, folder)
     absent = _absent(shop.store, plan, {pin.name for pin in pins})
@@ -162,12 +168,25 @@ def _root_layer(shop: Workshop, plan: ImagePlan) -> LayerPlan:
 
 
 def _for_host(shop: Workshop, plan: ImagePlan, pin: WheelPin) -> WheelPin:
-    if pin.file.endswith("-none-any.whl"):
-        return pin
-    return shop.make_finder().find(pin.name, pin.version, plan.venv.version, shop.host)
+    folder = shop.store.root / "gate" / "host-wheels"
+    return for_host(pin, plan.venv.version, shop.host, folder, shop.make_finder)
 
 
-def _known(folder: Path) -> EnvironmentFacts | None:
+def cuda_of(plan: ImagePlan) -> str:
+    """The CUDA version that the image's torch is built for, by the runtime locked with it.
+
+    Up to CUDA 12 the runtime's wheel carries the number in its name; an image may hold a newer
+    one besides, to compile with.
+    """
+    locked = {pin.name: pin.version for pin in plan.lock.wheels}
+    for name in ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime"):
+        if name in locked:
+            return ".".join(locked[name].split(".")[:2])
+    raise GateEnvironment(f"{plan.wish.name}: holds no CUDA runtime, so its torch is not for cards")
+
+
+def known_facts(folder: Path) -> EnvironmentFacts | None:
+    """What an environment's folder says of itself; none where it is not whole."""
     try:
         return EnvironmentFacts.model_validate_json((folder / "facts.json").read_bytes())
     except (FileNotFoundError, ValueError):
@@ -202,6 +221,8 @@ def _make(
             python=plan.venv.version,
             triton=next(p.version for p in pins if p.name == "triton"),
             torch=next(p.version for p in pins if p.name == "torch"),
+            cuda=cuda_of(plan),
+            stand_in=_stand_in(plan, pins),
             wheels=list(pins),
             hollow=_hollow(work, architecture),
         )
@@ -209,6 +230,12 @@ def _make(
         folder.parent.mkdir(parents=True, exist_ok=True)
         os.replace(work, folder)
     return facts
+
+
+def _stand_in(plan: ImagePlan, pins: Sequence[WheelPin]) -> str | None:
+    own = next(pin.version for pin in plan.lock.wheels if pin.name == "torch")
+    used = next(pin.version for pin in pins if pin.name == "torch")
+    return None if own == used else f"torch {used} carries the tensors of {own}"
 
 
 def _placing_root(architecture: str, version: str) -> Callable[[FileRow], str | None]:

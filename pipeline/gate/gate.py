@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -12,14 +13,16 @@ from pydantic import ValidationError
 from pipeline.build.plan import ImagePlan
 from pipeline.errors import GateInvalid
 from pipeline.files import write_bytes
+from pipeline.gate import moved
 from pipeline.gate.cases import Case, Gates, read_gates
-from pipeline.gate.coverage import coverage, find_kernels
+from pipeline.gate.coverage import Found, coverage, find_kernels, kernels_key
 from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, patched
 from pipeline.gate.environment import Environment, Workshop, make_environment
 from pipeline.gate.limits import Card
-from pipeline.gate.results import CaseResult, GateResult, Kernel, overall
+from pipeline.gate.numeric_cases import read_numeric_cases
+from pipeline.gate.numerics import check_numbers
+from pipeline.gate.results import CaseResult, GateResult, overall
 from pipeline.gate.run import Bench, judge_all, worker_digest
-from pipeline.model import Frozen
 from pipeline.store.store import Store
 from pipeline.wish.image import PatchSeries
 
@@ -35,6 +38,11 @@ class ImageGate:
     tree: EngineTree  # as published
     series: PatchSeries
     is_own: bool = True  # the series that the image is built with
+    numeric: tuple[Case, ...] = ()  # cases that are also run for their numbers
+
+    def numeric_cases(self, only: str | None = None) -> list[Case]:
+        """Those of one gate, or all."""
+        return [case for case in self.numeric if only is None or case.gate == only]
 
     @property
     def patch_folder(self) -> Path:
@@ -43,6 +51,14 @@ class ImageGate:
 
     def bench(self, tree: EngineTree, card: Card) -> Bench:
         return Bench(self.shop.store, self.environment, tree, self.gates.setup, card)
+
+    def judge(self, tree: EngineTree, card: Card, cases: Sequence[Case]) -> list[CaseResult]:
+        """Every case's verdict on one tree; a function that is gone is looked for."""
+        found = judge_all(self.bench(tree, card), self.gates, cases)
+        return [
+            moved.explained(self, tree, case, result) if result.gone else result
+            for case, result in zip(cases, found, strict=True)
+        ]
 
     def patched(self, series: PatchSeries | None = None) -> EngineTree:
         """The engine as the image holds it, or would with another series."""
@@ -57,7 +73,9 @@ def open_gate(shop: Workshop, plan: ImagePlan, series: str | None = None) -> Ima
     environment = make_environment(shop, plan, gates.setup.wheels)
     pin = engine_pin(shop, plan, gates.setup.package, None)
     tree = engine_tree(shop, plan, pin)
-    return ImageGate(shop, plan, gates, environment, tree, chosen, is_own=series is None)
+    numeric = tuple(read_numeric_cases(shop.checkout, plan.wish.name, gates))
+    own = series is None
+    return ImageGate(shop, plan, gates, environment, tree, chosen, is_own=own, numeric=numeric)
 
 
 def _series(shop: Workshop, plan: ImagePlan, name: str | None) -> PatchSeries:
@@ -70,18 +88,30 @@ def _series(shop: Workshop, plan: ImagePlan, name: str | None) -> PatchSeries:
     return others[name]
 
 
-def run_gate(gate: ImageGate, card: Card, *, unpatched: bool = False) -> GateResult:
-    """Judge every case of an image for a card."""
+def run_gate(
+    gate: ImageGate,
+    card: Card,
+    *,
+    unpatched: bool = False,
+    numerics: bool = False,
+    only: str | None = None,
+) -> GateResult:
+    """Judge an image's cases for a card, and their numbers where they are asked for.
+
+    A result of only some of the cases, or of other patches, is not the image's own.
+    """
     start = time.monotonic()
     tree = gate.tree if unpatched else gate.patched()
-    bench = gate.bench(tree, card)
-    cases = judge_all(bench, gate.gates, gate.gates.cases())
+    cases = gate.judge(tree, card, chosen_cases(gate.gates.cases(), only))
     record = gate.shop.store.image_record(gate.plan.wish.name, gate.plan.platform)
-    built = record is not None and record.get("key") == gate.plan.key and gate.is_own
+    is_whole = gate.is_own and not unpatched and only is None
+    built = record is not None and record.get("key") == gate.plan.key and is_whole
+    seconds = round(time.monotonic() - start, 3)
+    small = chosen_cases(gate.numeric, only) if numerics else []
     return GateResult(
         image=gate.plan.wish.name,
         platform=gate.plan.platform,
-        image_digest=record["descriptor"]["digest"] if record and built and not unpatched else None,
+        image_digest=record["descriptor"]["digest"] if record and built else None,
         engine=tree.project,
         engine_version=tree.version,
         engine_digest=tree.digest,
@@ -91,9 +121,19 @@ def run_gate(gate: ImageGate, card: Card, *, unpatched: bool = False) -> GateRes
         worker=worker_digest(),
         verdict=overall(cases),
         cases=cases,
-        coverage=coverage(_kernels(gate.shop.store, tree), reached(cases)),
-        seconds=round(time.monotonic() - start, 3),
+        coverage=coverage(_kernels(gate.shop.store, tree), reached(cases)) if not only else None,
+        numerics=check_numbers(gate.bench(tree, card), small) if numerics else None,
+        seconds=seconds,
     )
+
+
+def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
+    """All cases, or those whose name fits a pattern such as `extend-*`."""
+    found = [case for case in cases if only is None or fnmatchcase(case.name, only)]
+    if only is not None and not found:
+        known = ", ".join(case.name for case in cases)
+        raise GateInvalid(f"{only}: no case has such a name (there are: {known})")
+    return found
 
 
 def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
@@ -101,28 +141,15 @@ def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
     return {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
 
 
-class _Kernels(Frozen):
-    """What reading an engine's code found, kept by the code's digest."""
-
-    kernels: list[Kernel]
-
-
-def _kernels(store: Store, tree: EngineTree) -> list[Kernel]:
-    path = store.root / "gate" / "kernels-of" / f"{tree.digest.removeprefix('sha256:')}.json"
+def _kernels(store: Store, tree: EngineTree) -> Found:
+    """What reading an engine's code found, kept by the code's digest and the reader's own."""
+    path = store.root / "gate" / "kernels-of" / f"{kernels_key(tree.digest)}.json"
     try:
-        return _Kernels.model_validate_json(path.read_bytes()).kernels
+        return Found.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         found = find_kernels(tree.folder, tree.package)
-        write_bytes(path, _Kernels(kernels=found).model_dump_json().encode())
+        write_bytes(path, found.model_dump_json().encode())
         return found
-
-
-def keep_result(shop: Workshop, result: GateResult) -> Path:
-    """The result beside the image, for its record."""
-    folder = shop.store.image_folder(result.image, result.platform)
-    path = folder / "gates.json"
-    write_bytes(path, (result.model_dump_json(indent=2) + "\n").encode())
-    return path
 
 
 def find_case(gate: ImageGate, name: str) -> Case:

@@ -9,6 +9,7 @@ words. A gate compares what the kernels need:
     inert       fails without it, and applying it changes nothing
     weak        fails without it, and still fails with it, differently
     conflict    fails without it, and it cannot be applied
+    wrong       passes with it, and a kernel then computes wrong numbers
     unknown     a case could not be judged: never taken for any of the others
 """
 
@@ -21,15 +22,30 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipeline.errors import GateInvalid, PatchConflict, PipelineError
-from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, is_applied, patched
+from pipeline.gate.engine import (
+    EngineTree,
+    compiler_requirements,
+    engine_pin,
+    engine_tree,
+    is_applied,
+    patched,
+)
 from pipeline.gate.gate import ImageGate
 from pipeline.gate.limits import Card
-from pipeline.gate.results import CaseResult, fingerprint, overall
-from pipeline.gate.run import judge_all
+from pipeline.gate.numerics import check_numbers
+from pipeline.gate.results import (
+    CaseResult,
+    NumericsResults,
+    NumericsVerdict,
+    fingerprint,
+    overall,
+)
 from pipeline.model import Frozen
 from pipeline.wish.image import PatchWish
 
-State = Literal["needed", "upstreamed", "superseded", "inert", "weak", "conflict", "unknown"]
+State = Literal[
+    "needed", "upstreamed", "superseded", "inert", "weak", "conflict", "wrong", "unknown"
+]
 MOST_VERSIONS = 40
 
 
@@ -41,8 +57,11 @@ class PatchVerdict(Frozen):
     version: str
     state: State
     words: str
+    judged_with: dict[str, str] = {}  # the image's own Triton and torch, whatever the version
+    requires: list[str] = []  # what this version itself asks for of those, as its METADATA says
     without: dict[str, int] = {}  # case → the most shared memory a kernel of it needs
     with_patch: dict[str, int] = {}
+    numerics: NumericsVerdict | None = None  # of the patched kernels; none where not asked for
 
 
 def decide(
@@ -72,6 +91,16 @@ def decide(
     return "needed", _first_words(without, "failed")
 
 
+def with_numbers(state: State, words: str, numbers: NumericsResults | None) -> tuple[State, str]:
+    """A patch that fits is needed only if its kernels still compute the right thing."""
+    if numbers is None or numbers.verdict == "right":
+        return state, words
+    for case in numbers.cases:
+        if case.verdict == numbers.verdict:
+            return numbers.verdict, f"{case.name}: {case.words}"
+    return "unknown", "no case has its numbers compared"
+
+
 def _first_words(cases: Sequence[CaseResult], verdict: str) -> str:
     for case in cases:
         if case.verdict == verdict:
@@ -92,19 +121,30 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> Pa
         raise GateInvalid(f"{wish.file}: names the gate {wish.gate}, which has no cases")
     others = [w for w in gate.series.patches if w is not wish]
     base, _ = _with_patches(gate, tree, others)
-    without = judge_all(gate.bench(base, card), gate.gates, cases)
+    without = gate.judge(base, card, cases)
     full, conflict = _with_patches(gate, tree, gate.series.patches)
-    after = None if conflict else judge_all(gate.bench(full, card), gate.gates, cases)
+    after = None if conflict else gate.judge(full, card, cases)
     applied = is_applied(tree, wish, gate.patch_folder)
     state, words = decide(without, after, applied=applied, conflict=conflict)
+    numbers = None
+    if state == "needed":
+        small = gate.numeric_cases(only=wish.gate)
+        numbers = check_numbers(gate.bench(full, card), small) if small else None
+        state, words = with_numbers(state, words, numbers)
     return PatchVerdict(
         patch=wish.file,
         gate=wish.gate,
         version=tree.version,
         state=state,
         words=words,
+        judged_with={
+            "triton": gate.environment.facts.triton,
+            "torch": gate.environment.facts.torch,
+        },
+        requires=compiler_requirements(tree),
         without=_needs(without),
         with_patch=_needs(after or []),
+        numerics=numbers.verdict if numbers else None,
     )
 
 

@@ -14,6 +14,7 @@ from pipeline.model import Digest, Frozen
 
 KernelVerdict = Literal["fits", "over", "accepted", "spare", "error"]
 CaseVerdict = Literal["passed", "accepted", "failed", "unknown"]
+NumericsVerdict = Literal["right", "wrong", "unknown"]
 
 
 class Record(Frozen):
@@ -33,6 +34,19 @@ class Record(Frozen):
     error: str | None = None
 
 
+class Computed(Frozen):
+    """One output of a call beside what it should be.
+
+    Errors are shares of the sum of magnitudes that the right number is the sum of.
+    """
+
+    output: str
+    elements: int
+    unwritten: int  # still NaN, or infinite
+    max_error: float | None = None
+    max_share: float | None = None
+
+
 class Answer(Frozen):
     """What a worker says about one case."""
 
@@ -41,6 +55,7 @@ class Answer(Frozen):
     words: str = ""
     seconds: float = 0.0
     records: list[Record] = []
+    computed: list[Computed] = []
     versions: dict[str, str] = {}
     stand_ins: list[str] = []
 
@@ -65,11 +80,14 @@ class CaseResult(Frozen):
     seconds: float = 0.0
     cached: bool = False
     stand_ins: list[str] = []
+    gone: bool = False  # none of the case's functions is in this version
 
     @property
     def worst(self) -> KernelResult | None:
         """The kernel that needs most, of those that count."""
-        counted = [k for k in self.kernels if k.verdict != "spare" and k.record.shared_bytes]
+        counted = [
+            k for k in self.kernels if k.verdict != "spare" and k.record.shared_bytes is not None
+        ]
         return max(counted, key=lambda k: k.record.shared_bytes or 0, default=None)
 
 
@@ -85,9 +103,39 @@ class Kernel(Frozen):
 class Coverage(Frozen):
     """How much of the engine's Triton code the cases reach."""
 
-    kernels: int
+    kernels: int  # that host code launches, on the cards an image is for
     reached: int
+    elsewhere: int = 0  # kernels for other makers' cards, and of the engine's tests
+    helpers: int = 0  # functions that only kernels call
+    idle: int = 0  # functions that nothing in the engine calls or launches
     rest: list[Kernel] = []
+
+
+class NumericsResult(Frozen):
+    """A case's numbers, judged. Unknown is never right."""
+
+    gate: str
+    name: str
+    stands_for: list[str]
+    reference: str
+    verdict: NumericsVerdict
+    words: str = ""
+    tolerance: float
+    reason: str
+    computed: list[Computed] = []
+    launches: list[Record] = []
+    seconds: float = 0.0
+    cached: bool = False
+
+
+class NumericsResults(Frozen):
+    """All cases' numbers, and with what they were computed."""
+
+    verdict: NumericsVerdict
+    versions: dict[str, str]
+    repairs: list[str]  # of Triton's interpreter
+    cases: list[NumericsResult]
+    seconds: float = 0.0
 
 
 class GateResult(Frozen):
@@ -109,6 +157,9 @@ class GateResult(Frozen):
     verdict: CaseVerdict
     cases: list[CaseResult]
     coverage: Coverage | None = None
+    numerics: NumericsResults | None = Field(
+        default=None, description="the patched kernels' numbers, where they were asked for"
+    )
     seconds: float = 0.0
 
 
@@ -128,6 +179,7 @@ def judge_case(
         seconds=answer.seconds,
         cached=cached,
         stand_ins=answer.stand_ins,
+        gone=answer.ended == "function gone",
     )
 
 
@@ -166,15 +218,12 @@ def _verdict(
     if over:
         most = max(over, key=lambda r: r.shared_bytes or 0)
         return "failed", f"{most.kernel} needs {most.shared_bytes} bytes"
-    if answer.ended == "function gone":
-        return "unknown", f"no such function in this version: {answer.words}"
-    if answer.ended == "timed out":
-        return "unknown", f"took longer than {case.timeout_s} s and was stopped"
     if answer.ended != "called":
-        return "unknown", answer.words or answer.ended
+        return "unknown", unanswered(case, answer)
     broken = [k for k in kernels if k.verdict == "error"]
     if broken:
-        return "unknown", f"{broken[0].record.kernel} did not compile: {broken[0].words}"
+        said = _placeless(broken[0].words)
+        return "unknown", f"{broken[0].record.kernel} did not compile: {said}"
     seen = {k.record.kernel for k in kernels}
     missing = [name for name in case.kernels if name not in seen]
     if missing:
@@ -189,6 +238,20 @@ def _verdict(
     if any(k.verdict == "accepted" for k in kernels):
         return "accepted", next(k.words for k in kernels if k.verdict == "accepted")
     return "passed", ""
+
+
+def unanswered(case: Case, answer: Answer) -> str:
+    """Why a case was not judged, in words."""
+    if answer.ended == "function gone":
+        return f"no such function in this version: {answer.words}"
+    if answer.ended == "timed out":
+        return f"took longer than {case.timeout_s} s and was stopped"
+    return _placeless(answer.words) or answer.ended
+
+
+def _placeless(words: str) -> str:
+    """Without the command to repeat it by: its files are on this machine, and gone by now."""
+    return words.partition(" Repro command:")[0]
 
 
 def overall(cases: Sequence[CaseResult]) -> CaseVerdict:

@@ -31,6 +31,8 @@ WORKER = Path(__file__).with_name("worker")
 # From the start of a process to its first case: importing torch, Triton and the engine's parts.
 START_S = 180.0
 _LOOK_EVERY_S = 0.05
+# A worker takes a few seconds to import torch; more cases to one make the last one's wait longer.
+CASES_A_WORKER = 24
 
 
 @cache
@@ -104,7 +106,7 @@ def ask(bench: Bench, cases: Sequence[Case]) -> list[Answer]:
         for name in ("kernels", "answers"):
             bench.folder(name).mkdir(parents=True, exist_ok=True)
     count = min(len(os.sched_getaffinity(0)), len(cases))
-    shares = [list(cases[i::count]) for i in range(count)]
+    shares = _shares(cases, count)
     stop = threading.Event()
     with ThreadPoolExecutor(count) as pool:
         try:
@@ -113,12 +115,14 @@ def ask(bench: Bench, cases: Sequence[Case]) -> list[Answer]:
         except BaseException:
             stop.set()
             raise
-    by_name = {case.name: case for case in cases}
-    for answer in answers:
-        if answer.ended not in ("died", "timed out"):
-            name = bench.key(by_name[answer.case]).removeprefix("sha256:")
-            write_bytes(bench.folder("answers") / f"{name}.json", answer.model_dump_json().encode())
     return answers
+
+
+def _shares(cases: Sequence[Case], processes: int) -> list[list[Case]]:
+    """Cases for one worker each: the patient ones first, and so few that none is left waiting."""
+    patient = sorted(cases, key=lambda case: -case.timeout_s)
+    count = min(len(cases), max(processes, len(cases) // CASES_A_WORKER))
+    return [patient[i::count] for i in range(count)]
 
 
 def _ask_in_turn(bench: Bench, cases: list[Case], stop: threading.Event) -> list[Answer]:
@@ -127,21 +131,35 @@ def _ask_in_turn(bench: Bench, cases: list[Case], stop: threading.Event) -> list
     while len(answers) < len(cases):
         left = cases[len(answers) :]
         with bench.store.scratch() as scratch:
-            answers += _one_process(bench, left, scratch, stop)
+            new = _one_process(bench, left, scratch, stop)
+        _keep(bench, left, new)
+        answers += new
     return answers
+
+
+def _keep(bench: Bench, cases: Sequence[Case], answers: Sequence[Answer]) -> None:
+    """What another try would say again; a process that died or was stopped might fare better."""
+    by_name = {case.name: case for case in cases}
+    for answer in answers:
+        if answer.ended not in ("died", "timed out"):
+            name = bench.key(by_name[answer.case]).removeprefix("sha256:")
+            write_bytes(bench.folder("answers") / f"{name}.json", answer.model_dump_json().encode())
 
 
 def _one_process(
     bench: Bench, cases: list[Case], scratch: Path, stop: threading.Event
 ) -> list[Answer]:
     """What one worker says until it is done, dies or is stopped; at least one answer."""
+    interpret = cases[0].numerics is not None
     job = {
         "engine": str(bench.tree.folder),
         "package": bench.tree.package,
         "bare": bench.setup.bare,
         "absent": [n for n in bench.environment.absent if n != bench.tree.package],
         "card": bench.card.model_dump(),
+        "cuda": bench.environment.facts.cuda,
         "cache": str(bench.folder("kernels")),
+        "interpret": interpret,
         "cases": [case.model_dump() for case in cases],
     }
     asked, said = scratch / "job.json", scratch / "answers"
@@ -152,6 +170,8 @@ def _one_process(
         **{"HOME": str(scratch), "TMPDIR": str(scratch), "TRITON_HOME": str(scratch)},
         **{"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": os.environ.get("PATH", "")},
     }
+    if interpret:
+        variables["TRITON_INTERPRET"] = "1"
     command = bench.environment.command(str(WORKER), str(asked), str(said))
     words = scratch / "words"
     with proc.running(command, env=variables, output=words, cwd=scratch) as process:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
+
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pypi_simple import DistributionPackage
 
-from pipeline.errors import ResolveFailed
+from pipeline.errors import CorruptArchive, ResolveFailed
 from pipeline.fetch.http import Client
 from pipeline.fetch.index import list_files
+from pipeline.fetch.remote_zip import open_zip
 from pipeline.fetch.settings import with_login
 from pipeline.lock.model import WheelPin
 from pipeline.lock.wheels import tag_ranks
@@ -23,6 +27,25 @@ class WheelFinder:
 
     def find(self, project: str, version: str, python: str, platform: str) -> WheelPin:
         """The wheel an installer would choose, by the hash that the index gives."""
+        index, package = self._chosen(project, version, python, platform)
+        return self._pinned(project, version, index, package)
+
+    def read_member(
+        self, project: str, version: str, python: str, platform: str, path: str
+    ) -> bytes | None:
+        """One file out of a wheel that stays where it is; none where it has no such file."""
+        index, package = self._chosen(project, version, python, platform)
+        with open_zip(self._client, with_login(package.url, index)) as wheel:
+            try:
+                return wheel.read(path)
+            except KeyError:
+                return None
+            except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+                raise CorruptArchive(f"{package.filename}: {path}: {error}") from error
+
+    def _chosen(
+        self, project: str, version: str, python: str, platform: str
+    ) -> tuple[str, DistributionPackage]:
         ranks = tag_ranks(python, platform)
         wanted = Version(version)
         fitting = []
@@ -37,7 +60,7 @@ class WheelFinder:
         if not fitting:
             raise ResolveFailed(f"{project} {version}: no index has a wheel for {platform}")
         _, _, index, package = min(fitting, key=lambda x: x[:2])
-        return self._pinned(project, version, index, package)
+        return index, package
 
     def _pinned(
         self, project: str, version: str, index: str, package: DistributionPackage

@@ -5,7 +5,9 @@
     partial/      downloads under way; kept after a crash, resumed
     layers/       which layer a set of inputs gave (key → digest, diffID, sizes)
     contents/     what a layer holds and where in the blob each file lies
-    images/       what was built last, for `nothing to do` in a blink
+    images/       what was built last, for `nothing to do` in a blink, and what gates said of it
+    gate/ gates/  what gates compile with and what they found; see pipeline/gate/upkeep.py
+    published/    which repositories were seen to hold what
     tmp/ locks/   work under way
 Everything outside partial/ and tmp/ appears by rename only, so a kill leaves no half file.
 """

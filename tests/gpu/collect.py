@@ -21,7 +21,7 @@ from pipeline.fetch.settings import read_settings
 from pipeline.gate.environment import Workshop
 from pipeline.gate.gate import ImageGate, open_gate
 from pipeline.gate.wheels import WheelFinder
-from pipeline.store.store import default_root, open_store
+from pipeline.store.store import Store, default_root, open_store
 from pipeline.wish.load import Checkout
 
 ROOT = Path(__file__).parents[2]
@@ -33,9 +33,8 @@ FILES = {
 }
 
 
-def workshop() -> Workshop:
-    """What opens an image's gate, with the user's own store."""
-    store = open_store(default_root())
+def workshop(store: Store) -> Workshop:
+    """What opens an image's gate."""
     client = Client(read_settings(()))
     return Workshop(
         Checkout(ROOT),
@@ -47,8 +46,10 @@ def workshop() -> Workshop:
 
 
 def copy_engine(gate: ImageGate, source: str, folder: Path) -> dict[str, object]:
-    """One engine's file in both forms; returns what it is, for the result."""
+    """One engine's file in all its forms; returns what it is, for the result."""
     trees = {"published": gate.tree, "patched": gate.patched()}
+    for name, series in gate.shop.checkout.other_series(gate.plan.wish).items():
+        trees[name] = gate.patched(series)
     sums = {}
     for form, tree in trees.items():
         data = (tree.folder / source).read_bytes()
@@ -69,7 +70,7 @@ def copy_engine(gate: ImageGate, source: str, folder: Path) -> dict[str, object]
 
 def collect(folder: Path) -> None:
     """Every engine's file, and a table of what they are."""
-    shop = workshop()
+    shop = workshop(open_store(default_root()))
     told = {}
     with shop.store.in_use():
         for image, source in FILES.items():

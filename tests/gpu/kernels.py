@@ -23,8 +23,9 @@ from typing import Any
 Json = dict[str, Any]
 TINY = {
     **{"new": 70, "prefix": 45, "heads": 4, "batch": 3, "length": 77, "page": 16, "splits": 4},
-    **{"tokens": 150, "head": 72},
+    **{"tokens": 150, "head": 72, "value": 72, "keys": 2, "mask": 1},
 }
+KEPT = ("head", "value", "keys", "mask")
 
 
 def facts(interpret: bool) -> Json:
@@ -48,6 +49,8 @@ def facts(interpret: bool) -> Json:
             multiprocessors=card.multi_processor_count,
             memory_bytes=card.total_memory,
             cuda=torch.version.cuda,
+            # mma.sync in place of Hopper's wgmma, and launches padded to SM120's occupancy
+            like_sm120=os.environ.get("DISABLE_MMA_V3") == "1",
             note="shared_bytes, registers and spills are of this card's machine code, not SM120's",
         )
     return told
@@ -130,11 +133,12 @@ def tiny(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
     for shape, variants in pairs:
         if shape.dtype not in seen:
             seen.add(shape.dtype)
-            sizes = {k: TINY[k] for k in shape.sizes}
+            sizes = {**TINY, **{k: v for k, v in shape.sizes.items() if k in KEPT}}
+            sizes = {k: sizes[k] for k in shape.sizes}
             yield replace(shape, name=f"{shape.dtype} {sizes}", sizes=sizes), variants
 
 
-def run(out: Path, folder: Path, only: str, interpret: bool) -> int:
+def run(out: Path, folder: Path, only: str, *, interpret: bool, candidates: bool) -> int:
     """Measure everything; 1 where something was wrong or failed."""
     import torch
 
@@ -153,7 +157,8 @@ def run(out: Path, folder: Path, only: str, interpret: bool) -> int:
     for subject in subjects():
         if only not in subject.name:
             continue
-        for shape, variants in tiny(subject.pairs()) if interpret else subject.pairs():
+        pairs = subject.pairs(candidates)
+        for shape, variants in tiny(pairs) if interpret else pairs:
             given = subject.make(shape, device)
             want = subject.expect(given)
             for variant in variants:
@@ -174,10 +179,25 @@ def main() -> int:
     parser.add_argument("--engine", type=Path, required=True, metavar="DIR")
     parser.add_argument("--only", default="", help="subjects whose name holds this")
     parser.add_argument("--interpret", action="store_true")
+    parser.add_argument("--candidates", action="store_true", help="also blocks nobody chose yet")
+    parser.add_argument(
+        "--like-sm120",
+        action="store_true",
+        help="mma.sync only, and no more blocks on a multiprocessor than SM120 would hold",
+    )
     given = parser.parse_args()
     if given.interpret:
         os.environ["TRITON_INTERPRET"] = "1"
-    return run(given.out, given.engine, given.only, given.interpret)
+    if given.like_sm120:
+        from tests.gpu.launches import pad_launches
+
+        os.environ["DISABLE_MMA_V3"] = "1"
+        pad_launches()
+    return run(
+        *(given.out, given.engine, given.only),
+        interpret=given.interpret,
+        candidates=given.candidates,
+    )
 
 
 if __name__ == "__main__":

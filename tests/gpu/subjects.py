@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ class Variant:
     capability: tuple[int, int] | None  # what the file is told the card is; none: the truth
     blocks: tuple[int, int, int] | None = None  # BLOCK_M, BLOCK_N, warps
     override: dict[str, Any] = field(default_factory=dict)
-    only: str = ""  # shapes whose name holds it; empty: all
+    is_candidate: bool = False  # somebody's choice, or only one that might be better
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Subject:
     output: str
     tolerance: dict[str, float]
 
-    def pairs(self) -> Iterator[tuple[Shape, list[Variant]]]:
+    def pairs(self, candidates: bool) -> Iterator[tuple[Shape, list[Variant]]]:
         for shape in self.shapes:
-            yield shape, [v for v in self.variants if v.only in shape.name]
+            yield shape, [v for v in self.variants if candidates or not v.is_candidate]
 
     def module(self, folder: Path, variant: Variant) -> Any:
         """The engine's file, told which card it is on and which blocks to take."""
@@ -74,6 +74,8 @@ class Subject:
 # Each probability is rounded to the values' type and the result to its own, half a unit in the last
 # place each: together one unit, 2^-7 in bf16, of the sum of magnitudes. vLLM brings an fp8 cache to
 # bf16 first. fp32 inputs are multiplied as tf32 on the card, whose 11 bits also blur the scores.
+# SGLang multiplies shares of an fp8 cache in fp8, whose rounding is 2^-4 of each.
+FP8_SHARES = 2.0**-4
 TOLERANCE = {"bfloat16": 2.0**-7, "float8_e4m3fn": 2.0**-7, "float32": 2.0**-7}
 
 
@@ -84,39 +86,59 @@ def _random(shape: tuple[int, ...], device: Any, dtype: Any) -> Any:
 
 
 def make_extend(shape: Shape, device: Any) -> dict[str, Any]:
-    """MLA prefill as SGLang does it: one latent key head, its cached prefix scattered."""
+    """Prefill as SGLang does it, its cached prefix scattered; in MLA V is a view of the one K."""
     import torch
 
     torch.manual_seed(SEED)
-    s, kind = shape.sizes, getattr(torch, shape.dtype)
-    new, prefix, heads = s["new"], s["prefix"], s["heads"]
+    s, kind = shape.sizes, torch.bfloat16
+    new, prefix, heads, wide = s["new"], s["prefix"], s["heads"], s["value"]
     pool = prefix + 64
     place = torch.randperm(pool, device=device)[:prefix]
-    k_buffer = _random((pool, 1, 576), device, kind)
-    k_extend = _random((new, 1, 576), device, kind)
+    k_buffer = _random((pool, s["keys"], s["head"]), device, getattr(torch, shape.dtype))
+    k_extend = _random((new, s["keys"], s["head"]), device, kind)
+    is_latent = s["keys"] == 1
     return {
-        "q_extend": _random((new, heads, 576), device, kind),
+        "q_extend": _random((new, heads, s["head"]), device, kind),
         "k_extend": k_extend,
-        "v_extend": k_extend[..., :512],
-        "o_extend": torch.full((new, heads, 512), float("nan"), device=device, dtype=kind),
+        "v_extend": k_extend[..., :wide]
+        if is_latent
+        else _random((new, s["keys"], wide), device, kind),
+        "o_extend": torch.full((new, heads, wide), float("nan"), device=device, dtype=kind),
         "k_buffer": k_buffer,
-        "v_buffer": k_buffer[..., :512],
+        "v_buffer": k_buffer[..., :wide]
+        if is_latent
+        else _random((pool, s["keys"], wide), device, k_buffer.dtype),
         "qo_indptr": torch.tensor([0, new], device=device, dtype=torch.int32),
         "kv_indptr": torch.tensor([0, prefix], device=device, dtype=torch.int32),
         "kv_indices": place.to(torch.int64),
-        "custom_mask": None,
+        "custom_mask": _mask(new, prefix, device) if s["mask"] else None,
         "is_causal": True,
-        "mask_indptr": None,
+        "mask_indptr": torch.tensor([0, new * (new + prefix)], device=device)
+        if s["mask"]
+        else None,
         "max_len_extend": new,
-        "sm_scale": 192**-0.5,
+        "sm_scale": s["head"] ** -0.5,
     }
+
+
+def _mask(new: int, prefix: int, device: Any) -> Any:
+    """Which keys a query sees, as speculative decoding says it: here simply the causal ones."""
+    import torch
+
+    own = causal(new, new, device)
+    return torch.cat([torch.ones((new, prefix), device=device, dtype=torch.bool), own], 1).flatten()
 
 
 def expect_extend(a: dict[str, Any]) -> Expected:
     q, new = a["q_extend"], a["q_extend"].shape[0]
     place = a["kv_indices"]
     own = Keys(q, a["k_extend"], a["v_extend"], causal(new, new, q.device))
-    cached = Keys(q, picked(a["k_buffer"], place), picked(a["v_buffer"], place))
+    # SGLang multiplies in the cache's type
+    cached = Keys(
+        rounded(q, a["k_buffer"].dtype),
+        picked(a["k_buffer"], place),
+        picked(a["v_buffer"], place),
+    )
     return attend([cached, own] if len(place) else [own], a["sm_scale"])
 
 
@@ -202,13 +224,12 @@ def expect_prefill(a: dict[str, Any]) -> Expected:
     return Expected(torch.cat([f.want for f in found]), torch.cat([f.size for f in found]))
 
 
-def extend_variants() -> list[Variant]:
-    """Hopper's blocks, the seeds', and what might be better under SM120's limit."""
-    tried = [(16, 64, 8, 1), (16, 64, 4, 1), (16, 32, 8, 1), (16, 32, 4, 1), (32, 16, 8, 1)]
-    tried += [(32, 32, 4, 1), (64, 16, 8, 1), (64, 32, 8, 1), (16, 128, 8, 1), (32, 32, 8, 2)]
+def extend_variants(tried: Sequence[tuple[int, int, int, int]]) -> list[Variant]:
+    """Hopper's blocks, the patch's, and what might be better under SM120's limit."""
     return [
-        Variant("published (32x64, 8 warps)", "published", THIS_CARD),
+        Variant("published", "published", THIS_CARD),
         Variant("patched for SM120", "patched", SM120),
+        Variant("the seeds' patch", "seeds", SM120),
         *(
             Variant(
                 f"{m}x{n}, {warps} warps, {stages} stages",
@@ -216,38 +237,75 @@ def extend_variants() -> list[Variant]:
                 SM120,
                 (m, n, warps),
                 {"kernel": "_fwd_kernel", "num_stages": stages},
+                is_candidate=True,
             )
             for m, n, warps, stages in tried
         ),
     ]
 
 
+def extend_shapes(heads: dict[str, int]) -> list[Shape]:
+    """Short and long prompts, with and without a cached prefix, an fp8 cache, a mask."""
+    plain = [(2048, 0), (2048, 8192), (8192, 0), (8192, 8192)]
+    return [
+        *(Shape(f"{n} after {p}", {**heads, "new": n, "prefix": p, "mask": 0}) for n, p in plain),
+        Shape(
+            "2048 after 8192 in fp8",
+            {**heads, "new": 2048, "prefix": 8192, "mask": 0},
+            "float8_e4m3fn",
+        ),
+        Shape("2048 after 2048 masked", {**heads, "new": 2048, "prefix": 2048, "mask": 1}),
+    ]
+
+
 def decode_variants() -> list[Variant]:
     stage = "_fwd_grouped_kernel_stage1"
+    tried = [(n, w, st) for n in (16, 32, 64) for w in (4, 8) for st in (1, 2)]
     return [
         Variant("published (2 stages)", "published", THIS_CARD),
         Variant("patched for SM120", "patched", SM120),
         *(
-            Variant(f"{n} stages", "published", THIS_CARD, None, {"kernel": stage, "num_stages": n})
-            for n in (1, 2, 3)
+            Variant(
+                f"BLOCK_N {n}, {warps} warps, {stages} stages",
+                "published",
+                THIS_CARD,
+                None,
+                {"kernel": stage, "BLOCK_N": n, "num_warps": warps, "num_stages": stages},
+                is_candidate=True,
+            )
+            for n, warps, stages in tried
         ),
     ]
 
 
 def subjects() -> list[Subject]:
     """Everything that is measured on a card."""
-    prefill = [(2048, 0), (2048, 8192), (8192, 0), (8192, 8192)]
+    latent = [(32, 32, 8, 1), (32, 32, 4, 1), (16, 64, 8, 1), (16, 64, 16, 1), (32, 32, 16, 1)]
+    wide = [(128, 64, 8, 1), (64, 64, 8, 1), (64, 64, 4, 1), (64, 128, 8, 1), (32, 64, 8, 1)]
+    kinds = {
+        "MLA 576/512": ({"head": 576, "value": 512, "heads": 8, "keys": 1}, latent),
+        "MLA 192/128": ({"head": 192, "value": 128, "heads": 8, "keys": 8}, wide),
+        "GQA 64": ({"head": 64, "value": 64, "heads": 8, "keys": 2}, wide),
+        "GQA 128": ({"head": 128, "value": 128, "heads": 8, "keys": 2}, wide),
+        "GQA 256": (
+            {"head": 256, "value": 256, "heads": 8, "keys": 2},
+            [(64, 64, 8, 1), (64, 64, 4, 1), (32, 64, 8, 1), (32, 64, 4, 1), (64, 32, 8, 1)],
+        ),
+    }
     return [
-        Subject(
-            "sglang-k2 extend attention, MLA 576/512",
-            "sglang-k2",
-            [Shape(f"{n} after {p}", {"new": n, "prefix": p, "heads": 8}) for n, p in prefill],
-            extend_variants(),
-            make_extend,
-            lambda module, a: module.extend_attention_fwd(**a),
-            expect_extend,
-            "o_extend",
-            TOLERANCE,
+        *(
+            Subject(
+                f"sglang-k2 extend attention, {name}",
+                "sglang-k2",
+                extend_shapes(heads),
+                extend_variants(tried),
+                make_extend,
+                lambda module, a: module.extend_attention_fwd(**a),
+                expect_extend,
+                "o_extend",
+                {**TOLERANCE, "float8_e4m3fn": FP8_SHARES},
+            )
+            for name, (heads, tried) in kinds.items()
         ),
         Subject(
             "vllm MLA decode 576/512",
@@ -278,7 +336,9 @@ def subjects() -> list[Subject]:
                     kind,
                 )
                 for kind, head in (
+                    ("bfloat16", 64),
                     ("bfloat16", 72),
+                    ("bfloat16", 80),
                     ("bfloat16", 128),
                     ("bfloat16", 256),
                     ("float32", 128),

@@ -67,6 +67,17 @@ def test_our_patches_are_needed_at_their_version(big_store: Path) -> None:
     for image in ("sglang-k2", "sglang", "vllm"):
         found = json.loads(run_sm120(big_store, "patches", image, "--json").stdout)
         assert [v["state"] for v in found] == ["needed"], found
+        assert [v["numerics"] for v in found] == ["right"], found
+
+
+@pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm"])
+def test_every_kernel_of_an_image_that_has_numerics_computes_the_right_numbers(
+    big_store: Path, image: str
+) -> None:
+    numbers = gate(big_store, image, "--numerics")["numerics"]
+    assert {c["name"]: c["words"] for c in numbers["cases"] if c["verdict"] != "right"} == {}
+    assert len(numbers["cases"]) > 30
+    assert set(numbers["versions"]) == {"numpy", "torch", "triton"}
 
 
 def test_the_seeds_patch_is_superseded_from_0_5_9_on(big_store: Path) -> None:

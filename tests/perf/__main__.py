@@ -7,7 +7,9 @@ root for a private daemon; without it those rows say so.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,8 +24,10 @@ from pipeline.lock.model import read_lock
 from pipeline.store.store import Store, open_store
 from pipeline.wish.load import Checkout
 from tests.perf import dockerfile
-from tests.perf.measure import Cost, run
-from tests.perf.push import push
+from tests.perf.measure import Cost, Report, run
+from tests.perf.publish import compare_publish
+from tests.perf.weights_fetch import measure_fetch
+from tests.perf.weights_verify import measure_verify
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
 from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry, oci_registry
@@ -31,20 +35,6 @@ from tests.testbed.registry import Registry, oci_registry
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "sglang-k2"
 PATCH = "0001-extend-attention-sm120-blocks.patch"
-
-
-class Report:
-    """Rows of claim, ours, theirs, ratio; printed as they come."""
-
-    def __init__(self) -> None:
-        self.rows: list[list[str]] = []
-
-    def add(self, claim: str, ours: str, other: str = "-", ratio: str = "-") -> None:
-        self.rows.append([claim, ours, other, ratio])
-        print(f"{claim}: {ours} | {other} | {ratio}", file=sys.stderr, flush=True)
-
-    def __str__(self) -> str:
-        return log.table(["what", "ours", "the usual way", "ratio"], self.rows)
 
 
 def sm120(store: Store, checkout: Path, *args: str) -> Cost:
@@ -59,6 +49,9 @@ def main() -> None:
     parser.add_argument("--no-docker", action="store_true", help="leave the Docker rows out")
     parser.add_argument("--only-docker", action="store_true", help="measure the Docker rows alone")
     parser.add_argument(
+        "--only-weights", action="store_true", help="measure the weights rows alone"
+    )
+    parser.add_argument(
         "--docker-wheels-below",
         type=int,
         metavar="MB",
@@ -69,6 +62,11 @@ def main() -> None:
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         scratch, store = Path(folder), open_store()
+        if not options.only_docker:
+            measure_fetch(report, scratch)
+            measure_verify(report, scratch)
+        if options.only_weights:
+            return print(report)
         build = sm120(store, ROOT, "build", IMAGE)
         report.add("build sglang-k2 (or find it built)", f"{build.wall_s:.1f} s")
         no_op = sm120(store, ROOT, "build", IMAGE)
@@ -85,6 +83,7 @@ def main() -> None:
             limit = options.docker_wheels_below * 1_000_000
             theirs = [w for w in wheels if w.stat().st_size < limit]
             compare_docker(report, store, checkout, theirs, torch, scratch)
+            compare_publish(report, store, scratch / "publish")
         except CannotHave as reason:
             report.add("against docker build", "not measured here", str(reason))
     print(report)
@@ -230,8 +229,7 @@ def compare_edit(
     scratch: Path,
 ) -> None:
     """One edited line to a pushed image, both sides warm."""
-    digest = built_digest(store)
-    push(store, registry.url, "ours", digest)
+    publish(store, checkout, registry)
     context = scratch / "context"
     dockerfile.write_context(context, base, wheels, pip_wheel)
     theirs_ref = f"{registry.host_port}/theirs:perf"
@@ -245,7 +243,7 @@ def compare_edit(
     )
     edit_patch(checkout, "edited for a measurement")
     made = sm120(store, checkout, "build", IMAGE, "--accept")
-    sent, pushed = timed_push(store, registry)
+    sent, pushed = publish(store, checkout, registry)
     dockerfile.edit(context, "second")
     again = dockerfile.docker(daemon, "build", "-q", "-t", theirs_ref, str(context))
     again_push = dockerfile.docker(daemon, "push", "-q", theirs_ref)
@@ -261,18 +259,17 @@ def compare_edit(
     sm120(store, ROOT, "build", IMAGE)
 
 
-def timed_push(store: Store, registry: Registry) -> tuple[int, float]:
-    """Push what the edit changed."""
+def publish(store: Store, checkout: Path, registry: Registry) -> tuple[int, float]:
+    """Publish what the registry lacks; bytes sent and seconds."""
     start = time.monotonic()
-    sent = push(store, registry.url, "ours", built_digest(store))
-    return sent, time.monotonic() - start
-
-
-def built_digest(store: Store) -> str:
-    """The image that the store now holds."""
-    record = store.image_record(IMAGE, "linux/amd64")
-    assert record is not None
-    return str(record["descriptor"]["digest"])
+    head = [sys.executable, "-m", "pipeline", "-q", "--checkout", str(checkout)]
+    args = ["publish", IMAGE, f"{registry.host_port}/ours:perf", "--json"]
+    # what is measured here is sending, also of an image whose edited patch no gate has seen
+    args += ["--force-ungated", "a measurement"]
+    said = subprocess.run(
+        [*head, "--store", str(store.root), *args], cwd=ROOT, check=True, capture_output=True
+    )
+    return int(json.loads(said.stdout)["sent_bytes"]), time.monotonic() - start
 
 
 if __name__ == "__main__":

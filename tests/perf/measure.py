@@ -5,10 +5,27 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from pipeline import log
+
+
+class Report:
+    """Rows of claim, ours, theirs, ratio; printed as they come."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[str]] = []
+
+    def add(self, claim: str, ours: str, other: str = "-", ratio: str = "-") -> None:
+        self.rows.append([claim, ours, other, ratio])
+        print(f"{claim}: {ours} | {other} | {ratio}", file=sys.stderr, flush=True)
+
+    def __str__(self) -> str:
+        return log.table(["what", "ours", "the usual way", "ratio"], self.rows)
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,19 @@ def _watch(child: subprocess.Popen[bytes]) -> tuple[int, float]:
             cpu |= {pid: max(_cpu_s(pid), cpu.get(pid, 0.0)) for pid in tree}
         else:
             return peak, sum(cpu.values())
+
+
+def tree_cpu_s(pid: int) -> float:
+    """CPU seconds of a running process, its children, and those that ended before."""
+    return sum(_cpu_s(p) + _ended_cpu_s(p) for p in _tree(pid))
+
+
+def _ended_cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
 
 
 def _tree(root: int) -> list[int]:

@@ -49,6 +49,7 @@ def oci_registry(
     tls: bool = False,
     htpasswd: Mapping[str, str] | None = None,
     address: str = "127.0.0.1",
+    delete: bool = True,
 ) -> Iterator[Registry]:
     """Run a registry with its files under `tmp`; `htpasswd` maps users to passwords.
 
@@ -61,7 +62,8 @@ def oci_registry(
     try:
         ca_file = make_certificates(home, address) if tls else None
         config = home / "config.yml"
-        config.write_text(json.dumps(make_config(home, address, tls=tls, htpasswd=htpasswd)))
+        settings = make_config(home, address, tls=tls, htpasswd=htpasswd, delete=delete)
+        config.write_text(json.dumps(settings))
         with started(home, config) as (host_port, log_file):
             yield Registry(host_port, ca_file, home / "storage", log_file)
     finally:
@@ -69,7 +71,7 @@ def oci_registry(
 
 
 def make_config(
-    home: Path, address: str, *, tls: bool, htpasswd: Mapping[str, str] | None
+    home: Path, address: str, *, tls: bool, htpasswd: Mapping[str, str] | None, delete: bool
 ) -> dict[str, object]:
     """The registry's configuration; JSON is YAML too."""
     # Port 0: the kernel picks a free one and the log says which, so no two tests can race for it.
@@ -81,7 +83,7 @@ def make_config(
         "log": {"level": "info"},
         "storage": {
             "filesystem": {"rootdirectory": f"{home}/storage"},
-            "delete": {"enabled": True},
+            "delete": {"enabled": delete},
         },
         "http": http,
     }

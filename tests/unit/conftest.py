@@ -15,7 +15,7 @@ from pipeline import log
 from tests.testbed.fault_server import FaultServer, fault_server
 from tests.unit.support import Command
 
-_CLEARED = ("PIP_", "UV_", "SM120_", "XDG_")
+_CLEARED = ("PIP_", "UV_", "SM120_", "XDG_", "HF_")
 _NOWHERE = "http://127.0.0.1:9"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from .endings import Json
@@ -33,6 +34,39 @@ def build(argument: Json, made: Json, package: str) -> Any:
     return None if kind == "none" else value
 
 
+def _normal(shape: list[int]) -> Any:
+    import torch
+
+    return torch.randn(shape)
+
+
+def _coin(shape: list[int]) -> Any:
+    import torch
+
+    return torch.randint(0, 2, shape)
+
+
+def _permutation(shape: list[int]) -> Any:
+    import torch
+
+    return torch.randperm(math.prod(shape)).reshape(shape)
+
+
+def _all(value: float) -> Any:
+    def fill(shape: list[int]) -> Any:
+        import torch
+
+        return torch.full(shape, value)
+
+    return fill
+
+
+FILLS = {
+    **{"zeros": _all(0), "ones": _all(1), "nan": _all(math.nan)},
+    **{"random": _normal, "coin": _coin, "permutation": _permutation},
+}
+
+
 def tensor(wanted: Json) -> Any:
     """A tensor on the CPU, filled as described."""
     import torch
@@ -41,12 +75,8 @@ def tensor(wanted: Json) -> Any:
     if wanted["values"] is not None:
         return torch.tensor(wanted["values"], dtype=dtype).reshape(shape)
     if wanted["fill"] == "arange":
-        count = 1
-        for size in shape:
-            count *= size
-        return (torch.arange(count) * wanted["step"]).to(dtype).reshape(shape)
-    fill = torch.ones if wanted["fill"] == "ones" else torch.zeros
-    return fill(shape, dtype=dtype)
+        return (torch.arange(math.prod(shape)) * wanted["step"]).to(dtype).reshape(shape)
+    return FILLS[wanted["fill"]](shape).to(dtype)
 
 
 def _triton_dtype(name: str) -> Any:

@@ -18,6 +18,9 @@ class Expected(NamedTuple):
 
     want: Any
     size: Any
+    weight: Any = (
+        None  # attention only: the logarithm of the sum of exponentials, by query and head
+    )
 
 
 class Keys(NamedTuple):
@@ -42,6 +45,7 @@ def attend(parts: Sequence[Keys], scale: float) -> Expected:
     shape = (queries, heads, first.v.shape[-1])
     want = torch.zeros(shape, dtype=torch.float64, device=first.q.device)
     size = torch.zeros_like(want)
+    weight = torch.zeros(shape[:2], dtype=torch.float64, device=first.q.device)
     for head in range(heads):
         values = torch.cat([part.v[:, _kv_head(part, head)].double() for part in parts])
         for start in range(0, queries, CHUNK):
@@ -50,7 +54,15 @@ def attend(parts: Sequence[Keys], scale: float) -> Expected:
             shares = torch.softmax(scores, dim=1)
             want[rows, head] = shares @ values
             size[rows, head] = shares @ values.abs()
-    return Expected(want, size)
+            weight[rows, head] = torch.logsumexp(scores, dim=1)
+    return Expected(want, size, weight)
+
+
+def together(found: Sequence[Expected]) -> Expected:
+    """Several sequences' results, one after the other."""
+    import torch
+
+    return Expected(*(torch.cat(values) for values in zip(*found, strict=True)))
 
 
 def _kv_head(part: Keys, head: int) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .arguments import build
 from .endings import FunctionGone, Json, Stopped
@@ -12,8 +14,8 @@ from .engines import find
 from .recorder import Recorder
 
 
-def call(case: Json, package: str) -> None:
-    """Call the engine's function as the case says."""
+def prepare(case: Json, package: str) -> tuple[Any, Json]:
+    """The engine's function, and the arguments that this version of it takes."""
     function = find(case["function"], package)
     made: Json = {}
     for name, argument in case["arguments"].items():
@@ -33,19 +35,27 @@ def call(case: Json, package: str) -> None:
     missing = [name for name in wanted if name not in made]
     if missing:
         raise Stopped(f"{function.__name__} wants {', '.join(missing)} in this version")
+    return function, made
+
+
+def call(case: Json, package: str) -> None:
+    """Call the engine's function as the case says."""
+    function, made = prepare(case, package)
     function(**made)
+
+
+def compiling(card: Json, cache: str | None) -> Callable[[Json, str], Json]:
+    """Triton, made to compile for the card; what then judges a case."""
+    recorder = Recorder(card, cache)
+    recorder.install()
+    return lambda case, package: judge(case, recorder, package)
 
 
 def judge(case: Json, recorder: Recorder, package: str) -> Json:
     """Run one case; what stopped it, if anything did, and every kernel it compiled."""
     from triton.runtime.errors import OutOfResources
 
-    recorder.records = []
-    recorder.override = case["override"]
-    start = time.monotonic()
-    answer: Json = {"case": case["name"], "ended": "called", "words": ""}
-    try:
-        recorder.strict = True
+    def compile_all() -> None:
         try:
             call(case, package)
         except OutOfResources:
@@ -53,6 +63,21 @@ def judge(case: Json, recorder: Recorder, package: str) -> Json:
             _forget_kernels()
             recorder.records, recorder.strict = [], False
             call(case, package)
+
+    recorder.records, recorder.strict = [], True
+    recorder.override = case["override"]
+    answer = attempt(case, compile_all)
+    answer["records"] = recorder.records
+    _forget_kernels()
+    return answer
+
+
+def attempt(case: Json, work: Callable[[], None]) -> Json:
+    """How a case ends: its work done, or what stopped it."""
+    start = time.monotonic()
+    answer: Json = {"case": case["name"], "ended": "called", "words": ""}
+    try:
+        work()
     except FunctionGone as error:
         answer.update(ended="function gone", words=str(error))
     except Stopped as error:
@@ -60,8 +85,6 @@ def judge(case: Json, recorder: Recorder, package: str) -> Json:
     except Exception as error:
         answer.update(ended="raised", words=_shown(error))
     answer["seconds"] = round(time.monotonic() - start, 3)
-    answer["records"] = recorder.records
-    _forget_kernels()
     return answer
 
 

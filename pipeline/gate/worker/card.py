@@ -6,16 +6,21 @@ import contextlib
 import types
 from typing import Any
 
-from .endings import Json
+from .endings import Json, Stopped
 from .stand_ins import StandIn
 
 # Operators of the engines' own C++ libraries, as they name them.
 ENGINE_OPERATORS = ("_C", "_C_cache_ops", "_moe_C", "sgl_kernel")
 
 
-def pretend_card(card: Json) -> None:
+def pretend_card(card: Json, cuda: str) -> None:
     """Make torch.cuda describe the card; tensors meant for it stay in CPU memory."""
     import torch
+
+    # engines ask a torch for CPUs alone whether it is for cards, and choose other blocks
+    if torch.version.cuda not in (None, cuda):
+        raise Stopped(f"torch is for CUDA {torch.version.cuda}, the image's for {cuda}")
+    torch.version.cuda = cuda
 
     capability = tuple(card["capability"])
     properties = types.SimpleNamespace(

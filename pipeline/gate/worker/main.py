@@ -6,10 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from .calling import judge
+from .calling import compiling
 from .card import pretend_card
 from .engines import PREPARE
-from .recorder import Recorder
+from .numbers import interpreting
 from .stand_ins import BarePackages, StandIns
 
 
@@ -17,13 +17,13 @@ def main(job_path: str, answers_path: str) -> None:
     """Work through a job's cases, one line of answer after the other."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     sys.path.insert(0, job["engine"])
+    import numpy
     import torch
     import triton
 
     card = job["card"]
-    pretend_card(card)
-    recorder = Recorder(card, job["cache"])
-    recorder.install()
+    pretend_card(card, job["cuda"])
+    judge = interpreting(card) if job["interpret"] else compiling(card, job["cache"])
     stand_ins = StandIns(job["absent"])
     bare = BarePackages(job["engine"], job["bare"])
     sys.meta_path.insert(0, bare)
@@ -31,11 +31,12 @@ def main(job_path: str, answers_path: str) -> None:
     prepare = PREPARE.get(job["package"])
     if prepare:
         prepare(card)
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    versions = {m.__name__: str(m.__version__) for m in (numpy, torch, triton)}
+    versions["cuda"] = job["cuda"]
     with Path(answers_path).open("a", encoding="utf-8") as answers:
         for case in job["cases"]:
             print(json.dumps({"begins": case["name"]}), file=answers, flush=True)
-            answer = judge(case, recorder, job["package"])
+            answer = judge(case, job["package"])
             answer.update(versions=versions, stand_ins=sorted({*stand_ins.used, *bare.used}))
             print(json.dumps(answer), file=answers, flush=True)
             if answer["ended"] == "raised":

@@ -138,6 +138,44 @@ def test_what_is_accepted_has_a_size_a_reason_and_a_link(
         read(tmp_path, accepted=[accepted])
 
 
+def test_a_case_like_another_says_only_what_differs(tmp_path: Path) -> None:
+    narrow = {"name": "narrow", "like": "decode", "dims": {"head": 32}, "arguments": {"scale": 2.0}}
+    third = {"name": "third", "like": "narrow", "kernels": ["_other"]}
+    first, second, last = read(tmp_path, cases=[CASE, narrow, third]).cases()
+    assert first.arguments["q"]["tensor"]["shape"] == [4, 8, 128]
+    assert second.arguments["q"]["tensor"]["shape"] == [4, 8, 64]
+    assert (second.arguments["scale"], second.kernels) == ({"value": 2.0}, ["_fwd"])
+    assert last.arguments == second.arguments
+    assert (last.name, last.kernels, last.stands_for) == ("third", ["_other"], ["a model"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "b", "like": "none"},
+        {"name": "b", "like": "b"},
+        {"name": "b", "like": "later"},
+        {"name": "b", "like": "../decode"},
+        {"name": "b", "like": "decode", "function": ["os:system"]},
+        {"name": "b", "like": "decode", "arguments": {"q": {"call": {"function": "os:system"}}}},
+        {"name": "b", "like": "decode", "kernels": []},
+        {"name": "b", "arguments": {}},
+        {"name": "decode", "like": "decode"},
+    ],
+)
+def test_a_case_like_another_is_judged_as_a_whole(tmp_path: Path, other: dict[str, Any]) -> None:
+    with pytest.raises(GateInvalid):
+        read(tmp_path, cases=[CASE, other, {**CASE, "name": "later"}])
+
+
+def test_two_gates_may_not_have_cases_of_one_name(tmp_path: Path) -> None:
+    read(tmp_path)
+    folder = tmp_path / "images" / "tiny" / "gates"
+    (folder / "smem-again.yaml").write_text((folder / "smem-decode.yaml").read_text())
+    with pytest.raises(GateInvalid, match="two cases are called decode"):
+        read_gates(Checkout(tmp_path), "tiny")
+
+
 def test_two_cases_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GateInvalid, match="two cases"):
         read(tmp_path, cases=[CASE, copy.deepcopy(CASE)])

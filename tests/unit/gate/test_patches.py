@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.gate.engine import EngineTree, is_applied
+from pipeline.gate.engine import EngineTree, compiler_requirements, is_applied
 from pipeline.gate.patches import PatchVerdict, decide, unproved
 from pipeline.gate.results import CaseResult
 from pipeline.wish.image import PatchWish
@@ -64,7 +64,7 @@ def test_unknown_with_the_patch_is_not_needed() -> None:
 
 
 def test_only_a_needed_patch_may_be_in_a_build() -> None:
-    states = ("needed", "upstreamed", "superseded", "inert", "weak", "conflict", "unknown")
+    states = ("needed", "upstreamed", "superseded", "inert", "weak", "conflict", "wrong", "unknown")
     found = [
         PatchVerdict(patch=s, gate="smem", version="1", state=s, words="")  # type: ignore[arg-type]
         for s in states
@@ -100,3 +100,35 @@ def test_a_fix_that_upstream_took_over_is_recognised_wherever_it_stands(tmp_path
     assert not is_applied(tree, wish, tmp_path)
     (tree.folder / "engine" / "x.py").unlink()
     assert not is_applied(tree, wish, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "want"),
+    [
+        (["torch==2.9.1", "triton==3.5.1", "numpy"], ["torch==2.9.1", "triton==3.5.1"]),
+        (["Torch (>=2.0)"], ["Torch>=2.0"]),
+        (['torch==2.1; extra == "old"', "torchvision", "triton-kernels"], []),
+        (['torch==2.9.1; platform_machine == "x86_64"'], None),
+        (["torch ==", "not a requirement !!"], []),
+        ([], []),
+    ],
+)
+def test_what_a_version_asks_for_is_read_from_its_own_metadata(
+    tmp_path: Path, lines: list[str], want: list[str] | None
+) -> None:
+    info = tmp_path / "engine-1.0.dist-info"
+    info.mkdir()
+    head = "Metadata-Version: 2.1\nName: engine\n" + "".join(
+        f"Requires-Dist: {line}\n" for line in lines
+    )
+    (info / "METADATA").write_text(f"{head}\nRequires-Dist: torch==0.1\n")
+    found = compiler_requirements(EngineTree(tmp_path, "engine", "1.0", "sha256:" + "0" * 64))
+    if want is None:
+        assert found == ['torch==2.9.1; platform_machine == "x86_64"']
+    else:
+        assert found == want
+
+
+def test_a_version_without_metadata_asks_for_nothing(tmp_path: Path) -> None:
+    tree = EngineTree(tmp_path, "engine", "1.0", "sha256:" + "0" * 64)
+    assert compiler_requirements(tree) == []

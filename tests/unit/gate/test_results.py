@@ -134,3 +134,17 @@ def test_one_failure_outweighs_one_unknown_outweighs_all_that_passed() -> None:
 
 def test_no_cases_at_all_is_unknown() -> None:
     assert overall([]) == "unknown"
+
+
+def test_words_of_the_assembler_are_kept_without_the_paths_of_this_machine() -> None:
+    words = "ptxas fatal : Value 'sm_121a' is not defined Repro command: /tmp/x/ptxas /tmp/y.ptx"
+    answer = Answer(case="one", ended="raised", words=words)
+    result = judge_case(case(), answer, CARDS["sm_121"], [], cached=False)
+    assert result.verdict == "unknown"
+    assert result.words == "ptxas fatal : Value 'sm_121a' is not defined"
+
+
+def test_a_kernel_that_needs_nothing_is_shown_with_its_zero() -> None:
+    worst = judged(record(0)).worst
+    assert worst is not None
+    assert worst.record.shared_bytes == 0

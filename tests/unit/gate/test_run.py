@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,14 @@ from pipeline.store.store import open_store
 from tests.unit.gate.test_results import case as make_case
 
 FACTS = EnvironmentFacts(
-    kind="image", platform="linux/amd64", python="3.11", triton="3", torch="2", wheels=[], hollow=[]
+    kind="image",
+    platform="linux/amd64",
+    python="3.11",
+    triton="3",
+    torch="2",
+    cuda="13.0",
+    wheels=[],
+    hollow=[],
 )
 HEAD = """
 import json, os, sys, time
@@ -218,3 +226,24 @@ def test_the_worker_can_be_started_as_a_folder_and_leaves_no_names_on_the_import
         [sys.executable, str(script)], capture_output=True, text=True, check=False
     )
     assert done.stdout == "alone\n", done.stderr
+
+
+@pytest.mark.parametrize("numerics", [None, {"reference": "decode-attention", "outputs": ["o"]}])
+def test_only_a_case_with_numerics_is_interpreted(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, numerics: Any
+) -> None:
+    told = "say({'case': 'a', 'ended': 'called', 'words': os.environ.get('TRITON_INTERPRET', 'no')"
+    worker(
+        monkeypatch, tmp_path, HEAD + f"begin(job['cases'][0])\n{told} + str(job['interpret'])}})\n"
+    )
+    wish = numerics and {**numerics, "rounds_to": "float32", "seed": 1}
+    (answer,) = run.ask(bench, [make_case(name="a", timeout_s=30, numerics=wish)])
+    assert answer.words == ("1True" if numerics else "noFalse")
+
+
+def test_numbers_and_fit_of_one_case_are_kept_apart(bench: run.Bench) -> None:
+    wish = {"reference": "decode-attention", "outputs": ["o"], "rounds_to": "float32", "seed": 1}
+    plain, numeric, other = (
+        make_case(name="a", numerics=n) for n in (None, wish, {**wish, "seed": 2})
+    )
+    assert len({bench.key(c) for c in (plain, numeric, other)}) == 3

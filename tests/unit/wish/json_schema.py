@@ -10,6 +10,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "string": (str,),
     "integer": (int,),
+    "number": (int, float),
     "boolean": (bool,),
     "null": (type(None),),
 }
@@ -67,10 +68,16 @@ def _fits(keyword: str, wanted: Any, value: Any) -> bool:
             return not set(wanted) - set(value)
         case "pattern":
             return re.search(wanted, value) is not None
-        case "minLength" | "minItems":
+        case "minLength" | "minItems" | "minProperties":
             return len(value) >= int(wanted)
-        case "maxLength" | "maxItems":
+        case "maxLength" | "maxItems" | "maxProperties":
             return len(value) <= int(wanted)
+        case "enum":
+            return value in wanted
+        case "const":
+            return bool(value == wanted)
+        case "exclusiveMinimum":
+            return bool(value > wanted)
         case "minimum":
             return bool(value >= wanted)
         case "maximum":

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
 
 from pipeline.build.plan import plan_image
+from pipeline.gate.arch_wish import ArchWish
+from pipeline.gate.cases import EngineSetup, GateFile
+from pipeline.gate.numeric_cases import NumericsFile
 from pipeline.lock.model import current_lock
 from pipeline.wish.image import ImageWish, PatchSeries
 from pipeline.wish.load import Checkout, schema
+from tests.unit.wish.json_schema import problems
 
 CHECKOUT = Checkout(Path(__file__).resolve().parents[3])
 SHIPPED = [(n, p) for n in CHECKOUT.images() for p in CHECKOUT.wish(n).platforms]
@@ -31,10 +39,63 @@ def test_no_lock_names_a_place(path: Path) -> None:
     assert not re.search(r"://|index-url", path.read_text(encoding="utf-8"))
 
 
+MODELS: dict[str, type[BaseModel]] = {
+    "image": ImageWish,
+    "series": PatchSeries,
+    "gate": GateFile,
+    "numerics": NumericsFile,
+    "engine": EngineSetup,
+    "arch": ArchWish,
+}
+GATE_FILES = sorted((CHECKOUT.root / "images").glob("*/gates/*.yaml"))
+
+
+def schema_of(path: Path) -> str:
+    return "gate" if path.stem.startswith("smem-") else path.stem
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_schemas_for_editors_are_those_of_the_code(name: str) -> None:
+    path = CHECKOUT.root / "images" / f"{name}.schema.json"
+    assert path.read_text(encoding="utf-8") == schema(MODELS[name])
+
+
+@pytest.mark.parametrize("path", GATE_FILES, ids=lambda p: f"{p.parts[-3]}-{p.stem}")
+def test_a_gate_s_file_names_its_schema_and_fits_it(path: Path) -> None:
+    text, kind = path.read_text(encoding="utf-8"), schema_of(path)
+    assert text.startswith(f"# yaml-language-server: $schema=../../{kind}.schema.json\n")
+    rules = json.loads(schema(MODELS[kind]))
+    assert problems(yaml.safe_load(text), rules, rules) == []
+
+
+TENSOR = {"shape": [4, "heads"], "dtype": "bfloat16"}
+
+
 @pytest.mark.parametrize(
-    ("file", "model"), [("image.schema.json", ImageWish), ("series.schema.json", PatchSeries)]
+    "argument",
+    [
+        {"tensor": {**TENSOR, "dtype": "float4"}},
+        {"tensor": {"shape": ["heads + 1"]}},
+        {"tensor": TENSOR, "size": 4},
+        {"code": "1 + 1"},
+        {"call": {"function": "os.system"}},
+        {},
+        [1, 2],
+    ],
 )
-def test_the_schemas_for_editors_are_those_of_the_code(
-    file: str, model: type[ImageWish] | type[PatchSeries]
-) -> None:
-    assert (CHECKOUT.root / "images" / file).read_text(encoding="utf-8") == schema(model)
+def test_the_schema_refuses_an_argument_that_the_gate_refuses(argument: Any) -> None:
+    case = {
+        **{"name": "one", "stands_for": ["a model"], "function": ["engine.ops:f"]},
+        **{"arguments": {"x": argument}, "kernels": ["k"]},
+    }
+    file = {"engine": "engine", "why": "because a test wants to see it", "cases": [case]}
+    rules = json.loads(schema(GateFile))
+    assert problems(file, rules, rules)
+    with pytest.raises(ValidationError):
+        GateFile.model_validate(file)
+
+
+@pytest.mark.parametrize("argument", [None, 1, 0.5, True, "silu", {"tensor": TENSOR}, {"size": 4}])
+def test_the_schema_accepts_short_and_long_arguments(argument: Any) -> None:
+    rules = json.loads(schema(GateFile))
+    assert problems(argument, rules["$defs"]["Argument"], rules) == []

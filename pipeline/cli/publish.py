@@ -1,0 +1,163 @@
+"""`sm120 publish`: a built image into a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline import log
+from pipeline.cli.common import (
+    checkout_of,
+    json_option,
+    platform_option,
+    platforms_of,
+    say_json,
+    store_of,
+)
+from pipeline.cli.registry import open_registry, registry_options
+from pipeline.errors import PublishRefused, ReferenceInvalid
+
+if TYPE_CHECKING:
+    from pipeline.build.image import Built
+    from pipeline.publish.gates import GateState
+    from pipeline.publish.publish import Order, Published
+    from pipeline.registry.reference import Reference
+    from pipeline.store.store import Store
+    from pipeline.wish.load import Checkout
+
+_MOST_REASON = 500
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.argument("place", metavar="REGISTRY/REPO[:TAG]")
+@platform_option
+@click.option("--index", is_flag=True, help="An index also over a single platform.")
+@click.option(
+    "--attach",
+    "attachments",
+    metavar="[PLATFORM=]FILE:TYPE",
+    multiple=True,
+    help="Attach a file to the image, or to one platform of it. Repeatable.",
+)
+@click.option(
+    "--force-ungated", metavar="REASON", help="Publish without passed gates; says so for ever."
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@registry_options
+@json_option
+@click.pass_context
+def publish(
+    context: click.Context,
+    name: str,
+    place: str,
+    platform: str | None,
+    index: bool,
+    attachments: tuple[str, ...],
+    force_ungated: str | None,
+    dry_run: bool,
+    insecure_http: bool,
+    ca: Path | None,
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Publish a built image: the bytes in the store, never a rebuild.
+
+    Only what the registry lacks is sent, and the tag comes last. Without a TAG it is the digest's
+    first twelve letters. Interrupt it whenever you like: run it again and it goes on.
+    """
+    from pipeline.publish.attachment import file_attachment
+    from pipeline.publish.gates import gate_state, require_gates
+    from pipeline.publish.publish import Order, rehearse
+    from pipeline.publish.publish import publish as publish_image
+    from pipeline.publish.shipment import make_shipment
+    from pipeline.registry.reference import parse_reference
+
+    reference = parse_reference(place)
+    checkout, store = checkout_of(context), store_of(context)
+    reason = _reason(force_ungated)
+    with store.in_use():
+        built = _all_built(checkout, store, name, platform)
+        states = [gate_state(store, checkout.wish(name), b) for b in built]
+        require_gates(name, states, reason)
+        _say_gates(name, states)
+        shipment = make_shipment(store, built, index=index)
+        _require_digest(reference, shipment.root.digest)
+        chosen = [file_attachment(a, list(shipment.images)) for a in attachments]
+        order = Order(
+            shipment=shipment,
+            repository=open_registry(reference, insecure_http, ca),
+            tag=reference.tag or shipment.root.digest[7:19],
+            gates=states,
+            attachments=chosen,
+            ungated_reason=reason,
+            jobs=jobs,
+        )
+        done = rehearse(order) if dry_run else _run(publish_image, store, order)
+    if as_json:
+        return say_json(done.model_dump(mode="json"))
+    click.echo(_shown(done))
+
+
+def _run(act: Callable[[Store, Order], Published], store: Store, order: Order) -> Published:
+    """Ctrl-C also ends what waits for the network."""
+    try:
+        return act(store, order)
+    except KeyboardInterrupt:
+        order.repository.client.hang_up()
+        raise
+
+
+def _all_built(checkout: Checkout, store: Store, name: str, platform: str | None) -> list[Built]:
+    from pipeline.cli.images import find_image
+
+    found = platforms_of(checkout.wish(name), platform)
+    return [find_image(checkout, store, name, p) for p in found]
+
+
+def _reason(words: str | None) -> str | None:
+    if words is None:
+        return None
+    reason = " ".join(words.split())
+    if not reason or not reason.isprintable() or len(reason) > _MOST_REASON:
+        raise PublishRefused(
+            "--force-ungated: a reason is one to 500 readable characters",
+            "It stays with the image; say why the gates may be passed over.",
+        )
+    return reason
+
+
+def _require_digest(reference: Reference, digest: str) -> None:
+    if reference.digest and reference.digest != digest:
+        raise ReferenceInvalid(
+            f"{reference}: the image is {digest}", "Leave the digest out, or build that image."
+        )
+
+
+def _say_gates(name: str, states: list[GateState]) -> None:
+    for state in states:
+        if state.state == "no gates":
+            log.say(f"{name} for {state.platform} has no gates: nothing was judged")
+        elif state.state == "not passed":
+            log.say(f"{name} for {state.platform} is published UNGATED: {state.words}")
+
+
+def _shown(done: Published) -> str:
+    rows = [[platform, digest] for platform, digest in done.platforms.items()]
+    if done.digest not in done.platforms.values():
+        rows.append(["index", done.digest])
+    counts = f"{done.blobs['sent']} sent, {done.blobs['mounted']} mounted"
+    verb = "would be sent" if done.dry_run else f"sent in {log.seconds(done.seconds)}"
+    lines = [
+        log.table(["platform", "digest"], rows),
+        "",
+        f"{log.size(done.sent_bytes)} of {log.size(done.total_bytes)} {verb}"
+        f" ({counts}, {done.blobs['there']} were there)",
+    ]
+    lines += [f"attached {a.artifact_type}: {a.digest} ({a.found_by})" for a in done.attached]
+    place = done.reference.partition("@")[0]
+    lines.append(f"{place}:{done.tag} is {done.digest}" if not done.dry_run else "nothing was sent")
+    return "\n".join(lines)

@@ -1,0 +1,214 @@
+"""`sm120 weights verify` and `scrub`: are the files still what their lock says?"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline import log
+from pipeline.cli.common import json_option, offline_option, say_json
+from pipeline.errors import WeightsDamaged, WishInvalid
+
+if TYPE_CHECKING:
+    from pipeline.weights.place import Place
+    from pipeline.weights.repair import Mended
+    from pipeline.weights.survey import Finding
+    from pipeline.weights.verify import Checked, Report, Request
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+
+
+@click.command()
+@click.argument("folder", type=_FOLDER)
+@click.option("--lock", "lock_file", type=click.Path(path_type=Path), help="Instead of its own.")
+@click.option("--only", multiple=True, metavar="PATTERN", help="Only these files. Repeatable.")
+@click.option("--full", is_flag=True, help="Read everything; believe no receipt.")
+@click.option("--repair", "wants_repair", is_flag=True, help="Fetch what is wrong, and only that.")
+@click.option(
+    "--from",
+    "neighbours",
+    multiple=True,
+    metavar="FOLDER|URL",
+    help="For --repair: a folder or a neighbour that is asked first. Repeatable.",
+)
+@offline_option
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), help="Files read at once; all cores if unsaid."
+)
+@json_option
+def verify(
+    folder: Path,
+    lock_file: Path | None,
+    only: tuple[str, ...],
+    full: bool,
+    wants_repair: bool,
+    neighbours: tuple[str, ...],
+    offline: bool,
+    jobs: int | None,
+    as_json: bool,
+) -> None:
+    """Prove a folder's files against their lock: offline, on all cores."""
+    from pipeline.weights.hashing import cores
+    from pipeline.weights.verify import Request
+
+    request = Request(only=only, full=full, jobs=jobs or cores())
+    places = _places(folder, lock_file)
+    checked = [_verified(place, request, places) for place in places]
+    mended: list[Mended] = []
+    if wants_repair:
+        for i, place in enumerate(places):
+            if not checked[i].report.is_whole:
+                mended += _repaired(place, checked[i], neighbours, offline)
+                again = Request(only=only, jobs=request.jobs)
+                checked[i] = _verified(place, again, places)
+    reports = [c.report for c in checked]
+    if as_json:
+        return _answer_json(reports, mended)
+    _answer(reports, mended)
+
+
+def _places(folder: Path, lock_file: Path | None) -> list[Place]:
+    from pipeline.weights.model import read_lock
+    from pipeline.weights.place import Place, find_places, new_place
+
+    if lock_file is None:
+        return find_places(folder)
+    lock = read_lock(lock_file)
+    if (folder / "snapshots").is_dir():
+        return [Place(folder, lock, hub_cache=True)]
+    cache = new_place(folder, lock, hub_cache=True)
+    return [cache if cache.root.is_dir() else new_place(folder, lock, hub_cache=False)]
+
+
+def _verified(place: Place, request: Request, places: list[Place]) -> Checked:
+    from pipeline.weights.verify import verify as prove
+
+    with log.step(f"Verifying {place.lock.name}, {log.size(place.lock.size_bytes)}"):
+        return prove(place, request, [p for p in places if p != place])
+
+
+def _repaired(
+    place: Place, checked: Checked, neighbours: tuple[str, ...], offline: bool
+) -> list[Mended]:
+    from pipeline.fetch.http import Client
+    from pipeline.fetch.settings import read_settings
+    from pipeline.weights import hub
+    from pipeline.weights.copies import Routes
+    from pipeline.weights.repair import repair
+    from pipeline.weights.sources import find_routes
+
+    client = Client(read_settings())
+    routes = find_routes(
+        client,
+        place.lock,
+        endpoint=hub.endpoint(),
+        token=None if offline else hub.saved_token(),
+        neighbours=neighbours,
+        offline=offline or hub.is_offline(),
+    )
+    with log.step(f"Repairing {place.lock.name}"):
+        return repair(place, checked, Routes(routes, client))
+
+
+def _answer(reports: Sequence[Report], mended: Sequence[Mended]) -> None:
+    if mended:
+        rows = [[m.path, m.error or m.how, log.size(m.fetched_bytes)] for m in mended]
+        click.echo(log.table(["file", "repair", "fetched"], rows) + "\n")
+    findings = [finding for report in reports for finding in report.findings]
+    if findings:
+        click.echo(_table(findings) + "\n")
+    for report in reports:
+        if report.is_whole:
+            read = f"{report.files_read} read, {report.by_receipt} by receipt"
+            click.echo(
+                f"{report.name}: {report.files} files, {log.size(report.size_bytes)}, as locked"
+                f" ({read}, {log.seconds(report.seconds)})"
+            )
+    _end_if_damaged(reports)
+
+
+def _table(findings: Sequence[Finding]) -> str:
+    rows = [[f.kind, f.path, f.detail] for f in findings]
+    return log.table(["what", "file", "why"], rows)
+
+
+def _end_if_damaged(reports: Sequence[Any]) -> None:
+    for report in reports:
+        damage = [finding for finding in report.findings if finding.damage]
+        if damage:
+            raise WeightsDamaged(f"{report.name}: {_counted(damage)} ({report.root})")
+
+
+def _counted(damage: Sequence[Finding]) -> str:
+    counts = Counter(finding.kind for finding in damage)
+    words = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    return f"{len({f.path for f in damage})} files are not as locked: {words}"
+
+
+def _answer_json(reports: Sequence[Report], mended: Sequence[Mended]) -> None:
+    whole = all(report.is_whole for report in reports)
+    say_json(
+        {
+            "whole": whole,
+            "sets": [report.model_dump() | {"whole": report.is_whole} for report in reports],
+            "repaired": [m.model_dump() for m in mended],
+        }
+    )
+    sys.exit(0 if whole else WeightsDamaged.exit_code)
+
+
+@click.command()
+@click.argument("folders", type=_FOLDER, nargs=-1, required=True)
+@click.option("--every-days", type=click.IntRange(1, 3650), default=30, show_default=True)
+@click.option("--budget", metavar="SIZE", help="Begin no file past this much tonight (500G).")
+@json_option
+def scrub(folders: tuple[Path, ...], every_days: int, budget: str | None, as_json: bool) -> None:
+    """Read a slice from the disk, so that all is read every N days. For a nightly timer."""
+    import time
+
+    from pipeline.weights.place import find_places
+    from pipeline.weights.scrub import Pace, be_humble
+    from pipeline.weights.scrub import scrub as read_slice
+
+    left = None if budget is None else _bytes(budget)
+    be_humble()
+    slices = []
+    for folder in folders:
+        places = find_places(folder)
+        for place in places:
+            with log.step(f"Scrubbing {place.lock.name}"):
+                others = [p for p in places if p != place]
+                done = read_slice(place, Pace(every_days, left), int(time.time()), others)
+            left = None if left is None else max(0, left - done.bytes_read)
+            slices.append(done)
+    damaged = any(finding.damage for s in slices for finding in s.findings)
+    if as_json:
+        say_json({"whole": not damaged, "sets": [s.model_dump() for s in slices]})
+        sys.exit(WeightsDamaged.exit_code if damaged else 0)
+    findings = [finding for s in slices for finding in s.findings]
+    if findings:
+        click.echo(_table(findings) + "\n")
+    for s in slices:
+        late = f", {len(s.overdue)} files are overdue" if s.overdue else ""
+        click.echo(
+            f"{s.name}: {len(s.read)} files, {log.size(s.bytes_read)} read;"
+            f" the oldest reading is {s.oldest_days} days old{late}"
+        )
+    _end_if_damaged(slices)
+
+
+def _bytes(text: str) -> int:
+    """500G -> 500000000000."""
+    number, unit = text.lower().removesuffix("b"), ""
+    if number and number[-1] in _UNITS:
+        number, unit = number[:-1], number[-1]
+    try:
+        return int(float(number) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        raise WishInvalid(f"--budget {text}: is no size", "Such as 500G or 20000000.") from None

@@ -1,0 +1,222 @@
+"""`sm120 weights fit`: does a model fit, with how much context, and where do its experts go?"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.common import checkout_of, json_option, say_json
+from pipeline.cli.weights_fit_text import (
+    answer_text,
+    disk_lines,
+    heading,
+    layout_lines,
+    room_words,
+)
+from pipeline.errors import DoesNotFit, ModelUnreadable
+
+if TYPE_CHECKING:
+    from pipeline.weights.fit.answer import Question
+    from pipeline.weights.fit.gguf_model import GgufModel
+    from pipeline.weights.fit.source import Source
+
+
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    from pipeline.weights.fit.units import read_size
+
+    try:
+        return None if value is None else read_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+def _finite(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    if value is not None and not math.isfinite(value):  # click's ranges let nan through
+        raise click.BadParameter(f"{value} is no number.", context, parameter)
+    return value
+
+
+_ENGINE = click.Choice(["sglang", "vllm", "ik_llama"])
+_COUNT = click.IntRange(1, 1024)
+_TOKENS = click.IntRange(1, 1 << 24)
+_RATE = click.FloatRange(0, min_open=True)
+_SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
+
+
+@click.command("fit")
+@click.argument("model", metavar="NAME|DIR|FILE")
+@click.option("--gpus", type=_COUNT, default=8, show_default=True, help="How many cards.")
+@click.option(
+    "--vram",
+    callback=_size,
+    metavar="SIZE",
+    default="96GiB",
+    show_default=True,
+    help="Of one card.",
+)
+@click.option(
+    "--ram", callback=_size, metavar="SIZE", help="Of the host, for experts that stay there."
+)
+@click.option("--ctx", type=_TOKENS, default=65536, show_default=True, help="Tokens of a request.")
+@click.option("--kv", type=click.Choice(["bf16", "fp8"]), help="KV cache [as the model asks].")
+@click.option("--tp", type=_COUNT, help="Cards that share the model [all].")
+@click.option("--dcp", type=_COUNT, help="vLLM: cards over which a request's tokens lie [1].")
+@click.option("--engine", type=_ENGINE, help="[sglang; ik_llama for GGUF files]")
+@click.option(
+    "--mem-fraction",
+    type=_SHARE,
+    callback=_finite,
+    help="sglang's --mem-fraction-static [its own].",
+)
+@click.option(
+    "--gpu-util", type=_SHARE, callback=_finite, help="vLLM's --gpu-memory-utilization [0.9]."
+)
+@click.option("--prefill", type=_TOKENS, default=8192, show_default=True, help="Tokens of a step.")
+@click.option(
+    "--weights-per-gpu", callback=_size, metavar="SIZE", help="Measured, from an engine's log."
+)
+@click.option("--batch", type=_TOKENS, default=2048, show_default=True, help="ik_llama's -b.")
+@click.option("--ubatch", type=_TOKENS, default=512, show_default=True, help="ik_llama's -ub.")
+@click.option(
+    "--headroom",
+    callback=_size,
+    metavar="SIZE",
+    default="2GiB",
+    show_default=True,
+    help="ik_llama: free.",
+)
+@click.option("--check-ot", multiple=True, help="Judge these -ot rules, in order. Repeatable.")
+@click.option("--mbps", type=_RATE, callback=_finite, help="Download, in MB a second.")
+@json_option
+@click.pass_context
+def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) -> None:
+    """Say what a model needs on each card, on the host and on the disk; no GPU needed.
+
+    sglang and vLLM divide it among the cards (tensor parallelism). ik_llama runs GGUF files on
+    cards and host together; for it a placement of the experts is found, as -ot lines.
+    """
+    from pipeline.weights.fit.gguf_model import GgufModel
+    from pipeline.weights.fit.source import find_source
+
+    source = find_source(model, lambda: checkout_of(context))
+    engine = _engine(options, isinstance(source.model, GgufModel))
+    if engine == "ik_llama":
+        assert isinstance(source.model, GgufModel)
+        _hybrid(source, source.model, options, as_json)
+    else:
+        _parallel(source, _question(options, engine), options, as_json)
+
+
+def _engine(options: dict[str, Any], is_gguf: bool) -> str:
+    engine: str = options["engine"] or ("ik_llama" if is_gguf else "sglang")
+    if is_gguf != (engine == "ik_llama"):
+        raise ModelUnreadable(
+            f"{engine} is judged here with {'safetensors' if is_gguf else 'GGUF files'} only",
+            "sglang and vLLM take a checkpoint with its config.json; ik_llama takes GGUF files.",
+        )
+    for flag, belongs in _ONLY:
+        if options[flag] and engine != belongs:
+            raise click.UsageError(
+                f"--{flag.replace('_', '-')} is for {belongs}; this is {engine}."
+            )
+    return engine
+
+
+_ONLY = (
+    ("mem_fraction", "sglang"),
+    ("gpu_util", "vllm"),
+    ("dcp", "vllm"),
+    ("check_ot", "ik_llama"),
+)
+
+
+def _question(options: dict[str, Any], engine: str) -> Question:
+    from pipeline.weights.fit.answer import Question
+
+    tp = options["tp"] or options["gpus"]
+    if tp > options["gpus"]:
+        raise click.UsageError(f"--tp {tp}: there are only {options['gpus']} cards.")
+    dcp = options["dcp"] or 1
+    if tp % dcp:
+        raise click.UsageError(f"--dcp {dcp}: it must divide the {tp} cards of a model.")
+    return Question.model_validate(
+        {
+            "gpus": options["gpus"],
+            "vram_bytes": options["vram"],
+            "tp": tp,
+            "dcp": dcp,
+            "context": options["ctx"],
+            "engine": engine,
+            "kv": options["kv"],
+            "fraction": options["mem_fraction"] or options["gpu_util"],
+            "prefill_tokens": options["prefill"],
+            "measured_bytes": options["weights_per_gpu"],
+        }
+    )
+
+
+def _parallel(source: Source, question: Question, options: dict[str, Any], as_json: bool) -> None:
+    from pipeline.weights.fit.answer import answer
+    from pipeline.weights.fit.shape import Architecture
+
+    assert isinstance(source.model, Architecture)
+    result = answer(source.model, question)
+    if as_json:
+        say_json(_about(source, options) | result.model_dump() | {"fits": not result.short})
+    else:
+        _say(heading(source, question.engine, options), answer_text(result, question))
+        if options["ram"] is not None:
+            _say(
+                f"--ram: {question.engine} keeps all weights on the cards; the host is not judged."
+            )
+        _say(*disk_lines(source, options))
+        verdict = "fits" if not result.short else "does not fit"
+        _say(f"{source.name} {verdict}: {result.short or room_words(result, question)}.")
+    if result.short:
+        raise DoesNotFit(f"{source.name}: {result.short}")
+
+
+def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
+    from pipeline.weights.fit.launch import layout_json
+    from pipeline.weights.fit.loads import Batch, Machine
+    from pipeline.weights.fit.override import read_overrides
+    from pipeline.weights.fit.placement import checked, place, shortage
+    from pipeline.weights.fit.units import gib
+
+    machine = Machine(options["gpus"], options["vram"], options["headroom"], options["ram"])
+    batch = Batch(options["ctx"], options["kv"] or "bf16", options["ubatch"], options["batch"])
+    if batch.context > model.context:
+        raise DoesNotFit(f"--ctx {batch.context}: the model knows only {model.context} positions")
+    try:
+        given = options["check_ot"]
+        rules = read_overrides(given, machine.devices) if given else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--check-ot") from error
+    layout = checked(model, machine, batch, rules) if rules else place(model, machine, batch)
+    if as_json:
+        fits = {"fits": not shortage(layout, machine)}
+        say_json(_about(source, options) | layout_json(model, batch, layout, machine) | fits)
+    else:
+        _say(heading(source, "ik_llama", options))
+        _say(*layout_lines(model, batch, layout, machine), "", *disk_lines(source, options))
+    if short := shortage(layout, machine):
+        raise DoesNotFit(f"{source.name}: {short}")
+    if not as_json:
+        _say(f"{source.name} fits, with {gib(machine.headroom_bytes)} kept free on each card.")
+
+
+def _about(source: Source, options: dict[str, Any]) -> dict[str, Any]:
+    seconds = source.disk_bytes / options["mbps"] / 1e6 if options["mbps"] else None
+    return {
+        "name": source.name,
+        "origin": source.origin,
+        "disk_bytes": source.disk_bytes,
+        "disk_is_estimate": source.is_estimate,
+        "download_s": seconds,
+    }
+
+
+def _say(*lines: str) -> None:
+    click.echo("\n".join(lines))

@@ -1,0 +1,196 @@
+"""`sm120 weights list` and `lock`: which sets there are, and what the Hub says they hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline import log
+from pipeline.cli.common import checkout_of, json_option, say_json
+from pipeline.errors import LockEdited, LockMissing, LockStale, OfflineMiss, WishInvalid
+
+if TYPE_CHECKING:
+    from pipeline.fetch.http import Client
+    from pipeline.weights.hub import Hub
+    from pipeline.weights.locking import Looked, Move
+    from pipeline.weights.model import FilePin, WeightsLock
+    from pipeline.wish.load import Checkout
+
+
+@click.command("list")
+@json_option
+@click.pass_context
+def list_sets(context: click.Context, as_json: bool) -> None:
+    """Show the weights this checkout knows, and what is locked."""
+    from pipeline.weights.model import current_lock, read_wish, wish_names
+
+    checkout = checkout_of(context)
+    rows = []
+    for name in wish_names(checkout):
+        wish = read_wish(checkout, name)
+        row: dict[str, object] = {
+            "name": name,
+            "repository": wish.repository,
+            "revision": wish.revision,
+            "format": wish.format,
+            "quant": wish.quant,
+            "lock": "current",
+        }
+        try:
+            lock = current_lock(checkout, name)
+            row |= {"commit": lock.commit, "files": len(lock.files), "bytes": lock.size_bytes}
+        except LockMissing:
+            row["lock"] = "missing"
+        except LockStale:
+            row["lock"] = "stale"
+        except LockEdited:
+            row["lock"] = "edited"
+        rows.append(row)
+    if as_json:
+        return say_json(rows)
+    head = ["name", "repository", "revision", "quant", "lock", "files", "size"]
+    click.echo(log.table(head, [_line(row) for row in rows]))
+
+
+def _line(row: dict[str, object]) -> list[str]:
+    amount = row.get("bytes")
+    size = log.size(amount) if isinstance(amount, int) else "-"
+    words = [str(row[k]) for k in ("name", "repository", "revision", "quant", "lock")]
+    return [*words, str(row.get("files", "-")), size]
+
+
+@click.command("lock")
+@click.argument("names", metavar="NAME...", nargs=-1)
+@click.option("--diff", "only_diff", is_flag=True, help="Show what would move; write nothing.")
+@click.option("--check", is_flag=True, help="Only check that the locks answer the wishes; offline.")
+@json_option
+@click.pass_context
+def lock_sets(
+    context: click.Context, names: tuple[str, ...], only_diff: bool, check: bool, as_json: bool
+) -> None:
+    """Look up the commit, and every file's size and hash, of weights; write their locks.
+
+    Asks the Hub (or HF_ENDPOINT), with HF_TOKEN or what `hf auth login` left. Nothing is written
+    unless all that was read belongs together.
+    """
+    checkout = checkout_of(context)
+    if check:
+        return _check(checkout, names, as_json)
+    if not names:
+        raise WishInvalid("no weights are named", "sm120 weights lock NAME; see `weights list`.")
+    found = {name: _look_up(checkout, name) for name in dict.fromkeys(names)}
+    answers = []
+    for name, looked in found.items():
+        moves = _moves(checkout, name, looked.lock)
+        if not only_diff:
+            _write(checkout, name, looked.lock)
+        answers.append(_answer(looked, moves))
+        if not as_json:
+            _say(looked, moves, only_diff)
+    if as_json:
+        say_json(answers)
+
+
+def _look_up(checkout: Checkout, name: str) -> Looked:
+    from pipeline.weights.fetch import fetch_range
+    from pipeline.weights.http_route import HttpRoute, Repository
+    from pipeline.weights.locking import look_up
+    from pipeline.weights.model import read_wish
+
+    wish = read_wish(checkout, name)
+    client, hub = _transport()
+
+    def fetch(pin: FilePin, commit: str) -> bytes:
+        there = Repository(hub.endpoint, wish.repository, commit, hub.token)
+        routes = [HttpRoute(client, there, "plain HTTP")]
+        return b"".join(fetch_range(routes, pin, 0, pin.size_bytes, client=client))
+
+    with log.step(f"Looking up {name}: {wish.repository} at {wish.revision}"):
+        return look_up(wish, hub, fetch)
+
+
+def _transport() -> tuple[Client, Hub]:
+    from pipeline.fetch.http import Client
+    from pipeline.fetch.settings import plain_settings
+    from pipeline.weights.hub import Hub, endpoint, is_offline, saved_token
+
+    if is_offline():
+        raise OfflineMiss("HF_HUB_OFFLINE is set", "Unset it where the Hub may be asked.")
+    settings = plain_settings()
+    return Client(settings), Hub(settings, endpoint=endpoint(), token=saved_token())
+
+
+def _moves(checkout: Checkout, name: str, new: WeightsLock) -> list[Move]:
+    from pipeline.weights.locking import diff_locks
+    from pipeline.weights.model import lock_path, read_lock
+
+    try:
+        old = read_lock(lock_path(checkout, name))
+    except (LockMissing, LockEdited):
+        old = None
+    return diff_locks(old, new)
+
+
+def _write(checkout: Checkout, name: str, lock: WeightsLock) -> None:
+    from pipeline.weights.model import lock_path, write_lock
+
+    write_lock(lock_path(checkout, name), lock)
+
+
+def _answer(looked: Looked, moves: list[Move]) -> dict[str, object]:
+    lock = looked.lock
+    return {
+        "name": lock.name,
+        "commit": lock.commit,
+        "files": len(lock.files),
+        "bytes": lock.size_bytes,
+        "seal": lock.seal,
+        "moves": [move.model_dump() for move in moves],
+        "warnings": looked.warnings,
+    }
+
+
+def _say(looked: Looked, moves: list[Move], only_diff: bool) -> None:
+    lock = looked.lock
+    for warning in looked.warnings:
+        log.say(f"warning: {warning}")
+    rows = [
+        [m.kind, m.path or "-", (m.before or "-")[:12], (m.after or "-")[:12], _bytes(m)]
+        for m in moves
+    ]
+    if rows:
+        click.echo(log.table(["what", "path", "before", "after", "size"], rows))
+    verb = "would be locked" if only_diff else "locked"
+    moved = f"{len(moves)} moved" if moves else "nothing moved"
+    size = log.size(lock.size_bytes)
+    click.echo(
+        f"{lock.name}: {len(lock.files)} files, {size}, commit {lock.commit}, {verb}; {moved}"
+    )
+
+
+def _bytes(move: Move) -> str:
+    if move.kind == "commit":
+        return "-"
+    return log.size(move.after_bytes if move.after_bytes is not None else move.before_bytes or 0)
+
+
+def _check(checkout: Checkout, names: tuple[str, ...], as_json: bool) -> None:
+    from pipeline.weights.model import current_lock
+
+    rows = []
+    for name in names or _locked(checkout):
+        lock = current_lock(checkout, name)
+        count = {"files": len(lock.files), "bytes": lock.size_bytes}
+        rows.append({"name": name, "commit": lock.commit, "seal": lock.seal, **count})
+    if as_json:
+        return say_json(rows)
+    for row in rows:
+        click.echo("{name}: {files} files, commit {commit}, current".format(**row))
+
+
+def _locked(checkout: Checkout) -> list[str]:
+    """A set that was never looked up is only a wish; its lock cannot be wrong."""
+    from pipeline.weights.model import lock_path, wish_names
+
+    return [name for name in wish_names(checkout) if lock_path(checkout, name).exists()]

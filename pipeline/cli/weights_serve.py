@@ -1,0 +1,156 @@
+"""`sm120 weights serve`: a Hub for the neighbours."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline import log
+from pipeline.cli.common import json_option
+from pipeline.errors import AddressUnusable
+
+if TYPE_CHECKING:
+    from pipeline.weights.serve.keeper import Keeper
+    from pipeline.weights.serve.server import Server
+    from pipeline.weights.serve.shelf import Shelf
+
+_folders = click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    metavar="DIR...",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@_folders
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="0 takes a free one.",
+)
+@click.option("--token-file", type=_file, help="Tokens that may read, a line each.")
+@click.option("--tls-cert", type=_file, help="The certificate (chain) for HTTPS, PEM.")
+@click.option("--tls-key", type=_file, help="Its key, PEM.")
+@json_option
+def serve(
+    folders: tuple[Path, ...],
+    host: str,
+    port: int,
+    token_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    as_json: bool,
+) -> None:
+    """Be a read-only Hub for folders of locked weights, until Ctrl-C.
+
+    Clients set HF_ENDPOINT to the printed address. Only files of the locks exist, and each is
+    sent only while it is proved: by the receipt of `verify`, or by hashing it in the background.
+    """
+    from pipeline.weights.serve.hub import Hub
+    from pipeline.weights.serve.server import Server
+    from pipeline.weights.serve.shelf import shelf_of
+
+    tls = _tls(tls_cert, tls_key)
+    shelf = shelf_of(folders)
+    tokens = _tokens(token_file) if token_file else frozenset()
+    keeper = _keeper(shelf)
+    scheme = "https" if tls else "http"
+    hub = Hub(shelf, keeper, tokens, only_loopback=_is_loopback(host), scheme=scheme)
+    server = Server(hub.answer, host, port, tls)
+    server.listen()
+    try:
+        keeper.start()
+        _announce(server, shelf, as_json=as_json, guarded=bool(tokens))
+        server.run()
+    except KeyboardInterrupt:
+        log.say(f"stopped after {server.requests} requests, {log.size(server.sent_bytes)} sent")
+    finally:
+        keeper.stop()
+        server.close()
+
+
+def _keeper(shelf: Shelf) -> Keeper:
+    from pipeline.weights.serve.keeper import Keeper
+    from pipeline.weights.vouched import vouched
+
+    keeper = Keeper(shelf.files)
+    keeper.believe(vouched)
+    if left := sum(held.pin.size_bytes for held in shelf.files if held.state == "unproved"):
+        log.say(f"{log.size(left)} are to be proved first; `sm120 weights verify` does so for good")
+        keeper.tell = log.LineBar("proving", left).advance
+    return keeper
+
+
+def _announce(server: Server, shelf: Shelf, *, as_json: bool, guarded: bool) -> None:
+    endpoint = f"{'https' if server.tls else 'http'}://{_name(server.host)}:{server.port}"
+    if as_json:
+        sets = [
+            {"repository": s.repository, "commit": s.commit, "files": len(s.files)}
+            for s in shelf.snapshots.values()
+        ]
+        # one line, at once: a program waits for it to know that clients may come
+        click.echo(json.dumps({"endpoint": endpoint, "pid": os.getpid(), "sets": sets}))
+    else:
+        for snapshot in shelf.snapshots.values():
+            size = log.size(sum(held.pin.size_bytes for held in snapshot.files.values()))
+            where = f"{snapshot.repository} at {snapshot.commit[:12]}"
+            log.say(f"serving {where}: {len(snapshot.files)} files, {size}")
+        click.echo(f"export HF_ENDPOINT={endpoint}")
+    if not guarded and not _is_loopback(server.host):
+        log.say("everybody who reaches this address can read the weights; --token-file closes it")
+
+
+def _name(host: str) -> str:
+    """What clients call this machine."""
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104 - only compared
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if cert is None:
+        if key is not None:
+            raise click.UsageError("--tls-key needs --tls-cert")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise AddressUnusable(
+            f"{cert.name}: cannot be used for TLS: {error}",
+            "Give a PEM certificate with its own key (--tls-key).",
+        ) from error
+    return context
+
+
+def _tokens(path: Path) -> frozenset[str]:
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    tokens = frozenset(line for line in lines if line and not line.startswith("#"))
+    if not tokens or any(len(t) < 8 or not t.isascii() or " " in t for t in tokens):
+        raise AddressUnusable(
+            f"{path.name}: a token is a line of at least eight plain letters and no spaces",
+            "Make one with `openssl rand -hex 24`.",
+        )
+    if path.stat().st_mode & 0o077:
+        log.say(f"{path.name} can be read by others on this machine; `chmod 600` it")
+    return tokens

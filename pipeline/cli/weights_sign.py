@@ -1,0 +1,155 @@
+"""`sm120 weights sign`, `check-signature` and `record`: what others can check a set by."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline import log
+from pipeline.cli.common import json_option, say_json
+from pipeline.errors import KeyUnusable, WeightsDamaged, WeightsUnknown
+
+if TYPE_CHECKING:
+    from pipeline.weights.place import Place
+
+_folder = click.argument(
+    "folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+_set = click.option("--set", "name", help="Which set, where a Hub cache holds several.")
+_signature = click.option(
+    "--signature",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The signature file [.sm120/model.sig].",
+)
+
+
+@click.command()
+@_folder
+@click.option("--key", required=True, type=_file, help="The signing key, PEM (P-256).")
+@click.option("--password-file", type=_file, help="Holds the key's password.")
+@_signature
+@_set
+@click.option("--full", is_flag=True, help="Read every file again; believe no receipt.")
+@json_option
+def sign(
+    folder: Path,
+    key: Path,
+    password_file: Path | None,
+    signature: Path | None,
+    name: str | None,
+    full: bool,
+    as_json: bool,
+) -> None:
+    """Sign a whole set in the OpenSSF model-signing format.
+
+    Files that a receipt vouches for are not read again. The stock tool accepts the signature:
+    `model_signing verify key DIR --signature SIG --public_key KEY.pub`.
+    """
+    from pipeline.weights import bundle, signing
+
+    place = _one(folder, name)
+    loaded = bundle.private_key(key, _password(password_file))
+    if key.stat().st_mode & 0o077:
+        log.say(f"{key.name} can be read by others on this machine; `chmod 600` it")
+    target = signature or signing.default_signature(place)
+    done = signing.sign(place, loaded, target, full=full)
+    if as_json:
+        return say_json({**asdict(done), "signature": str(done.signature)})
+    for path in done.not_covered:
+        log.say(f"not covered by the format: {path}")
+    links = " --allow_symlinks" if place.hub_cache else ""
+    click.echo(f"signed {done.files} files ({done.files_read} read) with key {done.key[:16]}")
+    log.say("to check it with the format's own tool:")
+    log.say(
+        f"  model_signing verify key {place.snapshot} --signature {target}"
+        f" --public_key KEY.pub{links}"
+    )
+
+
+@click.command("check-signature")
+@_folder
+@click.option("--public-key", required=True, type=_file, help="The signer's public key, PEM.")
+@_signature
+@_set
+@click.option("--full", is_flag=True, help="Read every file again; believe no receipt.")
+@json_option
+def check_signature(
+    folder: Path,
+    public_key: Path,
+    signature: Path | None,
+    name: str | None,
+    full: bool,
+    as_json: bool,
+) -> None:
+    """Hold a folder against a model-signing signature, by whomever it was made."""
+    from pipeline.weights import bundle, signing
+    from pipeline.weights.vouched import look
+
+    place = _place_or_none(folder, name, needed=signature is None)
+    target = signature or (signing.default_signature(place) if place else folder / signing.NAME)
+    known: dict[str, str] = {}
+    if place and not full:
+        known = {pin.path: pin.sha256 for pin in look(place).vouched if pin.sha256}
+    where = place.snapshot if place else folder
+    done = signing.check(where, target, bundle.public_key(public_key), known)
+    if as_json:
+        return say_json({**asdict(done), "signature": str(done.signature)})
+    for path in done.not_covered:
+        log.say(f"not covered by the signature: {path}")
+    click.echo(f"{done.files} files are as signed ({done.files_read} read), key {done.key[:16]}")
+
+
+@click.command()
+@_folder
+@_set
+@click.option("--full", is_flag=True, help="Read every file; else the receipt must vouch for all.")
+@click.option("--json", "as_json", is_flag=True, help="Always so: a record is JSON.")
+def record(folder: Path, name: str | None, full: bool, as_json: bool) -> None:
+    """Say what a set is and how it was verified, as an in-toto statement."""
+    from pipeline.weights import record as records
+    from pipeline.weights.place import find_places
+
+    made = records.record(_one(folder, name), find_places(folder), full=full)
+    say_json(records.as_json(made))
+    found = made.predicate.verification
+    if found.result != "verified":
+        log.say(f"{found.result}: {'; '.join(found.why)}")
+    if found.result == "damaged":
+        sys.exit(WeightsDamaged.exit_code)
+
+
+def _one(folder: Path, name: str | None) -> Place:
+    from pipeline.weights.place import find_places
+
+    found = [p for p in find_places(folder) if name in (None, p.lock.name)]
+    names = ", ".join(p.lock.name for p in find_places(folder))
+    if not found:
+        raise WeightsUnknown(f"{folder}: holds no set {name!r}", f"There are: {names}.")
+    if len(found) > 1:
+        raise WeightsUnknown(f"{folder}: holds several sets", f"Choose with --set: {names}.")
+    return found[0]
+
+
+def _place_or_none(folder: Path, name: str | None, *, needed: bool) -> Place | None:
+    """A signed folder need not be a locked one, if it is told where the signature is."""
+    from pipeline.weights.signing import NAME
+
+    try:
+        return _one(folder, name)
+    except WeightsUnknown:
+        if name or (needed and not (folder / NAME).exists()):
+            raise
+        return None
+
+
+def _password(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    if not (word := path.read_bytes().rstrip(b"\r\n")):
+        raise KeyUnusable(f"{path.name}: is empty", "Write the key's password into it.")
+    return word

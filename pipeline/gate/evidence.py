@@ -1,0 +1,148 @@
+"""What the gates said of an image, kept beside it: `images/<name>/<platform>/gates.json`.
+
+The same findings give the same bytes, wherever and whenever they were made; how long it took and
+when it was lies in `gates.times.json`. A failure is kept like a success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from pipeline.errors import (
+    GateFailed,
+    GateUnknown,
+    GateWrong,
+    NoKernelImage,
+    PatchUnproved,
+    PipelineError,
+)
+from pipeline.files import write_bytes
+from pipeline.gate.limits import Card
+from pipeline.gate.results import CaseVerdict
+from pipeline.model import Digest, Frozen, canonical_json
+from pipeline.store.store import Store
+
+GateKind = Literal["smem", "numerics", "patches", "arch"]
+_ORDER = ("smem", "numerics", "patches", "arch")
+_FAILURES: dict[GateKind, type[PipelineError]] = {
+    "smem": GateFailed,
+    "numerics": GateWrong,
+    "patches": PatchUnproved,
+    "arch": NoKernelImage,
+}
+
+
+class Row(Frozen):
+    """One thing that was judged: a case, a patch, an object."""
+
+    name: str
+    verdict: CaseVerdict
+    words: str = ""
+    facts: dict[str, Any] = {}
+
+
+class Evidence(Frozen):
+    """One gate's result: what it was asked about, what decided it, what came out."""
+
+    gate: GateKind
+    arch: str
+    verdict: CaseVerdict
+    words: str = ""
+    inputs: dict[str, Digest]  # beyond the image itself: case files, patches, wheels
+    made_by: dict[str, str]  # versions, and digests of the judging code
+    card: Card | None = None
+    summary: dict[str, Any] = {}
+    rows: list[Row] = []
+
+
+class ImageGates(Frozen):
+    """All results of one image."""
+
+    format: Literal[2] = 2
+    image: str
+    platform: str
+    image_digest: Digest
+    results: list[Evidence]
+
+    @property
+    def verdict(self) -> CaseVerdict:
+        return worst([found.verdict for found in self.results])
+
+
+def worst(verdicts: Sequence[CaseVerdict]) -> CaseVerdict:
+    """The verdict on all together; none at all is unknown."""
+    for verdict in ("failed", "unknown", "accepted"):
+        if verdict in verdicts:
+            return verdict
+    return "passed" if verdicts else "unknown"
+
+
+def ending(image: str, found: Evidence) -> PipelineError | None:
+    """How a command ends that has this result; none where it may go on."""
+    if found.verdict in ("passed", "accepted"):
+        return None
+    bad = [row for row in found.rows if row.verdict == found.verdict]
+    first = f"{bad[0].name}: {bad[0].words}" if bad else found.words
+    more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+    kind = GateUnknown if found.verdict == "unknown" else _FAILURES[found.gate]
+    return kind(f"{image}, gate {found.gate} on {found.arch}: {first}{more}")
+
+
+def evidence_path(store: Store, image: str, platform: str) -> Path:
+    """Where an image's results lie."""
+    return store.image_folder(image, platform) / "gates.json"
+
+
+def kept_evidence(store: Store, image: str, platform: str, digest: str) -> ImageGates | None:
+    """The results of this very image; those of another one, or a damaged file, are none."""
+    try:
+        found = ImageGates.model_validate_json(evidence_path(store, image, platform).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return found if found.image_digest == digest else None
+
+
+def keep_evidence(
+    store: Store,
+    image: str,
+    platform: str,
+    digest: str,
+    found: Sequence[tuple[Evidence, float]],
+) -> ImageGates:
+    """Put results, each with its seconds, in the place of older ones of the same gate and card."""
+    with store.locked(f"gates-{image}-{platform.replace('/', '-')}"):
+        before = kept_evidence(store, image, platform, digest)
+        results = {(e.gate, e.arch): e for e in (before.results if before else [])}
+        results |= {(e.gate, e.arch): e for e, _ in found}
+        ordered = sorted(results.values(), key=lambda e: (_ORDER.index(e.gate), e.arch))
+        gates = ImageGates(image=image, platform=platform, image_digest=digest, results=ordered)
+        path = evidence_path(store, image, platform)
+        write_bytes(path, (gates.model_dump_json(indent=1) + "\n").encode())
+        _keep_times(path.with_name("gates.times.json"), digest, found)
+    return gates
+
+
+class _Times(Frozen):
+    """When each gate ended and how long it took."""
+
+    image_digest: Digest
+    gates: dict[str, dict[str, str | float]]
+
+
+def _keep_times(path: Path, digest: str, found: Sequence[tuple[Evidence, float]]) -> None:
+    try:
+        before = _Times.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        before = _Times(image_digest=digest, gates={})
+    known = before.gates if before.image_digest == digest else {}
+    ended = datetime.now(UTC).isoformat(timespec="seconds")
+    new: dict[str, dict[str, str | float]] = {
+        f"{e.gate} {e.arch}": {"ended": ended, "seconds": round(seconds, 3)} for e, seconds in found
+    }
+    times = _Times(image_digest=digest, gates={**known, **new})
+    write_bytes(path, canonical_json(times.model_dump()) + b"\n")

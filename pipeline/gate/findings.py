@@ -1,0 +1,221 @@
+"""Each gate's findings in the common form that is kept beside an image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from pipeline import __version__, proc
+from pipeline.errors import PipelineError
+from pipeline.gate.arch import ArchReport, Judged
+from pipeline.gate.arch_facts import reader_digest
+from pipeline.gate.arch_verdict import Verdict
+from pipeline.gate.environment import Environment
+from pipeline.gate.evidence import Evidence, GateKind, Row, worst
+from pipeline.gate.gate import ImageGate
+from pipeline.gate.limits import CARDS, Card
+from pipeline.gate.patches import PatchVerdict
+from pipeline.gate.results import CaseResult, CaseVerdict, GateResult
+from pipeline.gate.run import worker_digest
+from pipeline.model import canonical_json, sha256_of
+from pipeline.wish.load import Checkout
+
+_TIMES = {"seconds", "cached"}
+_FEW = 8
+_STATES: dict[str, CaseVerdict] = {"needed": "passed", "unknown": "unknown"}
+
+
+def smem_evidence(gate: ImageGate, result: GateResult) -> Evidence:
+    """The shared-memory gate's result."""
+    covered = result.coverage
+    return Evidence(
+        gate="smem",
+        arch=result.card.arch,
+        verdict=result.verdict,
+        inputs={**_inputs(gate), "engine": result.engine_digest},
+        made_by=_compilers(gate.environment),
+        card=result.card,
+        summary={
+            "engine": f"{result.engine} {result.engine_version}",
+            "environment": result.environment.kind,
+            "hollow": result.environment.hollow,
+            "coverage": covered.model_dump(mode="json") if covered else None,
+        },
+        rows=[_case_row(case) for case in result.cases],
+    )
+
+
+def numerics_evidence(gate: ImageGate, result: GateResult) -> Evidence:
+    """What the kernels compute, beside float64."""
+    found = result.numerics
+    assert found is not None
+    verdicts: dict[str, CaseVerdict] = {"right": "passed", "wrong": "failed"}
+    return Evidence(
+        gate="numerics",
+        arch=result.card.arch,
+        verdict=verdicts.get(found.verdict, "unknown"),
+        inputs={**_inputs(gate, "numerics.yaml"), "engine": result.engine_digest},
+        made_by={**_compilers(gate.environment), **found.versions},
+        card=result.card,
+        summary={"by": "Triton's interpreter on the CPU", "repairs": found.repairs},
+        rows=[
+            Row(
+                name=case.name,
+                verdict=verdicts.get(case.verdict, "unknown"),
+                words=case.words,
+                facts=case.model_dump(mode="json", exclude={"name", "verdict", "words", *_TIMES}),
+            )
+            for case in found.cases
+        ],
+    )
+
+
+def gate_evidence(gate: ImageGate, result: GateResult) -> list[tuple[Evidence, float]]:
+    """Everything that one run of the gate found, each with its seconds."""
+    found = [(smem_evidence(gate, result), result.seconds)]
+    if result.numerics:
+        found.append((numerics_evidence(gate, result), result.numerics.seconds))
+    return found
+
+
+def _case_row(case: CaseResult) -> Row:
+    facts = case.model_dump(mode="json", exclude={"name", "verdict", "words", *_TIMES})
+    for kernel in facts["kernels"]:
+        kernel["record"].pop("seconds", None)
+    return Row(name=case.name, verdict=case.verdict, words=case.words, facts=facts)
+
+
+def patch_evidence(gate: ImageGate, card: Card, found: Sequence[PatchVerdict]) -> Evidence:
+    """The patches' verdicts at the locked version; a patch passes when it is needed."""
+    rows = [
+        Row(
+            name=v.patch,
+            verdict=_STATES.get(v.state, "failed"),
+            words=f"{v.state}: {v.words}",
+            facts=v.model_dump(mode="json", exclude={"patch", "words"}),
+        )
+        for v in found
+    ]
+    return Evidence(
+        gate="patches",
+        arch=card.arch,
+        verdict=worst([row.verdict for row in rows]),
+        inputs={**_inputs(gate), "engine": gate.tree.digest},
+        made_by=_compilers(gate.environment),
+        card=card,
+        rows=rows,
+    )
+
+
+def arch_evidence(checkout: Checkout, image: str, report: ArchReport) -> Evidence:
+    """The architecture gate's result: a row for every object that carries CUDA code.
+
+    Where one line of arch.yaml accepts many (thousands of files of kernels for other cards), they
+    are one row with the digest of their names and hashes.
+    """
+    carrying = [x for x in report.objects if x.judgement.verdict is not Verdict.NO_CUDA_CODE]
+    groups: dict[str, list[Judged]] = {}
+    for judged in carrying:
+        groups.setdefault(judged.accepted or judged.path, []).append(judged)
+    rows = [row for name, group in groups.items() for row in _object_rows(name, group)]
+    rows += [
+        Row(name=glob, verdict="failed", words="demanded, but no object matches")
+        for glob in report.unmatched
+    ]
+    return Evidence(
+        gate="arch",
+        arch=report.arch,
+        # an image without any CUDA code is fit for every card
+        verdict=worst([row.verdict for row in rows] or ["passed"]),
+        inputs=_gate_files(checkout, image, "arch.yaml"),
+        made_by={"sm120-pipeline": __version__, "reader": reader_digest()},
+        summary={**report.summary, "accepted without need": list(report.unused)},
+        rows=rows,
+    )
+
+
+def _object_rows(name: str, group: Sequence[Judged]) -> list[Row]:
+    if len(group) <= _FEW:
+        return [_object_row(judged) for judged in group]
+    listed = canonical_json([[x.path, x.sha256] for x in group])
+    code = sorted({str(target) for x in group for target in x.facts.targets})
+    facts = {"objects": len(group), "objects_digest": sha256_of(listed), "code": code}
+    words = ", ".join(sorted({x.judgement.words for x in group}))
+    return [Row(name=name, verdict="accepted", words=words, facts=facts)]
+
+
+def _object_row(judged: Judged) -> Row:
+    found = judged.judgement
+    forgiven: CaseVerdict = "accepted" if judged.accepted else "passed"
+    return Row(
+        name=judged.path,
+        verdict="failed" if judged.failed else forgiven,
+        words=found.words,
+        facts={
+            "sha256": judged.sha256,
+            "code": sorted(map(str, judged.facts.targets)),
+            "modules": {"all": found.modules, "run": found.running, "jit": found.jitted},
+            "accepted_by": judged.accepted,
+        },
+    )
+
+
+def unjudged(gate: GateKind, arch: str, error: PipelineError) -> Evidence:
+    """A gate that could not even begin: unknown, and why."""
+    return Evidence(
+        gate=gate,
+        arch=arch,
+        verdict="unknown",
+        words=str(error),
+        inputs={},
+        made_by={"sm120-pipeline": __version__},
+        card=CARDS.get(arch),
+    )
+
+
+def _gate_files(checkout: Checkout, image: str, *patterns: str) -> dict[str, str]:
+    folder = checkout.folder(image) / "gates"
+    paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return {f"gates/{p.name}": sha256_of(p.read_bytes()) for p in paths}
+
+
+def _inputs(gate: ImageGate, *more: str) -> dict[str, str]:
+    """Files that decide what is compiled, beyond the engine's own."""
+    patches = [gate.patch_folder / wish.file for wish in gate.series.patches]
+    wheels = gate.environment.facts.wheels
+    return {
+        **_gate_files(gate.shop.checkout, gate.plan.wish.name, "engine.yaml", "smem-*.yaml", *more),
+        **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
+        **{pin.file: f"sha256:{pin.sha256}" for pin in wheels},
+    }
+
+
+def _compilers(environment: Environment) -> dict[str, str]:
+    facts = environment.facts
+    return {
+        "sm120-pipeline": __version__,
+        "worker": worker_digest(),
+        "python": facts.python,
+        "torch": facts.torch,
+        "triton": facts.triton,
+        **ptxas_versions(environment.folder / "site"),
+    }
+
+
+@cache
+def ptxas_version(program: Path) -> str:
+    """`12.8.93`, as the program itself says, or why it cannot be asked."""
+    try:
+        said = proc.read([str(program), "--version"]).stdout.decode(errors="replace")
+    except OSError as error:
+        return f"could not be asked ({error.strerror})"
+    found = re.search(r"\bV(\d[\w.]*)", said)
+    return found[1] if found else "did not say"
+
+
+def ptxas_versions(site: Path) -> dict[str, str]:
+    """Every assembler that an environment's Triton brings; which it takes depends on the card."""
+    folder = site / "triton" / "backends" / "nvidia" / "bin"
+    return {p.name: ptxas_version(p) for p in sorted(folder.glob("ptxas*"))}

@@ -1,0 +1,172 @@
+"""Looking after what gates leave in the store: what the locks still lead to, and what they do not.
+
+gate/environments/   interpreters with torch and Triton, unpacked: gigabytes
+gate/engines/        engines' own files, as published and patched
+gate/answers/        what workers said about cases
+gate/kernels/        what Triton and ptxas said about single kernels, for any version
+gate/kernels-of/     which kernels an engine's code has
+gate/moved/          since which version a function is gone
+gates/arch/          which machine code an object holds
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.build.plan import ImagePlan, plan_image
+from pipeline.errors import PatchConflict, PipelineError
+from pipeline.files import os_errors_explained
+from pipeline.gate.cases import Gates, read_gates
+from pipeline.gate.coverage import kernels_key
+from pipeline.gate.engine import EngineTree, engine_key, patched_tree
+from pipeline.gate.environment import Environment, EnvironmentFacts, known_facts
+from pipeline.gate.limits import CARDS
+from pipeline.gate.moved import move_key
+from pipeline.gate.run import Bench
+from pipeline.store.store import Store, read_image_record
+from pipeline.store.upkeep import Shelf
+from pipeline.wish.load import Checkout
+
+_KERNEL_AGE_S = 90 * 24 * 3600
+_PARTS = {
+    "gate environments": "gate/environments",
+    "gate engines": "gate/engines",
+    "gate answers": "gate/answers",
+    "gate kernels": "gate/kernels",
+    "gate notes on engines": "gate/kernels-of",
+    "gate notes on moves": "gate/moved",
+    "gate notes on objects": "gates/arch",
+}
+
+
+@dataclass
+class _Kept:
+    """Names in each folder that something still leads to."""
+
+    environments: set[str] = field(default_factory=set)
+    engines: set[str] = field(default_factory=set)
+    answers: set[str] = field(default_factory=set)
+    notes: set[str] = field(default_factory=set)
+    moves: set[str] = field(default_factory=set)
+
+
+def gate_shelves(store: Store) -> list[Shelf]:
+    """How much of what gates left."""
+    found = []
+    for name, place in _PARTS.items():
+        sizes = {(s.st_dev, s.st_ino): s.st_size for s in _stats(store.root / place)}
+        found.append(Shelf(name=name, files=len(sizes), size_bytes=sum(sizes.values())))
+    return found
+
+
+def _stats(path: Path) -> Iterator[os.stat_result]:
+    """Of every file below; trees share files, so the caller counts each only once."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield os.lstat(os.path.join(folder, name))  # noqa: PTH118
+
+
+def gate_leftovers(store: Store, checkout: Checkout) -> list[Path]:
+    """Folders and files that no lock of the checkout leads to any more."""
+    kept = _Kept()
+    for name in checkout.images():
+        for platform in checkout.wish(name).platforms:
+            try:
+                _keep(store, checkout, plan_image(checkout, name, platform), kept)
+            except PipelineError:
+                # an image without gates, or whose lock is not made yet, keeps nothing
+                continue
+    root, old = store.root / "gate", time.time() - _KERNEL_AGE_S
+    objects = _objects(store)
+    return [
+        *(p for p in _entries(root / "environments") if p.name not in kept.environments),
+        *(p for p in _entries(root / "engines") if p.name not in kept.engines),
+        *(p for p in _entries(root / "answers") if p.stem not in kept.answers),
+        *(p for p in _entries(root / "kernels-of") if p.stem not in kept.notes),
+        *(p for p in _entries(root / "moved") if p.stem not in kept.moves),
+        *(p for p in _entries(root / "kernels") if p.stat().st_mtime < old),
+        *(p for p in _entries(store.root / "gates" / "arch") if p.stem not in objects),
+    ]
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _keep(store: Store, checkout: Checkout, plan: ImagePlan, kept: _Kept) -> None:
+    gates = read_gates(checkout, plan.wish.name)
+    environments = [
+        Environment(path, facts, ())
+        for path in _entries(store.root / "gate" / "environments")
+        if (facts := known_facts(path)) and _is_from(facts, plan)
+    ]
+    kept.environments |= {e.key for e in environments}
+    for tree in _trees(store, checkout, plan, gates):
+        kept.engines.add(tree.folder.name)
+        kept.notes.add(kernels_key(tree.digest))
+        for case in gates.cases():
+            kept.moves |= {move_key(tree, function) for function in case.function}
+            for environment in environments:
+                for card in CARDS.values():
+                    bench = Bench(store, environment, tree, gates.setup, card)
+                    kept.answers.add(bench.key(case).removeprefix("sha256:"))
+
+
+def _is_from(facts: EnvironmentFacts, plan: ImagePlan) -> bool:
+    """Whether an environment is of the lock's own wheels, or of the same versions elsewhere."""
+    locked = {(pin.name, pin.version): pin.sha256 for pin in plan.lock.wheels}
+    same = facts.kind == "host wheels" or all(
+        locked.get((pin.name, pin.version)) == pin.sha256 for pin in facts.wheels
+    )
+    return same and all((pin.name, pin.version) in locked for pin in facts.wheels)
+
+
+def _trees(store: Store, checkout: Checkout, plan: ImagePlan, gates: Gates) -> Iterator[EngineTree]:
+    """The engine as published, with all patches, and with all but one."""
+    pin = next((p for p in plan.lock.wheels if p.name == gates.setup.package), None)
+    if pin is None:
+        return
+    folder = store.root / "gate" / "engines" / engine_key(pin)
+    tree = EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}")
+    yield tree
+    series = checkout.series(plan.wish).patches
+    place = (checkout.folder(plan.wish.name) / (plan.wish.patches or "none")).parent
+    for left_out in [None, *series]:
+        with suppress(PatchConflict):
+            yield patched_tree(tree, [w for w in series if w is not left_out], place)[0]
+
+
+def _objects(store: Store) -> set[str]:
+    """Hashes of the files of every built image."""
+    found: set[str] = set()
+    for path in sorted((store.root / "images").glob("*/*/image.json")):
+        for layer in read_image_record(path)["layers"]:
+            found |= {row.sha256 for row in store.contents(layer["record"]["digest"])}
+    return found
+
+
+def size_of(path: Path) -> int:
+    """A file's size, or that of all files below a folder."""
+    if path.is_dir() and not path.is_symlink():
+        return sum(s.st_size for s in _stats(path) if s.st_nlink == 1)
+    return path.lstat().st_size
+
+
+def remove(paths: list[Path]) -> int:
+    """Take leftovers away; returns the bytes freed."""
+    freed = 0
+    for path in paths:
+        with os_errors_explained(path):
+            freed += size_of(path)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    return freed

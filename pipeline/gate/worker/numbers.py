@@ -1,0 +1,81 @@
+"""One case run for its numbers: the engine's function under Triton's interpreter, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .calling import attempt, prepare
+from .driver import compiling_driver
+from .endings import Json
+from .interpreter import install
+from .references import REFERENCES
+
+
+def interpreting(card: Json) -> Callable[[Json, str], Json]:
+    """Triton, made to interpret as if on the card; what then judges a case."""
+    from triton.runtime.driver import driver
+    from triton.runtime.interpreter import GridExecutor
+
+    driver.set_active(compiling_driver(card))
+    driver._default = driver._active
+    install()
+    launches: list[Json] = []
+    _watch(GridExecutor, launches)
+    return lambda case, package: _judge(case, package, launches)
+
+
+def _watch(kind: Any, launches: list[Json]) -> None:
+    real = kind.__call__
+
+    def run(grid: Any, *args: Any, **kwargs: Any) -> Any:
+        launches.append(
+            {
+                "kernel": grid.fn.__name__,
+                "module": grid.fn.__module__,
+                "blocks": {k: v for k, v in kwargs.items() if k.isupper() and type(v) is int},
+                "num_warps": kwargs.get("num_warps"),
+                "num_stages": kwargs.get("num_stages"),
+            }
+        )
+        return real(grid, *args, **kwargs)
+
+    kind.__call__ = run
+
+
+def _judge(case: Json, package: str, launches: list[Json]) -> Json:
+    """Run one case and compare what it wrote with what it should have written."""
+    computed: list[Json] = []
+    launches.clear()
+
+    def compute() -> None:
+        import torch
+
+        wanted = case["numerics"]
+        torch.manual_seed(wanted["seed"])
+        function, made = prepare(case, package)
+        # before the call, which may write to its inputs
+        expected = REFERENCES[wanted["reference"]](made)
+        function(**made)
+        for output in wanted["outputs"]:
+            computed.append({"output": output, **errors(made[output], expected[output])})
+
+    answer = attempt(case, compute)
+    answer.update(records=list(launches), computed=computed)
+    return answer
+
+
+def errors(got: Any, expected: Any) -> Json:
+    """How far a result is off; a number that was never written is no number."""
+    import torch
+
+    numbers = got.double()
+    if numbers.shape != expected.want.shape:
+        raise ValueError(f"the reference is {expected.want.shape}, the result {numbers.shape}")
+    finite = torch.isfinite(numbers)
+    told: Json = {"elements": numbers.numel(), "unwritten": int((~finite).sum())}
+    if finite.all():
+        off = (numbers - expected.want).abs()
+        told["max_error"] = float(off.max())
+        told["max_share"] = float((off / expected.size.clamp_min(1e-30)).max())
+    return told

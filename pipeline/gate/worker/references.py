@@ -1,0 +1,216 @@
+"""What each engine function should compute, from its arguments, by definition and in float64.
+
+One function for each meaning a call can have. It reads the arguments as the engine's documentation
+describes them (which rows belong to which sequence, where its cached keys lie, who may see what)
+and leaves the arithmetic to `attention`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from .attention import Expected, Keys, attend, causal, picked, rounded, together
+from .endings import Json
+
+Outputs = dict[str, Expected]
+
+
+def _bounds(indptr: Any) -> list[tuple[int, int]]:
+    ends = indptr.tolist()
+    return list(itertools.pairwise(ends))
+
+
+def _number(value: Any) -> float:
+    return float(value.reshape(-1)[0]) if hasattr(value, "reshape") else float(value)
+
+
+def _is_fp8(tensor: Any) -> bool:
+    return bool(tensor.element_size() == 1)
+
+
+def _mask(a: Json, seq: int, rows: int, keys: int) -> Any:
+    """A sequence's own mask: for each new token, one number for each key from the first on."""
+    start = int(a["mask_indptr"][seq])
+    return a["custom_mask"][start : start + rows * keys].reshape(rows, keys).bool()
+
+
+def extend_attention(a: Json) -> Outputs:
+    """SGLang's prefill: new tokens see their sequence's cached prefix and the new ones so far.
+
+    A custom mask takes the place of the causal one among the new tokens; over the prefix it counts
+    only with skip_prefix_custom_mask=False. Queries are multiplied with cached keys in the cache's
+    type, so with an fp8 cache they are rounded to fp8 there.
+    """
+    k_scale, v_scale = (_number(a.get(name, 1.0)) for name in ("k_scale", "v_scale"))
+    window = a.get("sliding_window_size", -1)
+    found = []
+    for seq, (start, end) in enumerate(_bounds(a["qo_indptr"])):
+        first, last = _bounds(a["kv_indptr"])[seq]
+        place, rows, prefix = a["kv_indices"][first:last], end - start, last - first
+        q, new = a["q_extend"][start:end], slice(start, end)
+        seen = causal(rows, prefix + rows, window=window)
+        if not a["is_causal"]:
+            seen |= True
+        if a["custom_mask"] is not None:
+            own = _mask(a, seq, rows, prefix + rows)
+            seen[:, prefix:] = own[:, prefix:]
+            if not a.get("skip_prefix_custom_mask", True):
+                seen &= own
+        k, v = picked(a["k_buffer"], place), picked(a["v_buffer"], place)
+        cached_q = rounded(q, k.dtype) if _is_fp8(k) else q
+        cached = Keys(cached_q.double() * k_scale, k.double(), v.double() * v_scale)
+        parts = [
+            cached._replace(allowed=seen[:, :prefix]),
+            Keys(q, a["k_extend"][new], a["v_extend"][new], seen[:, prefix:]),
+        ]
+        found.append(attend(parts, a["sm_scale"]))
+    return {"o_extend": together(found)}
+
+
+def extend_attention_unified(a: Json) -> Outputs:
+    """SGLang's deterministic prefill: prefix and new tokens all lie in the cache."""
+    scale = a["sm_scale"] * _number(a.get("k_scale", 1.0))
+    found = []
+    for seq, (start, end) in enumerate(_bounds(a["qo_indptr"])):
+        first, last = _bounds(a["kv_indptr"])[seq]
+        place, rows = a["kv_indices"][first:last], end - start
+        seen = causal(rows, last - first, window=a.get("sliding_window_size", -1))
+        if a.get("custom_mask") is not None:
+            seen = _mask(a, seq, rows, last - first)
+        v = picked(a["v_buffer"], place).double() * _number(a.get("v_scale", 1.0))
+        keys = Keys(a["q"][start:end], picked(a["k_buffer"], place), v, seen)
+        found.append(attend([keys], scale))
+    return {"o": together(found)}
+
+
+def decode_attention(a: Json) -> Outputs:
+    """SGLang's decode: one new token for each sequence sees all of its cached keys."""
+    scale = a["sm_scale"] * _number(a.get("k_scale", 1.0))
+    found = []
+    for seq, (first, last) in enumerate(_bounds(a["kv_indptr"])):
+        place = a["kv_indices"][first:last]
+        v = picked(a["v_buffer"], place).double() * _number(a.get("v_scale", 1.0))
+        keys = Keys(a["q"][seq : seq + 1], picked(a["k_buffer"], place), v)
+        found.append(attend([keys], scale))
+    return {"o": together(found)}
+
+
+def prefill_attention(a: Json) -> Outputs:
+    """Attention over whole inputs without a cache, as vision towers do it."""
+    scale = a.get("sm_scale") or a["q"].shape[-1] ** -0.5
+    found = []
+    for start, rows in zip(a["b_start_loc"].tolist(), a["b_seq_len"].tolist(), strict=True):
+        own = slice(start, start + rows)
+        seen = causal(rows, rows) if a["is_causal"] else None
+        found.append(attend([Keys(a["q"][own], a["k"][own], a["v"][own], seen)], scale))
+    return {"o": together(found)}
+
+
+def _dequantized(cache: Any, scale: Any, q: Any) -> Any:
+    """vLLM brings an fp8 cache to the queries' type before it multiplies."""
+    if not _is_fp8(cache):
+        return cache
+    return rounded(cache.float() * _number(scale), q.dtype)
+
+
+def paged_decode_attention(a: Json) -> Outputs:
+    """vLLM's decode: each sequence's keys lie in pages that its row of the table names."""
+    q, found = a["q"], []
+    for seq, length in enumerate(a["b_seq_len"].tolist()):
+        pages = a["req_to_token"][seq]
+        k, v = (picked(a[name], pages).flatten(0, 1)[:length] for name in ("k_buffer", "v_buffer"))
+        # with MLA the values are the latent key itself, as it was dequantized
+        v_scale = a["k_scale"] if a.get("is_mla") else a["v_scale"]
+        k, v = _dequantized(k, a["k_scale"], q), _dequantized(v, v_scale, q)
+        found.append(attend([Keys(q[seq : seq + 1], k, v)], a["sm_scale"]))
+    told = together(found)
+    # the logarithm is a float32 sum of exponentials: compared as it is
+    weight = Expected(told.weight, told.weight.abs() + 1.0)
+    return {"o": told, "lse": weight}
+
+
+def prefix_prefill(a: Json) -> Outputs:
+    """vLLM's chunked prefill: cached pages in the paged-attention layout, new tokens beside them.
+
+    Keys are [page, kv head, head/x, token, x], values [page, kv head, head, token].
+    """
+    q, found = a["q"], []
+    for seq, (start, end) in enumerate(_bounds(a["b_start_loc"])):
+        rows = end - start
+        prefix = int(a["b_seq_len"][seq]) - rows
+        pages = a["b_loc"][seq]
+        k = picked(a["k_cache"], pages).permute(0, 3, 1, 2, 4).flatten(3).flatten(0, 1)
+        v = picked(a["v_cache"], pages).permute(0, 3, 1, 2).flatten(0, 1)
+        k, v = _dequantized(k, a["k_scale"], q), _dequantized(v, a["v_scale"], q)
+        parts = [
+            Keys(q[start:end], k[:prefix], v[:prefix]),
+            Keys(q[start:end], a["k"][start:end], a["v"][start:end], causal(rows, rows)),
+        ]
+        found.append(attend(parts, a["sm_scale"]))
+    return {"o": together(found)}
+
+
+def unified_attention(a: Json) -> Outputs:
+    """vLLM's one kernel for prefill and decode: all keys lie in pages."""
+    q, found = a["q"], []
+    for seq, (start, end) in enumerate(_bounds(a["cu_seqlens_q"])):
+        length = int(a["seqused_k"][seq])
+        pages = a["block_table"][seq]
+        k, v = (picked(a[name], pages).flatten(0, 1)[:length] for name in ("k", "v"))
+        k, v = _dequantized(k, a["k_descale"], q), _dequantized(v, a["v_descale"], q)
+        keys = Keys(q[start:end], k, v, causal(end - start, length))
+        found.append(attend([keys], a["softmax_scale"]))
+    return {"out": together(found)}
+
+
+def _dequantized_pair(a: Json) -> tuple[Any, Any]:
+    """Tokens and experts as numbers: fp8 ones times their scale, one each or one for each block."""
+    rows, matrices = a["A"].double(), a["B"].double()
+    if not a.get("use_fp8_w8a8"):
+        return rows, matrices
+    if not a["block_shape"]:
+        return rows * _number(a["A_scale"]), matrices * a["B_scale"].double()[:, None, None]
+    high, wide = a["block_shape"]
+    inner, hidden = matrices.shape[1:]
+    by_row = a["A_scale"].double().repeat_interleave(wide, 1)[:, :hidden]
+    by_expert = a["B_scale"].double().repeat_interleave(high, 1).repeat_interleave(wide, 2)
+    return rows * by_row, matrices * by_expert[:, :inner, :hidden]
+
+
+def fused_moe(a: Json) -> Outputs:
+    """One of a mixture's two matrix products: each chosen pair of token and expert gets its row.
+
+    sorted_token_ids lists the pairs expert by expert in blocks, padded with a number past the end.
+    """
+    import torch
+
+    tokens, chosen = a["topk_weights"].shape
+    rows, matrices = _dequantized_pair(a)
+    inner = matrices.shape[1]
+    want = torch.full((tokens * chosen, inner), float("nan"), dtype=torch.float64)
+    size, block = want.clone(), a["config"]["BLOCK_SIZE_M"]
+    used = int(a["num_tokens_post_padded"][0])
+    for place, pair in enumerate(a["sorted_token_ids"][:used].tolist()):
+        if pair >= tokens * chosen:
+            continue
+        expert = int(a["expert_ids"][place // block])
+        row, matrix = rows[pair // a["top_k"]], matrices[expert]
+        weight = _number(a["topk_weights"].reshape(-1)[pair]) if a["mul_routed_weight"] else 1.0
+        want[pair] = matrix @ row * weight
+        size[pair] = matrix.abs() @ row.abs() * abs(weight)
+    shape = (tokens, chosen, inner)
+    return {"C": Expected(want.reshape(shape), size.reshape(shape))}
+
+
+REFERENCES: dict[str, Callable[[Json], Outputs]] = {
+    "extend-attention": extend_attention,
+    "extend-attention-unified": extend_attention_unified,
+    "decode-attention": decode_attention,
+    "prefill-attention": prefill_attention,
+    "paged-decode-attention": paged_decode_attention,
+    "prefix-prefill": prefix_prefill,
+    "unified-attention": unified_attention,
+    "fused-moe": fused_moe,
+}

@@ -1,0 +1,148 @@
+"""What is attached to a published image: statements, an SBOM, signatures, or any file.
+
+Each becomes an OCI 1.1 artifact whose subject is the image. Nothing in it says when it was made,
+so attaching the same thing twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import AttachmentInvalid
+from pipeline.log import NoBar
+from pipeline.model import Frozen, canonical_json, sha256_of
+from pipeline.registry.document import (
+    OCI_EMPTY,
+    OCI_MANIFEST,
+    Descriptor,
+    Document,
+    descriptor_json,
+    read_document,
+)
+from pipeline.registry.referrers import kind_of, list_in_fallback_tag
+from pipeline.registry.repository import Repository
+from pipeline.registry.upload import LocalBlob, has_blob, push_blob
+
+MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
+MOST_BYTES = 64 << 20
+_TITLE = "org.opencontainers.image.title"
+
+
+class Content(Frozen):
+    """Bytes with their media type."""
+
+    media_type: str
+    data: bytes
+    annotations: dict[str, str] = {}
+
+    @property
+    def descriptor(self) -> Descriptor:
+        return Descriptor(
+            media_type=self.media_type,
+            digest=sha256_of(self.data),
+            size_bytes=len(self.data),
+            annotations=self.annotations,
+        )
+
+
+class Attachment(Frozen):
+    """Something that belongs to an image, or to one platform of it.
+
+    `tag` also puts it under a tag of its own, for tools that look there (cosign: `sha256-….sig`).
+    """
+
+    artifact_type: str | None
+    layers: tuple[Content, ...]
+    config: Content | None = None
+    annotations: dict[str, str] = {}
+    platform: str | None = None
+    tag: str | None = None
+
+    def manifest(self, subject: Document) -> Document:
+        """The artifact's manifest."""
+        config = descriptor_json((self.config or EMPTY).descriptor)
+        written: dict[str, Any] = {
+            "schemaVersion": 2,
+            "mediaType": OCI_MANIFEST,
+            "config": config,
+            "layers": [descriptor_json(x.descriptor) for x in self.layers or (EMPTY,)],
+            "subject": descriptor_json(subject.descriptor),
+        }
+        if self.artifact_type:
+            written["artifactType"] = self.artifact_type
+        if self.annotations:
+            written["annotations"] = self.annotations
+        return read_document(canonical_json(written))
+
+
+EMPTY = Content(media_type=OCI_EMPTY, data=b"{}")
+
+
+class Attached(Frozen):
+    """What became of an attachment."""
+
+    digest: str
+    artifact_type: str
+    subject: str
+    found_by: str
+
+
+def file_attachment(words: str, platforms: list[str]) -> Attachment:
+    """`[PLATFORM=]FILE:TYPE` as a value."""
+    platform, equals, rest = words.partition("=")
+    if not equals or platform not in platforms:
+        platform, rest = "", words
+    name, _, kind = rest.rpartition(":")
+    if not name or not MEDIA_TYPE.fullmatch(kind):
+        raise AttachmentInvalid(f"{words}: names no type")
+    path = Path(name)
+    if not path.is_file():
+        raise AttachmentInvalid(f"{path}: there is no such file")
+    if path.stat().st_size > MOST_BYTES:
+        raise AttachmentInvalid(f"{path}: is larger than {MOST_BYTES >> 20} MiB")
+    content = Content(media_type=kind, data=path.read_bytes(), annotations={_TITLE: path.name})
+    return Attachment(artifact_type=kind, layers=(content,), platform=platform or None)
+
+
+def attach(
+    repository: Repository, subject: Document, attachments: list[Attachment]
+) -> list[Attached]:
+    """Push artifacts for one image and make them findable from it."""
+    found, unlisted = [], []
+    for attachment in attachments:
+        document = attachment.manifest(subject)
+        for content in (attachment.config or EMPTY, *(attachment.layers or (EMPTY,))):
+            _bring(repository, content)
+        names = [document.digest, *([attachment.tag] if attachment.tag else [])]
+        answers = [repository.put_manifest(n, document.data, OCI_MANIFEST) for n in names]
+        # a registry that lists referrers itself says so in its answer
+        is_listed = answers[0].header("OCI-Subject") == subject.digest
+        if not is_listed:
+            unlisted.append(document)
+        how = "referrers API" if is_listed else "fallback tag"
+        found.append(
+            Attached(
+                digest=document.digest,
+                artifact_type=kind_of(document),
+                subject=subject.digest,
+                found_by=how,
+            )
+        )
+    if unlisted:
+        list_in_fallback_tag(repository, subject.digest, [_entry(d) for d in unlisted])
+    return found
+
+
+def _bring(repository: Repository, content: Content) -> None:
+    described = content.descriptor
+    if not has_blob(repository, described.digest, described.size_bytes):
+        blob = LocalBlob(described.digest, described.size_bytes, data=content.data)
+        push_blob(repository, blob, NoBar())
+
+
+def _entry(document: Document) -> Descriptor:
+    """How the fallback tag lists an artifact."""
+    changes = {"artifact_type": kind_of(document), "annotations": document.annotations}
+    return document.descriptor.model_copy(update=changes)

@@ -1,0 +1,83 @@
+"""Whether an image may be published: what its gates said of these very bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pipeline.build.image import Built
+from pipeline.errors import PublishRefused
+from pipeline.model import Frozen
+from pipeline.store.store import Store
+from pipeline.wish.image import ImageWish
+
+_GOOD = ("passed", "accepted")
+_DEFAULT = "sm_120"
+
+
+class GateState(Frozen):
+    """What is known of an image's gates."""
+
+    platform: str
+    state: Literal["passed", "no gates", "not passed"]
+    words: str = ""
+
+
+def gate_state(store: Store, wish: ImageWish, built: Built) -> GateState:
+    """The kept record, if it is of this digest; every gate that the image wishes for must pass."""
+    if not wish.gates:
+        return GateState(platform=built.platform, state="no gates")
+    path = store.image_folder(built.name, built.platform) / "gates.json"
+    try:
+        found = json.loads(path.read_bytes())
+        results = _results(found) if found["image_digest"] == built.digest else None
+    except FileNotFoundError:
+        return _not_passed(built, "its gates were not run")
+    except (OSError, ValueError, KeyError, TypeError):
+        return _not_passed(built, "the record of its gates is damaged")
+    if results is None:
+        return _not_passed(built, "its gates were run on another image")
+    cards = _cards(wish)
+    # what a gate says about a card that the image is not for decides nothing
+    counted = [row for row in results if row[1] in (*cards, _DEFAULT)]
+    wrong = [
+        f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted if verdict not in _GOOD
+    ]
+    wrong += [f"{name}: not run" for name in _not_run(wish, cards, counted)]
+    if wrong:
+        return _not_passed(built, "; ".join(wrong))
+    words = "; ".join(f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted)
+    return GateState(platform=built.platform, state="passed", words=words)
+
+
+def _cards(wish: ImageWish) -> list[str]:
+    return (list(wish.cuda.architectures) if wish.cuda else []) or [_DEFAULT]
+
+
+def _not_run(wish: ImageWish, cards: list[str], found: list[tuple[str, str, str]]) -> list[str]:
+    """Gates without a result; machine code is judged for every card the image promises."""
+    judged, on = {row[0] for row in found}, {row[:2] for row in found}
+    # patches are proved together with the shared-memory gate
+    wanted = [*wish.gates, *(["patches"] if wish.patches and "smem" in wish.gates else [])]
+    missing = [gate for gate in wanted if gate not in judged]
+    if "arch" in wish.gates and "arch" in judged:
+        missing += [f"arch on {card}" for card in cards if ("arch", card) not in on]
+    return missing
+
+
+def _results(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Gate, card and verdict; the first format held the shared-memory gate alone."""
+    if found["format"] == 1:
+        return [("smem", str(found["card"]["arch"]), str(found["verdict"]))]
+    return [(str(r["gate"]), str(r["arch"]), str(r["verdict"])) for r in found["results"]]
+
+
+def _not_passed(built: Built, words: str) -> GateState:
+    return GateState(platform=built.platform, state="not passed", words=words)
+
+
+def require_gates(name: str, states: list[GateState], forced: str | None) -> None:
+    """Refuse what did not pass, unless a reason was given."""
+    bad = [s for s in states if s.state == "not passed"]
+    if bad and not forced:
+        raise PublishRefused(f"{name} for {bad[0].platform}: {bad[0].words}")

@@ -1,0 +1,108 @@
+"""What an image is made of, part by part, and which layer holds each: read from plan and build."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from pipeline.build.image import Built
+from pipeline.build.oci import TitledLayer
+from pipeline.build.plan import ImagePlan, LayerPlan
+from pipeline.errors import StoreDamaged
+from pipeline.lock.model import DebPin, Pin, WheelPin
+from pipeline.model import sha256_of
+from pipeline.record.names import deb_purl, file_urn, wheel_purl
+from pipeline.wish.image import PatchWish
+from pipeline.wish.load import Checkout
+
+
+@dataclass(frozen=True)
+class PlacedLayer:
+    """A layer of a built image, and the image of the chain that it comes from."""
+
+    image: str
+    layer: TitledLayer
+    plan: LayerPlan | None  # none for an image's own files and for patches
+
+
+@dataclass(frozen=True)
+class Part:
+    """A wheel or .deb of an image."""
+
+    image: str
+    pin: Pin
+    purl: str
+    layer: TitledLayer
+
+    @property
+    def is_wheel(self) -> bool:
+        return isinstance(self.pin, WheelPin)
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """A file of the checkout that goes into an image: one of ours, or a patch."""
+
+    image: str
+    path: str  # below the checkout
+    digest: str
+    patch: PatchWish | None = None
+    to: str = ""
+
+    @property
+    def urn(self) -> str:
+        return file_urn(self.path)
+
+
+def placed_layers(plan: ImagePlan, built: Built) -> list[PlacedLayer]:
+    """Every layer with its origin, from the root image's first to the image's patches."""
+    left = list(built.layers)
+    placed: list[PlacedLayer] = []
+    for each in plan.chain():
+        name = each.wish.name
+        for wanted in each.layers:
+            if not left or left[0].title != wanted.title:
+                raise StoreDamaged(f"{built.name}: the layer {wanted.title!r} is not in the image")
+            placed.append(PlacedLayer(name, left.pop(0), wanted))
+        for title in (f"{name} files", "patches"):
+            if left and left[0].title == title:
+                placed.append(PlacedLayer(name, left.pop(0), None))
+    if left:
+        raise StoreDamaged(f"{built.name}: nothing accounts for the layer {left[0].title!r}")
+    return placed
+
+
+def parts_of(plan: ImagePlan, built: Built) -> list[Part]:
+    """Every wheel and .deb, in the order of layers and, within one, of names."""
+    suite = next((p.wish.debian.suite for p in plan.chain() if p.wish.debian), "unknown")
+    return [
+        Part(placed.image, pin, _purl(pin, suite), placed.layer)
+        for placed in placed_layers(plan, built)
+        if placed.plan is not None
+        for pin in placed.plan.pins
+    ]
+
+
+def _purl(pin: Pin, suite: str) -> str:
+    if isinstance(pin, DebPin):
+        architecture = pin.file.removesuffix(".deb").rpartition("_")[2]
+        return deb_purl(pin.name, pin.version, architecture, suite)
+    return wheel_purl(pin.name, pin.version, pin.file)
+
+
+def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
+    """Our own files and patches, of the whole chain, as the checkout has them now."""
+    found = []
+    for each in plan.chain():
+        wish, folder = each.wish, PurePosixPath("images") / each.wish.name
+        for file in wish.files:
+            path = str(folder / file.source)
+            found.append(OwnFile(wish.name, path, _digest(checkout, path), to=file.to))
+        for patch in checkout.series(wish).patches:
+            path = str((folder / (wish.patches or "")).parent / patch.file)
+            found.append(OwnFile(wish.name, path, _digest(checkout, path), patch=patch))
+    return found
+
+
+def _digest(checkout: Checkout, path: str) -> str:
+    return sha256_of((checkout.root / path).read_bytes())

@@ -1,0 +1,96 @@
+"""The names that evidence goes by: standard ones where there are some, URNs of our own elsewhere.
+
+No name holds a place: nothing here can be fetched from, and nothing moves when a site does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+from urllib.parse import quote
+
+from pydantic import AfterValidator, StringConstraints
+
+_OWN = "urn:sm120-pipeline"
+
+STATEMENT: Final = "https://in-toto.io/Statement/v1"
+PAYLOAD = "application/vnd.in-toto+json"
+
+PROVENANCE = "https://slsa.dev/provenance/v1"
+TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
+CYCLONEDX = "https://cyclonedx.org/bom"
+SPDX = "https://spdx.dev/Document/v2.3"
+REBUILD = f"{_OWN}:predicate:rebuild:v1"
+WEIGHTS = f"{_OWN}:predicate:weights:v1"
+HOST_FACTS = f"{_OWN}:predicate:host-facts:v1"
+BENCHMARK_RUN = f"{_OWN}:predicate:benchmark-run:v1"
+REPORT = f"{_OWN}:predicate:report:v1"
+# cosign's own signature over an image's digest; not a statement, but a key may be for it alone
+IMAGE_SIGNATURE = "cosign container image signature"
+
+BUILD_TYPE = f"{_OWN}:build:image:v1"
+BUILDER = f"{_OWN}:builder:local"
+
+KINDS = {
+    "provenance": PROVENANCE,
+    "test-result": TEST_RESULT,
+    "cyclonedx": CYCLONEDX,
+    "spdx": SPDX,
+    "rebuild": REBUILD,
+    "weights": WEIGHTS,
+    "host-facts": HOST_FACTS,
+    "benchmark-run": BENCHMARK_RUN,
+    "report": REPORT,
+    "image-signature": IMAGE_SIGNATURE,
+}
+
+
+def kind_of(predicate_type: str) -> str:
+    """The short name of a predicate type; a foreign one is its own name."""
+    return next((kind for kind, uri in KINDS.items() if uri == predicate_type), predicate_type)
+
+
+def _known(kind: str) -> str:
+    if kind not in KINDS:
+        raise ValueError(f"no such kind of evidence (there are: {', '.join(KINDS)})")
+    return kind
+
+
+Kind = Annotated[str, AfterValidator(_known)]
+# Identities are plain ASCII: letters of other scripts can look the same.
+Identity = Annotated[str, StringConstraints(pattern=r"^[!-~]+( [!-~]+)*$", max_length=400)]
+
+
+def wheel_purl(name: str, version: str, file: str) -> str:
+    """A wheel as a package URL, with its file name and no place."""
+    return f"pkg:pypi/{name}@{quote(version, safe='')}?file_name={quote(file, safe='')}"
+
+
+def deb_purl(name: str, version: str, architecture: str, suite: str) -> str:
+    """A .deb as a package URL."""
+    place = f"?arch={architecture}&distro={quote(suite, safe='')}"
+    return f"pkg:deb/debian/{quote(name, safe='')}@{quote(version, safe='')}{place}"
+
+
+def image_purl(name: str, digest: str, architecture: str) -> str:
+    """An image as a package URL."""
+    return f"pkg:oci/{name}@{quote(digest, safe='')}?arch={architecture}"
+
+
+def file_urn(path: str) -> str:
+    """A file of the checkout."""
+    return f"{_OWN}:checkout:{quote(path)}"
+
+
+def layer_urn(image: str, title: str) -> str:
+    """A layer of a base image."""
+    return f"{_OWN}:layer:{image}:{quote(title, safe='')}"
+
+
+def lock_urn(image: str, platform: str) -> str:
+    """An image's lock."""
+    return f"{_OWN}:lock:{image}:{platform.replace('/', '-')}"
+
+
+def golden_urn(image: str, platform: str) -> str:
+    """The digest that an image must have."""
+    return f"{_OWN}:golden:{image}:{platform.replace('/', '-')}"

@@ -1,0 +1,206 @@
+"""Predicates of our own, small and versioned. A field that is not known says why it is not."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from pipeline.errors import RecordInvalid
+from pipeline.model import Digest, Frozen, Platform
+from pipeline.record.names import (
+    BENCHMARK_RUN,
+    HOST_FACTS,
+    REBUILD,
+    REPORT,
+    WEIGHTS,
+    Identity,
+)
+from pipeline.record.statement import RECORDED, Stamp
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Unknown(Frozen):
+    """In the place of a value: why there is none."""
+
+    unknown: Annotated[str, StringConstraints(min_length=3, max_length=400)]
+
+
+Value = TypeVar("Value")
+Known: TypeAlias = Value | Unknown
+
+
+class Rebuild(Frozen):
+    """A second build from the same lock, in an empty store, compared byte for byte."""
+
+    image: Identity
+    platform: Platform
+    identical: bool
+    difference: Known[Text]
+    inputs: Digest  # the digest of all that decides the image
+    builder: Identity
+    builder_version: Identity
+    builder_code: Digest
+    rebuilt_by: Digest  # the key that vouches for it
+    claims: Literal["SLSA Build L1; a rebuild on one's own machine is no hosted builder"]
+
+
+class WeightsLockName(Frozen):
+    """Which lock, and which wish it answers."""
+
+    name: Identity
+    seal: Digest
+    wish: Digest
+
+
+class WeightsVerification(Frozen):
+    """Whether the files on disk are the locked ones; `unknown` and `damaged` say why."""
+
+    result: Literal["verified", "damaged", "unknown"]
+    how: Literal["full", "receipt"]
+    at: Stamp
+    files_read: Count
+    files_by_receipt: Count
+    why: list[str]
+
+
+class Tool(Frozen):
+    """Who says so."""
+
+    name: Literal["sm120-pipeline"]
+    version: Identity
+
+
+class Weights(Frozen):
+    """A set of model files, as locked and as found on a disk."""
+
+    lock: WeightsLockName
+    repository: Identity
+    commit: Identity
+    files: Count
+    size_bytes: Count
+    layout: Literal["plain", "hub-cache"]
+    verification: WeightsVerification
+    tool: Tool
+
+
+class Gpu(Frozen):
+    """One card as its driver reports it."""
+
+    name: Known[Text]
+    uuid: Known[Identity]
+    compute_capability: Known[Identity]
+    memory_bytes: Known[Count]
+    bar1_bytes: Known[Count]
+    vbios: Known[Identity]
+    power_limit_w: Known[float]
+    pcie_generation: Known[Count]
+    pcie_width: Known[Count]
+
+
+class HostFacts(Frozen):
+    """A machine at one time: what a number measured on it depends on."""
+
+    host: Identity  # a name chosen for it, or a digest of its machine id
+    os: Known[Text]
+    kernel: Known[Text]
+    kernel_command_line: Known[Text]
+    cpu: Known[Text]
+    cpu_sockets: Known[Count]
+    cpu_cores: Known[Count]
+    cpu_microcode: Known[Identity]
+    memory_bytes: Known[Count]
+    driver: Known[Identity]
+    driver_is_open: Known[bool]
+    cuda_driver: Known[Identity]
+    container_runtime: Known[Text]
+    iommu: Known[Text]
+    acs_redirect: Known[bool]
+    aspm: Known[Text]
+    peer_to_peer: Known[Text]
+    nccl: Known[Text]
+    gpus: Known[list[Gpu]]
+
+
+class Metric(Frozen):
+    """One number, with all that keeps it from being taken for another."""
+
+    name: Identity  # such as output_tokens_per_s; total tokens are another metric
+    value: Known[float]
+    unit: Identity
+    statistic: Identity  # mean, median, p99, total …
+    samples: Known[Count]
+
+
+class Workload(Frozen):
+    """What the client asked for, and what it got."""
+
+    requests: Known[Count]
+    concurrency: Known[Count]
+    prompt_tokens: Known[Count]
+    output_tokens: Known[Count]
+    warmup_requests: Known[Count]
+    errors: Known[Count]
+
+
+class BenchmarkRun(Frozen):
+    """A measurement: what ran, on what, against what, and what came out."""
+
+    image: Known[Digest]
+    weights: Known[Digest]
+    recipe: Known[Digest]
+    host_facts: Known[Digest]
+    client: Known[Text]
+    client_digest: Known[Digest]
+    server_arguments: Known[list[str]]  # as run, not as meant
+    workload: Workload
+    metrics: list[Metric]
+    started: Known[Stamp]
+    finished: Known[Stamp]
+    raw_output: Known[Digest]
+    outcome: Literal["finished", "failed", "stopped"]
+    outcome_words: Known[Text]
+
+
+class ShownNumber(Frozen):
+    """A number of a report and the run that it came from."""
+
+    label: Text
+    metric: Identity
+    value: float
+    unit: Identity
+    run: Digest  # of the benchmark run's statement
+
+
+class Report(Frozen):
+    """A document with numbers, each with its run."""
+
+    title: Text
+    numbers: list[ShownNumber]
+    runs: list[Digest]
+
+
+MODELS: dict[str, type[Frozen]] = {
+    REBUILD: Rebuild,
+    WEIGHTS: Weights,
+    HOST_FACTS: HostFacts,
+    BENCHMARK_RUN: BenchmarkRun,
+    REPORT: Report,
+}
+
+
+def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> None:
+    """Refuse a predicate of our own that is not what its type promises."""
+    model = MODELS.get(predicate_type)
+    if model is None:
+        return
+    body = {k: v for k, v in predicate.items() if k != RECORDED}
+    try:
+        # JSON has no bool that is an int: what is written must be of the kind it stands for
+        model.model_validate(body, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(p) for p in first["loc"]) or "the predicate"
+        raise RecordInvalid(f"{predicate_type}: {field}: {first['msg']}") from error

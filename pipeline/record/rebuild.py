@@ -1,0 +1,45 @@
+"""What an independent second build proved, and who vouches for it."""
+
+from __future__ import annotations
+
+from pipeline import __version__
+from pipeline.build.image import Built, code_digest
+from pipeline.build.plan import ImagePlan
+from pipeline.record.envelope import Envelope
+from pipeline.record.keys import Signer
+from pipeline.record.names import BUILDER, REBUILD
+from pipeline.record.predicates import Rebuild, Unknown
+from pipeline.record.shelf import keep, shelf
+from pipeline.record.statement import Moment, Statement, state
+from pipeline.record.strict import plain
+from pipeline.store.store import Store
+
+
+def rebuild_statement(
+    plan: ImagePlan, first: Built, signer: Signer, difference: str, when: Moment
+) -> Statement:
+    """A rebuild of an image; an empty difference means the same digest."""
+    nothing = Unknown(unknown="there is none: the digests are equal")
+    predicate = Rebuild(
+        image=first.name,
+        platform=first.platform,
+        identical=not difference,
+        difference=plain(difference) if difference else nothing,
+        inputs=plan.key,
+        builder=BUILDER,
+        builder_version=__version__,
+        builder_code=code_digest(),
+        rebuilt_by=signer.key_id,
+        claims="SLSA Build L1; a rebuild on one's own machine is no hosted builder",
+    )
+    return state(first.name, first.digest, REBUILD, predicate.model_dump(mode="json"), when)
+
+
+def record_rebuild(
+    store: Store, plan: ImagePlan, first: Built, signer: Signer, difference: str, when: Moment
+) -> Envelope:
+    """State, sign and keep it; each key has one statement for each digest."""
+    folder = shelf(store, first.name, first.platform, first.digest)
+    said = rebuild_statement(plan, first, signer, difference, when)
+    name = f"rebuild-{signer.key_id.removeprefix('sha256:')[:12]}"
+    return keep(store, folder, name, said, [signer])

@@ -1,0 +1,153 @@
+"""in-toto statements: what is said of which bytes. The same findings give the same bytes.
+
+When a statement was made stands in one place of its own: where the format has one, there, else in
+`sm120_recorded`. Without it, two machines that found the same wrote the same.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from pipeline.errors import RecordInvalid
+from pipeline.model import Frozen, Hex, canonical_json
+from pipeline.record.names import CYCLONEDX, PROVENANCE, SPDX, STATEMENT, WEIGHTS, Identity
+from pipeline.record.strict import read_json
+
+RECORDED = "sm120_recorded"
+_STAMP = "%Y-%m-%dT%H:%M:%SZ"
+_STAMP_PATTERN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
+
+# Where each kind of predicate says when it was made.
+_PLACES: dict[str, tuple[str, ...]] = {
+    PROVENANCE: ("runDetails", "metadata", "finishedOn"),
+    CYCLONEDX: ("metadata", "timestamp"),
+    SPDX: ("creationInfo", "created"),
+    WEIGHTS: ("verification", "at"),
+}
+
+Stamp = Annotated[str, StringConstraints(pattern=_STAMP_PATTERN)]
+
+
+class DigestSet(Frozen):
+    """The one hash that counts; a second, weaker one could be chosen instead."""
+
+    sha256: Hex
+
+
+class Subject(Frozen):
+    """What a statement is about. The name is for people, the digest is what is compared."""
+
+    name: Identity
+    digest: DigestSet
+
+
+class Statement(Frozen):
+    """An in-toto Statement v1."""
+
+    type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: Annotated[list[Subject], Field(min_length=1, max_length=1000)]
+    predicate_type: Identity = Field(alias="predicateType")
+    predicate: dict[str, Any]
+
+    def dump(self) -> bytes:
+        """The bytes that get signed."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
+
+    def is_about(self, digest: str) -> bool:
+        return any(f"sha256:{s.digest.sha256}" == digest for s in self.subject)
+
+    def core(self) -> bytes:
+        """All that was found, without when."""
+        path = ("runDetails", "metadata") if self.predicate_type == PROVENANCE else self._place[:2]
+        if self._place[0] == RECORDED:
+            path = (RECORDED,)
+        return self.model_copy(update={"predicate": _without(self.predicate, path)}).dump()
+
+    @property
+    def _place(self) -> tuple[str, ...]:
+        return _PLACES.get(self.predicate_type, (RECORDED, "at"))
+
+    @property
+    def recorded(self) -> datetime | None:
+        """When the signer says it was made; none where it does not say."""
+        value: Any = self.predicate
+        for name in self._place:
+            if not isinstance(value, dict):
+                raise RecordInvalid(f"{name}: lies in something that is no object")
+            value = value.get(name)
+            if value is None:
+                return None
+        return read_stamp(value)
+
+
+def _without(value: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """A copy in which one thing is missing."""
+    first, *rest = path
+    if not rest or not isinstance(value.get(first), dict):
+        return {k: v for k, v in value.items() if k != first}
+    return {**value, first: _without(value[first], tuple(rest))}
+
+
+class Moment(Frozen):
+    """When and in which run something was recorded."""
+
+    at: Stamp
+    invocation: Identity
+
+
+def moment(now: datetime | None = None) -> Moment:
+    """This run, now."""
+    return Moment(at=stamp(now or datetime.now(UTC)), invocation=f"urn:uuid:{uuid.uuid4()}")
+
+
+def stamp(when: datetime) -> str:
+    """A time as statements write it: UTC, whole seconds."""
+    return when.astimezone(UTC).strftime(_STAMP)
+
+
+def read_stamp(text: str) -> datetime:
+    """The time that a stamp names."""
+    try:
+        return datetime.strptime(text, _STAMP).replace(tzinfo=UTC)
+    except (ValueError, TypeError) as error:
+        raise RecordInvalid(f"{text!r}: is no time such as 2026-01-31T12:00:00Z") from error
+
+
+def state(
+    name: str,
+    digest: str,
+    predicate_type: str,
+    predicate: Mapping[str, Any],
+    when: Moment | None = None,
+) -> Statement:
+    """A statement about one artifact."""
+    body = dict(predicate)
+    if when is not None and predicate_type == PROVENANCE:
+        details = {"invocationId": when.invocation, "finishedOn": when.at}
+        body["runDetails"] = {**body["runDetails"], "metadata": details}
+    elif when is not None and predicate_type in _PLACES:
+        first, last = _PLACES[predicate_type]
+        body[first] = {**body[first], last: when.at}
+    elif when is not None:
+        body[RECORDED] = when.model_dump()
+    subject = Subject(name=name, digest=DigestSet(sha256=digest.removeprefix("sha256:")))
+    return Statement(
+        _type=STATEMENT, subject=[subject], predicateType=predicate_type, predicate=body
+    )
+
+
+def read_statement(data: bytes, what: str) -> Statement:
+    """A statement from bytes of unknown origin."""
+    try:
+        found = Statement.model_validate(read_json(data, what))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(p) for p in first["loc"]) or "the statement"
+        raise RecordInvalid(f"{what}: {field}: {first['msg']}") from error
+    _ = found.recorded  # a time that cannot be read is refused here, not later
+    return found

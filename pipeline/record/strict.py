@@ -1,0 +1,138 @@
+"""Reading evidence that anybody may have written: JSON and base64 without a second meaning."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import unicodedata
+from typing import Any
+
+from pipeline.errors import RecordInvalid
+
+MAX_BYTES = 16 << 20
+MAX_DEPTH = 48
+MAX_STRING = 16 << 20
+_LARGEST_INT = 2**63
+# Strings and brackets; a string that never ends is taken whole, so that this stays linear.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.S)
+_LINE_ENDS = "\n\t"
+# What people see one way and programs another: invisible, turning, private or unassigned.
+_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+
+
+def read_json(data: bytes, what: str, max_bytes: int = MAX_BYTES) -> Any:
+    """A JSON value that every reader understands alike, or an error that says why not."""
+    if len(data) > max_bytes:
+        raise RecordInvalid(f"{what}: larger than {max_bytes} bytes")
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise RecordInvalid(f"{what}: begins with a byte order mark")
+    _require_shallow(data, what)
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_small,
+        )
+    except UnicodeDecodeError as error:
+        raise RecordInvalid(f"{what}: is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise RecordInvalid(f"{what}: is not JSON ({error.msg} at {error.pos})") from error
+    except _NotStrict as error:
+        raise RecordInvalid(f"{what}: {error}") from error
+    _require_plain(value, what)
+    return value
+
+
+class _NotStrict(Exception):
+    """Something JSON allows and evidence does not."""
+
+
+def _require_shallow(data: bytes, what: str) -> None:
+    depth = 0
+    for token in _TOKEN.finditer(data):
+        if token[0] in (b"[", b"{"):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise RecordInvalid(f"{what}: more than {MAX_DEPTH} levels deep")
+        elif token[0] in (b"]", b"}"):
+            depth -= 1
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _NotStrict(f"the key {key[:40]!r} is there twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> Any:
+    raise _NotStrict(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise _NotStrict(f"{text[:20]} is too large a number")
+    return value
+
+
+def _small(text: str) -> int:
+    if len(text) > 20 or abs(int(text)) >= _LARGEST_INT:
+        raise _NotStrict(f"{text[:20]} is too large a number")
+    return int(text)
+
+
+def _require_plain(value: Any, what: str) -> None:
+    """Walk without recursion; keys are ASCII, texts hold nothing that hides."""
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            for key in item:
+                if not (key.isascii() and key.isprintable()):
+                    raise RecordInvalid(f"{what}: the key {ascii(key)[:60]} is not plain ASCII")
+            todo += item.values()
+        elif isinstance(item, list):
+            todo += item
+        elif isinstance(item, str) and (why := hidden_in(item)):
+            raise RecordInvalid(f"{what}: the text {ascii(item)[:60]} {why}")
+
+
+def hidden_in(text: str) -> str:
+    """Why a text may look other than it is; empty when it does not."""
+    if len(text) > MAX_STRING:
+        return f"is longer than {MAX_STRING} characters"
+    if text.isascii() and text.isprintable():
+        return ""
+    for char in set(text):
+        if unicodedata.category(char) in _HIDDEN and char not in _LINE_ENDS:
+            return f"holds U+{ord(char):04X}, which is not seen"
+    if not unicodedata.is_normalized("NFC", text):
+        return "is not in Unicode's normal form"
+    return ""
+
+
+def plain(text: str) -> str:
+    """A text of others, made fit for a statement: normal form, nothing that hides."""
+    kept = (
+        c if c in _LINE_ENDS or unicodedata.category(c) not in _HIDDEN else " "
+        for c in unicodedata.normalize("NFC", text.replace("\r\n", "\n"))
+    )
+    return "".join(kept)
+
+
+def read_base64(text: str, what: str) -> bytes:
+    """Base64 in its one standard spelling: no line ends, no other alphabet, no loose bits."""
+    try:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error, ValueError) as error:
+        raise RecordInvalid(f"{what}: is not base64") from error
+    if base64.b64encode(data).decode() != text:
+        raise RecordInvalid(f"{what}: is not base64 in its standard spelling")
+    return data

@@ -1,0 +1,116 @@
+"""From a registry's challenge to the header that answers it.
+
+A password goes only to the registry itself (basic) or to the token service that the registry
+names (bearer); a token goes only to the registry that it was made for.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPResponse
+from urllib.parse import urlencode, urlsplit
+
+from pipeline.errors import RegistryBroken, RegistryRefused
+from pipeline.registry.challenge import Challenge, read_challenges
+from pipeline.registry.login import Login
+from pipeline.registry.transport import Body, Small
+
+_MOST_BYTES = 1 << 20
+Send = Callable[[str, str, dict[str, str], Body | None], HTTPResponse]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a request may do: actions on its repository, and pulling from another."""
+
+    repository: str = ""
+    actions: str = "pull"
+    also_from: str = ""
+
+    def words(self) -> list[str]:
+        """As token services spell it."""
+        if not self.repository:
+            return []
+        found = [f"repository:{self.repository}:{self.actions}"]
+        return [*found, f"repository:{self.also_from}:pull"] if self.also_from else found
+
+
+class Authority:
+    """Headers by scope, made once and shared by all threads."""
+
+    def __init__(self, find_login: Callable[[], Login | None], send: Send, *, plain: bool) -> None:
+        self._find_login, self._send, self._plain = find_login, send, plain
+        self._headers: dict[Scope, str] = {}
+        self._guard = threading.Lock()
+        self._asked = False
+        self._login: Login | None = None
+
+    def header(self, scope: Scope) -> str:
+        """The header that worked for this scope before; empty where none was needed yet."""
+        return self._headers.get(scope, "")
+
+    def answer(self, scope: Scope, refused: str, headers: list[str]) -> str:
+        """The header for the next try; `refused` is the one that was not enough."""
+        with self._guard:
+            known = self._headers.get(scope, "")
+            # another thread may have been faster
+            if known and known != refused:
+                return known
+            made = self._make(scope, read_challenges(headers))
+            self._headers[scope] = made
+            return made
+
+    def _make(self, scope: Scope, challenges: list[Challenge]) -> str:
+        if not self._asked:
+            self._login, self._asked = self._find_login(), True
+        for challenge in challenges:
+            if challenge.scheme == "bearer" and challenge.get("realm"):
+                return "Bearer " + self._token(scope, challenge)
+        if any(c.scheme == "basic" for c in challenges):
+            if self._login is None or not self._login.user:
+                raise RegistryRefused("the registry wants a login, and there is none for it")
+            return self._login.basic
+        named = ", ".join(c.scheme for c in challenges) or "nothing"
+        raise RegistryBroken(f"the registry refuses and asks for {named}, which is no way in")
+
+    def _token(self, scope: Scope, challenge: Challenge) -> str:
+        realm = challenge.get("realm")
+        if urlsplit(realm).scheme not in (("https", "http") if self._plain else ("https",)):
+            raise RegistryRefused(
+                f"the registry's token service {realm} is not reached by https",
+                "Nothing was sent to it.",
+            )
+        wanted = dict.fromkeys([*scope.words(), *challenge.get("scope").split()])
+        query = [("service", challenge.get("service"))] if challenge.get("service") else []
+        query += [("scope", word) for word in wanted]
+        answer = self._ask(realm, query)
+        if answer.status in (401, 403):
+            raise RegistryRefused(f"the token service {urlsplit(realm).netloc} refuses the login")
+        if answer.status != 200:
+            raise RegistryBroken(f"the token service {realm} answers {answer.status}")
+        return _token_in(answer.read(_MOST_BYTES), realm)
+
+    def _ask(self, realm: str, query: list[tuple[str, str]]) -> HTTPResponse:
+        login = self._login
+        if login is not None and login.identity_token:
+            form = [("grant_type", "refresh_token"), ("refresh_token", login.identity_token)]
+            form += [("client_id", "sm120-pipeline"), *query]
+            kind = {"Content-Type": "application/x-www-form-urlencoded"}
+            return self._send("POST", realm, kind, Small(urlencode(form).encode()))
+        headers = {"Authorization": login.basic} if login else {}
+        joint = "&" if urlsplit(realm).query else "?"
+        return self._send("GET", f"{realm}{joint}{urlencode(query)}", headers, None)
+
+
+def _token_in(data: bytes, realm: str) -> str:
+    try:
+        found = json.loads(data)
+        token = found.get("token") or found.get("access_token")
+    except (ValueError, AttributeError, RecursionError):
+        token = None
+    if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+        raise RegistryBroken(f"the token service {realm} gives no token")
+    return token

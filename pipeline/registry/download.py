@@ -1,0 +1,156 @@
+"""One blob from a registry: resumed when cut, and kept only if it is what its digest says."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+from pathlib import Path
+
+from pipeline.errors import Interrupted, NotInRegistry, RegistryBroken, RegistryUnreachable
+from pipeline.files import os_errors_explained
+from pipeline.log import Bar
+from pipeline.model import sha256_of
+from pipeline.registry.client import ATTEMPTS, Answer, Lost
+from pipeline.registry.document import Descriptor
+from pipeline.registry.repository import Repository
+from pipeline.registry.upload import Gauge
+
+_PIECE_BYTES = 1 << 18
+_PROGRESS_BYTES = 1 << 20
+
+
+def read_blob(repository: Repository, blob: Descriptor, most_bytes: int) -> bytes:
+    """A small blob in memory."""
+    if blob.size_bytes > most_bytes:
+        raise RegistryBroken(f"{blob.digest}: {blob.size_bytes} bytes, more than {most_bytes}")
+    answer = repository.look(f"{repository.path}/blobs/{blob.digest}", blob.size_bytes)
+    if answer is None:
+        raise NotInRegistry(f"{repository}: holds no {blob.digest}")
+    _require_digest(sha256_of(answer.data), blob)
+    return answer.data
+
+
+def pull_blob(repository: Repository, blob: Descriptor, partial: Path, bar: Bar) -> None:
+    """Bring `partial` to the whole, verified blob; what is there already is gone on with."""
+    failures, started_over, gauge = 0, False, Gauge(bar)
+    while True:
+        before = _size(partial)
+        try:
+            got = _attempt(repository, blob, partial, gauge)
+        except Lost as lost:
+            failures = 1 if _size(partial) >= before + _PROGRESS_BYTES else failures + 1
+            if failures == ATTEMPTS:
+                raise RegistryUnreachable(f"{repository}: {lost}") from lost
+            repository.client.pause(failures - 1, lost.retry_after)
+            continue
+        if got == blob.digest:
+            gauge.at(blob.size_bytes)
+            return
+        partial.unlink(missing_ok=True)
+        gauge.at(0)
+        if started_over or not before:
+            _require_digest(got, blob)
+        # the beginning that was kept may be what is wrong: once more, from the first byte
+        started_over = True
+
+
+def _require_digest(got: str, blob: Descriptor) -> None:
+    if got != blob.digest:
+        raise RegistryBroken(f"{blob.digest}: received {got}")
+
+
+def _attempt(repository: Repository, blob: Descriptor, partial: Path, gauge: Gauge) -> str:
+    have = _size(partial)
+    if have > blob.size_bytes:
+        partial.unlink()
+        have = 0
+    if have == blob.size_bytes and have:
+        return f"sha256:{_hash_of(partial, gauge).hexdigest()}"
+    answer = _open_at(repository, blob, have)
+    try:
+        return _pour(repository, answer, blob, partial, gauge)
+    finally:
+        if not answer.raw.isclosed():
+            repository.client.transport.forget(answer.url)
+
+
+def _open_at(repository: Repository, blob: Descriptor, have: int) -> Answer:
+    """An answer that begins at our byte or, where the registry cannot do that, at the first."""
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    answer = repository.client.once(
+        "GET",
+        f"{repository.path}/blobs/{blob.digest}",
+        scope=repository.may("pull"),
+        good=(200, 206, 416) if have else (200,),
+        headers={"Accept-Encoding": "identity", **headers},
+    )
+    goes_on = answer.header("Content-Range").startswith(f"bytes {have}-")
+    if answer.status == 200 or (answer.status == 206 and goes_on):
+        return answer
+    repository.client.transport.forget(answer.url)
+    return _open_at(repository, blob, 0)
+
+
+def _pour(
+    repository: Repository, answer: Answer, blob: Descriptor, partial: Path, gauge: Gauge
+) -> str:
+    """Append the answer to the file; returns the whole file's digest."""
+    if answer.status == 200:
+        partial.unlink(missing_ok=True)
+    sha = _hash_of(partial, gauge)
+    got = _size(partial)
+    length = answer.header("Content-Length")
+    if length.isdecimal() and int(length) != blob.size_bytes - got:
+        raise RegistryBroken(
+            f"{blob.digest}: named with {blob.size_bytes} bytes, sent with {got + int(length)}"
+        )
+    with os_errors_explained(partial), partial.open("ab") as out:
+        while piece := _next(repository, answer):
+            got += len(piece)
+            if got > blob.size_bytes:
+                raise RegistryBroken(f"{blob.digest}: more than the {blob.size_bytes} bytes named")
+            out.write(piece)
+            sha.update(piece)
+            gauge.at(got)
+    if got < blob.size_bytes:
+        raise Lost(f"{blob.digest}: ended after {got} of {blob.size_bytes} bytes")
+    return f"sha256:{sha.hexdigest()}"
+
+
+def _next(repository: Repository, answer: Answer) -> bytes:
+    if repository.client.transport.stop.is_set():
+        raise Interrupted("stopped")
+    try:
+        return answer.raw.read(_PIECE_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        if repository.client.transport.stop.is_set():
+            raise Interrupted("stopped") from error
+        raise Lost(f"{answer.url.partition('?')[0]}: the answer broke off") from error
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _hash_of(path: Path, gauge: Gauge) -> hashlib._Hash:
+    sha = hashlib.sha256()
+    if not path.exists():
+        return sha
+    done = 0
+    with path.open("rb") as handle:
+        while piece := handle.read(_PIECE_BYTES):
+            sha.update(piece)
+            done += len(piece)
+            gauge.at(done)
+    return sha
+
+
+def keep_blob(partial: Path, final: Path) -> None:
+    """Give a verified file its name."""
+    with os_errors_explained(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("rb") as handle:
+            os.fsync(handle.fileno())
+        partial.chmod(0o644)
+        os.replace(partial, final)

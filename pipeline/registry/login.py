@@ -1,0 +1,120 @@
+"""Logins from Docker's configuration and its credential helpers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline import proc
+from pipeline.errors import RegistryRefused
+from pipeline.registry.reference import Reference
+
+_HELPER = re.compile(r"[A-Za-z0-9._-]+")
+_HUB_KEY = "https://index.docker.io/v1/"
+_HUB_NAMES = ("docker.io", "index.docker.io", "registry-1.docker.io")
+# how helpers say that they know no login, in Docker's own library for them
+_NOT_FOUND = ("credentials not found", "no credentials server url")
+_HELPER_NEEDS = ("DOCKER_CONFIG", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "GNUPGHOME", "GPG_TTY")
+
+
+@dataclass(frozen=True)
+class Login:
+    """A user and a password, or a token that stands for both; never shown."""
+
+    user: str = ""
+    password: str = field(default="", repr=False)
+    identity_token: str = field(default="", repr=False)
+
+    @property
+    def basic(self) -> str:
+        """The header's value for basic authentication."""
+        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+
+def find_login(reference: Reference) -> Login | None:
+    """The login that `docker login` kept for a registry; none is anonymous."""
+    config = _read_config()
+    key = _HUB_KEY if reference.registry in _HUB_NAMES else reference.registry
+    helper = _text(_table(config, "credHelpers").get(key)) or _text(config.get("credsStore"))
+    found = _ask_helper(helper, key) if helper else None
+    return found or _from_auths(_table(config, "auths"), key)
+
+
+def config_path() -> Path:
+    """Where Docker keeps its client configuration."""
+    folder = os.environ.get("DOCKER_CONFIG") or "~/.docker"
+    return Path(folder).expanduser() / "config.json"
+
+
+def _read_config() -> dict[str, Any]:
+    path = config_path()
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RegistryRefused(f"{path}: cannot be read", "Repair it, or log in again.") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _table(config: dict[str, Any], name: str) -> dict[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _from_auths(auths: dict[str, Any], key: str) -> Login | None:
+    entry = auths.get(key)
+    if entry is None:
+        wanted = _host(key)
+        entry = next((auths[k] for k in sorted(auths) if _host(k) == wanted), None)
+    if not isinstance(entry, dict):
+        return None
+    user, password = _text(entry.get("username")), _text(entry.get("password"))
+    if auth := _text(entry.get("auth")):
+        user, password = _decoded(auth, key)
+    token = _text(entry.get("identitytoken"))
+    return Login(user, password, token) if user or token else None
+
+
+def _host(key: str) -> str:
+    """Old versions of Docker kept logins under addresses."""
+    return key.rpartition("://")[2].partition("/")[0]
+
+
+def _decoded(auth: str, key: str) -> tuple[str, str]:
+    try:
+        text = base64.b64decode(auth, validate=True).decode()
+    except (binascii.Error, ValueError) as error:
+        raise RegistryRefused(f"{config_path()}: the login of {key} cannot be read") from error
+    user, _, password = text.partition(":")
+    return user, password.rstrip("\0")
+
+
+def _ask_helper(name: str, key: str) -> Login | None:
+    if not _HELPER.fullmatch(name):
+        raise RegistryRefused(f"{config_path()}: {name!r} is no name of a credential helper")
+    program = proc.find_tool(
+        f"docker-credential-{name}", f"{config_path()} names it; install it or take that out."
+    )
+    said = proc.read([program, "get"], env=proc.environment(*_HELPER_NEEDS), stdin=key.encode())
+    words = " ".join(said.stdout.decode(errors="replace").split())
+    if said.returncode != 0:
+        if any(known in words.lower() for known in _NOT_FOUND):
+            return None
+        raise RegistryRefused(f"docker-credential-{name}: {words[:200] or 'failed'}")
+    try:
+        found = json.loads(said.stdout)
+        user, secret = str(found["Username"]), str(found["Secret"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RegistryRefused(f"docker-credential-{name}: its answer cannot be read") from error
+    return Login(identity_token=secret) if user == "<token>" else Login(user, secret)

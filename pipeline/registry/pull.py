@@ -1,0 +1,250 @@
+"""An image from a registry by its digest, into an OCI layout or the store, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from pipeline import log
+from pipeline.errors import NotInRegistry, PipelineError, RegistryBroken, StoreUnwritable
+from pipeline.files import locked, os_errors_explained, write_bytes
+from pipeline.model import Frozen, canonical_json
+from pipeline.registry.document import (
+    MOST_MANIFEST_BYTES,
+    OCI_INDEX,
+    Descriptor,
+    Document,
+    descriptor_json,
+    read_document,
+)
+from pipeline.registry.download import keep_blob, pull_blob
+from pipeline.registry.parallel import each
+from pipeline.registry.reference import Reference
+from pipeline.registry.referrers import kind_of, referrers
+from pipeline.registry.repository import Repository, require_same
+
+MOST_BYTES = 200 << 30
+_LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
+
+
+class Shelf(Protocol):
+    """Where blobs go: the store, or a layout folder."""
+
+    def blob_path(self, digest: str) -> Path: ...
+
+    def partial_path(self, sha256: str) -> Path: ...
+
+
+class LayoutShelf:
+    """The blobs of an OCI layout folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def blob_path(self, digest: str) -> Path:
+        return self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def partial_path(self, sha256: str) -> Path:
+        return self.folder / ".partial" / sha256
+
+
+class Wanted(Frozen):
+    """All that belongs to one image: its root document, those below it, and their blobs."""
+
+    root: Document
+    documents: tuple[Document, ...]
+    platform: str | None = None  # of the root, where it was chosen from an index
+    evidence: tuple[Document, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[Descriptor, ...]:
+        found = [b for d in (*self.documents, *self.evidence) for b in d.blobs]
+        return tuple({b.digest: b for b in found}.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(b.size_bytes for b in self.blobs)
+
+
+class Pulled(Frozen):
+    """What a pull brought."""
+
+    digest: str
+    platforms: tuple[str, ...]
+    size_bytes: int
+    received_bytes: int
+    evidence: tuple[str, ...] = ()
+
+
+def resolve(repository: Repository, reference: Reference) -> Document:
+    """The root document; a tag is only a way to find a digest, and must agree with one given."""
+    if reference.digest:
+        return repository.manifest(reference.digest)
+    if not reference.tag:
+        raise NotInRegistry(f"{reference}: names neither a tag nor a digest")
+    return repository.manifest(reference.tag)
+
+
+def plan_pull(
+    repository: Repository,
+    root: Document,
+    platform: str | None = None,
+    *,
+    with_evidence: bool = False,
+    most_bytes: int = MOST_BYTES,
+) -> Wanted:
+    """Read the documents of an image, of one platform or of all, and what they need."""
+    documents = {root.digest: root}
+    chosen = root
+    if root.kind == "index":
+        entries = _entries(root, platform)
+        for entry in entries:
+            document = repository.manifest(entry.digest, entry.size_bytes or 1)
+            require_same(document, entry, str(repository))
+            if document.kind != "manifest":
+                raise RegistryBroken(f"{repository}: an index in an index is not followed")
+            documents[document.digest] = document
+            chosen = document
+        if platform is not None:
+            documents = {chosen.digest: chosen}
+    found = tuple(documents.values())
+    evidence = _evidence(repository, {root.digest: root, **documents}) if with_evidence else ()
+    root = chosen if platform is not None else root
+    wanted = Wanted(root=root, documents=found, platform=platform, evidence=evidence)
+    if wanted.size_bytes > most_bytes:
+        limit = log.size(most_bytes)
+        raise RegistryBroken(
+            f"{repository}: the image is said to be {log.size(wanted.size_bytes)}",
+            f"The limit is {limit}; nothing was fetched.",
+        )
+    return wanted
+
+
+def _entries(root: Document, platform: str | None) -> list[Descriptor]:
+    if platform is None:
+        return list(root.manifests)
+    found = [d for d in root.manifests if _fits(d.platform, platform)]
+    if len(found) != 1:
+        there = ", ".join(str(d.platform) for d in root.manifests) or "none"
+        raise NotInRegistry(
+            f"{root.digest}: has {len(found)} images for {platform} (there are: {there})"
+        )
+    return found
+
+
+def _fits(found: str | None, wanted: str) -> bool:
+    return found == wanted or (wanted == "linux/arm64" and found == "linux/arm64/v8")
+
+
+def _evidence(repository: Repository, subjects: dict[str, Document]) -> tuple[Document, ...]:
+    found = [d for digest in subjects for d in referrers(repository, digest)]
+    return tuple({d.digest: d for d in found if d.kind == "manifest"}.values())
+
+
+def fetch_blobs(repository: Repository, wanted: Wanted, shelf: Shelf, jobs: int) -> int:
+    """Bring what is missing, in parallel, each blob checked; returns the bytes received."""
+    todo = [b for b in wanted.blobs if not _is_there(shelf, b)]
+    total = sum(b.size_bytes for b in todo)
+    with (
+        log.step(f"Fetching {len(todo)} of {len(wanted.blobs)} blobs, {log.size(total)}"),
+        log.progress("fetched", total) as bar,
+    ):
+
+        def bring(blob: Descriptor) -> None:
+            partial = shelf.partial_path(blob.digest.removeprefix("sha256:"))
+            pull_blob(repository, blob, partial, bar)
+            keep_blob(partial, shelf.blob_path(blob.digest))
+
+        each(repository.client, jobs, todo, bring)
+    for document in (*wanted.documents, *wanted.evidence):
+        write_bytes(shelf.blob_path(document.digest), document.data)
+    return total
+
+
+def _is_there(shelf: Shelf, blob: Descriptor) -> bool:
+    """The store gives names to checked bytes only; in a folder anything may lie."""
+    path = shelf.blob_path(blob.digest)
+    if not path.is_file() or path.stat().st_size != blob.size_bytes:
+        return False
+    if not isinstance(shelf, LayoutShelf):
+        return True
+    with path.open("rb") as handle:
+        return f"sha256:{hashlib.file_digest(handle, 'sha256').hexdigest()}" == blob.digest
+
+
+@contextmanager
+def _alone(shelf: Shelf) -> Iterator[None]:
+    """Two pulls into one place would write into one file."""
+    with locked(shelf.partial_path("pull.lock")):
+        yield
+
+
+def pull_layout(repository: Repository, wanted: Wanted, folder: Path, jobs: int = 4) -> Pulled:
+    """Write an OCI layout; it has an index only once everything in it is there."""
+    _require_ours(folder)
+    shelf = LayoutShelf(folder)
+    with _alone(shelf):
+        received = fetch_blobs(repository, wanted, shelf, jobs)
+        _write_index(wanted, folder)
+        shutil.rmtree(folder / ".partial", ignore_errors=True)
+    return _pulled(wanted, received)
+
+
+def _write_index(wanted: Wanted, folder: Path) -> None:
+    entries = [_named(wanted.root, wanted.platform), *(_named(d) for d in wanted.evidence)]
+    index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
+    with os_errors_explained(folder):
+        write_bytes(folder / "oci-layout", _LAYOUT)
+        write_bytes(folder / "index.json", canonical_json(index))
+
+
+def pull_into(repository: Repository, wanted: Wanted, shelf: Shelf, jobs: int = 4) -> Pulled:
+    """The same blobs into the store, where a build can stand on them."""
+    with _alone(shelf):
+        return _pulled(wanted, fetch_blobs(repository, wanted, shelf, jobs))
+
+
+def _named(document: Document, platform: str | None = None) -> dict[str, object]:
+    kind = kind_of(document) if document.subject else None
+    changes = {"artifact_type": kind, "platform": platform}
+    return descriptor_json(document.descriptor.model_copy(update=changes))
+
+
+def _pulled(wanted: Wanted, received: int) -> Pulled:
+    platforms = [d.platform for d in wanted.root.manifests if d.platform]
+    return Pulled(
+        digest=wanted.root.digest,
+        platforms=tuple(platforms),
+        size_bytes=wanted.size_bytes,
+        received_bytes=received,
+        evidence=tuple(d.digest for d in wanted.evidence),
+    )
+
+
+def _require_ours(folder: Path) -> None:
+    """A new or empty folder, or a layout that an earlier pull began."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise StoreUnwritable(f"{folder}: is no folder", "Name a new or empty folder.")
+    known = {"blobs", ".partial", "oci-layout", "index.json"}
+    if folder.exists() and not {p.name for p in folder.iterdir()} <= known:
+        raise StoreUnwritable(f"{folder}: holds other files", "Name a new or empty folder.")
+
+
+def read_kept(shelf: Shelf, digest: str) -> Document:
+    """A document from a shelf, checked again."""
+    path = shelf.blob_path(digest)
+    try:
+        if path.stat().st_size > MOST_MANIFEST_BYTES:
+            raise PipelineError(f"{path}: is too large for a manifest")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise NotInRegistry(f"{path}: is not there") from None
+    document = read_document(data)
+    if document.digest != digest:
+        raise RegistryBroken(f"{os.fspath(path)}: is not what its name says")
+    return document

@@ -1,0 +1,92 @@
+"""Names of images in registries: `REGISTRY/REPOSITORY:TAG` and `REGISTRY/REPOSITORY@DIGEST`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from pipeline.errors import ReferenceInvalid
+from pipeline.model import Frozen
+
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_REGISTRY = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:.]+\])(?::[0-9]{{1,5}})?")
+_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+_REPOSITORY = re.compile(rf"{_PART}(?:/{_PART})*")
+_LONGEST = 255
+# Docker's own name for its registry, and where that answers
+_ALIASES = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
+
+
+class Reference(Frozen):
+    """A place in a registry; the digest, where there is one, is what counts."""
+
+    registry: str
+    repository: str
+    tag: str | None = None
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        digest = f"@{self.digest}" if self.digest else ""
+        return f"{self.registry}/{self.repository}{tag}{digest}"
+
+    @property
+    def host_port(self) -> str:
+        """Where the registry's API answers."""
+        return _ALIASES.get(self.registry, self.registry)
+
+
+def parse_reference(text: str) -> Reference:
+    """Read a name as written; the registry must be named, nothing is assumed."""
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ReferenceInvalid(f"{text!r}: holds characters that no name may hold")
+    rest, at, digest = text.partition("@")
+    registry, slash, path = rest.partition("/")
+    if not slash or not _is_registry(registry):
+        raise ReferenceInvalid(f"{text}: begins with no registry")
+    repository, colon, tag = path.partition(":")
+    if not _REPOSITORY.fullmatch(repository) or len(registry) + len(repository) > _LONGEST:
+        raise ReferenceInvalid(
+            f"{text}: {repository!r} is no repository (lower case, digits and . _ - / between)"
+        )
+    if colon and not TAG.fullmatch(tag):
+        raise ReferenceInvalid(f"{text}: {tag!r} is no tag")
+    if at and not DIGEST.fullmatch(digest):
+        raise ReferenceInvalid(f"{text}: {digest!r} is no sha256 digest")
+    return Reference(
+        registry=registry, repository=repository, tag=tag or None, digest=digest or None
+    )
+
+
+def parse_repository(text: str) -> Reference:
+    """A repository without tag or digest."""
+    found = parse_reference(text)
+    if found.tag or found.digest:
+        raise ReferenceInvalid(f"{text}: names an image where a repository is meant")
+    return found
+
+
+def _is_registry(text: str) -> bool:
+    """As Docker tells a registry from the first part of a repository."""
+    if not _REGISTRY.fullmatch(text):
+        return False
+    _, _, port = text.rpartition("]")[2].partition(":")
+    return (":" in text or "." in text or text == "localhost") and int(port or 0) < 1 << 16
+
+
+def host_of(host_port: str) -> str:
+    """The host alone, without port and brackets."""
+    if host_port.startswith("["):
+        return host_port[1:].partition("]")[0]
+    return host_port.partition(":")[0]
+
+
+def is_loopback(host_port: str) -> bool:
+    """Whether a registry is on this machine, where plain http harms nobody."""
+    host = host_of(host_port)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,119 @@
+"""What is attached to an image: OCI 1.1 referrers, or the fallback tag where there is no such API.
+
+A registry's list is a hint, never evidence: each manifest is read by its digest, and counts only
+if it says itself that the image is its subject.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pipeline.errors import RegistryBroken
+from pipeline.model import canonical_json
+from pipeline.registry.document import (
+    MOST_MANIFEST_BYTES,
+    OCI_INDEX,
+    Descriptor,
+    Document,
+    descriptor_json,
+    read_document,
+)
+from pipeline.registry.repository import Repository, next_page
+
+_MOST_PAGES = 100
+_TRIES = 5
+
+
+def fallback_tag(digest: str) -> str:
+    """The tag under which clients look where a registry has no referrers API."""
+    return digest.replace(":", "-")
+
+
+def listed_referrers(repository: Repository, digest: str) -> tuple[list[Descriptor], str]:
+    """What the registry lists for an image, unproved, and where: `api` or `tag`."""
+    found = _from_api(repository, digest)
+    if found is not None:
+        return found, "api"
+    index = _fallback_index(repository, digest)
+    return list(index.manifests) if index else [], "tag"
+
+
+def referrers(
+    repository: Repository, digest: str, artifact_type: str | None = None
+) -> list[Document]:
+    """The manifests that really have this image as their subject, in order of digest."""
+    listed, _ = listed_referrers(repository, digest)
+    found = []
+    for entry in sorted({d.digest for d in listed}):
+        document = repository.find_manifest(entry)
+        if document is None or document.subject is None or document.subject.digest != digest:
+            continue
+        if artifact_type in (None, kind_of(document)):
+            found.append(document)
+    return found
+
+
+def kind_of(document: Document) -> str:
+    """The artifact's type, as the specification finds it."""
+    config = document.config.media_type if document.config else ""
+    return document.artifact_type or config
+
+
+def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
+    """All pages of the referrers API; none where the registry has no such API."""
+    place: str | None = f"{repository.path}/referrers/{digest}"
+    found: list[Descriptor] = []
+    for _ in range(_MOST_PAGES):
+        if place is None:
+            return found
+        answer = repository.look(place, MOST_MANIFEST_BYTES)
+        if answer is None:
+            return None
+        page = read_document(answer.data, answer.header("Content-Type"))
+        if page.kind != "index":
+            raise RegistryBroken(f"{repository}: lists referrers in a {page.kind}")
+        found += page.manifests
+        place = next_page(answer)
+    raise RegistryBroken(f"{repository}: its list of referrers does not end")
+
+
+def _fallback_index(repository: Repository, digest: str) -> Document | None:
+    found = repository.find_manifest(fallback_tag(digest))
+    if found is not None and found.kind != "index":
+        raise RegistryBroken(f"{repository}: the tag {fallback_tag(digest)} is no index")
+    return found
+
+
+def list_in_fallback_tag(repository: Repository, subject: str, new: list[Descriptor]) -> None:
+    """Add entries to the fallback tag, keep those of others, and look whether they stayed.
+
+    Two writers at once can undo each other, as the specification admits: each looks again.
+    """
+    wanted = {d.digest for d in new}
+    for attempt in range(_TRIES):
+        index = _fallback_index(repository, subject)
+        listed = list(index.manifests) if index else []
+        missing = [d for d in new if d.digest not in {x.digest for x in listed}]
+        if index and not missing:
+            return
+        raw = _entries(index)
+        data = canonical_json(_index([*raw, *(descriptor_json(d) for d in missing)]))
+        repository.put_manifest(fallback_tag(subject), data, OCI_INDEX)
+        after = _fallback_index(repository, subject)
+        if after and wanted <= {d.digest for d in after.manifests}:
+            return
+        repository.client.pause(attempt)
+    raise RegistryBroken(f"{repository}: the tag {fallback_tag(subject)} does not keep its entries")
+
+
+def _entries(index: Document | None) -> list[dict[str, Any]]:
+    """Entries as they were written, with fields that we do not know."""
+    if index is None:
+        return []
+    found: list[dict[str, Any]] = json.loads(index.data)["manifests"]
+    return found
+
+
+def _index(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}

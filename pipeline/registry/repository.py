@@ -1,0 +1,146 @@
+"""One repository of a registry: its manifests and tags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from pipeline.errors import DeleteDisabled, NotInRegistry, RegistryBroken
+from pipeline.registry.auth import Scope
+from pipeline.registry.client import Answer, Client, Refusal
+from pipeline.registry.document import (
+    ACCEPT,
+    MOST_MANIFEST_BYTES,
+    Descriptor,
+    Document,
+    read_document,
+    read_json,
+)
+from pipeline.registry.reference import TAG, Reference
+from pipeline.registry.transport import Small
+from pipeline.registry.words import clean
+
+_MOST_PAGES = 1000
+
+
+@dataclass(frozen=True)
+class Repository:
+    """Where manifests, blobs and tags of one name live."""
+
+    client: Client
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.client.name}/{self.name}"
+
+    @property
+    def path(self) -> str:
+        return f"/v2/{self.name}"
+
+    def may(self, actions: str, also_from: str = "") -> Scope:
+        return Scope(self.name, actions, also_from)
+
+    def manifest(self, name: str, most_bytes: int = MOST_MANIFEST_BYTES) -> Document:
+        """The manifest behind a tag or digest; of a digest, exactly those bytes."""
+        found = self.find_manifest(name, most_bytes)
+        if found is None:
+            raise NotInRegistry(f"{self}: holds no {name}")
+        return found
+
+    def find_manifest(self, name: str, most_bytes: int = MOST_MANIFEST_BYTES) -> Document | None:
+        """As `manifest`, but nothing where there is none."""
+        answer = self.look(f"{self.path}/manifests/{name}", most_bytes, headers={"Accept": ACCEPT})
+        if answer is None:
+            return None
+        document = read_document(answer.data, answer.header("Content-Type"))
+        claimed = answer.header("Docker-Content-Digest")
+        wanted = name if name.startswith("sha256:") else claimed
+        if wanted and document.digest != wanted:
+            raise RegistryBroken(f"{self}: asked for {wanted}, received {document.digest}")
+        if claimed.startswith("sha256:") and claimed != document.digest:
+            raise RegistryBroken(f"{self}: calls {document.digest} {clean(claimed)}")
+        return document
+
+    def look(
+        self, place: str, most_bytes: int, headers: dict[str, str] | None = None
+    ) -> Answer | None:
+        """A small answer with its body; none on 404."""
+        answer = self.client.ask(
+            "GET",
+            place,
+            scope=self.may("pull"),
+            good=(200, 404),
+            headers=headers,
+            most_bytes=most_bytes,
+        )
+        return answer if answer.status == 200 else None
+
+    def put_manifest(self, name: str, data: bytes, media_type: str) -> Answer:
+        """Put a manifest under its digest or a tag."""
+        return self.client.ask(
+            "PUT",
+            f"{self.path}/manifests/{name}",
+            scope=self.may("pull,push"),
+            good=(201,),
+            headers={"Content-Type": media_type},
+            body=Small(data),
+        )
+
+    def tags(self) -> list[str]:
+        """All tags, page by page."""
+        place: str | None = f"{self.path}/tags/list?n=1000"
+        found: list[str] = []
+        for _ in range(_MOST_PAGES):
+            if place is None:
+                return sorted(set(found))
+            answer = self.look(place, MOST_MANIFEST_BYTES)
+            if answer is None:
+                raise NotInRegistry(f"{self}: there is no such repository")
+            found += _tags_in(answer.data, str(self))
+            place = next_page(answer)
+        raise RegistryBroken(f"{self}: its list of tags does not end")
+
+    def delete_manifest(self, digest: str) -> None:
+        """Take a manifest out; a registry that does not allow it says so."""
+        try:
+            self.client.ask(
+                "DELETE",
+                f"{self.path}/manifests/{digest}",
+                scope=self.may("delete,pull,push"),
+                good=(202, 200, 204, 404),
+            )
+        except Refusal as refused:
+            if refused.status == 405 or "UNSUPPORTED" in refused.codes:
+                raise DeleteDisabled(f"{self}: does not allow deleting manifests") from refused
+            raise
+
+
+def open_repository(client: Client, reference: Reference) -> Repository:
+    """The repository that a name speaks of."""
+    return Repository(client, reference.repository)
+
+
+def _tags_in(data: bytes, name: str) -> list[str]:
+    found = read_json(data, f"{name}: the list of tags")
+    tags = found.get("tags") if isinstance(found, dict) else None
+    if tags is None and isinstance(found, dict):
+        return []
+    if not isinstance(tags, list) or not all(isinstance(t, str) and TAG.fullmatch(t) for t in tags):
+        raise RegistryBroken(f"{name}: the list of tags holds what is no tag")
+    return tags
+
+
+def next_page(answer: Answer) -> str | None:
+    """The next page of a list, on this registry only."""
+    link = answer.header("Link")
+    if 'rel="next"' not in link.replace("rel=next", 'rel="next"') or "<" not in link:
+        return None
+    parts = urlsplit(link.partition("<")[2].partition(">")[0])
+    path = parts.path if parts.path.startswith("/") else f"/{parts.path}"
+    return f"{path}?{parts.query}" if parts.query else path
+
+
+def require_same(document: Document, want: Descriptor, where: str) -> None:
+    """A manifest that was promised with a digest and a size is exactly that."""
+    if document.digest != want.digest or len(document.data) != want.size_bytes:
+        raise RegistryBroken(f"{where}: {want.digest} is not what names it")

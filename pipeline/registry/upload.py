@@ -1,0 +1,275 @@
+"""Blobs on their way to a registry: asked for first, mounted where possible, resumed when cut."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+from pipeline.errors import (
+    Interrupted,
+    NotInRegistry,
+    RegistryBroken,
+    RegistryRefused,
+    RegistryUnreachable,
+)
+from pipeline.errors import StoreDamaged as BlobDamaged
+from pipeline.log import Bar
+from pipeline.registry.client import ATTEMPTS, MOST_ANSWER_BYTES, Answer, Lost, Refusal
+from pipeline.registry.repository import Repository
+
+# What is sent in one request; smaller blobs go in one go, which spares the registry a sync to disk.
+# Where a proxy finds that too much, it is cut into the smaller size.
+CHUNK_BYTES = 256 << 20
+SMALL_CHUNK_BYTES = 32 << 20
+_PIECE_BYTES = 1 << 18
+_MOST_SESSIONS = 5
+_RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
+
+Way = Literal["there", "mounted", "sent"]
+
+
+@dataclass(frozen=True)
+class LocalBlob:
+    """Bytes that we have, as a file or in memory."""
+
+    digest: str
+    size_bytes: int
+    path: Path | None = None
+    data: bytes = b""
+
+    def pieces(self, start: int, length: int) -> Iterator[bytes]:
+        """Some of the bytes; a file that changed under us is an error, not an upload."""
+        if self.path is None:
+            yield self.data[start : start + length]
+            return
+        with self.path.open("rb") as handle:
+            handle.seek(start)
+            while length > 0:
+                piece = handle.read(min(_PIECE_BYTES, length))
+                if not piece:
+                    raise BlobDamaged(f"{self.path}: is shorter than {self.size_bytes} bytes")
+                length -= len(piece)
+                yield piece
+
+    def require_whole(self) -> None:
+        """Ask the disk again when a registry says that the bytes are others."""
+        sha = hashlib.sha256()
+        for piece in self.pieces(0, self.size_bytes):
+            sha.update(piece)
+        if f"sha256:{sha.hexdigest()}" != self.digest:
+            raise BlobDamaged(f"{self.path}: is not what its name says")
+
+
+class Gauge:
+    """How far one blob is, told to a bar that several blobs share."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._at = bar, 0
+
+    def at(self, n_bytes: int) -> None:
+        """Also backwards, when bytes must be sent again."""
+        self._bar.advance(n_bytes - self._at)
+        self._at = n_bytes
+
+
+class _Part:
+    """A stretch of a blob as the body of a request."""
+
+    def __init__(
+        self, repository: Repository, blob: LocalBlob, start: int, size: int, gauge: Gauge
+    ) -> None:
+        self._stop = repository.client.transport.stop
+        self._blob, self._start, self._gauge = blob, start, gauge
+        self.size_bytes = size
+
+    def pieces(self) -> Iterator[bytes]:
+        at = self._start
+        for piece in self._blob.pieces(self._start, self.size_bytes):
+            if self._stop.is_set():
+                raise Interrupted("stopped")
+            yield piece
+            at += len(piece)
+            self._gauge.at(at)
+
+
+def has_blob(repository: Repository, digest: str, size_bytes: int) -> bool:
+    """Whether the registry has a blob already; one of another size is a contradiction."""
+    answer = repository.client.ask(
+        "HEAD",
+        f"{repository.path}/blobs/{digest}",
+        scope=repository.may("pull"),
+        good=(200, 404),
+    )
+    if answer.status == 404:
+        return False
+    length = answer.header("Content-Length")
+    if length.isdecimal() and int(length) != size_bytes:
+        raise RegistryBroken(f"{repository}: has {digest} with {length} bytes, not {size_bytes}")
+    return True
+
+
+def push_blob(repository: Repository, blob: LocalBlob, bar: Bar, mount_from: str = "") -> Way:
+    """Bring a blob that is missing there, from another repository of the registry if it can."""
+    gauge = Gauge(bar)
+    try:
+        location = _begin(repository, blob, mount_from)
+    except (RegistryRefused, Refusal):
+        if not mount_from:
+            raise
+        # the neighbour may be closed to us: then the blob is sent
+        location = _begin(repository, blob)
+    if location is None:
+        gauge.at(blob.size_bytes)
+        return "mounted"
+    _Upload(repository, blob, gauge).run(location)
+    gauge.at(blob.size_bytes)
+    return "sent"
+
+
+def _begin(repository: Repository, blob: LocalBlob, mount_from: str = "") -> str | None:
+    """The address of a new upload; none where the registry took the blob from elsewhere."""
+    query = f"?mount={quote(blob.digest)}&from={quote(mount_from, safe='')}" if mount_from else ""
+    answer = repository.client.ask(
+        "POST",
+        f"{repository.path}/blobs/uploads/{query}",
+        scope=repository.may("pull,push", mount_from),
+        good=(201, 202) if mount_from else (202,),
+    )
+    return None if answer.status == 201 else answer.location
+
+
+class _Upload:
+    """One blob's way through one or more upload sessions."""
+
+    def __init__(self, repository: Repository, blob: LocalBlob, gauge: Gauge) -> None:
+        self._repository, self._client = repository, repository.client
+        self._blob, self._gauge = blob, gauge
+        self._offset = 0
+        self._chunk_bytes = CHUNK_BYTES
+        self._in_one = blob.size_bytes <= CHUNK_BYTES
+
+    def run(self, location: str) -> None:
+        """Send until the registry has it; a cut goes on, a lost session begins again."""
+        failures, sessions, place = 0, 1, location
+        while True:
+            before = self._offset
+            try:
+                return self._finish(self._send_rest(place))
+            except Lost as lost:
+                failures = 1 if self._offset > before else failures + 1
+                if failures == ATTEMPTS:
+                    raise RegistryUnreachable(f"{self._repository}: {lost}") from lost
+                self._client.pause(failures - 1, lost.retry_after)
+            found = self._where_it_stands()
+            if found == "there":
+                return
+            if found is None:
+                sessions += 1
+                if sessions > _MOST_SESSIONS:
+                    raise RegistryUnreachable(f"{self._repository}: loses every upload")
+                self._offset = 0
+                found = _begin(self._repository, self._blob) or ""
+            place = found
+            self._gauge.at(self._offset)
+
+    def _send_rest(self, place: str) -> str:
+        """All chunks but the closing request; small blobs go with that one."""
+        self._place = place
+        while self._offset < self._blob.size_bytes and not (self._in_one and not self._offset):
+            length = min(self._chunk_bytes, self._blob.size_bytes - self._offset)
+            last = self._offset + length - 1
+            answer = self._request(
+                "PATCH", self._place, (202,), length, {"Content-Range": f"{self._offset}-{last}"}
+            )
+            self._place, before = answer.location, self._offset
+            self._offset = self._confirmed(answer, before + length)
+            if self._offset <= before:
+                raise Lost(f"{self._repository}: took {length} bytes and kept none")
+        return self._place
+
+    def _finish(self, place: str) -> None:
+        joint = "&" if "?" in place else "?"
+        length = self._blob.size_bytes - self._offset
+        answer = self._request("PUT", f"{place}{joint}digest={self._blob.digest}", (201,), length)
+        said = answer.header("Docker-Content-Digest")
+        if said and said != self._blob.digest:
+            raise RegistryBroken(f"{self._repository}: received {self._blob.digest} as {said}")
+
+    def _request(
+        self,
+        method: str,
+        place: str,
+        good: tuple[int, ...],
+        length: int,
+        more: dict[str, str] | None = None,
+    ) -> Answer:
+        part = _Part(self._repository, self._blob, self._offset, length, self._gauge)
+        headers = {"Content-Type": "application/octet-stream", **(more or {})}
+        try:
+            answer = self._client.once(
+                method,
+                place,
+                scope=self._repository.may("pull,push"),
+                good=good,
+                headers=headers,
+                body=part,
+            )
+            self._client.read(answer, MOST_ANSWER_BYTES)
+            return answer
+        except NotInRegistry as gone:
+            raise Lost(f"the upload is gone: {gone}") from gone
+        except Refusal as refused:
+            raise self._judged(method, refused) from refused
+
+    def _judged(self, method: str, refused: Refusal) -> Exception:
+        """A refusal of some bytes is asked about, of all chunks is obeyed, of the hash is final."""
+        if refused.status == 416:
+            return Lost(str(refused))
+        if refused.status == 413 and self._chunk_bytes > SMALL_CHUNK_BYTES:
+            self._chunk_bytes = SMALL_CHUNK_BYTES
+            self._in_one, self._offset, self._place = False, 0, ""
+            return Lost(f"{self._repository}: takes smaller pieces only")
+        if method == "PATCH" and refused.status in (400, 405, 411, 501) and not self._in_one:
+            self._in_one, self._offset, self._place = True, 0, ""
+            return Lost(f"{self._repository}: takes no chunks")
+        if "DIGEST_INVALID" in refused.codes:
+            self._blob.require_whole()
+        return refused
+
+    def _where_it_stands(self) -> str | None:
+        """`there`, the address to go on at, or none where the session is lost."""
+        if has_blob(self._repository, self._blob.digest, self._blob.size_bytes):
+            return "there"
+        if not self._place:
+            return None
+        try:
+            answer = self._client.ask(
+                "GET",
+                self._place,
+                scope=self._repository.may("pull,push"),
+                good=(204, 200, 202, 404, 400),
+            )
+        except RegistryBroken:
+            return None
+        if answer.status in (404, 400):
+            return None
+        self._offset = self._confirmed(answer, self._blob.size_bytes)
+        if not self._offset:
+            # nothing, or one byte: registries write both as 0-0
+            return None
+        return answer.location if answer.header("Location") else self._place
+
+    def _confirmed(self, answer: Answer, most: int) -> int:
+        """How many bytes the registry says it has; it cannot have more than were sent."""
+        found = _RANGE.fullmatch(answer.header("Range").strip())
+        count = int(found[1]) + 1 if found and found[1] != "0" else 0
+        if not found:
+            count = most if answer.status == 202 else 0
+        if count > most:
+            raise RegistryBroken(f"{self._repository}: claims {count} bytes of {most} sent")
+        return count

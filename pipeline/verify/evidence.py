@@ -1,0 +1,64 @@
+"""Finding and opening the envelopes that speak of an artifact."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import EvidenceBroken, RecordInvalid
+from pipeline.record.envelope import Envelope, read_envelope
+from pipeline.record.shelf import ENDING
+from pipeline.record.strict import MAX_BYTES, plain
+from pipeline.verify.artifact import read_bounded
+
+MOST_FILES = 1000
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """One piece of evidence: an envelope, or why it cannot be read."""
+
+    name: str
+    envelope: Envelope | None
+    error: str = ""
+
+
+def read_exhibit(name: str, data: bytes) -> Exhibit:
+    """Bytes of unknown origin as evidence; a file's name can be as hostile as its bytes."""
+    name = plain(name).replace("\n", " ")
+    try:
+        return Exhibit(name, read_envelope(data, name))
+    except RecordInvalid as error:
+        return Exhibit(name, None, str(error))
+
+
+def gather(places: Sequence[Path]) -> list[Exhibit]:
+    """Envelopes from files and folders, in order of their names."""
+    found: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            found += sorted(place.glob(f"*{ENDING}"))
+        elif place.exists():
+            found.append(place)
+        else:
+            raise EvidenceBroken(f"{place}: there is no such evidence")
+    if len(found) > MOST_FILES:
+        raise RecordInvalid(f"{len(found)} pieces of evidence, more than {MOST_FILES}")
+    return [_read(path) for path in found]
+
+
+def _read(path: Path) -> Exhibit:
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return Exhibit(plain(path.name), None, "is a link or no plain file")
+    return read_exhibit(path.name, read_bounded(path, MAX_BYTES))
+
+
+def beside(artifact: Path) -> list[Path]:
+    """Where evidence of a file or folder is looked for unless it is named."""
+    places = [artifact.with_name(f"{artifact.name}{ENDING}")]
+    places += [artifact.with_name(f"{artifact.name}.records")]
+    if artifact.is_dir():
+        places.append(artifact / "records")
+    return [place for place in places if place.exists()]

@@ -1,0 +1,79 @@
+"""A policy for CI: what evidence must be there, by whom, how old, and how well gates must do."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.errors import TrustInvalid, WishInvalid
+from pipeline.model import Digest, Frozen, Name
+from pipeline.record.names import Kind
+from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.walk import Believed, Walk
+from pipeline.wish.load import read_yaml
+
+Least = Literal["passed", "accepted"]
+
+
+class Policy(Frozen):
+    """A policy file. What it does not name it does not ask for."""
+
+    format: Literal[1] = 1
+    require: list[Kind] = []
+    keys: list[Digest] | None = Field(default=None, description="only these keys count")
+    signatures: Annotated[int, Field(ge=1, le=16)] = 1
+    max_age_days: Annotated[int, Field(ge=1)] | None = None
+    gates: dict[Name, Least] = {}
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy file, or why it cannot be used."""
+    try:
+        return read_yaml(path, Policy)
+    except WishInvalid as error:
+        raise TrustInvalid(str(error)) from error
+
+
+def judge_policy(policy: Policy, found: Walk, now: datetime) -> Node:
+    """What the policy asks for and did not get; the walk's own verdict counts besides."""
+    counted = [b for b in found.believed if _keys(policy, b) >= policy.signatures]
+    nodes = [_required(kind, counted) for kind in policy.require]
+    nodes += [_young(policy, b, now) for b in counted if policy.max_age_days]
+    nodes += [_gate(gate, least, counted) for gate, least in policy.gates.items()]
+    return Node("policy", children=tuple(nodes))
+
+
+def _keys(policy: Policy, believed: Believed) -> int:
+    return sum(policy.keys is None or key.id in policy.keys for key in believed.keys)
+
+
+def _required(kind: str, counted: list[Believed]) -> Node:
+    if any(b.kind == kind for b in counted):
+        return Node(f"{kind} is there")
+    return Node(kind, Verdict.BROKEN, "is required and not there with enough signatures that count")
+
+
+def _young(policy: Policy, believed: Believed, now: datetime) -> Node:
+    title, said = f"age of {believed.name}", believed.statement.recorded
+    if said is None:
+        return Node(title, Verdict.BROKEN, "it does not say when it was made")
+    days = policy.max_age_days or 0
+    if now - said > timedelta(days=days):
+        words = f"made {said:%Y-%m-%d}, more than {days} days ago"
+        return Node(title, Verdict.BROKEN, words)
+    return Node(title)
+
+
+def _gate(gate: str, least: Least, counted: list[Believed]) -> Node:
+    results = [b.test for b in counted if b.test and b.test.gate == gate]
+    enough = ("passed",) if least == "passed" else ("passed", "accepted")
+    for result in results:
+        if result.verdict not in enough:
+            words = f"{result.verdict} on {result.card}, {least} is asked for"
+            return Node(f"gate {gate}", Verdict.BROKEN, words)
+    if not results:
+        return Node(f"gate {gate}", Verdict.BROKEN, "has no result that counts")
+    return Node(f"gate {gate}", words=", ".join(f"{r.verdict} on {r.card}" for r in results))

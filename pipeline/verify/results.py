@@ -1,0 +1,111 @@
+"""Test results read back: what a gate found, and whether it still speaks of today's cases."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from pipeline.errors import RecordInvalid
+from pipeline.model import Frozen, sha256_of, stays_below
+from pipeline.record.statement import DigestSet, Moment
+from pipeline.verify.verdict import Node, Verdict
+from pipeline.wish.load import Checkout
+
+GateVerdict = Literal["passed", "accepted", "failed", "unknown"]
+_RESULTS = {"passed": "PASSED", "accepted": "WARNED", "failed": "FAILED", "unknown": "FAILED"}
+# What each gate reads of an image's folder, beyond patches.
+_CASES = {
+    "smem": ("engine.yaml", "smem-*.yaml"),
+    "patches": ("engine.yaml", "smem-*.yaml"),
+    "arch": ("arch.yaml",),
+}
+
+
+class _Configured(Frozen):
+    name: str
+    digest: DigestSet
+
+
+class _Why(Frozen):
+    test: str
+    verdict: GateVerdict
+    why: str
+
+
+class TestResult(Frozen):
+    """in-toto's test result, with what our gates add."""
+
+    __test__ = False
+
+    result: Literal["PASSED", "WARNED", "FAILED"]
+    configuration: list[_Configured]
+    passed: list[str] = Field(alias="passedTests")
+    warned: list[str] = Field(alias="warnedTests")
+    failed: list[str] = Field(alias="failedTests")
+    gate: str = Field(alias="sm120_gate")
+    card: str = Field(alias="sm120_card")
+    verdict: GateVerdict = Field(alias="sm120_verdict")
+    unknown: list[_Why] = Field(alias="sm120_unknown")
+    why: list[_Why] = Field(alias="sm120_why")
+    made_by: dict[str, str] = Field(alias="sm120_madeBy")
+    recorded: Moment | None = Field(default=None, alias="sm120_recorded")
+
+
+def read_test_result(predicate: dict[str, Any]) -> TestResult:
+    """A gate's result that does not contradict itself."""
+    try:
+        found = TestResult.model_validate(predicate)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(p) for p in first["loc"]) or "the predicate"
+        raise RecordInvalid(f"test result: {field}: {first['msg']}") from error
+    unknown = {x.test for x in found.unknown}
+    really: GateVerdict = "passed"
+    # an image without CUDA code gives the machine code gate nothing to judge; others must judge
+    is_empty = not found.passed and not found.warned and found.gate != "arch"
+    if set(found.failed) - unknown:
+        really = "failed"
+    elif found.failed or unknown or is_empty:
+        really = "unknown"
+    elif found.warned:
+        really = "accepted"
+    if found.verdict != really or found.result != _RESULTS[really]:
+        raise RecordInvalid(f"test result: says {found.verdict}, but its tests say {really}")
+    return found
+
+
+def judge_tests(found: TestResult, image: str | None, checkout: Checkout | None) -> Node:
+    """A gate that failed breaks the chain; one that could not judge leaves it incomplete."""
+    title = f"gate {found.gate} on {found.card}"
+    counts = f"{len(found.passed)} passed, {len(found.warned)} accepted"
+    if not found.passed and not found.warned:
+        counts = "nothing in it to judge"
+    if found.verdict == "failed":
+        return Node(title, Verdict.BROKEN, f"failed: {', '.join(found.failed[:3])}")
+    if found.verdict == "unknown":
+        first = found.unknown[0]
+        return Node(title, Verdict.INCOMPLETE, f"unknown: {first.test}: {first.why}")
+    moved = _moved(found, image, checkout) if image and checkout else []
+    if moved:
+        return Node(title, Verdict.STALE, f"{counts}, but has changed since: {', '.join(moved)}")
+    return Node(title, words=counts)
+
+
+def _moved(found: TestResult, image: str, checkout: Checkout) -> list[str]:
+    """Case files and patches that are not what the gate saw, and cases that it did not see."""
+    saw = {item.name for item in found.configuration}
+    folder = checkout.folder(image) / "gates"
+    cases = {f"gates/{p.name}" for glob in _CASES.get(found.gate, ()) for p in folder.glob(glob)}
+    moved = sorted(cases - saw)
+    for item in found.configuration:
+        if not item.name.startswith(("gates/", "patches/")):
+            continue
+        try:
+            path = checkout.folder(image) / stays_below(item.name)
+            same = sha256_of(path.read_bytes()) == f"sha256:{item.digest.sha256}"
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            moved.append(item.name)
+    return moved

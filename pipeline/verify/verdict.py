@@ -1,0 +1,101 @@
+"""Verdicts, and the tree in which each has its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from pipeline.errors import (
+    EvidenceBroken,
+    EvidenceIncomplete,
+    EvidenceStale,
+    EvidenceUnsigned,
+    PipelineError,
+)
+
+
+class Verdict(Enum):
+    """How far evidence holds, from best to worst."""
+
+    VALID = "valid"
+    STALE = "stale"
+    INCOMPLETE = "incomplete"
+    UNSIGNED = "unsigned"
+    BROKEN = "broken"
+
+
+_RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
+_ENDINGS: dict[Verdict, type[PipelineError]] = {
+    Verdict.STALE: EvidenceStale,
+    Verdict.INCOMPLETE: EvidenceIncomplete,
+    Verdict.UNSIGNED: EvidenceUnsigned,
+    Verdict.BROKEN: EvidenceBroken,
+}
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict on all together; none at all is incomplete, never valid."""
+    return max(verdicts, key=_RANK.__getitem__, default=Verdict.INCOMPLETE)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One thing that was checked, and what it hangs on."""
+
+    title: str
+    own: Verdict = Verdict.VALID
+    words: str = ""
+    children: tuple[Node, ...] = ()
+    is_folded: bool = False  # children that are valid are not shown one by one
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst([self.own, *(child.verdict for child in self.children)])
+
+    def culprit(self) -> Node:
+        """The node that decides: the first of those that are as bad as the whole."""
+        if self.own is self.verdict:
+            return self
+        return next(c for c in self.children if c.verdict is self.verdict).culprit()
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"title": self.title, "verdict": self.verdict.value}
+        if self.words:
+            found["words"] = self.words
+        if self.children:
+            found["children"] = [child.as_json() for child in self.children]
+        return found
+
+
+def show(node: Node, *, everything: bool = False) -> str:
+    """The tree as text."""
+    return "\n".join([_line(node), *_below(node, "", everything)])
+
+
+def _line(node: Node) -> str:
+    mark = node.verdict.value
+    return f"{node.title}  {mark}" + (f": {node.words}" if node.words else "")
+
+
+def _below(node: Node, margin: str, everything: bool) -> Iterator[str]:
+    shown = [
+        child
+        for child in node.children
+        if everything or not node.is_folded or child.verdict is not Verdict.VALID
+    ]
+    for child in shown:
+        is_last = child is shown[-1]
+        yield f"{margin}{'└─ ' if is_last else '├─ '}{_line(child)}"
+        yield from _below(child, margin + ("   " if is_last else "│  "), everything)
+
+
+def ending(node: Node) -> PipelineError | None:
+    """How a command ends that found this; none where all is valid."""
+    kind = _ENDINGS.get(node.verdict)
+    if kind is None:
+        return None
+    found = node.culprit()
+    where = found.title if found is node else f"{node.title}: {found.title}"
+    return kind(f"{where}: {found.words or found.verdict.value}")

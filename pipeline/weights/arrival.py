@@ -1,0 +1,236 @@
+"""One file on its way: ranges that arrive in any order, a journal, and a hash that goes in order.
+
+The hash follows the bytes as they arrive. What arrives ahead of it is read again from the page
+cache when its turn comes; what an earlier run left is hashed from the disk, not fetched.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.files import os_errors_explained
+from pipeline.log import size as human
+from pipeline.weights.model import FilePin
+from pipeline.weights.routes import Lost
+
+_READ_BYTES = 1 << 20
+Span = tuple[int, int]
+
+
+class Arrival:
+    """A partial file, what of it is there, and who is bringing the rest."""
+
+    def __init__(self, pin: FilePin, folder: Path, range_bytes: int) -> None:
+        self.pin = pin
+        self.path = folder / pin.want
+        self._journal_path = folder / f"{pin.want}.journal"
+        self._range_bytes = range_bytes
+        self._done: list[Span] = self._read_journal()
+        self.kept_bytes = sum(stop - start for start, stop in self._done)
+        self._todo: list[Span] = []
+        self._busy = 0
+        self._guard = threading.Lock()
+        self._hash_turn = threading.Lock()
+        self._hash, self._front = pin.new_hash(), 0
+        self._file = self._journal = -1
+        self.is_second = False  # this time every byte is compared with what came before
+        self.is_alone = False  # the server sends only whole files: one connection
+        self.turn = self.fetched_bytes = 0
+        self._differing: set[int] = set()
+        self._is_claimed = False
+
+    def _read_journal(self) -> list[Span]:
+        try:
+            if self.path.stat().st_size != self.pin.size_bytes:
+                return []
+            lines = self._journal_path.read_text(encoding="ascii").splitlines()
+        except (OSError, UnicodeDecodeError):
+            return []
+        found: list[Span] = []
+        for line in lines:
+            words = line.split()
+            if len(words) == 2 and all(w.isdecimal() and len(w) < 19 for w in words):
+                start, stop = int(words[0]), int(words[1])
+                if start < stop <= self.pin.size_bytes:
+                    found.append((start, stop))
+        return merged(found)
+
+    def begin(self) -> None:
+        """Open the files and cut what is missing into ranges; call it once."""
+        with os_errors_explained(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_CREAT | os.O_CLOEXEC
+            if not self._done:
+                self._journal_path.unlink(missing_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | flags, 0o644)
+            os.truncate(self._file, self.pin.size_bytes)
+            self._journal = os.open(self._journal_path, os.O_WRONLY | os.O_APPEND | flags, 0o644)
+        self._todo = cut(missing(self._done, self.pin.size_bytes), self._range_bytes)
+
+    @property
+    def todo_bytes(self) -> int:
+        """What nobody brings yet."""
+        with self._guard:
+            if self.is_alone and self._busy:
+                return 0
+            return sum(stop - start for start, stop in self._todo)
+
+    def take(self) -> Span | None:
+        """The next range in order, now somebody's."""
+        with self._guard:
+            if not self._todo or (self.is_alone and self._busy):
+                return None
+            self._busy += 1
+            return self._todo.pop(0)
+
+    def take_whole(self) -> list[Span]:
+        """The server sends whole files only: what nobody brings yet comes with this one.
+
+        The first time it may be an accident, and a part is asked for once more.
+        """
+        with self._guard:
+            if not self.is_alone:
+                self.is_alone = True
+                raise Lost("the whole file came where a part was asked for")
+            rest, self._todo = self._todo, []
+            return rest
+
+    def give_back(self, spans: list[Span]) -> None:
+        """What did not come after all."""
+        with self._guard:
+            self._busy -= 1
+            self._todo = sorted([*(s for s in spans if s[0] < s[1]), *self._todo])
+
+    def write(self, span: Span, at: int, piece: memoryview) -> None:
+        """Put bytes in their place, and hash them if it is their turn."""
+        with os_errors_explained(self.path):
+            if self.is_second:
+                self._compare(at, piece)
+            written = 0
+            while written < len(piece):
+                written += os.pwrite(self._file, piece[written:], at + written)
+        if span[0] <= self._front <= at and self._hash_turn.acquire(blocking=False):
+            try:
+                if span[0] <= self._front <= at:
+                    self._hash_upto(at)
+                    self._hash.update(piece)
+                    self._front = at + len(piece)
+            finally:
+                self._hash_turn.release()
+
+    def _compare(self, at: int, piece: memoryview) -> None:
+        if os.pread(self._file, len(piece), at) != piece:
+            self._differing.add(at // self._range_bytes)
+
+    def note(self, start: int, stop: int) -> None:
+        """These bytes are there: a later run need not fetch them."""
+        if start >= stop:
+            return
+        with os_errors_explained(self._journal_path), self._guard:
+            os.write(self._journal, b"%d %d\n" % (start, stop))
+            self._done = merged([*self._done, (start, stop)])
+
+    def catch_up(self, advance: Callable[[int], None] | None = None) -> None:
+        """Hash what lies ready after the front, unless another thread is at it."""
+        while self._front < self._ready() and self._hash_turn.acquire(blocking=False):
+            try:
+                before = self._front
+                self._hash_upto(self._ready())
+                if advance:
+                    advance(self._front - before)
+            finally:
+                # who finds the turn taken leaves; so the holder looks again before it goes
+                self._hash_turn.release()
+
+    def _ready(self) -> int:
+        with self._guard:
+            return next((b for a, b in self._done if a <= self._front < b), self._front)
+
+    def _hash_upto(self, stop: int) -> None:
+        while self._front < stop:
+            piece = os.pread(self._file, min(_READ_BYTES, stop - self._front), self._front)
+            if not piece:
+                raise OSError(f"{self.path}: became shorter")
+            self._hash.update(piece)
+            self._front += len(piece)
+
+    def claim_end(self) -> bool:
+        """Whether all is there and hashed; true for one caller only."""
+        with self._guard:
+            is_there = not self._todo and not self._busy and self._front == self.pin.size_bytes
+            if not is_there or self._is_claimed:
+                return False
+            self._is_claimed = True
+            return True
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def start_over(self) -> None:
+        """Everything once more, compared with what came the first time."""
+        os.truncate(self._journal, 0)
+        with self._guard:
+            self._done, self._front, self._hash = [], 0, self.pin.new_hash()
+            self.is_second, self._is_claimed = True, False
+            self.turn, self.fetched_bytes = self.turn + 1, 0
+            self._todo = cut([(0, self.pin.size_bytes)], self._range_bytes)
+
+    def differing(self) -> str:
+        """Which parts came differently the second time, in words."""
+        places = sorted(self._differing)
+        words = [
+            f"{human(i * self._range_bytes)} to"
+            f" {human(min((i + 1) * self._range_bytes, self.pin.size_bytes))}"
+            for i in places[:3]
+        ]
+        more = f" and {len(places) - 3} other places" if len(places) > 3 else ""
+        return ", ".join(words) + more
+
+    def close(self) -> None:
+        for handle in (self._file, self._journal):
+            if handle >= 0:
+                os.close(handle)
+        self._file = self._journal = -1
+
+    def sync(self) -> None:
+        """The bytes are on the disk, not only on their way."""
+        os.fsync(self._file)
+
+    def forget(self) -> None:
+        """Leave nothing of the partial file."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+        self._journal_path.unlink(missing_ok=True)
+
+
+def merged(spans: list[Span]) -> list[Span]:
+    """Sorted, and those that touch made one."""
+    joined: list[Span] = []
+    for start, stop in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def missing(done: list[Span], size_bytes: int) -> list[Span]:
+    """The gaps between what is there."""
+    edges = [0, *(edge for span in done for edge in span), size_bytes]
+    pairs = zip(edges[::2], edges[1::2], strict=True)
+    return [(start, stop) for start, stop in pairs if start < stop]
+
+
+def cut(spans: list[Span], range_bytes: int) -> list[Span]:
+    """The same bytes in pieces of at most so many, at the same places in every run."""
+    pieces = []
+    for start, stop in spans:
+        while start < stop:
+            edge = min(stop, (start // range_bytes + 1) * range_bytes)
+            pieces.append((start, edge))
+            start = edge
+    return pieces

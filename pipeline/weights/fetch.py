@@ -1,0 +1,234 @@
+"""A locked set's files to their place: in parallel, resumable, hashed as they arrive.
+
+For other rooms:
+
+    fetch_files(place, pins, routes, client=client, options=Options(...))
+        brings whole files; none stands under its name before its hash is right.
+    fetch_range(routes, pin, start, stop, client=client)
+        yields the bytes of one range, as a source says they are; the caller judges them.
+
+`client, routes = pipeline.weights.sources.open_routes(lock)` gives both arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import log
+from pipeline.errors import DiskFull, Interrupted, StoreUnwritable, WishInvalid
+from pipeline.fetch.http import Client
+from pipeline.files import is_free, locked, os_errors_explained
+from pipeline.log import Bar
+from pipeline.weights.arrival import Arrival
+from pipeline.weights.hashing import identity_of
+from pipeline.weights.model import FilePin, read_lock
+from pipeline.weights.place import Place
+from pipeline.weights.receipt import read_receipt, vouches
+from pipeline.weights.routes import Route, Router
+from pipeline.weights.settle import link, settle
+from pipeline.weights.throttle import Throttle
+from pipeline.weights.workers import Crew, pieces_of
+
+RANGE_BYTES = 64 << 20
+JOBS = 8
+# a disk that is filled to its last byte makes other programs fail
+LEAVE_FREE_BYTES = 64 << 20
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Options:
+    """How hard to pull."""
+
+    jobs: int = JOBS
+    range_bytes: int = RANGE_BYTES
+    limit_bytes_per_s: float | None = None
+    first_wait_s: float = 0.5
+
+
+def fetch_files(
+    place: Place,
+    pins: Sequence[FilePin],
+    routes: Sequence[Route],
+    *,
+    client: Client,
+    options: Options | None = None,
+    is_right: Callable[[FilePin], bool] | None = None,
+) -> list[FilePin]:
+    """Bring every file that is not yet right; returns those that were brought.
+
+    Files that are there are right when a receipt vouches for them or their hash is right;
+    `is_right` may answer instead. One process at a time works on a place.
+    """
+    waits = place.state / "fetch.lock"
+    with os_errors_explained(waits):
+        if waits.exists() and not is_free(waits):
+            log.say("Another fetch is at work on this folder; waiting for it")
+    with locked(waits, stop=client.stop):
+        _require_room(place, pins)
+        todo = _not_there(place, pins, is_right, client.stop)
+        if todo:
+            _bring(place, todo, Router(routes), client, options or Options())
+        for pin in pins:
+            link(place, pin)
+        _tidy(place)
+    return todo
+
+
+def fetch_range(
+    routes: Sequence[Route],
+    pin: FilePin,
+    start: int,
+    stop: int,
+    *,
+    client: Client,
+    options: Options | None = None,
+) -> Iterator[bytes]:
+    """The bytes of one range, in order and complete; only the caller knows what they should be."""
+    chosen = options or Options()
+    throttle = Throttle(chosen.limit_bytes_per_s, client.stop)
+    yield from pieces_of(Router(routes), pin, start, stop, client, throttle, chosen.first_wait_s)
+
+
+def _not_there(
+    place: Place,
+    pins: Sequence[FilePin],
+    is_right: Callable[[FilePin], bool] | None,
+    stop: threading.Event,
+) -> list[FilePin]:
+    """Files that are missing, or that are there with other bytes."""
+    here = [pin for pin in pins if _has_size(place.file(pin), pin)]
+    if is_right is not None:
+        right = {pin.path for pin in here if is_right(pin)}
+    else:
+        right = _vouched(place, here)
+        doubtful = [pin for pin in here if pin.path not in right]
+        right |= _hashed(place, doubtful, stop) if doubtful else set()
+    return [pin for pin in pins if pin.path not in right]
+
+
+def _vouched(place: Place, pins: Sequence[FilePin]) -> set[str]:
+    """Files that were proved before and have not moved since."""
+    known = read_receipt(place)
+    found = set()
+    for pin in pins:
+        with suppress(OSError):
+            status = place.file(pin).lstat()
+            if vouches(known.get(pin.path), pin, identity_of(status)):
+                found.add(pin.path)
+    return found
+
+
+def _has_size(path: Path, pin: FilePin) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size == pin.size_bytes
+    except OSError:
+        return False
+
+
+def _hashed(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> set[str]:
+    """Which of the files that are there have the right bytes; all cores read."""
+    total = sum(pin.size_bytes for pin in pins)
+
+    def look(pin: FilePin) -> bool:
+        return _hashes_right(place.file(pin), pin, stop, bar)
+
+    title = f"Checking {len(pins)} files that are here, {log.size(total)}"
+    threads = ThreadPoolExecutor(os.cpu_count() or 1)
+    with log.step(title), log.progress("check", total) as bar, threads as pool:
+        try:
+            answers = list(pool.map(look, pins))
+        except BaseException:
+            stop.set()
+            raise
+    return {pin.path for pin, right in zip(pins, answers, strict=True) if right}
+
+
+def _hashes_right(path: Path, pin: FilePin, stop: threading.Event, bar: Bar) -> bool:
+    found = pin.new_hash()
+    try:
+        with path.open("rb", buffering=0) as handle:
+            while piece := handle.read(_READ_BYTES):
+                if stop.is_set():
+                    raise Interrupted("stopped")
+                found.update(piece)
+                bar.advance(len(piece))
+    except OSError:  # a file that cannot be read is fetched, too
+        return False
+    return found.hexdigest() == pin.want
+
+
+def _bring(
+    place: Place, pins: Sequence[FilePin], router: Router, client: Client, options: Options
+) -> None:
+    names: dict[str, list[FilePin]] = {}  # two names of one content are one download
+    for pin in pins:
+        names.setdefault(pin.want, []).append(pin)
+    folder = place.partial_folder
+    arrivals = [Arrival(same[0], folder, options.range_bytes) for same in names.values()]
+    kept = sum(a.kept_bytes for a in arrivals)
+    missing = sum(a.pin.size_bytes for a in arrivals) - kept
+    _require_space(place.root, missing)
+
+    def put(arrival: Arrival) -> None:
+        with os_errors_explained(arrival.path):
+            arrival.sync()
+        settle(place, arrival.path, names[arrival.pin.want])
+        arrival.forget()
+
+    more = f" ({log.size(kept)} are here from an earlier run)" if kept else ""
+    title = f"Fetching {len(arrivals)} files, {log.size(missing)}{more}"
+    throttle = Throttle(options.limit_bytes_per_s, client.stop)
+    with log.step(title), log.progress("weights", missing) as bar:
+        crew = Crew(
+            arrivals,
+            router,
+            client,
+            throttle,
+            first_wait_s=options.first_wait_s,
+            bar=bar,
+            settle=put,
+        )
+        crew.run(options.jobs)
+
+
+def _tidy(place: Place) -> None:
+    """Drop partial files that no file of today's lock can become."""
+    wants = {pin.want for pin in place.lock.files}
+    for path in place.partial_folder.glob("*"):
+        if path.name.partition(".")[0] not in wants:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):
+        place.partial_folder.rmdir()
+
+
+def _require_room(place: Place, pins: Sequence[FilePin]) -> None:
+    """Refuse a folder of another set, and names that cannot be written."""
+    if place.lock_file.exists():
+        held = read_lock(place.lock_file)
+        if (held.name, held.repository) != (place.lock.name, place.lock.repository):
+            raise WishInvalid(
+                f"{place.root}: holds {held.name} of {held.repository}",
+                "Choose another folder with --to: one folder, one set.",
+            )
+    for pin in pins:
+        if place.file(pin).is_dir() and not place.file(pin).is_symlink():
+            raise StoreUnwritable(f"{place.file(pin)}: is a folder")
+
+
+def _require_space(root: Path, missing_bytes: int) -> None:
+    """Refuse before the first byte what cannot end well."""
+    nearest = next(p for p in (root, *root.absolute().parents) if p.exists())
+    free = shutil.disk_usage(nearest).free
+    if missing_bytes + LEAVE_FREE_BYTES > free:
+        raise DiskFull(
+            f"{root}: {log.size(missing_bytes)} are to come, {log.size(free)} are free",
+            "Free some, or fetch to another disk; what is here already is kept and counted.",
+        )

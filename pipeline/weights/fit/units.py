@@ -1,0 +1,42 @@
+"""Sizes as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+GIB = 1 << 30
+MIB = 1 << 20
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 1 << 10,
+    "MIB": MIB,
+    "GIB": GIB,
+    "TIB": 1 << 40,
+}
+MOST_BYTES = 1 << 50
+
+
+def read_size(text: str) -> int:
+    """`96GiB` or `768GB` in bytes; a bare number says nothing about its unit and is refused."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    unit = _UNITS.get(found[2].upper()) if found else None
+    if found is None or unit is None:
+        raise ValueError(f"{text!r} is no size; write it like 96GiB or 768GB")
+    size = round(float(found[1]) * unit)
+    if not 0 < size <= MOST_BYTES:
+        raise ValueError(f"{text!r} is not a size that a machine has")
+    return size
+
+
+def gib(n_bytes: float) -> str:
+    """Two digits, in the unit in which cards are sold and engines log."""
+    return f"{n_bytes / GIB:,.2f} GiB"
+
+
+def share(whole: int, parts: int) -> int:
+    """One of equal parts, rounded up."""
+    return -(-whole // parts)

@@ -1,0 +1,221 @@
+"""Reading a file once, at the disk's speed: its hash, and a checksum of each block of it.
+
+The hash is the proof. The block checksums only say later *where* a file has changed, so a CRC
+does; it costs a twentieth of what SHA-256 costs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+from isal import isal_zlib
+
+from pipeline.errors import Interrupted
+from pipeline.weights.mapped import mapped_chunks
+
+BLOCK_BYTES = 4 << 20
+_READ_BYTES = 1 << 20  # enough for the disk, and still in the core's own cache when it is hashed
+_WINDOW_BYTES = 16 << 20  # what is given back to the page cache, and said to the bar, at once
+
+Advance = Callable[[int], None]
+Item = TypeVar("Item")
+
+
+class Hasher(Protocol):
+    """What hashlib makes."""
+
+    def update(self, data: memoryview, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+class Identity(NamedTuple):
+    """What changes when a file is written to, replaced, or is another file."""
+
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    device: int
+
+
+class NotPlain(OSError):
+    """Something other than a file: a folder, a pipe, a device."""
+
+
+class Moved(OSError):
+    """A file that was changed or replaced while it was read."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One pass over a file."""
+
+    digest: str
+    blocks: tuple[int, ...]
+    identity: Identity
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """A file's identity as the disk states it."""
+    s = status
+    return Identity(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev)
+
+
+def read_file(
+    path: Path,
+    hasher: Hasher,
+    *,
+    advance: Advance = lambda n_bytes: None,
+    stop: threading.Event | None = None,
+    direct: bool = False,
+) -> Reading:
+    """Hash a file; `direct` asks the disk itself, not the memory that caches it."""
+    handle, is_direct = _open(path, direct)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotPlain("is not a file any more")
+        before = identity_of(status)
+        cached = set() if is_direct else _cached_windows(handle, before.size_bytes)
+        chunks = _chunks(handle, before.size_bytes, cached)
+        blocks = _pass_over(chunks, hasher, advance, stop or threading.Event())
+        after = identity_of(os.fstat(handle))
+        if before != after or identity_of(os.lstat(path)) != after:
+            raise Moved("changed while it was read")
+    finally:
+        os.close(handle)
+    return Reading(hasher.hexdigest(), blocks, after)
+
+
+def _open(path: Path, direct: bool) -> tuple[int, bool]:
+    """Never through a link, and never waiting for the other end of a pipe."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if direct and (opened := _open_direct(path, flags)) is not None:
+        return opened, True
+    handle = os.open(path, flags)
+    with suppress(OSError):
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        if direct:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    return handle, False
+
+
+def _open_direct(path: Path, flags: int) -> int | None:
+    """Past the page cache, where the file system can; an error of the file itself comes later."""
+    try:
+        handle = os.open(path, flags | os.O_DIRECT)
+    except OSError:
+        return None
+    try:
+        with mmap.mmap(-1, _READ_BYTES) as probe:
+            os.preadv(handle, [probe], 0)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _cached_windows(handle: int, size_bytes: int) -> set[int]:
+    """Which parts someone already keeps in memory: those are not ours to give back."""
+    probe = bytearray(1)
+    found = set()
+    for window in range(0, size_bytes, _WINDOW_BYTES):
+        middle = window + min(_WINDOW_BYTES, size_bytes - window) // 2
+        try:
+            os.preadv(handle, [probe], middle, os.RWF_NOWAIT)
+        except BlockingIOError:
+            continue
+        except OSError:  # the file system cannot say: leave its cache alone
+            return set(range(0, size_bytes, _WINDOW_BYTES))
+        found.add(window)
+    return found
+
+
+def _chunks(handle: int, size_bytes: int, cached: set[int]) -> Iterator[memoryview]:
+    """All bytes in order: mapped where they are in memory already, else read.
+
+    No chunk crosses a block's border, and each is let go of before the next.
+    """
+    with memoryview(mmap.mmap(-1, _READ_BYTES)) as buffer:  # on a page's border, for O_DIRECT
+        for start in range(0, size_bytes, _WINDOW_BYTES):
+            at, stop = start, min(start + _WINDOW_BYTES, size_bytes)
+            if start in cached:
+                for chunk in mapped_chunks(handle, start, stop):
+                    at += len(chunk)
+                    yield chunk
+            yield from _read_chunks(handle, at, stop, buffer)
+            if start not in cached:
+                _give_back(handle, start, stop - start)
+
+
+def _read_chunks(handle: int, at: int, stop: int, buffer: memoryview) -> Iterator[memoryview]:
+    while at < stop:
+        room = BLOCK_BYTES - at % BLOCK_BYTES
+        count = min(os.preadv(handle, [buffer[:room]], at), stop - at)
+        if count <= 0:
+            raise Moved("became shorter while it was read")
+        at += count
+        yield buffer[:count]
+
+
+def _pass_over(
+    chunks: Iterator[memoryview], hasher: Hasher, advance: Advance, stop: threading.Event
+) -> tuple[int, ...]:
+    """Feed everything to the hash; returns the checksum of each block."""
+    blocks: list[int] = []
+    at = checksum = said = 0
+    for chunk in chunks:
+        with chunk:
+            if stop.is_set():
+                raise Interrupted("stopped")
+            checksum = isal_zlib.crc32(chunk, checksum)
+            hasher.update(chunk)
+            at += len(chunk)
+        if at % BLOCK_BYTES == 0:
+            blocks.append(checksum)
+            checksum = 0
+        if at - said >= _WINDOW_BYTES:
+            advance(at - said)
+            said = at
+    if at % BLOCK_BYTES:
+        blocks.append(checksum)
+    advance(at - said)
+    return tuple(blocks)
+
+
+def _give_back(handle: int, start: int, length: int) -> None:
+    """Reading 600 GB must not push an engine's own files out of memory."""
+    with suppress(OSError):
+        os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) or 1
+
+
+def on_all_cores(
+    work: Callable[[Item], object], items: list[Item], jobs: int, halt: Callable[[], None]
+) -> None:
+    """Do the work in threads, in order of the list; Ctrl-C and errors halt all of them.
+
+    hashlib and the kernel let go of the interpreter's lock, so threads fill all cores.
+    """
+    pool = ThreadPoolExecutor(max(1, min(jobs, len(items))))
+    try:
+        for future in [pool.submit(work, item) for item in items]:
+            future.result()
+    except BaseException:
+        halt()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)

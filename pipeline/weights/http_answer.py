@@ -1,0 +1,104 @@
+"""What a server's answer to a range request is worth, before the first byte of it is used."""
+
+from __future__ import annotations
+
+import re
+import time
+from email.utils import parsedate_to_datetime
+
+import requests
+
+from pipeline.errors import (
+    DigestMismatch,
+    HubBroken,
+    HubRefused,
+    PipelineError,
+    RevisionMoved,
+)
+from pipeline.fetch.settings import masked
+from pipeline.weights.model import FilePin
+from pipeline.weights.routes import Lost, NotHere, wrong_bytes
+
+_MAY_PASS = (408, 425, 429)
+_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+_NUMBER = re.compile(r"\d{1,18}")
+
+
+def require_same_file(answer: requests.Response, pin: FilePin) -> None:
+    """Before a large file is followed elsewhere, the Hub says which one it is."""
+    etag = answer.headers.get("X-Linked-Etag", "").removeprefix("W/").strip('"')
+    size = answer.headers.get("X-Linked-Size", "")
+    if _HEX.fullmatch(etag) and len(etag) == len(pin.want) and etag != pin.want:
+        raise NotHere(wrong_bytes(f"{pin.path}: locked as {pin.want}, the server has {etag}"))
+    if _NUMBER.fullmatch(size) and int(size) != pin.size_bytes:
+        raise NotHere(_other_size(pin, int(size)))
+
+
+def _other_size(pin: FilePin, size: int) -> DigestMismatch:
+    return wrong_bytes(f"{pin.path}: locked with {pin.size_bytes} bytes, the server has {size}")
+
+
+def judge(answer: requests.Response, pin: FilePin, start: int, stop: int) -> bool:
+    """Refuse what cannot be the range that was asked for; whether the whole file comes instead."""
+    status = answer.status_code
+    if status not in (200, 206):
+        raise _refusal(answer, pin)
+    if answer.headers.get("Content-Encoding", "identity") != "identity":
+        raise Lost(f"{pin.path}: comes compressed, though that was declined", ending=HubBroken)
+    is_part = (start, stop) != (0, pin.size_bytes)
+    length = answer.headers.get("Content-Length", "")
+    if status == 206:
+        span = _SPAN.fullmatch(answer.headers.get("Content-Range", ""))
+        if not is_part or not span or (int(span[1]), int(span[2]) + 1) != (start, stop):
+            raise Lost(f"{pin.path}: another range than {start}-{stop - 1} came", ending=HubBroken)
+        if span[3] not in ("*", str(pin.size_bytes)):
+            raise Lost(str(_other_size(pin, int(span[3]))), ending=wrong_bytes)
+    want = stop - start if status == 206 else pin.size_bytes
+    if length and (not _NUMBER.fullmatch(length) or int(length) != want):
+        raise Lost(
+            f"{pin.path}: {want} bytes are locked, an answer of {length[:20]} came",
+            ending=wrong_bytes,
+        )
+    return is_part and status == 200
+
+
+def _refusal(answer: requests.Response, pin: FilePin) -> Exception:
+    """What a status means for us."""
+    status, code = answer.status_code, answer.headers.get("X-Error-Code", "")
+    if status >= 500 or status in _MAY_PASS:
+        wait_s = retry_after_s(answer.headers.get("Retry-After", ""))
+        return Lost(f"{pin.path}: the server answers {status}", wait_s=wait_s)
+    return NotHere(_ending(status, code, pin))
+
+
+def _ending(status: int, code: str, pin: FilePin) -> PipelineError:
+    if code == "GatedRepo":
+        return HubRefused(f"{pin.path}: the repository is gated, and not open to this user")
+    if code == "RevisionNotFound":
+        return RevisionMoved(f"{pin.path}: the repository no longer has the locked commit")
+    if status == 416:
+        return wrong_bytes(f"{pin.path}: the server's file is shorter than the locked one")
+    if status in (401, 403):
+        return HubRefused(f"{pin.path}: the server answers {status}: not for this user")
+    return HubRefused(
+        f"{pin.path}: the server answers {status} {code}".rstrip(),
+        "It has no such file at the locked commit; see `sm120 weights lock NAME --diff`.",
+    )
+
+
+def retry_after_s(text: str) -> float | None:
+    """How long a server asks us to wait: seconds, or a date."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
+
+
+def few_words(error: BaseException) -> str:
+    """The innermost cause in a few words."""
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__ or error
+    return masked(" ".join(str(error).split()))[:200] or type(error).__name__

@@ -1,0 +1,162 @@
+"""From a weights wish to its lock: what the Hub says at one commit, checked against itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+from pipeline.errors import DigestMismatch, HubBroken, RevisionMoved, WishInvalid
+from pipeline.model import Frozen
+from pipeline.weights.model import FilePin, WeightsLock, WeightsWish, sealed
+
+MOST_INDEX_BYTES = 200 << 20
+_INDEX = ".safetensors.index.json"
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<at>\d{5})-of-(?P<of>\d{5})(?P<end>\.\w+)")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+Fetch = Callable[[FilePin, str], bytes]
+
+
+class Catalogue(Protocol):
+    """What a lock is made from."""
+
+    def commit_of(self, repository: str, revision: str) -> str: ...
+
+    def files(self, repository: str, commit: str) -> list[FilePin]: ...
+
+
+class Looked(Frozen):
+    """A new lock, and what its maker should know before using it."""
+
+    lock: WeightsLock
+    warnings: list[str]
+
+
+class Move(Frozen):
+    """One file that a new lock would add, drop or change."""
+
+    kind: Literal["added", "removed", "changed", "commit"]
+    path: str
+    before: str | None = None
+    after: str | None = None
+    before_bytes: int | None = None
+    after_bytes: int | None = None
+
+
+def look_up(wish: WeightsWish, hub: Catalogue, fetch: Fetch) -> Looked:
+    """The lock that answers a wish today; `fetch` reads a small file at a commit, as it comes."""
+    commit = hub.commit_of(wish.repository, wish.revision)
+    if _COMMIT.fullmatch(wish.revision) and commit != wish.revision:
+        raise HubBroken(f"{wish.repository}: commit {wish.revision} is said to be {commit}")
+    listed = hub.files(wish.repository, commit)
+    wanted = [pin for pin in listed if wish.wants(pin.path)]
+    if not wanted:
+        raise WishInvalid(
+            f"{wish.name}: include and exclude leave none of {len(listed)} files",
+            f"Correct them in lockfiles/weights/{wish.name}.yaml.",
+        )
+    warnings = [w for pin in wanted for w in _index_warnings(pin, commit, listed, wanted, fetch)]
+    warnings += _split_warnings(wanted)
+    # asked again at the end: what was read in between belongs together only if nothing moved
+    now = hub.commit_of(wish.repository, wish.revision)
+    if now != commit:
+        raise RevisionMoved(
+            f"{wish.repository}: {wish.revision} moved from {commit} to {now} while it was read",
+            "Nothing was written. Lock again; or name a commit as the wish's revision.",
+        )
+    try:
+        return Looked(lock=sealed(wish, commit, wanted), warnings=warnings)
+    except ValueError as error:
+        words = " ".join(str(error).split())
+        raise HubBroken(
+            f"{wish.repository}: its files cannot lie in one folder: {words}"
+        ) from error
+
+
+def _index_warnings(
+    pin: FilePin,
+    commit: str,
+    listed: Sequence[FilePin],
+    wanted: Sequence[FilePin],
+    fetch: Fetch,
+) -> list[str]:
+    """Whether every shard that an index names is there, and part of the set."""
+    if not pin.path.endswith(_INDEX) or pin.size_bytes > MOST_INDEX_BYTES:
+        return []
+    folder = pin.path.rpartition("/")[0]
+    named = {
+        f"{folder}/{s}" if folder else s for s in _shards(pin, checked(pin, fetch(pin, commit)))
+    }
+    return [
+        f"{pin.path}: names {len(lacking)} shards that {who} ({', '.join(sorted(lacking)[:3])})"
+        for lacking, who in (
+            (named - {p.path for p in listed}, "the repository lacks"),
+            (named & {p.path for p in listed} - {p.path for p in wanted}, "the wish leaves out"),
+        )
+        if lacking
+    ]
+
+
+def checked(pin: FilePin, data: bytes) -> bytes:
+    """The bytes, if they are the pin's."""
+    found = pin.new_hash()
+    found.update(data)
+    if len(data) != pin.size_bytes or found.hexdigest() != pin.want:
+        raise DigestMismatch(
+            f"{pin.path}: listed as {pin.want}, received {found.hexdigest()}",
+            "Nothing was written. Try again, or another HF_ENDPOINT.",
+        )
+    return data
+
+
+def _shards(pin: FilePin, data: bytes) -> set[str]:
+    try:
+        shards = set(json.loads(data)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HubBroken(f"{pin.path}: is not an index of shards") from error
+    if not all(isinstance(shard, str) for shard in shards):
+        raise HubBroken(f"{pin.path}: is not an index of shards")
+    return shards
+
+
+def _split_warnings(wanted: Sequence[FilePin]) -> list[str]:
+    """Files named `x-00001-of-00003` of which not all are there."""
+    sets: dict[tuple[str, str, str], set[int]] = {}
+    for pin in wanted:
+        if found := _SPLIT.fullmatch(pin.path):
+            key = (found["stem"], found["of"], found["end"])
+            sets.setdefault(key, set()).add(int(found["at"]))
+    return [
+        f"{stem}-*-of-{of}{end}: only {len(parts)} of {int(of)} parts"
+        for (stem, of, end), parts in sorted(sets.items())
+        if parts != set(range(1, int(of) + 1))
+    ]
+
+
+def diff_locks(old: WeightsLock | None, new: WeightsLock) -> list[Move]:
+    """What moves from one lock to the next."""
+    before = {pin.path: pin for pin in old.files} if old else {}
+    after = {pin.path: pin for pin in new.files}
+    found = (_move(path, before.get(path), after.get(path)) for path in {**before, **after})
+    moves = sorted((move for move in found if move), key=lambda move: move.path)
+    if old is None or old.commit != new.commit:
+        head = Move(kind="commit", path="", before=old.commit if old else None, after=new.commit)
+        return [head, *moves]
+    return moves
+
+
+def _move(path: str, old: FilePin | None, new: FilePin | None) -> Move | None:
+    if old == new:
+        return None
+    kind: Literal["added", "removed", "changed"] = "changed"
+    if old is None or new is None:
+        kind = "added" if old is None else "removed"
+    return Move(
+        kind=kind,
+        path=path,
+        before=old.want if old else None,
+        after=new.want if new else None,
+        before_bytes=old.size_bytes if old else None,
+        after_bytes=new.size_bytes if new else None,
+    )

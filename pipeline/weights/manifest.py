@@ -1,0 +1,113 @@
+"""A folder as the model-signing format sees it: every file below it, and the SHA-256 of each."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from pipeline.errors import WeightsDamaged
+from pipeline.weights.hashing import cores
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import STATE, Place
+from pipeline.weights.proof import (
+    Unfit,
+    check_open,
+    hash_open,
+    open_below,
+    open_pin,
+)
+
+# What the format's own tool leaves out unless told otherwise.
+GIT_PATHS = (".git", ".gitattributes", ".github", ".gitignore")
+# What our and the Hub's own tools keep beside the files; no engine loads it.
+OWN_PATHS = (STATE, ".cache/huggingface")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def locked_digests(place: Place) -> dict[str, str]:
+    """The SHA-256 of every file of a verified set; only those git knows by SHA-1 are read."""
+    small = [pin for pin in place.lock.files if not pin.sha256]
+    found = on_cores(lambda pin: _digest(place, pin), small)
+    digests = {pin.path: pin.sha256 for pin in place.lock.files if pin.sha256}
+    for pin, digest in zip(small, found, strict=True):
+        if isinstance(digest, Unfit):
+            raise WeightsDamaged(f"{pin.path}: {digest}")
+        digests[pin.path] = digest
+    return digests
+
+
+def _digest(place: Place, pin: FilePin) -> str:
+    handle = open_pin(place, pin)
+    try:
+        return check_open(handle, pin)[1]
+    finally:
+        os.close(handle)
+
+
+def on_cores(work: Callable[[Item], Result], items: list[Item]) -> list[Result | Unfit]:
+    """Do the work on all cores; what is unfit comes back as the reason why."""
+
+    def caught(item: Item) -> Result | Unfit:
+        try:
+            return work(item)
+        except Unfit as reason:
+            return reason
+        except OSError as error:
+            return Unfit(f"cannot be read ({error.strerror})")
+
+    pool = ThreadPoolExecutor(cores())
+    try:
+        return list(pool.map(caught, items))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether a path is one of some paths, or lies in one of them."""
+    return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
+
+
+def files_below(root: Path, ignored: Iterable[str]) -> list[str]:
+    """Every file below a folder but the ignored ones; links are named and not entered."""
+    left_out = list(ignored)
+    return sorted(_walk(root, "", left_out), key=PurePosixPath)
+
+
+def _walk(root: Path, below: str, ignored: list[str]) -> Iterator[str]:
+    with os.scandir(root / below) as entries:
+        inside = sorted(entries, key=lambda entry: entry.name)
+    for entry in inside:
+        path = f"{below}{entry.name}"
+        if is_below(path, ignored):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(root, f"{path}/", ignored)
+        else:
+            yield path
+
+
+def sha256_below(root: Path, path: str) -> str:
+    """The SHA-256 of a file that lies in a folder; a link may only lead into the same folder."""
+    real = (root / path).resolve()
+    if (root / path).is_symlink() and not real.is_relative_to(_home(root)):
+        raise Unfit("is a link out of the folder")
+    where, name = (real.parent, real.name) if (root / path).is_symlink() else (root, path)
+    handle = open_below(where, name)
+    try:
+        sums = hashlib.sha256()
+        hash_open(handle, [sums])
+        return sums.hexdigest()
+    finally:
+        os.close(handle)
+
+
+def _home(root: Path) -> Path:
+    """What links may lead to: the folder, or of a Hub cache's snapshot the repository."""
+    real = root.resolve()
+    return real.parent.parent if real.parent.name == "snapshots" else real

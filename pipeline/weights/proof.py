@@ -1,0 +1,97 @@
+"""What makes a file on disk proved: its bytes were hashed while its identity stood still."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.weights.hashing import Identity, identity_of
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place
+
+_BLOCK_BYTES = 1 << 20
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Unfit(Exception):
+    """Why a file cannot be taken for the locked one."""
+
+
+def identity(handle: int) -> Identity:
+    """The identity of an open file."""
+    return identity_of(os.fstat(handle))
+
+
+def open_pin(place: Place, pin: FilePin) -> int:
+    """The file, opened through no link at all, so that nothing outside its folder is read."""
+    root, path = place.root.resolve(), place.file(pin)
+    return open_below(root, path.relative_to(place.root).as_posix())
+
+
+def open_below(root: Path, relative: str) -> int:
+    """A plain file below a folder; neither it nor a folder on the way may be a link."""
+    *folders, last = relative.split("/")
+    try:
+        at = os.open(root, _FLAGS | os.O_DIRECTORY)
+        try:
+            for name in folders:
+                below = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=at)
+                os.close(at)
+                at = below
+            handle = os.open(last, _FLAGS | os.O_NONBLOCK, dir_fd=at)
+        finally:
+            os.close(at)
+    except FileNotFoundError:
+        raise Unfit("is not there") from None
+    except OSError as error:
+        raise Unfit(f"cannot be opened as a plain file ({error.strerror})") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Unfit("is not a plain file")
+    return handle
+
+
+def hash_open(
+    handle: int, sums: list[hashlib._Hash], tell: Callable[[int], None] | None = None
+) -> Identity:
+    """Read a file once into several hashes; refuses one that changes meanwhile."""
+    before = identity(handle)
+    block, at = bytearray(_BLOCK_BYTES), 0
+    view = memoryview(block)
+    while n := os.preadv(handle, [block], at):
+        for one in sums:
+            one.update(view[:n])
+        at += n
+        if tell:
+            tell(n)
+    if identity(handle) != before or at != before.size_bytes:
+        raise Unfit("changed while it was read")
+    return before
+
+
+def check_open(
+    handle: int, pin: FilePin, tell: Callable[[int], None] | None = None
+) -> tuple[Identity, str]:
+    """Prove an open file against its pin; returns its identity and its SHA-256."""
+    if (got := os.fstat(handle).st_size) != pin.size_bytes:
+        raise Unfit(f"has {got} bytes, locked are {pin.size_bytes}")
+    wanted, plain = pin.new_hash(), hashlib.sha256()
+    found = hash_open(handle, [wanted] if pin.sha256 else [wanted, plain], tell)
+    if wanted.hexdigest() != pin.want:
+        raise Unfit("its bytes are not the locked ones")
+    return found, pin.sha256 or plain.hexdigest()
+
+
+def read_checked(handle: int, pin: FilePin) -> bytes:
+    """A small file's bytes, hashed as they are handed out."""
+    data = os.pread(handle, pin.size_bytes + 1, 0)
+    wanted = pin.new_hash()
+    wanted.update(data)
+    if len(data) != pin.size_bytes:
+        raise Unfit(f"has not the locked {pin.size_bytes} bytes")
+    if wanted.hexdigest() != pin.want:
+        raise Unfit("its bytes are not the locked ones")
+    return data

@@ -1,0 +1,127 @@
+"""What was proved when: it makes the next verify of unmoved files instant.
+
+An entry holds for one file on one disk of one machine: its size, times, inode and device. The
+time of a file's last change (ctime) is the kernel's own and cannot be put back, so an edit shows
+even when its mtime was. Whoever may write the folder may also write a receipt: it saves time, it
+proves nothing to others, and `--full` does without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from pipeline.files import locked, write_bytes
+from pipeline.model import Digest, Frozen, canonical_json, sha256_of
+from pipeline.weights.hashing import BLOCK_BYTES, Identity, Reading
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place
+
+# The coarsest clock of a file system in use (FAT's); Linux's own disks tick every few milliseconds.
+_CLOCK_TICK_NS = 2_000_000_000
+_MOST_BYTES = 256 << 20
+_MACHINE = Path("/etc/machine-id")
+
+
+class Entry(Frozen):
+    """One file as it was proved. Without an identity only its block checksums are of use."""
+
+    path: str
+    want: str
+    identity: Identity | None
+    blocks: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{8})*$")]
+
+    def checksums(self) -> tuple[int, ...]:
+        """The checksum of each block of the file when it was whole."""
+        return tuple(int(self.blocks[i : i + 8], 16) for i in range(0, len(self.blocks), 8))
+
+
+class Receipt(Frozen):
+    """All that was proved of one locked set in one folder."""
+
+    format: Literal[1] = 1
+    lock: Digest
+    machine: str
+    block_bytes: int = BLOCK_BYTES
+    files: list[Entry] = Field(default=[])
+    seal: str = ""
+
+    def computed_seal(self) -> str:
+        """Shows a damaged or half-written receipt; no defence against a forger."""
+        return sha256_of(canonical_json(self.model_dump(exclude={"seal"})))
+
+
+def machine() -> str:
+    """This machine, so that a folder on a moved or cloned disk is read again; "" where unknown."""
+    try:
+        return sha256_of(b"sm120 receipt " + _MACHINE.read_bytes().strip())
+    except OSError:
+        return ""
+
+
+def read_receipt(place: Place) -> dict[str, Entry]:
+    """Entries by path; none when the receipt is damaged or for another lock or machine."""
+    try:
+        if place.receipt_file.stat().st_size > _MOST_BYTES:
+            return {}
+        receipt = Receipt.model_validate_json(place.receipt_file.read_bytes())
+    except (OSError, ValidationError):
+        return {}
+    fits = receipt.lock == place.lock.seal and receipt.machine == machine()
+    if not fits or receipt.block_bytes != BLOCK_BYTES or receipt.seal != receipt.computed_seal():
+        return {}
+    return {entry.path: entry for entry in receipt.files}
+
+
+def disk_time_ns(place: Place) -> int | None:
+    """Now, by the clock that stamps the files; None where nothing can be written."""
+    try:
+        place.state.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place.state) as probe:
+            return os.fstat(probe.fileno()).st_mtime_ns
+    except OSError:
+        return None
+
+
+def proved(pin: FilePin, reading: Reading, since_ns: int) -> Entry:
+    """The entry of a file whose hash was right; reading began after `since_ns`.
+
+    A file changed in the same tick of the clock could change once more without a trace ("racily
+    clean", as git calls it): it keeps no identity, and is read again next time.
+    """
+    is_settled = reading.identity.ctime_ns < since_ns - _CLOCK_TICK_NS
+    identity = reading.identity if is_settled else None
+    blocks = "".join(f"{block:08x}" for block in reading.blocks)
+    return Entry(path=pin.path, want=pin.want, identity=identity, blocks=blocks)
+
+
+def vouches(entry: Entry | None, pin: FilePin, identity: Identity) -> bool:
+    """Whether this very file was proved and has not moved since."""
+    return entry is not None and entry.want == pin.want and entry.identity == identity
+
+
+def keep(place: Place, entries: Iterable[Entry], doubted: Iterable[str]) -> None:
+    """Add what was proved, and stop vouching for what was not; what is known of blocks stays.
+
+    Rot on a disk moves no time and no inode: a file found bad must not pass by its old entry.
+    """
+    if disk_time_ns(place) is None:
+        return
+    with locked(place.state / "receipt.lock"):
+        known = read_receipt(place)
+        for path in doubted:
+            if path in known:
+                known[path] = known[path].model_copy(update={"identity": None})
+        known |= {entry.path: entry for entry in entries}
+        paths = {pin.path for pin in place.lock.files}
+        files = [known[path] for path in sorted(known) if path in paths]
+        draft = Receipt(lock=place.lock.seal, machine=machine(), files=files)
+        done = draft.model_copy(update={"seal": draft.computed_seal()})
+        text = json.dumps(done.model_dump(), sort_keys=True, ensure_ascii=False)
+        write_bytes(place.receipt_file, text.encode() + b"\n")

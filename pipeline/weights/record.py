@@ -1,0 +1,175 @@
+"""What is said of a set for the chain of evidence: an in-toto statement, ready to be signed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from pipeline import __version__
+from pipeline.model import Digest, Frozen, Hex, canonical_json, sha256_of
+from pipeline.weights.model import Repository, Sha1, WeightsLock, dump
+from pipeline.weights.place import Place
+from pipeline.weights.survey import Finding
+from pipeline.weights.verify import Request, verify
+from pipeline.weights.vouched import look
+
+STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE: Literal["urn:sm120-pipeline:predicate:weights:v1"] = (
+    "urn:sm120-pipeline:predicate:weights:v1"
+)
+
+Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Sha256(Frozen):
+    """A digest as in-toto spells it."""
+
+    sha256: Hex
+
+
+class Subject(Frozen):
+    """What the statement is about: the lock file, or the set of files it names."""
+
+    name: str
+    digest: Sha256
+
+
+class Verification(Frozen):
+    """Whether the files on disk are the locked ones; `unknown` and `damaged` say why."""
+
+    result: Literal["verified", "damaged", "unknown"]
+    how: Literal["full", "receipt"]
+    at: Time
+    files_read: Count
+    files_by_receipt: Count
+    why: list[str] = []
+
+
+class LockName(Frozen):
+    """Which lock, and which wish it answers."""
+
+    name: str
+    seal: Digest
+    wish: Digest
+
+
+class Tool(Frozen):
+    """Who says so."""
+
+    name: Literal["sm120-pipeline"] = "sm120-pipeline"
+    version: str
+
+
+class Weights(Frozen):
+    """The predicate."""
+
+    lock: LockName
+    repository: Repository
+    commit: Sha1
+    files: Count
+    size_bytes: Count
+    layout: Literal["plain", "hub-cache"]
+    verification: Verification
+    tool: Tool
+
+
+class Record(Frozen):
+    """An in-toto Statement v1 about one set."""
+
+    type: Literal["https://in-toto.io/Statement/v1"] = Field(
+        default=STATEMENT_TYPE, validation_alias="_type", serialization_alias="_type"
+    )
+    subject: list[Subject] = Field(min_length=2, max_length=2)
+    predicateType: Literal["urn:sm120-pipeline:predicate:weights:v1"] = PREDICATE_TYPE
+    predicate: Weights
+
+
+def set_digest(lock: WeightsLock) -> str:
+    """The set as one number: SHA-256 of the canonical JSON list of path, size and hash."""
+    rows = [[pin.path, pin.size_bytes, pin.want] for pin in lock.files]
+    return sha256_of(canonical_json(rows))
+
+
+def record(
+    place: Place,
+    neighbours: Collection[Place] = (),
+    *,
+    full: bool = False,
+    now: datetime | None = None,
+) -> Record:
+    """The statement. Unless `full`, nothing is read: what no receipt vouches for is unknown."""
+    lock = place.lock
+    at = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Record(
+        subject=[
+            _subject(f"{lock.name}.lock.yaml", sha256_of(dump(lock).encode())),
+            _subject(f"{lock.repository}@{lock.commit}", set_digest(lock)),
+        ],
+        predicate=Weights(
+            lock=LockName(name=lock.name, seal=lock.seal, wish=lock.wish),
+            repository=lock.repository,
+            commit=lock.commit,
+            files=len(lock.files),
+            size_bytes=lock.size_bytes,
+            layout="hub-cache" if place.hub_cache else "plain",
+            verification=(_full if full else _by_receipt)(place, neighbours, at),
+            tool=Tool(version=__version__),
+        ),
+    )
+
+
+def _subject(name: str, digest: str) -> Subject:
+    return Subject(name=name, digest=Sha256(sha256=digest.removeprefix("sha256:")))
+
+
+def _full(place: Place, neighbours: Collection[Place], at: str) -> Verification:
+    report = verify(place, Request(full=True), neighbours).report
+    why = [_words(finding) for finding in report.damage]
+    return Verification(
+        result="damaged" if why else "verified",
+        how="full",
+        at=at,
+        files_read=report.files_read,
+        files_by_receipt=0,
+        why=why,
+    )
+
+
+def _by_receipt(place: Place, neighbours: Collection[Place], at: str) -> Verification:
+    seen = look(place, neighbours)
+    why = [_words(finding) for finding in seen.findings if finding.damage]
+    result: Literal["verified", "damaged", "unknown"] = "damaged" if why else "verified"
+    if seen.unknown:
+        result = "damaged" if why else "unknown"
+        first = seen.unknown[0].path
+        why.append(f"no receipt vouches for {len(seen.unknown)} files, such as {first}")
+    return Verification(
+        result=result,
+        how="receipt",
+        at=at,
+        files_read=0,
+        files_by_receipt=len(seen.vouched),
+        why=why,
+    )
+
+
+def _words(finding: Finding) -> str:
+    return f"{finding.kind}: {finding.path} {finding.detail}".rstrip()
+
+
+def as_json(statement: Record) -> dict[str, Any]:
+    """As it is written and signed."""
+    return statement.model_dump(by_alias=True, mode="json")
+
+
+def schema() -> dict[str, Any]:
+    """What such a record may hold; `record.schema.json` is this, for other programs."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": PREDICATE_TYPE,
+        **Record.model_json_schema(by_alias=True, mode="serialization"),
+    }

@@ -1,0 +1,257 @@
+"""Making a damaged set whole: only what is wrong is fetched, only what is proved is kept.
+
+A new file is put together beside the damaged one, from its good blocks and fetched ranges, and
+takes its place when its whole hash is right. Until then the user has what there was before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import threading
+from pathlib import Path
+
+from pipeline import log
+from pipeline.errors import (
+    DigestMismatch,
+    DiskFull,
+    Interrupted,
+    PipelineError,
+    SourceUnreachable,
+)
+from pipeline.files import locked
+from pipeline.model import Frozen
+from pipeline.weights.copies import Source, Supply
+from pipeline.weights.hashing import Advance, Reading, identity_of, on_all_cores, read_file
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place
+from pipeline.weights.ranges import Range, block_sums, copy_ranges, rest_of, wrong_ranges
+from pipeline.weights.receipt import read_receipt
+from pipeline.weights.room import make_way, mend_link, set_aside
+from pipeline.weights.survey import Finding
+from pipeline.weights.verify import Checked
+
+AT_ONCE = 4
+
+
+class Mended(Frozen):
+    """What was done about one file."""
+
+    path: str
+    how: str
+    fetched_bytes: int = 0
+    error: str = ""
+
+
+def repair(place: Place, checked: Checked, supply: Supply) -> list[Mended]:
+    """Mend what a verify found; a file that cannot be mended is named, the others go on."""
+    with locked(place.state / "repair.lock"):
+        damage = checked.report.damage
+        done = [_put_aside(place, f) for f in damage if f.kind == "extra"]
+        wrong = {f.path: f.kind for f in damage if f.kind not in ("extra", "name")}
+        pins = [pin for pin in place.lock.files if pin.path in wrong]
+        here = {checked.readings[path].digest for path in wrong if path in checked.readings}
+        gone = [pin for pin in pins if wrong[pin.path] == "missing" and pin.want not in here]
+        done += _brought(place, gone, supply)
+        left = [pin for pin in pins if pin.path not in {m.path for m in done}]
+        done += _Mender(place, checked.readings, supply).mend(left)
+        astray = wrong.keys() | {f.path for f in damage if f.kind == "name"}
+        links = [pin for pin in place.lock.files if pin.path in astray] if place.hub_cache else []
+        done += [_relink(place, pin) for pin in links]
+    return sorted((m for m in done if m.how), key=lambda m: m.path)
+
+
+def _brought(place: Place, pins: list[FilePin], supply: Supply) -> list[Mended]:
+    """Files that are not here at all, by a fetch; what that cannot bring is tried once more."""
+    try:
+        for pin in pins:
+            make_way(place, place.file(pin))
+        if pins:
+            supply.bring(place, pins)
+    except Interrupted:
+        raise
+    except PipelineError as error:
+        log.say(f"  {error}")
+    came = [pin for pin in pins if _has_size(place.file(pin), pin)]
+    return [
+        Mended(path=pin.path, how="fetched whole", fetched_bytes=pin.size_bytes) for pin in came
+    ]
+
+
+def _has_size(path: Path, pin: FilePin) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode) and path.lstat().st_size == pin.size_bytes
+    except OSError:
+        return False
+
+
+def _put_aside(place: Place, finding: Finding) -> Mended:
+    kept = set_aside(place, place.snapshot / finding.path)
+    return Mended(path=finding.path, how=f"set aside as {kept.relative_to(place.root)}")
+
+
+def _relink(place: Place, pin: FilePin) -> Mended:
+    return Mended(path=pin.path, how="linked to its blob" if mend_link(place, pin) else "")
+
+
+class _Mender:
+    """Puts files together from what is here and what a source has."""
+
+    def __init__(self, place: Place, readings: dict[str, Reading], supply: Supply) -> None:
+        self._place, self._readings, self._supply = place, readings, supply
+        self._known = read_receipt(place)
+        self._by_digest: dict[str, tuple[Path, Reading]] = {}
+        self._stop = threading.Event()
+        self.done: list[Mended] = []
+
+    def mend(self, pins: list[FilePin]) -> list[Mended]:
+        """All of them, a few at once; each blob once."""
+        once = {self._place.file(pin): pin for pin in pins}
+        held = [(path, self._readings.get(pin.path)) for path, pin in once.items()]
+        self._by_digest = {reading.digest: (path, reading) for path, reading in held if reading}
+        for pin in once.values():
+            self._find_here(pin)
+        total = sum(pin.size_bytes for pin in once.values())
+        with log.progress("repaired", total) as bar:
+            on_all_cores(
+                lambda pin: self._mend(pin, bar.advance), list(once.values()), AT_ONCE, self._halt
+            )
+        return self.done
+
+    def _halt(self) -> None:
+        self._stop.set()
+        self._supply.hang_up()
+
+    def _mend(self, pin: FilePin, advance: Advance) -> None:
+        try:
+            mended = self._one(pin)
+        except PipelineError as error:
+            mended = Mended(path=pin.path, how="not repaired", error=str(error))
+        except OSError as error:
+            words = f"{error.strerror or error}"
+            mended = Mended(path=pin.path, how="not repaired", error=words)
+        self.done.append(mended)
+        advance(pin.size_bytes)
+
+    def _partial(self, pin: FilePin) -> Path:
+        name = hashlib.sha256(pin.path.encode()).hexdigest()[:16]
+        return self._place.partial_folder / f"{pin.want}.{name}.repair"
+
+    def _find_here(self, pin: FilePin) -> None:
+        """Its bytes may lie here under another's name: two files that were swapped."""
+        partial = self._partial(pin)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        path, reading = self._by_digest.get(pin.want, (partial, None))
+        if reading and path != self._place.file(pin) and _is_still(path, reading):
+            partial.unlink(missing_ok=True)
+            os.link(path, partial)
+
+    def _one(self, pin: FilePin) -> Mended:
+        partial = self._partial(pin)
+        if self._is_right(pin, partial):  # of a run that was killed, or under another's name
+            return self._install(pin, partial, "was here already", 0)
+        self._need_room(pin)
+        last: PipelineError = SourceUnreachable(f"{pin.path}: there is no source to ask")
+        for source in self._supply.sources():
+            try:
+                return self._from(source, pin, partial)
+            except (Interrupted, DiskFull):
+                raise
+            except PipelineError as error:
+                last = error
+        raise last
+
+    def _need_room(self, pin: FilePin) -> None:
+        free = shutil.disk_usage(self._place.root).free
+        if free < pin.size_bytes:
+            raise DiskFull(
+                f"{pin.path}: needs {log.size(pin.size_bytes)}, {log.size(free)} are free",
+                "A file is put together beside the damaged one, so that nothing is lost.",
+            )
+
+    def _from(self, source: Source, pin: FilePin, partial: Path) -> Mended:
+        ranges = self._wrong_ranges(pin)
+        fetched = sum(stop - start for start, stop in ranges)
+        if fetched < pin.size_bytes:
+            copy_ranges(
+                self._place.file(pin), partial, rest_of(pin.size_bytes, ranges), pin.size_bytes
+            )
+            self._fill(source, pin, partial, ranges)
+            if self._is_right(pin, partial):
+                return self._install(pin, partial, f"{len(ranges)} ranges fetched", fetched)
+            partial.unlink()
+        fetched = self._fetch_whole(source, pin, partial)
+        return self._install(pin, partial, "fetched whole", fetched)
+
+    def _wrong_ranges(self, pin: FilePin) -> list[Range]:
+        path = self._place.file(pin)
+        whole = [(0, pin.size_bytes)]
+        try:
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode):
+                return whole
+            entry = self._known.get(pin.path)
+            reading = self._readings.get(pin.path)
+            wanted = entry.checksums() if entry else ()
+            found = reading.blocks if reading else block_sums(path) if wanted else ()
+        except OSError:
+            return whole
+        return wrong_ranges(pin.size_bytes, status.st_size, wanted, found)
+
+    def _fetch_whole(self, source: Source, pin: FilePin, partial: Path) -> int:
+        """Goes on where a killed run stopped; once more from the start if that proves wrong."""
+        fetched = 0
+        for again in (True, False):
+            begun = partial.stat().st_size if again and partial.exists() else 0
+            if not 0 < begun < pin.size_bytes or partial.stat().st_nlink != 1:
+                partial.unlink(missing_ok=True)
+                begun = 0
+            self._fill(source, pin, partial, [(begun, pin.size_bytes)])
+            fetched += pin.size_bytes - begun
+            if self._is_right(pin, partial):
+                return fetched
+            partial.unlink()
+            if not begun:
+                break
+        raise DigestMismatch(f"{pin.path}: the source has other bytes than the lock names")
+
+    def _fill(self, source: Source, pin: FilePin, partial: Path, ranges: list[Range]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        handle = os.open(partial, flags, 0o644)
+        try:
+            for start, stop in ranges:
+                at = start
+                for data in source.read(pin, start, stop):
+                    if self._stop.is_set():
+                        raise Interrupted("stopped")
+                    os.pwrite(handle, data[: stop - at], at)
+                    at += len(data)
+                if at != stop:
+                    words = f"{pin.path}: {at - start} bytes came, {stop - start} were asked for"
+                    raise SourceUnreachable(words)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _is_right(self, pin: FilePin, partial: Path) -> bool:
+        try:
+            if partial.lstat().st_size != pin.size_bytes:
+                return False
+            return read_file(partial, pin.new_hash(), stop=self._stop).digest == pin.want
+        except OSError:
+            return False
+
+    def _install(self, pin: FilePin, partial: Path, how: str, fetched: int) -> Mended:
+        target = self._place.file(pin)
+        make_way(self._place, target)
+        os.replace(partial, target)
+        return Mended(path=pin.path, how=how, fetched_bytes=fetched)
+
+
+def _is_still(path: Path, reading: Reading) -> bool:
+    try:
+        return identity_of(os.lstat(path)) == reading.identity
+    except OSError:
+        return False

@@ -1,0 +1,185 @@
+"""Reading everything again every N days, a slice each night, so that rot is found early.
+
+Rot moves no time stamp: only reading finds it, and only from the disk, not from memory. A slice
+is those files that were read longest ago. What was read when lies beside the files, so nights may
+be missed, files added and disks moved. Under systemd also set `IOSchedulingClass=idle`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from pipeline.files import locked, write_bytes
+from pipeline.model import Frozen, canonical_json
+from pipeline.weights.hashing import Identity
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place
+from pipeline.weights.survey import Finding, Present, survey
+from pipeline.weights.verify import Report, Request, verify
+
+DAY_S = 86_400
+CATCH_UP_NIGHTS = 7  # after a holiday, a week's reading in one night at the most
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IDLE_CLASS = 3 << 13
+
+
+class Page(Frozen):
+    """What is known of one file: when it was first seen, last read well, or found bad."""
+
+    want: str
+    seen_s: int
+    read_s: int | None = None
+    bad: Finding | None = None
+    bad_as: Identity | None = None  # the file that was found bad: not read again until it moves
+
+
+class Book(Frozen):
+    """`scrub.json`: the scrub's position."""
+
+    format: int = 1
+    last_run_s: int | None = None
+    credit_bytes: int = 0  # what may still be read; negative after a file larger than a slice
+    files: dict[str, Page] = {}
+
+
+class Slice(Frozen):
+    """One night's work on one place."""
+
+    name: str
+    root: str
+    read: list[str]
+    bytes_read: int
+    overdue: list[str]  # not read within the days that were asked for
+    oldest_days: float
+    findings: list[Finding]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast to go round."""
+
+    every_days: int
+    budget_bytes: int | None = None
+
+    def nightly_bytes(self, pins: Collection[FilePin]) -> int:
+        return math.ceil(sum(pin.size_bytes for pin in pins) / self.every_days)
+
+
+def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = ()) -> Slice:
+    """Read tonight's slice; what was known to be bad stays reported until it is right."""
+    with locked(place.state / "scrub.lock"):
+        present, odd = survey(place, place.lock.files)
+        book = opened(place, read_book(place), now_s)
+        chosen = tonight(place.lock.files, present, book, pace, now_s)
+        names = frozenset(item.pin.path for item in chosen)
+        request = Request(paths=names, full=True, direct=True, jobs=1)
+        report = verify(place, request, neighbours).report
+        spent = sum(item.pin.size_bytes for item in chosen)
+        done = Book(
+            last_run_s=now_s,
+            credit_bytes=earned(book, pace, place.lock.files, now_s) - spent,
+            files=book.files | {i.pin.path: _turned(book, i, report, now_s) for i in chosen},
+        )
+        write_bytes(_book_file(place), canonical_json(done.model_dump()) + b"\n")
+    return _slice(place, pace, done, names, spent, [*odd, *report.findings], now_s)
+
+
+def _turned(book: Book, item: Present, report: Report, now_s: int) -> Page:
+    page = book.files[item.pin.path]
+    if bad := next((f for f in report.damage if f.path == item.pin.path), None):
+        return page.model_copy(update={"bad": bad, "bad_as": item.identity})
+    return page.model_copy(update={"bad": None, "bad_as": None, "read_s": now_s})
+
+
+def _slice(
+    place: Place,
+    pace: Pace,
+    book: Book,
+    names: Collection[str],
+    spent: int,
+    found: list[Finding],
+    now_s: int,
+) -> Slice:
+    ages = {path: now_s - (page.read_s or page.seen_s) for path, page in book.files.items()}
+    known = [page.bad for page in book.files.values() if page.bad]
+    findings = {(f.path, f.kind): f for f in [*known, *found]}
+    return Slice(
+        name=place.lock.name,
+        root=str(place.root),
+        read=sorted(names),
+        bytes_read=spent,
+        overdue=sorted(path for path, age in ages.items() if age > pace.every_days * DAY_S),
+        oldest_days=round(max(ages.values()) / DAY_S, 1),
+        findings=[findings[key] for key in sorted(findings)],
+    )
+
+
+def _book_file(place: Place) -> Path:
+    return place.state / "scrub.json"
+
+
+def read_book(place: Place) -> Book:
+    """The position; a damaged one is begun anew, which only reads more."""
+    try:
+        return Book.model_validate_json(_book_file(place).read_bytes())
+    except (OSError, ValidationError):
+        return Book()
+
+
+def opened(place: Place, book: Book, now_s: int) -> Book:
+    """The book with a page for every locked file, as it is locked now, and no other."""
+    pages = {}
+    for pin in place.lock.files:
+        page = book.files.get(pin.path)
+        if page is None or page.want != pin.want or page.seen_s > now_s:
+            page = Page(want=pin.want, seen_s=now_s)
+        elif (page.read_s or 0) > now_s:  # the clock was put back
+            page = page.model_copy(update={"read_s": None})
+        pages[pin.path] = page
+    return book.model_copy(update={"files": pages})
+
+
+def earned(book: Book, pace: Pace, pins: Collection[FilePin], now_s: int) -> int:
+    """How much may be read tonight: a slice for every night since the last run, within a limit."""
+    nightly = pace.nightly_bytes(pins)
+    passed_s = DAY_S if book.last_run_s is None else max(0, now_s - book.last_run_s)
+    credit = book.credit_bytes + math.ceil(nightly * passed_s / DAY_S)
+    return min(credit, nightly * CATCH_UP_NIGHTS)
+
+
+def tonight(
+    pins: Collection[FilePin], present: list[Present], book: Book, pace: Pace, now_s: int
+) -> list[Present]:
+    """Those read longest ago, never-read ones first; none is begun past the night's limit."""
+    limit = pace.budget_bytes if pace.budget_bytes is not None else math.inf
+    credit = earned(book, pace, pins, now_s)
+    most = pace.nightly_bytes(pins) * CATCH_UP_NIGHTS
+    pages = book.files
+    fresh = [p for p in present if pages[p.pin.path].bad_as != p.identity]
+    chosen: list[Present] = []
+    spent = 0
+    for item in sorted(fresh, key=lambda p: (pages[p.pin.path].read_s or 0, p.pin.path)):
+        page = pages[item.pin.path]
+        is_due = now_s - (page.read_s or page.seen_s) >= pace.every_days * DAY_S
+        if spent >= min(limit, most if is_due else credit):
+            break
+        chosen.append(item)
+        spent += item.pin.size_bytes
+    return chosen
+
+
+def be_humble() -> None:
+    """Give way to whoever else needs the cores and the disk."""
+    with suppress(OSError):
+        os.nice(10)
+    if number := _IOPRIO_SET.get(platform.machine()):
+        ctypes.CDLL(None).syscall(number, 1, 0, _IDLE_CLASS)

@@ -1,0 +1,59 @@
+"""What a request asks for, taken apart without ever touching the disk."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+from urllib.parse import parse_qs, unquote_to_bytes
+
+from pipeline.weights.serve.http import Refused, Request
+
+Query = dict[str, list[str]]
+
+
+def below_host(target: str) -> str:
+    """The target without scheme and host, which a client of a proxy sends too."""
+    match = re.match(r"https?://[^/?#]*", target, re.I)
+    return target[match.end() :] if match else target
+
+
+def split(target: str) -> tuple[list[str], Query]:
+    """The parts of the path, each decoded by itself, and the query."""
+    path, _, text = below_host(target).partition("?")
+    if not path.startswith("/"):
+        raise Refused(400, "the target is no path")
+    try:
+        parts = [unquote_to_bytes(part).decode() for part in path[1:].split("/")]
+        query = parse_qs(text, max_num_fields=50, errors="strict")
+    except ValueError:
+        raise Refused(400, "the target is not UTF-8") from None
+    return parts, query
+
+
+def paths(request: Request) -> list[str]:
+    """The paths of a question, as a form (the Hub's client) or as JSON (others)."""
+    try:
+        if "json" in request.header("content-type"):
+            found: Any = json.loads(request.body).get("paths", [])
+        else:
+            found = parse_qs(request.body.decode(), max_num_fields=20_000).get("paths", [])
+    except (ValueError, AttributeError, RecursionError):
+        raise Refused(400, "the body is neither a form nor JSON") from None
+    found = [found] if isinstance(found, str) else found
+    if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+        raise Refused(400, "paths must be a list of names")
+    return found
+
+
+def is_set(query: Query, name: str) -> bool:
+    """Whether a switch is on, as Python and JavaScript clients spell it."""
+    return query.get(name, [""])[0].lower() in ("true", "1")
+
+
+def number(query: Query, name: str, default: int) -> int:
+    """A number of the query."""
+    text = query.get(name, [""])[0]
+    if text and not re.fullmatch(r"[0-9]{1,9}", text):
+        raise Refused(400, f"{name} is no number")
+    return int(text) if text else default

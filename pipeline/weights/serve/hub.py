@@ -1,0 +1,176 @@
+"""Answers as the Hub gives them, for the part of it that clients need to load a model."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from pipeline.weights.proof import Unfit
+from pipeline.weights.serve import ask, listing
+from pipeline.weights.serve.health import health
+from pipeline.weights.serve.http import Answer, FilePart, Refused, Request
+from pipeline.weights.serve.keeper import Held, Keeper, NotYet
+from pipeline.weights.serve.ranges import Unsatisfiable, wanted_range
+from pipeline.weights.serve.shelf import MAIN, Absent, Shelf, Snapshot
+
+PAGE_ENTRIES = 1000
+_RETRY_S = 10
+_LOOPBACK = re.compile(r"(127\.[0-9.]+|localhost|\[::1\])(:[0-9]+)?", re.I)
+_HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A read-only Hub over some locked sets."""
+
+    shelf: Shelf
+    keeper: Keeper
+    tokens: frozenset[str] = frozenset()
+    only_loopback: bool = True
+    scheme: str = "http"
+
+    def answer(self, request: Request) -> Answer:
+        """Every request gets an answer; none of them changes anything."""
+        try:
+            return self._answer(request)
+        except Absent as absent:
+            extra = {"X-Repo-Commit": absent.commit} if absent.commit else {}
+            return _error(404, str(absent), {"X-Error-Code": absent.code, **extra})
+        except NotYet as reason:
+            return _error(503, f"the file {reason}: try again", {"Retry-After": str(_RETRY_S)})
+        except Unfit as reason:
+            # not a 5xx: clients would ask for half a minute more, and the file stays as it is
+            return _error(409, f"the file is refused: it {reason}")
+        except Refused as refused:
+            return _error(refused.status, str(refused), refused.extra)
+
+    def _answer(self, request: Request) -> Answer:
+        parts, query = ask.split(request.target)
+        self._check_host(request)
+        if parts == ["healthz"]:
+            self._check_method(request, "GET", "HEAD")
+            return _json(health(self.shelf, in_detail=not self.tokens or self._knows(request)))
+        if denied := self._denied(request):
+            return denied
+        match parts:
+            case ["api", "models", owner, name, "paths-info", revision]:
+                self._check_method(request, "POST")
+                snapshot = self.shelf.find(f"{owner}/{name}", revision)
+                return _json(listing.paths_info(snapshot, ask.paths(request)), snapshot)
+            case ["api", "models", owner, name, *rest]:
+                self._check_method(request, "GET", "HEAD")
+                return self._api(request, f"{owner}/{name}", rest, query)
+            case [owner, name, "resolve", revision, *path] if path:
+                self._check_method(request, "GET", "HEAD")
+                snapshot = self.shelf.find(f"{owner}/{name}", revision)
+                return self._file(request, snapshot, snapshot.held("/".join(path)))
+        self._check_method(request, "GET", "HEAD", "POST")
+        raise Absent("RepoNotFound", "this server has only model repositories, read-only")
+
+    def _api(self, request: Request, repository: str, rest: list[str], query: ask.Query) -> Answer:
+        match rest:
+            case [] | ["revision", _]:
+                snapshot = self.shelf.find(repository, rest[1] if rest else MAIN)
+                return _json(
+                    listing.model_info(snapshot, blobs=ask.is_set(query, "blobs")), snapshot
+                )
+            case ["refs"]:
+                self.shelf.find(repository, next(iter(self.shelf.names(repository)), MAIN))
+                return _json(listing.refs(self.shelf.names(repository)))
+            case ["tree", revision, *path]:
+                snapshot = self.shelf.find(repository, revision)
+                below = "/".join(path).strip("/")
+                rows = listing.tree(snapshot, below, recursive=ask.is_set(query, "recursive"))
+                return self._page(request, rows, query, snapshot)
+        raise Absent("EntryNotFound", "this server does not know this part of the Hub's API")
+
+    def _page(
+        self, request: Request, rows: list[listing.Json], query: ask.Query, snapshot: Snapshot
+    ) -> Answer:
+        limit = min(ask.number(query, "limit", PAGE_ENTRIES), PAGE_ENTRIES) or PAGE_ENTRIES
+        start = ask.number(query, "cursor", 0)
+        page, more = rows[start : start + limit], len(rows) > start + limit
+        extra = {}
+        if more:
+            path = ask.below_host(request.target).partition("?")[0]
+            asked = {name: values[0] for name, values in query.items()}
+            text = urlencode({**asked, "limit": limit, "cursor": start + limit})
+            here = f"{self.scheme}://{request.header('host')}"
+            extra["Link"] = f'<{here}{quote(path, safe="/%")}?{text}>; rel="next"'
+        return _json(page, snapshot, extra)
+
+    def _file(self, request: Request, snapshot: Snapshot, held: Held) -> Answer:
+        pin, etag = held.pin, f'"{held.pin.want}"'
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "ETag": etag,
+            "X-Repo-Commit": snapshot.commit,
+            "Accept-Ranges": "bytes",
+            "Cache-Control": "no-cache",
+        }
+        if pin.sha256:
+            headers |= {"X-Linked-Etag": etag, "X-Linked-Size": str(pin.size_bytes)}
+        if etag in request.header("if-none-match"):
+            return Answer(304, headers)
+        asked = request.header("range")
+        if request.header("if-range") not in ("", etag) or request.method == "HEAD":
+            asked = ""
+        try:
+            span = wanted_range(asked, pin.size_bytes)
+        except Unsatisfiable:
+            extra = {"Content-Range": f"bytes */{pin.size_bytes}"}
+            return _error(416, "the file does not have this range", extra)
+        start, length = span or (0, pin.size_bytes)
+        if span:
+            headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{pin.size_bytes}"
+        status = 206 if span else 200
+        if held.is_small:
+            return Answer(status, headers, self.keeper.read(held)[start : start + length])
+        handle, seen = self.keeper.open(held)
+        return Answer(status, headers, part=FilePart(handle, start, length, seen))
+
+    def _denied(self, request: Request) -> Answer | None:
+        if not self.tokens or self._knows(request):
+            return None
+        extra = {"WWW-Authenticate": "Bearer"}
+        if request.header("authorization"):
+            # the Hub's own words: its client tells a wrong token from a missing repository by them
+            return _error(401, "Invalid credentials in Authorization header", extra)
+        return _error(401, "this server wants a token: set HF_TOKEN", extra)
+
+    def _knows(self, request: Request) -> bool:
+        kind, _, given = request.header("authorization").partition(" ")
+        token = given.strip().encode("latin-1", "replace")
+        matches = [hmac.compare_digest(token, known.encode()) for known in self.tokens]
+        return kind.lower() == "bearer" and any(matches)
+
+    def _check_host(self, request: Request) -> None:
+        """A page in a browser must not reach a loopback server under a name of its own."""
+        host = request.header("host")
+        if not _HOST.fullmatch(host):
+            raise Refused(400, "the Host header is missing or malformed")
+        if self.only_loopback and not self.tokens and not _LOOPBACK.fullmatch(host):
+            raise Refused(421, "this server listens on loopback only; name it so")
+
+    def _check_method(self, request: Request, *allowed: str) -> None:
+        if request.method not in allowed:
+            names = ", ".join(allowed)
+            raise Refused(405, f"only {names} may be used here", {"Allow": names})
+
+
+def _json(
+    value: Any, snapshot: Snapshot | None = None, extra: dict[str, str] | None = None
+) -> Answer:
+    headers = {"Content-Type": "application/json; charset=utf-8", **(extra or {})}
+    if snapshot:
+        headers["X-Repo-Commit"] = snapshot.commit
+    return Answer(200, headers, json.dumps(value, ensure_ascii=False).encode())
+
+
+def _error(status: int, message: str, extra: dict[str, str] | None = None) -> Answer:
+    headers = {"X-Error-Message": message, "Content-Type": "application/json", **(extra or {})}
+    return Answer(status, headers, json.dumps({"error": message}).encode())

@@ -1,0 +1,191 @@
+"""Keeps every served file's proof: by a receipt, by hashing in the background, or not at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pipeline.weights.hashing import Identity, cores
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place
+from pipeline.weights.proof import Unfit, check_open, identity, open_pin, read_checked
+
+SMALL_BYTES = 8 << 20  # such files are hashed anew each time they are handed out
+_WAIT_S = 2.0
+_MOST_THREADS = 4
+# A file written to in the same tick of a disk's clock could change once more without a trace.
+_TICK_S = 2.0
+
+State = Literal["unproved", "proved", "wrong"]
+
+
+class NotYet(Exception):
+    """The file is still to be hashed; ask again later."""
+
+
+@dataclass(eq=False)
+class Held:
+    """One file that may be served, and what is known of it."""
+
+    place: Place
+    pin: FilePin
+    state: State = "unproved"
+    seen: Identity | None = None  # as it was when it was judged
+    why: str = ""
+    queued: bool = False
+    judged: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_small(self) -> bool:
+        return self.pin.size_bytes < SMALL_BYTES
+
+
+class Keeper:
+    """Judges files in the background, those that are asked for first."""
+
+    def __init__(self, files: Iterable[Held]) -> None:
+        self.files = list(files)
+        self.tell: Callable[[int], None] | None = None
+        self._queue: deque[Held] = deque()
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"prove-{n}", daemon=True)
+            for n in range(min(_MOST_THREADS, cores()))
+        ]
+
+    def believe(self, vouched: Callable[[Place], Mapping[str, Identity]]) -> None:
+        """Take a receipt's word for files that are still as they were when it was made."""
+        receipts: dict[Path, Mapping[str, Identity]] = {}
+        for held in self.files:
+            state = held.place.state
+            if state not in receipts:
+                receipts[state] = vouched(held.place)
+            known = receipts[state].get(held.pin.path)
+            with suppress(Unfit):
+                handle = open_pin(held.place, held.pin)
+                if identity(handle) == known:
+                    self._set(held, "proved", known, "")
+                os.close(handle)
+
+    def start(self) -> None:
+        """Begin with the small files: clients ask for those first."""
+        for held in sorted(self.files, key=lambda h: h.pin.size_bytes):
+            if held.state == "unproved":
+                self._enqueue(held, first=False)
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping.set()
+            self._changed.notify_all()
+
+    def open(self, held: Held) -> tuple[int, Identity]:
+        """A large file, open and proved to be what was hashed."""
+        handle = self._opened(held)
+        try:
+            now = identity(handle)
+            if self._verdict(held)[1] != now:
+                self._judge_soon(held)
+            state, seen, why = self._verdict(held)
+            if seen != now or state == "unproved":
+                raise NotYet("is still being proved")
+            if state == "wrong":
+                raise Unfit(why)
+            return handle, now
+        except BaseException:
+            os.close(handle)
+            raise
+
+    def read(self, held: Held) -> bytes:
+        """A small file's bytes, hashed just now."""
+        handle = self._opened(held)
+        try:
+            data = read_checked(handle, held.pin)
+            self._set(held, "proved", identity(handle), "")
+            return data
+        except Unfit as reason:
+            self._set(held, "wrong", identity(handle), str(reason))
+            raise
+        finally:
+            os.close(handle)
+
+    def _opened(self, held: Held) -> int:
+        try:
+            return open_pin(held.place, held.pin)
+        except Unfit as reason:
+            self._set(held, "wrong", None, str(reason))
+            raise
+
+    def _judge_soon(self, held: Held) -> None:
+        held.judged.clear()
+        self._enqueue(held, first=True)
+        held.judged.wait(_WAIT_S)
+
+    def _enqueue(self, held: Held, *, first: bool) -> None:
+        with self._changed:
+            if held.queued and first and held in self._queue:
+                self._queue.remove(held)
+                self._queue.appendleft(held)
+            elif not held.queued:
+                held.queued = True
+                (self._queue.appendleft if first else self._queue.append)(held)
+                self._changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._stopping.is_set():
+                    self._changed.wait()
+                if self._stopping.is_set():
+                    return
+                held = self._queue.popleft()
+            self._judge(held)
+
+    def _judge(self, held: Held) -> None:
+        found: Identity | None = None
+        try:
+            handle = open_pin(held.place, held.pin)
+            try:
+                found = identity(handle)
+                self._let_settle(held, found)
+                self._set(held, "proved", check_open(handle, held.pin, self._progress)[0], "")
+            finally:
+                os.close(handle)
+        except Unfit as reason:
+            self._set(held, "wrong", found, str(reason))
+        except (OSError, _Stopped) as error:
+            self._set(held, "wrong", found, f"cannot be read ({error})")
+
+    def _let_settle(self, held: Held, found: Identity) -> None:
+        if not held.is_small:
+            age_s = time.time() - found.ctime_ns / 1e9
+            self._stopping.wait(min(_TICK_S, max(0.0, _TICK_S - age_s)))
+
+    def _progress(self, n_bytes: int) -> None:
+        if self._stopping.is_set():
+            raise _Stopped
+        if self.tell:
+            self.tell(n_bytes)
+
+    def _verdict(self, held: Held) -> tuple[State, Identity | None, str]:
+        """All of it from one moment: half an old verdict and half a new one would be none."""
+        with self._changed:
+            return held.state, held.seen, held.why
+
+    def _set(self, held: Held, state: State, seen: Identity | None, why: str) -> None:
+        with self._changed:
+            held.state, held.seen, held.why, held.queued = state, seen, why, False
+            held.judged.set()
+
+
+class _Stopped(Exception):
+    pass

@@ -1,0 +1,142 @@
+"""Which repositories, revisions and files exist for a client: those of the locks, no others."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.errors import LockEdited
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place, find_places
+from pipeline.weights.serve.keeper import Held
+
+MAIN = "main"
+
+
+class Absent(Exception):
+    """What a client asked for is not here; the code is the Hub's own word for it."""
+
+    def __init__(self, code: str, message: str, commit: str = "") -> None:
+        super().__init__(message)
+        self.code, self.commit = code, commit
+
+
+@dataclass
+class Snapshot:
+    """One commit of a repository: the files of every set that was locked from it."""
+
+    repository: str
+    commit: str
+    files: dict[str, Held] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)  # path -> git's id of the folder
+
+    def add(self, place: Place) -> None:
+        """Take in a set; sets of one commit may share files, but not contradict each other."""
+        for pin in place.lock.files:
+            held = self.files.setdefault(pin.path, Held(place, pin))
+            if held.pin != pin:
+                raise LockEdited(
+                    f"{self.repository}: {pin.path} is locked in two ways at one commit",
+                    f"Compare {held.place.lock_file} and {place.lock_file}.",
+                )
+
+    def held(self, path: str) -> Held:
+        if path not in self.files:
+            raise Absent("EntryNotFound", "there is no such file in the set", self.commit)
+        return self.files[path]
+
+
+def pointer(pin: FilePin) -> bytes:
+    """What git itself holds of a large file."""
+    return (
+        "version https://git-lfs.github.com/spec/v1\n"
+        f"oid sha256:{pin.sha256}\nsize {pin.size_bytes}\n"
+    ).encode()
+
+
+def blob_id(pin: FilePin) -> str:
+    """Git's id of a file; of a large one it is that of its pointer."""
+    if pin.git_sha1:
+        return pin.git_sha1
+    return _git_id("blob", pointer(pin))
+
+
+def _git_id(kind: str, data: bytes) -> str:
+    head = f"{kind} {len(data)}\0".encode()
+    return hashlib.sha1(head + data, usedforsecurity=False).hexdigest()
+
+
+def folder_ids(pins: Iterable[FilePin]) -> dict[str, str]:
+    """Git's ids of the folders, as far as the locked files make them up; `` is the root."""
+    rows: dict[str, list[tuple[str, str, str]]] = {"": []}
+    for pin in pins:
+        folder, _, name = pin.path.rpartition("/")
+        rows.setdefault(folder, []).append((name, "100644", blob_id(pin)))
+        while folder:
+            folder = folder.rpartition("/")[0]
+            rows.setdefault(folder, [])
+    ids: dict[str, str] = {}
+    for folder in sorted(rows, key=lambda f: (-f.count("/"), not f, f)):
+        lines = sorted(rows[folder], key=lambda r: r[0].encode() + b"/" * (r[1] == "40000"))
+        tree = b"".join(f"{m} {n}\0".encode() + bytes.fromhex(i) for n, m, i in lines)
+        ids[folder] = _git_id("tree", tree)
+        if folder:
+            parent, _, name = folder.rpartition("/")
+            rows[parent].append((name, "40000", ids[folder]))
+    return ids
+
+
+class Shelf:
+    """Everything that is served."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self.snapshots: dict[tuple[str, str], Snapshot] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        for place in places:
+            key = (place.lock.repository, place.lock.commit)
+            self.snapshots.setdefault(key, Snapshot(*key)).add(place)
+            self._learn_names(place)
+        for snapshot in self.snapshots.values():
+            ids = folder_ids(held.pin for held in snapshot.files.values())
+            snapshot.folders.update((path, i) for path, i in ids.items() if path)
+
+    @property
+    def files(self) -> list[Held]:
+        return [held for s in self.snapshots.values() for held in s.files.values()]
+
+    def names(self, repository: str) -> dict[str, str]:
+        """Every name of a repository's revisions with its commit."""
+        named = {n: c for (r, n), c in self._names.items() if r == repository}
+        commits = self._commits(repository)
+        return {**({MAIN: commits[0]} if len(commits) == 1 else {}), **named}
+
+    def find(self, repository: str, revision: str) -> Snapshot:
+        """The snapshot that a client means."""
+        commits = self._commits(repository)
+        if not commits:
+            raise Absent("RepoNotFound", "this server does not have the repository")
+        commit = self.names(repository).get(revision, revision)
+        if (repository, commit) not in self.snapshots:
+            what = "is not served; ask for one of the commits"
+            raise Absent("RevisionNotFound", f"the revision {what} {', '.join(commits)}")
+        return self.snapshots[repository, commit]
+
+    def _commits(self, repository: str) -> list[str]:
+        return sorted(c for r, c in self.snapshots if r == repository)
+
+    def _learn_names(self, place: Place) -> None:
+        """A Hub cache says which branch or tag a commit came from; a plain folder does not."""
+        refs = place.root / "refs"
+        if not place.hub_cache:
+            return
+        for path in sorted(p for p in refs.rglob("*") if p.is_file() and not p.is_symlink()):
+            name = path.relative_to(refs).as_posix()
+            if path.read_text(encoding="utf-8", errors="replace").strip() == place.lock.commit:
+                self._names[place.lock.repository, name] = place.lock.commit
+
+
+def shelf_of(folders: Iterable[Path]) -> Shelf:
+    """What lies in some folders; a damaged lock stops everything."""
+    return Shelf(place for folder in folders for place in find_places(folder))

@@ -1,0 +1,207 @@
+"""Signatures in the OpenSSF model-signing format (OMS), over the digests that the lock proves.
+
+`model_signing verify key DIR --signature DIR/.sm120/model.sig --public_key KEY.pub` accepts what
+is made here, and what `model_signing sign key` makes is accepted here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError
+
+from pipeline.errors import ModelSignatureInvalid, WeightsDamaged
+from pipeline.files import write_bytes
+from pipeline.model import Hex, stays_below
+from pipeline.weights import bundle
+from pipeline.weights.manifest import (
+    GIT_PATHS,
+    OWN_PATHS,
+    files_below,
+    is_below,
+    locked_digests,
+    on_cores,
+    sha256_below,
+)
+from pipeline.weights.place import Place
+from pipeline.weights.proof import Unfit
+from pipeline.weights.verify import Request, verify
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+NAME = "model.sig"
+_NAMED = 3
+
+_Path = Annotated[str, StringConstraints(min_length=1), AfterValidator(stays_below)]
+
+
+class _Subject(bundle.Foreign):
+    name: str
+    digest: dict[Literal["sha256"], Hex]
+
+
+class _Resource(bundle.Foreign):
+    name: _Path
+    algorithm: Literal["sha256"]
+    digest: Hex
+
+
+class _Serialization(bundle.Foreign):
+    method: Literal["files"]
+    hash_type: Literal["sha256"]
+    allow_symlinks: bool = False
+    ignore_paths: list[_Path] = []
+
+
+class _Predicate(bundle.Foreign):
+    serialization: _Serialization
+    resources: list[_Resource] = Field(min_length=1)
+
+
+class _Statement(bundle.Foreign):
+    type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: list[_Subject] = Field(min_length=1, max_length=1)
+    predicateType: Literal["https://model_signing/signature/v1.0"]
+    predicate: _Predicate
+
+
+@dataclass(frozen=True)
+class Signed:
+    """What a signature covers."""
+
+    signature: Path
+    key: str
+    files: int
+    files_read: int
+    not_covered: list[str]
+
+
+def default_signature(place: Place) -> Path:
+    """Where a set's signature lies unless told otherwise: where no verify takes it for extra."""
+    return place.state / NAME
+
+
+def root_digest(digests: list[str]) -> str:
+    """The digest of the whole: over the digests of the files, in their order."""
+    return hashlib.sha256(b"".join(bytes.fromhex(d) for d in digests)).hexdigest()
+
+
+def statement(name: str, digests: Mapping[str, str], *, links: bool) -> dict[str, Any]:
+    """The in-toto statement of a set in the format's own words."""
+    paths = sorted(digests, key=PurePosixPath)
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": root_digest([digests[p] for p in paths])}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "serialization": {
+                "method": "files",
+                "hash_type": "sha256",
+                "allow_symlinks": links,
+                "ignore_paths": [*OWN_PATHS, *GIT_PATHS],
+            },
+            "resources": [{"name": p, "algorithm": "sha256", "digest": digests[p]} for p in paths],
+        },
+    }
+
+
+def sign(
+    place: Place, key: ec.EllipticCurvePrivateKey, signature: Path, *, full: bool = False
+) -> Signed:
+    """Sign a set that is whole, and alone in its folder."""
+    ignored = [*OWN_PATHS, *GIT_PATHS, *_inside(signature, place.snapshot)]
+    known = {pin.path for pin in place.lock.files}
+    report = verify(place, Request(full=full)).report
+    if damage := report.damage:
+        words = _some([f"{finding.path} ({finding.kind})" for finding in damage])
+        raise WeightsDamaged(f"{place.lock.name}: not signed, for it is damaged: {words}")
+    if extra := [p for p in files_below(place.snapshot, ignored) if p not in known]:
+        raise WeightsDamaged(
+            f"{place.lock.name}: not in the lock, but in the folder to be signed: {_some(extra)}",
+            "Move what is not part of the set out of the folder.",
+        )
+    digests = locked_digests(place)
+    covered = {p: d for p, d in digests.items() if not is_below(p, ignored)}
+    if not covered:
+        raise WeightsDamaged(f"{place.lock.name}: the set has no file that a signature covers")
+    text = statement(place.lock.name, covered, links=place.hub_cache)
+    write_bytes(signature, bundle.signed(text, key))
+    return Signed(
+        signature,
+        bundle.key_hint(key.public_key()),
+        len(covered),
+        report.files_read,
+        sorted(set(digests) - set(covered)),
+    )
+
+
+def check(
+    folder: Path,
+    signature: Path,
+    key: ec.EllipticCurvePublicKey,
+    known: Mapping[str, str] | None = None,
+) -> Signed:
+    """Hold a folder against a signature. `known` are digests that need not be computed again."""
+    said = _statement(signature, bundle.opened(signature, key))
+    wanted = {r.name: r.digest for r in said.predicate.resources}
+    rules = said.predicate.serialization
+    own = [*OWN_PATHS, *_inside(signature, folder)]
+    ignored = [*rules.ignore_paths, *own]
+    if hidden := [path for path in wanted if is_below(path, ignored)]:
+        raise ModelSignatureInvalid(f"{signature.name}: it both lists and ignores {hidden[0]}")
+    here = files_below(folder, ignored)
+    _compare("missing", set(wanted) - set(here))
+    _compare("extra", set(here) - set(wanted))
+    if not rules.allow_symlinks:
+        _compare("links", {p for p in here if (folder / p).is_symlink()})
+    unread = [p for p in here if p not in (known or {})]
+    found = dict(zip(unread, on_cores(lambda p: sha256_below(folder, p), unread), strict=True))
+    digests = {**found, **{p: d for p, d in (known or {}).items() if p in wanted}}
+    bad = {p for p, d in digests.items() if isinstance(d, Unfit) or d != wanted[p]}
+    _compare("changed", bad)
+    return Signed(
+        signature,
+        bundle.key_hint(key),
+        len(wanted),
+        len(unread),
+        [p for p in files_below(folder, own) if is_below(p, ignored)],
+    )
+
+
+def _statement(signature: Path, payload: bytes) -> _Statement:
+    try:
+        said = _Statement.model_validate(json.loads(payload))
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise ModelSignatureInvalid(
+            f"{signature.name}: holds no model-signing statement over files with SHA-256"
+        ) from error
+    names = [resource.name for resource in said.predicate.resources]
+    if len(set(names)) != len(names):
+        raise ModelSignatureInvalid(f"{signature.name}: lists a file twice")
+    if said.subject[0].digest["sha256"] != root_digest(
+        [resource.digest for resource in said.predicate.resources]
+    ):
+        raise ModelSignatureInvalid(f"{signature.name}: contradicts itself (root digest)")
+    return said
+
+
+def _compare(what: str, paths: set[str]) -> None:
+    if paths:
+        raise ModelSignatureInvalid(f"not what was signed: {what}: {_some(sorted(paths))}")
+
+
+def _some(paths: list[str]) -> str:
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return f"{', '.join(paths[:_NAMED])}{more}"
+
+
+def _inside(signature: Path, folder: Path) -> list[str]:
+    """The signature itself, where it lies in the folder it covers."""
+    real, root = signature.resolve(), folder.resolve()
+    return [real.relative_to(root).as_posix()] if real.is_relative_to(root) else []

@@ -1,0 +1,69 @@
+"""Which routes lead to a locked set on this machine: neighbours first, then the Hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from pipeline.errors import WishInvalid
+from pipeline.fetch.http import Client
+from pipeline.fetch.settings import folder_of, plain_settings
+from pipeline.weights import hub
+from pipeline.weights.http_route import STALL_S, HttpRoute, Repository
+from pipeline.weights.model import WeightsLock
+from pipeline.weights.routes import FolderRoute, Route
+from pipeline.weights.xet_route import XetRoute, has_xet
+
+NEIGHBOUR_TOKEN = "SM120_NEIGHBOUR_TOKEN"  # noqa: S105 - the variable's name
+
+
+def open_routes(
+    lock: WeightsLock, *, neighbours: Sequence[str] = (), offline: bool = False
+) -> tuple[Client, list[Route]]:
+    """The routes that this machine's environment gives, and the client that they share."""
+    client, is_offline = Client(plain_settings()), offline or hub.is_offline()
+    routes = find_routes(
+        client,
+        lock,
+        endpoint=hub.endpoint(),
+        token=None if is_offline else hub.saved_token(),
+        neighbours=neighbours,
+        offline=is_offline,
+        with_xet=hub.may_use_xet(),
+    )
+    return client, routes
+
+
+def find_routes(
+    client: Client,
+    lock: WeightsLock,
+    *,
+    endpoint: str,
+    token: str | None,
+    neighbours: Sequence[str] = (),
+    offline: bool = False,
+    stall_s: float = STALL_S,
+    with_xet: bool = True,
+) -> list[Route]:
+    """Folders, then neighbours, then the Hub: by plain HTTP, and by Xet where that stalls.
+
+    The Hub's token is for the Hub; neighbours are shown the one in SM120_NEIGHBOUR_TOKEN.
+    """
+    folders = [f for place in neighbours if (f := folder_of(place))]
+    if missing := [f for f in folders if not f.is_dir()]:
+        raise WishInvalid(f"--from {missing[0]}: is not a folder", "Name a folder or an address.")
+    routes: list[Route] = [FolderRoute(folder, lock) for folder in folders]
+    if offline:
+        return routes
+    for address in (place for place in neighbours if folder_of(place) is None):
+        if urlsplit(address).scheme not in ("http", "https"):
+            raise WishInvalid(f"--from {address}: is neither a folder nor an http address")
+        secret = os.environ.get(NEIGHBOUR_TOKEN)
+        there = Repository(address.rstrip("/"), lock.repository, lock.commit, secret)
+        routes.append(HttpRoute(client, there, urlsplit(address).netloc, stall_s))
+    home = Repository(endpoint, lock.repository, lock.commit, token)
+    routes.append(HttpRoute(client, home, "plain HTTP", stall_s))
+    if with_xet and has_xet():
+        routes.append(XetRoute(client, home, stall_s))
+    return routes

@@ -1,0 +1,160 @@
+"""A first look at a folder, without reading a byte: what is missing, short, long, odd or extra."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pipeline.model import Frozen
+from pipeline.weights.hashing import Identity, identity_of
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import STATE, Place
+
+Kind = Literal[
+    "missing",
+    "short",
+    "long",
+    "changed",
+    "unreadable",
+    "moved",
+    "not a file",
+    "link",
+    "name",
+    "extra",
+]
+# An engine imports these wherever a config names them ...
+_CODE = (".py", ".pyc", ".so")
+# ... and takes these from the folders it loads from, by pattern or by well-known name.
+_LOADED = (
+    *(".safetensors", ".gguf", ".bin", ".pt", ".pth"),
+    *(".json", ".jinja", ".model", ".tiktoken"),
+)
+# What the Hub's own client and git keep in a folder; no engine looks there.
+_OTHERS_OWN = (STATE, ".cache/huggingface", ".git")
+
+
+class Finding(Frozen):
+    """One thing that is not as the lock says. Not all of it is damage."""
+
+    path: str
+    kind: Kind
+    detail: str = ""
+    damage: bool = True
+
+
+@dataclass(frozen=True)
+class Present:
+    """A file that is there in its right size; its bytes are not looked at yet."""
+
+    pin: FilePin
+    path: Path
+    identity: Identity
+
+
+def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list[Finding]]:
+    """What can be said of each file by asking the disk for its size and kind alone."""
+    root = os.path.realpath(place.root)
+
+    @cache
+    def folder(path: Path) -> str:
+        return os.path.realpath(path)
+
+    def real(path: Path) -> str:
+        return os.path.realpath(path) if path.is_symlink() else f"{folder(path.parent)}/{path.name}"
+
+    present, findings = [], []
+    for pin in pins:
+        path = place.file(pin)
+        if isinstance(seen := _look(pin, path, root, real(path)), Present):
+            present.append(seen)
+        else:
+            findings.append(seen)
+        if place.hub_cache and (astray := _link_trouble(place, pin, real(path))):
+            findings.append(Finding(path=pin.path, kind="name", detail=astray))
+    return present, findings
+
+
+def _look(pin: FilePin, path: Path, root: str, real: str) -> Present | Finding:
+    if not Path(real).is_relative_to(root):
+        return Finding(path=pin.path, kind="link", detail=f"leads out of the folder, to {real}")
+    try:
+        status = os.lstat(real)
+    except (FileNotFoundError, NotADirectoryError):
+        words = "the link leads nowhere" if path.is_symlink() else ""
+        return Finding(path=pin.path, kind="missing", detail=words)
+    except OSError as error:
+        return Finding(path=pin.path, kind="unreadable", detail=error.strerror or str(error))
+    if not stat.S_ISREG(status.st_mode):
+        return Finding(path=pin.path, kind="not a file", detail=_kind_of(status.st_mode))
+    if status.st_size != pin.size_bytes:
+        kind: Kind = "short" if status.st_size < pin.size_bytes else "long"
+        detail = f"{status.st_size} bytes of {pin.size_bytes}"
+        return Finding(path=pin.path, kind=kind, detail=detail)
+    return Present(pin, Path(real), identity_of(status))
+
+
+def _kind_of(mode: int) -> str:
+    names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return names.get(stat.S_IFMT(mode), "a link or device")
+
+
+def _link_trouble(place: Place, pin: FilePin, blob: str) -> str:
+    """Why an engine that opens the name would not get the blob; "" when it would."""
+    name = place.name(pin)
+    try:
+        status = os.lstat(name)
+    except OSError as error:
+        return f"its name is not there ({error.strerror})"
+    if not stat.S_ISLNK(status.st_mode):
+        return "its name is no link to its blob"
+    target = os.path.realpath(name)
+    return "" if target == blob else f"its name leads elsewhere, to {target}"
+
+
+def extras(place: Place, known: Collection[str]) -> list[Finding]:
+    """Files that no lock names. Those that an engine would run or load are damage.
+
+    An extra shard, config or module changes what is loaded just as a changed one does: engines
+    take `*.safetensors` by pattern, configs and templates by well-known names, and code by what a
+    config says. A README, a picture or a log beside the weights changes nothing.
+    """
+    folders = {"", *(path.rpartition("/")[0] for path in known)}
+    found = []
+    for path in _walk(place.snapshot, ""):
+        if path in known:
+            continue
+        if path.endswith("/"):
+            words = "a folder that cannot be looked into"
+            found.append(Finding(path=path, kind="unreadable", detail=words))
+            continue
+        suffix = Path(path).suffix.lower()
+        loads = suffix in _LOADED and path.rpartition("/")[0] in folders
+        damage = suffix in _CODE or loads
+        detail = "no lock names it, and an engine may load it" if damage else "no lock names it"
+        found.append(Finding(path=path, kind="extra", detail=detail, damage=damage))
+    return found
+
+
+def _walk(root: Path, below: str) -> Iterator[str]:
+    """Every file, link and oddity below a folder; links are named, not followed."""
+    try:
+        with os.scandir(root / below) as entries:
+            inside = sorted(entries, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    except OSError:
+        yield below or "/"
+        return
+    for entry in inside:
+        path = f"{below}{entry.name}"
+        if path in _OTHERS_OWN:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(root, f"{path}/")
+        else:
+            yield path

@@ -1,0 +1,182 @@
+"""Proving a folder against its lock: offline, on all cores, every file named that is not right."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pipeline import log
+from pipeline.errors import WeightsUnknown
+from pipeline.model import Frozen
+from pipeline.weights import receipt
+from pipeline.weights.hashing import (
+    Advance,
+    Moved,
+    NotPlain,
+    Reading,
+    cores,
+    on_all_cores,
+    read_file,
+)
+from pipeline.weights.model import FilePin, WeightsLock
+from pipeline.weights.place import Place
+from pipeline.weights.survey import Finding, Kind, Present, extras, survey
+
+
+@dataclass(frozen=True)
+class Request:
+    """How to verify."""
+
+    only: tuple[str, ...] = ()
+    paths: frozenset[str] | None = None  # exactly these, if given
+    full: bool = False  # believe no receipt
+    direct: bool = False  # ask the disk, not the memory that caches it
+    jobs: int = field(default_factory=cores)
+
+    def chosen(self, lock: WeightsLock) -> list[FilePin]:
+        """The files to look at. None at all is a mistake in the pattern, not a success."""
+        if self.paths is not None:
+            return [pin for pin in lock.files if pin.path in self.paths]
+        pins = [pin for pin in lock.files if self.wants(pin.path)]
+        if not pins:
+            raise WeightsUnknown(
+                f"{lock.name}: no file matches {' or '.join(self.only)}",
+                "Patterns are those of a shell, on the whole path: `*` also crosses folders.",
+            )
+        return pins
+
+    def wants(self, path: str) -> bool:
+        """Whether a pattern asks for it, or there is none."""
+        return not self.only or any(fnmatchcase(path, pattern) for pattern in self.only)
+
+
+class Report(Frozen):
+    """What a verify found out about one place."""
+
+    name: str
+    commit: str
+    lock: str
+    root: str
+    files: int
+    size_bytes: int
+    files_read: int
+    bytes_read: int
+    by_receipt: int
+    seconds: float
+    findings: list[Finding]
+
+    @property
+    def damage(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.damage]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.damage
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A report, and for a repair what the files that were read hold."""
+
+    report: Report
+    readings: dict[str, Reading]
+
+
+def verify(place: Place, request: Request, neighbours: Collection[Place] = ()) -> Checked:
+    """Look at every chosen file; read those that no receipt vouches for."""
+    start = time.monotonic()
+    pins = request.chosen(place.lock)
+    since_ns = receipt.disk_time_ns(place)
+    present, findings = survey(place, pins)
+    findings += _extras(place, request, neighbours)
+    for finding in [f for f in findings if f.damage]:
+        log.say(f"  {finding.kind}: {finding.path} {finding.detail}".rstrip())
+    known = {} if request.full else receipt.read_receipt(place)
+    todo = [p for p in present if not receipt.vouches(known.get(p.pin.path), p.pin, p.identity)]
+    reader = _Reader(request)
+    try:
+        reader.read(todo)
+    finally:  # what was proved before a Ctrl-C need not be read again
+        bad = {finding.path for finding in [*findings, *reader.findings] if finding.damage}
+        if since_ns is not None and (todo or bad & known.keys()):
+            good = [receipt.proved(pin, r, since_ns) for pin, r in reader.proved]
+            receipt.keep(place, good, bad)
+    return Checked(
+        Report(
+            name=place.lock.name,
+            commit=place.lock.commit,
+            lock=place.lock.seal,
+            root=str(place.root),
+            files=len(pins),
+            size_bytes=sum(pin.size_bytes for pin in pins),
+            files_read=len(todo),
+            bytes_read=sum(p.pin.size_bytes for p in todo),
+            by_receipt=len(present) - len(todo),
+            seconds=round(time.monotonic() - start, 3),
+            findings=sorted([*findings, *reader.findings], key=lambda f: (f.path, f.kind)),
+        ),
+        reader.readings,
+    )
+
+
+def _extras(place: Place, request: Request, neighbours: Iterable[Place]) -> list[Finding]:
+    """Sets that share a snapshot know each other's files."""
+    shared = [p for p in (place, *neighbours) if p.snapshot == place.snapshot]
+    known = {pin.path for p in shared for pin in p.lock.files}
+    return [finding for finding in extras(place, known) if request.wants(finding.path)]
+
+
+class _Reader:
+    """Reads files on all cores and sorts them into proved and not."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._stop = threading.Event()
+        self.proved: list[tuple[FilePin, Reading]] = []
+        self.readings: dict[str, Reading] = {}
+        self.findings: list[Finding] = []
+
+    def read(self, todo: list[Present]) -> None:
+        """The largest first, so that no core is left alone with a big one at the end."""
+        blobs: dict[Path, list[Present]] = {}
+        for item in todo:  # in the Hub's layout equal files are one blob
+            blobs.setdefault(item.path, []).append(item)
+        order = sorted(blobs.values(), key=lambda items: -items[0].pin.size_bytes)
+        total = sum(items[0].pin.size_bytes for items in order)
+        with log.progress("verified", total) as bar:
+            on_all_cores(
+                lambda items: self._judge(items, bar.advance),
+                order,
+                self._request.jobs,
+                self._stop.set,
+            )
+
+    def _judge(self, items: list[Present], advance: Advance) -> None:
+        first = items[0]
+        try:
+            reading = read_file(
+                first.path,
+                first.pin.new_hash(),
+                advance=advance,
+                stop=self._stop,
+                direct=self._request.direct,
+            )
+            if reading.identity != first.identity:
+                raise Moved("changed before it was read")
+        except (Moved, NotPlain) as error:
+            return self._note(items, "moved", f"{error}: not proved")
+        except OSError as error:
+            return self._note(items, "unreadable", error.strerror or str(error))
+        for item in items:
+            self.readings[item.pin.path] = reading
+            if reading.digest == item.pin.want:
+                self.proved.append((item.pin, reading))
+            else:
+                self._note([item], "changed", f"locked as {item.pin.want}, is {reading.digest}")
+
+    def _note(self, items: list[Present], kind: Kind, detail: str) -> None:
+        self.findings += [Finding(path=i.pin.path, kind=kind, detail=detail) for i in items]

@@ -1,0 +1,134 @@
+"""The other way: ranges from the Hub's Xet store, through `hf_xet`, where a server offers it.
+
+The Hub's token is sent to the endpoint only: it buys a short-lived one for the store.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import requests
+
+from pipeline.errors import SourceUnreachable
+from pipeline.fetch.http import Client
+from pipeline.weights.http_route import CONNECT_TIMEOUT_S, Bearer, Repository
+from pipeline.weights.model import FilePin
+from pipeline.weights.routes import Body, Lost, NotHere
+from pipeline.weights.watchdog import Watchdog
+
+_HASH = "X-Xet-Hash"
+
+
+def has_xet() -> bool:
+    """Whether this machine has the Xet client at all (there is none for some processors)."""
+    return importlib.util.find_spec("hf_xet") is not None
+
+
+class XetRoute:
+    """Ordered byte streams of the Xet store, by the hash that the Hub names for a file."""
+
+    name = "Xet"
+
+    def __init__(
+        self,
+        client: Client,
+        repository: Repository,
+        stall_s: float,
+        new_group: Callable[[Repository], Any] | None = None,
+    ) -> None:
+        self._client, self._repository, self._stall_s = client, repository, stall_s
+        self._new_group = new_group or _store_group
+        self._group: Any = None
+        self._watch = Watchdog(stall_s, client.stop)
+        self._guard = threading.Lock()
+
+    def open(self, pin: FilePin, start: int, stop: int) -> Body:
+        name = self._hash_of(pin)
+        try:
+            with self._guard:
+                self._group = self._group or self._new_group(self._repository)
+            info = _file_info(name, pin.size_bytes)
+            stream = self._group.download_stream(info, start=start, end=stop)
+        except Exception as error:  # the store's client has no common kind of error
+            words = f"{pin.path}: the Xet store refuses: {_line(error)}"
+            raise NotHere(SourceUnreachable(words)) from error
+        return _XetBody(stream, stop - start, self._watch)
+
+    def _hash_of(self, pin: FilePin) -> str:
+        """The store's name for a file, from the header of the Hub's redirect."""
+        repository = self._repository
+        try:
+            answer = self._client.session.request(
+                "HEAD",
+                repository.address(pin.path),
+                auth=Bearer(repository.token),
+                allow_redirects=False,
+                timeout=(CONNECT_TIMEOUT_S, self._stall_s),
+            )
+        except requests.RequestException as error:
+            raise Lost(f"{pin.path}: {_line(error)}") from error
+        found = answer.headers.get(_HASH)
+        if found is None:
+            raise NotHere(SourceUnreachable(f"{pin.path}: is not offered through Xet"))
+        return found
+
+
+def _store_group(repository: Repository) -> Any:
+    import hf_xet
+
+    token = {"Authorization": f"Bearer {repository.token}"} if repository.token else {}
+    route = f"{repository.endpoint}/api/models/{repository.name}/xet-read-token"
+    return hf_xet.XetSession().new_download_stream_group(
+        token_refresh_url=f"{route}/{repository.commit}", token_refresh_headers=token
+    )
+
+
+def _file_info(name: str, size_bytes: int) -> Any:
+    import hf_xet
+
+    return hf_xet.XetFileInfo(name, size_bytes)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+class _XetBody:
+    """A stream as a body: its pieces have their own sizes, and a silent one is cancelled."""
+
+    is_whole = False
+
+    def __init__(self, stream: Any, left: int, watch: Watchdog) -> None:
+        self._stream, self._left, self._watch = stream, left, watch
+        self._pieces: Iterator[bytes] = iter(stream)
+        self._piece = memoryview(b"")
+
+    def readinto(self, buffer: memoryview) -> int:
+        if not self._piece:
+            self._piece = memoryview(self._next())
+        count = min(len(buffer), len(self._piece), self._left)
+        if not count:
+            raise Lost(f"the Xet stream ended {self._left} bytes early")
+        buffer[:count] = self._piece[:count]
+        self._piece = self._piece[count:]
+        self._left -= count
+        return count
+
+    def _next(self) -> bytes:
+        self._watch.begin(id(self), self._stream.cancel)
+        try:
+            piece = next(self._pieces, b"")
+        except Exception as error:  # the store's client has no common kind of error
+            raise Lost(f"Xet: {_line(error)}") from error
+        finally:
+            in_time = self._watch.end(id(self))
+        if not in_time:
+            raise Lost("no byte came any more from Xet", is_stall=True)
+        return piece
+
+    def close(self) -> None:
+        if self._left:
+            self._stream.cancel()

@@ -1,0 +1,179 @@
+"""Defects planted in the pinned engines, each by one exact replacement, and who must catch them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EXTEND = "sglang/srt/layers/attention/triton_ops/extend_attention.py"
+PREFILL = "sglang/kernels/ops/attention/prefill_attention.py"
+DECODE = "vllm/v1/attention/ops/triton_decode_attention.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A defect: in which image's engine, what is written instead of what, which case tells.
+
+    `gate` is `smem` (does it fit?) or `numerics` (is it right?); `want` is the verdict that counts
+    as caught, and `words` must be among the verdict's words: caught for the right reason.
+    """
+
+    name: str
+    image: str
+    file: str
+    old: str
+    new: str
+    gate: str
+    case: str
+    want: str
+    words: str
+
+
+def _numbers(
+    name: str, image: str, file: str, case: str, old: str, new: str, words: str = "is off by"
+) -> Mutant:
+    return Mutant(name, image, file, old, new, "numerics", case, "wrong", words)
+
+
+def _fit(
+    name: str, image: str, file: str, case: str, old: str, new: str, want: str, words: str
+) -> Mutant:
+    return Mutant(name, image, file, old, new, "smem", case, want, words)
+
+
+WARPS = "        num_warps = 4 if Lq <= 64 else 8\n"
+LAUNCH = "        num_stages=num_stages,\n        Lk=Lk,\n        Lv=Lv,\n        IS_MLA=is_mla,\n"
+MLA, GQA = "extend-mla-576-512", "extend-gqa-128"
+
+MUTANTS = [
+    _fit(
+        "block of the patch four times too wide",
+        *("sglang-k2", EXTEND, MLA, WARPS, f"        BLOCK_N *= 4\n{WARPS}"),
+        *("failed", "_fwd_kernel needs"),
+    ),
+    _fit(
+        "prefill block four times too wide",
+        *("sglang", PREFILL, "prefill-256", "        BLOCK_N=BLOCK,\n"),
+        *("        BLOCK_N=4 * BLOCK,\n", "failed", "_fwd_kernel needs"),
+    ),
+    _fit(
+        "one pipeline stage more",
+        *("vllm", DECODE, "mla-decode-fp8-16-8", LAUNCH),
+        *(LAUNCH.replace("=num_stages,", "=num_stages + 1,"), "failed", "needs 102400 bytes"),
+    ),
+    _fit(
+        "one warp where four share the registers",
+        *("vllm", DECODE, "mla-decode-fp8-16-8", f"        num_warps=4,\n{LAUNCH}"),
+        *(f"        num_warps=1,\n{LAUNCH}", "failed", "spills"),
+    ),
+    _fit(
+        "function renamed",
+        *("sglang-k2", EXTEND, MLA, "def extend_attention_fwd(\n"),
+        *("def extend_attention_forward(\n", "unknown", "no such function in this version"),
+    ),
+    _fit(
+        "function raises",
+        *("sglang-k2", EXTEND, MLA, "    SKIP_PREFIX_CUSTOM_MASK = skip_prefix_custom_mask\n"),
+        *("    raise RuntimeError('not on this card')\n", "unknown", "not on this card"),
+    ),
+    _fit(
+        "kernel does not compile",
+        *("sglang-k2", EXTEND, MLA, "            qk = tl.dot(q, k, out_dtype=tl.float32)\n"),
+        *("            qk = tl.dot(q, q, out_dtype=tl.float32)\n", "unknown", ""),
+    ),
+    _numbers(
+        "K read in place of V",
+        *("sglang-k2", EXTEND, GQA, "                V_Extend + offs_v, mask"),
+        "                K_Extend + offs_v, mask",
+    ),
+    _numbers(
+        "causal mask off by one",
+        *("sglang-k2", EXTEND, MLA),
+        "mask_causual = (cur_block_m * BLOCK_M + offs_m[:, None]) >= (",
+        "mask_causual = 1 + (cur_block_m * BLOCK_M + offs_m[:, None]) >= (",
+    ),
+    _numbers(
+        "custom mask ignored",
+        *("sglang-k2", EXTEND, f"{MLA}-mask"),
+        "            custom_mask &= mask_m[:, None] & mask_n[None, :]\n"
+        "            final_mask &= custom_mask\n",
+        "            custom_mask &= mask_m[:, None] & mask_n[None, :]\n",
+    ),
+    _numbers(
+        "softmax scale forgotten over the prefix",
+        *("sglang-k2", EXTEND, MLA),
+        "                qk += tl.dot(qpe.to(kpe.dtype), kpe)\n            qk *= sm_scale\n",
+        "                qk += tl.dot(qpe.to(kpe.dtype), kpe)\n",
+    ),
+    _numbers(
+        "rotary part of the key left out",
+        *("sglang-k2", EXTEND, MLA),
+        "                qk += tl.dot(qpe, kpe)\n",
+        "                qk += 0.0 * tl.dot(qpe, kpe)\n",
+    ),
+    _numbers(
+        "cached keys read with the wrong stride",
+        *("sglang-k2", EXTEND, GQA),
+        "        o_extend.stride(1),\n        k_buffer.stride(0),\n",
+        "        o_extend.stride(1),\n        k_buffer.stride(1),\n",
+    ),
+    _numbers(
+        "prefix one token too short",
+        *("sglang-k2", EXTEND, MLA),
+        "cur_seq_len_prefix = tl.load(kv_indptr + cur_seq + 1) - cur_seq_kv_start_idx",
+        "cur_seq_len_prefix = tl.load(kv_indptr + cur_seq + 1) - cur_seq_kv_start_idx - 1",
+    ),
+    _numbers(
+        "what was added up is not rescaled (extend)",
+        *("sglang-k2", EXTEND, MLA),
+        "            acc = acc * re_scale[:, None] + tl.dot(p, v)\n\n"
+        "            e_max = n_e_max\n\n    # stage 2",
+        "            acc = acc + tl.dot(p, v)\n\n            e_max = n_e_max\n\n    # stage 2",
+    ),
+    _numbers(
+        "heads written in the wrong order",
+        *("sglang-k2", EXTEND, GQA),
+        "        * stride_obs\n        + cur_head * stride_oh\n",
+        "        * stride_obs\n        + (cur_head ^ 1) * stride_oh\n",
+    ),
+    _numbers(
+        "last row of every block not written",
+        *("sglang-k2", EXTEND, MLA),
+        "    mask_m = (cur_block_m * BLOCK_M + offs_m) < cur_seq_len_extend\n",
+        "    mask_m = ((cur_block_m * BLOCK_M + offs_m) < cur_seq_len_extend)"
+        " & (offs_m < BLOCK_M - 1)\n",
+        "are missing",
+    ),
+    _numbers(
+        "what was added up is not rescaled (prefill)",
+        *("sglang", PREFILL, "prefill-128", "        acc = acc * acc_scale[:, None]\n"),
+        "        acc = acc * 1.0\n",
+    ),
+    _numbers(
+        "one key past the end of the sequence",
+        *("sglang", PREFILL, "prefill-72"),
+        '                (start_n + offs_n[None, :]) < cur_batch_seq_len, 0, float("-inf")',
+        '                (start_n + offs_n[None, :]) <= cur_batch_seq_len, 0, float("-inf")',
+    ),
+    _numbers(
+        "fp8 scale of the key forgotten",
+        *("vllm", DECODE, "mla-decode-fp8-16-8"),
+        "                k = (k.to(tl.float32) * ks).to(q.dtype)\n            qk = tl.dot(",
+        "                k = k.to(tl.float32).to(q.dtype)\n            qk = tl.dot(",
+    ),
+    _numbers(
+        "fp8 scale of the rotary part forgotten",
+        *("vllm", DECODE, "mla-decode-fp8-16-16"),
+        "kpe = (kpe.to(tl.float32) * ks).to(qpe.dtype)",
+        "kpe = kpe.to(tl.float32).to(qpe.dtype)",
+    ),
+    _numbers(
+        "what was added up is not rescaled (decode)",
+        *("vllm", DECODE, "mla-decode-bf16-16-8", "            acc *= re_scale[:, None]\n"),
+        "            acc *= 1.0\n",
+    ),
+    _numbers(
+        "splits put together without their weights",
+        *("vllm", DECODE, "mla-decode-bf16-64-8", "            acc *= old_scale\n"),
+        "            acc *= 1.0\n",
+    ),
+]

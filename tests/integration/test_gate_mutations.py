@@ -1,0 +1,233 @@
+"""Is the gate any good? Defects are planted, one at a time, and every one must be caught."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pipeline import log
+from pipeline.build.plan import plan_image
+from pipeline.gate.arch_facts import read_facts
+from pipeline.gate.arch_verdict import Verdict
+from pipeline.gate.arch_verdict import judge as judge_object
+from pipeline.gate.cases import Case
+from pipeline.gate.engine import EngineTree, with_files
+from pipeline.gate.fatbin import CUBIN
+from pipeline.gate.gate import ImageGate, find_case, open_gate
+from pipeline.gate.limits import card_for
+from pipeline.gate.numerics import check_numbers
+from pipeline.gate.patches import decide, with_numbers
+from pipeline.gate.run import judge_all
+from pipeline.store.store import open_store
+from tests.gpu.collect import workshop
+from tests.integration.built import ROOT
+from tests.integration.mutants import EXTEND, MLA, MUTANTS, Mutant
+from tests.unit.gate.arch_files import DATA, container, entry, host_object, opener
+
+CARD = card_for("sm_120")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a gate said of a defect, or of none."""
+
+    planted: str
+    gate: str
+    verdict: str
+    words: str
+    caught: bool
+
+    def row(self) -> list[str]:
+        return [self.planted, self.gate, "caught" if self.caught else "MISSED", self.words[:90]]
+
+
+@pytest.fixture(scope="module")
+def gates(big_store: Path) -> Iterator[dict[str, ImageGate]]:
+    """The three engines as their images hold them."""
+    shop = workshop(open_store(big_store))
+    with shop.store.in_use():
+        yield {
+            image: open_gate(shop, plan_image(shop.checkout, image, "linux/amd64"))
+            for image in ("sglang-k2", "sglang", "vllm")
+        }
+
+
+@contextmanager
+def changed(
+    gate: ImageGate, tree: EngineTree, file: str, old: str, new: str
+) -> Iterator[EngineTree]:
+    """An engine with one replacement, whose place must be found exactly once; gone afterwards.
+
+    No other run shares it, and no kept answer is about it.
+    """
+    text = (tree.folder / file).read_text(encoding="utf-8")
+    found = text.count(old)
+    assert found == 1, f"{old!r} is found {found} times in {file}, not once"
+    own = f"{text.replace(old, new)}\n# {uuid.uuid4()}\n".encode()
+    made = with_files(tree, {file: own}, gate.shop)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made.folder)
+
+
+def mutated(gate: ImageGate, mutant: Mutant) -> AbstractContextManager[EngineTree]:
+    """The patched engine with one defect."""
+    return changed(gate, gate.patched(), mutant.file, mutant.old, mutant.new)
+
+
+def numeric_case(gate: ImageGate, name: str) -> Case:
+    return next(case for case in gate.numeric_cases() if case.name == name)
+
+
+def verdict_on(gate: ImageGate, tree: EngineTree, which: str, case: str) -> tuple[str, str]:
+    bench = gate.bench(tree, CARD)
+    if which == "smem":
+        judged = judge_all(bench, gate.gates, [find_case(gate, case)])[0]
+        return judged.verdict, judged.words
+    computed = check_numbers(bench, [numeric_case(gate, case)]).cases[0]
+    return computed.verdict, computed.words
+
+
+def plant(gate: ImageGate, mutant: Mutant) -> Finding:
+    with mutated(gate, mutant) as tree:
+        verdict, words = verdict_on(gate, tree, mutant.gate, mutant.case)
+    caught = verdict == mutant.want and mutant.words in words
+    return Finding(mutant.name, mutant.gate, verdict, f"{verdict}: {words}", caught)
+
+
+def control(gate: ImageGate, which: str, case: str) -> Finding:
+    """The same case on the engine as it is: nothing may be found."""
+    verdict, words = verdict_on(gate, gate.patched(), which, case)
+    clean = verdict in ("passed", "right")
+    return Finding(f"nothing ({case})", which, verdict, f"{verdict}: {words}", not clean)
+
+
+def dropped_patch(gate: ImageGate) -> Finding:
+    verdict, words = verdict_on(gate, gate.tree, "smem", MLA)
+    caught = verdict == "failed" and "106496" in words
+    return Finding("patch dropped", "smem", verdict, f"{verdict}: {words}", caught)
+
+
+def dead_branch(gate: ImageGate) -> Finding:
+    """The seeds' branch behind the one that catches every newer card."""
+    place = "        elif _is_cuda and CUDA_CAPABILITY[0] >= 8:\n"
+    branch = place.replace(">= 8", "== 12") + "            BLOCK_M, BLOCK_N = 32, 32\n"
+    cases = [find_case(gate, MLA)]
+    with changed(gate, gate.tree, EXTEND, place, branch + place) as tree:
+        after = judge_all(gate.bench(tree, CARD), gate.gates, cases)
+    before = judge_all(gate.bench(gate.tree, CARD), gate.gates, cases)
+    state, words = decide(before, after, applied=False, conflict="")
+    return Finding(
+        "patch's branch never reached", "patches", state, f"{state}: {words}", state == "inert"
+    )
+
+
+def wrong_patch(gate: ImageGate) -> Finding:
+    """A patch that fits and computes something else is not needed but wrong."""
+    mutant = next(m for m in MUTANTS if m.name == "causal mask off by one")
+    with mutated(gate, mutant) as tree:
+        numbers = check_numbers(gate.bench(tree, CARD), [numeric_case(gate, mutant.case)])
+    state, words = with_numbers("needed", "", numbers)
+    return Finding(
+        "patch that fits and is wrong", "patches", state, f"{state}: {words}", state == "wrong"
+    )
+
+
+def foreign_objects() -> list[Finding]:
+    """Objects without machine code for the card, where the image promises some."""
+    ptx_only = host_object({".nv_fatbin": (DATA / "compute_120.fatbin").read_bytes()})
+    lie = host_object({".nv_fatbin": container(entry(120, CUBIN, claimed=1 << 40))})
+    planted = {
+        "object for Hopper alone": ((DATA / "hopper.so").read_bytes(), Verdict.NO_KERNEL_IMAGE),
+        "object that holds PTX alone": (ptx_only, Verdict.WRONG_VARIANT),
+        "object whose fatbin is cut off": (lie, Verdict.UNREADABLE),
+    }
+    found = []
+    for name, (data, want) in planted.items():
+        said = judge_object(read_facts(opener(data), len(data)), "sm_120", "sm_120")
+        found.append(Finding(name, "arch", said.verdict.value, said.words, said.verdict is want))
+    return found
+
+
+def test_every_planted_defect_is_caught_and_nothing_is_found_where_none_is(
+    gates: dict[str, ImageGate], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(MUTANTS) >= 14
+    clean = sorted({(m.image, m.gate, m.case) for m in MUTANTS})
+    with ThreadPoolExecutor(2) as pool:
+        planted = [pool.submit(plant, gates[m.image], m) for m in MUTANTS]
+        k2 = gates["sglang-k2"]
+        planted += [pool.submit(f, k2) for f in (dropped_patch, dead_branch, wrong_patch)]
+        controls = [pool.submit(control, gates[image], which, case) for image, which, case in clean]
+        found = [future.result() for future in planted]
+        untouched = [future.result() for future in controls]
+    found += foreign_objects()
+    with capsys.disabled():
+        print("\n" + log.table(["planted", "gate", "", "what it said"], [f.row() for f in found]))
+        print(f"{sum(f.caught for f in found)} of {len(found)} planted defects caught")
+        print(
+            f"{sum(f.caught for f in untouched)} of {len(untouched)} untouched cases complained of"
+        )
+    assert [f for f in found if not f.caught] == []
+    assert [f for f in untouched if f.caught] == []
+
+
+def test_a_mutant_whose_place_is_gone_fails_loudly(gates: dict[str, ImageGate]) -> None:
+    gone = Mutant("x", "sglang-k2", EXTEND, "no such line", "", "smem", MLA, "failed", "")
+    twice = Mutant("x", "sglang-k2", EXTEND, "import triton", "", "smem", MLA, "failed", "")
+    for mutant in (gone, twice):
+        with pytest.raises(AssertionError, match="not once"), mutated(gates["sglang-k2"], mutant):
+            pass
+
+
+def wrong_checkout(gate: ImageGate, root: Path) -> Path:
+    """This checkout with a patch that fits the card and masks one key too few."""
+    mutant = next(m for m in MUTANTS if m.name == "causal mask off by one")
+    before = (gate.tree.folder / EXTEND).read_text(encoding="utf-8")
+    after = (gate.patched().folder / EXTEND).read_text(encoding="utf-8")
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True),
+        after.replace(mutant.old, mutant.new).splitlines(keepends=True),
+        *(f"a/{EXTEND}", f"b/{EXTEND}"),
+    )
+    for name in ("images", "lockfiles"):
+        shutil.copytree(ROOT / name, root / name)
+    patch = root / "images" / "sglang-k2" / "patches" / gate.series.patches[0].file
+    patch.write_text("".join(lines), encoding="utf-8")
+    return root
+
+
+def test_a_patch_that_computes_wrong_numbers_is_wrong_and_ends_the_commands(
+    gates: dict[str, ImageGate], big_store: Path, tmp_path: Path
+) -> None:
+    checkout = wrong_checkout(gates["sglang-k2"], tmp_path)
+    command = [sys.executable, "-m", "pipeline", "--checkout", str(checkout)]
+    ended = {}
+    for verb in (["patches", "sglang-k2"], ["gate", "sglang-k2", "--numerics"]):
+        done = subprocess.run(
+            [*command, "--store", str(big_store), *verb, "--json"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+        ended[verb[0]] = (done.returncode, json.loads(done.stdout))
+    code, verdicts = ended["patches"]
+    assert (code, [v["state"] for v in verdicts]) == (64, ["wrong"])
+    code, result = ended["gate"]
+    assert (code, result["numerics"]["verdict"]) == (66, "wrong")
+    wrong = {c["name"] for c in result["numerics"]["cases"] if c["verdict"] == "wrong"}
+    assert MLA in wrong
+    assert f"{MLA}-mask" not in wrong

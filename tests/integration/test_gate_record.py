@@ -1,0 +1,83 @@
+"""The gates of real images as a stage of their build, and what stays of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.built import ROOT, run_sm120, sm120
+
+OLD = "sglang.srt.layers.attention.triton_ops.extend_attention:extend_attention_fwd"
+NEW = "sglang.kernels.ops.attention.extend_attention"
+
+
+@pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm"])
+def test_a_build_leaves_one_record_of_all_its_gates(big_store: Path, image: str) -> None:
+    (built,) = json.loads(sm120(big_store, "build", image, "--gate", "--json").stdout)
+    found = {e["gate"]: e for e in built["gates"]["results"] if e["arch"] == "sm_120"}
+    assert found.keys() == {"smem", "patches", "arch"}
+    assert {e["verdict"] for e in found.values()} <= {"passed", "accepted"}
+    made_by = found["smem"]["made_by"]
+    assert {"sm120-pipeline", "triton", "torch", "python", "ptxas", "worker"} <= made_by.keys()
+    assert found["smem"]["card"]["shared_bytes"] == 101376
+    assert all(row["facts"]["kernels"] for row in found["smem"]["rows"])
+    beside = big_store / "images" / image / "linux-amd64" / "gates.json"
+    assert json.loads(beside.read_text())["image_digest"] == built["digest"]
+
+
+@pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm"])
+def test_at_least_sixty_kernels_of_each_engine_are_reached(big_store: Path, image: str) -> None:
+    result = json.loads(run_sm120(big_store, "gate", image, "--json").stdout)
+    assert result["coverage"]["reached"] >= 60
+
+
+def test_sglang_s_extend_attention_moved_in_0_5_16_and_the_gate_says_so(
+    big_store: Path, tmp_path: Path
+) -> None:
+    for name in ("images", "lockfiles"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    path = tmp_path / "images" / "sglang" / "gates" / "smem-extend-attention.yaml"
+    path.write_text(path.read_text().replace(f"{NEW}:extend_attention_fwd", OLD))
+    result = judged(tmp_path, big_store)
+    words = {c["name"]: c["words"] for c in result["cases"]}["extend-mla-576-512"]
+    assert f"now in {NEW}" in words
+    assert "gone since 0.5.16, 0.5.15.post1 has it" in words
+
+
+def judged(checkout: Path, store: Path) -> Any:
+    command = [sys.executable, "-m", "pipeline", "--checkout", str(checkout), "--store", str(store)]
+    done = subprocess.run(
+        [*command, "gate", "sglang", "--json"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 62, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("arch", ["sm_100", "sm_90", "sm_89"])
+def test_other_cards_are_judged_too(big_store: Path, arch: str) -> None:
+    result = json.loads(run_sm120(big_store, "gate", "sglang-k2", "--arch", arch, "--json").stdout)
+    words = {c["name"]: c["verdict"] for c in result["cases"]}
+    assert words["extend-mla-576-512"] == "passed"
+
+
+def test_the_assembler_of_triton_3_5_does_not_know_sm_121(big_store: Path) -> None:
+    done = run_sm120(big_store, "gate", "sglang-k2", "--arch", "sm_121", "--json")
+    assert done.returncode == 62
+    result = json.loads(done.stdout)
+    assert all("'sm_121a' is not defined" in c["words"] for c in result["cases"])
+
+
+def test_an_unknown_card_is_refused_with_the_known(big_store: Path) -> None:
+    done = run_sm120(big_store, "gate", "sglang-k2", "--arch", "sm_999")
+    assert done.returncode == 60
+    assert "sm_120, sm_121, sm_100, sm_90, sm_89, sm_86" in done.stderr

@@ -1,0 +1,579 @@
+"""Publishing to a real registry, with others as judges of what arrived."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+import requests
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from pipeline.cli.common import host_platform
+from pipeline.cli.registry import open_registry
+from pipeline.publish.attachment import Attachment, Content, attach
+from pipeline.registry.reference import parse_repository
+from pipeline.registry.referrers import fallback_tag
+from tests import makers
+from tests.integration.built import ROOT, Built, build_image, run_sm120, sm120
+from tests.integration.conftest import entered_or_skipped
+from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.engine import chat, running_container
+from tests.testbed.oci_door import (
+    Door,
+    Fault,
+    Reply,
+    behind,
+    changed,
+    cut,
+    drop,
+    lose_answer,
+    oci_door,
+    status,
+    with_headers,
+)
+from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
+from tests.testbed.registry import Registry, oci_registry
+from tests.testbed.tiny_gguf import expected_text
+from tests.testbed.trixie import trixie_program
+from tests.unit.support import make_checkout
+
+USER, PASSWORD = "ann", "correct horse"
+IMAGE = "llama-cpp-cpu"
+KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def image(small_store: Path) -> Built:
+    """llama-cpp-cpu for both architectures; the digest is this machine's."""
+    for platform in ("linux/amd64", "linux/arm64"):
+        build_image(small_store, IMAGE, platform)
+    return build_image(small_store, IMAGE, host_platform())
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry with TLS and passwords."""
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("guarded")
+        part = oci_registry(folder, tls=True, htpasswd={USER: PASSWORD})
+        yield entered_or_skipped(stack, part)
+
+
+@pytest.fixture
+def docker_config(guarded: Registry, tmp_path: Path) -> str:
+    return keep_login(tmp_path / "docker", guarded.host_port, f"{USER}:{PASSWORD}")
+
+
+def keep_login(folder: Path, host_port: str, login: str) -> str:
+    """What `docker login` leaves behind."""
+    folder.mkdir()
+    auth = base64.b64encode(login.encode()).decode()
+    (folder / "config.json").write_text(json.dumps({"auths": {host_port: {"auth": auth}}}))
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def trixie(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Programs of Debian 13."""
+    folder = tmp_path_factory.mktemp("trixie")
+
+    def find(name: str) -> Path:
+        try:
+            return trixie_program(folder, name)
+        except CannotHave as reason:
+            pytest.skip(str(reason))
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def oras(trixie: Callable[[str], Path]) -> Path:
+    return trixie("oras")
+
+
+@pytest.fixture(scope="session")
+def cosign(trixie: Callable[[str], Path]) -> Path:
+    return trixie("cosign")
+
+
+def layout_blobs(folder: Path) -> dict[str, str]:
+    """Every blob of a layout with the hash of its bytes."""
+    found = {}
+    for path in (folder / "blobs" / "sha256").iterdir():
+        with path.open("rb") as handle:
+            found[path.name] = hashlib.file_digest(handle, "sha256").hexdigest()
+    return found
+
+
+def test_through_tls_and_password_and_back_every_byte_is_the_same(
+    image: Built, guarded: Registry, docker_config: str, tmp_path: Path
+) -> None:
+    place = f"{guarded.host_port}/team/{IMAGE}"
+    options = ("--ca", str(guarded.ca_file), "--json")
+    done = json.loads(
+        sm120(
+            image.store, "publish", IMAGE, f"{place}:v1", *options, DOCKER_CONFIG=docker_config
+        ).stdout
+    )
+    assert done["platforms"][host_platform()] == image.digest
+    again = sm120(
+        image.store, "publish", IMAGE, f"{place}:v1", *options, DOCKER_CONFIG=docker_config
+    )
+    assert json.loads(again.stdout)["sent_bytes"] == 0
+    reference = f"{place}@{done['digest']}"
+    sm120(
+        image.store, "pull", reference, str(tmp_path / "out"), *options, DOCKER_CONFIG=docker_config
+    )
+    sm120(image.store, "export", IMAGE, str(tmp_path / "built"))
+    pulled, built = layout_blobs(tmp_path / "out"), layout_blobs(tmp_path / "built")
+    assert all(name == digest for name, digest in pulled.items())
+    assert built.items() <= pulled.items()
+    for name in built:
+        one, two = (tmp_path / f / "blobs" / "sha256" / name for f in ("out", "built"))
+        assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("login", "with_ca", "code"),
+    [(f"{USER}:wrong", True, 92), ("", True, 92), (f"{USER}:{PASSWORD}", False, 91)],
+)
+def test_without_the_password_or_the_ca_nothing_is_published(
+    image: Built, guarded: Registry, tmp_path: Path, login: str, with_ca: bool, code: int
+) -> None:
+    config = keep_login(tmp_path / "docker", guarded.host_port if login else "other", login)
+    ca = ("--ca", str(guarded.ca_file)) if with_ca else ()
+    ended = run_sm120(
+        image.store, "publish", IMAGE, f"{guarded.host_port}/x:v1", *ca, DOCKER_CONFIG=config
+    )
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_oras_reads_what_was_attached_and_its_own_pull_agrees(
+    image: Built, guarded: Registry, docker_config: str, oras: Path, tmp_path: Path
+) -> None:
+    place = f"{guarded.host_port}/judged/{IMAGE}"
+    (tmp_path / "note.json").write_text('{"seen": true}\n')
+    note = f"{tmp_path}/note.json:application/vnd.example.note+json"
+    per_platform = f"{host_platform()}={note}"
+    done = json.loads(
+        sm120(
+            *(image.store, "publish", IMAGE, f"{place}:v1", "--ca", str(guarded.ca_file)),
+            *("--attach", note, "--attach", per_platform, "--json"),
+            DOCKER_CONFIG=docker_config,
+        ).stdout
+    )
+    assert [a["found_by"] for a in done["attached"]] == ["fallback tag"] * 2
+
+    def ask(*args: str, ca_option: str = "--ca-file") -> str:
+        command = [str(oras), *args, ca_option, str(guarded.ca_file)]
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "DOCKER_CONFIG": docker_config}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+    for subject, attached in zip((done["digest"], image.digest), done["attached"], strict=True):
+        found = json.loads(ask("discover", "--format", "json", f"{place}@{subject}"))
+        assert [m["digest"] for m in found["manifests"]] == [attached["digest"]]
+        ask("pull", "-o", str(tmp_path / "got"), f"{place}@{attached['digest']}")
+        assert (tmp_path / "got" / "note.json").read_text() == '{"seen": true}\n'
+        shutil.rmtree(tmp_path / "got")
+    copy = ("cp", "--to-oci-layout", f"{place}:v1", f"{tmp_path}/oras:v1")
+    ask(*copy, ca_option="--from-ca-file")
+    sm120(
+        *(image.store, "pull", f"{place}:v1", str(tmp_path / "ours")),
+        *("--ca", str(guarded.ca_file)),
+        DOCKER_CONFIG=docker_config,
+    )
+    assert layout_blobs(tmp_path / "oras") == layout_blobs(tmp_path / "ours")
+
+
+def test_what_oras_attached_is_found_by_us_and_stays_when_we_attach(
+    image: Built, registry: Registry, oras: Path, tmp_path: Path
+) -> None:
+    place = f"{registry.host_port}/both/{IMAGE}"
+    (tmp_path / "note.txt").write_text("ours")
+    (tmp_path / "theirs.txt").write_text("theirs")
+    one = ("publish", IMAGE, f"{place}:v1", "--platform", "host", "--json")
+    done = json.loads(sm120(image.store, *one).stdout)
+    command = [str(oras), "attach", "--plain-http", "--artifact-type", "text/theirs"]
+    subprocess.run(
+        [*command, f"{place}@{done['digest']}", "theirs.txt"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    sm120(image.store, *one, "--attach", f"{tmp_path}/note.txt:text/ours")
+    out = sm120(image.store, "pull", f"{place}:v1", str(tmp_path / "out"), "--evidence", "--json")
+    layout = json.loads((tmp_path / "out" / "index.json").read_bytes())
+    kinds = [m.get("artifactType") for m in layout["manifests"]]
+    assert sorted(kinds[1:]) == ["text/ours", "text/theirs"]
+    assert len(json.loads(out.stdout)["evidence"]) == 2
+
+
+def test_cosign_verifies_a_signature_that_was_attached_under_its_tag_and_no_other_key_does(
+    bench: Bench, registry: Registry, cosign: Path, tmp_path: Path
+) -> None:
+    place = f"{registry.host_port}/signed/tiny"
+    said = bench.run("publish", "tiny", f"{place}:v1", "--json")
+    digest = json.loads(said.stdout)["digest"]
+    key, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    repository = open_registry(parse_repository(place), False, None)
+    attach(repository, repository.manifest(digest), [signature(key, place, digest)])
+
+    def verify(public: ec.EllipticCurvePrivateKey) -> int:
+        pem = public.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / "key.pem").write_bytes(pem)
+        command = [str(cosign), "verify", "--key", str(tmp_path / "key.pem")]
+        command += ["--insecure-ignore-tlog=true", "--allow-http-registry", f"{place}@{digest}"]
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        return subprocess.run(command, env=env, capture_output=True, check=False).returncode
+
+    assert verify(key) == 0
+    assert verify(other) != 0
+
+
+def signature(key: ec.EllipticCurvePrivateKey, place: str, digest: str) -> Attachment:
+    """What cosign looks for beside an image."""
+    critical = {
+        "identity": {"docker-reference": place},
+        "image": {"docker-manifest-digest": digest},
+        "type": "cosign container image signature",
+    }
+    payload = json.dumps({"critical": critical, "optional": None}).encode()
+    signed = base64.b64encode(key.sign(payload, ec.ECDSA(hashes.SHA256()))).decode()
+    layer = Content(
+        media_type="application/vnd.dev.cosign.simplesigning.v1+json",
+        data=payload,
+        annotations={"dev.cosignproject.cosign/signature": signed},
+    )
+    config = Content(media_type="application/vnd.oci.image.config.v1+json", data=b"{}")
+    tag = f"{fallback_tag(digest)}.sig"
+    return Attachment(artifact_type=None, layers=(layer,), config=config, tag=tag)
+
+
+def test_skopeo_copies_the_index_with_the_same_digests(
+    image: Built, registry: Registry, tmp_path: Path
+) -> None:
+    try:
+        ensure_debian_packages(["skopeo"])
+    except CannotHave as reason:
+        pytest.skip(str(reason))
+    place = f"{registry.host_port}/copied/{IMAGE}"
+    done = json.loads(sm120(image.store, "publish", IMAGE, f"{place}:v1", "--json").stdout)
+    command = [find_program("skopeo"), "copy", "--all", "--preserve-digests"]
+    command += ["--src-tls-verify=false", f"docker://{place}@{done['digest']}"]
+    subprocess.run([*command, f"oci:{tmp_path}/copy"], check=True, capture_output=True)
+    index = json.loads((tmp_path / "copy" / "index.json").read_bytes())
+    assert index["manifests"][0]["digest"] == done["digest"]
+
+
+@pytest.fixture
+def at_the_bridge(docker_daemon: DockerDaemon, tmp_path: Path) -> Iterator[Registry]:
+    """A registry on the daemon's bridge, whose CA lies where Docker looks for it."""
+    with ExitStack() as stack:
+        part = oci_registry(
+            tmp_path, tls=True, htpasswd={USER: PASSWORD}, address=docker_daemon.gateway
+        )
+        registry = entered_or_skipped(stack, part)
+        folder = Path("/etc/docker/certs.d") / registry.host_port
+        folder.mkdir(parents=True)
+        stack.callback(shutil.rmtree, folder)
+        assert registry.ca_file
+        shutil.copyfile(registry.ca_file, folder / "ca.crt")
+        yield registry
+
+
+def test_another_docker_daemon_pulls_by_digest_and_runs_what_was_published(
+    image: Built,
+    at_the_bridge: Registry,
+    docker_daemon: DockerDaemon,
+    tiny_model: Path,
+    tmp_path: Path,
+) -> None:
+    place = f"{at_the_bridge.host_port}/team/{IMAGE}"
+    config = keep_login(tmp_path / "docker", at_the_bridge.host_port, f"{USER}:{PASSWORD}")
+    published = sm120(image.store, "publish", IMAGE, f"{place}:v1", "--json", DOCKER_CONFIG=config)
+    digest = json.loads(published.stdout)["digest"]
+    client = docker.DockerClient(base_url=docker_daemon.socket_url)
+    login = {"username": USER, "password": PASSWORD}
+    pulled = client.images.pull(place, tag=digest, auth_config=login)
+    assert pulled.attrs["RepoDigests"] == [f"{place}@{digest}"]
+    serve = ["-m", "/models/tiny.gguf", "-t", "1", "-c", "512"]
+    with running_container(docker_daemon, f"{place}@{digest}", serve, tiny_model.parent) as url:
+        assert chat(url, max_tokens=16) == expected_text(16)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A small image of some megabytes, built without a network."""
+
+    checkout: Path
+    store: Path
+
+    def command(self, *args: str) -> list[str]:
+        head = [sys.executable, "-m", "pipeline", "--checkout", str(self.checkout)]
+        return [*head, "--store", str(self.store), *args]
+
+    def run(self, *args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*args), cwd=ROOT, capture_output=True, text=True, check=False
+        )
+
+    def publish(self, door: Door, tag: str = "v1", *args: str) -> dict[str, Any]:
+        ended = self.run("publish", "tiny", f"{door.host_port}/app:{tag}", "--json", *args)
+        assert ended.returncode == 0, ended.stderr
+        found: dict[str, Any] = json.loads(ended.stdout)
+        return found
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    home = tmp_path_factory.mktemp("bench")
+    dice = random.Random(1)
+    wheels = [
+        makers.make_wheel(home / "mirror", name, {f"{name}/data.bin": dice.randbytes(size)})
+        for name, size in (("thing", 12_000_000), ("other", 1_000_000))
+    ]
+    checkout = make_checkout(home, wheels)
+    found = Bench(checkout.root, home / "store")
+    ended = found.run(
+        *("build", "tiny", "--offline", "--accept", "--json", "--mirror", str(home / "mirror"))
+    )
+    assert ended.returncode == 0, ended.stderr
+    return found
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    """A way to a fresh real registry on which things can go wrong."""
+    with ExitStack() as stack:
+        registry = entered_or_skipped(stack, oci_registry(tmp_path / "registry"))
+        yield stack.enter_context(oci_door(behind(registry.host_port)))
+
+
+def complete_digest(door: Door, tag: str = "v1") -> str | None:
+    """The digest behind a tag whose every blob is there and true; none where there is no tag."""
+    answer = requests.get(f"{door.url}/v2/app/manifests/{tag}", headers=ACCEPT, timeout=60)
+    if answer.status_code == 404:
+        return None
+    manifest = answer.json()
+    for part in [manifest["config"], *manifest["layers"]]:
+        blob = requests.get(f"{door.url}/v2/app/blobs/{part['digest']}", timeout=60)
+        assert blob.status_code == 200, "the tag points to something incomplete"
+        assert f"sha256:{hashlib.sha256(blob.content).hexdigest()}" == part["digest"]
+    return f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
+
+
+ACCEPT = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
+
+
+def missing_bytes(bench: Bench, door: Door) -> int:
+    """What a publish that sends nothing twice would have to send, asked of the registry."""
+    record = json.loads(next((bench.store / "images").glob("tiny/*/image.json")).read_bytes())
+    digests = [record["config"], *(x["record"]["digest"] for x in record["layers"])]
+    missing = 0
+    for digest in digests:
+        there = requests.head(f"{door.url}/v2/app/blobs/{digest}", timeout=60).status_code == 200
+        path = bench.store / "oci" / "blobs" / "sha256" / digest.removeprefix("sha256:")
+        missing += 0 if there else path.stat().st_size
+    return missing
+
+
+def test_killed_at_any_moment_the_tag_is_never_on_something_incomplete(
+    bench: Bench, tmp_path: Path
+) -> None:
+    dice = random.Random(os.getpid())
+    moments, cut_short = [], 0
+    for number in range(KILLS):
+        with ExitStack() as stack:
+            registry = entered_or_skipped(stack, oci_registry(tmp_path / str(number)))
+            door = stack.enter_context(oci_door(behind(registry.host_port)))
+            door.bytes_per_s = 16_000_000
+            process = subprocess.Popen(
+                bench.command("-q", "publish", "tiny", f"{door.host_port}/app:v1"),
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            # by bytes and by time: most of the run is starting, most of the danger is sending
+            until = dice.uniform(0, 14_000_000)
+            end = time.monotonic() + 20
+            while process.poll() is None and door.uploaded_bytes < until and time.monotonic() < end:
+                time.sleep(0.002)
+            time.sleep(dice.uniform(0, 0.2))
+            process.send_signal(signal.SIGKILL)
+            cut_short += process.wait() == -signal.SIGKILL
+            door.bytes_per_s = 0
+            door.wait_until_idle()
+            moments.append(door.uploaded_bytes)
+            complete_digest(door)
+            missing = missing_bytes(bench, door)
+            door.asked.clear()
+            done = bench.publish(door)
+            assert door.uploaded_bytes == done["sent_bytes"] == missing
+            assert complete_digest(door) == done["digest"]
+    print(f"killed {cut_short} of {KILLS} in time, after bytes {sorted(moments)}")
+    assert cut_short >= KILLS // 2
+
+
+def test_ctrl_c_ends_within_seconds_and_the_next_run_goes_on(bench: Bench, door: Door) -> None:
+    door.bytes_per_s = 500_000
+    process = subprocess.Popen(
+        bench.command("publish", "tiny", f"{door.host_port}/app:v1"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while door.uploaded_bytes < 200_000 and process.poll() is None:
+        time.sleep(0.01)
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130, said
+    assert time.monotonic() - start < 5
+    assert "Traceback" not in said
+    assert complete_digest(door) is None
+    door.bytes_per_s = 0
+    bench.publish(door)
+    assert complete_digest(door)
+
+
+def lost_session(reply: Reply) -> Reply:
+    return Reply(404, {}, b"")
+
+
+FAULTS: dict[str, tuple[str, str, Fault, int]] = {
+    "500 at HEAD": ("HEAD", "blobs", status(500), 2),
+    "500 at POST": ("POST", "uploads", status(500), 2),
+    "500 at PUT of a blob": ("PUT", "uploads", status(500), 2),
+    "500 at PUT of a manifest": ("PUT", "manifests/sha256", status(500), 2),
+    "500 at PUT of the tag": ("PUT", "manifests/v1", status(500), 2),
+    "500 at reading back": ("GET", "manifests/", status(500), 2),
+    "429 with Retry-After": ("PUT", "uploads", status(429, Retry_After="1"), 1),
+    "no answer to HEAD": ("HEAD", "blobs", drop(), 2),
+    "cut in mid-blob": ("PUT", "uploads", cut(700_000), 2),
+    "cut at the first byte": ("PUT", "uploads", cut(0), 1),
+    "answer to a blob lost": ("PUT", "uploads", lose_answer(), 1),
+    "answer to POST lost": ("POST", "uploads", lose_answer(), 1),
+    "answer to the tag lost": ("PUT", "manifests/v1", lose_answer(), 1),
+    "upload session lost": ("PUT", "uploads", changed(lost_session), 1),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_that_passes_is_survived(bench: Bench, door: Door, name: str) -> None:
+    method, place, fault, times = FAULTS[name]
+    door.fail(method, place, fault, times)
+    done = bench.publish(door)
+    assert not door.faults, "the fault never happened"
+    assert complete_digest(door) == done["digest"]
+
+
+def truncated(reply: Reply) -> Reply:
+    return replace(reply, body=reply.body[:-5])
+
+
+WRONG = "sha256:" + "0" * 64
+LASTING: dict[str, tuple[str, str, Fault, int, int]] = {
+    "401 for ever": (
+        *("HEAD", "blobs", status(401, WWW_Authenticate='Basic realm="x"')),
+        *(99, 92),
+    ),
+    "403": ("POST", "uploads", status(403), 99, 92),
+    "429 for ever": ("PUT", "uploads", status(429, Retry_After="0"), 99, 91),
+    "500 for ever": ("PUT", "manifests/sha256", status(500), 99, 91),
+    "a blob's digest answered wrongly": (
+        *("PUT", "uploads", with_headers(Docker_Content_Digest=WRONG)),
+        *(1, 93),
+    ),
+    "a manifest's digest answered wrongly": (
+        *("GET", "manifests/sha256", with_headers(Docker_Content_Digest=WRONG)),
+        *(9, 93),
+    ),
+    "a truncated manifest": ("GET", "manifests/sha256", changed(truncated), 9, 93),
+    "no Location": ("POST", "uploads", status(202), 9, 93),
+}
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_a_fault_that_lasts_ends_with_its_own_code_and_no_tag(
+    bench: Bench, door: Door, name: str
+) -> None:
+    method, place, fault, times, code = LASTING[name]
+    door.fail(method, place, fault, times)
+    ended = bench.run("publish", "tiny", f"{door.host_port}/app:v1")
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+    door.faults.clear()
+    assert complete_digest(door) is None
+    bench.publish(door)
+    assert complete_digest(door)
+
+
+def test_uploads_and_blobs_that_lie_elsewhere_get_no_login(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        part = oci_registry(tmp_path, htpasswd={USER: PASSWORD})
+        registry = entered_or_skipped(stack, part)
+        door = stack.enter_context(oci_door(behind(registry.host_port)))
+        elsewhere = stack.enter_context(oci_door(lambda request: Reply(403)))
+        config = keep_login(tmp_path / "docker", door.host_port, f"{USER}:{PASSWORD}")
+        monkeypatch.setenv("DOCKER_CONFIG", config)
+        for method, place in (("POST", "uploads/"), ("PUT", "uploads/"), ("HEAD", "blobs")):
+            away = status(307, Location=f"{elsewhere.url}/v2/app/blobs/uploads/1")
+            door.fail(method, place, away)
+            assert bench.run("publish", "tiny", f"{door.host_port}/app:v1").returncode == 92
+            assert not door.faults
+            door.faults.clear()
+        assert elsewhere.asked
+        assert [a.headers.get("authorization") for a in elsewhere.asked if a] == [None] * len(
+            elsewhere.asked
+        )
+        bench.publish(door)
+        assert any(a.headers.get("authorization") for a in door.asked)
+
+
+def test_clearing_leaves_kept_images_pullable_and_their_evidence_in_place(
+    bench: Bench, door: Door, tmp_path: Path
+) -> None:
+    (tmp_path / "note.txt").write_text("note")
+    kept = bench.publish(door, "v1", "--attach", f"{tmp_path}/note.txt:text/plain")
+    gone = bench.publish(door, "old", "--index")
+    at = f"{door.host_port}/app"
+    planned = json.loads(bench.run("registry", "gc", at, "--keep", "v*", "--json").stdout)
+    assert [h["digest"] for h in planned[0]["gone"]] == [gone["digest"]]
+    assert door.count("DELETE") == 0
+    assert bench.run("registry", "gc", at, "--keep", "v*", "--really").returncode == 0
+    assert complete_digest(door) == kept["digest"]
+    assert bench.run("pull", f"{at}@{gone['digest']}", str(tmp_path / "a")).returncode == 94
+    pulled = bench.run("pull", f"{at}:v1", str(tmp_path / "b"), "--evidence", "--json")
+    assert len(json.loads(pulled.stdout)["evidence"]) == 1
+
+
+def test_a_registry_that_does_not_delete_says_what_it_needs(bench: Bench, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        registry = entered_or_skipped(stack, oci_registry(tmp_path, delete=False))
+        door = stack.enter_context(oci_door(behind(registry.host_port)))
+        bench.publish(door)
+        bench.publish(door, "old", "--index")
+        ended = bench.run("registry", "gc", f"{door.host_port}/app", "--keep", "v1", "--really")
+        assert ended.returncode == 96
+        assert "delete: enabled: true" in ended.stderr

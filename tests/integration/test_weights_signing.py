@@ -1,0 +1,138 @@
+"""The OpenSSF model-signing tool and ours, each judging what the other has signed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from pipeline.weights.place import Place
+from tests.testbed.locked_set import SMALL, make_set, random_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+LARGE = {"model.safetensors": random_bytes(1_000_000), "sub dir/b.safetensors": b"more"}
+
+
+@pytest.fixture(scope="module")
+def stock() -> str:
+    found = shutil.which("model_signing")
+    if not found:
+        pytest.skip("model-signing (OpenSSF, on PyPI; it needs pyOpenSSL too) is not installed.")
+    return found
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    return write_keys(tmp_path, "key")
+
+
+def write_keys(folder: Path, name: str) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    kind = serialization.PublicFormat.SubjectPublicKeyInfo
+    public.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, kind))
+    return private, public
+
+
+def said(*command: object) -> tuple[bool, str]:
+    done = subprocess.run(
+        [str(part) for part in command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def ours(*args: object) -> tuple[bool, str]:
+    return said(sys.executable, "-m", "pipeline", "weights", *args)
+
+
+def flip(place: Place) -> None:
+    path = place.name(place.lock.files[-2]).resolve()
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+
+
+def remove(place: Place) -> None:
+    (place.snapshot / "config.json").unlink()
+
+
+def add(place: Place) -> None:
+    (place.snapshot / "sub dir" / "evil.py").write_bytes(b"")
+
+
+FAULTS: dict[str, Callable[[Place], None]] = {
+    "changed bytes": flip,
+    "missing file": remove,
+    "extra file": add,
+}
+
+
+@pytest.mark.parametrize("hub_cache", [False, True])
+@pytest.mark.parametrize("signer", ["ours", "stock"])
+def test_each_accepts_what_the_other_signs_and_both_refuse_damage(
+    stock: str, keys: tuple[Path, Path], tmp_path: Path, signer: str, hub_cache: bool
+) -> None:
+    private, public = keys
+    links = ["--allow_symlinks"] if hub_cache else []
+    for name, fault in FAULTS.items():
+        place = make_set(tmp_path / name, SMALL, LARGE, hub_cache=hub_cache)
+        signature = tmp_path / f"{name}.sig"
+        if signer == "ours":
+            good, words = ours("sign", place.root, "--key", private, "--signature", signature)
+        else:
+            own = ["--ignore-paths", place.root / ".sm120"]
+            sign = [stock, "sign", "key", place.snapshot, "--private_key", private]
+            good, words = said(*sign, "--signature", signature, *own, *links)
+        assert good, words
+        check = ["check-signature", place.root, "--public-key", public, "--signature", signature]
+        verify = [stock, "verify", "key", place.snapshot, "--public_key", public]
+        verify += ["--signature", signature, *links]
+        assert ours(*check)[0], ours(*check)[1]
+        assert said(*verify)[0], said(*verify)[1]
+        fault(place)
+        assert not ours(*check)[0], name
+        assert not said(*verify)[0], name
+
+
+@pytest.mark.parametrize("signer", ["ours", "stock"])
+def test_both_refuse_another_key_and_an_edited_statement(
+    stock: str, keys: tuple[Path, Path], tmp_path: Path, signer: str
+) -> None:
+    private, public = keys
+    _, other = write_keys(tmp_path, "other")
+    place = make_set(tmp_path / "set", SMALL, LARGE)
+    signature = place.state / "model.sig"
+    if signer == "ours":
+        assert ours("sign", place.root, "--key", private)[0]
+    else:
+        sign = [stock, "sign", "key", place.root, "--private_key", private]
+        own = ["--ignore-paths", place.state]
+        assert said(*sign, "--signature", signature, *own)[0]
+
+    def verdicts(key: Path) -> tuple[bool, bool]:
+        verify = [stock, "verify", "key", place.root, "--public_key", key]
+        return (
+            ours("check-signature", place.root, "--public-key", key, "--full")[0],
+            said(*verify, "--signature", signature)[0],
+        )
+
+    assert verdicts(public) == (True, True)
+    assert verdicts(other) == (False, False)
+    text = signature.read_text(encoding="utf-8")
+    start = text.index('"payload"') + 40
+    swapped = text[:start] + ("A" if text[start] != "A" else "B") + text[start + 1 :]
+    signature.write_text(swapped, encoding="utf-8")
+    assert verdicts(public) == (False, False)

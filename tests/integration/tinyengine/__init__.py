@@ -1,0 +1,1 @@
+"""An engine of one kernel, small enough to judge and to break in seconds."""

@@ -1,0 +1,211 @@
+"""Publishing side by side with `docker push` and `skopeo copy`: the same image, equal registries.
+
+Every push goes to a registry of its own, so that nothing is there already and no tool can use
+what it remembers. CPU is the client's: for Docker that is its daemon's too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import log
+from pipeline.cli.common import host_platform
+from pipeline.store.store import Store, open_store
+from tests.perf.measure import Report, run, tree_cpu_s
+from tests.testbed.dockerd import DockerDaemon, docker_daemon
+from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
+from tests.testbed.registry import Registry, oci_registry
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = "llama-cpp-cpu"
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Push:
+    """One push."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def compare_publish(
+    report: Report, store: Store, scratch: Path, rounds: int = ROUNDS, *, no_docker: bool = False
+) -> None:
+    """All three, round by round, so that a busy moment of the machine hits all alike."""
+    platform = host_platform()
+    sm120(store, ROOT, "build", IMAGE, "--platform", platform)
+    size = store_size(store, platform)
+    found: dict[str, list[Push]] = {"ours": [], "skopeo copy": [], "docker push": []}
+    with ExitStack() as stack:
+        ways: dict[str, Callable[[Registry], Push]] = {"ours": lambda r: ours(store, r, platform)}
+        ways |= skopeo_way(store, scratch)
+        ways |= {} if no_docker else docker_way(store, scratch, stack, report)
+        warm_up(ways, scratch)
+        for tls in (False, True):
+            for number in range(rounds):
+                for name, push in ways.items():
+                    with oci_registry(scratch / f"{name}-{number}-{tls}", tls=tls) as registry:
+                        found[name].append(push(registry))
+                        print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
+            tell(report, found, size, "TLS" if tls else "http")
+            found = {name: [] for name in found}
+    compare_edit(report, store, scratch, platform)
+
+
+def warm_up(ways: dict[str, Callable[[Registry], Push]], scratch: Path) -> None:
+    """Once unmeasured, but for Docker, which takes a minute: files are read, modules compiled."""
+    for name in ("ours", "skopeo copy"):
+        with oci_registry(scratch / f"{name}-warm") as registry:
+            ways[name](registry)
+
+
+def sm120(store: Store, checkout: Path, *args: str) -> None:
+    subprocess.run(
+        command(store, checkout, *args),
+        cwd=ROOT,
+        check=True,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def command(store: Store, checkout: Path, *args: str) -> list[str]:
+    head = [sys.executable, "-m", "pipeline", "-q", "--checkout", str(checkout)]
+    return [*head, "--store", str(store.root), *args]
+
+
+def environment() -> dict[str, str]:
+    """As a user has it: compiled modules are kept."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": f"{tempfile.gettempdir()}/sm120-perf-pycache"}
+
+
+def store_size(store: Store, platform: str) -> int:
+    record = store.image_record(IMAGE, platform)
+    assert record is not None
+    return sum(int(x["record"]["size_bytes"]) for x in record["layers"])
+
+
+def ours(store: Store, registry: Registry, platform: str) -> Push:
+    ca = ("--ca", str(registry.ca_file)) if registry.ca_file else ()
+    place = f"{registry.host_port}/perf:v1"
+    args = command(store, ROOT, "publish", IMAGE, place, "--platform", platform, *ca)
+    cost = run(args, cwd=ROOT, env=environment())
+    return Push(cost.wall_s, cost.cpu_s)
+
+
+def skopeo_way(store: Store, scratch: Path) -> dict[str, Callable[[Registry], Push]]:
+    """skopeo, from an OCI layout of the same blobs."""
+    ensure_debian_packages(["skopeo"])
+    layout = scratch / "layout"
+    sm120(store, ROOT, "export", IMAGE, str(layout))
+
+    def push(registry: Registry) -> Push:
+        trust = ["--dest-tls-verify=false"]
+        if registry.ca_file:
+            # a folder with nothing but the CA: skopeo takes every key in it for a client's
+            folder = tempfile.mkdtemp(dir=scratch)
+            shutil.copyfile(registry.ca_file, Path(folder) / "ca.crt")
+            trust = [f"--dest-cert-dir={folder}"]
+        args = [find_program("skopeo"), "copy", "--quiet", "--preserve-digests", *trust]
+        cost = run([*args, f"oci:{layout}", f"docker://{registry.host_port}/perf:v1"])
+        return Push(cost.wall_s, cost.cpu_s)
+
+    return {"skopeo copy": push}
+
+
+def docker_way(
+    store: Store, scratch: Path, stack: ExitStack, report: Report
+) -> dict[str, Callable[[Registry], Push]]:
+    """Docker, from its own storage, where the image was loaded before."""
+    try:
+        daemon = stack.enter_context(docker_daemon(scratch / "docker"))
+    except CannotHave as reason:
+        report.add("docker push", "not measured here", str(reason))
+        return {}
+    load = command(store, ROOT, "load", IMAGE, "--tag", "perf:v1")
+    run(load, cwd=ROOT, env={"DOCKER_HOST": daemon.socket_url})
+    return {"docker push": lambda registry: push_with_docker(daemon, registry)}
+
+
+def push_with_docker(daemon: DockerDaemon, registry: Registry) -> Push:
+    env = {"DOCKER_HOST": daemon.socket_url}
+    docker, place = find_program("docker"), f"{registry.host_port}/perf:v1"
+    run([docker, "tag", "perf:v1", place], env=env)
+    before = tree_cpu_s(daemon.pid)
+    cost = run([docker, "push", "--quiet", place], env=env)
+    # Docker compresses again what it unpacked when it was loaded
+    return Push(cost.wall_s, cost.cpu_s + tree_cpu_s(daemon.pid) - before)
+
+
+def tell(report: Report, found: dict[str, list[Push]], size: int, how: str) -> None:
+    wall = {n: statistics.median(p.wall_s for p in ps) for n, ps in found.items() if ps}
+    cpu = {n: statistics.median(p.cpu_s for p in ps) for n, ps in found.items() if ps}
+    for name in ("skopeo copy", "docker push"):
+        if name not in wall:
+            continue
+        report.add(
+            f"publish {log.size(size)} over {how}, median of {len(found['ours'])}",
+            f"{wall['ours']:.2f} s, {cpu['ours']:.2f} CPU s",
+            f"{name}: {wall[name]:.2f} s, {cpu[name]:.2f} CPU s",
+            f"{wall[name] / wall['ours']:.1f}× / {cpu[name] / cpu['ours']:.1f}× CPU",
+        )
+
+
+def compare_edit(report: Report, store: Store, scratch: Path, platform: str) -> None:
+    """One edited line of the image's own code, from the edit to the registry."""
+    checkout = scratch / "edited"
+    for name in ("images", "lockfiles"):
+        shutil.copytree(ROOT / name, checkout / name)
+    with oci_registry(scratch / "edit") as registry:
+        place = f"{registry.host_port}/perf"
+        sm120(store, ROOT, "publish", IMAGE, f"{place}:v1", "--platform", platform)
+        path = checkout / "images" / IMAGE / "serve.py"
+        path.write_text(path.read_text(encoding="utf-8") + "# edited for a measurement\n")
+        start = time.monotonic()
+        sm120(store, checkout, "build", IMAGE, "--platform", platform, "--accept")
+        args = ("publish", IMAGE, f"{place}:v2", "--platform", platform, "--json")
+        said = subprocess.run(
+            command(store, checkout, *args),
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            env=environment(),
+        )
+        wall_s = time.monotonic() - start
+        sent = int(json.loads(said.stdout)["sent_bytes"])
+        report.add(
+            "one edited line → built and published (< 1 MB sent)",
+            f"{wall_s:.2f} s, {log.size(sent)} of {log.size(store_size(store, platform))}",
+        )
+    sm120(store, ROOT, "build", IMAGE, "--platform", platform)
+
+
+def main() -> None:
+    """`python -m tests.perf.publish`: these rows alone, in some minutes."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--no-docker", action="store_true", help="leave `docker push` out")
+    options = parser.parse_args()
+    report = Report()
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        compare_publish(report, open_store(), place, options.rounds, no_docker=options.no_docker)
+    print(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Fetching weights over loopback, side by side with the Hub's own client on the same server.
+
+The server is a process of its own and not counted. Ours hashes every byte; `snapshot_download`
+does not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from pipeline import log
+from pipeline.fetch.settings import Settings
+from pipeline.weights.hub import Hub
+from pipeline.weights.model import WeightsWish, lock_path, sealed, write_lock
+from pipeline.wish.load import Checkout
+from tests.perf.measure import Cost, run
+from tests.testbed.hub import test_hub
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES, FILE_BYTES = 8, 240_000_000
+SMALL_BYTES, LARGE_BYTES = 200_000_000, 2_000_000_000
+_WISH = WeightsWish(
+    name="perf",
+    repository="org/perf",
+    format="safetensors",
+    quant="none",
+    about="Random bytes to be measured with, not a model.",
+)
+_STOCK = """\
+import sys, huggingface_hub
+huggingface_hub.snapshot_download("org/perf", local_dir=sys.argv[1], endpoint=sys.argv[2])
+"""
+
+
+class Rows(Protocol):
+    """Where the figures go."""
+
+    def add(self, claim: str, ours: str, other: str = "-", ratio: str = "-") -> None: ...
+
+
+def measure_fetch(report: Rows, scratch: Path) -> None:
+    """CPU per byte against the stock client, then memory for a small and a large file."""
+    source = scratch / "source"
+    source.mkdir()
+    for i in range(FILES):
+        _write_random(source / f"model-{i}.safetensors")
+    with _served(source, scratch) as url:
+        theirs = _stock(url, scratch)
+        ours = _ours(url, scratch)
+    total = FILES * FILE_BYTES / 1e9
+    report.add(
+        f"fetch {total:.2f} GB over loopback, CPU a GB (ours hashes)",
+        f"{ours.cpu_s / total:.2f} s ({ours.wall_s:.1f} s wall, peak {log.size(ours.peak_bytes)})",
+        f"snapshot_download: {theirs.cpu_s / total:.2f} s ({theirs.wall_s:.1f} s wall,"
+        f" peak {log.size(theirs.peak_bytes)})",
+        f"1/{theirs.cpu_s / ours.cpu_s:.2f}",
+    )
+    shutil.rmtree(source)
+    peaks = [_peak(size, scratch) for size in (SMALL_BYTES, LARGE_BYTES)]
+    report.add(
+        "fetch, most memory: one file of 200 MB, of 2 GB (flat)",
+        " and ".join(log.size(peak) for peak in peaks),
+        ratio=f"{peaks[1] / peaks[0]:.2f}",
+    )
+
+
+def _peak(size: int, scratch: Path) -> int:
+    source = scratch / "source"
+    source.mkdir()
+    with (source / "model.safetensors").open("wb") as out:
+        out.write(os.urandom(1 << 20))
+        out.truncate(size)
+    with _served(source, scratch) as url:
+        cost = _ours(url, scratch)
+    shutil.rmtree(source)
+    return cost.peak_bytes
+
+
+def _write_random(path: Path) -> None:
+    with path.open("wb") as out:
+        for at in range(0, FILE_BYTES, 1 << 20):
+            out.write(os.urandom(min(1 << 20, FILE_BYTES - at)))
+
+
+def _ours(url: str, scratch: Path) -> Cost:
+    head = [sys.executable, "-m", "pipeline", "-q", "--checkout", str(scratch / "checkout")]
+    command = [*head, "weights", "fetch", "perf", "--to", str(scratch / "target")]
+    return _cost(command, {"HF_ENDPOINT": url}, scratch)
+
+
+def _stock(url: str, scratch: Path) -> Cost:
+    command = [sys.executable, "-c", _STOCK, str(scratch / "target"), url]
+    return _cost(command, {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}, scratch)
+
+
+def _cost(command: list[str], env: Mapping[str, str], scratch: Path) -> Cost:
+    cost = run(command, env=env, cwd=ROOT)
+    shutil.rmtree(scratch / "target")
+    return cost
+
+
+@contextmanager
+def _served(source: Path, scratch: Path) -> Iterator[str]:
+    """The files on a Hub in another process, and their lock in a checkout."""
+    command = [sys.executable, "-m", "tests.perf.weights_fetch", str(source)]
+    child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        url, commit = child.stdout.readline().decode().split()
+        _write_lock(Checkout(scratch / "checkout"), url, commit)
+        yield url
+    finally:
+        child.stdin.close()
+        child.wait()
+
+
+def _write_lock(checkout: Checkout, url: str, commit: str) -> None:
+    path = lock_path(checkout, _WISH.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (checkout.root / "images").mkdir(exist_ok=True)
+    path.with_name(f"{_WISH.name}.yaml").write_text(_WISH.model_dump_json(), encoding="utf-8")
+    files = Hub(Settings(()), endpoint=url).files(_WISH.repository, commit)
+    write_lock(path, sealed(_WISH, commit, files))
+
+
+def serve(folder: Path) -> None:
+    """Be the server until whoever started us hangs up."""
+    with test_hub() as hub:
+        commit = hub.add(_WISH.repository, {path.name: path for path in folder.iterdir()})
+        print(hub.url, commit, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))

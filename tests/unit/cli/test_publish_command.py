@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import PublishRefused, ReferenceInvalid, UnknownImage
+from pipeline.wish.load import Checkout
+from tests import makers
+from tests.testbed.oci_door import Door, oci_door
+from tests.testbed.tiny_registry import TinyRegistry
+from tests.unit.support import Command, make_checkout, make_wheel, write_wish
+from tests.unit.support import tiny_wish as wish_of
+
+PLACE = "team/tiny"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
+    monkeypatch.setattr("pipeline.build.pinned._workers", makers.threads)
+    return make_checkout(tmp_path, [make_wheel(tmp_path / "mirror", "thing")])
+
+
+@pytest.fixture
+def tiny() -> TinyRegistry:
+    return TinyRegistry()
+
+
+@pytest.fixture
+def door(tiny: TinyRegistry) -> Iterator[Door]:
+    with oci_door(tiny) as running:
+        yield running
+
+
+@pytest.fixture
+def built(checkout: Checkout, sm120: Command) -> str:
+    done = sm120(
+        *("build", "tiny", "--offline", "--accept", "--json"),
+        *("--mirror", sm120.cwd / "mirror"),
+    )
+    return str(done.json[0]["digest"])
+
+
+def test_an_image_is_published_listed_pulled_and_cleared(
+    built: str, sm120: Command, door: Door, tmp_path: Path
+) -> None:
+    at = f"{door.host_port}/{PLACE}"
+    done = sm120("publish", "tiny", f"{at}:v1", "--json").json
+    assert (done["digest"], done["tag"]) == (built, "v1")
+    assert done["gates"] == [{"platform": "linux/amd64", "state": "no gates", "words": ""}]
+    assert sm120("publish", "tiny", at, "--json").json["tag"] == built[7:19]
+    listed = sm120("registry", "ls", at, "--json").json
+    assert {row["tag"] for row in listed} == {"v1", built[7:19]}
+    pulled = sm120("pull", f"{at}:v1", tmp_path / "out", "--json").json
+    assert pulled["digest"] == built
+    layout = json.loads((tmp_path / "out/index.json").read_bytes())
+    assert layout["manifests"][0]["digest"] == built
+    cleared = sm120("registry", "gc", at, "--keep", "v1", "--json").json
+    assert cleared[0]["gone"] == []
+
+
+def test_what_a_person_reads(built: str, sm120: Command, door: Door, tmp_path: Path) -> None:
+    at = f"{door.host_port}/{PLACE}"
+    done = sm120("publish", "tiny", f"{at}:v1", "--attach", "mirror/../images/tiny/image.yaml:a/b")
+    assert "tiny for linux/amd64 has no gates" in done.err
+    assert f"{at}:v1 is {built}" in done.out
+    assert "attached a/b" in done.out
+    assert built in sm120("registry", "ls", at).out
+    assert built in sm120("pull", f"{at}@{built}", tmp_path / "out", "--evidence").out
+    assert "would go" in sm120("registry", "gc", at, "--keep", "v1").out
+    assert "would be sent" in sm120("publish", "tiny", f"{at}:v2", "--dry-run").out
+
+
+def test_an_image_that_is_not_built_is_not_published(
+    checkout: Checkout, sm120: Command, door: Door
+) -> None:
+    ended = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1")
+    assert ended.code == UnknownImage.exit_code
+    assert not door.asked
+
+
+@pytest.mark.parametrize("place", ["tiny", "team/tiny:v1", "Reg/x:y", "http://127.0.0.1/x"])
+def test_a_place_that_is_none_is_refused(built: str, sm120: Command, place: str) -> None:
+    assert sm120("publish", "tiny", place).code == ReferenceInvalid.exit_code
+
+
+def test_another_digest_than_the_one_named_is_refused(
+    built: str, sm120: Command, door: Door
+) -> None:
+    place = f"{door.host_port}/{PLACE}@sha256:{'0' * 64}"
+    assert sm120("publish", "tiny", place).code == ReferenceInvalid.exit_code
+    assert door.uploaded_bytes == 0
+
+
+def test_an_image_whose_gates_were_not_run_is_refused_until_a_reason_is_given(
+    checkout: Checkout, built: str, sm120: Command, door: Door, tiny: TinyRegistry
+) -> None:
+    write_wish(checkout, wish_of(gates=["smem"]))
+    done = sm120(
+        *("build", "tiny", "--offline", "--accept", "--json"), "--mirror", sm120.cwd / "mirror"
+    )
+    assert done.code == 0, done.err
+    place = f"{door.host_port}/{PLACE}:v1"
+    refused = sm120("publish", "tiny", place)
+    assert refused.code == PublishRefused.exit_code
+    assert "its gates were not run" in refused.err
+    assert not tiny.tags
+    for reason in ("", "   ", "x" * 501):
+        assert sm120("publish", "tiny", place, "--force-ungated", reason).code != 0
+    forced = sm120("publish", "tiny", place, "--force-ungated", "no card here", "--json").json
+    assert forced["ungated_reason"] == "no card here"
+    assert [a["artifact_type"] for a in forced["attached"]] == [
+        "application/vnd.sm120.ungated.v1+json"
+    ]
+
+
+def test_clearing_needs_to_know_what_stays(sm120: Command, door: Door) -> None:
+    assert sm120("registry", "gc", f"{door.host_port}/{PLACE}").code == 2

@@ -1,0 +1,317 @@
+"""The commands about evidence, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from pipeline.build import pinned
+from pipeline.record.keys import key_id, read_private_file
+from pipeline.ship.layout import export_layout
+from tests.makers import AMD64, threads
+from tests.unit.support import Command, Ended
+from tests.unit.verify.world import World, make_world
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("made"))
+
+
+class Desk:
+    """A user's checkout, store, key and trust file."""
+
+    def __init__(self, made: World, place: Path, sm120: Command) -> None:
+        self.place, self._sm120, self.made = place, sm120, made
+        self.checkout = made.checkout_copy(place)
+        shutil.copytree(made.store.root, place / "store")
+        self.key, self.trust = place / "keys" / "me.pem", place / "trust.yaml"
+        entry = self("keys", "new", "me", "--to", place / "keys").out
+        self.trust.write_text(f"format: 1\nkeys:\n{entry}")
+
+    def __call__(self, *args: str | Path) -> Ended:
+        root = self.checkout.root
+        return self._sm120("--checkout", root, "--store", self.place / "store", *args)
+
+    def record(self, *more: str | Path) -> Ended:
+        return self("record", "engine", "--key", self.key, *more)
+
+    def verify(self, *more: str | Path) -> Ended:
+        return self("verify", "engine", "--trust", self.trust, *more)
+
+    @property
+    def records(self) -> Path:
+        folder = self.place / "store" / "images" / "engine" / "linux-amd64" / "records"
+        return folder / self.made.built.digest.removeprefix("sha256:")
+
+
+@pytest.fixture
+def desk(made: World, tmp_path: Path, sm120: Command) -> Desk:
+    return Desk(made, tmp_path, sm120)
+
+
+def test_record_then_verify_is_valid(desk: Desk) -> None:
+    assert desk.verify().code == 87
+    done = desk.record()
+    assert done.code == 0, done.err
+    assert "provenance" in done.out
+    found = desk.verify()
+    assert found.code == 0, found.err
+    assert found.out.splitlines()[0].endswith("  valid")
+    assert "pkg-1.0" not in found.out
+    assert "pkg-1.0" in desk.verify("--all").out
+
+
+def test_answers_can_be_had_as_json(desk: Desk) -> None:
+    said = desk.record("--json").json
+    assert {r["record"] for r in said["records"]} >= {"provenance", "gate-smem-sm_120"}
+    assert desk.verify("--json").json["verdict"] == "valid"
+
+
+def test_a_record_needs_a_key_or_the_word_unsigned(desk: Desk) -> None:
+    assert desk("record", "engine").code == 83
+    assert desk("record", "engine", "--unsigned").code == 0
+    ended = desk.verify()
+    assert ended.code == 87
+    assert "nobody signed it" in ended.err
+
+
+def test_a_key_comes_from_the_environment(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SM120_SIGNING_KEY", desk.key.read_text())
+    assert desk("record", "engine").code == 0
+    assert desk.verify().code == 0
+
+
+def test_without_a_trust_file_the_answer_is_incomplete(desk: Desk) -> None:
+    desk.record()
+    assert desk("verify", "engine").code == 88
+
+
+def test_the_checkouts_own_trust_file_is_used(desk: Desk) -> None:
+    desk.record()
+    shutil.copy(desk.trust, desk.checkout.root / "lockfiles" / "trust.yaml")
+    assert desk("verify", "engine").code == 0
+    assert desk("keys", "list").out.splitlines()[-1].startswith("me ")
+
+
+def test_an_edited_patch_makes_it_stale(desk: Desk) -> None:
+    desk.record()
+    path = desk.checkout.folder("engine") / "patches" / "0001.patch"
+    path.write_text(path.read_text() + "\n")
+    ended = desk.verify()
+    assert ended.code == 85
+    assert "images/engine/patches/0001.patch: has changed since" in ended.err
+
+
+def test_a_swapped_statement_is_broken(desk: Desk) -> None:
+    desk.record()
+    shutil.copy(desk.records / "sbom-spdx.dsse.json", desk.records / "provenance.dsse.json")
+    path = desk.records / "sbom-spdx.dsse.json"
+    path.write_bytes(path.read_bytes().replace(b"a", b"b", 5))
+    assert desk.verify().code == 86
+
+
+def test_a_flipped_bit_in_a_layer_is_broken(desk: Desk) -> None:
+    desk.record()
+    digest = desk.made.built.layers[0].record.digest.removeprefix("sha256:")
+    path = desk.place / "store" / "oci" / "blobs" / "sha256" / digest
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    ended = desk.verify()
+    assert ended.code == 86
+    assert "is really sha256:" in ended.err
+
+
+def test_a_layout_is_verified_with_its_evidence(desk: Desk) -> None:
+    desk.record()
+    folder = desk.place / "layout"
+    export_layout(desk.made.store, desk.made.built, folder)
+    assert desk("verify", folder, "--trust", desk.trust).code == 87
+    named = desk("verify", folder, "--trust", desk.trust, "--evidence", desk.records)
+    assert named.code == 0, named.err
+    shutil.copytree(desk.records, desk.place / "layout.records")
+    assert desk("verify", folder, "--trust", desk.trust, "--platform", AMD64).code == 0
+    assert desk("verify", folder, "--trust", desk.trust, "--platform", "linux/arm64").code == 43
+
+
+def test_a_policy_is_asked_after_the_walk(desk: Desk) -> None:
+    desk.record()
+    policy = desk.place / "policy.yaml"
+    policy.write_text("require: [provenance]\ngates: {smem: passed}\nmax_age_days: 1\n")
+    good = desk.verify("--policy", policy)
+    assert good.code == 0, good.err
+    assert "policy  valid" in good.out
+    assert desk.verify("--policy", policy, "--json").json["policy"]["verdict"] == "valid"
+    policy.write_text("require: [rebuild]\n")
+    ended = desk.verify("--policy", policy)
+    assert ended.code == 89
+    assert "rebuild: is required" in ended.err
+    assert desk.verify("--policy", desk.place / "none.yaml").code == 84
+
+
+def test_two_keys_sign_one_statement(desk: Desk) -> None:
+    desk.record()
+    entry = desk("keys", "new", "second", "--to", desk.place / "keys").out
+    desk.trust.write_text(f"{desk.trust.read_text()}{entry}")
+    again = desk("record", "engine", "--key", desk.place / "keys" / "second.pem", "--json").json
+    assert all(len(r["keys"]) == 2 for r in again["records"])
+    policy = desk.place / "policy.yaml"
+    policy.write_text("require: [provenance]\nsignatures: 2\n")
+    assert desk.verify("--policy", policy).code == 0
+
+
+def test_what_is_not_built_cannot_be_verified(desk: Desk) -> None:
+    shutil.rmtree(desk.place / "store" / "images")
+    assert desk.verify().code == 43
+    assert desk("verify", "no-such-image").code == 43
+
+
+def test_outside_a_checkout_only_files_are_verified(sm120: Command, tmp_path: Path) -> None:
+    assert sm120("verify", "engine").code == 43
+    (tmp_path / "report.txt").write_text("numbers")
+    assert sm120("verify", tmp_path / "report.txt").code == 87
+
+
+REPORT = {"title": "numbers", "numbers": [], "runs": []}
+
+
+def test_any_file_can_be_attested(desk: Desk) -> None:
+    file, said = desk.place / "report.txt", desk.place / "said.json"
+    file.write_text("numbers")
+    said.write_text(json.dumps(REPORT))
+    attest = ("attest", file, "--predicate", said, "--key", desk.key, "--type")
+    assert desk(*attest, "report").code == 0
+    assert desk("verify", file, "--trust", desk.trust).code == 0
+    file.write_text("other numbers")
+    assert desk("verify", file, "--trust", desk.trust).code == 86
+    assert desk(*attest, "provenance").code == 2
+    said.write_text(json.dumps({**REPORT, "more": 1}))
+    assert desk(*attest, "report").code == 80
+
+
+@pytest.mark.parametrize(("form", "mark"), [("cyclonedx", "CycloneDX"), ("spdx", "SPDX-2.3")])
+def test_a_bill_is_printed(desk: Desk, form: str, mark: str) -> None:
+    said = desk("sbom", "engine", "--format", form)
+    assert mark in json.dumps(said.json)
+
+
+def test_a_file_is_explained(desk: Desk) -> None:
+    site = "/opt/venv/lib/python3.11/site-packages"
+    said = desk("explain", f"{site}/pkg/code.py", "--image", "engine").out
+    assert "changed by a patch of engine" in said
+    assert "0001.patch" in said
+    linked = desk("explain", "/bin/tool", "--image", "engine")
+    assert linked.out.startswith("/bin → usr/bin\n")
+    assert desk("explain", "/bin/tool", "--image", "engine", "--json").json["origin"] == "tool"
+    assert desk("explain", "/nothing", "--image", "engine").code == 43
+
+
+def test_a_rebuild_is_attested(desk: Desk) -> None:
+    shutil.copytree(desk.made.place / "mirror", desk.place / "mirror")
+    with mock.patch.object(pinned, "_workers", threads):
+        more = ("--offline", "--mirror", desk.place / "mirror")
+        done = desk("rebuild", "engine", "--attest", "--key", desk.key, *more)
+        assert done.code == 0, done.err
+        plain = desk("rebuild", "engine", *more)
+        assert plain.code == 0, plain.err
+    desk.record()
+    found = desk.verify()
+    assert found.code == 0, found.err
+    assert "the same digest again" in found.out
+
+
+def test_a_rebuild_that_differs_is_attested_too(desk: Desk) -> None:
+    from pipeline.errors import NotReproducible
+
+    differs = mock.Mock(side_effect=NotReproducible("layer 'x': /a differs in mode"))
+    with mock.patch("pipeline.build.rebuild.rebuild", differs):
+        assert desk("rebuild", "engine", "--attest", "--key", desk.key, "--offline").code == 34
+        assert desk("rebuild", "engine", "--offline").code == 34
+    desk.record()
+    ended = desk.verify()
+    assert ended.code == 86
+    assert "came out different" in ended.err
+
+
+def test_a_rebuild_needs_a_key_before_it_begins(desk: Desk) -> None:
+    assert desk("rebuild", "engine", "--attest", "--offline").code == 83
+
+
+def test_keys_are_made_shown_and_never_overwritten(desk: Desk) -> None:
+    again = desk("keys", "new", "me", "--to", desk.place / "keys")
+    assert again.code == 82
+    shown = desk("keys", "show", desk.place / "keys" / "me.pub")
+    want = key_id(read_private_file(desk.key).public_key())
+    assert f"id: {want}" in shown.out
+    assert "PRIVATE" not in shown.out
+    assert desk("keys", "new", "Bad Name").code == 81
+    assert desk("keys", "show", "nobody").code == 81
+
+
+def test_keys_lie_in_the_users_own_folder_unless_told_otherwise(sm120: Command) -> None:
+    made = sm120("keys", "new", "mine")
+    assert made.code == 0
+    path = Path(os.environ["HOME"]) / ".config" / "sm120" / "keys" / "mine.pem"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sm120("keys", "show", "mine").out.startswith("- name: mine\n")
+
+
+def test_a_passphrase_is_taken_from_the_environment(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SM120_KEY_PASSPHRASE", "secret")
+    assert desk("keys", "new", "guarded", "--passphrase", "--to", desk.place / "keys").code == 0
+    path = desk.place / "keys" / "guarded.pem"
+    assert "ENCRYPTED" in path.read_text()
+    assert desk("record", "engine", "--key", path).code == 0
+    monkeypatch.delenv("SM120_KEY_PASSPHRASE")
+    assert desk("record", "engine", "--key", path).code == 81
+
+
+def test_a_passphrase_is_asked_for(desk: Desk) -> None:
+    with mock.patch("click.prompt", return_value="secret"):
+        desk("keys", "new", "asked", "--passphrase", "--to", desk.place / "keys")
+    assert "ENCRYPTED" in (desk.place / "keys" / "asked.pem").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ({}, "trusted"),
+        ({"until": "2020"}, "ended"),
+        ({"not_before": "2999"}, "not yet"),
+        ({"revoked": True}, "revoked: was stolen"),
+    ],
+)
+def test_the_state_of_a_key_is_listed(desk: Desk, change: dict[str, Any], state: str) -> None:
+    lines = []
+    for line in desk.trust.read_text().splitlines():
+        name = line.strip().partition(":")[0]
+        if "until" in change and name in ("until", "not_before"):
+            line = f"  {name}: {2020 if name == 'until' else 2019}-01-01T00:00:00Z"
+        if "not_before" in change and name in ("until", "not_before"):
+            line = f"  {name}: {2999 if name == 'until' else 2998}-01-01T00:00:00Z"
+        lines.append(line)
+    if "revoked" in change:
+        gone = "{since: 2026-01-01T00:00:00Z, reason: was stolen, compromised: true}"
+        lines.append(f"  revoked: {gone}")
+    desk.trust.write_text("\n".join(lines) + "\n")
+    found = desk("keys", "list", "--trust", desk.trust, "--json").json
+    assert [k["state"] for k in found] == [state]
+
+
+def test_an_empty_list_of_keys_says_what_to_do(desk: Desk, sm120: Command) -> None:
+    assert "sm120 keys new NAME" in desk("keys", "list").out
+    assert "sm120 keys new NAME" in sm120("keys", "list").out
+
+
+@pytest.mark.parametrize("kind", ["trust", "policy", "host-facts", "benchmark-run", "report"])
+def test_schemas_are_printed(sm120: Command, kind: str) -> None:
+    assert sm120("schema", kind).json["type"] == "object"

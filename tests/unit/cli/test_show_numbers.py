@@ -1,0 +1,50 @@
+"""How a gate's numbers look on the terminal, and how the command ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.cli.numerics import require_right, show_numbers
+from pipeline.errors import GateUnknown, GateWrong
+from pipeline.gate.limits import card_for
+from pipeline.gate.results import GateResult, NumericsResults
+from tests.unit.gate.test_numerics import computed, judged, results
+
+DIGEST = f"sha256:{'0' * 64}"
+
+
+def result(numerics: NumericsResults | None, engine_digest: str = DIGEST) -> GateResult:
+    facts = {"kind": "image", "platform": "linux/amd64", "python": "3.11", "triton": "3"}
+    return GateResult.model_validate(
+        {
+            **{"image": "tiny", "platform": "linux/amd64", "engine": "engine"},
+            **{"engine_version": "1", "engine_digest": engine_digest, "patches": []},
+            **{"card": card_for("sm_120"), "worker": DIGEST, "verdict": "passed", "cases": []},
+            "environment": {**facts, "torch": "2", "cuda": "13.0", "wheels": [], "hollow": []},
+            "numerics": numerics,
+        }
+    )
+
+
+def test_nothing_is_shown_where_nothing_was_asked() -> None:
+    assert show_numbers(result(None)) == ""
+    require_right(result(None))
+
+
+def test_the_table_names_case_error_and_tolerance() -> None:
+    shown = show_numbers(result(results(judged(computed(0.00125)))))
+    assert "decode-8  decode-attention  right    1.25e-03       7.81e-03" in shown
+    assert shown.endswith("tiny's numbers: 1 right in 0.0 s")
+
+
+def test_wrong_and_unknown_say_why_and_have_their_own_endings() -> None:
+    wrong = result(results(judged(computed(0.5)), judged()))
+    assert "decode-8: o is off by 0.5" in show_numbers(wrong)
+    assert "1 wrong, 1 unknown" in show_numbers(wrong)
+    with pytest.raises(GateWrong, match="1 cases compute wrong numbers: decode-8"):
+        require_right(wrong)
+    with pytest.raises(GateUnknown, match="are not known"):
+        require_right(result(results(judged())))
+    with pytest.raises(GateUnknown):
+        require_right(result(results()))
+    require_right(result(results(judged(computed()))))

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.weights.model import read_lock
+from pipeline.weights.place import find_places
+from tests.testbed import hub_faults as fault
+from tests.testbed.hub import ALWAYS, TestHub, test_hub
+from tests.unit.support import Command
+
+FILES = {
+    "config.json": b'{"model_type": "tiny"}',
+    "modeling.py": b"one = 1\n",
+    "model.safetensors": bytes(range(256)) * 400,
+}
+WISH = {
+    "name": "tiny",
+    "repository": "org/tiny",
+    "format": "safetensors",
+    "quant": "bf16",
+    "about": "A set of weights that is only here for the tests.",
+}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestHub]:
+    """A Hub at HF_ENDPOINT, and a checkout that wishes for its one repository."""
+    (tmp_path / "images").mkdir()
+    write_wish(tmp_path)
+    with test_hub() as running:
+        running.add("org/tiny", FILES)
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_mine")
+        yield running
+
+
+def write_wish(root: Path, **changes: object) -> None:
+    path = root / "lockfiles" / "weights" / "tiny.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({**WISH, **changes}), encoding="utf-8")
+
+
+def lock_file(sm120: Command) -> Path:
+    return sm120.cwd / "lockfiles" / "weights" / "tiny.lock.yaml"
+
+
+def test_from_a_wish_to_files_in_two_commands(hub: TestHub, sm120: Command) -> None:
+    assert sm120("weights", "lock", "tiny").code == 0
+    ended = sm120("weights", "fetch", "tiny", "--to", "w")
+    assert ended.code == 0, ended.err
+    assert "3 files are right, 3 of them new" in ended.out
+    for path, data in FILES.items():
+        assert (sm120.cwd / "w" / path).read_bytes() == data
+    (place,) = find_places(sm120.cwd / "w")
+    assert place.lock == read_lock(lock_file(sm120))
+    again = sm120("weights", "fetch", "tiny", "--to", "w", "--json").json
+    assert (again["brought"], again["files"]) == ([], 3)
+
+
+def test_a_diff_writes_nothing(hub: TestHub, sm120: Command) -> None:
+    ended = sm120("weights", "lock", "tiny", "--diff")
+    assert ended.code == 0
+    assert "model.safetensors" in ended.out
+    assert not lock_file(sm120).exists()
+
+
+def test_a_diff_shows_what_moved(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "tiny")
+    hub.add("org/tiny", {**FILES, "config.json": b"{}"})
+    (answer,) = sm120("weights", "lock", "tiny", "--diff", "--json").json
+    assert [(m["kind"], m["path"]) for m in answer["moves"]] == [
+        ("commit", ""),
+        ("changed", "config.json"),
+    ]
+    assert re.fullmatch(r"[0-9a-f]{40}", answer["commit"])
+
+
+def test_a_failed_lock_leaves_the_old_one(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "tiny")
+    before = lock_file(sm120).read_bytes()
+    hub.add("org/tiny", {"config.json": b"{}"})
+    for stage, bad, code in (
+        ("tree", fault.truncated(), 73),
+        ("tree", fault.then(lambda: hub.add("org/tiny", {"x": b"y"})), 74),
+        ("info", fault.gated(403), 72),
+    ):
+        hub.fail("*", bad, stage=stage)  # type: ignore[arg-type]
+        ended = sm120("weights", "lock", "tiny")
+        assert ended.code == code, ended.err
+        assert len(ended.err.strip().splitlines()) <= 3
+        assert lock_file(sm120).read_bytes() == before
+
+
+def test_a_lock_is_checked_offline(hub: TestHub, sm120: Command) -> None:
+    assert sm120("weights", "lock", "--check").out == ""
+    sm120("weights", "lock", "tiny")
+    hub.asked.clear()
+    assert "current" in sm120("weights", "lock", "--check").out
+    write_wish(sm120.cwd, exclude=["*.py"])
+    assert sm120("weights", "lock", "--check", "tiny").code == 12
+    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 12
+    assert hub.asked == []
+
+
+def test_the_list_says_what_is_locked(hub: TestHub, sm120: Command) -> None:
+    (row,) = sm120("weights", "list", "--json").json
+    assert row["lock"] == "missing"
+    sm120("weights", "lock", "tiny")
+    assert "102.4 kB" in sm120("weights", "list").out
+    text = lock_file(sm120).read_text()
+    lock_file(sm120).write_text(text.replace('"size_bytes": 8', '"size_bytes": 9'))
+    (row,) = sm120("weights", "list", "--json").json
+    assert row["lock"] == "edited"
+    write_wish(sm120.cwd, exclude=["*.py"])
+    lock_file(sm120).write_text(text)
+    (row,) = sm120("weights", "list", "--json").json
+    assert row["lock"] == "stale"
+
+
+def test_an_index_is_read_and_its_missing_shards_named(hub: TestHub, sm120: Command) -> None:
+    index = b'{"weight_map": {"a": "model.safetensors", "b": "gone.safetensors"}}'
+    hub.add("org/tiny", {**FILES, "model.safetensors.index.json": index})
+    ended = sm120("weights", "lock", "tiny")
+    assert ended.code == 0
+    assert "gone.safetensors" in ended.err
+
+
+def test_the_hub_layout_gets_links_and_a_name_for_the_commit(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "tiny")
+    assert sm120("weights", "fetch", "tiny", "--to", "cache", "--hub-cache").code == 0
+    root = sm120.cwd / "cache" / "models--org--tiny"
+    commit = (root / "refs" / "main").read_text()
+    assert (root / "snapshots" / commit / "modeling.py").read_bytes() == FILES["modeling.py"]
+    (place,) = find_places(sm120.cwd / "cache")
+    assert place.hub_cache
+
+
+def test_a_subset_and_a_folder_and_offline(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "tiny")
+    sm120("weights", "fetch", "tiny", "--to", "one", "--only", "*.json", "--only", "*.py")
+    assert not (sm120.cwd / "one" / "model.safetensors").exists()
+    ended = sm120("weights", "fetch", "tiny", "--to", "two", "--from", "one", "--offline")
+    assert ended.code == 22
+    assert "--from" in ended.err
+    one = ("weights", "fetch", "tiny", "--to", "two", "--from", "one")
+    assert sm120(*one, "--offline", "--only", "*.json").code == 0
+    assert sm120(*one).code == 0
+    assert hub.sent_bytes("config.json") == len(FILES["config.json"])
+
+
+@pytest.mark.parametrize("limit", ["0", "fast", "-1MB/s", "1TB/s", "MB/s"])
+def test_a_rate_that_is_none_is_a_usage_error(hub: TestHub, sm120: Command, limit: str) -> None:
+    assert sm120("weights", "fetch", "tiny", "--to", "w", "--limit", limit).code == 2
+
+
+@pytest.mark.parametrize("limit", ["200MB/s", "1.5 GB/s", "3000KiB", "5000000", "10M"])
+def test_a_rate_may_be_written_in_several_ways(hub: TestHub, sm120: Command, limit: str) -> None:
+    sm120("weights", "lock", "tiny")
+    ended = sm120("weights", "fetch", "tiny", "--to", "w", "--limit", limit, "--jobs", "2")
+    assert ended.code == 0, ended.err
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("--only", "*.gguf"), 10),
+        (("--from", "nowhere"), 10),
+        (("--from", "ftp://x/y"), 10),
+        (("--jobs", "0"), 2),
+    ],
+)
+def test_a_wrong_option_is_named(
+    hub: TestHub, sm120: Command, args: tuple[str, ...], code: int
+) -> None:
+    sm120("weights", "lock", "tiny")
+    assert sm120("weights", "fetch", "tiny", "--to", "w", *args).code == code
+
+
+def test_unknown_weights_and_missing_locks_have_their_own_codes(
+    hub: TestHub, sm120: Command
+) -> None:
+    assert sm120("weights", "fetch", "other", "--to", "w").code == 70
+    assert sm120("weights", "lock", "other").code == 70
+    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 11
+    assert sm120("weights", "lock").code == 10
+
+
+def test_wrong_bytes_end_with_21_and_no_file(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "tiny")
+    hub.fail("model.safetensors", fault.flip(9), times=ALWAYS)
+    ended = sm120("weights", "fetch", "tiny", "--to", "w")
+    assert ended.code == 21
+    assert "model.safetensors" in ended.err
+    assert not (sm120.cwd / "w" / "model.safetensors").exists()
+    assert (sm120.cwd / "w" / "config.json").exists()
+
+
+def test_a_target_that_cannot_be_written_is_explained(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "tiny")
+    (sm120.cwd / "w").write_bytes(b"")
+    ended = sm120("weights", "fetch", "tiny", "--to", "w")
+    assert ended.code == 40
+    assert "--to" in ended.err
+
+
+def test_offline_by_the_hubs_own_variable(
+    hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sm120("weights", "lock", "tiny")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.asked.clear()
+    assert sm120("weights", "lock", "tiny").code == 22
+    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 22
+    assert hub.asked == []

@@ -1,0 +1,141 @@
+"""What gates said of an image, kept beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import GateFailed, GateUnknown, NoKernelImage, PatchUnproved, PipelineError
+from pipeline.gate.evidence import (
+    Evidence,
+    GateKind,
+    Row,
+    ending,
+    evidence_path,
+    keep_evidence,
+    kept_evidence,
+    worst,
+)
+from pipeline.gate.findings import ptxas_version, ptxas_versions, unjudged
+from pipeline.gate.results import CaseVerdict
+from pipeline.store.store import Store, open_store
+
+IMAGE, PLATFORM = "engine", "linux/amd64"
+DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+def evidence(
+    gate: GateKind = "smem", verdict: CaseVerdict = "passed", arch: str = "sm_120"
+) -> Evidence:
+    row = Row(name="case-1", verdict=verdict, words="the kernel needs 106496 bytes")
+    return Evidence(
+        gate=gate, arch=arch, verdict=verdict, inputs={"x.whl": OTHER}, made_by={}, rows=[row]
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+def keep(store: Store, *found: Evidence, digest: str = DIGEST, seconds: float = 1.0) -> None:
+    keep_evidence(store, IMAGE, PLATFORM, digest, [(e, seconds) for e in found])
+
+
+def test_results_of_several_gates_stand_in_one_file(store: Store) -> None:
+    keep(store, evidence("arch"))
+    keep(store, evidence("smem"), evidence("patches", "failed"))
+    found = kept_evidence(store, IMAGE, PLATFORM, DIGEST)
+    assert found
+    assert [e.gate for e in found.results] == ["smem", "patches", "arch"]
+    assert found.verdict == "failed"
+
+
+def test_a_newer_result_takes_the_place_of_the_older_one_of_its_gate_and_card(
+    store: Store,
+) -> None:
+    keep(store, evidence("smem", "failed"), evidence("smem", "failed", "sm_90"))
+    keep(store, evidence("smem", "passed"))
+    found = kept_evidence(store, IMAGE, PLATFORM, DIGEST)
+    assert found
+    assert [(e.arch, e.verdict) for e in found.results] == [
+        ("sm_120", "passed"),
+        ("sm_90", "failed"),
+    ]
+
+
+def test_another_image_s_results_are_not_taken_over(store: Store) -> None:
+    keep(store, evidence("smem"))
+    assert kept_evidence(store, IMAGE, PLATFORM, OTHER) is None
+    keep(store, evidence("arch"), digest=OTHER)
+    found = kept_evidence(store, IMAGE, PLATFORM, OTHER)
+    assert found
+    assert [e.gate for e in found.results] == ["arch"]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"format": 1}', "[]"])
+def test_a_damaged_or_older_file_counts_as_none(store: Store, text: str) -> None:
+    keep(store, evidence("smem"))
+    evidence_path(store, IMAGE, PLATFORM).write_text(text)
+    assert kept_evidence(store, IMAGE, PLATFORM, DIGEST) is None
+    keep(store, evidence("arch"))
+    assert kept_evidence(store, IMAGE, PLATFORM, DIGEST)
+
+
+def test_the_same_findings_give_the_same_bytes_whatever_time_they_took(store: Store) -> None:
+    keep(store, evidence("smem"), seconds=1.0)
+    path = evidence_path(store, IMAGE, PLATFORM)
+    first, times = path.read_bytes(), path.with_name("gates.times.json").read_bytes()
+    keep(store, evidence("smem"), seconds=2.5)
+    assert path.read_bytes() == first
+    assert path.with_name("gates.times.json").read_bytes() != times
+
+
+@pytest.mark.parametrize(
+    ("gate", "verdict", "kind"),
+    [
+        ("smem", "failed", GateFailed),
+        ("patches", "failed", PatchUnproved),
+        ("arch", "failed", NoKernelImage),
+        ("smem", "unknown", GateUnknown),
+        ("patches", "unknown", GateUnknown),
+        ("arch", "unknown", GateUnknown),
+    ],
+)
+def test_each_gate_has_its_own_ending(
+    gate: GateKind, verdict: CaseVerdict, kind: type[PipelineError]
+) -> None:
+    error = ending(IMAGE, evidence(gate, verdict))
+    assert type(error) is kind
+    assert "case-1: the kernel needs 106496 bytes" in str(error)
+
+
+def test_passed_and_accepted_let_a_build_go_on() -> None:
+    assert ending(IMAGE, evidence(verdict="passed")) is None
+    assert ending(IMAGE, evidence(verdict="accepted")) is None
+
+
+def test_a_gate_that_could_not_begin_is_unknown_and_says_why() -> None:
+    found = unjudged("smem", "sm_120", PipelineError("no Triton in it"))
+    assert found.verdict == "unknown"
+    assert "no Triton in it" in str(ending(IMAGE, found))
+
+
+def test_nothing_at_all_is_unknown() -> None:
+    assert worst([]) == "unknown"
+    assert worst(["passed", "accepted"]) == "accepted"
+    assert worst(["accepted", "unknown", "failed"]) == "failed"
+    assert worst(["passed", "unknown", "accepted"]) == "unknown"
+
+
+def test_the_assembler_is_asked_for_its_version(tmp_path: Path) -> None:
+    folder = tmp_path / "triton" / "backends" / "nvidia" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "ptxas").write_text("#!/bin/sh\necho 'release 12.8, V12.8.93'\n")
+    (folder / "ptxas-mute").write_text("#!/bin/sh\nexit 1\n")
+    for program in folder.iterdir():
+        program.chmod(0o755)
+    found = ptxas_versions(tmp_path)
+    assert found == {"ptxas": "12.8.93", "ptxas-mute": "did not say"}
+    assert "could not be asked" in ptxas_version(folder / "none")

@@ -1,0 +1,143 @@
+"""Gates as a stage of a build: whatever they say, the image and what they said are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.wish.load import Checkout
+from tests import makers
+from tests.testbed.deb_file import Item
+from tests.unit.gate.arch_files import DATA
+from tests.unit.support import Command, Ended
+
+WHY = "an attention kernel for Hopper; nothing calls it on this card"
+
+
+@pytest.fixture(autouse=True)
+def no_slow_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
+    monkeypatch.setattr("pipeline.build.pinned._workers", makers.threads)
+
+
+def make(root: Path, gates: list[str], *names: str, **files: str) -> Checkout:
+    """A checkout with one engine of compiled objects that wishes for gates."""
+    parts: dict[str, bytes | makers.Part] = {
+        f"engine/{name}": (DATA / name).read_bytes() for name in names
+    }
+    wheel = makers.make_wheel(root / "mirror", "engine", parts)
+    deb = makers.make_deb(root / "mirror", "tool", Item("./usr/bin/tool", b"#!/bin/sh\n"))
+    image = makers.wheel_image("engine", [wheel], gates=gates)
+    image.files.update({f"gates/{name}.yaml": text for name, text in files.items()})
+    return makers.make_checkout(root, makers.root_image([deb]), image)
+
+
+def build(sm120: Command, *args: str) -> Ended:
+    mirror = sm120.cwd / "mirror"
+    words = ["build", "engine", "--accept", "--gate", "--offline", "--mirror", str(mirror), *args]
+    return sm120("--store", sm120.cwd / "store", *words)
+
+
+def record(root: Path) -> Any:
+    return json.loads((root / "store/images/engine/linux-amd64/gates.json").read_text())
+
+
+def test_an_image_that_passes_has_its_results_in_the_answer_and_beside_it(
+    sm120: Command, tmp_path: Path
+) -> None:
+    make(tmp_path, ["arch"], "mixed.so", "plain.so")
+    (built,) = build(sm120, "--json").json
+    assert built["verdict"] == "passed"
+    assert built["gates"] == record(tmp_path)
+    assert record(tmp_path)["image_digest"] == built["digest"]
+    (found,) = record(tmp_path)["results"]
+    assert (found["gate"], found["arch"]) == ("arch", "sm_120")
+    assert found["made_by"].keys() == {"sm120-pipeline", "reader"}
+    assert [row["verdict"] for row in found["rows"]] == ["passed"]
+
+
+def test_an_image_that_fails_is_kept_with_what_was_found(sm120: Command, tmp_path: Path) -> None:
+    make(tmp_path, ["arch"], "hopper.so")
+    ended = build(sm120)
+    assert ended.code == 65
+    assert "hopper.so: no kernel image" in ended.err
+    assert "arch" in ended.out  # the table is shown all the same
+    assert record(tmp_path)["results"][0]["verdict"] == "failed"
+    assert sm120("--store", tmp_path / "store", "images", "--json").json[0]["built"]
+
+
+def test_what_is_accepted_is_named_in_the_record_with_the_file_that_accepts_it(
+    sm120: Command, tmp_path: Path
+) -> None:
+    text = json.dumps({"accepted": {"*/engine/hopper.so": WHY}})
+    make(tmp_path, ["arch"], "hopper.so", arch=text)
+    (built,) = build(sm120, "--json").json
+    (found,) = built["gates"]["results"]
+    assert found["verdict"] == "accepted"
+    assert found["inputs"].keys() == {"gates/arch.yaml"}
+    assert found["rows"][0]["facts"]["accepted_by"] == "*/engine/hopper.so"
+
+
+def test_a_gate_that_cannot_begin_is_recorded_as_unknown_and_the_next_one_still_runs(
+    sm120: Command, tmp_path: Path
+) -> None:
+    make(tmp_path, ["smem", "arch"], "mixed.so")
+    ended = build(sm120)
+    assert ended.code == 60  # it has no cases
+    found = {e["gate"]: e for e in record(tmp_path)["results"]}
+    assert found["smem"]["verdict"] == found["patches"]["verdict"] == "unknown"
+    assert "has no gates" in found["smem"]["words"]
+    assert found["arch"]["verdict"] == "passed"
+
+
+def test_an_engine_without_triton_is_unknown_not_passed(sm120: Command, tmp_path: Path) -> None:
+    case = {"name": "one", "stands_for": ["x"], "function": ["engine.ops:f"]}
+    smem = {
+        "engine": "engine",
+        "why": "a gate for an engine that has none",
+        "cases": [{**case, "arguments": {}, "kernels": ["k"]}],
+    }
+    files = {"engine": json.dumps({"package": "engine"}), "smem-one": json.dumps(smem)}
+    make(tmp_path, ["smem"], "mixed.so", **files)
+    ended = build(sm120)
+    assert ended.code == 63
+    assert "holds no triton" in ended.err
+    assert {e["verdict"] for e in record(tmp_path)["results"]} == {"unknown"}
+
+
+def test_the_record_says_the_same_after_a_second_run(sm120: Command, tmp_path: Path) -> None:
+    make(tmp_path, ["arch"], "mixed.so", "hopper.so")
+    build(sm120)
+    first = record(tmp_path)
+    build(sm120)
+    assert record(tmp_path) == first
+
+
+def test_an_image_that_wishes_for_no_gate_has_no_record(sm120: Command, tmp_path: Path) -> None:
+    make(tmp_path, [], "hopper.so")
+    assert build(sm120).code == 0
+    assert not (tmp_path / "store/images/engine/linux-amd64/gates.json").exists()
+
+
+def test_gate_arch_alone_puts_its_result_into_the_same_record(
+    sm120: Command, tmp_path: Path
+) -> None:
+    make(tmp_path, [], "mixed.so")
+    build(sm120)
+    store = tmp_path / "store"
+    assert sm120("--store", store, "gate-arch", "engine").code == 0
+    assert sm120("--store", store, "gate-arch", "engine", "--arch", "sm_90").code == 0
+    assert [e["arch"] for e in record(tmp_path)["results"]] == ["sm_120"]  # the promised card
+
+
+@pytest.mark.parametrize("card", ["sm_77", "sm_12", "sm_999"])
+def test_a_card_that_does_not_exist_is_refused_with_those_that_do(
+    sm120: Command, tmp_path: Path, card: str
+) -> None:
+    make(tmp_path, [], "mixed.so")
+    ended = sm120("gate-arch", "engine", "--arch", card)
+    assert ended.code == 2
+    assert "sm_121" in ended.err

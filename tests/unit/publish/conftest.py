@@ -1,0 +1,79 @@
+"""A store with two small images, and a registry to publish them to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.build.image import Built
+from pipeline.model import canonical_json
+from pipeline.publish.publish import Order
+from pipeline.publish.shipment import make_shipment
+from pipeline.store.store import Store, open_store
+from tests.testbed.oci_door import Door, oci_door
+from tests.testbed.tiny_registry import TinyRegistry
+from tests.unit.registry.support import NAME, manifest_json, repository_at
+
+MakeOrder = Callable[..., Order]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def tiny() -> TinyRegistry:
+    return TinyRegistry()
+
+
+@pytest.fixture
+def door(tiny: TinyRegistry) -> Iterator[Door]:
+    with oci_door(tiny) as running:
+        yield running
+
+
+def keep_image(store: Store, platform: str, *layers: bytes, name: str = "app") -> Built:
+    """An image in the store, as a build leaves it."""
+    config = json.dumps({"architecture": platform, "name": name}).encode()
+    notes = {"org.opencontainers.image.title": name, "own": platform}
+    digest = store.put_blob(canonical_json(manifest_json(config, *layers, annotations=notes)))
+    for data in (config, *layers):
+        store.put_blob(data)
+    return Built(name, platform, digest, sum(map(len, layers)), (), cached=True)
+
+
+def some_bytes(seed: str, n_bytes: int) -> bytes:
+    """The same bytes for the same seed."""
+    return hashlib.shake_128(seed.encode()).digest(n_bytes)
+
+
+@pytest.fixture
+def built(store: Store) -> list[Built]:
+    shared = some_bytes("shared", 3000)
+    return [
+        keep_image(store, "linux/amd64", shared, some_bytes("amd", 5000)),
+        keep_image(store, "linux/arm64", shared, some_bytes("arm", 5000)),
+    ]
+
+
+@pytest.fixture
+def order(store: Store, built: list[Built], door: Door) -> MakeOrder:
+    """An order for both platforms, changed as a test likes."""
+
+    def make(name: str = NAME, **changes: object) -> Order:
+        values = {
+            "shipment": make_shipment(store, built),
+            "repository": repository_at(door, name),
+            "tag": "v1",
+            "gates": [],
+            "jobs": 2,
+            **changes,
+        }
+        return Order(**values)  # type: ignore[arg-type]
+
+    return make

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipeline.build.image import Built
+from pipeline.errors import PublishRefused
+from pipeline.publish.gates import gate_state, require_gates
+from pipeline.store.store import Store
+from pipeline.wish.image import ImageWish
+from tests.unit.support import tiny_wish
+
+DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+BUILT = Built("tiny", "linux/amd64", DIGEST, 0, (), cached=True)
+
+
+def wish(*gates: str, **more: Any) -> ImageWish:
+    return ImageWish.model_validate(tiny_wish(gates=list(gates), **more))
+
+
+def keep(store: Store, record: Any) -> None:
+    path = store.image_folder("tiny", "linux/amd64") / "gates.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(record if isinstance(record, str) else json.dumps(record))
+
+
+def record(digest: str = DIGEST, **verdicts: str) -> dict[str, Any]:
+    results = [{"gate": g, "arch": "sm_120", "verdict": v} for g, v in verdicts.items()]
+    return {"format": 2, "image_digest": digest, "results": results}
+
+
+def test_an_image_without_gates_says_so_and_may_go(store: Store) -> None:
+    state = gate_state(store, wish(), BUILT)
+    assert state.state == "no gates"
+    require_gates("tiny", [state], None)
+
+
+@pytest.mark.parametrize("verdict", ["passed", "accepted"])
+def test_passed_gates_let_an_image_go(store: Store, verdict: str) -> None:
+    keep(store, record(smem=verdict, arch="passed"))
+    state = gate_state(store, wish("smem", "arch"), BUILT)
+    assert state.state == "passed"
+    require_gates("tiny", [state], None)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        (None, "not run"),
+        ("{", "damaged"),
+        ("[]", "damaged"),
+        ("{}", "damaged"),
+        (record(OTHER, smem="passed", arch="passed"), "another image"),
+        (record(), "smem: not run"),
+        (record(smem="passed"), "arch: not run"),
+        (record(smem="failed", arch="passed"), "smem on sm_120: failed"),
+        (record(smem="passed", arch="unknown"), "arch on sm_120: unknown"),
+        (record(smem="PASSED", arch="passed"), "PASSED"),
+        ({"format": 2, "image_digest": DIGEST}, "damaged"),
+        ({"format": 2, "image_digest": DIGEST, "results": [{"gate": "smem"}]}, "damaged"),
+        (
+            {"format": 1, "image_digest": None, "card": {"arch": "sm_120"}, "verdict": "passed"},
+            "another image",
+        ),
+        (
+            {"format": 1, "image_digest": DIGEST, "card": {"arch": "sm_120"}, "verdict": "passed"},
+            "arch: not run",
+        ),
+    ],
+)
+def test_anything_else_does_not(store: Store, kept: Any, words: str) -> None:
+    if kept is not None:
+        keep(store, kept)
+    state = gate_state(store, wish("smem", "arch"), BUILT)
+    assert state.state == "not passed"
+    assert words in state.words
+    with pytest.raises(PublishRefused, match="tiny for linux/amd64"):
+        require_gates("tiny", [state], None)
+    require_gates("tiny", [state], "a reason")
+
+
+def test_patches_must_have_been_proved(store: Store) -> None:
+    patched = wish("smem", patches="patches/series.yaml")
+    keep(store, record(smem="passed"))
+    assert gate_state(store, patched, BUILT).words == "patches: not run"
+    keep(store, record(smem="passed", patches="passed"))
+    assert gate_state(store, patched, BUILT).state == "passed"
+
+
+def test_machine_code_must_have_been_judged_for_every_card_that_is_promised(store: Store) -> None:
+    cuda = {"from": ["nvidia"], "architectures": ["sm_120", "sm_121"]}
+    both = wish("arch", cuda=cuda)
+    keep(store, record(arch="passed"))
+    assert gate_state(store, both, BUILT).words == "arch on sm_121: not run"
+
+
+def test_a_card_that_the_image_is_not_for_decides_nothing(store: Store) -> None:
+    found = record(arch="passed")
+    found["results"].append({"gate": "arch", "arch": "sm_90", "verdict": "failed"})
+    keep(store, found)
+    assert gate_state(store, wish("arch"), BUILT).state == "passed"

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import RegistryUnreachable
+from pipeline.registry import trust
+from pipeline.registry.client import Access, Client
+from pipeline.registry.reference import parse_reference
+from tests.testbed.registry import make_certificates
+
+HOST = "reg.example:5000"
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    home = tmp_path / "made"
+    home.mkdir()
+    make_certificates(home, "127.0.0.1")
+    return home
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Docker keeps what it was given for the registry."""
+    folder = tmp_path / "certs.d" / HOST
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(trust.certificate_files, "__defaults__", ((str(folder.parent),),))
+    return folder
+
+
+def count(context: ssl.SSLContext) -> int:
+    return context.cert_store_stats()["x509_ca"]
+
+
+def test_a_ca_named_by_hand_is_believed_besides_the_systems(kept: Path, certificates: Path) -> None:
+    before = count(trust.tls_context(HOST, None))
+    assert count(trust.tls_context(HOST, certificates / "ca.crt")) == before + 1
+
+
+def test_a_ca_kept_for_docker_is_believed_for_its_registry_alone(
+    kept: Path, certificates: Path
+) -> None:
+    before = count(trust.tls_context(HOST, None))
+    (kept / "ca.crt").write_bytes((certificates / "ca.crt").read_bytes())
+    assert count(trust.tls_context(HOST, None)) == before + 1
+    assert count(trust.tls_context("reg.example:5001", None)) == before
+
+
+def test_a_client_certificate_is_taken_with_its_key(kept: Path, certificates: Path) -> None:
+    (kept / "client.cert").write_bytes((certificates / "server.crt").read_bytes())
+    (kept / "client.key").write_bytes((certificates / "server.key").read_bytes())
+    trust.tls_context(HOST, None)
+
+
+def test_nobody_is_believed_without_a_certificate(kept: Path) -> None:
+    context = trust.tls_context(HOST, None)
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "client.cert"])
+def test_a_file_that_is_no_certificate_is_an_error(kept: Path, name: str) -> None:
+    (kept / name).write_text("no certificate")
+    (kept / "client.key").write_text("no key")
+    with pytest.raises(RegistryUnreachable, match=name):
+        trust.tls_context(HOST, None)
+
+
+def test_a_ca_on_loopback_means_tls(certificates: Path) -> None:
+    here = parse_reference("127.0.0.1:9/app")
+    assert Client(here, Access(ca_file=certificates / "ca.crt")).base == "https://127.0.0.1:9"

@@ -1,0 +1,82 @@
+"""Every file of an image has an origin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.build.plan import plan_image
+from pipeline.errors import UnknownImage
+from pipeline.store.store import open_store
+from pipeline.verify.explain import Origin, explain
+from tests.makers import AMD64, build, make_checkout, make_deb, root_image
+from tests.testbed.deb_file import symlink
+from tests.unit.verify.world import World
+
+SITE = "opt/venv/lib/python3.11/site-packages"
+
+
+def origin(world: World, path: str) -> Origin:
+    return explain(world.checkout, world.store, world.plan, world.built, path)
+
+
+def test_a_file_of_a_wheel(world: World) -> None:
+    found = origin(world, f"/{SITE}/other/__init__.py")
+    assert found.origin == "other"
+    assert found.package == "pkg:pypi/other@1.0?file_name=other-1.0-py3-none-any.whl"
+    assert found.patches == ()
+
+
+def test_a_file_of_a_deb_behind_a_link(world: World) -> None:
+    found = origin(world, "/bin/tool")
+    assert found.path == "/usr/bin/tool"
+    assert found.links == ("/bin → usr/bin",)
+    assert found.origin == "tool"
+    assert str(found.package).startswith("pkg:deb/debian/tool@1.0?arch=amd64")
+
+
+def test_a_patched_file_names_its_wheel_and_its_patch(world: World) -> None:
+    found = origin(world, f"{SITE}/pkg/code.py")
+    assert found.layer == "patches"
+    assert found.origin == "pkg, changed by a patch of engine"
+    assert [p.split()[0] for p in found.patches] == ["images/engine/patches/0001.patch"]
+    assert str(found.package).startswith("pkg:pypi/pkg@1.0")
+
+
+def test_a_record_that_a_patch_made_untrue_is_explained(world: World) -> None:
+    found = origin(world, f"{SITE}/pkg-1.0.dist-info/RECORD")
+    assert found.origin == "pkg, its RECORD made true after a patch of engine"
+    assert found.patches == ()
+
+
+def test_a_file_of_ours(world: World) -> None:
+    found = origin(world, "/opt/serve.py")
+    assert found.origin == "a file of images/engine"
+    assert found.package is None
+
+
+def test_a_file_that_the_builder_wrote(world: World) -> None:
+    assert origin(world, "/opt/venv/pyvenv.cfg").origin == "made by the builder for engine"
+    assert origin(world, "/etc/passwd").origin == "made by the builder for root"
+
+
+def test_a_folder_belongs_to_the_layer_that_made_it_first(world: World) -> None:
+    assert origin(world, "/usr/bin").layer == "2 Debian packages"
+
+
+@pytest.mark.parametrize("path", ["/nothing", "", "../../etc/shadow2", "/bin/nothing"])
+def test_what_is_not_there_is_said_to_be_missing(world: World, path: str) -> None:
+    with pytest.raises(UnknownImage, match="holds no such file"):
+        origin(world, path)
+
+
+def test_links_in_a_circle_are_said_to_be_one(world: World, tmp_path: Path) -> None:
+    round_and_round = symlink("./usr/share/a", "b"), symlink("./usr/share/b", "a")
+    deb = make_deb(tmp_path / "mirror", "tool", *round_and_round)
+    checkout = make_checkout(tmp_path / "checkout", root_image([deb]))
+    store = open_store(tmp_path / "store")
+    built = build(checkout, store, tmp_path / "mirror", "root")[0]
+    plan = plan_image(checkout, "root", AMD64)
+    with pytest.raises(UnknownImage, match="in a circle"):
+        explain(checkout, store, plan, built, "/usr/share/a")

@@ -1,0 +1,54 @@
+"""The tree says the worst, shows where, and ends accordingly."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.errors import exit_codes
+from pipeline.verify.verdict import Node, Verdict, ending, show, worst
+
+GOOD, BAD = Node("good"), Node("bad", Verdict.BROKEN, "is wrong")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ([], Verdict.INCOMPLETE),
+        ([Verdict.VALID, Verdict.STALE], Verdict.STALE),
+        ([Verdict.STALE, Verdict.INCOMPLETE], Verdict.INCOMPLETE),
+        ([Verdict.UNSIGNED, Verdict.INCOMPLETE], Verdict.UNSIGNED),
+        ([Verdict.BROKEN, Verdict.UNSIGNED], Verdict.BROKEN),
+    ],
+)
+def test_the_worst_counts_and_nothing_is_not_valid(
+    verdicts: list[Verdict], expected: Verdict
+) -> None:
+    assert worst(verdicts) is expected
+
+
+def test_the_tree_shows_every_node_that_is_not_folded_away() -> None:
+    many = Node("many", children=(GOOD, GOOD, BAD), is_folded=True)
+    tree = Node("top", children=(Node("one", words="fine"), many))
+    assert show(tree).splitlines() == [
+        "top  broken",
+        "├─ one  valid: fine",
+        "└─ many  broken",
+        "   └─ bad  broken: is wrong",
+    ]
+    assert len(show(tree, everything=True).splitlines()) == 6
+    assert tree.as_json()["children"][1]["children"][2]["verdict"] == "broken"
+
+
+def test_the_ending_names_the_culprit() -> None:
+    error = ending(Node("top", children=(GOOD, Node("mid", children=(BAD,)))))
+    assert str(error) == "top: bad: is wrong"
+    assert ending(GOOD) is None
+    assert str(ending(Node("alone", Verdict.STALE))) == "alone: stale"
+
+
+def test_every_bad_verdict_has_an_exit_code_of_its_own() -> None:
+    bad = [v for v in Verdict if v is not Verdict.VALID]
+    endings = [ending(Node("x", verdict)) for verdict in bad]
+    codes = [error.exit_code for error in endings if error]
+    assert len(set(codes)) == len(bad)
+    assert set(codes) <= {row[0] for row in exit_codes()}

@@ -1,0 +1,119 @@
+"""A policy asks for more than that nothing is wrong."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import TrustInvalid
+from pipeline.record.envelope import countersigned
+from pipeline.record.keys import LocalSigner, key_id
+from pipeline.verify.policy import Policy, judge_policy, read_policy
+from pipeline.verify.verdict import Node, Verdict
+from tests.unit.verify.world import NOW, World, trust_in, trusted
+
+
+def judged(world: World, days: int = 0, **asked: Any) -> Node:
+    policy = Policy.model_validate(asked)
+    return judge_policy(policy, world.walk(), NOW + timedelta(days=days))
+
+
+def test_what_is_there_satisfies(world: World) -> None:
+    asked: dict[str, Any] = {
+        "require": ["provenance", "cyclonedx", "rebuild"],
+        "keys": [key_id(world.key.public_key())],
+        "max_age_days": 30,
+        "gates": {"smem": "passed", "patches": "accepted"},
+    }
+    assert judged(world, **asked).verdict is Verdict.VALID
+
+
+def test_an_empty_policy_asks_for_nothing(world: World) -> None:
+    assert judged(world).verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"require": ["host-facts"]}, "host-facts"),
+        ({"require": ["provenance"], "keys": []}, "is required and not there"),
+        ({"require": ["provenance"], "keys": ["sha256:" + "0" * 64]}, "is required"),
+        ({"require": ["provenance"], "signatures": 2}, "enough signatures"),
+        ({"gates": {"arch": "accepted"}}, "has no result that counts"),
+        ({"gates": {"smem": "passed"}, "signatures": 2}, "has no result that counts"),
+    ],
+)
+def test_what_is_missing_is_refused(world: World, asked: dict[str, Any], words: str) -> None:
+    node = judged(world, **asked)
+    assert node.verdict is Verdict.BROKEN
+    assert words in f"{node.culprit().title} {node.culprit().words}"
+
+
+def test_old_evidence_is_refused(world: World) -> None:
+    node = judged(world, days=40, max_age_days=30)
+    assert node.verdict is Verdict.BROKEN
+    assert "more than 30 days ago" in node.culprit().words
+
+
+def test_evidence_without_a_time_has_no_age(world: World) -> None:
+    def change(body: dict[str, Any]) -> None:
+        del body["predicate"]["sm120_recorded"]
+
+    found = world.walk({**world.envelopes(), "rebuild": world.lie("rebuild", change)})
+    node = judge_policy(Policy(max_age_days=30), found, NOW)
+    assert "does not say when" in node.culprit().words
+
+
+def accepted(body: dict[str, Any]) -> None:
+    body["predicate"] |= {"result": "WARNED", "sm120_verdict": "accepted", "warnedTests": ["x"]}
+
+
+@pytest.mark.parametrize(("least", "verdict"), [("passed", "BROKEN"), ("accepted", "VALID")])
+def test_accepted_is_less_than_passed(world: World, least: str, verdict: str) -> None:
+    warned = world.lie("gate-smem-sm_120", accepted)
+    found = world.walk({**world.envelopes(), "gate-smem-sm_120": warned})
+    node = judge_policy(Policy.model_validate({"gates": {"smem": least}}), found, NOW)
+    assert node.verdict is Verdict[verdict]
+
+
+def test_a_result_that_cannot_be_read_counts_for_nothing(world: World) -> None:
+    broken = world.lie("gate-smem-sm_120", lambda b: b["predicate"].update(result="?"))
+    found = world.walk({**world.envelopes(), "gate-smem-sm_120": broken})
+    node = judge_policy(Policy(gates={"smem": "accepted"}), found, NOW)
+    assert node.verdict is Verdict.BROKEN
+
+
+def test_two_signatures_are_counted(world: World) -> None:
+    both = countersigned(world.signed("provenance"), LocalSigner(world.other_key))
+    trust = trust_in(trusted(world.key), trusted(world.other_key, "second"))
+    found = world.walk({**world.envelopes(), "provenance": both}, trust)
+    policy = Policy(require=["provenance"], signatures=2)
+    assert judge_policy(policy, found, NOW).verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("format: 2", "format"),
+        ("requires: [provenance]", "requires: Extra inputs"),
+        ("require: [everything]", "no such kind of evidence"),
+        ("gates: {smem: failed}", "gates.smem"),
+        ("max_age_days: 0", "max_age_days"),
+        ("signatures: 0", "signatures"),
+        ("a: 1\na: 2", "is there twice"),
+    ],
+)
+def test_a_bad_policy_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(text)
+    with pytest.raises(TrustInvalid, match=words):
+        read_policy(path)
+
+
+def test_a_good_policy_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("format: 1\nrequire: [provenance]\nmax_age_days: 90\n")
+    assert read_policy(path) == Policy(require=["provenance"], max_age_days=90)

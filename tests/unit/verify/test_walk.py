@@ -1,0 +1,309 @@
+"""Good evidence is found good; what moved since makes it stale; what is missing, incomplete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.lock.model import read_lock, sealed, write_lock
+from pipeline.record.envelope import Signature, countersigned, enclose
+from pipeline.record.keys import LocalSigner, key_id
+from pipeline.record.names import REPORT, WEIGHTS
+from pipeline.record.statement import state
+from pipeline.verify.artifact import open_file
+from pipeline.verify.evidence import read_exhibit
+from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.walk import walk
+from pipeline.wish.load import Checkout
+from tests.makers import AMD64
+from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted
+
+
+def test_good_evidence_is_valid(world: World) -> None:
+    found = world.walk()
+    assert found.node.verdict is Verdict.VALID, found.node.culprit()
+    kinds = [b.kind for b in found.believed]
+    assert kinds == ["provenance", "cyclonedx", "spdx", "test-result", "test-result", "rebuild"]
+
+
+def test_two_signatures_are_two_believed_keys(world: World) -> None:
+    both = countersigned(world.signed("provenance"), LocalSigner(world.other_key))
+    trust = trust_in(trusted(world.key), trusted(world.other_key, "second"))
+    found = world.walk({**world.envelopes(), "provenance": both}, trust)
+    assert found.node.verdict is Verdict.VALID
+    assert [key.name for key in found.believed[0].keys] == ["builder", "second"]
+
+
+def test_a_second_signature_by_a_stranger_changes_nothing_but_is_told(world: World) -> None:
+    both = countersigned(world.signed("provenance"), LocalSigner(world.other_key))
+    found = world.walk({**world.envelopes(), "provenance": both})
+    assert found.node.verdict is Verdict.VALID
+    assert "does not know" in found.node.children[0].children[0].words
+
+
+def test_a_signature_without_a_key_name_is_tried_with_every_key(world: World) -> None:
+    name = key_id(world.key.public_key()).encode()
+    exhibits = [
+        read_exhibit(kind, envelope.dump().replace(b'"keyid":"' + name, b'"keyid":"'))
+        for kind, envelope in world.envelopes().items()
+    ]
+    trust = trust_in(trusted(world.other_key, "second"), trusted(world.key))
+    assert world.walk(exhibits, trust).node.verdict is Verdict.VALID
+
+
+def test_one_key_counts_once_however_often_it_signed(world: World) -> None:
+    good = world.signed("provenance")
+    nameless = Signature(None, world.signed("provenance").signatures[0].sig)
+    double = replace(good, signatures=(*good.signatures, nameless))
+    found = world.walk({**world.envelopes(), "provenance": double})
+    assert found.node.verdict is Verdict.VALID
+    assert len(found.believed[0].keys) == 1
+
+
+def test_a_new_key_may_sign_an_old_statement_anew(world: World) -> None:
+    """Rotation: the statement is older than the key's time, the signature is not."""
+    renewed = {name: world.signed(name, world.other_key) for name in world.statements}
+    renewed["rebuild"] = world.envelopes()["rebuild"]
+    start = datetime(2026, 6, 1, tzinfo=UTC)
+    trust = trust_in(trusted(world.key), trusted(world.other_key, "new", not_before=start))
+    assert world.walk(renewed, trust).node.verdict is Verdict.VALID
+
+
+def test_a_replaced_key_keeps_what_it_signed_before(world: World) -> None:
+    revoked = {
+        "since": datetime(2026, 6, 1, tzinfo=UTC),
+        "reason": "replaced",
+        "compromised": False,
+    }
+    trust = trust_in(trusted(world.key, revoked=revoked))
+    assert world.walk(trust=trust).node.verdict is Verdict.VALID
+
+
+def test_no_evidence_is_unsigned(world: World) -> None:
+    node = world.walk([]).node
+    assert node.verdict is Verdict.UNSIGNED
+    assert "no evidence" in node.words
+
+
+def test_statements_that_nobody_signed_are_unsigned(world: World) -> None:
+    bare = {name: enclose(s) for name, s in world.statements.items()}
+    found = world.walk(bare)
+    assert found.node.verdict is Verdict.UNSIGNED
+    assert found.believed == ()
+
+
+def test_one_unsigned_statement_among_signed_ones_is_unsigned(world: World) -> None:
+    node = world.judge(rebuild=enclose(world.statements["rebuild"]))
+    assert node.verdict is Verdict.UNSIGNED
+
+
+def test_without_a_trust_file_nothing_is_valid(world: World) -> None:
+    exhibits = [read_exhibit(name, e.dump()) for name, e in world.envelopes().items()]
+    found = walk(world.artifact, exhibits, None, world.checkout, NOW)
+    assert found.node.verdict is Verdict.INCOMPLETE
+    assert found.believed == ()
+
+
+def test_without_a_checkout_materials_are_incomplete(world: World) -> None:
+    node = world.walk(checkout=None).node
+    assert node.verdict is Verdict.INCOMPLETE
+    assert node.culprit().title == "materials"
+
+
+def test_a_checkout_without_the_image_is_incomplete(world: World, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    node = world.walk(checkout=Checkout(tmp_path)).node
+    assert node.verdict is Verdict.INCOMPLETE
+    assert "there is no image" in node.culprit().words
+
+
+def test_signed_bills_without_provenance_are_incomplete(world: World) -> None:
+    node = world.judge(provenance=None)
+    assert node.verdict is Verdict.INCOMPLETE
+    assert {"provenance"} <= {c.title for c in node.children}
+
+
+@pytest.mark.parametrize("gate", ["smem", "patches"])
+def test_a_gate_that_is_wished_for_and_has_no_result_is_incomplete(world: World, gate: str) -> None:
+    node = world.judge(**{f"gate_{gate}_sm_120": None})
+    assert node.verdict is Verdict.INCOMPLETE
+    assert node.culprit().title == f"gate {gate}"
+
+
+def test_an_image_without_machine_code_passes_that_gate(world: World) -> None:
+    def change(body: dict[str, Any]) -> None:
+        body["predicate"] |= {"sm120_gate": "arch", "passedTests": [], "configuration": []}
+
+    envelopes = {**world.envelopes(), "arch": world.lie("gate-smem-sm_120", change)}
+    node = world.walk(envelopes).node
+    assert node.verdict is Verdict.VALID
+    assert node.children[-1].children[-1].words == "nothing in it to judge"
+
+
+def test_evidence_of_a_file_needs_no_provenance(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_bytes(b"numbers")
+    artifact = open_file(path)
+    body = {"title": "numbers", "numbers": [], "runs": []}
+    said = state("report.html", artifact.digest, REPORT, body, WHEN)
+    envelope = enclose(said, [LocalSigner(world.key)])
+    assert world.walk({"report": envelope}, artifact=artifact).node.verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(
+    ("result", "why", "verdict"),
+    [
+        ("verified", [], "VALID"),
+        ("damaged", ["short: a.safetensors"], "BROKEN"),
+        ("unknown", ["no receipt vouches for 3 files"], "INCOMPLETE"),
+        ("unknown", [], "INCOMPLETE"),
+    ],
+)
+def test_weights_are_as_good_as_their_verification(
+    world: World, tmp_path: Path, result: str, why: list[str], verdict: str
+) -> None:
+    lock = tmp_path / "kimi.lock.yaml"
+    lock.write_bytes(b"files: []\n")
+    artifact = open_file(lock)
+    body = {
+        "lock": {"name": "kimi", "seal": artifact.digest, "wish": artifact.digest},
+        "repository": "moonshotai/Kimi-K2",
+        "commit": "0" * 40,
+        "files": 96,
+        "size_bytes": 595_000_000_000,
+        "layout": "plain",
+        "verification": {"result": result, "how": "full", "files_read": 96}
+        | {"files_by_receipt": 0, "why": why},
+        "tool": {"name": "sm120-pipeline", "version": "0.1.0"},
+    }
+    said = state("kimi.lock.yaml", artifact.digest, WEIGHTS, body, WHEN)
+    found = world.walk({"w": enclose(said, [LocalSigner(world.key)])}, artifact=artifact)
+    assert found.node.verdict is Verdict[verdict]
+    assert all(words in found.node.culprit().words for words in why)
+
+
+def edit_wish(checkout: Checkout) -> None:
+    path = checkout.folder("engine") / "image.yaml"
+    path.write_text(path.read_text().replace("a small engine", "another small engine"))
+
+
+def edit_series(checkout: Checkout) -> None:
+    path = checkout.folder("engine") / "patches" / "series.yaml"
+    path.write_text(path.read_text().replace("because a test", "only because a test"))
+
+
+def edit_patch(checkout: Checkout) -> None:
+    path = checkout.folder("engine") / "patches" / "0001.patch"
+    path.write_text(path.read_text() + "\n")
+
+
+def drop_patch(checkout: Checkout) -> None:
+    (checkout.folder("engine") / "patches" / "0001.patch").unlink()
+
+
+def edit_case(checkout: Checkout) -> None:
+    (checkout.folder("engine") / "gates" / "smem-a.yaml").write_text("{a: 1}\n")
+
+
+def add_case(checkout: Checkout) -> None:
+    (checkout.folder("engine") / "gates" / "smem-b.yaml").write_text("{}\n")
+
+
+def edit_own_file(checkout: Checkout) -> None:
+    (checkout.folder("engine") / "serve.py").write_text("print(1)\n")
+
+
+def move_lock(checkout: Checkout) -> None:
+    path = checkout.lock_path("engine", AMD64)
+    old = read_lock(path)
+    write_lock(path, sealed("engine", AMD64, old.wish, old.base_lock, old.wheels[:1], []))
+
+
+def move_golden(checkout: Checkout) -> None:
+    text = checkout.golden_path.read_text()
+    digest = text.partition("digest: sha256:")[2][:64]
+    checkout.golden_path.write_text(text.replace(digest, "0" * 64))
+
+
+STALE: dict[str, tuple[Callable[[Checkout], None], str]] = {
+    "wish": (edit_wish, "has changed since: summary"),
+    "series": (edit_series, "series.yaml has changed since"),
+    "patch": (edit_patch, "has changed since"),
+    "patch gone": (drop_patch, "is no longer there"),
+    "gate case": (edit_case, "has changed since: gates/smem-a.yaml"),
+    "new gate case": (add_case, "has changed since: gates/smem-b.yaml"),
+    "own file": (edit_own_file, "has changed since"),
+    "lock": (move_lock, "was sha256:"),
+    "golden": (move_golden, "is sha256:000000"),
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_what_moved_since_makes_evidence_stale(world: World, tmp_path: Path, name: str) -> None:
+    change, words = STALE[name]
+    checkout = world.checkout_copy(tmp_path)
+    change(checkout)
+    node = world.walk(checkout=checkout).node
+    assert node.verdict is Verdict.STALE
+    assert words in node.culprit().words
+
+
+def test_a_wheel_that_is_no_longer_locked_is_named(world: World, tmp_path: Path) -> None:
+    checkout = world.checkout_copy(tmp_path)
+    move_lock(checkout)
+    provenance = world.walk(checkout=checkout).node.children[0]
+    wheels = next(c for c in provenance.children if c.title.endswith("wheels"))
+    gone = [c.title for c in wheels.children if c.verdict is Verdict.STALE]
+    assert gone == ["pkg-1.0-py3-none-any.whl"]
+    assert wheels.words == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.lock_path("engine", AMD64).unlink(), "there is no such lock"),
+        (lambda c: c.lock_path("engine", AMD64).write_text("x: 1"), "Field required"),
+        (lambda c: c.golden_path.unlink(), "none is committed"),
+        (lambda c: c.golden_path.write_text("["), "not valid YAML"),
+    ],
+)
+def test_what_cannot_be_compared_is_incomplete(
+    world: World, tmp_path: Path, change: Callable[[Checkout], None], words: str
+) -> None:
+    checkout = world.checkout_copy(tmp_path)
+    change(checkout)
+    node = world.walk(checkout=checkout).node
+    assert node.verdict is Verdict.INCOMPLETE
+    assert words in " ".join(_words(node))
+
+
+def _words(node: Node) -> list[str]:
+    return [node.words, *(w for child in node.children for w in _words(child))]
+
+
+def test_an_image_without_a_golden_digest_is_incomplete(world: World) -> None:
+    def change(body: dict[str, Any]) -> None:
+        for item in body["predicate"]["runDetails"]["byproducts"]:
+            if ":golden:" in item["uri"]:
+                del item["digest"]
+                item["annotations"] = {"unknown": "nobody committed one"}
+
+    node = world.judge(provenance=world.lie("provenance", change))
+    assert node.verdict is Verdict.INCOMPLETE
+    assert node.culprit().words == "nobody committed one"
+
+
+def test_a_record_of_a_build_with_another_golden_digest_is_stale(world: World) -> None:
+    def change(body: dict[str, Any]) -> None:
+        for item in body["predicate"]["runDetails"]["byproducts"]:
+            if ":golden:" in item["uri"]:
+                item["digest"]["sha256"] = "1" * 64
+
+    node = world.judge(provenance=world.lie("provenance", change))
+    assert node.verdict is Verdict.STALE
+    assert "when it was recorded" in node.culprit().words

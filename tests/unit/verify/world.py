@@ -1,0 +1,194 @@
+"""A small image with all its evidence, signed; and ways to tell lies about it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.build.image import Built
+from pipeline.build.plan import ImagePlan, plan_image
+from pipeline.gate.evidence import Evidence, GateKind, Row, keep_evidence
+from pipeline.gate.results import CaseVerdict
+from pipeline.model import canonical_json, sha256_of
+from pipeline.record.envelope import Envelope, Signature, enclose
+from pipeline.record.image import image_statements
+from pipeline.record.keys import LocalSigner, PrivateKey, key_id, new_key, public_pem
+from pipeline.record.names import KINDS
+from pipeline.record.rebuild import rebuild_statement
+from pipeline.record.statement import Moment, Statement
+from pipeline.record.trust import Trust
+from pipeline.store.store import Store, open_store
+from pipeline.verify.artifact import Artifact, open_image
+from pipeline.verify.evidence import Exhibit, read_exhibit
+from pipeline.verify.verdict import Node
+from pipeline.verify.walk import Walk, walk
+from pipeline.wish.load import Checkout
+from tests.makers import (
+    AMD64,
+    Edit,
+    build,
+    make_checkout,
+    make_deb,
+    make_wheel,
+    patch_files,
+    root_image,
+    wheel_image,
+)
+from tests.testbed.deb_file import Item, symlink
+
+NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
+WHEN = Moment(at="2026-05-31T08:00:00Z", invocation="urn:uuid:00000000-0000-4000-8000-000000000000")
+COPYRIGHT = (
+    b"Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\n"
+    b"Files: *\nCopyright: somebody\nLicense: GPL-2+ and Expat\n"
+)
+METADATA = (
+    b"Metadata-Version: 2.4\nName: pkg\nVersion: 1.0\nLicense-Expression: mit OR apache-2.0\n"
+)
+
+
+def trusted(key: PrivateKey, name: str = "builder", **changes: Any) -> dict[str, Any]:
+    """A key as a trust file lists it."""
+    public = key.public_key()
+    return {
+        "name": name,
+        "id": key_id(public),
+        "public": public_pem(public),
+        "for": list(KINDS),
+        "not_before": datetime(2026, 1, 1, tzinfo=UTC),
+        "until": datetime(2027, 1, 1, tzinfo=UTC),
+        **changes,
+    }
+
+
+def trust_in(*entries: dict[str, Any]) -> Trust:
+    return Trust.model_validate({"format": 1, "keys": list(entries)})
+
+
+def evidence(
+    store: Store, gate: GateKind, verdict: CaseVerdict, checkout: Checkout, words: str = ""
+) -> Evidence:
+    """A gate's result that depends on a case file and a patch of the checkout."""
+    folder = checkout.folder("engine")
+    names = ("gates/smem-a.yaml", "patches/0001.patch")
+    return Evidence(
+        gate=gate,
+        arch="sm_120",
+        verdict=verdict,
+        inputs={n: sha256_of((folder / n).read_bytes()) for n in names} | {"x.whl": sha256_of(b"")},
+        made_by={"triton": "3.5.1"},
+        rows=[
+            Row(name="case-1", verdict="passed"),
+            Row(name="case-2", verdict=verdict, words=words),
+        ],
+    )
+
+
+@dataclass(frozen=True)
+class World:
+    """All that a verifier can be given."""
+
+    place: Path
+    checkout: Checkout
+    store: Store
+    plan: ImagePlan
+    built: Built
+    key: PrivateKey
+    other_key: PrivateKey
+    statements: dict[str, Statement]
+
+    @property
+    def trust(self) -> Trust:
+        return trust_in(trusted(self.key))
+
+    @cached_property
+    def artifact(self) -> Artifact:
+        return open_image(self.store.blob_path(self.built.digest).parent, self.built.digest, "it")
+
+    def signed(self, name: str, key: PrivateKey | None = None) -> Envelope:
+        return enclose(self.statements[name], [LocalSigner(key or self.key)])
+
+    @cached_property
+    def _good(self) -> dict[str, Envelope]:
+        return {name: self.signed(name) for name in self.statements}
+
+    def envelopes(self) -> dict[str, Envelope]:
+        return dict(self._good)
+
+    def lie(self, name: str, change: Callable[[dict[str, Any]], None]) -> Envelope:
+        """A statement changed at will and signed with the good key."""
+        body = json.loads(self.statements[name].dump())
+        change(body)
+        return sign_bytes(canonical_json(body), self.key)
+
+    def walk(
+        self,
+        envelopes: dict[str, Envelope] | Sequence[Exhibit] | None = None,
+        trust: Trust | None = None,
+        **changes: Any,
+    ) -> Walk:
+        found = self.envelopes() if envelopes is None else envelopes
+        if isinstance(found, dict):
+            found = [read_exhibit(name, e.dump()) for name, e in found.items()]
+        given: dict[str, Any] = {"artifact": self.artifact, "checkout": self.checkout, "now": NOW}
+        given |= {"trust": trust or self.trust, "exhibits": found, **changes}
+        return walk(**given)
+
+    def judge(self, **changed: Envelope | None) -> Node:
+        """The verdict when some of the evidence is replaced, or taken away."""
+        found = {k.replace("-", "_"): v for k, v in self.envelopes().items()}
+        found |= {k: v for k, v in changed.items() if v is not None}
+        return self.walk({k: v for k, v in found.items() if changed.get(k, v) is not None}).node
+
+    def checkout_copy(self, to: Path) -> Checkout:
+        shutil.copytree(self.checkout.root, to / "checkout")
+        return Checkout(to / "checkout")
+
+
+def sign_bytes(payload: bytes, key: PrivateKey) -> Envelope:
+    """An envelope around any bytes: what a liar with a good key can make."""
+    from pipeline.record.envelope import pae
+    from pipeline.record.names import PAYLOAD
+
+    signer = LocalSigner(key)
+    signature = Signature(signer.key_id, signer.sign(pae(PAYLOAD, payload)))
+    return Envelope(payload, (signature,), Statement.model_construct())
+
+
+def make_world(place: Path) -> World:
+    """Build, judge, state and sign."""
+    mirror = place / "mirror"
+    doc = "./usr/share/doc/tool/copyright"
+    deb = make_deb(mirror, "tool", Item("./usr/bin/tool", b"#!"), Item(doc, COPYRIGHT))
+    more = make_deb(mirror, "more", symlink("./usr/share/doc/more", "tool"))
+    edit = Edit("pkg/code.py", b"size = 64\n", b"size = 32\n")
+    parts = {
+        "pkg/code.py": edit.before,
+        "pkg/__init__.py": b"",
+        "pkg-1.0.dist-info/METADATA": METADATA,
+    }
+    image = wheel_image(
+        "engine",
+        [make_wheel(mirror, "pkg", parts), make_wheel(mirror, "other")],
+        gates=["smem"],
+        patches="patches/series.yaml",
+        files=[{"from": "serve.py", "to": "/opt/serve.py", "mode": "0755"}],
+    )
+    image.files |= {"serve.py": "print()\n", "gates/smem-a.yaml": "{}\n", **patch_files(edit)}
+    checkout = make_checkout(place / "checkout", root_image([deb, more]), image)
+    store = open_store(place / "store")
+    built = build(checkout, store, mirror, "engine")[0]
+    plan = plan_image(checkout, "engine", AMD64)
+    gates = [evidence(store, g, "passed", checkout) for g in ("smem", "patches")]
+    keep_evidence(store, "engine", AMD64, built.digest, [(e, 1.0) for e in gates])
+    key = new_key()
+    statements = image_statements(checkout, store, plan, built, WHEN)
+    statements["rebuild"] = rebuild_statement(plan, built, LocalSigner(key), "", WHEN)
+    return World(place, checkout, store, plan, built, key, new_key(), copy.copy(statements))

@@ -1,0 +1,163 @@
+"""A small locked set on disk, in either layout, and a second copy to repair it from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import OfflineMiss, SourceUnreachable
+from pipeline.weights.copies import Source
+from pipeline.weights.model import FilePin, WeightsLock, WeightsWish, sealed
+from pipeline.weights.place import Place, new_place
+from pipeline.weights.verify import Checked, Report, Request, verify
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def random_bytes(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def small_files() -> dict[str, bytes]:
+    """Two shards of one size, a module, configs in two folders, an empty file."""
+    return {
+        "model-1.safetensors": random_bytes(1, 300_000),
+        "model-2.safetensors": random_bytes(2, 300_000),
+        "config.json": b'{"a": 1}\n',
+        "modeling.py": b"print('hello')\n",
+        "sub/more.json": b"{}\n",
+        "empty.txt": b"",
+    }
+
+
+def pin_of(path: str, data: bytes) -> FilePin:
+    """As the Hub does it: SHA-256 for large files, git's hash for small ones."""
+    if path.endswith((".safetensors", ".gguf")):
+        return FilePin(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    return FilePin(path=path, size_bytes=len(data), git_sha1=blob)
+
+
+def lock_of(files: Mapping[str, bytes], name: str = "tiny") -> WeightsLock:
+    wish = WeightsWish(
+        name=name,
+        repository="org/tiny",
+        format="safetensors",
+        quant="bf16",
+        about="A set of weights that is only here for the tests.",
+    )
+    return sealed(wish, COMMIT, [pin_of(path, data) for path, data in files.items()])
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """The simplest copy: files by their paths."""
+
+    folder: Path
+
+    def read(self, pin: FilePin, start: int, stop: int) -> Iterator[bytes]:
+        path = self.folder / pin.path
+        if not path.is_file():
+            raise SourceUnreachable(f"there is no {pin.path}")
+        with path.open("rb") as handle:
+            handle.seek(start)
+            while start < stop and (data := handle.read(min(stop - start, 1 << 20))):
+                start += len(data)
+                yield data
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Some copies; none of them brings whole files faster than by reading them."""
+
+    copies: Sequence[Source]
+
+    def sources(self) -> list[Source]:
+        return list(self.copies)
+
+    def bring(self, place: Place, pins: list[FilePin]) -> None:
+        raise OfflineMiss("no fetch here")
+
+    def hang_up(self) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class DiskSet:
+    """A place with its files, and the folder of a right copy."""
+
+    place: Place
+    files: Mapping[str, bytes]
+    copy: Path
+
+    @property
+    def source(self) -> FolderSource:
+        return FolderSource(self.copy)
+
+    def pin(self, path: str) -> FilePin:
+        return next(pin for pin in self.place.lock.files if pin.path == path)
+
+    def path(self, path: str) -> Path:
+        """Where a file's bytes lie."""
+        return self.place.file(self.pin(path))
+
+    def check(self, **request: object) -> Checked:
+        return verify(self.place, Request(**request))  # type: ignore[arg-type]
+
+    def report(self, **request: object) -> Report:
+        return self.check(**request).report
+
+    def kinds(self, **request: object) -> dict[str, str]:
+        """The damage, by path."""
+        return {f.path: f.kind for f in self.report(**request).damage}
+
+    def holds_all(self) -> bool:
+        """Whether every name gives the right bytes, judged without the code under test."""
+        names = {path: self.place.name(self.pin(path)) for path in self.files}
+        return all(names[path].read_bytes() == data for path, data in self.files.items())
+
+
+def write_set(place: Place, files: Mapping[str, bytes]) -> None:
+    for pin in place.lock.files:
+        place.file(pin).parent.mkdir(parents=True, exist_ok=True)
+        place.file(pin).write_bytes(files[pin.path])
+        if place.hub_cache:
+            place.name(pin).parent.mkdir(parents=True, exist_ok=True)
+            place.name(pin).symlink_to(place.link_target(pin))
+    place.keep_lock()
+
+
+def make_set(
+    folder: Path, files: Mapping[str, bytes] | None = None, *, hub_cache: bool = False
+) -> DiskSet:
+    files = small_files() if files is None else files
+    place = new_place(folder / "set", lock_of(files), hub_cache=hub_cache)
+    write_set(place, files)
+    copy = folder / "copy"
+    for path, data in files.items():
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        (copy / path).write_bytes(data)
+    return DiskSet(place, files, copy)
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one byte in place."""
+    with path.open("r+b") as handle:
+        handle.seek(at)
+        old = handle.read(1)
+        handle.seek(at)
+        handle.write(bytes([old[0] ^ 0x40]))
+
+
+def settle() -> None:
+    """Wait until what was written is older than a tick of the quick clock."""
+    time.sleep(0.03)
+
+
+def put_back_mtime(path: Path, before: os.stat_result) -> None:
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))

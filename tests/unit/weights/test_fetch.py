@@ -1,0 +1,648 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import (
+    DigestMismatch,
+    DiskFull,
+    HubBroken,
+    HubRefused,
+    OfflineMiss,
+    PipelineError,
+    RevisionMoved,
+    SourceUnreachable,
+    StoreUnwritable,
+    WishInvalid,
+)
+from pipeline.fetch.http import Client
+from pipeline.log import Bar
+from pipeline.weights import fetch as fetch_module
+from pipeline.weights.arrival import Arrival
+from pipeline.weights.fetch import fetch_range
+from pipeline.weights.hashing import identity_of
+from pipeline.weights.model import FilePin, sealed
+from pipeline.weights.place import new_place
+from pipeline.weights.receipt import Entry, keep
+from pipeline.weights.sources import find_routes
+from tests.testbed import hub_faults as fault
+from tests.testbed.hub import ALWAYS, test_hub
+from tests.unit.weights.conftest import BIG, RANGE_BYTES, SMALL, TOKEN, Bed, big_bytes
+
+FILE_BYTES = len(big_bytes())
+MIDDLE = FILE_BYTES // 2
+
+
+@pytest.mark.parametrize("hub_cache", [False, True])
+def test_every_file_comes_to_its_name_and_a_second_fetch_asks_for_nothing(
+    bed: Bed, hub_cache: bool
+) -> None:
+    place = bed.place(hub_cache=hub_cache)
+    assert sorted(bed.fetch(place)) == sorted(bed.files)
+    bed.require_right(place)
+    sent = bed.hub.sent_bytes()
+    assert sent == sum(map(len, bed.files.values()))
+    assert bed.fetch(place) == []
+    assert bed.hub.sent_bytes() == sent
+
+
+def test_a_large_file_comes_in_ranges_over_several_connections(bed: Bed) -> None:
+    bed.fetch(jobs=4)
+    asked = [a.range for a in bed.hub.bodies(BIG)]
+    assert len(set(asked)) == len(asked) == 11
+    assert bed.hub.sent_bytes(BIG) == FILE_BYTES
+
+
+def test_bytes_that_come_in_order_are_hashed_without_reading_them_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> bytes:
+        raise AssertionError("read from the disk")
+
+    bed.publish({f"part-{i}.safetensors": big_bytes(seed=i) for i in range(3)})
+    monkeypatch.setattr(os, "pread", never)
+    bed.fetch(jobs=1)
+    monkeypatch.undo()
+    bed.require_right()
+
+
+def test_the_hub_is_asked_once_where_a_large_file_lies(bed: Bed) -> None:
+    bed.fetch(jobs=1)
+    assert len([a for a in bed.hub.asked if a.stage == "resolve" and a.name == BIG]) == 1
+
+
+def test_a_link_that_no_longer_works_is_asked_for_again(bed: Bed) -> None:
+    bed.hub.fail(BIG, fault.status(403), times=ALWAYS)
+    client = Client(bed.settings)
+    routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN)
+    bed.hub.forgive()
+    assert b"".join(fetch_range(routes, bed.pin(), 0, 1000, client=client))
+    bed.hub.fail(BIG, fault.status(403))
+    assert b"".join(fetch_range(routes, bed.pin(), 1000, 2000, client=client))
+    assert len([a for a in bed.hub.asked if a.stage == "resolve"]) == 2
+
+
+WIRE_FAULTS = {
+    "same-size wrong byte": fault.flip(MIDDLE),
+    "wrong first byte": fault.flip(0),
+    "wrong last byte": fault.flip(FILE_BYTES - 1),
+    "stall at 99 %": fault.stall(FILE_BYTES * 99 // 100),
+    "no headers": fault.silent(),
+    "cut off": fault.cut(MIDDLE),
+    "reset": fault.reset(MIDDLE),
+    "whole file instead of a range": fault.whole_file(),
+    "too short a body": fault.short(1000),
+    "too long a body": fault.long(1000),
+    "another range": fault.shifted(1),
+    "another range under the right name": fault.lying_shift(1),
+    "a proxy's page": fault.instead(b"<html>please log in</html>"),
+    "busy": fault.status(429, Retry_After="0"),
+    "server error": fault.status(503),
+}
+
+
+@pytest.mark.parametrize("name", WIRE_FAULTS)
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_a_fault_on_the_wire_is_noticed_and_mended(bed: Bed, name: str, jobs: int) -> None:
+    bed.hub.fail(BIG, WIRE_FAULTS[name])
+    bed.fetch(jobs=jobs)
+    bed.require_right()
+
+
+ENDINGS: dict[str, type[PipelineError]] = {
+    "same-size wrong byte": DigestMismatch,
+    "wrong first byte": DigestMismatch,
+    "wrong last byte": DigestMismatch,
+    "stall at 99 %": SourceUnreachable,
+    "cut off": SourceUnreachable,
+    "reset": SourceUnreachable,
+    "too short a body": DigestMismatch,
+    "too long a body": DigestMismatch,
+    "another range": HubBroken,
+    "another range under the right name": DigestMismatch,
+    "a proxy's page": DigestMismatch,
+    "server error": SourceUnreachable,
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_fault_that_stays_ends_with_its_own_error_and_no_file(bed: Bed, name: str) -> None:
+    bed.hub.fail(BIG, WIRE_FAULTS[name], times=ALWAYS)
+    with pytest.raises(ENDINGS[name], match=BIG):
+        bed.fetch(stall_s=0.1)
+    bed.require_absent()
+
+
+def test_a_server_that_sends_only_whole_files_will_do(bed: Bed) -> None:
+    bed.hub.fail(BIG, fault.whole_file(), times=ALWAYS)
+    bed.fetch()
+    bed.require_right()
+
+
+def test_wrong_bytes_are_never_kept_for_a_later_run(bed: Bed) -> None:
+    bed.hub.fail(BIG, fault.flip(MIDDLE), times=ALWAYS)
+    with pytest.raises(DigestMismatch):
+        bed.fetch()
+    assert list(bed.place().partial_folder.glob("*")) == []
+    bed.hub.forgive()
+    bed.fetch()
+    bed.require_right()
+
+
+def test_one_bad_file_does_not_keep_the_others_away(bed: Bed) -> None:
+    bed.publish({**bed.files, "other.safetensors": big_bytes(seed=2)})
+    bed.hub.fail(BIG, fault.flip(MIDDLE), times=ALWAYS)
+    with pytest.raises(DigestMismatch, match=BIG):
+        bed.fetch()
+    assert (bed.folder / "other.safetensors").read_bytes() == big_bytes(seed=2)
+    bed.require_absent()
+
+
+def test_the_place_of_a_wrong_byte_is_named(bed: Bed, capfd: pytest.CaptureFixture[str]) -> None:
+    bed.hub.fail(BIG, fault.flip(3 * RANGE_BYTES + 5))
+    bed.fetch()
+    said = capfd.readouterr().err
+    assert "196.6 kB to 262.1 kB had come wrong" in said
+
+
+def test_a_wrong_small_file_is_refused_too(bed: Bed) -> None:
+    bed.hub.fail(SMALL, fault.flip(3), times=ALWAYS)
+    with pytest.raises(DigestMismatch, match=SMALL):
+        bed.fetch()
+    bed.require_absent(SMALL)
+
+
+def test_another_file_under_the_name_is_refused_before_its_first_byte(bed: Bed) -> None:
+    lock = bed.lock()
+    other = bed.hub.add("org/tiny", {**bed.files, BIG: big_bytes(seed=9)}, "other")
+    place = new_place(bed.folder, lock.model_copy(update={"commit": other}), hub_cache=False)
+    with pytest.raises(DigestMismatch, match=BIG):
+        bed.fetch(place)
+    assert bed.hub.sent_bytes(BIG) == 0
+
+
+def test_a_server_that_asks_for_a_pause_gets_it(bed: Bed) -> None:
+    bed.hub.fail(BIG, fault.status(429, Retry_After="1"), stage="resolve")
+    start = time.monotonic()
+    bed.fetch(jobs=1)
+    assert 1.0 <= time.monotonic() - start < 20
+    bed.require_right()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "ending"),
+    [
+        (fault.gated(403), HubRefused),
+        (fault.gated(401), HubRefused),
+        (fault.status(401), HubRefused),
+        (fault.status(403), HubRefused),
+        (fault.status(404, X_Error_Code="EntryNotFound"), HubRefused),
+        (fault.status(404, X_Error_Code="RevisionNotFound"), RevisionMoved),
+    ],
+)
+def test_a_refusal_has_its_own_ending(
+    bed: Bed, refusal: fault.Fault, ending: type[PipelineError]
+) -> None:
+    bed.hub.fail(BIG, refusal, times=ALWAYS, stage="resolve")
+    with pytest.raises(ending, match=BIG):
+        bed.fetch()
+    bed.require_absent()
+
+
+def test_a_commit_that_is_gone_is_said_to_be_gone(bed: Bed) -> None:
+    place = bed.place()
+    bed.hub.repositories["org/tiny"].commits.clear()
+    with pytest.raises(RevisionMoved):
+        bed.fetch(place)
+
+
+def test_a_gated_repository_opens_for_the_right_token_only(bed: Bed) -> None:
+    bed.hub.repositories["org/tiny"].gated_for = TOKEN
+    with pytest.raises(HubRefused, match="gated"):
+        bed.fetch(token=None)
+    with pytest.raises(HubRefused, match="gated"):
+        bed.fetch(token="hf_wrong")
+    bed.fetch()
+    bed.require_right()
+
+
+def test_the_token_goes_to_the_hub_and_never_to_where_it_sends_us(bed: Bed) -> None:
+    bed.fetch()
+    cdn = [a for a in bed.hub.asked if a.origin == "cdn"]
+    assert cdn
+    assert not any(a.has_token for a in cdn)
+    assert all(a.has_token for a in bed.hub.asked if a.origin == "hub" and a.stage == "resolve")
+
+
+def test_the_token_is_not_sent_after_a_redirect_to_a_stranger_and_back(bed: Bed) -> None:
+    with test_hub() as stranger:
+        stranger.add("org/tiny", bed.files)
+        to = f"{stranger.url}/org/tiny/resolve/{bed.commit}/{BIG}"
+        bed.hub.fail(BIG, fault.redirect(to), times=ALWAYS, stage="resolve")
+        bed.fetch()
+        assert stranger.asked
+        assert not any(a.has_token for a in stranger.asked)
+    bed.require_right()
+
+
+def test_a_netrc_entry_does_not_take_the_tokens_place(
+    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    bed.hub.repositories["org/tiny"].gated_for = TOKEN
+    bed.fetch()
+    bed.require_right()
+
+
+def test_redirects_without_end_are_left(bed: Bed) -> None:
+    to = f"{bed.hub.url}/org/tiny/resolve/{bed.commit}/{BIG}"
+    bed.hub.fail(BIG, fault.redirect(to), times=ALWAYS, stage="resolve")
+    with pytest.raises(HubBroken, match="redirects"):
+        bed.fetch()
+
+
+def test_a_redirect_to_a_file_of_this_machine_is_not_followed(bed: Bed) -> None:
+    bed.hub.fail(BIG, fault.redirect("file:///etc/passwd"), times=ALWAYS, stage="resolve")
+    with pytest.raises(HubBroken, match="file:"):
+        bed.fetch()
+
+
+def test_only_the_missing_bytes_come_after_an_interruption(bed: Bed) -> None:
+    bed.hub.fail(BIG, fault.cut(MIDDLE), times=ALWAYS)
+    with pytest.raises(SourceUnreachable):
+        bed.fetch(jobs=1)
+    bed.hub.forgive()
+    bed.hub.asked.clear()
+    bed.fetch(jobs=1)
+    assert bed.hub.sent_bytes(BIG) == FILE_BYTES - MIDDLE
+    bed.require_right()
+
+
+def test_bytes_that_rotted_between_two_runs_are_found(bed: Bed) -> None:
+    bed.hub.fail(BIG, fault.cut(MIDDLE), times=ALWAYS)
+    with pytest.raises(SourceUnreachable):
+        bed.fetch(jobs=1)
+    bed.hub.forgive()
+    partial = bed.place().partial_folder / bed.pin().want
+    with partial.open("r+b") as handle:
+        handle.seek(7)
+        handle.write(b"\0\0\0")
+    bed.fetch()
+    bed.require_right()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "junk\n", "0 99999999999\n", "5 3\n", "\xff", "0 100", "-1 5\n", "9" * 5000 + " 1\n"],
+)
+def test_a_damaged_journal_costs_bytes_never_truth(bed: Bed, text: str) -> None:
+    pin, folder = bed.pin(), bed.place().partial_folder
+    folder.mkdir(parents=True)
+    (folder / pin.want).write_bytes(b"\0" * pin.size_bytes)
+    (folder / f"{pin.want}.journal").write_text(text, encoding="latin-1")
+    bed.fetch()
+    bed.require_right()
+
+
+def test_a_file_that_is_there_but_wrong_is_replaced(bed: Bed) -> None:
+    bed.fetch()
+    data = bytearray(bed.files[BIG])
+    data[77] ^= 1
+    (bed.folder / BIG).write_bytes(data)
+    (bed.folder / SMALL).write_bytes(b"short")
+    assert sorted(bed.fetch()) == sorted([BIG, SMALL])
+    bed.require_right()
+
+
+def test_a_receipt_may_answer_for_files_that_are_there(bed: Bed) -> None:
+    from pipeline.weights.fetch import Options, fetch_files
+
+    bed.fetch()
+    client = Client(bed.settings)
+    asked: list[str] = []
+
+    def is_right(pin: FilePin) -> bool:
+        asked.append(pin.path)
+        return pin.path != SMALL
+
+    routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN)
+    pins = bed.lock().files
+    brought = fetch_files(
+        bed.place(), pins, routes, client=client, options=Options(), is_right=is_right
+    )
+    assert [pin.path for pin in brought] == [SMALL]
+    assert sorted(asked) == sorted(bed.files)
+
+
+def test_a_subset_leaves_the_rest_of_an_interrupted_fetch_alone(bed: Bed) -> None:
+    bed.hub.fail(BIG, fault.cut(MIDDLE), times=ALWAYS)
+    with pytest.raises(SourceUnreachable):
+        bed.fetch(jobs=1)
+    bed.hub.forgive()
+    bed.fetch(pins=[bed.pin(SMALL)])
+    assert (bed.place().partial_folder / bed.pin().want).exists()
+    bed.require_absent()
+
+
+def test_partial_files_that_no_lock_names_are_dropped(bed: Bed) -> None:
+    folder = bed.place().partial_folder
+    folder.mkdir(parents=True)
+    (folder / ("0" * 64)).write_bytes(b"of an older lock")
+    bed.fetch()
+    assert not folder.exists()
+
+
+def test_two_names_of_one_content_are_one_download(bed: Bed) -> None:
+    bed.publish({**bed.files, "again/copy.safetensors": bed.files[BIG]})
+    bed.fetch()
+    bed.require_right()
+    assert bed.hub.sent_bytes("*.safetensors") == FILE_BYTES
+
+
+def test_an_empty_file_and_odd_names_arrive(bed: Bed) -> None:
+    bed.publish({"empty.txt": b"", "a b/ü#?%.json": b"{}", "big #1?.bin": big_bytes(70_000)})
+    bed.fetch()
+    bed.require_right()
+
+
+@pytest.mark.parametrize(
+    "size", [1, RANGE_BYTES - 1, RANGE_BYTES, RANGE_BYTES + 1, 2 * RANGE_BYTES]
+)
+def test_sizes_around_a_range_arrive(bed: Bed, size: int) -> None:
+    bed.publish({"a.bin": big_bytes(size)})
+    bed.fetch(jobs=3)
+    bed.require_right()
+
+
+def test_a_neighbour_is_asked_first_and_without_the_hubs_token(bed: Bed) -> None:
+    with test_hub() as neighbour:
+        neighbour.add("org/tiny", bed.files)
+        bed.lock()
+        bed.hub.asked.clear()
+        bed.fetch(neighbours=(neighbour.url,))
+        assert neighbour.sent_bytes(BIG) == FILE_BYTES
+        assert not any(a.has_token for a in neighbour.asked)
+    assert bed.hub.asked == []
+    bed.require_right()
+
+
+def test_what_a_neighbour_lacks_comes_from_the_hub(bed: Bed) -> None:
+    place = bed.place()
+    with test_hub() as neighbour:
+        commit = neighbour.add("org/tiny", {SMALL: bed.files[SMALL]})
+        repository = neighbour.repositories["org/tiny"]
+        repository.commits[bed.commit] = repository.commits.pop(commit)
+        bed.fetch(place, neighbours=(neighbour.url,))
+        assert neighbour.sent_bytes(SMALL) > 0
+    assert bed.hub.sent_bytes(BIG) == FILE_BYTES
+    bed.require_right()
+
+
+def test_a_neighbour_that_lies_is_found_out_and_the_hub_asked(bed: Bed) -> None:
+    with test_hub() as neighbour:
+        neighbour.add("org/tiny", bed.files)
+        neighbour.fail(BIG, fault.flip(MIDDLE), times=ALWAYS)
+        bed.fetch(neighbours=(neighbour.url,))
+    bed.require_right()
+
+
+def test_a_neighbour_that_is_switched_off_does_not_matter(bed: Bed) -> None:
+    bed.fetch(neighbours=("http://127.0.0.1:9",))
+    bed.require_right()
+
+
+def test_a_folder_delivers_offline(bed: Bed, tmp_path: Path) -> None:
+    place = bed.place()
+    for hub_cache in (False, True):
+        source = tmp_path / f"source-{hub_cache}"
+        bed.fetch(new_place(source, place.lock, hub_cache=hub_cache))
+        target = new_place(tmp_path / f"target-{hub_cache}", place.lock, hub_cache=False)
+        bed.hub.asked.clear()
+        bed.fetch(target, neighbours=(str(source),), offline=True, endpoint="http://127.0.0.1:9")
+        assert bed.hub.asked == []
+        bed.require_right(target)
+
+
+def test_a_folder_with_rotten_bytes_is_not_believed(bed: Bed, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    bed.fetch(new_place(source, bed.lock(), hub_cache=False))
+    with (source / BIG).open("r+b") as handle:
+        handle.write(b"\0")
+    with pytest.raises(DigestMismatch, match=BIG):
+        bed.fetch(neighbours=(str(source),), offline=True)
+    bed.require_absent()
+    bed.fetch(neighbours=(str(source),))
+    bed.require_right()
+
+
+def test_offline_without_a_folder_names_the_first_missing_file(bed: Bed) -> None:
+    with pytest.raises(OfflineMiss):
+        bed.fetch(offline=True)
+
+
+def test_offline_with_everything_there_is_content(bed: Bed) -> None:
+    bed.fetch()
+    assert bed.fetch(offline=True) == []
+
+
+def test_a_limit_holds_over_all_connections(bed: Bed) -> None:
+    start = time.monotonic()
+    bed.fetch(jobs=4, limit_bytes_per_s=FILE_BYTES)
+    assert 0.6 < time.monotonic() - start < 20
+    bed.require_right()
+
+
+def test_too_small_a_disk_is_refused_before_the_first_byte(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.weights import fetch
+
+    monkeypatch.setattr(fetch, "LEAVE_FREE_BYTES", 1 << 60)
+    with pytest.raises(DiskFull):
+        bed.fetch()
+    assert bed.hub.sent_bytes() == 0
+
+
+def test_a_disk_that_fills_up_on_the_way_keeps_what_came(
+    bed: Bed, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.weights import fetch
+
+    bed.publish({"big.safetensors": big_bytes(4 << 20)})
+    bed.folder = small_disk
+    monkeypatch.setattr(fetch, "LEAVE_FREE_BYTES", -(1 << 30))
+    with pytest.raises(DiskFull):
+        bed.fetch()
+    bed.require_absent("big.safetensors")
+
+
+def test_a_real_small_disk_is_measured(bed: Bed, small_disk: Path) -> None:
+    bed.folder = small_disk
+    with pytest.raises(DiskFull, match="are free"):
+        bed.fetch()
+    assert bed.hub.sent_bytes() == 0
+
+
+def test_a_folder_of_another_set_is_refused(bed: Bed) -> None:
+    bed.fetch()
+    other = sealed(bed.wish(name="other"), bed.commit, bed.lock().files)
+    new_place(bed.folder, other, hub_cache=False).keep_lock()
+    before = bed.place().lock_file.read_bytes()
+    (bed.folder / SMALL).write_bytes(b"of the other set")
+    with pytest.raises(WishInvalid, match="holds other"):
+        bed.fetch()
+    assert bed.place().lock_file.read_bytes() == before
+    assert (bed.folder / SMALL).read_bytes() == b"of the other set"
+
+
+def test_a_folder_under_a_files_name_is_refused(bed: Bed) -> None:
+    (bed.folder / BIG).mkdir(parents=True)
+    with pytest.raises(StoreUnwritable, match="is a folder"):
+        bed.fetch()
+    assert bed.hub.sent_bytes() == 0
+
+
+def test_a_folder_that_is_a_file_is_refused(bed: Bed) -> None:
+    bed.folder.write_bytes(b"")
+    with pytest.raises(StoreUnwritable):
+        bed.fetch()
+
+
+def test_a_read_only_folder_is_refused(bed: Bed) -> None:
+    bed.folder.mkdir(mode=0o500)
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(bed.folder)]
+    is_root = os.geteuid() == 0  # whom no mode keeps out
+    if is_root and subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("Root may write everywhere here.")
+    try:
+        with pytest.raises(StoreUnwritable):
+            bed.fetch()
+    finally:
+        if is_root:
+            subprocess.run(["umount", "--lazy", str(bed.folder)], check=True)
+    assert bed.hub.sent_bytes() == 0
+
+
+def test_two_fetches_at_once_share_the_work(bed: Bed) -> None:
+    place = bed.place()
+    bed.hub.bytes_per_s = 2_000_000
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            bed.fetch(place)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert bed.hub.sent_bytes(BIG) == FILE_BYTES
+    bed.require_right(place)
+
+
+def test_a_range_is_delivered_as_the_source_has_it(bed: Bed) -> None:
+    client = Client(bed.settings)
+    routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN, stall_s=0.3)
+    for start, stop in ((0, 10), (5, 5), (1000, 300_000), (FILE_BYTES - 1, FILE_BYTES)):
+        bed.hub.fail(BIG, fault.cut(start + (stop - start) // 2))
+        got = b"".join(fetch_range(routes, bed.pin(), start, stop, client=client))
+        assert got == bed.files[BIG][start:stop]
+
+
+def test_a_range_from_a_server_without_ranges_is_still_the_range(bed: Bed) -> None:
+    client = Client(bed.settings)
+    routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN, stall_s=0.3)
+    bed.hub.fail(BIG, fault.whole_file(), times=ALWAYS)
+    got = b"".join(fetch_range(routes, bed.pin(), 70_000, 90_000, client=client))
+    assert got == bed.files[BIG][70_000:90_000]
+
+
+def test_random_faults_leave_no_wrong_file(bed: Bed) -> None:
+    chance = random.Random(4)
+    kinds = (fault.flip, fault.cut, fault.reset)
+    for _ in range(25):
+        bed.hub.forgive()
+        for _ in range(chance.randrange(1, 4)):
+            bed.hub.fail(BIG, chance.choice(kinds)(chance.randrange(FILE_BYTES)))
+        target = new_place(bed.folder, bed.lock(), hub_cache=False)
+        (bed.folder / BIG).unlink(missing_ok=True)
+        try:
+            bed.fetch(target, jobs=chance.randrange(1, 5), pins=[bed.pin()])
+        except DigestMismatch:
+            bed.require_absent()
+            continue
+        assert hashlib.sha256((bed.folder / BIG).read_bytes()).hexdigest() == bed.pin().want
+
+
+def test_an_arrival_hashes_in_order_whatever_order_the_ranges_come_in(tmp_path: Path) -> None:
+    data = big_bytes(1000)
+    pin = FilePin(path="a", size_bytes=1000, sha256=hashlib.sha256(data).hexdigest())
+    arrival = Arrival(pin, tmp_path, 100)
+    arrival.begin()
+    spans = []
+    while span := arrival.take():
+        spans.append(span)
+    for start, stop in reversed(spans):
+        arrival.write((start, stop), start, memoryview(data[start:stop]))
+        arrival.note(start, stop)
+        arrival.give_back([])
+        arrival.catch_up()
+    assert arrival.claim_end()
+    assert not arrival.claim_end()
+    assert arrival.digest == pin.want
+    arrival.forget()
+
+
+def test_a_file_that_a_receipt_vouches_for_is_not_read_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = bed.place()
+    bed.fetch(place)
+    hashed: list[str] = []
+    monkeypatch.setattr("pipeline.weights.fetch._hashes_right", _noting(hashed))
+    pin = next(p for p in place.lock.files if p.path == BIG)
+    entry = Entry(path=BIG, want=pin.want, identity=identity_of(place.file(pin).stat()), blocks="")
+    keep(place, [entry], [])
+    assert bed.fetch(place) == []
+    assert BIG not in hashed
+    assert len(hashed) == len(bed.files) - 1
+
+
+def test_a_file_that_moved_since_its_receipt_is_read_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = bed.place()
+    bed.fetch(place)
+    pin = next(p for p in place.lock.files if p.path == BIG)
+    path = place.file(pin)
+    entry = Entry(path=BIG, want=pin.want, identity=identity_of(path.stat()), blocks="")
+    keep(place, [entry], [])
+    data = bytearray(path.read_bytes())
+    data[MIDDLE] ^= 1
+    path.write_bytes(data)
+    assert bed.fetch(place) == [BIG]
+    bed.require_right(place)
+
+
+def _noting(hashed: list[str]) -> Callable[..., bool]:
+    real = fetch_module._hashes_right
+
+    def note(path: Path, pin: FilePin, stop: threading.Event, bar: Bar) -> bool:
+        hashed.append(pin.path)
+        return real(path, pin, stop, bar)
+
+    return note

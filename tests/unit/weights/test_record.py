@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline.errors import WeightsDamaged
+from pipeline.weights import record as records
+from pipeline.weights.place import Place, find_places
+from pipeline.weights.record import Record, as_json, record, schema, set_digest
+from pipeline.weights.verify import Request, verify
+from tests.testbed.locked_set import SMALL, make_set
+from tests.unit.support import Command
+
+LARGE = {"model.safetensors": b"weights" * 1000}
+NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr("pipeline.weights.receipt._CLOCK_TICK_NS", -(10**9))
+    return make_set(tmp_path / "set", SMALL, LARGE)
+
+
+def test_a_record_of_one_moment_is_the_same_bytes_every_time(place: Place) -> None:
+    verify(place, Request())
+    first, second = (json.dumps(as_json(record(place, now=NOON))) for _ in range(2))
+    assert first == second
+    assert json.loads(first)["predicate"]["verification"]["at"] == "2026-01-02T12:00:00Z"
+
+
+def test_its_subjects_are_the_lock_file_and_the_set(place: Place, tmp_path: Path) -> None:
+    lock, files = as_json(record(place, now=NOON))["subject"]
+    assert lock["digest"]["sha256"] == hashlib.sha256(place.lock_file.read_bytes()).hexdigest()
+    assert files["name"] == f"org/tiny@{place.lock.commit}"
+    other = make_set(tmp_path / "other", {**SMALL, "config.json": b"{}"}, LARGE)
+    assert set_digest(other.lock) != set_digest(place.lock)
+
+
+def test_what_no_receipt_vouches_for_is_unknown_and_says_why(place: Place) -> None:
+    found = record(place).predicate.verification
+    assert (found.result, found.files_read) == ("unknown", 0)
+    assert "no receipt vouches for 6 files" in found.why[0]
+
+
+def test_a_receipt_or_a_full_read_makes_it_verified(place: Place) -> None:
+    full = record(place, full=True).predicate.verification
+    assert (full.result, full.how, full.files_read) == ("verified", "full", 6)
+    later = record(place).predicate.verification
+    assert (later.result, later.how, later.files_by_receipt) == ("verified", "receipt", 6)
+
+
+@pytest.mark.parametrize("fault", ["flipped", "short", "missing", "extra code", "touched"])
+def test_a_moved_file_is_never_verified(place: Place, fault: str) -> None:
+    verify(place, Request())
+    path = place.root / "model.safetensors"
+    data = path.read_bytes()
+    if fault == "flipped":
+        path.write_bytes(b"?" + data[1:])
+    if fault == "short":
+        path.write_bytes(data[:-1])
+    if fault == "missing":
+        path.unlink()
+    if fault == "extra code":
+        (place.root / "evil.py").write_bytes(b"")
+    if fault == "touched":
+        os.utime(path, ns=(1, 1))
+    quick = record(place).predicate.verification
+    assert quick.result == ("unknown" if fault in ("flipped", "touched") else "damaged")
+    assert quick.why
+    full = record(place, full=True).predicate.verification
+    assert full.result == ("verified" if fault == "touched" else "damaged")
+
+
+def test_sets_that_share_a_snapshot_are_no_damage_to_each_other(tmp_path: Path) -> None:
+    make_set(tmp_path, {}, {"q3.gguf": b"three"}, name="q3", hub_cache=True)
+    make_set(tmp_path, {}, {"q4.gguf": b"four"}, name="q4", hub_cache=True)
+    places = find_places(tmp_path)
+    results = [record(p, places, full=True).predicate.verification.result for p in places]
+    assert results == ["verified", "verified"]
+
+
+def test_the_schema_beside_the_code_is_the_codes_own() -> None:
+    path = Path(records.__file__).with_name("record.schema.json")
+    assert json.loads(path.read_text(encoding="utf-8")) == schema()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("files", -1), ("commit", "main"), ("layout", "zip"), ("more", 1), ("repository", "x")],
+)
+def test_a_record_cannot_hold_what_the_model_does_not_allow(
+    place: Place, name: str, value: object
+) -> None:
+    whole = as_json(record(place))
+    assert Record.model_validate(whole)
+    whole["predicate"][name] = value
+    with pytest.raises(ValidationError):
+        Record.model_validate(whole)
+
+
+def test_the_command_prints_it_and_fails_on_damage(place: Place, sm120: Command) -> None:
+    done = sm120("weights", "record", str(place.root), "--full")
+    assert (done.code, json.loads(done.out)["predicate"]["lock"]["seal"]) == (0, place.lock.seal)
+    (place.root / "config.json").unlink()
+    bad = sm120("weights", "record", str(place.root))
+    assert bad.code == WeightsDamaged.exit_code
+    assert json.loads(bad.out)["predicate"]["verification"]["result"] == "damaged"

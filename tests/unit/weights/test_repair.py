@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.errors import WeightsDamaged
+from pipeline.fetch.http import Client
+from pipeline.fetch.settings import read_settings
+from pipeline.weights import hashing, ranges, repair
+from pipeline.weights.copies import Routes, Source
+from pipeline.weights.hashing import BLOCK_BYTES
+from pipeline.weights.model import FilePin
+from pipeline.weights.ranges import block_sums, joined, rest_of, wrong_ranges
+from pipeline.weights.repair import Mended
+from pipeline.weights.routes import FolderRoute, Route
+from tests.unit.support import Command
+from tests.unit.weights.disk_set import (
+    Copies,
+    DiskSet,
+    FolderSource,
+    flip,
+    make_set,
+    random_bytes,
+    settle,
+)
+
+SHARD = "model-1.safetensors"
+BIG = "big.safetensors"
+BIG_BYTES = 5 * BLOCK_BYTES + 1000
+
+
+@dataclass
+class Counting:
+    """A copy that remembers which bytes were asked for, and may be wrong or fall silent."""
+
+    inner: Source
+    asked: list[tuple[str, int, int]] = field(default_factory=list)
+    wrong: bool = False
+    ends_early: int = 0
+
+    def read(self, pin: FilePin, start: int, stop: int) -> Iterator[bytes]:
+        self.asked.append((pin.path, start, stop))
+        for data in self.inner.read(pin, start, stop - self.ends_early):
+            yield bytes(len(data)) if self.wrong else data
+
+    @property
+    def asked_bytes(self) -> int:
+        return sum(stop - start for _, start, stop in self.asked)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "hub"])
+def a_set(request: pytest.FixtureRequest, tmp_path: Path) -> DiskSet:
+    return make_set(tmp_path, hub_cache=request.param)
+
+
+@pytest.fixture
+def big(tmp_path: Path, quick_clock: None) -> DiskSet:
+    """One file of several blocks, verified once, so that its blocks are known."""
+    made = make_set(tmp_path, {BIG: random_bytes(1, BIG_BYTES)})
+    assert made.report().is_whole
+    return made
+
+
+def mend(a_set: DiskSet, *sources: Source) -> list[Mended]:
+    return repair.repair(a_set.place, a_set.check(full=True), Copies(sources or [a_set.source]))
+
+
+def is_right(a_set: DiskSet) -> bool:
+    return a_set.report(full=True).is_whole and a_set.holds_all()
+
+
+def left_over(a_set: DiskSet) -> list[Path]:
+    return list(a_set.place.partial_folder.glob("*"))
+
+
+def test_only_what_is_wrong_is_fetched(a_set: DiskSet) -> None:
+    flip(a_set.path(SHARD), 9)
+    a_set.path("config.json").unlink()
+    source = Counting(a_set.source)
+    mend(a_set, source)
+    assert {path for path, _, _ in source.asked} == {SHARD, "config.json"}
+    assert is_right(a_set)
+    assert left_over(a_set) == []
+
+
+def test_a_flipped_byte_costs_one_block(big: DiskSet) -> None:
+    flip(big.path(BIG), 2 * BLOCK_BYTES + 5)
+    source = Counting(big.source)
+    (mended,) = mend(big, source)
+    assert source.asked == [(BIG, 2 * BLOCK_BYTES, 3 * BLOCK_BYTES)]
+    assert mended.fetched_bytes == BLOCK_BYTES
+    assert is_right(big)
+
+
+def test_damage_in_two_places_costs_two_ranges(big: DiskSet) -> None:
+    for at in (5, BLOCK_BYTES, BIG_BYTES - 1):
+        flip(big.path(BIG), at)
+    source = Counting(big.source)
+    mend(big, source)
+    assert source.asked == [(BIG, 0, 2 * BLOCK_BYTES), (BIG, 5 * BLOCK_BYTES, BIG_BYTES)]
+    assert is_right(big)
+
+
+def test_a_short_file_keeps_its_beginning(tmp_path: Path) -> None:
+    made = make_set(tmp_path, {BIG: random_bytes(1, BIG_BYTES)})  # never verified: no blocks known
+    os.truncate(made.path(BIG), BIG_BYTES - 100)
+    source = Counting(made.source)
+    mend(made, source)
+    assert source.asked == [(BIG, BIG_BYTES - 100, BIG_BYTES)]
+    assert is_right(made)
+
+
+def test_a_file_that_grew_costs_nothing(tmp_path: Path) -> None:
+    made = make_set(tmp_path, {BIG: random_bytes(1, BIG_BYTES)})
+    with made.path(BIG).open("ab") as handle:
+        handle.write(b"more")
+    source = Counting(made.source)
+    mend(made, source)
+    assert source.asked == []
+    assert is_right(made)
+
+
+def test_a_short_file_that_is_wrong_as_well_is_fetched_whole(tmp_path: Path) -> None:
+    made = make_set(tmp_path, {BIG: random_bytes(1, BIG_BYTES)})
+    flip(made.path(BIG), 3)
+    os.truncate(made.path(BIG), BIG_BYTES - 100)
+    source = Counting(made.source)
+    mend(made, source)
+    assert source.asked[-1] == (BIG, 0, BIG_BYTES)
+    assert is_right(made)
+
+
+def test_a_changed_file_whose_blocks_are_unknown_is_fetched_whole(tmp_path: Path) -> None:
+    made = make_set(tmp_path, {BIG: random_bytes(1, BIG_BYTES)})
+    flip(made.path(BIG), 3)
+    source = Counting(made.source)
+    mend(made, source)
+    assert source.asked == [(BIG, 0, BIG_BYTES)]
+    assert is_right(made)
+
+
+def test_block_sums_that_do_not_show_the_damage_are_not_believed(
+    big: DiskSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(big.path(BIG), 3)
+    monkeypatch.setattr(repair, "wrong_ranges", lambda *args: [(BLOCK_BYTES, 2 * BLOCK_BYTES)])
+    source = Counting(big.source)
+    mend(big, source)
+    assert source.asked[-1] == (BIG, 0, BIG_BYTES)
+    assert is_right(big)
+
+
+def test_two_swapped_files_need_no_source(a_set: DiskSet, tmp_path: Path) -> None:
+    one, two = a_set.path(SHARD), a_set.path("model-2.safetensors")
+    one.rename(tmp_path / "x")
+    two.rename(one)
+    (tmp_path / "x").rename(two)
+    source = Counting(a_set.source)
+    mend(a_set, source)
+    assert source.asked == []
+    assert is_right(a_set)
+    assert a_set.path(SHARD).stat().st_nlink == 1
+
+
+def test_a_wrong_source_changes_nothing(a_set: DiskSet) -> None:
+    flip(a_set.path(SHARD), 9)
+    before = a_set.path(SHARD).read_bytes()
+    (mended,) = mend(a_set, Counting(a_set.source, wrong=True))
+    assert "other bytes" in mended.error
+    assert a_set.path(SHARD).read_bytes() == before
+    assert a_set.kinds() == {SHARD: "changed"}
+
+
+def test_a_wrong_source_is_passed_over_for_a_right_one(a_set: DiskSet) -> None:
+    flip(a_set.path(SHARD), 9)
+    a_set.path("sub/more.json").unlink()
+    mend(a_set, Counting(a_set.source, wrong=True), FolderSource(Path("/nowhere")), a_set.source)
+    assert is_right(a_set)
+
+
+def test_a_source_that_falls_silent_is_named_and_what_came_is_gone_on_with(big: DiskSet) -> None:
+    big.path(BIG).unlink()
+    (mended,) = mend(big, Counting(big.source, ends_early=1000))
+    assert "were asked for" in mended.error
+    assert not big.path(BIG).exists()
+    source = Counting(big.source)
+    mend(big, source)
+    assert source.asked == [(BIG, BIG_BYTES - 1000, BIG_BYTES)]
+    assert is_right(big)
+
+
+def test_a_rotten_partial_file_is_not_gone_on_with_twice(big: DiskSet) -> None:
+    big.path(BIG).unlink()
+    mend(big, Counting(big.source, wrong=True, ends_early=1000))
+    source = Counting(big.source)
+    mend(big, source)
+    assert source.asked == [(BIG, BIG_BYTES - 1000, BIG_BYTES), (BIG, 0, BIG_BYTES)]
+    assert is_right(big)
+
+
+def test_without_a_source_the_reason_is_given(a_set: DiskSet) -> None:
+    flip(a_set.path(SHARD), 9)
+    (mended,) = repair.repair(a_set.place, a_set.check(), Copies([]))
+    assert "no source" in mended.error
+
+
+def test_no_room_is_said_before_the_first_byte(
+    a_set: DiskSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(a_set.path(SHARD), 9)
+    source = Counting(a_set.source)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=299_999))
+    (mended,) = mend(a_set, source)
+    assert "are free" in mended.error
+    assert source.asked == []
+
+
+def test_bad_sectors_cost_only_their_blocks(big: DiskSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_read, real_sum = hashing.read_file, ranges._sum_at
+    path = big.path(BIG)
+
+    def unreadable(where: Path, *args: Any, **kwargs: Any) -> Any:
+        if where == path:
+            raise OSError(errno.EIO, "Input/output error")
+        return real_read(where, *args, **kwargs)
+
+    def bad_sector(handle: int, at: int) -> int:
+        return -1 if at == BLOCK_BYTES else real_sum(handle, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.weights.verify.read_file", unreadable)
+        patch.setattr(ranges, "_sum_at", bad_sector)
+        source = Counting(big.source)
+        assert big.kinds(full=True) == {BIG: "unreadable"}
+        mend(big, source)
+    assert source.asked == [(BIG, BLOCK_BYTES, 2 * BLOCK_BYTES)]
+    assert is_right(big)
+
+
+def test_extra_code_is_set_aside_and_not_lost(a_set: DiskSet) -> None:
+    (a_set.place.snapshot / "evil.py").write_bytes(b"import os")
+    (a_set.place.snapshot / "notes.md").write_bytes(b"mine")
+    mend(a_set)
+    assert is_right(a_set)
+    (kept,) = (a_set.place.state / "aside").iterdir()
+    assert kept.read_bytes() == b"import os"
+    assert (a_set.place.snapshot / "notes.md").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("odd", ["folder", "pipe", "link out", "link to nothing"])
+def test_odd_things_in_a_files_place_make_way(a_set: DiskSet, odd: str, tmp_path: Path) -> None:
+    path = a_set.path(SHARD)
+    path.unlink()
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"not to be touched")
+    if odd == "folder":
+        path.mkdir()
+        (path / "inside.txt").write_bytes(b"kept")
+    elif odd == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(victim if odd == "link out" else "nothing")
+    mend(a_set)
+    assert is_right(a_set)
+    assert victim.read_bytes() == b"not to be touched"
+    if odd == "folder":
+        (kept,) = (a_set.place.state / "aside").iterdir()
+        assert (kept / "inside.txt").read_bytes() == b"kept"
+
+
+def test_a_folder_that_leads_out_is_set_aside_and_nothing_is_written_there(
+    tmp_path: Path,
+) -> None:
+    made = make_set(tmp_path)
+    outside = tmp_path / "outside"
+    made.path("sub/more.json").parent.rename(outside)
+    (made.place.root / "sub").symlink_to(outside)
+    (outside / "more.json").write_bytes(b"theirs")
+    mend(made)
+    assert is_right(made)
+    assert (outside / "more.json").read_bytes() == b"theirs"
+
+
+@pytest.mark.parametrize("trick", ["gone", "elsewhere", "a file", "folder"])
+def test_a_name_that_leads_astray_is_mended_without_fetching(tmp_path: Path, trick: str) -> None:
+    hub = make_set(tmp_path, hub_cache=True)
+    name = hub.place.name(hub.pin("sub/more.json"))
+    name.unlink()
+    if trick == "elsewhere":
+        name.symlink_to(hub.copy / "config.json")
+    elif trick == "a file":
+        name.write_bytes(b"mine")
+    elif trick == "folder":
+        name.mkdir()
+    source = Counting(hub.source)
+    mend(hub, source)
+    assert source.asked == []
+    assert is_right(hub)
+
+
+@pytest.mark.parametrize("kind", ["changed", "missing"])
+def test_the_routes_of_a_fetch_are_asked_one_after_the_other(tmp_path: Path, kind: str) -> None:
+    hub = make_set(tmp_path / "a", hub_cache=True)
+    plain = make_set(tmp_path / "b")
+    lock = plain.place.lock
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    (wrong / SHARD).write_bytes(bytes(300_000))
+    for folder in (hub.place.root, hub.place.root.parent):
+        if kind == "missing":
+            plain.path(SHARD).unlink()
+        else:
+            flip(plain.path(SHARD), 0)
+        folders = [tmp_path, wrong, folder]
+        routes: list[Route] = [FolderRoute(f, lock) for f in folders]
+        supply = Routes(routes, Client(read_settings(), first_wait_s=0.01))
+        repair.repair(plain.place, plain.check(), supply)
+        assert is_right(plain)
+
+
+def test_after_a_repair_the_receipt_is_right_again(big: DiskSet) -> None:
+    flip(big.path(BIG), 1)
+    mend(big)
+    settle()
+    assert big.report().is_whole
+    assert big.report().files_read == 0
+    flip(big.path(BIG), BLOCK_BYTES)
+    source = Counting(big.source)
+    mend(big, source)
+    assert source.asked_bytes == BLOCK_BYTES
+
+
+def test_ranges_are_found_joined_and_turned_around() -> None:
+    size = 2 * BLOCK_BYTES + 10
+    assert wrong_ranges(size, size, (1, 2, 3), (1, 9, 3)) == [(BLOCK_BYTES, 2 * BLOCK_BYTES)]
+    assert wrong_ranges(size, size, (1, 2, 3), (1,)) == [(BLOCK_BYTES, size)]
+    assert wrong_ranges(size, size, (1, 2, 3), ()) == [(0, size)]
+    assert wrong_ranges(size, size, (), (1, 2, 3)) == [(0, size)]
+    assert wrong_ranges(size, 5, (), ()) == [(5, size)]
+    assert wrong_ranges(size, size + 1, (), ()) == []
+    assert wrong_ranges(0, 0, (), ()) == []
+    assert joined([(0, 1), (1, 2), (3, 4)]) == [(0, 2), (3, 4)]
+    assert rest_of(10, [(0, 2), (5, 10)]) == [(2, 5)]
+    assert rest_of(10, []) == [(0, 10)]
+    assert rest_of(0, []) == []
+
+
+def test_block_sums_end_where_the_file_ends(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(bytes(BLOCK_BYTES + 1))
+    assert len(block_sums(tmp_path / "f")) == 2
+    (tmp_path / "f").write_bytes(b"")
+    assert block_sums(tmp_path / "f") == ()
+
+
+def test_the_command_repairs_and_says_what_it_fetched(a_set: DiskSet, sm120: Command) -> None:
+    flip(a_set.path(SHARD), 5)
+    root = a_set.place.root
+    ended = sm120("weights", "verify", root, "--repair", "--offline", "--from", a_set.copy)
+    assert ended.code == 0
+    assert "fetched whole" in ended.out
+    assert is_right(a_set)
+
+
+def test_the_command_does_not_call_a_failed_repair_a_success(
+    a_set: DiskSet, sm120: Command
+) -> None:
+    flip(a_set.path(SHARD), 5)
+    (a_set.copy / SHARD).write_bytes(b"x" * 300_000)
+    ended = sm120(
+        "weights", "verify", a_set.place.root, "--repair", "--offline", "--from", a_set.copy
+    )
+    assert ended.code == WeightsDamaged.exit_code
+    assert "other bytes" in ended.out

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pipeline.errors import DigestMismatch, HubRefused, OfflineMiss, SourceUnreachable
+from pipeline.fetch.http import Client
+from pipeline.weights import xet_route
+from pipeline.weights.fetch import Options, fetch_files, fetch_range
+from pipeline.weights.http_answer import retry_after_s
+from pipeline.weights.http_route import HttpRoute, Repository
+from pipeline.weights.model import FilePin
+from pipeline.weights.routes import Body, Lost, NotHere, Route, Router
+from pipeline.weights.throttle import Throttle
+from pipeline.weights.watchdog import Watchdog
+from pipeline.weights.xet_route import XetRoute, has_xet
+from tests.testbed import hub_faults as fault
+from tests.testbed.hub import ALWAYS
+from tests.unit.weights.conftest import BIG, RANGE_BYTES, TOKEN, Bed, big_bytes
+
+PIN = FilePin(path="a", size_bytes=1, sha256="a" * 64)
+
+
+class Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def open(self, pin: FilePin, start: int, stop: int) -> Body:
+        raise Lost("never")
+
+
+def names(router: Router, turns: int = 4) -> list[str]:
+    return [router.pick(PIN, turn).name for turn in range(turns)]
+
+
+def test_every_failed_turn_takes_the_next_route() -> None:
+    assert names(Router([Named("http"), Named("xet")])) == ["http", "xet", "http", "xet"]
+
+
+def test_a_route_that_stalls_twice_is_asked_last_until_it_delivers() -> None:
+    http, xet = Named("http"), Named("xet")
+    router = Router([http, xet])
+    router.stalled(http)
+    assert names(router, 1) == ["http"]
+    router.stalled(http)
+    assert names(router, 2) == ["xet", "http"]
+    router.delivered(http)
+    assert names(router, 1) == ["http"]
+
+
+def test_a_route_without_the_file_is_not_asked_again() -> None:
+    http, xet = Named("http"), Named("xet")
+    router = Router([http, xet])
+    router.has_no(http, PIN, HubRefused("gated"))
+    assert names(router) == ["xet"] * 4
+
+
+def test_the_most_telling_reason_is_given_when_no_route_is_left() -> None:
+    routes = [Named("folder"), Named("http"), Named("xet")]
+    router = Router(routes)
+    router.has_no(routes[0], PIN, OfflineMiss("not in the folder"))
+    router.has_no(routes[1], PIN, DigestMismatch("another file"))
+    router.has_no(routes[2], PIN, SourceUnreachable("not offered"))
+    with pytest.raises(DigestMismatch):
+        router.pick(PIN, 0)
+
+
+def test_a_route_that_is_put_off_is_left_alone_that_long() -> None:
+    http = Named("http")
+    router = Router([http])
+    assert router.hold_s(http) <= 0
+    router.hold(http, 5)
+    router.hold(http, 1)
+    assert 4 < router.hold_s(http) <= 5
+
+
+@dataclass
+class Stream:
+    """What `hf_xet` hands out: an iterator of pieces that can be cancelled."""
+
+    pieces: list[bytes]
+    stalls: bool = False
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self.pieces
+        if self.stalls:
+            self.cancelled.wait(10)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class Store:
+    """A Xet store of the bed's bytes, by the Hub's name for them."""
+
+    def __init__(self, bed: Bed, stalls: bool = False, refuses: bool = False) -> None:
+        self._bed, self._stalls, self._refuses = bed, stalls, refuses
+        self.asked: list[tuple[int, int]] = []
+
+    def download_stream(self, info: Any, start: int, end: int) -> Stream:
+        if self._refuses:
+            raise RuntimeError("no token")
+        data = next(d for p, d in self._bed.files.items() if self._bed.pin(p).want == info[0])
+        self.asked.append((start, end))
+        keep = end - 10 if self._stalls else end
+        pieces = [data[at : min(at + 7_000, keep)] for at in range(start, keep, 7_000)]
+        return Stream(pieces, self._stalls)
+
+
+@pytest.fixture(autouse=True)
+def plain_info(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xet_route, "_file_info", lambda name, size: (name, size))
+
+
+def both(bed: Bed, client: Client, store: Any, stall_s: float = 0.2) -> tuple[Route, Route]:
+    there = Repository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
+    http = HttpRoute(client, there, "plain HTTP", stall_s)
+    return http, XetRoute(client, there, stall_s, lambda repository: store)
+
+
+def pull(bed: Bed, client: Client, routes: tuple[Route, ...]) -> None:
+    options = Options(jobs=2, range_bytes=RANGE_BYTES, first_wait_s=0.01)
+    fetch_files(bed.place(), bed.lock().files, routes, client=client, options=options)
+    bed.require_right()
+
+
+def test_where_plain_http_stalls_xet_takes_over_and_stays(bed: Bed) -> None:
+    bed.hub.xet = True
+    bed.hub.fail(BIG, fault.stall(len(bed.files[BIG]) // 10), times=ALWAYS)
+    for at in range(0, len(bed.files[BIG]), RANGE_BYTES):
+        bed.hub.fail(BIG, fault.stall(at + 100), times=ALWAYS)
+    client, store = Client(bed.settings), Store(bed)
+    start = time.monotonic()
+    pull(bed, client, both(bed, client, store))
+    assert store.asked
+    # two connections stall a few times at most; after that nobody waits for plain HTTP again
+    assert time.monotonic() - start < 10
+
+
+def test_where_plain_http_only_fails_xet_takes_over(bed: Bed) -> None:
+    bed.hub.xet = True
+    bed.hub.fail(BIG, fault.status(503), times=ALWAYS)
+    client, store = Client(bed.settings), Store(bed)
+    pull(bed, client, both(bed, client, store))
+    assert sum(stop - start for start, stop in store.asked) == len(bed.files[BIG])
+
+
+def test_where_xet_stalls_plain_http_takes_over(bed: Bed) -> None:
+    bed.hub.xet = True
+    client, store = Client(bed.settings), Store(bed, stalls=True)
+    http, xet = both(bed, client, store)
+    pull(bed, client, (xet, http))
+    assert store.asked
+    assert bed.hub.sent_bytes(BIG) > 0
+
+
+def test_a_xet_store_that_refuses_leaves_it_to_plain_http(bed: Bed) -> None:
+    bed.hub.xet = True
+    client = Client(bed.settings)
+    http, xet = both(bed, client, Store(bed, refuses=True))
+    pull(bed, client, (xet, http))
+    assert bed.hub.sent_bytes(BIG) == len(bed.files[BIG])
+
+
+def test_a_file_that_is_not_offered_through_xet_comes_by_plain_http(bed: Bed) -> None:
+    client, store = Client(bed.settings), Store(bed)
+    http, xet = both(bed, client, store)
+    pull(bed, client, (xet, http))
+    assert store.asked == []
+
+
+def test_the_real_xet_client_without_a_token_is_a_refusal(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_xet():
+        pytest.skip("There is no hf_xet for this processor.")
+    monkeypatch.undo()
+    bed.hub.xet = True
+    client = Client(bed.settings)
+    there = Repository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
+    with pytest.raises(NotHere, match="Xet store refuses"):
+        XetRoute(client, there, 5).open(bed.pin(), 0, 10)
+    token_calls = [a for a in bed.hub.asked if a.stage == "xet"]
+    assert token_calls
+    assert all(a.origin == "hub" and a.has_token for a in token_calls)
+
+
+def test_a_connection_that_only_drips_is_cut(bed: Bed) -> None:
+    bed.publish({"a.bin": big_bytes(400_000)})
+    bed.hub.bytes_per_s = 1_000_000
+    client = Client(bed.settings)
+    there = Repository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
+    route = HttpRoute(client, there, "plain HTTP", 0.15)
+    body = route.open(bed.pin("a.bin"), 0, 400_000)
+    bed.hub.bytes_per_s = 50_000  # a piece of 256 KiB that takes five seconds
+    with pytest.raises(Lost) as caught:
+        body.readinto(memoryview(bytearray(400_000)))
+    assert caught.value.is_stall
+
+
+def test_the_watchdog_cuts_what_is_late_and_nothing_else() -> None:
+    stop, late, soon = threading.Event(), threading.Event(), threading.Event()
+    dog = Watchdog(0.2, stop)
+    dog.begin(1, late.set)
+    dog.begin(2, soon.set)
+    assert dog.end(2)
+    assert late.wait(2)
+    assert not dog.end(1)
+    assert not soon.is_set()
+    stop.set()
+
+
+def test_a_throttle_counts_all_threads_together() -> None:
+    throttle = Throttle(100_000, threading.Event())
+    start = time.monotonic()
+
+    def work() -> None:
+        for _ in range(4):
+            throttle.take(5_000)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 0.5 <= time.monotonic() - start < 10
+
+
+def test_a_range_ends_with_the_reason_of_the_last_route(bed: Bed) -> None:
+    client = Client(bed.settings)
+    bed.hub.fail(BIG, fault.status(500), times=ALWAYS)
+    http, xet = both(bed, client, Store(bed))
+    with pytest.raises(SourceUnreachable, match="500"):
+        list(
+            fetch_range(
+                [http, xet], bed.pin(), 0, 10, client=client, options=Options(first_wait_s=0.01)
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("7", 7),
+        ("", None),
+        ("soon", None),
+        ("-1", None),
+        ("9" * 5000, None),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", 0),
+    ],
+)
+def test_a_pause_may_be_seconds_or_a_date(text: str, wanted: float | None) -> None:
+    assert retry_after_s(text) == wanted

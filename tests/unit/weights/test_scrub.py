@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import WeightsDamaged
+from pipeline.weights import receipt, repair
+from pipeline.weights.hashing import identity_of
+from pipeline.weights.place import Place
+from pipeline.weights.scrub import CATCH_UP_NIGHTS, DAY_S, Pace, Slice, read_book, scrub
+from tests.unit.support import Command
+from tests.unit.weights.disk_set import (
+    Copies,
+    DiskSet,
+    flip,
+    lock_of,
+    make_set,
+    random_bytes,
+    settle,
+    write_set,
+)
+
+START_S = 1_800_000_000
+
+
+def ten_files() -> dict[str, bytes]:
+    return {f"{i}.gguf": random_bytes(i, 1000) for i in range(10)}
+
+
+@pytest.fixture
+def ten(tmp_path: Path) -> DiskSet:
+    return make_set(tmp_path, ten_files())
+
+
+def night(a_set: DiskSet | Place, number: float, pace: Pace | None = None) -> Slice:
+    place = a_set.place if isinstance(a_set, DiskSet) else a_set
+    return scrub(place, pace or Pace(every_days=5), START_S + int(number * DAY_S))
+
+
+def test_a_slice_a_night_reads_everything_in_the_days_asked_for(ten: DiskSet) -> None:
+    nights = [night(ten, n).read for n in range(10)]
+    assert [len(read) for read in nights] == [2] * 10
+    assert sorted(path for read in nights[:5] for path in read) == sorted(ten.files)
+    assert nights[5:] == nights[:5]
+
+
+def test_files_of_all_sizes_are_each_read_in_time(tmp_path: Path) -> None:
+    sizes = [50_000, 3, 20_000, 20_000, 900, 900, 1, 7_000]
+    made = make_set(tmp_path, {f"{i}.gguf": random_bytes(i, s) for i, s in enumerate(sizes)})
+    last = dict.fromkeys(made.files, 0.0)
+    total = 0
+    for n in range(40):
+        done = night(made, n, Pace(every_days=7))
+        assert done.overdue == []
+        total += done.bytes_read
+        last |= dict.fromkeys(done.read, n)
+        assert n < 7 or min(last.values()) >= n - 8
+    assert total <= sum(sizes) * (40 / 7 + 1)
+
+
+def test_one_big_file_is_not_read_every_night(tmp_path: Path) -> None:
+    made = make_set(tmp_path, {"big.gguf": random_bytes(1, 100_000)})
+    nights = [bool(night(made, n, Pace(every_days=10)).read) for n in range(31)]
+    assert [n for n, was_read in enumerate(nights) if was_read] == [0, 10, 20, 30]
+
+
+def test_running_it_again_and_again_does_not_read_faster(ten: DiskSet) -> None:
+    assert len(night(ten, 0).read) == 2
+    assert night(ten, 0).read == []
+    assert sum(len(night(ten, n / 100).read) for n in range(1, 201)) == 2 * 2 + 1
+
+
+def test_missed_nights_are_made_up_for_within_a_limit(tmp_path: Path) -> None:
+    files = {f"{i:03}.gguf": random_bytes(i, 100) for i in range(100)}
+    made = make_set(tmp_path, files)
+    pace = Pace(every_days=50)
+    assert len(night(made, 0, pace).read) == 2
+    assert len(night(made, 3, pace).read) == 6
+    after_a_year = night(made, 368, pace)
+    assert len(after_a_year.read) == 2 * CATCH_UP_NIGHTS
+    assert len(after_a_year.overdue) == 100 - 2 * CATCH_UP_NIGHTS
+    n = 368
+    while night(made, n, pace).overdue:
+        n += 1
+    assert n < 368 + 50 / CATCH_UP_NIGHTS + 2
+
+
+def test_a_budget_is_kept_and_what_is_late_is_said(ten: DiskSet) -> None:
+    pace = Pace(every_days=5, budget_bytes=1000)
+    nights = [night(ten, n, pace) for n in range(10)]
+    assert [len(n.read) for n in nights] == [1] * 10
+    assert nights[4].overdue == []
+    assert nights[6].overdue == ["0.gguf", "7.gguf", "8.gguf", "9.gguf"]
+
+
+def test_an_added_file_comes_first(ten: DiskSet) -> None:
+    for n in range(5):
+        night(ten, n)
+    files = {**ten_files(), "new.gguf": b"new"}
+    place = Place(ten.place.root, lock_of(files))
+    write_set(place, files)
+    assert "new.gguf" in night(place, 5).read
+
+
+def test_a_file_locked_anew_is_read_anew(ten: DiskSet) -> None:
+    for n in range(5):
+        night(ten, n)
+    files = {**ten_files(), "7.gguf": b"changed in the next version"}
+    place = Place(ten.place.root, lock_of(files))
+    write_set(place, files)
+    assert "7.gguf" in night(place, 5).read
+
+
+def test_rot_is_found_within_the_days_and_reported_until_it_is_repaired(
+    ten: DiskSet, quick_clock: None
+) -> None:
+    settle()
+    ten.report()
+    flip(ten.path("6.gguf"), 5)
+    settle()
+    entry = receipt.read_receipt(ten.place)["6.gguf"]
+    as_rot = entry.model_copy(update={"identity": identity_of(os.lstat(ten.path("6.gguf")))})
+    receipt.keep(ten.place, [as_rot], [])
+    assert ten.kinds() == {}  # the receipt cannot see rot
+    found = [bool(night(ten, n).findings) for n in range(8)]
+    assert found == [False] * 3 + [True] * 5
+    assert ten.kinds() == {"6.gguf": "changed"}
+    repair.repair(ten.place, ten.check(), Copies([ten.source]))
+    assert "6.gguf" in night(ten, 8).read
+    assert night(ten, 9).findings == []
+
+
+def test_a_damaged_file_does_not_keep_the_others_from_their_turn(ten: DiskSet) -> None:
+    flip(ten.path("0.gguf"), 5)
+    nights = [night(ten, n) for n in range(5)]
+    assert all([f.path for f in n.findings] == ["0.gguf"] for n in nights)
+    assert {path for n in nights for path in n.read} == set(ten.files)
+
+
+def test_a_missing_file_is_said_every_night(ten: DiskSet) -> None:
+    ten.path("9.gguf").unlink()
+    for n in range(3):
+        assert [(f.path, f.kind) for f in night(ten, n).findings] == [("9.gguf", "missing")]
+
+
+def test_a_file_back_in_its_place_is_read_soon(ten: DiskSet) -> None:
+    for n in range(5):
+        night(ten, n)
+    flip(ten.path("3.gguf"), 0)
+    while not night(ten, n).findings:
+        n += 1
+    ten.path("3.gguf").write_bytes(ten.files["3.gguf"])
+    seen = [night(ten, n + i) for i in range(1, 7)]
+    assert any("3.gguf" in s.read for s in seen)
+    assert seen[-1].findings == []
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": 1, "files": {"a": 1}}'])
+def test_a_damaged_position_is_begun_anew(ten: DiskSet, data: bytes) -> None:
+    night(ten, 0)
+    (ten.place.state / "scrub.json").write_bytes(data)
+    assert night(ten, 1).read == ["0.gguf", "1.gguf"]
+
+
+def test_a_clock_that_was_put_back_stops_nothing(ten: DiskSet) -> None:
+    for n in range(100, 105):
+        night(ten, n)
+    nights = [night(ten, n) for n in range(7)]
+    assert {path for n in nights for path in n.read} == set(ten.files)
+    assert read_book(ten.place).last_run_s == START_S + 6 * DAY_S
+
+
+def test_the_command_reads_a_slice_and_answers_a_timer(ten: DiskSet, sm120: Command) -> None:
+    answer = sm120("weights", "scrub", ten.place.root, "--every-days", "5", "--json").json
+    assert answer["whole"] is True
+    assert answer["sets"][0]["read"] == ["0.gguf", "1.gguf"]
+    flip(ten.path("9.gguf"), 5)
+    ten.path("8.gguf").unlink()
+    ended = sm120("weights", "scrub", ten.place.root, "--json")
+    assert ended.code == WeightsDamaged.exit_code
+    assert [f["path"] for f in json.loads(ended.out)["sets"][0]["findings"]] == ["8.gguf"]
+    ended = sm120("weights", "scrub", ten.place.root)
+    assert ended.code == WeightsDamaged.exit_code
+    assert "1 missing" in ended.err
+
+
+@pytest.mark.parametrize("budget", ["x", "", "-", "5X", "1e999"])
+def test_a_budget_that_is_no_size_is_refused(ten: DiskSet, sm120: Command, budget: str) -> None:
+    assert sm120("weights", "scrub", ten.place.root, "--budget", budget).code == 10
+
+
+def test_a_budget_may_be_written_with_a_unit(ten: DiskSet, sm120: Command) -> None:
+    args = ("weights", "scrub", ten.place.root, "--every-days", "1", "--json", "--budget")
+    assert len(sm120(*args, "2.5k").json["sets"][0]["read"]) == 3
