@@ -6,6 +6,8 @@ contents, kernel files and GRUB. A test that leans on a stand-in says so in its 
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,14 +16,24 @@ from typing import Any
 import bcrypt
 import pytest
 import requests
+import yaml
 
+from pipeline.weights.model import WeightsWish, write_lock
 from tests.integration.conftest import entered_or_skipped
 from tests.integration.site import TARGET, UBUNTU, Site, new_site, snapshot
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER, OLD_DRIVER, PLAIN_DRIVER
 from tests.testbed.dockerd import DockerDaemon
-from tests.testbed.playbook import Run
+from tests.testbed.locked_set import SMALL, make_set, random_bytes
+from tests.testbed.playbook import ROOT, Run
 
 pytestmark = pytest.mark.timeout(1800)
+WISH = WeightsWish(
+    name="tiny",
+    repository="org/tiny",
+    format="safetensors",
+    quant="bf16",
+    about="A set of weights that is only here for the tests.",
+)
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +308,66 @@ def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
     assert session.get(url, auth=("ops", "open sesame"), timeout=10).status_code == 200
     site.run(*only, **values, registry_state="absent").require_good()
     assert "docker-registry" not in site.first.shell("dpkg --get-selections | grep -w install")
+
+
+@pytest.mark.usefixtures("big")
+def test_weights_come_from_a_neighbour_by_the_command_installed_on_the_node(
+    provisioned: tuple[Site, Run], tmp_path: Path
+) -> None:
+    site, _ = provisioned
+    lock_weights(site.checkout, tmp_path / "neighbour")
+    site.first.put(tmp_path / "neighbour", "/srv/neighbour")
+    wheel = build_wheel(tmp_path / "wheel")
+    requirements = ROOT / "lockfiles" / "tool" / "run.txt"
+    site.first.put(wheelhouse(tmp_path / "wheels", requirements), "/srv/wheels")
+    values: dict[str, Any] = {
+        "sm120_parts": ["weights"],
+        "weights_wheel": str(wheel),
+        "weights_requirements": str(requirements),
+        "weights_wheelhouse": "/srv/wheels",
+        "weights_checkout": str(site.checkout),
+        "weights_neighbour": "/srv/neighbour",
+        "weights_sets": ["tiny"],
+    }
+    only = ("--tags", "weights", "--limit", "n1")
+    site.run(*only, **values).require_good()
+    assert site.run(*only, **values).require_good().count("changed") == 0
+    site.first.shell("systemctl is-active sm120-scrub.timer && systemctl start sm120-scrub.service")
+    assert "model_type" in site.first.shell("cat /models/tiny/config.json")
+    site.first.shell("echo damaged > /models/tiny/config.json")
+    site.first.shell("/opt/sm120/venv/bin/sm120 weights verify /models/tiny; test $? = 71")
+    site.run(*only, **values, weights_state="absent").require_good()
+    assert site.first.shell(
+        "ls /opt /models; ls /etc/systemd/system | grep scrub", check=False
+    ) == ("/models:\ntiny\n\n/opt:\n")
+    site.first.shell("rm -r /models /srv/neighbour /srv/wheels")
+
+
+def lock_weights(checkout: Path, neighbour: Path) -> None:
+    """A small locked set: its wish and lock in the checkout, its files in a folder."""
+    large = {"model.safetensors": random_bytes(1 << 20)}
+    place = make_set(neighbour, {"config.json": SMALL["config.json"]}, large)
+    folder = checkout / "lockfiles" / "weights"
+    folder.mkdir(parents=True)
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(WISH.model_dump(mode="json")))
+    write_lock(folder / "tiny.lock.yaml", place.lock)
+
+
+def build_wheel(folder: Path) -> Path:
+    """This project as a wheel."""
+    folder.mkdir()
+    code = f"from flit_core.buildapi import build_wheel; build_wheel({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def wheelhouse(folder: Path, requirements: Path) -> Path:
+    """The locked wheels, as a site without an index would keep them."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+    wanted = ["--only-binary", ":all:", "--dest", str(folder), "--requirement", str(requirements)]
+    subprocess.run([*command, *wanted], check=True)
+    return folder
 
 
 @pytest.mark.usefixtures("big")

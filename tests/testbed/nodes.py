@@ -90,6 +90,15 @@ class Node:
             raise AssertionError(f"{self.name}: {script!r} ended with {done.exit_code}: {text}")
         return text
 
+    def put(self, folder: Path, place: str) -> None:
+        """Copy a folder's contents to the node."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as out:
+            out.add(folder, arcname=".")
+        self.shell(f"mkdir -p {place}")
+        client = docker.DockerClient(base_url=self.socket_url)
+        client.containers.get(self.container).put_archive(place, packed.getvalue())
+
     def stop(self) -> None:
         """Pull the plug."""
         client = docker.DockerClient(base_url=self.socket_url)
