@@ -50,7 +50,7 @@ def fresh(
 @pytest.fixture(scope="module")
 def checked(fresh: tuple[Site, list[str]]) -> Run:
     """A run in check mode, before any other."""
-    return fresh[0].run("--check", "--diff")
+    return fresh[0].run("--check", "--diff", "--limit", "n1")
 
 
 @pytest.fixture(scope="module")
@@ -368,6 +368,39 @@ def wheelhouse(folder: Path, requirements: Path) -> Path:
     wanted = ["--only-binary", ":all:", "--dest", str(folder), "--requirement", str(requirements)]
     subprocess.run([*command, *wanted], check=True)
     return folder
+
+
+CLOSED = {"name": "nvidia-driver-580", "version": "580.95.05-1", "sha256": "0" * 64}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("pcie", {"pcie_extra_cmdline": ["mitigations=off"]}, "This role never does that"),
+    (
+        "nvidia_driver",
+        {"nvidia_driver_packages": [CLOSED["name"]], "nvidia_driver_pins": [CLOSED]},
+        "are not the open kernel modules",
+    ),
+    ("nvidia_driver", {"nvidia_driver_pins": None}, "nvidia_driver_pins"),
+    ("cuda", {"cuda_image_releases": ["13.2"]}, "CUDA 13.2 needs driver branch 595"),
+    ("cuda", {"cuda_image_releases": ["13.9"]}, "(unknown to lockfiles/host.yaml)"),
+    (
+        "host_tuning",
+        {"host_tuning_card": "max-q", "host_tuning_power_limit_w": 600},
+        "600 W is not a limit of a max-q card (250 to 325 W)",
+    ),
+    ("nccl", {"nccl_patched_library": "/etc/hostname"}, "where its first all_reduce hangs"),
+    ("registry", {"registry_name": "x", "registry_htpasswd": ["ops:secret"]}, "bcrypt hash"),
+]
+
+
+@pytest.mark.usefixtures("big")
+@pytest.mark.parametrize(("part", "values", "words"), REFUSED)
+def test_what_cannot_work_is_refused_with_cause_and_cure_before_anything_changes(
+    fresh: tuple[Site, list[str]], part: str, values: dict[str, Any], words: str
+) -> None:
+    only = ("--tags", part, "--limit", "n1", "--check")
+    run = fresh[0].run(*only, sm120_parts=[part], **values)
+    assert run.count("failed") == 1
+    assert run.count("changed") == 0
+    assert words in " ".join(run.text.split())
 
 
 @pytest.mark.usefixtures("big")
