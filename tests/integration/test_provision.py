@@ -278,6 +278,7 @@ def test_ubuntu_gets_the_names_with_the_branch_by_its_os_release_on_a_stand_in(
         run = site.run("--tags", "nvidia_repository,nvidia_driver", "--limit", "n1")
     finally:
         site.first.shell("mv /root/kept /etc/os-release")
+        site.lock()
     run.require_good()
     assert version_on(site, "nvidia-driver-580-open")[0] == f"{NEW_DRIVER}-0ubuntu1 hold"
 
@@ -312,9 +313,9 @@ def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
 
 @pytest.mark.usefixtures("big")
 def test_weights_come_from_a_neighbour_by_the_command_installed_on_the_node(
-    provisioned: tuple[Site, Run], tmp_path: Path
+    fresh: tuple[Site, list[str]], tmp_path: Path
 ) -> None:
-    site, _ = provisioned
+    site, _ = fresh
     lock_weights(site.checkout, tmp_path / "neighbour")
     site.first.put(tmp_path / "neighbour", "/srv/neighbour")
     wheel = build_wheel(tmp_path / "wheel")
