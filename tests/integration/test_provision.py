@@ -365,9 +365,14 @@ def build_wheel(folder: Path) -> Path:
 
 def wheelhouse(folder: Path, requirements: Path) -> Path:
     """The locked wheels, as a site without an index would keep them."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-    wanted = ["--only-binary", ":all:", "--dest", str(folder), "--requirement", str(requirements)]
-    subprocess.run([*command, *wanted], check=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(folder)]
+    subprocess.run([*command, "--require-hashes", "--requirement", str(requirements)], check=True)
+    # the node's Python may be another 3.11 than ours, and some pins are for one of them only
+    lines = requirements.read_text(encoding="utf-8").splitlines()
+    others = [line.split()[0] for line in lines if "python_full_version < '3.11" in line]
+    for pin in others:
+        subprocess.run([*command, pin], check=True)
     return folder
 
 
