@@ -98,6 +98,17 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def provision(session: nox.Session) -> None:
+    """Bring hosts to what is locked: nox -s provision -- -i INVENTORY [--check --diff]."""
+    set_up(session, "hosts")
+    session.run("sm120", "host", "lock", "--check")
+    config = {"ANSIBLE_CONFIG": str(ROOT / "ansible" / "ansible.cfg")}
+    session.run(
+        "ansible-playbook", str(ROOT / "ansible" / "site.yml"), *session.posargs, env=config
+    )
+
+
+@nox.session
 def lock(session: nox.Session) -> None:
     """Move the pins: our own tools, then every image (-- --check: only look)."""
     set_up(session, "run")
@@ -107,6 +118,7 @@ def lock(session: nox.Session) -> None:
     for group, extra in (
         ("nox", ["--group", "nox"]),
         ("run", ["pyproject.toml", "--group", "build"]),
+        ("hosts", ["pyproject.toml", "--group", "build", "--group", "hosts"]),
         ("test", ["pyproject.toml", "--group", "build", "--group", "test"]),
         ("lint", ["pyproject.toml", "--group", "build", "--group", "lint"]),
     ):

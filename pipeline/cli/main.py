@@ -16,8 +16,8 @@ import click
 from pipeline import __version__
 from pipeline.cli.arch import gate_arch
 from pipeline.cli.gates import gate, patches
-from pipeline.cli.host import host
 from pipeline.cli.host_facts import doctor
+from pipeline.cli.hosts import host
 from pipeline.cli.images import build, export, images, load, plan, rebuild
 from pipeline.cli.keys import keys
 from pipeline.cli.locks import fetch, lock, schema, sources
@@ -85,12 +85,10 @@ def cli(
 for command in (
     *(images, plan, build, gate, patches, load, export, rebuild),
     *(record, attest, sbom, verify, explain, keys, publish, pull, registry),
-    *(lock, fetch, sources, schema, store, weights),
+    *(lock, fetch, sources, schema, store, weights, host, doctor),
 ):
     cli.add_command(command)
 cli.add_command(gate_arch)
-cli.add_command(host)
-cli.add_command(doctor)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -54,7 +54,7 @@ def resolve_debs(
         _require_suite(release, suite.name)
         for component in components:
             folder = f"{component}/binary-{architecture}"
-            indexes.append(_read_packages(fetch, suite.name, release, folder))
+            indexes.append(read_packages(fetch, f"dists/{suite.name}", release, folder))
     return resolve_closure(indexes, wanted, architecture, exclude)
 
 
@@ -66,17 +66,24 @@ def _require_suite(release: Release, name: str) -> None:
         )
 
 
-def _read_packages(get: Get, suite: str, release: Release, folder: str) -> Iterator[Stanza]:
+def read_packages(get: Get, base: str, release: Release, folder: str) -> Iterator[Stanza]:
+    """The packages of one index file that a verified Release file promises.
+
+    `base` is where the Release file lies; `folder` is the index's place below it. Both are
+    empty in a flat repository, as NVIDIA's are.
+    """
+    below = f"{folder}/" if folder else ""
     for packing in _PACKINGS:
-        promised = release.files.get(f"{folder}/Packages{packing}")
+        promised = release.files.get(f"{below}Packages{packing}")
         if promised is not None:
             break
     else:
-        raise IndexBroken(f"{suite} has no {folder}/Packages")
-    plain = f"{folder}/Packages{packing}"
-    hashed = f"{folder}/by-hash/SHA256/{promised.sha256}"
-    packed = get(f"dists/{suite}/{hashed if release.by_hash else plain}")
-    _require_bytes(packed, promised, f"{suite} {plain}")
+        raise IndexBroken(f"{base or 'the repository'} has no {below}Packages")
+    plain = f"{below}Packages{packing}"
+    hashed = f"{below}by-hash/SHA256/{promised.sha256}"
+    where = f"{base}/" if base else ""
+    packed = get(f"{where}{hashed if release.by_hash else plain}")
+    _require_bytes(packed, promised, f"{where}{plain}")
     return read_stanzas(_text(inflated(packed, packing, MAX_INDEX_BYTES), plain), FIELDS)
 
 

@@ -1,0 +1,179 @@
+"""From the hosts' wish to exact packages, through one signed index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.errors import ResolveFailed, UnknownPackage
+from pipeline.lock.closure import Alternatives, Catalogue, read_relations, shown
+from pipeline.lock.deb822 import Stanza
+from pipeline.lock.debs import Get, read_packages
+from pipeline.lock.debversion import version_key
+from pipeline.lock.host_model import Part, TargetLock
+from pipeline.lock.model import DebPin
+from pipeline.lock.release import read_release
+from pipeline.wish.host import HostWish
+
+Accepts = Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A place with a signed index: flat, as NVIDIA's are, or with suites, as a mirror may be."""
+
+    get: Get
+    keyring: Path
+    suite: str | None = None
+    components: Sequence[str] = ("main",)
+
+
+@dataclass
+class Shelf:
+    """All versions of all packages, newest first."""
+
+    date: str
+    stanzas: dict[str, list[Stanza]] = field(default_factory=dict)
+    providers: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, stanza: Stanza) -> None:
+        """Put a package on the shelf, also under the names it provides."""
+        self.stanzas.setdefault(stanza["Package"], []).append(stanza)
+        for (provided,) in read_relations(stanza.get("Provides", "")):
+            self.providers.setdefault(provided.name, []).append(stanza["Package"])
+
+    def real_name(self, name: str) -> str | None:
+        """The package behind a name, which may only be provided; None where there is none."""
+        if name in self.stanzas:
+            return name
+        return min(self.providers.get(name, ()), default=None)
+
+    def newest(self, name: str, accepts: Accepts) -> Stanza | None:
+        """The newest version that will do."""
+        return next((s for s in self.stanzas.get(name, ()) if accepts(s["Version"])), None)
+
+
+def read_shelf(repository: Repository, architecture: str) -> Shelf:
+    """What the repository offers for one architecture, believed only where it is signed."""
+    base = f"dists/{repository.suite}" if repository.suite else ""
+    inrelease = repository.get(f"{base}/InRelease" if base else "InRelease")
+    release = read_release(inrelease, keyring=repository.keyring)
+    folders = [f"{c}/binary-{architecture}" for c in repository.components] if base else [""]
+    shelf = Shelf(f"{release.date:%Y-%m-%dT%H:%M:%SZ}")
+    for folder in folders:
+        for stanza in read_packages(repository.get, base, release, folder):
+            if stanza.get("Architecture") in (architecture, "all"):
+                shelf.add(stanza)
+    for found in shelf.stanzas.values():
+        found.sort(key=lambda s: version_key(s["Version"]), reverse=True)
+    return shelf
+
+
+def lock_target(wish: HostWish, target: str, shelf: Shelf) -> TargetLock:
+    """The exact packages of one system; one version of each, whichever part wants it."""
+    release = wish.cuda.release
+    driver = wish.driver.version or f"{wish.driver.branch}"
+    choice = _Choice(shelf)
+    oldest = version_key(wish.container_toolkit.at_least)
+    return TargetLock(
+        index_date=shelf.date,
+        driver=choice.part(wish.driver.package_names(target), lambda v: _is_of(v, driver)),
+        cuda=choice.part(
+            [f"cuda-toolkit-{release.replace('.', '-')}"], lambda v: _is_of(v, release)
+        ),
+        container_toolkit=choice.part(
+            ["nvidia-container-toolkit"], lambda v: version_key(v) >= oldest
+        ),
+        nccl=choice.part(
+            ["libnccl2"], lambda v: _is_of(v, wish.nccl.release) and v.endswith(f"+cuda{release}")
+        ),
+    )
+
+
+def _is_of(version: str, release: str) -> bool:
+    """Whether a Debian version is of an upstream release: 13.0.2-1 is of 13.0."""
+    upstream = version.partition(":")[2] if ":" in version else version
+    return upstream == release or upstream.startswith((f"{release}.", f"{release}-"))
+
+
+@dataclass
+class _Choice:
+    """One version of each package that was needed so far."""
+
+    shelf: Shelf
+    chosen: dict[str, Stanza] = field(default_factory=dict)
+
+    def part(self, names: Sequence[str], accepts: Accepts) -> Part:
+        roots = [self._root(name, accepts) for name in names]
+        reached: dict[str, Stanza] = {}
+        todo = roots
+        while todo:
+            stanza = todo.pop()
+            if stanza["Package"] not in reached:
+                reached[stanza["Package"]] = self._keep(stanza)
+                todo += self._needed_by(stanza)
+        pins = [_pin(stanza) for _, stanza in sorted(reached.items())]
+        return Part(packages=sorted(names), debs=pins)
+
+    def _root(self, name: str, accepts: Accepts) -> Stanza:
+        found = self.shelf.newest(name, accepts)
+        if found is not None:
+            return found
+        offered = [s["Version"] for s in self.shelf.stanzas.get(name, ())]
+        if not offered:
+            raise UnknownPackage(
+                f"the repository has no package {name}", "Is it the repository of this system?"
+            )
+        raise ResolveFailed(
+            f"{name}: no version answers the wish (offered: {', '.join(offered[:5])})",
+            "Correct the wish in lockfiles/host.yaml, or point at a repository that has it.",
+        )
+
+    def _keep(self, stanza: Stanza) -> Stanza:
+        known = self.chosen.setdefault(stanza["Package"], stanza)
+        if known["Version"] != stanza["Version"]:
+            raise ResolveFailed(
+                f"{stanza['Package']} is needed as {known['Version']} and as {stanza['Version']}"
+            )
+        return known
+
+    def _needed_by(self, stanza: Stanza) -> Iterable[Stanza]:
+        for name in ("Pre-Depends", "Depends"):
+            for group in read_relations(stanza.get(name, "")):
+                if (found := self._answer(group, stanza)) is not None:
+                    yield found
+
+    def _answer(self, group: Alternatives, needed_by: Stanza) -> Stanza | None:
+        """The repository's answer to a dependency; None where the system's own archive has it."""
+        for relation in group:
+            known = self.chosen.get(relation.name)
+            if known is not None and relation.accepts(known["Version"]):
+                return known
+        first = group[0]
+        name = self.shelf.real_name(first.name)
+        if name is None:
+            return None
+        # packages of one source go together, also where the dependency is loose
+        same = self.shelf.newest(name, lambda v: v == needed_by["Version"])
+        if same is not None and (name != first.name or first.accepts(same["Version"])):
+            return same
+        found = self.shelf.newest(name, first.accepts)
+        if found is None and len(group) == 1:
+            raise ResolveFailed(
+                f"{needed_by['Package']} needs {shown(group)}, which the repository does not offer"
+            )
+        return found
+
+
+def _pin(stanza: Stanza) -> DebPin:
+    # a flat repository writes ./name, a lock does not
+    tidy = {**stanza, "Filename": stanza.get("Filename", "").removeprefix("./")}
+    row = Catalogue([[tidy]], stanza["Architecture"]).row(stanza["Package"])
+    return DebPin(
+        name=row.name,
+        version=row.version,
+        path=row.path,
+        size_bytes=row.size_bytes,
+        sha256=row.sha256,
+    )

@@ -1,0 +1,128 @@
+"""The hosts' lock: exact packages for each system, with no word of where they come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.errors import LockEdited, LockMissing, LockStale, WishInvalid
+from pipeline.files import write_bytes
+from pipeline.lock.model import DebPin
+from pipeline.model import Digest, Frozen, Name, canonical_json, sha256_of
+from pipeline.wish.host import CudaRelease, HostWish, Target
+from pipeline.wish.load import Checkout, read_yaml
+
+PARTS = ("driver", "cuda", "container_toolkit", "nccl")
+_COMMAND = "sm120 host lock"
+
+
+class Part(Frozen):
+    """What is installed by name, and all that comes with it from the same repository."""
+
+    packages: list[Name]
+    debs: list[DebPin]
+
+
+class TargetLock(Frozen):
+    """One system's packages, as of one signed index."""
+
+    index_date: str
+    driver: Part
+    cuda: Part
+    container_toolkit: Part
+    nccl: Part
+
+    def pins(self) -> dict[str, DebPin]:
+        """Every pin by name."""
+        return {pin.name: pin for part in PARTS for pin in getattr(self, part).debs}
+
+
+class HostLock(Frozen):
+    """What answers the hosts' wish."""
+
+    format: Literal[1] = 1
+    wish: Digest
+    driver_branch: int
+    cuda_release: CudaRelease
+    cuda_oldest_branches: dict[CudaRelease, int]
+    targets: dict[Target, TargetLock]
+    seal: Digest
+
+    def computed_seal(self) -> str:
+        """The digest of all else in the lock."""
+        return sha256_of(canonical_json(self.model_dump(exclude={"seal"})))
+
+
+def sealed_host(wish: HostWish, targets: dict[str, TargetLock]) -> HostLock:
+    """A new lock, sorted and sealed."""
+    draft = HostLock(
+        wish=wish.digest(),
+        driver_branch=wish.driver.branch,
+        cuda_release=wish.cuda.release,
+        cuda_oldest_branches=dict(sorted(wish.cuda.oldest_branches.items())),
+        targets=dict(sorted(targets.items())),
+        seal="sha256:" + "0" * 64,
+    )
+    return draft.model_copy(update={"seal": draft.computed_seal()})
+
+
+def dump_host(lock: HostLock) -> str:
+    """The lock as text: a line a pin."""
+    lines = [
+        f"# Written by `{_COMMAND}`; do not edit: the seal would not match and plays would stop.",
+        f"format: {lock.format}",
+        f"wish: {lock.wish}",
+        f"driver_branch: {lock.driver_branch}",
+        f"cuda_release: {_json(lock.cuda_release)}",
+        f"cuda_oldest_branches: {_json(lock.cuda_oldest_branches)}",
+        "targets:" if lock.targets else "targets: {}",
+    ]
+    for name, target in lock.targets.items():
+        lines += [f"  {name}:", f"    index_date: {_json(target.index_date)}"]
+        for part_name in PARTS:
+            part: Part = getattr(target, part_name)
+            lines += [f"    {part_name}:", f"      packages: {_json(part.packages)}"]
+            lines.append("      debs:" if part.debs else "      debs: []")
+            lines += [f"      - {_json(pin.model_dump())}" for pin in part.debs]
+    return "\n".join([*lines, f"seal: {lock.seal}", ""])
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def host_lock_path(checkout: Checkout) -> Path:
+    """Where the hosts' lock lies."""
+    return checkout.root / "lockfiles" / "host.lock.yaml"
+
+
+def write_host_lock(path: Path, lock: HostLock) -> None:
+    """Put the lock in its place, whole."""
+    write_bytes(path, dump_host(lock).encode())
+
+
+def read_host_lock(path: Path) -> HostLock:
+    """A lock that is whole and unedited."""
+    if not path.exists():
+        raise LockMissing(f"{path.name}: there is no such lock", f"Make it with `{_COMMAND}`.")
+    try:
+        lock = read_yaml(path, HostLock)
+    except WishInvalid as error:
+        raise LockEdited(str(error), f"Make it anew with `{_COMMAND}`.") from error
+    if lock.computed_seal() != lock.seal:
+        raise LockEdited(
+            f"{path.name}: its contents do not match its seal", f"Make it anew with `{_COMMAND}`."
+        )
+    return lock
+
+
+def current_host_lock(path: Path, wish: HostWish) -> HostLock:
+    """The lock, proved to answer today's wish for every system it names."""
+    lock = read_host_lock(path)
+    if lock.wish != wish.digest():
+        raise LockStale(
+            f"{path.name}: the wish has changed since it was locked",
+            f"Look at what would move with `{_COMMAND} --diff`, then lock.",
+        )
+    return lock

@@ -1,0 +1,425 @@
+"""The playbook against two fresh nodes over SSH, with a signed repository of stand-ins.
+
+Real: SSH, sudo, apt, signatures, pins, holds, units, the order of a reboot. Stand-ins: packages'
+contents, kernel files and GRUB. A test that leans on a stand-in says so in its name.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+import requests
+import yaml
+
+from pipeline.weights.model import WeightsWish, write_lock
+from tests.integration.conftest import entered_or_skipped
+from tests.integration.site import TARGET, UBUNTU, Site, new_site, snapshot
+from tests.testbed.apt_repository import DRIVER, NEW_DRIVER, OLD_DRIVER, PLAIN_DRIVER
+from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.locked_set import SMALL, make_set, random_bytes
+from tests.testbed.playbook import ROOT, Run
+
+pytestmark = pytest.mark.timeout(1800)
+WISH = WeightsWish(
+    name="tiny",
+    repository="org/tiny",
+    format="safetensors",
+    quant="bf16",
+    about="A set of weights that is only here for the tests.",
+)
+
+
+@pytest.fixture(scope="module")
+def fresh(
+    docker_daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Site, list[str]]]:
+    """Two nodes that no play has touched, and what the second looked like."""
+    with ExitStack() as stack:
+        tmp = tmp_path_factory.mktemp("site")
+        site = entered_or_skipped(stack, new_site(docker_daemon, tmp, ["n1", "n2"]))
+        yield site, snapshot(site.second)
+
+
+@pytest.fixture(scope="module")
+def checked(fresh: tuple[Site, list[str]]) -> Run:
+    """A run in check mode, before any other."""
+    return fresh[0].run("--check", "--diff", "--limit", "n2")
+
+
+@pytest.fixture(scope="module")
+def provisioned(fresh: tuple[Site, list[str]]) -> tuple[Site, Run]:
+    """The nodes after their first run."""
+    site = fresh[0]
+    return site, site.run().require_good()
+
+
+@pytest.fixture
+def big(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--big"):
+        pytest.skip("Whole runs one after the other take minutes: run with --big.")
+
+
+def version_on(site: Site, package: str) -> list[str]:
+    """A package's version on each node, and whether it is held."""
+    query = f"dpkg-query -W -f '${{Version}} ${{db:Status-Want}}' {package} 2>/dev/null"
+    return [node.shell(query, check=False) for node in site.fleet.nodes]
+
+
+def loaded_on(site: Site) -> list[str]:
+    """What the stand-in for the kernel says of the driver it has loaded."""
+    return [node.shell("cat /proc/driver/nvidia/version") for node in site.fleet.nodes]
+
+
+def test_check_mode_on_fresh_nodes_shows_the_plan_and_changes_nothing(
+    fresh: tuple[Site, list[str]], checked: Run
+) -> None:
+    site, before = fresh
+    checked.require_good()
+    assert checked.count("changed") > 0
+    assert "+Pin-Priority: 1001" in checked.text
+    assert snapshot(site.second) == before
+
+
+def test_the_first_run_installs_pins_holds_and_reboots_into_stand_in_kernel_files(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, run = provisioned
+    print(f"first run: {run.tasks} tasks, {run.seconds:.0f} s, {run.recap}")
+    assert version_on(site, "nvidia-open") == [f"{DRIVER}-1 hold"] * 2
+    assert all(DRIVER in text for text in loaded_on(site))
+    for node in site.fleet.nodes:
+        words = node.shell("cat /proc/cmdline").split()
+        assert {"iommu=pt", "pcie_aspm=off", "pcie_port_pm=off"} <= set(words)
+        assert "mitigations=off" not in words
+
+
+def test_the_second_run_changes_nothing(provisioned: tuple[Site, Run]) -> None:
+    site, _ = provisioned
+    run = site.run().require_good()
+    print(f"second run: {run.tasks} tasks, {run.seconds:.0f} s, {run.recap}")
+    assert run.count("changed") == 0
+
+
+def test_every_promise_holds_as_testinfra_sees_it(provisioned: tuple[Site, Run]) -> None:
+    testinfra = pytest.importorskip("testinfra", reason="pytest-testinfra is not installed.")
+    site, _ = provisioned
+    for node in site.fleet.nodes:
+        host = testinfra.get_host(f"ssh://{node.name}", ssh_config=str(node.ssh_config))
+        assert host.package("nvidia-container-toolkit").version == "1.18.2-1"
+        assert not host.package("cuda-toolkit-13-0").is_installed
+        for name in ("docker", "chrony", "nvidia-persistenced", "sm120-acs", "sm120-governor"):
+            assert host.service(name).is_enabled, name
+            assert host.service(name).is_running, name
+        assert host.file("/etc/nccl.conf").content_string.count("NCCL_PROTO=LL\n") == 1
+        assert host.file("/etc/sm120/nccl.env").contains("NCCL_IB_DISABLE=1")
+        assert host.file("/etc/modprobe.d/sm120-nouveau.conf").contains("blacklist nouveau")
+        assert host.file("/etc/modprobe.d/sm120-pcie.conf").contains("uvm_disable_hmm=1")
+        assert host.file("/etc/docker/daemon.json").contains("memlock")
+        assert host.file("/var/lib/sm120/pcie/before.txt").contains("cmdline: none")
+        assert host.file("/var/lib/sm120/pcie/after.txt").contains("iommu=pt")
+
+
+def test_drift_on_one_node_is_found_there_only_and_repaired(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    site.first.shell("rm /etc/sysctl.d/60-sm120.conf && apt-mark unhold nvidia-container-toolkit")
+    only = ("--tags", "host_tuning,container_runtime")
+    found = site.run("--check", *only).require_good()
+    assert found.recap["n1"]["changed"] >= 1
+    assert found.recap["n2"]["changed"] == 0
+    repaired = site.run(*only).require_good()
+    assert repaired.recap["n1"]["changed"] >= 2
+    assert repaired.recap["n2"]["changed"] == 0
+    assert version_on(site, "nvidia-container-toolkit") == ["1.18.2-1 hold"] * 2
+
+
+def test_a_tampered_repository_is_refused_with_cause_and_cure(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    kept = {name: (site.repository.root / name).read_bytes() for name in ("Packages", "InRelease")}
+    site.repository.tamper()
+    try:
+        run = site.run("--tags", "nvidia_repository")
+    finally:
+        for name, data in kept.items():
+            (site.repository.root / name).write_bytes(data)
+    assert run.code != 0
+    assert run.count("failed") == 2
+    assert "was REFUSED" in run.text
+    assert "correct nvidia_repository_key" in " ".join(run.text.split())
+
+
+def test_a_repository_signed_anew_with_other_bytes_under_a_locked_version_is_refused(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    kept = list(site.repository.stanzas)
+    site.repository.stanzas = [
+        s.replace("SHA256: ", "SHA256: " + "0" * 8, 1)[:-9] + "\n"
+        if s.startswith("Package: nvidia-container-toolkit\nVersion: 1.18.2")
+        else s
+        for s in kept
+    ]
+    site.repository.publish()
+    try:
+        run = site.run("--tags", "nvidia_repository,container_runtime")
+    finally:
+        site.repository.stanzas = kept
+        site.repository.publish()
+    assert run.count("failed") == 2
+    assert "does not offer the locked packages" in " ".join(run.text.split())
+
+
+def test_a_wrong_sudo_password_ends_before_anything_is_touched(
+    fresh: tuple[Site, list[str]],
+) -> None:
+    run = fresh[0].run(password="wrong")
+    assert run.code != 0
+    assert "Incorrect sudo password" in run.text or "sudo" in run.text.lower()
+    assert run.count("changed") == 0
+    assert run.count("ok") == 0
+
+
+def test_a_full_disk_stops_the_play_with_the_free_space_and_a_cure(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    site.first.shell("mount -t tmpfs -o size=8m tmpfs /var")
+    try:
+        run = site.run("--tags", "nvidia_repository", sm120_max_fail_percentage=100)
+    finally:
+        site.first.shell("umount --lazy /var")
+    assert run.recap["n1"]["failed"] == 1
+    assert run.recap["n2"]["failed"] == 0
+    assert "Only 8 MiB are free on / or /var" in run.text
+    assert "apt-get clean" in run.text
+
+
+def test_a_node_that_is_down_is_named_and_the_other_is_provisioned(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    site.second.stop()
+    try:
+        run = site.run(
+            *("--tags", "nvidia_repository", "--timeout", "5"), sm120_max_fail_percentage=100
+        )
+    finally:
+        site.second.start()
+    assert run.code == 4
+    assert run.recap["n2"]["unreachable"] == 1
+    assert run.recap["n1"]["failed"] == 0
+    assert run.recap["n1"]["ok"] > 3
+
+
+def test_a_lock_without_this_system_stops_the_play_and_says_how_to_lock(
+    fresh: tuple[Site, list[str]], tmp_path: Path
+) -> None:
+    empty = tmp_path / "host.lock.yaml"
+    empty.write_text("targets: {}\n")
+    for lock_file in (empty, tmp_path / "missing.yaml"):
+        run = fresh[0].run("--tags", "nvidia_driver", sm120_lock_file=str(lock_file))
+        assert run.count("failed") == 2
+        assert f"sm120 host lock --target {TARGET}" in " ".join(run.text.split())
+
+
+@pytest.mark.usefixtures("big")
+def test_the_driver_pin_moves_down_and_up_and_between_the_two_ways_of_naming_on_stand_ins(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    only = ("--tags", "nvidia_repository,nvidia_driver")
+    site.lock(packages=["nvidia-driver-580-open"], version=OLD_DRIVER)
+    site.run(*only).require_good()
+    assert version_on(site, "nvidia-driver-580-open") == [f"{OLD_DRIVER}-0ubuntu1 hold"] * 2
+    assert version_on(site, "nvidia-open") == ["", ""]
+    assert all(OLD_DRIVER in text for text in loaded_on(site))
+    site.lock(packages=["nvidia-driver-580-open"], version=NEW_DRIVER)
+    site.run(*only).require_good()
+    assert all(NEW_DRIVER in text for text in loaded_on(site))
+
+
+@pytest.mark.usefixtures("big")
+@pytest.mark.parametrize("task", ["Install exactly the locked versions", "Reboot"])
+def test_a_run_cut_off_in_the_middle_is_finished_by_the_next_one(
+    provisioned: tuple[Site, Run], task: str
+) -> None:
+    site, _ = provisioned
+    only = ("--tags", "nvidia_repository,nvidia_driver")
+    wanted = PLAIN_DRIVER if DRIVER in loaded_on(site)[0] else DRIVER
+    site.lock(branch=int(wanted.partition(".")[0]), version=wanted)
+    cut = site.run(*only, cut_off_at=f": {task}]")
+    assert cut.code != 0
+    assert not cut.recap
+    site.run(*only).require_good()
+    assert version_on(site, "nvidia-open") == [f"{wanted}-1 hold"] * 2
+    assert all(wanted in text for text in loaded_on(site))
+    assert site.run(*only).require_good().count("changed") == 0
+
+
+@pytest.mark.usefixtures("big")
+def test_ubuntu_gets_the_names_with_the_branch_by_its_os_release_on_a_stand_in(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    os_release = 'ID=ubuntu\nNAME="Ubuntu"\nVERSION_ID="24.04"\nVERSION="24.04 LTS (Noble)"\n'
+    site.lock(UBUNTU)
+    site.first.shell(f"mv /etc/os-release /root/kept && echo '{os_release}' > /etc/os-release")
+    try:
+        run = site.run("--tags", "nvidia_repository,nvidia_driver", "--limit", "n1")
+    finally:
+        site.first.shell("mv /root/kept /etc/os-release")
+        site.lock()
+    run.require_good()
+    assert version_on(site, "nvidia-driver-580-open")[0] == f"{NEW_DRIVER}-0ubuntu1 hold"
+
+
+@pytest.mark.usefixtures("big")
+def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
+    provisioned: tuple[Site, Run], tmp_path: Path
+) -> None:
+    site, _ = provisioned
+    hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(rounds=4)).decode()
+    address = site.first.address
+    values: dict[str, Any] = {
+        "sm120_parts": ["registry"],
+        "registry_name": address,
+        "registry_htpasswd": [f"ops:{hashed}"],
+    }
+    only = ("--tags", "registry", "--limit", "n1")
+    site.run(*only, **values).require_good()
+    assert site.run(*only, **values).require_good().count("changed") == 0
+    ca_file = tmp_path / "ca.crt"
+    ca_file.write_text(site.first.shell("cat /etc/sm120-registry/ca.crt"))
+    url = f"https://{address}:5000/v2/"
+    session = requests.Session()
+    session.trust_env = False
+    session.verify = str(ca_file)
+    assert session.get(url, timeout=10).status_code == 401
+    assert session.get(url, auth=("ops", "wrong"), timeout=10).status_code == 401
+    assert session.get(url, auth=("ops", "open sesame"), timeout=10).status_code == 200
+    site.run(*only, **values, registry_state="absent").require_good()
+    assert "docker-registry" not in site.first.shell("dpkg --get-selections | grep -w install")
+
+
+@pytest.mark.usefixtures("big")
+def test_weights_come_from_a_neighbour_by_the_command_installed_on_the_node(
+    fresh: tuple[Site, list[str]], tmp_path: Path
+) -> None:
+    site, _ = fresh
+    lock_weights(site.checkout, tmp_path / "neighbour")
+    site.first.put(tmp_path / "neighbour", "/srv/neighbour")
+    wheel = build_wheel(tmp_path / "wheel")
+    requirements = ROOT / "lockfiles" / "tool" / "run.txt"
+    site.first.put(wheelhouse(tmp_path / "wheels", requirements), "/srv/wheels")
+    values: dict[str, Any] = {
+        "sm120_parts": ["weights"],
+        "weights_wheel": str(wheel),
+        "weights_requirements": str(requirements),
+        "weights_wheelhouse": "/srv/wheels",
+        "weights_checkout": str(site.checkout),
+        "weights_neighbour": "/srv/neighbour",
+        "weights_sets": ["tiny"],
+    }
+    only = ("--tags", "weights", "--limit", "n1")
+    site.run(*only, **values).require_good()
+    assert site.run(*only, **values).require_good().count("changed") == 0
+    site.first.shell("systemctl is-active sm120-scrub.timer && systemctl start sm120-scrub.service")
+    assert "model_type" in site.first.shell("cat /models/tiny/config.json")
+    site.first.shell("echo damaged > /models/tiny/config.json")
+    site.first.shell("/opt/sm120/venv/bin/sm120 weights verify /models/tiny; test $? = 71")
+    site.run(*only, **values, weights_state="absent").require_good()
+    assert site.first.shell(
+        "ls /opt /models; ls /etc/systemd/system | grep scrub", check=False
+    ) == ("/models:\ntiny\n\n/opt:\n")
+    site.first.shell("rm -r /models /srv/neighbour /srv/wheels")
+
+
+def lock_weights(checkout: Path, neighbour: Path) -> None:
+    """A small locked set: its wish and lock in the checkout, its files in a folder."""
+    large = {"model.safetensors": random_bytes(1 << 20)}
+    place = make_set(neighbour, {"config.json": SMALL["config.json"]}, large)
+    folder = checkout / "lockfiles" / "weights"
+    folder.mkdir(parents=True)
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(WISH.model_dump(mode="json")))
+    write_lock(folder / "tiny.lock.yaml", place.lock)
+
+
+def build_wheel(folder: Path) -> Path:
+    """This project as a wheel."""
+    folder.mkdir()
+    code = f"from flit_core.buildapi import build_wheel; build_wheel({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def wheelhouse(folder: Path, requirements: Path) -> Path:
+    """The locked wheels, as a site without an index would keep them."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(folder)]
+    subprocess.run([*command, "--require-hashes", "--requirement", str(requirements)], check=True)
+    # the node's Python may be another 3.11 than ours, and some pins are for one of them only
+    lines = requirements.read_text(encoding="utf-8").splitlines()
+    others = [line.split()[0] for line in lines if "python_full_version < '3.11" in line]
+    for pin in others:
+        subprocess.run([*command, pin], check=True)
+    return folder
+
+
+CLOSED = {"name": "nvidia-driver-580", "version": "580.95.05-1", "sha256": "0" * 64}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("pcie", {"pcie_extra_cmdline": ["mitigations=off"]}, "This role never does that"),
+    (
+        "nvidia_driver",
+        {"nvidia_driver_packages": [CLOSED["name"]], "nvidia_driver_pins": [CLOSED]},
+        "are not the open kernel modules",
+    ),
+    ("nvidia_driver", {"nvidia_driver_pins": None}, "nvidia_driver_pins"),
+    ("cuda", {"cuda_image_releases": ["13.2"]}, "CUDA 13.2 needs driver branch 595"),
+    ("cuda", {"cuda_image_releases": ["13.9"]}, "(unknown to lockfiles/host.yaml)"),
+    (
+        "host_tuning",
+        {"host_tuning_card": "max-q", "host_tuning_power_limit_w": 600},
+        "600 W is not a limit of a max-q card (250 to 325 W)",
+    ),
+    ("nccl", {"nccl_patched_library": "/etc/hostname"}, "where its first all_reduce hangs"),
+    ("registry", {"registry_name": "x", "registry_htpasswd": ["ops:secret"]}, "bcrypt hash"),
+]
+
+
+@pytest.mark.usefixtures("big")
+@pytest.mark.parametrize(("part", "values", "words"), REFUSED)
+def test_what_cannot_work_is_refused_with_cause_and_cure_before_anything_changes(
+    fresh: tuple[Site, list[str]], part: str, values: dict[str, Any], words: str
+) -> None:
+    only = ("--tags", part, "--limit", "n1", "--check")
+    run = fresh[0].run(*only, sm120_parts=[part], **values)
+    assert run.count("failed") == 1
+    assert run.count("changed") == 0
+    assert words in " ".join(run.text.split())
+
+
+@pytest.mark.usefixtures("big")
+def test_state_absent_leaves_the_node_as_it_was(
+    fresh: tuple[Site, list[str]], provisioned: tuple[Site, Run]
+) -> None:
+    site, before = fresh
+    names = ("nvidia_repository", "nvidia_driver", "pcie", "nccl", "container_runtime")
+    gone = {f"{name}_state": "absent" for name in (*names, "host_tuning")}
+    site.run(**gone).require_good()
+    # the first node keeps what the tests of other roles left there on purpose, such as images
+    after = snapshot(site.second)
+    assert [line for line in after if line not in before] == []
+    assert [line for line in before if line not in after] == []
+    assert "iommu" not in site.second.shell("cat /proc/cmdline")
+    assert site.run(**gone).require_good().count("changed") == 0

@@ -1,0 +1,161 @@
+"""Roles say what they take, take nothing dangerous by default, and their READMEs are true."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.testbed.packages import CannotHave
+from tests.testbed.playbook import PLAYBOOK, ROOT, ansible_environment, ansible_program
+
+ROLES = sorted((ROOT / "ansible" / "roles").iterdir())
+NAMES = [role.name for role in ROLES]
+PUBLIC = [
+    *("nvidia_repository", "nvidia_driver", "cuda", "pcie", "nccl", "container_runtime"),
+    *("host_tuning", "weights", "registry"),
+]
+
+
+def load_writer() -> ModuleType:
+    path = ROOT / "ansible" / "role_readme.py"
+    spec = importlib.util.spec_from_file_location("role_readme", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def specs_of(role: Path) -> dict[str, Any]:
+    found: dict[str, Any] = load_writer().read_specs(role)
+    return found
+
+
+def yaml_of(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def texts_of(role: Path) -> str:
+    return "\n".join(p.read_text(encoding="utf-8") for p in sorted(role.rglob("*")) if p.is_file())
+
+
+@pytest.mark.parametrize("role", ROLES, ids=NAMES)
+def test_a_readme_is_what_the_argument_specs_say(role: Path) -> None:
+    written = (role / "README.md").read_text(encoding="utf-8")
+    assert written == load_writer().readme(role), "run `python ansible/role_readme.py`"
+
+
+@pytest.mark.parametrize("role", ROLES, ids=NAMES)
+def test_defaults_and_argument_specs_agree(role: Path) -> None:
+    options = specs_of(role)["options"]
+    promised = {name: o["default"] for name, o in options.items() if "default" in o}
+    assert (yaml_of(role / "defaults" / "main.yml") or {}) == promised
+
+
+@pytest.mark.parametrize("role", ROLES, ids=NAMES)
+def test_every_variable_carries_the_name_of_its_role(role: Path) -> None:
+    own = {*specs_of(role)["options"], *(yaml_of(role / "vars" / "main.yml") or {})}
+    registered = set(re.findall(r"register: (\w+)", texts_of(role)))
+    assert [n for n in own | registered if not n.startswith(f"{role.name}_")] == []
+
+
+@pytest.mark.parametrize("role", ROLES, ids=NAMES)
+def test_pins_are_required_and_have_no_default(role: Path) -> None:
+    for name, option in specs_of(role)["options"].items():
+        if name.endswith(("_pins", "_packages", "_url", "_key_file")):
+            assert option.get("required"), name
+            assert "default" not in option
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_playbook_has_the_role_with_a_tag_of_its_own_and_it_can_be_undone(name: str) -> None:
+    (play,) = yaml_of(PLAYBOOK)
+    (entry,) = [r for r in play["roles"] if r["role"] == name]
+    assert name in entry["tags"]
+    state = specs_of(ROOT / "ansible" / "roles" / name)["options"][f"{name}_state"]
+    assert state["choices"] == ["present", "absent"]
+    assert state["default"] == "present"
+
+
+def test_the_risky_settings_are_off_until_a_profile_is_chosen() -> None:
+    profiles = yaml_of(ROOT / "ansible" / "roles" / "pcie" / "vars" / "main.yml")["pcie_profiles"]
+    options = specs_of(ROOT / "ansible" / "roles" / "pcie")["options"]
+    assert options["pcie_profile"]["default"] == "keep"
+    assert set(profiles["keep"].values()) == {"keep", False}
+    assert set(profiles) == set(options["pcie_profile"]["choices"])
+
+
+def test_only_the_words_that_refuse_it_speak_of_mitigations_off() -> None:
+    files = [p for role in ROLES for p in sorted(role.rglob("*")) if p.is_file()]
+    speaking = [p for p in files if "mitigations=off" in p.read_text(encoding="utf-8")]
+    assert {str(p.relative_to(ROOT / "ansible" / "roles")) for p in speaking} == {
+        "pcie/README.md",
+        "pcie/meta/argument_specs.yml",
+    }
+
+
+@pytest.mark.parametrize("role", ROLES, ids=NAMES)
+def test_every_assertion_says_what_is_wrong_and_what_to_do(role: Path) -> None:
+    for path in sorted(role.glob("tasks/*.yml")):
+        for task in yaml_of(path) or []:
+            check = task.get("ansible.builtin.assert")
+            if check is None:
+                continue
+            message = check["fail_msg"]
+            if "item.cause" in message:
+                assert all(item["cause"] and item["cure"] for item in task["loop"]), task["name"]
+            else:
+                # cause and cure are two sentences, or named by variables of their own
+                assert len(re.findall(r"[.;:] ", message)) >= 1 or "{{" in message, task["name"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    sorted(
+        p
+        for p in (ROOT / "ansible").rglob("*")
+        if p.is_file() and p.read_bytes()[:9] == b"#!/bin/sh"
+    ),
+    ids=lambda p: p.name,
+)
+def test_a_script_is_one_that_sh_can_read(script: Path) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-n", str(script)], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+
+
+def program(name: str) -> str:
+    try:
+        return ansible_program(name)
+    except CannotHave as reason:
+        pytest.skip(str(reason))
+
+
+def test_the_playbook_passes_the_syntax_check(tmp_path: Path) -> None:
+    command = [program("ansible-playbook"), "--syntax-check", "-i", "localhost,", str(PLAYBOOK)]
+    done = subprocess.run(
+        command, env=ansible_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_ansible_lint_finds_nothing_in_its_production_profile(tmp_path: Path) -> None:
+    command = [program("ansible-lint"), "--offline", "--profile", "production", "--nocolor", "-q"]
+    env = {**ansible_environment(), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "ansible/site.yml"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
