@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 
+from pipeline.keys import Signer
 from pipeline.model import canonical_json
 from pipeline.record.envelope import Envelope
-from pipeline.record.keys import Signer
 from pipeline.record.names import IMAGE_SIGNATURE
 
 SIGNATURE_NOTE = "dev.cosignproject.cosign/signature"

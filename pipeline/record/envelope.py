@@ -10,19 +10,13 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from pipeline.errors import RecordInvalid
+from pipeline.keys import Signer, pae
 from pipeline.model import Digest, Frozen, canonical_json
-from pipeline.record.keys import Signer
 from pipeline.record.names import PAYLOAD
 from pipeline.record.statement import Statement, read_statement
 from pipeline.record.strict import read_base64, read_json
 
 MOST_SIGNATURES = 16
-
-
-def pae(payload_type: str, payload: bytes) -> bytes:
-    """DSSE's pre-authentication encoding: what is really signed."""
-    kind = payload_type.encode()
-    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 class _WrittenSignature(Frozen):

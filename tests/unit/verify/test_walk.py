@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.keys import LocalSigner, key_id
 from pipeline.lock.model import read_lock, sealed, write_lock
 from pipeline.record.envelope import Signature, countersigned, enclose
-from pipeline.record.keys import LocalSigner, key_id
 from pipeline.record.names import REPORT, WEIGHTS
 from pipeline.record.statement import state
 from pipeline.verify.artifact import open_file
