@@ -36,6 +36,9 @@ class Signer(Protocol):
     @property
     def key_id(self) -> str: ...
 
+    @property
+    def public(self) -> PublicKey: ...
+
     def sign(self, data: bytes) -> bytes: ...
 
 
@@ -160,7 +163,11 @@ class LocalSigner:
 
     @property
     def key_id(self) -> str:
-        return key_id(self.key.public_key())
+        return key_id(self.public)
+
+    @property
+    def public(self) -> PublicKey:
+        return self.key.public_key()
 
     def sign(self, data: bytes) -> bytes:
         return self.key.sign(data, _ALGORITHM)

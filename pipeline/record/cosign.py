@@ -16,7 +16,7 @@ ENVELOPE_MEDIA = "application/vnd.dsse.envelope.v1+json"
 
 
 @dataclass(frozen=True)
-class Attachment:
+class CosignLayer:
     """A blob that publishing attaches to an image, with the layer's media type and notes."""
 
     data: bytes
@@ -38,14 +38,14 @@ def signature_payload(digest: str, reference: str) -> bytes:
     )
 
 
-def signature_attachment(digest: str, reference: str, signer: Signer) -> Attachment:
+def signature_attachment(digest: str, reference: str, signer: Signer) -> CosignLayer:
     """An image's signature, for the tag `sha256-<hex>.sig`."""
     payload = signature_payload(digest, reference)
     signature = base64.b64encode(signer.sign(payload)).decode()
-    return Attachment(payload, SIGNATURE_MEDIA, {SIGNATURE_NOTE: signature})
+    return CosignLayer(payload, SIGNATURE_MEDIA, {SIGNATURE_NOTE: signature})
 
 
-def attestation_attachment(envelope: Envelope) -> Attachment:
+def attestation_attachment(envelope: Envelope) -> CosignLayer:
     """A signed statement, for the tag `sha256-<hex>.att`."""
     notes = {SIGNATURE_NOTE: "", "predicateType": envelope.statement.predicate_type}
-    return Attachment(envelope.dump(), ENVELOPE_MEDIA, notes)
+    return CosignLayer(envelope.dump(), ENVELOPE_MEDIA, notes)

@@ -13,6 +13,7 @@ from pipeline.record.names import (
     HOST_FACTS,
     REBUILD,
     REPORT,
+    UNGATED,
     WEIGHTS,
     Identity,
 )
@@ -182,12 +183,23 @@ class Report(Frozen):
     runs: list[Digest]
 
 
+class Ungated(Frozen):
+    """An image that was published although its gates had not passed, and why."""
+
+    image: Identity
+    platform: Platform
+    reference: Identity  # where it was published
+    gates: Text  # what was wrong with them
+    reason: Text
+
+
 MODELS: dict[str, type[Frozen]] = {
     REBUILD: Rebuild,
     WEIGHTS: Weights,
     HOST_FACTS: HostFacts,
     BENCHMARK_RUN: BenchmarkRun,
     REPORT: Report,
+    UNGATED: Ungated,
 }
 
 
