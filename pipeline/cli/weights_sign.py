@@ -6,12 +6,13 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline import log
 from pipeline.cli.common import json_option, say_json
+from pipeline.cli.records import key_option, signer_of
 from pipeline.errors import KeyInvalid, WeightsDamaged, WeightsUnknown
 
 if TYPE_CHECKING:
@@ -110,19 +111,40 @@ def check_signature(
 @_folder
 @_set
 @click.option("--full", is_flag=True, help="Read every file; else the receipt must vouch for all.")
+@key_option
 @click.option("--json", "as_json", is_flag=True, help="Always so: a record is JSON.")
-def record(folder: Path, name: str | None, full: bool, as_json: bool) -> None:
-    """Say what a set is and how it was verified, as an in-toto statement."""
+def record(
+    folder: Path, name: str | None, full: bool, key_path: Path | None, as_json: bool
+) -> None:
+    """Say what a set is and how it was verified, as an in-toto statement.
+
+    With --key it is also signed and kept beside the set, where `sm120 verify DIR` looks for it.
+    """
     from pipeline.weights import record as records
     from pipeline.weights.place import find_places
 
-    made = records.record(_one(folder, name), find_places(folder), full=full)
+    place = _one(folder, name)
+    made = records.record(place, find_places(folder), full=full)
     say_json(records.as_json(made))
+    if key_path:
+        _keep(place, records.as_json(made), key_path)
     found = made.predicate.verification
     if found.result != "verified":
         log.say(f"{found.result}: {'; '.join(found.why)}")
     if found.result == "damaged":
         sys.exit(WeightsDamaged.exit_code)
+
+
+def _keep(place: Place, said: dict[str, Any], key_path: Path) -> None:
+    from pipeline.files import write_bytes
+    from pipeline.model import canonical_json
+    from pipeline.record.envelope import enclose
+    from pipeline.record.statement import read_statement
+    from pipeline.verify.weights import record_path
+
+    statement = read_statement(canonical_json(said), place.lock.name)
+    write_bytes(record_path(place), enclose(statement, [signer_of(key_path)]).dump())
+    log.say(f"signed and kept as {record_path(place)}")
 
 
 def _one(folder: Path, name: str | None) -> Place:

@@ -19,13 +19,14 @@ from pipeline.publish.attachment import Attached, Attachment, Content, attach
 from pipeline.publish.evidence import Dossier, for_cosign, statements_of
 from pipeline.publish.gates import GateState
 from pipeline.publish.shipment import Shipment
+from pipeline.record.cosign import UNGATED_MEDIA
 from pipeline.registry.document import Document
 from pipeline.registry.parallel import each
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import LocalBlob, Way, has_blob, push_blob
 from pipeline.store.store import Store
 
-UNGATED = "application/vnd.sm120.ungated.v1+json"
+UNGATED = UNGATED_MEDIA
 
 
 EvidenceState = Literal["signed", "statements only", "none", "left out"]

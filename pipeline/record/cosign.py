@@ -13,6 +13,8 @@ from pipeline.record.names import IMAGE_SIGNATURE
 SIGNATURE_NOTE = "dev.cosignproject.cosign/signature"
 SIGNATURE_MEDIA = "application/vnd.dev.cosign.simplesigning.v1+json"
 ENVELOPE_MEDIA = "application/vnd.dsse.envelope.v1+json"
+# a plain note that an image was published although its gates had not passed
+UNGATED_MEDIA = "application/vnd.sm120.ungated.v1+json"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ _RESULTS = {"passed": "PASSED", "accepted": "WARNED", "failed": "FAILED", "unkno
 # What each gate reads of an image's folder, beyond patches.
 _CASES = {
     "smem": ("engine.yaml", "smem-*.yaml"),
+    "numerics": ("engine.yaml", "smem-*.yaml", "numerics.yaml"),
     "patches": ("engine.yaml", "smem-*.yaml"),
     "arch": ("arch.yaml",),
 }
