@@ -103,10 +103,8 @@ def judge_remote(remote: Remote, judge: Judge, more: Sequence[Exhibit] = ()) -> 
 
 def _depth(remote: Remote, judge: Judge) -> Node:
     count = sum(len(image.layers) for image in remote.images)
-    words = (
-        f"{count} layers read, every byte" if judge.deep else f"{count} layers, not read (--deep)"
-    )
-    return Node("in the registry", words=words)
+    how = "every byte read" if judge.deep else "there, not read (--deep reads them)"
+    return Node("in the registry", words=f"{count} layers, {how}")
 
 
 def _tag(remote: Remote, names: list[Named], judge: Judge) -> Node:
