@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
 from pipeline.errors import RecordInvalid
 from pipeline.keys import Signer, pae
 from pipeline.model import Digest, Frozen, canonical_json
 from pipeline.record.names import PAYLOAD
 from pipeline.record.statement import Statement, read_statement
-from pipeline.record.strict import read_base64, read_json
+from pipeline.record.strict import as_model, read_base64, read_json
 
 MOST_SIGNATURES = 16
 
@@ -83,12 +83,7 @@ def countersigned(envelope: Envelope, signer: Signer) -> Envelope:
 
 def read_envelope(data: bytes, what: str) -> Envelope:
     """An envelope from bytes of unknown origin; nothing in it is believed yet."""
-    try:
-        written = _Written.model_validate(read_json(data, what))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the envelope"
-        raise RecordInvalid(f"{what}: {field}: {first['msg']}") from error
+    written = as_model(_Written, read_json(data, what), what, "the envelope")
     payload = read_base64(written.payload, f"{what}: payload")
     signatures = [
         Signature(s.keyid or None, read_base64(s.sig, f"{what}: signature"))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
-from pipeline.errors import RecordInvalid
 from pipeline.model import Digest, Frozen, Platform
 from pipeline.record.names import (
     BENCHMARK_RUN,
@@ -18,6 +17,7 @@ from pipeline.record.names import (
     Identity,
 )
 from pipeline.record.statement import RECORDED, Stamp
+from pipeline.record.strict import as_model
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 Count = Annotated[int, Field(ge=0)]
@@ -209,10 +209,5 @@ def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> None:
     if model is None:
         return
     body = {k: v for k, v in predicate.items() if k != RECORDED}
-    try:
-        # JSON has no bool that is an int: what is written must be of the kind it stands for
-        model.model_validate(body, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the predicate"
-        raise RecordInvalid(f"{predicate_type}: {field}: {first['msg']}") from error
+    # JSON has no bool that is an int: what is written must be of the kind it stands for
+    as_model(model, body, predicate_type, "the predicate", strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Protocol
 
 from pipeline import log
 from pipeline.errors import NotInRegistry, PipelineError, RegistryBroken, StoreUnwritable
-from pipeline.files import locked, os_errors_explained, write_bytes
+from pipeline.files import locked, os_errors_explained, sha256_of_file, write_bytes
 from pipeline.model import Frozen, canonical_json
 from pipeline.registry.document import (
     MOST_MANIFEST_BYTES,
@@ -173,8 +172,7 @@ def _is_there(shelf: Shelf, blob: Descriptor) -> bool:
         return False
     if not isinstance(shelf, LayoutShelf):
         return True
-    with path.open("rb") as handle:
-        return f"sha256:{hashlib.file_digest(handle, 'sha256').hexdigest()}" == blob.digest
+    return sha256_of_file(path) == blob.digest
 
 
 @contextmanager

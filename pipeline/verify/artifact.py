@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
 from pipeline.build.oci import CONFIG, LAYER
 from pipeline.errors import EvidenceBroken, RecordInvalid
+from pipeline.files import sha256_of_file
 from pipeline.model import Digest, Frozen, sha256_of
-from pipeline.record.strict import read_json
+from pipeline.record.strict import as_model, read_json
 
 _MOST_MANIFEST_BYTES = 4 << 20
 _MOST_LAYERS = 200
-Model = TypeVar("Model", bound=Frozen)
 
 
 class PlatformName(Frozen):
@@ -69,9 +68,7 @@ class Artifact:
 
 def open_file(path: Path) -> Artifact:
     """A plain file by its bytes."""
-    with path.open("rb") as handle:
-        digest = "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()
-    return Artifact(str(path), digest, size_bytes=path.stat().st_size)
+    return Artifact(str(path), sha256_of_file(path), size_bytes=path.stat().st_size)
 
 
 def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = None) -> Artifact:
@@ -85,7 +82,7 @@ def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = No
 
 def read_manifest(data: bytes, title: str) -> Manifest:
     """An image's manifest, closed: what it says beyond that is not taken for harmless."""
-    manifest = read_model(Manifest, data, f"{title}: manifest")
+    manifest = as_model(Manifest, read_json(data, title), f"{title}: manifest")
     if manifest.config.media_type != CONFIG:
         raise EvidenceBroken(f"{title}: its config is a {manifest.config.media_type}")
     return manifest
@@ -123,16 +120,6 @@ class _Digests(Frozen):
     """A list of digests."""
 
     digests: list[Digest]
-
-
-def read_model(model: type[Model], data: bytes, what: str) -> Model:
-    """JSON of strangers as a closed value."""
-    try:
-        return model.model_validate(read_json(data, what))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the file"
-        raise RecordInvalid(f"{what}: {field}: {first['msg']}") from error
 
 
 def read_bounded(path: Path, most_bytes: int = _MOST_MANIFEST_BYTES) -> bytes:
@@ -176,9 +163,7 @@ def _require_blob(blobs: Path, wanted: Descriptor) -> None:
     size = path.stat().st_size
     if size != wanted.size:
         raise EvidenceBroken(f"{wanted.digest}: {size} bytes instead of {wanted.size}")
-    with path.open("rb") as handle:
-        got = "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()
-    if got != wanted.digest:
+    if (got := sha256_of_file(path)) != wanted.digest:
         raise EvidenceBroken(f"the blob {wanted.digest} is really {got}")
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from pipeline.build.oci import MANIFEST
 from pipeline.errors import EvidenceBroken, RegistryBroken, UnknownImage
 from pipeline.model import Frozen
-from pipeline.record.strict import MAX_BYTES
+from pipeline.record.strict import MAX_BYTES, as_model, read_json
 from pipeline.registry.document import Descriptor as Blob
 from pipeline.registry.document import Document, read_document
 from pipeline.verify.artifact import (
@@ -19,7 +19,6 @@ from pipeline.verify.artifact import (
     PlatformName,
     open_image,
     read_bounded,
-    read_model,
     read_small,
     require_inside,
 )
@@ -61,7 +60,7 @@ def _listed(folder: Path, index: Index) -> list[Descriptor]:
     for each in index.manifests:
         if each.media_type == INDEX:
             data = read_small(folder / "blobs" / "sha256", each.digest, each.size)
-            found += read_model(Index, data, f"{folder.name}: index of platforms").manifests
+            found += _read_index(data, f"{folder.name}: index of platforms").manifests
         else:
             found.append(each)
     return found
@@ -97,9 +96,13 @@ def _document(data: bytes) -> Document:
         raise EvidenceBroken(str(error)) from error
 
 
+def _read_index(data: bytes, what: str) -> Index:
+    return as_model(Index, read_json(data, what), what)
+
+
 def _index(folder: Path) -> Index:
     require_inside(folder, folder / "index.json")
-    return read_model(Index, read_bounded(folder / "index.json"), f"{folder.name}/index.json")
+    return _read_index(read_bounded(folder / "index.json"), f"{folder.name}/index.json")
 
 
 def _platform(found: PlatformName) -> str:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pipeline.errors import RecordInvalid
 from pipeline.keys import holds
 from pipeline.model import Digest, Frozen
 from pipeline.record.names import IMAGE_SIGNATURE
-from pipeline.record.strict import read_base64, read_json
+from pipeline.record.strict import as_model, read_base64, read_json
 from pipeline.record.trust import Trust, TrustedKey
 from pipeline.verify.attached import Loose
 from pipeline.verify.verdict import Node, Verdict
@@ -70,12 +70,7 @@ def believed_names(
 
 
 def _read(found: Loose) -> _Payload:
-    try:
-        return _Payload.model_validate(read_json(found.data, "payload"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the payload"
-        raise RecordInvalid(f"{field}: {first['msg']}") from error
+    return as_model(_Payload, read_json(found.data, "payload"), "payload")
 
 
 def _signer(found: Loose, trust: Trust | None) -> TrustedKey:
@@ -109,8 +104,6 @@ def judge_tag(reference: str, digest: str, names: Sequence[Named], others: Seque
         if name.reference == reference and name.digest != digest:
             words = f"moved after signing: {name.key} signed {name.digest} under it"
             return Node(title, Verdict.MOVED, f"{words}, now it names {digest}")
-    signed_as = ", ".join(sorted({n.reference for n in ours}))
-    words = f"no trusted signature says that it is {digest}"
-    return Node(
-        title, Verdict.INCOMPLETE, f"{words} (signed as {signed_as})" if signed_as else words
-    )
+    signed_as = ", ".join(sorted({n.reference for n in ours})) or "nothing"
+    words = f"no trusted signature says that it is {digest} (signed as {signed_as})"
+    return Node(title, Verdict.INCOMPLETE, words)
