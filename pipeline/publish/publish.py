@@ -21,9 +21,10 @@ from pipeline.publish.gates import GateState
 from pipeline.publish.shipment import Shipment
 from pipeline.record.cosign import UNGATED_MEDIA
 from pipeline.registry.document import Document
+from pipeline.registry.local import LocalBlob
 from pipeline.registry.parallel import each
 from pipeline.registry.repository import Repository
-from pipeline.registry.upload import LocalBlob, Way, has_blob, push_blob
+from pipeline.registry.upload import Way, has_blob, push_blob
 from pipeline.store.store import Store
 
 UNGATED = UNGATED_MEDIA

@@ -11,10 +11,11 @@ from pipeline.errors import Interrupted, NotInRegistry, RegistryBroken, Registry
 from pipeline.files import os_errors_explained
 from pipeline.log import Bar
 from pipeline.model import sha256_of
-from pipeline.registry.client import ATTEMPTS, Answer, Lost
+from pipeline.registry.answer import Answer, Lost
+from pipeline.registry.client import ATTEMPTS
 from pipeline.registry.document import Descriptor
+from pipeline.registry.local import Gauge
 from pipeline.registry.repository import Repository
-from pipeline.registry.upload import Gauge
 
 _PIECE_BYTES = 1 << 18
 _PROGRESS_BYTES = 1 << 20

@@ -14,11 +14,11 @@ from pipeline.record.trust import Trust
 from pipeline.registry.document import MOST_MANIFEST_BYTES, Document
 from pipeline.registry.download import check_blob, read_blob
 from pipeline.registry.parallel import each
-from pipeline.registry.pull import plan_pull
 from pipeline.registry.reference import Reference
 from pipeline.registry.referrers import everything_listed, fallback_tag
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import has_blob
+from pipeline.registry.wanted import plan_pull
 from pipeline.verify.artifact import Artifact, make_artifact, read_manifest
 from pipeline.verify.attached import Attached, sort_out
 from pipeline.verify.naming import Named, believed_names

@@ -36,10 +36,11 @@ from pipeline.record.predicates import Ungated
 from pipeline.record.statement import state
 from pipeline.record.strict import MAX_BYTES
 from pipeline.record.trust import Trust
-from pipeline.registry.pull import plan_pull, pull_layout
+from pipeline.registry.pull import pull_layout
 from pipeline.registry.reference import parse_reference
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
+from pipeline.registry.wanted import plan_pull
 from pipeline.store.store import open_store
 from pipeline.verify.chain import Judge, judge_attached, judge_remote
 from pipeline.verify.layout import attached_in, open_layout
