@@ -24,6 +24,7 @@ from pipeline.errors import PublishRefused, ReferenceInvalid
 
 if TYPE_CHECKING:
     from pipeline.build.image import Built
+    from pipeline.publish.attachment import Attached
     from pipeline.publish.gates import GateState
     from pipeline.publish.publish import Order, Published
     from pipeline.registry.reference import Reference
@@ -184,6 +185,12 @@ def _say_evidence(name: str, done: Published) -> None:
         log.say(f"no key was given: nothing signs that {name} goes by this tag (--key FILE does)")
 
 
+def _kind(attached: Attached) -> str:
+    from pipeline.record.names import kind_of
+
+    return f"statement {kind_of(attached.says)}" if attached.says else attached.artifact_type
+
+
 def _shown(done: Published) -> str:
     rows = [[platform, digest] for platform, digest in done.platforms.items()]
     if done.digest not in done.platforms.values():
@@ -196,7 +203,7 @@ def _shown(done: Published) -> str:
         f"{log.size(done.sent_bytes)} of {log.size(done.total_bytes)} {verb}"
         f" ({counts}, {done.blobs['there']} were there)",
     ]
-    lines += [f"attached {a.artifact_type}: {a.digest} ({a.found_by})" for a in done.attached]
+    lines += [f"attached {_kind(a)}: {a.digest} ({a.found_by})" for a in done.attached]
     place = done.reference.partition("@")[0]
     lines.append(f"{place}:{done.tag} is {done.digest}" if not done.dry_run else "nothing was sent")
     return "\n".join(lines)

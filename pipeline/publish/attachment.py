@@ -28,6 +28,7 @@ from pipeline.registry.upload import has_blob, push_blob
 
 MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
 MOST_BYTES = 64 << 20
+PREDICATE_NOTE = "in-toto.io/predicate-type"
 _TITLE = "org.opencontainers.image.title"
 
 
@@ -98,6 +99,7 @@ class Attached(Frozen):
     artifact_type: str
     subject: str
     found_by: str
+    says: str | None = None  # a statement's predicate type
 
 
 def file_attachment(words: str, platforms: list[str]) -> Attachment:
@@ -140,6 +142,7 @@ def attach(
                 artifact_type=kind_of(document),
                 subject=subject.digest,
                 found_by=how,
+                says=document.annotations.get(PREDICATE_NOTE),
             )
         )
     if unlisted:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pipeline.errors import RecordInvalid
 from pipeline.keys import Signer, holds
 from pipeline.model import canonical_json, sha256_of
-from pipeline.publish.attachment import Attachment, Content
+from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, Content
 from pipeline.record.cosign import (
     ENVELOPE_MEDIA,
     SIGNATURE_MEDIA,
@@ -31,7 +31,6 @@ from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
 
 CONFIG = "application/vnd.oci.image.config.v1+json"
-PREDICATE_NOTE = "in-toto.io/predicate-type"
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,8 @@ def _gathered(
     fresh = tuple(c for c in new if (c.descriptor.digest, c.descriptor.annotations) not in known)
     layers = [*there, *(c.descriptor for c in fresh)]
     return Attachment(
-        artifact_type=None,
+        # cosign's own names for these, where it attaches them as referrers
+        artifact_type=f"application/vnd.dev.cosign.artifact.{ending}.v1+json",
         kept=tuple(there),
         layers=fresh,
         config=_config(layers),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -214,10 +213,10 @@ def test_a_statement_beside_its_file_is_judged_with_it(
 
 
 @pytest.fixture
-def weights(trust: Path, tmp_path: Path) -> Place:
-    made = make_set(tmp_path / "set", SMALL, {"model.safetensors": b"weights" * 1000})
-    time.sleep(0.03)  # a receipt vouches only for files older than the disk's clock can tell
-    return made
+def weights(trust: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    # a receipt vouches only for files that are some ticks old
+    monkeypatch.setattr("pipeline.weights.receipt._CLOCK_TICK_NS", -(10**9))
+    return make_set(tmp_path / "set", SMALL, {"model.safetensors": b"weights" * 1000})
 
 
 def test_weights_are_judged_by_lock_signature_and_record(
