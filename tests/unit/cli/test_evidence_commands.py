@@ -19,7 +19,10 @@ from pipeline.errors import (
     TagMoved,
     UnknownImage,
 )
+from pipeline.record.envelope import enclose
+from pipeline.record.names import REPORT
 from pipeline.record.shelf import shelf
+from pipeline.record.statement import state
 from pipeline.registry.referrers import fallback_tag
 from pipeline.store.store import default_root, open_store
 from pipeline.weights.model import lock_path
@@ -209,6 +212,12 @@ def test_a_statement_beside_its_file_is_judged_with_it(
     path = sm120("attest", report, *said).out.strip()
     assert sm120("verify", path).code == sm120("verify", report).code == 0
     report.write_text("# Other numbers\n")
+    assert sm120("verify", path).code == EvidenceBroken.exit_code
+    report.unlink()
+    alone = sm120("verify", path)
+    assert (alone.code, "well formed" in alone.out) == (EvidenceIncomplete.exit_code, True)
+    body = state("report.md", f"sha256:{'0' * 64}", REPORT, {"title": 5})
+    Path(path).write_bytes(enclose(body).dump())
     assert sm120("verify", path).code == EvidenceBroken.exit_code
 
 

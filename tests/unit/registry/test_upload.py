@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import PipelineError, RegistryBroken, RegistryUnreachable, StoreDamaged
 from pipeline.log import NoBar
-from pipeline.registry import upload
+from pipeline.registry import local, upload
 from pipeline.registry.local import LocalBlob
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import has_blob, push_blob
@@ -25,7 +25,7 @@ DATA = os.urandom(10 * KB)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "CHUNK_BYTES", 4 * KB)
     monkeypatch.setattr(upload, "SMALL_CHUNK_BYTES", KB)
-    monkeypatch.setattr(upload, "_PIECE_BYTES", KB)
+    monkeypatch.setattr(local, "_PIECE_BYTES", KB)
 
 
 class CountingBar:

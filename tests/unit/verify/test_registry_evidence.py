@@ -16,6 +16,7 @@ from pipeline.errors import (
     PipelineError,
     RecordInvalid,
     RegistryBroken,
+    RegistryUnreachable,
     TagMoved,
 )
 from pipeline.keys import LocalSigner
@@ -46,7 +47,7 @@ from pipeline.verify.chain import Judge, judge_attached, judge_remote
 from pipeline.verify.layout import attached_in, open_layout
 from pipeline.verify.remote import open_remote
 from pipeline.verify.verdict import Node, Verdict, ending, show
-from tests.testbed.oci_door import Door, oci_door
+from tests.testbed.oci_door import Door, cut_answer, oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
 from tests.unit.publish.conftest import some_bytes
 from tests.unit.registry.support import NAME, described, index_json, put, repository_at
@@ -430,6 +431,15 @@ def test_a_layer_with_other_bytes_is_found_only_by_reading_it(site: Site) -> Non
         site.judge(deep=True)
     site.tiny.blobs[NAME, digest] = data + b"more"
     with pytest.raises(RegistryBroken, match="more than"):
+        site.judge(deep=True)
+
+
+def test_a_deep_read_that_is_cut_begins_again_and_ends_when_it_never_works(site: Site) -> None:
+    digest = site.manifest["layers"][-1]["digest"]
+    site.door.fail("GET", digest, cut_answer(10))
+    assert site.judge(deep=True).verdict is Verdict.VALID
+    site.door.fail("GET", digest, cut_answer(10), times=50)
+    with pytest.raises(RegistryUnreachable, match=r"ended after|broke off"):
         site.judge(deep=True)
 
 
