@@ -20,7 +20,7 @@ from pipeline.cli.common import (
 )
 from pipeline.cli.keys import trust_of, trust_option
 from pipeline.cli.registry import open_registry, registry_options
-from pipeline.errors import PolicyRefused, UnknownImage, WeightsUnknown
+from pipeline.errors import PolicyRefused, ReferenceInvalid, UnknownImage, WeightsUnknown
 
 if TYPE_CHECKING:
     from pipeline.registry.reference import Reference
@@ -107,7 +107,11 @@ def _reference(artifact: str) -> Reference | None:
 
     if Path(artifact).exists() or "/" not in artifact:
         return None
-    return parse_reference(artifact)
+    try:
+        return parse_reference(artifact)
+    except ReferenceInvalid as error:
+        words = f"{artifact}: no such file or folder, and no image in a registry"
+        raise ReferenceInvalid(f"{words} ({str(error).removeprefix(f'{artifact}: ')})") from error
 
 
 def _remote(

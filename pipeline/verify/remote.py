@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline import log
-from pipeline.errors import EvidenceBroken, NotInRegistry
+from pipeline.errors import EvidenceBroken, NotInRegistry, RecordInvalid
 from pipeline.record.cosign import SIGNATURE_MEDIA
 from pipeline.record.strict import MAX_BYTES
 from pipeline.record.trust import Trust
@@ -21,6 +21,7 @@ from pipeline.registry.upload import has_blob
 from pipeline.registry.wanted import plan_pull
 from pipeline.verify.artifact import Artifact, make_artifact, read_manifest
 from pipeline.verify.attached import Attached, sort_out
+from pipeline.verify.evidence import MOST_FILES
 from pipeline.verify.naming import Named, believed_names
 
 _SIGNATURE_TAG = re.compile(r"sha256-([0-9a-f]{64})\.sig")
@@ -87,6 +88,8 @@ def attached_to(remote: Remote, image: Document, jobs: int) -> Attached:
     repository, strays = remote.repository, []
     documents: list[Document] = []
     listed = everything_listed(repository, image.digest)
+    if len(listed) > MOST_FILES:
+        raise RecordInvalid(f"{repository}: lists {len(listed)} things for {image.digest}")
     read = each(repository.client, jobs, listed, lambda d: repository.find_manifest(d.digest))
     for entry, document in zip(listed, read, strict=True):
         if document is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from tests.integration.conftest import entered_or_skipped
 from tests.integration.test_publish import PASSWORD, USER, keep_login, layout_blobs
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.packages import CannotHave
-from tests.testbed.registry import Registry, oci_registry
+from tests.testbed.registry import Registry, oci_registry, trusted_by_docker
 from tests.testbed.trixie import trixie_program
 
 IMAGE = "llama-cpp-cpu"
@@ -80,11 +79,7 @@ def guarded(
             folder, tls=True, htpasswd={USER: PASSWORD}, address=docker_daemon.gateway
         )
         registry = entered_or_skipped(stack, part)
-        trusted = Path("/etc/docker/certs.d") / registry.host_port
-        trusted.mkdir(parents=True)
-        stack.callback(shutil.rmtree, trusted)
-        assert registry.ca_file
-        shutil.copyfile(registry.ca_file, trusted / "ca.crt")
+        stack.enter_context(trusted_by_docker(registry))
         yield registry
 
 

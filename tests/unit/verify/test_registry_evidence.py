@@ -496,6 +496,17 @@ def test_more_evidence_than_anybody_needs_is_not_read(site: Site) -> None:
         site.judge()
 
 
+def test_more_entries_than_anybody_needs_are_not_followed(site: Site, tiny: TinyRegistry) -> None:
+    tiny.has_referrers = True
+    tag = fallback_tag(site.digest)
+    index = json.loads(tiny.manifests[NAME, tiny.tags[NAME, tag]][1])
+    entry = index["manifests"][0]
+    index["manifests"] = [{**entry, "digest": f"sha256:{i:064x}"} for i in range(1000)]
+    put(tiny, index, tag)
+    with pytest.raises(RecordInvalid, match="lists 10"):
+        site.judge()
+
+
 def test_what_others_signed_under_cosigns_tag_stays(site: Site) -> None:
     other = LocalSigner(site.world.other_key)
     repository = site.repository
