@@ -259,10 +259,10 @@ class ModelSignatureInvalid(PipelineError):
     hint = "Do not use the set. Fetch it again, or ask its signer for the right key."
 
 
-class KeyUnusable(PipelineError):
+class TagMoved(PipelineError):
     exit_code = 79
-    meaning = "a key file cannot be read or is of a kind that is not used here"
-    hint = "A fitting key: `openssl ecparam -name prime256v1 -genkey -noout -out key.pem`."
+    meaning = "verify: a tag names another image than the one that was signed under it"
+    hint = "Use the signed digest that is named above, and find out who moved the tag."
 
 
 class RecordInvalid(PipelineError):
@@ -274,7 +274,7 @@ class RecordInvalid(PipelineError):
 class KeyInvalid(PipelineError):
     exit_code = 81
     meaning = "a key cannot be read, is of another kind or lies open to others"
-    hint = "`sm120 keys new NAME` makes a good one."
+    hint = "`sm120 keys new NAME` makes a good one, its public half beside it."
 
 
 class KeyExists(PipelineError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
@@ -61,6 +62,12 @@ def write_bytes(path: Path, data: bytes) -> None:
         return
     with atomic_file(path) as out:
         out.write(data)
+
+
+def sha256_of_file(path: Path) -> str:
+    """The digest of a file of any size, as every file of ours writes it."""
+    with path.open("rb") as handle:
+        return "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -20,14 +20,25 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
+from pipeline.keys import LocalSigner
 from pipeline.model import canonical_json
+from pipeline.publish.attachment import Attachment, Content
+from pipeline.record.cosign import (
+    ENVELOPE_MEDIA,
+    SIGNATURE_MEDIA,
+    SIGNATURE_NOTE,
+    signature_attachment,
+)
 from pipeline.record.statement import read_statement
 from pipeline.record.strict import read_base64, read_json
 from pipeline.record.trust import read_trust
+from pipeline.registry.document import read_document
+from pipeline.verify.attached import Loose, sort_out
 from pipeline.verify.evidence import read_exhibit
+from pipeline.verify.naming import believed_names
 from pipeline.verify.policy import read_policy
 from pipeline.verify.verdict import Verdict
-from tests.unit.verify.world import World, make_world, sign_bytes
+from tests.unit.verify.world import NOW, World, make_world, sign_bytes
 
 TOKENS = [
     *(b"{", b"}", b"[", b"]", b'"', b":", b",", b"\\", b"\\u0000", b"\\ud800", b"\\u202e"),
@@ -119,11 +130,16 @@ class Fuzzer:
                 b"until: 2027-01-01T00:00:00Z",
             ]
         )
+        self.signer = LocalSigner(world.key)
+        layer = Content(media_type=ENVELOPE_MEDIA, data=self.good["provenance"])
+        made = Attachment(artifact_type=ENVELOPE_MEDIA, layers=(layer,))
+        self.artifact = made.manifest(read_document(world.store.read_blob(world.built.digest))).data
         self.policy = b"format: 1\nrequire: [provenance]\ngates: {smem: passed}\nmax_age_days: 3\n"
 
     def once(self) -> None:
         """One mutation of everything."""
-        for target in (self.text, self.base64, self.envelope, self.lie, self.shape, self.files):
+        parsers = (self.text, self.base64, self.files, self.naming, self.attached)
+        for target in (*parsers, self.envelope, self.lie, self.shape):
             target()
 
     def text(self) -> None:
@@ -164,6 +180,28 @@ class Fuzzer:
         exhibit = read_exhibit(name, sign_bytes(canonical_json(body), self.world.key).dump())
         others = [x for n, x in self.read.items() if n != name]
         self.tally.count("shape", self.world.walk([exhibit, *others]).node.verdict.value)
+
+    def naming(self) -> None:
+        """An altered image signature names nothing, or what it named before."""
+        good = signature_attachment(self.world.built.digest, "x.example/y:v1", self.signer)
+        note = good.annotations[SIGNATURE_NOTE]
+        altered = self.dice.random() < 0.5
+        data = mutate(good.data, self.dice) if altered else good.data
+        text = note if altered else mutate(note.encode(), self.dice).decode("latin-1")
+        found = Loose("it", SIGNATURE_MEDIA, data, text)
+        names, _ = believed_names([found], self.world.trust, NOW)
+        assert not names or data == good.data, (data, text)
+        self.tally.count("image signature", "believed" if names else "passed over")
+
+    def attached(self) -> None:
+        """An altered artifact's manifest is refused, passed over or read; nothing else happens."""
+        data = mutate(self.artifact, self.dice)
+
+        def act() -> None:
+            document = read_document(data)
+            sort_out(self.world.built.digest, [document], lambda d: mutate(b"{}", self.dice))
+
+        self._try("attached", act)
 
     def files(self) -> None:
         path = self.folder / "file.yaml"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.build.image import Built
     from pipeline.build.plan import ImagePlan
     from pipeline.fetch.inputs import Fetcher
-    from pipeline.record.keys import Signer
+    from pipeline.keys import Signer
     from pipeline.store.store import Store
     from pipeline.wish.load import Checkout
 

@@ -36,7 +36,7 @@ def keys() -> None:
 @click.option("--passphrase", "ask", is_flag=True, help="Ask for one [SM120_KEY_PASSPHRASE].")
 def new(name: str, folder: Path | None, ask: bool) -> None:
     """Make a key (ECDSA P-256) that only you can read; an old one is never overwritten."""
-    from pipeline.record.keys import default_folder, new_key, write_key
+    from pipeline.keys import default_folder, new_key, write_key
 
     _require_plain(name)
     secret = os.environ.get("SM120_KEY_PASSPHRASE")
@@ -64,7 +64,7 @@ def _require_plain(name: str) -> None:
 
 
 def _entry(name: str, public: Path) -> str:
-    from pipeline.record.keys import key_id, public_pem, read_key_file, read_public
+    from pipeline.keys import key_id, public_pem, read_key_file, read_public
     from pipeline.record.trust import trust_entry
 
     key = read_public(read_key_file(public), str(public))
@@ -75,7 +75,7 @@ def _entry(name: str, public: Path) -> str:
 @click.argument("name", metavar="NAME|FILE.pub")
 def show(name: str) -> None:
     """Print a key's entry for a trust file: its id, its public half, what it is for."""
-    from pipeline.record.keys import default_folder
+    from pipeline.keys import default_folder
 
     path = Path(name)
     if not path.exists():

@@ -269,7 +269,7 @@ def sources(as_json: bool) -> None:
 
 
 _SCHEMAS = ("image", "series", "gate", "numerics", "engine", "arch", "trust", "policy")
-_PREDICATES = ("rebuild", "weights", "host-facts", "benchmark-run", "report")
+_PREDICATES = ("rebuild", "weights", "host-facts", "benchmark-run", "report", "ungated")
 
 
 @click.command()

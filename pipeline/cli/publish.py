@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +18,13 @@ from pipeline.cli.common import (
     say_json,
     store_of,
 )
+from pipeline.cli.records import key_option
 from pipeline.cli.registry import open_registry, registry_options
 from pipeline.errors import PublishRefused, ReferenceInvalid
 
 if TYPE_CHECKING:
     from pipeline.build.image import Built
+    from pipeline.publish.attachment import Attached
     from pipeline.publish.gates import GateState
     from pipeline.publish.publish import Order, Published
     from pipeline.registry.reference import Reference
@@ -46,6 +49,8 @@ _MOST_REASON = 500
 @click.option(
     "--force-ungated", metavar="REASON", help="Publish without passed gates; says so for ever."
 )
+@key_option
+@click.option("--no-evidence", is_flag=True, help="Attach no statements and sign nothing.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
 @registry_options
 @json_option
@@ -58,6 +63,8 @@ def publish(
     index: bool,
     attachments: tuple[str, ...],
     force_ungated: str | None,
+    key_path: Path | None,
+    no_evidence: bool,
     dry_run: bool,
     insecure_http: bool,
     ca: Path | None,
@@ -68,9 +75,14 @@ def publish(
 
     Only what the registry lacks is sent, and the tag comes last. Without a TAG it is the digest's
     first twelve letters. Interrupt it whenever you like: run it again and it goes on.
+
+    Signed statements go along, also where cosign looks for them. With a key the image is recorded
+    and signed first, and so is that this digest goes by this name.
     """
+    from pipeline.keys import find_signer
     from pipeline.publish.attachment import file_attachment
-    from pipeline.publish.gates import gate_state, require_gates
+    from pipeline.publish.dossier import make_dossier
+    from pipeline.publish.gates import require_gates
     from pipeline.publish.publish import Order, rehearse
     from pipeline.publish.publish import publish as publish_image
     from pipeline.publish.shipment import make_shipment
@@ -81,22 +93,33 @@ def publish(
     reason = _reason(force_ungated)
     with store.in_use():
         built = _all_built(checkout, store, name, platform)
-        states = [gate_state(store, checkout.wish(name), b) for b in built]
+        states = _gates(checkout, store, name, built)
         require_gates(name, states, reason)
         _say_gates(name, states)
         shipment = make_shipment(store, built, index=index)
         _require_digest(reference, shipment.root.digest)
         chosen = [file_attachment(a, list(shipment.images)) for a in attachments]
+        tag = reference.tag or shipment.root.digest[7:19]
+        signer = find_signer(key_path, os.environ) if not no_evidence else None
+        dossier = None
+        if not no_evidence:
+            bad = [s for s in states if s.state == "not passed"]
+            place = f"{reference.registry}/{reference.repository}:{tag}"
+            recorder = None if dry_run else signer
+            dossier = make_dossier(checkout, store, built, recorder, bad, reason or "", place)
         order = Order(
             shipment=shipment,
             repository=open_registry(reference, insecure_http, ca),
-            tag=reference.tag or shipment.root.digest[7:19],
+            tag=tag,
             gates=states,
+            dossier=dossier,
             attachments=chosen,
             ungated_reason=reason,
             jobs=jobs,
         )
         done = rehearse(order) if dry_run else _run(publish_image, store, order)
+    if not dry_run:
+        _say_evidence(name, done)
     if as_json:
         return say_json(done.model_dump(mode="json"))
     click.echo(_shown(done))
@@ -116,6 +139,14 @@ def _all_built(checkout: Checkout, store: Store, name: str, platform: str | None
 
     found = platforms_of(checkout.wish(name), platform)
     return [find_image(checkout, store, name, p) for p in found]
+
+
+def _gates(checkout: Checkout, store: Store, name: str, built: list[Built]) -> list[GateState]:
+    from pipeline.publish.gates import gate_state
+
+    wish = checkout.wish(name)
+    patched = bool(checkout.series(wish).patches)
+    return [gate_state(store, wish, b, has_patches=patched) for b in built]
 
 
 def _reason(words: str | None) -> str | None:
@@ -145,6 +176,21 @@ def _say_gates(name: str, states: list[GateState]) -> None:
             log.say(f"{name} for {state.platform} is published UNGATED: {state.words}")
 
 
+def _say_evidence(name: str, done: Published) -> None:
+    if done.evidence == "left out":
+        log.say(f"{name} is published without evidence, as asked")
+    elif done.evidence == "none":
+        log.say(f"{name} has no signed record: published without evidence (--key FILE signs it)")
+    elif done.evidence != "signed":
+        log.say(f"no key was given: nothing signs that {name} goes by this tag (--key FILE does)")
+
+
+def _kind(attached: Attached) -> str:
+    from pipeline.record.names import kind_of
+
+    return f"statement {kind_of(attached.says)}" if attached.says else attached.artifact_type
+
+
 def _shown(done: Published) -> str:
     rows = [[platform, digest] for platform, digest in done.platforms.items()]
     if done.digest not in done.platforms.values():
@@ -157,7 +203,7 @@ def _shown(done: Published) -> str:
         f"{log.size(done.sent_bytes)} of {log.size(done.total_bytes)} {verb}"
         f" ({counts}, {done.blobs['there']} were there)",
     ]
-    lines += [f"attached {a.artifact_type}: {a.digest} ({a.found_by})" for a in done.attached]
+    lines += [f"attached {_kind(a)}: {a.digest} ({a.found_by})" for a in done.attached]
     place = done.reference.partition("@")[0]
     lines.append(f"{place}:{done.tag} is {done.digest}" if not done.dry_run else "nothing was sent")
     return "\n".join(lines)

@@ -21,8 +21,8 @@ from pipeline.cli.images import find_image
 from pipeline.errors import SigningFailed
 
 if TYPE_CHECKING:
+    from pipeline.keys import Signer
     from pipeline.record.image import Recorded
-    from pipeline.record.keys import Signer
 
 _KEY_HELP = "The private key to sign with [SM120_SIGNING_KEY, SM120_SIGNING_AGENT]."
 key_option = click.option("--key", "key_path", type=click.Path(path_type=Path), help=_KEY_HELP)
@@ -30,7 +30,7 @@ key_option = click.option("--key", "key_path", type=click.Path(path_type=Path), 
 
 def signer_of(key_path: Path | None) -> Signer:
     """The key that was named or configured; without one there is an error, not a silent skip."""
-    from pipeline.record.keys import find_signer
+    from pipeline.keys import find_signer
 
     found = find_signer(key_path, os.environ)
     if found is None:

@@ -77,8 +77,9 @@ def pull(
 
     A tag is only a way to find the digest, which is shown. Interrupted, it goes on where it was.
     """
-    from pipeline.registry.pull import plan_pull, pull_layout, resolve
+    from pipeline.registry.pull import pull_layout
     from pipeline.registry.reference import parse_reference
+    from pipeline.registry.wanted import plan_pull, resolve
 
     reference = parse_reference(place)
     repository = open_registry(reference, insecure_http, ca)

@@ -19,17 +19,18 @@ from pipeline.cli.common import (
     store_of,
 )
 from pipeline.cli.keys import trust_of, trust_option
-from pipeline.errors import PolicyRefused, UnknownImage
+from pipeline.cli.registry import open_registry, registry_options
+from pipeline.errors import PolicyRefused, ReferenceInvalid, UnknownImage, WeightsUnknown
 
 if TYPE_CHECKING:
-    from pipeline.verify.artifact import Artifact
-    from pipeline.verify.evidence import Exhibit
-    from pipeline.verify.verdict import Node
+    from pipeline.registry.reference import Reference
+    from pipeline.registry.repository import Repository
+    from pipeline.verify.chain import Chain, Judge
     from pipeline.wish.load import Checkout
 
 
 @click.command()
-@click.argument("artifact", metavar="IMAGE|FILE|LAYOUT")
+@click.argument("artifact", metavar="IMAGE|FILE|DIR|REGISTRY/REPO:TAG|@DIGEST")
 @click.option(
     "--evidence",
     "places",
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
 @click.option(
     "--policy", "policy_path", type=click.Path(path_type=Path), help="What must be there, for CI."
 )
+@click.option("--deep", is_flag=True, help="Read every layer in a registry, every weights file.")
 @click.option("--all", "everything", is_flag=True, help="Show every package.")
 @platform_option
+@registry_options
 @json_option
 @click.pass_context
 def verify(
@@ -51,41 +54,83 @@ def verify(
     places: tuple[Path, ...],
     trust_path: Path | None,
     policy_path: Path | None,
+    deep: bool,
     everything: bool,
     platform: str | None,
+    insecure_http: bool,
+    ca: Path | None,
+    jobs: int,
     as_json: bool,
 ) -> None:
     """Check evidence, offline: who signed it, whether it is about these bytes, what is behind it.
 
-    Ends with 0 only when all of it holds. Stale, incomplete, unsigned and broken have their own
-    exit codes; what could not be checked is never called valid.
+    Of an image in a registry, only that registry is asked. Ends with 0 only when all of it holds.
+    Stale, incomplete, unsigned, moved and broken have their own exit codes; what could not be
+    checked is never called valid.
     """
+    from pipeline.verify.chain import Judge
     from pipeline.verify.policy import judge_policy, read_policy
     from pipeline.verify.verdict import Verdict, ending, show
-    from pipeline.verify.walk import walk
 
     now = datetime.now(UTC)
     trust = trust_of(context, trust_path)
     policy = read_policy(policy_path) if policy_path else None
-    checkout = _checkout(context)
+    judge = Judge(trust, _checkout(context), now, deep, jobs)
+    chosen = host_platform() if platform == "host" else platform
     with log.step(f"Reading {artifact}"):
-        opened, exhibits = _opened(context, artifact, places, platform, checkout)
-    found = walk(opened, exhibits, trust, checkout, now)
-    asked = judge_policy(policy, found, now) if policy else None
+        if reference := _reference(artifact):
+            repository = open_registry(reference, insecure_http, ca)
+            found = _remote(repository, reference, chosen, judge, places)
+        else:
+            found = _local(context, artifact, places, chosen, judge)
+    asked = [judge_policy(policy, w, now) for w in found.walks] if policy else []
     if as_json:
         answer = found.node.as_json()
-        say_json({**answer, "policy": asked.as_json()} if asked else answer)
+        if asked:
+            # one for each image; most references name one
+            judged = [a.as_json() for a in asked]
+            answer["policy"] = judged[0] if len(judged) == 1 else judged
+        say_json(answer)
     else:
-        click.echo("\n".join(show(n, everything=everything) for n in _both(found.node, asked)))
+        click.echo("\n".join(show(n, everything=everything) for n in (found.node, *asked)))
     if error := ending(found.node):
         raise error
-    if asked and asked.verdict is not Verdict.VALID:
-        culprit = asked.culprit()
-        raise PolicyRefused(f"{policy_path}: {culprit.title}: {culprit.words}")
+    for each in asked:
+        if each.verdict is not Verdict.VALID:
+            culprit = each.culprit()
+            raise PolicyRefused(f"{policy_path}: {culprit.title}: {culprit.words}")
 
 
-def _both(node: Node, asked: Node | None) -> list[Node]:
-    return [node, asked] if asked else [node]
+def _reference(artifact: str) -> Reference | None:
+    """A place in a registry; what exists on this disk, or is an image's plain name, is none."""
+    from pipeline.registry.reference import parse_reference
+
+    if Path(artifact).exists() or "/" not in artifact:
+        return None
+    try:
+        return parse_reference(artifact)
+    except ReferenceInvalid as error:
+        words = f"{artifact}: no such file or folder, and no image in a registry"
+        raise ReferenceInvalid(f"{words} ({str(error).removeprefix(f'{artifact}: ')})") from error
+
+
+def _remote(
+    repository: Repository,
+    reference: Reference,
+    platform: str | None,
+    judge: Judge,
+    places: tuple[Path, ...],
+) -> Chain:
+    from pipeline.verify.chain import judge_remote
+    from pipeline.verify.evidence import gather
+    from pipeline.verify.remote import open_remote
+
+    try:
+        remote = open_remote(repository, reference, platform)
+        return judge_remote(remote, judge, gather(places))
+    except KeyboardInterrupt:
+        repository.client.hang_up()
+        raise
 
 
 def _checkout(context: click.Context) -> Checkout | None:
@@ -95,32 +140,97 @@ def _checkout(context: click.Context) -> Checkout | None:
         return None
 
 
-def _opened(
+def _local(
     context: click.Context,
     artifact: str,
     places: tuple[Path, ...],
     platform: str | None,
-    checkout: Checkout | None,
-) -> tuple[Artifact, list[Exhibit]]:
-    from pipeline.record.shelf import kept
-    from pipeline.verify.artifact import open_file, open_image, open_layout
+    judge: Judge,
+) -> Chain:
+    from pipeline.record.shelf import ENDING
+    from pipeline.verify.artifact import open_file
+    from pipeline.verify.chain import Chain
     from pipeline.verify.evidence import beside, gather
+    from pipeline.verify.loose import judge_statement
+    from pipeline.verify.walk import walk
 
     path = Path(artifact)
     if path.is_dir():
-        chosen = host_platform() if platform == "host" else platform
-        return open_layout(path, chosen), gather(places or beside(path))
+        return _folder(path, places, platform, judge)
     if path.exists():
-        return open_file(path), gather(places or beside(path))
-    if checkout is None:
+        about = path.with_name(path.name.removesuffix(ENDING))
+        if about != path and not about.exists():
+            found = judge_statement(gather([path])[0], judge)
+            return Chain(found.node, (found,))
+        if about != path:
+            path, places = about, (path,)
+        exhibits = gather(places or beside(path))
+        found = walk(open_file(path), exhibits, judge.trust, judge.checkout, judge.now)
+        return Chain(found.node, (found,))
+    return _built(context, artifact, places, platform, judge)
+
+
+def _folder(path: Path, places: tuple[Path, ...], platform: str | None, judge: Judge) -> Chain:
+    """An OCI layout, or weights."""
+    from pipeline.verify.chain import Chain, judge_attached
+    from pipeline.verify.evidence import beside, gather
+    from pipeline.verify.layout import attached_in, open_layout
+
+    if not (path / "index.json").exists():
+        return _weights(path, places, judge)
+    opened = open_layout(path, platform)
+    attached = attached_in(path, opened.digest)
+    attached.exhibits += gather(places or beside(path))
+    found = judge_attached(opened, attached, judge)
+    return Chain(found.node, (found,))
+
+
+def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
+    from pipeline.verify.chain import Chain
+    from pipeline.verify.evidence import gather
+    from pipeline.verify.verdict import Node
+    from pipeline.verify.weights import judge_weights, record_path
+    from pipeline.weights.place import find_places
+
+    try:
+        sets = find_places(path)
+    except WeightsUnknown as error:
+        raise UnknownImage(
+            f"{path}: is neither an OCI layout nor a locked set of weights",
+            "Name a folder that `sm120 export`, `pull` or `weights fetch` made.",
+        ) from error
+    walks = []
+    for place in sets:
+        kept = [record_path(place)] if record_path(place).exists() else []
+        walks.append(judge_weights(place, sets, gather(places or kept), judge))
+    if len(walks) == 1:
+        return Chain(walks[0].node, tuple(walks))
+    return Chain(Node(str(path), children=tuple(w.node for w in walks)), tuple(walks))
+
+
+def _built(
+    context: click.Context,
+    artifact: str,
+    places: tuple[Path, ...],
+    platform: str | None,
+    judge: Judge,
+) -> Chain:
+    from pipeline.record.shelf import kept
+    from pipeline.verify.artifact import open_image
+    from pipeline.verify.chain import Chain
+    from pipeline.verify.evidence import gather
+    from pipeline.verify.walk import walk
+
+    if judge.checkout is None:
         raise UnknownImage(f"{artifact}: no such file, and there is no checkout to know images of")
     store = store_of(context)
-    chosen = pick_platform(checkout.wish(artifact), platform)
+    chosen = pick_platform(judge.checkout.wish(artifact), platform)
     record = store.image_record(artifact, chosen)
     if record is None:
         raise UnknownImage(f"{artifact} for {chosen} is not built")
     digest = record["descriptor"]["digest"]
-    blobs = store.blob_path(digest).parent
     with store.in_use():
-        found = gather(places or kept(store, artifact, chosen, digest))
-        return open_image(blobs, digest, f"{artifact} {chosen}"), found
+        exhibits = gather(places or kept(store, artifact, chosen, digest))
+        opened = open_image(store.blob_path(digest).parent, digest, f"{artifact} {chosen}")
+    found = walk(opened, exhibits, judge.trust, judge.checkout, judge.now)
+    return Chain(found.node, (found,))

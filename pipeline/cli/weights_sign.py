@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline import log
 from pipeline.cli.common import json_option, say_json
-from pipeline.errors import KeyUnusable, WeightsDamaged, WeightsUnknown
+from pipeline.cli.records import key_option, signer_of
+from pipeline.errors import KeyInvalid, WeightsDamaged, WeightsUnknown
 
 if TYPE_CHECKING:
     from pipeline.weights.place import Place
@@ -31,7 +33,7 @@ _signature = click.option(
 @click.command()
 @_folder
 @click.option("--key", required=True, type=_file, help="The signing key, PEM (P-256).")
-@click.option("--password-file", type=_file, help="Holds the key's password.")
+@click.option("--password-file", type=_file, help="Its password [SM120_KEY_PASSPHRASE].")
 @_signature
 @_set
 @click.option("--full", is_flag=True, help="Read every file again; believe no receipt.")
@@ -50,12 +52,11 @@ def sign(
     Files that a receipt vouches for are not read again. The stock tool accepts the signature:
     `model_signing verify key DIR --signature SIG --public_key KEY.pub`.
     """
-    from pipeline.weights import bundle, signing
+    from pipeline.keys import ANY_NIST, read_private_file
+    from pipeline.weights import signing
 
     place = _one(folder, name)
-    loaded = bundle.private_key(key, _password(password_file))
-    if key.stat().st_mode & 0o077:
-        log.say(f"{key.name} can be read by others on this machine; `chmod 600` it")
+    loaded = read_private_file(key, _password(password_file), ANY_NIST)
     target = signature or signing.default_signature(place)
     done = signing.sign(place, loaded, target, full=full)
     if as_json:
@@ -87,7 +88,8 @@ def check_signature(
     as_json: bool,
 ) -> None:
     """Hold a folder against a model-signing signature, by whomever it was made."""
-    from pipeline.weights import bundle, signing
+    from pipeline.keys import ANY_NIST, read_key_file, read_public
+    from pipeline.weights import signing
     from pipeline.weights.vouched import look
 
     place = _place_or_none(folder, name, needed=signature is None)
@@ -96,7 +98,8 @@ def check_signature(
     if place and not full:
         known = {pin.path: pin.sha256 for pin in look(place).vouched if pin.sha256}
     where = place.snapshot if place else folder
-    done = signing.check(where, target, bundle.public_key(public_key), known)
+    signer = read_public(read_key_file(public_key), str(public_key), ANY_NIST)
+    done = signing.check(where, target, signer, known)
     if as_json:
         return say_json({**asdict(done), "signature": str(done.signature)})
     for path in done.not_covered:
@@ -108,19 +111,40 @@ def check_signature(
 @_folder
 @_set
 @click.option("--full", is_flag=True, help="Read every file; else the receipt must vouch for all.")
+@key_option
 @click.option("--json", "as_json", is_flag=True, help="Always so: a record is JSON.")
-def record(folder: Path, name: str | None, full: bool, as_json: bool) -> None:
-    """Say what a set is and how it was verified, as an in-toto statement."""
+def record(
+    folder: Path, name: str | None, full: bool, key_path: Path | None, as_json: bool
+) -> None:
+    """Say what a set is and how it was verified, as an in-toto statement.
+
+    With --key it is also signed and kept beside the set, where `sm120 verify DIR` looks for it.
+    """
     from pipeline.weights import record as records
     from pipeline.weights.place import find_places
 
-    made = records.record(_one(folder, name), find_places(folder), full=full)
+    place = _one(folder, name)
+    made = records.record(place, find_places(folder), full=full)
     say_json(records.as_json(made))
+    if key_path:
+        _keep(place, records.as_json(made), key_path)
     found = made.predicate.verification
     if found.result != "verified":
         log.say(f"{found.result}: {'; '.join(found.why)}")
     if found.result == "damaged":
         sys.exit(WeightsDamaged.exit_code)
+
+
+def _keep(place: Place, said: dict[str, Any], key_path: Path) -> None:
+    from pipeline.files import write_bytes
+    from pipeline.model import canonical_json
+    from pipeline.record.envelope import enclose
+    from pipeline.record.statement import read_statement
+    from pipeline.verify.weights import record_path
+
+    statement = read_statement(canonical_json(said), place.lock.name)
+    write_bytes(record_path(place), enclose(statement, [signer_of(key_path)]).dump())
+    log.say(f"signed and kept as {record_path(place)}")
 
 
 def _one(folder: Path, name: str | None) -> Place:
@@ -149,7 +173,8 @@ def _place_or_none(folder: Path, name: str | None, *, needed: bool) -> Place | N
 
 def _password(path: Path | None) -> bytes | None:
     if path is None:
-        return None
+        given = os.environ.get("SM120_KEY_PASSPHRASE")
+        return given.encode() if given else None
     if not (word := path.read_bytes().rstrip(b"\r\n")):
-        raise KeyUnusable(f"{path.name}: is empty", "Write the key's password into it.")
+        raise KeyInvalid(f"{path.name}: is empty", "Write the key's password into it.")
     return word

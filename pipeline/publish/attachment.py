@@ -21,12 +21,14 @@ from pipeline.registry.document import (
     descriptor_json,
     read_document,
 )
+from pipeline.registry.local import LocalBlob
 from pipeline.registry.referrers import kind_of, list_in_fallback_tag
 from pipeline.registry.repository import Repository
-from pipeline.registry.upload import LocalBlob, has_blob, push_blob
+from pipeline.registry.upload import has_blob, push_blob
 
 MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
 MOST_BYTES = 64 << 20
+PREDICATE_NOTE = "in-toto.io/predicate-type"
 _TITLE = "org.opencontainers.image.title"
 
 
@@ -50,26 +52,36 @@ class Content(Frozen):
 class Attachment(Frozen):
     """Something that belongs to an image, or to one platform of it.
 
-    `tag` also puts it under a tag of its own, for tools that look there (cosign: `sha256-….sig`).
+    `tag` also puts it under a tag of its own, for tools that look there (cosign: `sha256-….sig`);
+    `kept` are layers that lie in the repository already.
     """
 
     artifact_type: str | None
     layers: tuple[Content, ...]
+    kept: tuple[Descriptor, ...] = ()
     config: Content | None = None
     annotations: dict[str, str] = {}
     platform: str | None = None
     tag: str | None = None
+    is_referrer: bool = True
+
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        """All that must be brought before the manifest."""
+        layers = self.layers if self.layers or self.kept else (EMPTY,)
+        return (self.config or EMPTY, *layers)
 
     def manifest(self, subject: Document) -> Document:
         """The artifact's manifest."""
-        config = descriptor_json((self.config or EMPTY).descriptor)
+        config, *layers = (c.descriptor for c in self.contents)
         written: dict[str, Any] = {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
-            "config": config,
-            "layers": [descriptor_json(x.descriptor) for x in self.layers or (EMPTY,)],
-            "subject": descriptor_json(subject.descriptor),
+            "config": descriptor_json(config),
+            "layers": [descriptor_json(x) for x in (*self.kept, *layers)],
         }
+        if self.is_referrer:
+            written["subject"] = descriptor_json(subject.descriptor)
         if self.artifact_type:
             written["artifactType"] = self.artifact_type
         if self.annotations:
@@ -87,6 +99,7 @@ class Attached(Frozen):
     artifact_type: str
     subject: str
     found_by: str
+    says: str | None = None  # a statement's predicate type
 
 
 def file_attachment(words: str, platforms: list[str]) -> Attachment:
@@ -113,21 +126,23 @@ def attach(
     found, unlisted = [], []
     for attachment in attachments:
         document = attachment.manifest(subject)
-        for content in (attachment.config or EMPTY, *(attachment.layers or (EMPTY,))):
+        for content in attachment.contents:
             _bring(repository, content)
         names = [document.digest, *([attachment.tag] if attachment.tag else [])]
         answers = [repository.put_manifest(n, document.data, OCI_MANIFEST) for n in names]
         # a registry that lists referrers itself says so in its answer
         is_listed = answers[0].header("OCI-Subject") == subject.digest
-        if not is_listed:
+        if not is_listed and attachment.is_referrer:
             unlisted.append(document)
         how = "referrers API" if is_listed else "fallback tag"
+        how = how if attachment.is_referrer else f"tag {attachment.tag}"
         found.append(
             Attached(
                 digest=document.digest,
                 artifact_type=kind_of(document),
                 subject=subject.digest,
                 found_by=how,
+                says=document.annotations.get(PREDICATE_NOTE),
             )
         )
     if unlisted:

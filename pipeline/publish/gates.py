@@ -23,8 +23,14 @@ class GateState(Frozen):
     words: str = ""
 
 
-def gate_state(store: Store, wish: ImageWish, built: Built) -> GateState:
-    """The kept record, if it is of this digest; every gate that the image wishes for must pass."""
+def gate_state(
+    store: Store, wish: ImageWish, built: Built, *, has_patches: bool | None = None
+) -> GateState:
+    """The kept record, if it is of this digest; every gate that the image wishes for must pass.
+
+    A series may be named and hold no patch: then there is none to be proved.
+    """
+    patched = bool(wish.patches) if has_patches is None else has_patches
     if not wish.gates:
         return GateState(platform=built.platform, state="no gates")
     path = store.image_folder(built.name, built.platform) / "gates.json"
@@ -43,7 +49,7 @@ def gate_state(store: Store, wish: ImageWish, built: Built) -> GateState:
     wrong = [
         f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted if verdict not in _GOOD
     ]
-    wrong += [f"{name}: not run" for name in _not_run(wish, cards, counted)]
+    wrong += [f"{name}: not run" for name in _not_run(wish, cards, counted, patched)]
     if wrong:
         return _not_passed(built, "; ".join(wrong))
     words = "; ".join(f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted)
@@ -54,11 +60,13 @@ def _cards(wish: ImageWish) -> list[str]:
     return (list(wish.cuda.architectures) if wish.cuda else []) or [_DEFAULT]
 
 
-def _not_run(wish: ImageWish, cards: list[str], found: list[tuple[str, str, str]]) -> list[str]:
+def _not_run(
+    wish: ImageWish, cards: list[str], found: list[tuple[str, str, str]], patched: bool
+) -> list[str]:
     """Gates without a result; machine code is judged for every card the image promises."""
     judged, on = {row[0] for row in found}, {row[:2] for row in found}
     # patches are proved together with the shared-memory gate
-    wanted = [*wish.gates, *(["patches"] if wish.patches and "smem" in wish.gates else [])]
+    wanted = [*wish.gates, *(["patches"] if patched and "smem" in wish.gates else [])]
     missing = [gate for gate in wanted if gate not in judged]
     if "arch" in wish.gates and "arch" in judged:
         missing += [f"arch on {card}" for card in cards if ("arch", card) not in on]

@@ -9,21 +9,28 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline import log
 from pipeline.errors import RegistryBroken
 from pipeline.model import Frozen, canonical_json
 from pipeline.publish import known
 from pipeline.publish.attachment import Attached, Attachment, Content, attach
+from pipeline.publish.evidence import Dossier, for_cosign, statements_of
 from pipeline.publish.gates import GateState
 from pipeline.publish.shipment import Shipment
+from pipeline.record.cosign import UNGATED_MEDIA
 from pipeline.registry.document import Document
+from pipeline.registry.local import LocalBlob
 from pipeline.registry.parallel import each
 from pipeline.registry.repository import Repository
-from pipeline.registry.upload import LocalBlob, Way, has_blob, push_blob
+from pipeline.registry.upload import Way, has_blob, push_blob
 from pipeline.store.store import Store
 
-UNGATED = "application/vnd.sm120.ungated.v1+json"
+UNGATED = UNGATED_MEDIA
+
+
+EvidenceState = Literal["signed", "statements only", "none", "left out"]
 
 
 class Published(Frozen):
@@ -40,6 +47,7 @@ class Published(Frozen):
     total_bytes: int
     sent_bytes: int
     attached: list[Attached]
+    evidence: EvidenceState
     seconds: float
     dry_run: bool = False
 
@@ -54,6 +62,7 @@ class Order:
     gates: list[GateState]
     attachments: Sequence[Attachment] = ()
     ungated_reason: str | None = None
+    dossier: Dossier | None = None  # none: published bare, as was asked
     jobs: int = 4
 
 
@@ -128,13 +137,28 @@ def _push_blobs(store: Store, order: Order, missing: list[LocalBlob]) -> list[Wa
 
 def _attach(order: Order) -> list[Attached]:
     found: list[Attached] = []
-    attachments = [*order.attachments, *_ungated(order)]
+    dossier = order.dossier or Dossier()
+    attachments = [*order.attachments, *_ungated(order), *statements_of(dossier)]
     subjects: list[tuple[str | None, Document]] = [(None, order.shipment.root)]
+    done: set[str] = set()
     for platform, subject in [*subjects, *order.shipment.images.items()]:
         chosen = [a for a in attachments if a.platform == platform]
+        known = dossier.envelopes.get(platform or "", ())
+        # an image of one platform is the root as well: its name is signed once
+        signer = None if subject.digest in done else dossier.signer
+        chosen += for_cosign(order.repository, subject, order.tag, known, signer)
+        done.add(subject.digest)
         if chosen:
             found += attach(order.repository, subject, chosen)
     return found
+
+
+def _evidence(order: Order) -> EvidenceState:
+    if order.dossier is None:
+        return "left out"
+    if not any(order.dossier.envelopes.values()):
+        return "none"
+    return "signed" if order.dossier.signer else "statements only"
 
 
 def _ungated(order: Order) -> list[Attachment]:
@@ -183,5 +207,6 @@ def _published(
         total_bytes=shipment.size_bytes,
         sent_bytes=sent,
         attached=attached,
+        evidence=_evidence(order),
         seconds=round(seconds, 3),
     )

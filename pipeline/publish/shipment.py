@@ -9,7 +9,7 @@ from pipeline.errors import StoreDamaged
 from pipeline.model import canonical_json
 from pipeline.registry.document import OCI_INDEX, Descriptor, Document, descriptor_json
 from pipeline.registry.document import read_document as read
-from pipeline.registry.upload import LocalBlob
+from pipeline.registry.local import LocalBlob
 from pipeline.store.store import Store
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 
+from pipeline.keys import Signer
 from pipeline.model import canonical_json
 from pipeline.record.envelope import Envelope
-from pipeline.record.keys import Signer
 from pipeline.record.names import IMAGE_SIGNATURE
 
 SIGNATURE_NOTE = "dev.cosignproject.cosign/signature"
 SIGNATURE_MEDIA = "application/vnd.dev.cosign.simplesigning.v1+json"
 ENVELOPE_MEDIA = "application/vnd.dsse.envelope.v1+json"
+# a plain note that an image was published although its gates had not passed
+UNGATED_MEDIA = "application/vnd.sm120.ungated.v1+json"
 
 
 @dataclass(frozen=True)
-class Attachment:
+class CosignLayer:
     """A blob that publishing attaches to an image, with the layer's media type and notes."""
 
     data: bytes
@@ -38,14 +40,14 @@ def signature_payload(digest: str, reference: str) -> bytes:
     )
 
 
-def signature_attachment(digest: str, reference: str, signer: Signer) -> Attachment:
+def signature_attachment(digest: str, reference: str, signer: Signer) -> CosignLayer:
     """An image's signature, for the tag `sha256-<hex>.sig`."""
     payload = signature_payload(digest, reference)
     signature = base64.b64encode(signer.sign(payload)).decode()
-    return Attachment(payload, SIGNATURE_MEDIA, {SIGNATURE_NOTE: signature})
+    return CosignLayer(payload, SIGNATURE_MEDIA, {SIGNATURE_NOTE: signature})
 
 
-def attestation_attachment(envelope: Envelope) -> Attachment:
+def attestation_attachment(envelope: Envelope) -> CosignLayer:
     """A signed statement, for the tag `sha256-<hex>.att`."""
     notes = {SIGNATURE_NOTE: "", "predicateType": envelope.statement.predicate_type}
-    return Attachment(envelope.dump(), ENVELOPE_MEDIA, notes)
+    return CosignLayer(envelope.dump(), ENVELOPE_MEDIA, notes)

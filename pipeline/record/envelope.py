@@ -7,22 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
 from pipeline.errors import RecordInvalid
+from pipeline.keys import Signer, pae
 from pipeline.model import Digest, Frozen, canonical_json
-from pipeline.record.keys import Signer
 from pipeline.record.names import PAYLOAD
 from pipeline.record.statement import Statement, read_statement
-from pipeline.record.strict import read_base64, read_json
+from pipeline.record.strict import as_model, read_base64, read_json
 
 MOST_SIGNATURES = 16
-
-
-def pae(payload_type: str, payload: bytes) -> bytes:
-    """DSSE's pre-authentication encoding: what is really signed."""
-    kind = payload_type.encode()
-    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 class _WrittenSignature(Frozen):
@@ -89,12 +83,7 @@ def countersigned(envelope: Envelope, signer: Signer) -> Envelope:
 
 def read_envelope(data: bytes, what: str) -> Envelope:
     """An envelope from bytes of unknown origin; nothing in it is believed yet."""
-    try:
-        written = _Written.model_validate(read_json(data, what))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the envelope"
-        raise RecordInvalid(f"{what}: {field}: {first['msg']}") from error
+    written = as_model(_Written, read_json(data, what), what, "the envelope")
     payload = read_base64(written.payload, f"{what}: payload")
     signatures = [
         Signature(s.keyid or None, read_base64(s.sig, f"{what}: signature"))

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pipeline.build.image import Built
 from pipeline.build.plan import ImagePlan
 from pipeline.gate.evidence import kept_evidence
+from pipeline.keys import Signer
 from pipeline.record.bill import bill_of
 from pipeline.record.envelope import Envelope
 from pipeline.record.gates import gate_statements
-from pipeline.record.keys import Signer
 from pipeline.record.names import CYCLONEDX, SPDX
 from pipeline.record.provenance import image_provenance
 from pipeline.record.sbom_cyclonedx import cyclonedx_bytes

@@ -24,6 +24,7 @@ WEIGHTS = f"{_OWN}:predicate:weights:v1"
 HOST_FACTS = f"{_OWN}:predicate:host-facts:v1"
 BENCHMARK_RUN = f"{_OWN}:predicate:benchmark-run:v1"
 REPORT = f"{_OWN}:predicate:report:v1"
+UNGATED = f"{_OWN}:predicate:ungated:v1"
 # cosign's own signature over an image's digest; not a statement, but a key may be for it alone
 IMAGE_SIGNATURE = "cosign container image signature"
 
@@ -40,8 +41,12 @@ KINDS = {
     "host-facts": HOST_FACTS,
     "benchmark-run": BENCHMARK_RUN,
     "report": REPORT,
+    "ungated": UNGATED,
     "image-signature": IMAGE_SIGNATURE,
 }
+
+# Bills of materials also travel as plain files of these types.
+BILL_MEDIA = {CYCLONEDX: "application/vnd.cyclonedx+json", SPDX: "application/spdx+json"}
 
 
 def kind_of(predicate_type: str) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
-from pipeline.errors import RecordInvalid
 from pipeline.model import Digest, Frozen, Platform
 from pipeline.record.names import (
     BENCHMARK_RUN,
     HOST_FACTS,
     REBUILD,
     REPORT,
+    UNGATED,
     WEIGHTS,
     Identity,
 )
 from pipeline.record.statement import RECORDED, Stamp
+from pipeline.record.strict import as_model
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 Count = Annotated[int, Field(ge=0)]
@@ -182,12 +183,23 @@ class Report(Frozen):
     runs: list[Digest]
 
 
+class Ungated(Frozen):
+    """An image that was published although its gates had not passed, and why."""
+
+    image: Identity
+    platform: Platform
+    reference: Identity  # where it was published
+    gates: Text  # what was wrong with them
+    reason: Text
+
+
 MODELS: dict[str, type[Frozen]] = {
     REBUILD: Rebuild,
     WEIGHTS: Weights,
     HOST_FACTS: HostFacts,
     BENCHMARK_RUN: BenchmarkRun,
     REPORT: Report,
+    UNGATED: Ungated,
 }
 
 
@@ -197,10 +209,5 @@ def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> None:
     if model is None:
         return
     body = {k: v for k, v in predicate.items() if k != RECORDED}
-    try:
-        # JSON has no bool that is an int: what is written must be of the kind it stands for
-        model.model_validate(body, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the predicate"
-        raise RecordInvalid(f"{predicate_type}: {field}: {first['msg']}") from error
+    # JSON has no bool that is an int: what is written must be of the kind it stands for
+    as_model(model, body, predicate_type, "the predicate", strict=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pipeline import __version__
 from pipeline.build.image import Built, code_digest
 from pipeline.build.plan import ImagePlan
+from pipeline.keys import Signer
 from pipeline.record.envelope import Envelope
-from pipeline.record.keys import Signer
 from pipeline.record.names import BUILDER, REBUILD
 from pipeline.record.predicates import Rebuild, Unknown
 from pipeline.record.shelf import keep, shelf

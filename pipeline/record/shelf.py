@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import RecordInvalid
+from pipeline.keys import Signer
 from pipeline.record.envelope import Envelope, countersigned, enclose, read_envelope
-from pipeline.record.keys import Signer
 from pipeline.record.statement import Statement
 from pipeline.store.store import Store
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
 from pipeline.errors import RecordInvalid
 from pipeline.model import Frozen, Hex, canonical_json
 from pipeline.record.names import CYCLONEDX, PROVENANCE, SPDX, STATEMENT, WEIGHTS, Identity
-from pipeline.record.strict import read_json
+from pipeline.record.strict import as_model, read_json
 
 RECORDED = "sm120_recorded"
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
@@ -143,11 +143,6 @@ def state(
 
 def read_statement(data: bytes, what: str) -> Statement:
     """A statement from bytes of unknown origin."""
-    try:
-        found = Statement.model_validate(read_json(data, what))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the statement"
-        raise RecordInvalid(f"{what}: {field}: {first['msg']}") from error
+    found = as_model(Statement, read_json(data, what), what, "the statement")
     _ = found.recorded  # a time that cannot be read is refused here, not later
     return found

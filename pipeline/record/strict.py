@@ -7,10 +7,14 @@ import binascii
 import json
 import re
 import unicodedata
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from pipeline.errors import RecordInvalid
+from pipeline.model import Frozen
 
+Model = TypeVar("Model", bound=Frozen)
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 48
 MAX_STRING = 16 << 20
@@ -45,6 +49,18 @@ def read_json(data: bytes, what: str, max_bytes: int = MAX_BYTES) -> Any:
         raise RecordInvalid(f"{what}: {error}") from error
     _require_plain(value, what)
     return value
+
+
+def as_model(
+    model: type[Model], value: Any, what: str, whole: str = "the file", *, strict: bool = False
+) -> Model:
+    """A value of unknown origin as a closed one, or the first thing that is wrong with it."""
+    try:
+        return model.model_validate(value, strict=strict or None)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(p) for p in first["loc"]) or whole
+        raise RecordInvalid(f"{what}: {field}: {first['msg']}") from error
 
 
 class _NotStrict(Exception):

@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, Field, StringConstraints, model_validator
 
 from pipeline.errors import KeyInvalid, TrustInvalid, WishInvalid
+from pipeline.keys import PublicKey, key_id, read_public
 from pipeline.model import Digest, Frozen, Name
-from pipeline.record.keys import PublicKey, key_id, read_public
 from pipeline.record.names import KINDS, Kind, kind_of
 from pipeline.wish.load import read_yaml
 

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from pipeline.errors import (
     Interrupted,
@@ -16,6 +16,7 @@ from pipeline.errors import (
     RegistryRefused,
     RegistryUnreachable,
 )
+from pipeline.registry.answer import Answer, Lost, Refusal
 from pipeline.registry.auth import Authority, Scope
 from pipeline.registry.login import find_login
 from pipeline.registry.reference import Reference, is_loopback
@@ -33,14 +34,6 @@ MOST_ANSWER_BYTES = 1 << 16
 _BREAKS = (OSError, http.client.HTTPException)
 
 
-class Lost(Exception):
-    """A request that failed for now: the connection broke, or the server has a bad day."""
-
-    def __init__(self, reason: str, retry_after: str = "") -> None:
-        super().__init__(reason)
-        self.retry_after = retry_after
-
-
 @dataclass(frozen=True)
 class Access:
     """How a registry may be reached."""
@@ -48,27 +41,6 @@ class Access:
     ca_file: Path | None = None
     insecure_http: bool = False
     first_wait_s: float = 0.5
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A server's answer; `data` is its body where that was read."""
-
-    status: int
-    url: str
-    raw: http.client.HTTPResponse
-    data: bytes = b""
-
-    def header(self, name: str) -> str:
-        return self.raw.headers.get(name) or ""
-
-    @property
-    def location(self) -> str:
-        """Where to go on, as a whole address."""
-        found = self.header("Location")
-        if not found:
-            raise RegistryBroken(f"{shown(self.url)}: answers {self.status} without a Location")
-        return urljoin(self.url, found)
 
 
 class Client:
@@ -270,11 +242,3 @@ class Client:
     def hang_up(self) -> None:
         """End everything under way."""
         self.transport.hang_up()
-
-
-class Refusal(RegistryBroken):
-    """A status that no step expects; some steps know what to make of it."""
-
-    def __init__(self, message: str, status: int, codes: frozenset[str]) -> None:
-        super().__init__(message)
-        self.status, self.codes = status, codes

@@ -11,10 +11,11 @@ from pipeline.errors import Interrupted, NotInRegistry, RegistryBroken, Registry
 from pipeline.files import os_errors_explained
 from pipeline.log import Bar
 from pipeline.model import sha256_of
-from pipeline.registry.client import ATTEMPTS, Answer, Lost
+from pipeline.registry.answer import Answer, Lost
+from pipeline.registry.client import ATTEMPTS
 from pipeline.registry.document import Descriptor
+from pipeline.registry.local import Gauge
 from pipeline.registry.repository import Repository
-from pipeline.registry.upload import Gauge
 
 _PIECE_BYTES = 1 << 18
 _PROGRESS_BYTES = 1 << 20
@@ -29,6 +30,40 @@ def read_blob(repository: Repository, blob: Descriptor, most_bytes: int) -> byte
         raise NotInRegistry(f"{repository}: holds no {blob.digest}")
     _require_digest(sha256_of(answer.data), blob)
     return answer.data
+
+
+def check_blob(repository: Repository, blob: Descriptor, bar: Bar) -> None:
+    """Read a blob of any size to its end and keep nothing: are its bytes what its digest says?"""
+    gauge = Gauge(bar)
+    for attempt in range(ATTEMPTS):
+        try:
+            got = _stream(repository, blob, gauge)
+        except Lost as lost:
+            if attempt == ATTEMPTS - 1:
+                raise RegistryUnreachable(f"{repository}: {lost}") from lost
+            gauge.at(0)
+            repository.client.pause(attempt, lost.retry_after)
+            continue
+        return _require_digest(got, blob)
+
+
+def _stream(repository: Repository, blob: Descriptor, gauge: Gauge) -> str:
+    answer = _open_at(repository, blob, 0)
+    sha, got = hashlib.sha256(), 0
+    try:
+        while piece := _next(repository, answer):
+            got += len(piece)
+            if got > blob.size_bytes:
+                raise RegistryBroken(f"{blob.digest}: more than the {blob.size_bytes} bytes named")
+            sha.update(piece)
+            gauge.at(got)
+    finally:
+        if not answer.raw.isclosed():
+            repository.client.transport.forget(answer.url)
+    length = answer.header("Content-Length")
+    if got < blob.size_bytes and (not length.isdecimal() or got < int(length)):
+        raise Lost(f"{blob.digest}: ended after {got} of {blob.size_bytes} bytes")
+    return f"sha256:{sha.hexdigest()}"
 
 
 def pull_blob(repository: Repository, blob: Descriptor, partial: Path, bar: Bar) -> None:

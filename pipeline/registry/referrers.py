@@ -54,6 +54,13 @@ def referrers(
     return found
 
 
+def everything_listed(repository: Repository, digest: str) -> list[Descriptor]:
+    """By the API and by the fallback tag: a registry may have learned the API only since."""
+    index = _fallback_index(repository, digest)
+    found = [*(_from_api(repository, digest) or []), *(index.manifests if index else ())]
+    return list({d.digest: d for d in found}.values())
+
+
 def kind_of(document: Document) -> str:
     """The artifact's type, as the specification finds it."""
     config = document.config.media_type if document.config else ""

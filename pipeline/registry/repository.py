@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from pipeline.errors import DeleteDisabled, NotInRegistry, RegistryBroken
+from pipeline.registry.answer import Answer, Refusal
 from pipeline.registry.auth import Scope
-from pipeline.registry.client import Answer, Client, Refusal
+from pipeline.registry.client import Client
 from pipeline.registry.document import (
     ACCEPT,
     MOST_MANIFEST_BYTES,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
@@ -17,64 +14,20 @@ from pipeline.errors import (
     RegistryRefused,
     RegistryUnreachable,
 )
-from pipeline.errors import StoreDamaged as BlobDamaged
 from pipeline.log import Bar
-from pipeline.registry.client import ATTEMPTS, MOST_ANSWER_BYTES, Answer, Lost, Refusal
+from pipeline.registry.answer import Answer, Lost, Refusal
+from pipeline.registry.client import ATTEMPTS, MOST_ANSWER_BYTES
+from pipeline.registry.local import Gauge, LocalBlob
 from pipeline.registry.repository import Repository
 
 # What is sent in one request; smaller blobs go in one go, which spares the registry a sync to disk.
 # Where a proxy finds that too much, it is cut into the smaller size.
 CHUNK_BYTES = 256 << 20
 SMALL_CHUNK_BYTES = 32 << 20
-_PIECE_BYTES = 1 << 18
 _MOST_SESSIONS = 5
 _RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
 
 Way = Literal["there", "mounted", "sent"]
-
-
-@dataclass(frozen=True)
-class LocalBlob:
-    """Bytes that we have, as a file or in memory."""
-
-    digest: str
-    size_bytes: int
-    path: Path | None = None
-    data: bytes = b""
-
-    def pieces(self, start: int, length: int) -> Iterator[bytes]:
-        """Some of the bytes; a file that changed under us is an error, not an upload."""
-        if self.path is None:
-            yield self.data[start : start + length]
-            return
-        with self.path.open("rb") as handle:
-            handle.seek(start)
-            while length > 0:
-                piece = handle.read(min(_PIECE_BYTES, length))
-                if not piece:
-                    raise BlobDamaged(f"{self.path}: is shorter than {self.size_bytes} bytes")
-                length -= len(piece)
-                yield piece
-
-    def require_whole(self) -> None:
-        """Ask the disk again when a registry says that the bytes are others."""
-        sha = hashlib.sha256()
-        for piece in self.pieces(0, self.size_bytes):
-            sha.update(piece)
-        if f"sha256:{sha.hexdigest()}" != self.digest:
-            raise BlobDamaged(f"{self.path}: is not what its name says")
-
-
-class Gauge:
-    """How far one blob is, told to a bar that several blobs share."""
-
-    def __init__(self, bar: Bar) -> None:
-        self._bar, self._at = bar, 0
-
-    def at(self, n_bytes: int) -> None:
-        """Also backwards, when bytes must be sent again."""
-        self._bar.advance(n_bytes - self._at)
-        self._at = n_bytes
 
 
 class _Part:

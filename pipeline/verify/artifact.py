@@ -1,26 +1,24 @@
-"""What is verified: a file, or an image as an OCI layout. Its bytes are read, never its claims."""
+"""What is verified: a file, or an image by its blobs. Bytes are read, never claims."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pipeline.build.oci import CONFIG, LAYER, MANIFEST
-from pipeline.errors import EvidenceBroken, RecordInvalid, UnknownImage
+from pipeline.build.oci import CONFIG, LAYER
+from pipeline.errors import EvidenceBroken, RecordInvalid
+from pipeline.files import sha256_of_file
 from pipeline.model import Digest, Frozen, sha256_of
-from pipeline.record.strict import read_json
+from pipeline.record.strict import as_model, read_json
 
-INDEX = "application/vnd.oci.image.index.v1+json"
 _MOST_MANIFEST_BYTES = 4 << 20
 _MOST_LAYERS = 200
-Model = TypeVar("Model", bound=Frozen)
 
 
 class PlatformName(Frozen):
@@ -40,17 +38,6 @@ class Descriptor(Frozen):
     annotations: dict[str, str] = {}
     platform: PlatformName | None = None
     artifact_type: str | None = Field(default=None, alias="artifactType")
-
-
-class Index(Frozen):
-    """A layout's list of images."""
-
-    schema_version: Literal[2] = Field(alias="schemaVersion")
-    media_type: Literal["application/vnd.oci.image.index.v1+json"] = Field(
-        default="application/vnd.oci.image.index.v1+json", alias="mediaType"
-    )
-    manifests: list[Descriptor]
-    annotations: dict[str, str] = {}
 
 
 class Manifest(Frozen):
@@ -81,50 +68,29 @@ class Artifact:
 
 def open_file(path: Path) -> Artifact:
     """A plain file by its bytes."""
-    with path.open("rb") as handle:
-        digest = "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()
-    return Artifact(str(path), digest, size_bytes=path.stat().st_size)
-
-
-def open_layout(folder: Path, platform: str | None = None) -> Artifact:
-    """An image in a layout folder; every blob is read and compared with its name."""
-    _require_inside(folder, folder / "index.json")
-    index = _model(Index, read_bounded(folder / "index.json"), f"{folder.name}/index.json")
-    images = [d for d in _listed(folder, index) if d.media_type == MANIFEST]
-    if platform is not None:
-        images = [d for d in images if d.platform and _platform(d.platform) == platform]
-    if len(images) != 1:
-        raise UnknownImage(
-            f"{folder}: holds {len(images)} images{f' for {platform}' if platform else ''}",
-            "Choose one with --platform.",
-        )
-    return open_image(folder / "blobs" / "sha256", images[0].digest, folder.name, images[0].size)
-
-
-def _listed(folder: Path, index: Index) -> list[Descriptor]:
-    """What an index names, also through an index of platforms, but no deeper."""
-    found: list[Descriptor] = []
-    for each in index.manifests:
-        if each.media_type == INDEX:
-            data = _small(folder / "blobs" / "sha256", each.digest, each.size)
-            found += _model(Index, data, f"{folder.name}: index of platforms").manifests
-        else:
-            found.append(each)
-    return found
-
-
-def _platform(found: PlatformName) -> str:
-    return f"{found.os}/{found.architecture}"
+    return Artifact(str(path), sha256_of_file(path), size_bytes=path.stat().st_size)
 
 
 def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = None) -> Artifact:
     """An image whose blobs lie in a folder by digest."""
-    data = _small(blobs, digest, size_bytes)
-    manifest = _model(Manifest, data, f"{title}: manifest")
+    manifest = read_manifest(read_small(blobs, digest, size_bytes), title)
+    config = read_small(blobs, manifest.config.digest, manifest.config.size)
+    artifact = make_artifact(title, digest, manifest, config)
+    _require_blobs(blobs, manifest.layers)
+    return artifact
+
+
+def read_manifest(data: bytes, title: str) -> Manifest:
+    """An image's manifest, closed: what it says beyond that is not taken for harmless."""
+    manifest = as_model(Manifest, read_json(data, title), f"{title}: manifest")
     if manifest.config.media_type != CONFIG:
         raise EvidenceBroken(f"{title}: its config is a {manifest.config.media_type}")
-    config = read_json(_small(blobs, manifest.config.digest, manifest.config.size), "config")
-    diff_ids = _diff_ids(config, title)
+    return manifest
+
+
+def make_artifact(title: str, digest: str, manifest: Manifest, config: bytes) -> Artifact:
+    """An image whose manifest and config do not contradict each other."""
+    diff_ids = _diff_ids(read_json(config, "config"), title)
     if len(diff_ids) != len(manifest.layers):
         raise EvidenceBroken(
             f"{title}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
@@ -132,7 +98,6 @@ def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = No
     for layer in manifest.layers:
         if layer.media_type != LAYER:
             raise EvidenceBroken(f"{title}: the layer {layer.digest} is a {layer.media_type}")
-    _require_blobs(blobs, manifest.layers)
     return Artifact(
         title=title,
         digest=digest,
@@ -157,15 +122,6 @@ class _Digests(Frozen):
     digests: list[Digest]
 
 
-def _model(model: type[Model], data: bytes, what: str) -> Model:
-    try:
-        return model.model_validate(read_json(data, what))
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the file"
-        raise RecordInvalid(f"{what}: {field}: {first['msg']}") from error
-
-
 def read_bounded(path: Path, most_bytes: int = _MOST_MANIFEST_BYTES) -> bytes:
     """A file that must be small."""
     try:
@@ -178,9 +134,12 @@ def read_bounded(path: Path, most_bytes: int = _MOST_MANIFEST_BYTES) -> bytes:
     return data
 
 
-def _small(blobs: Path, digest: str, size_bytes: int | None) -> bytes:
+def read_small(
+    blobs: Path, digest: str, size_bytes: int | None, most_bytes: int = _MOST_MANIFEST_BYTES
+) -> bytes:
+    """A small blob of a folder, if it is what its name says."""
     path = _blob(blobs, digest)
-    data = read_bounded(path)
+    data = read_bounded(path, most_bytes)
     if size_bytes is not None and len(data) != size_bytes:
         raise EvidenceBroken(f"{digest}: {len(data)} bytes instead of {size_bytes}")
     if (got := sha256_of(data)) != digest:
@@ -204,19 +163,17 @@ def _require_blob(blobs: Path, wanted: Descriptor) -> None:
     size = path.stat().st_size
     if size != wanted.size:
         raise EvidenceBroken(f"{wanted.digest}: {size} bytes instead of {wanted.size}")
-    with path.open("rb") as handle:
-        got = "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()
-    if got != wanted.digest:
+    if (got := sha256_of_file(path)) != wanted.digest:
         raise EvidenceBroken(f"the blob {wanted.digest} is really {got}")
 
 
 def _blob(blobs: Path, digest: str) -> Path:
     path = blobs / digest.removeprefix("sha256:")
-    _require_inside(blobs.parent.parent, path)
+    require_inside(blobs.parent.parent, path)
     return path
 
 
-def _require_inside(root: Path, path: Path) -> None:
+def require_inside(root: Path, path: Path) -> None:
     """Plain files and folders all the way: a link could show bytes from elsewhere."""
     for each in [*reversed(path.relative_to(root).parents[:-1]), path.relative_to(root)]:
         place = root / each

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pipeline.errors import RecordInvalid
 from pipeline.model import Digest, Frozen, Name, Platform
 from pipeline.record.names import BUILD_TYPE, BUILDER, Identity
 from pipeline.record.statement import DigestSet, Stamp
+from pipeline.record.strict import as_model
 
 
 class Resource(Frozen):
@@ -114,12 +115,7 @@ class Provenance(Frozen):
 
 def read_provenance(predicate: dict[str, Any]) -> Provenance:
     """The provenance of one of our images, whole and without contradictions."""
-    try:
-        found = Provenance.model_validate(predicate)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the predicate"
-        raise RecordInvalid(f"provenance: {field}: {first['msg']}") from error
+    found = as_model(Provenance, predicate, "provenance", "the predicate")
     if found.definition.build_type != BUILD_TYPE:
         raise RecordInvalid(f"provenance: {found.definition.build_type}: no build type of ours")
     if found.run.builder.id != BUILDER:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pipeline.errors import RecordInvalid
 from pipeline.model import Frozen, sha256_of, stays_below
 from pipeline.record.statement import DigestSet, Moment
+from pipeline.record.strict import as_model
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.wish.load import Checkout
 
@@ -17,6 +18,7 @@ _RESULTS = {"passed": "PASSED", "accepted": "WARNED", "failed": "FAILED", "unkno
 # What each gate reads of an image's folder, beyond patches.
 _CASES = {
     "smem": ("engine.yaml", "smem-*.yaml"),
+    "numerics": ("engine.yaml", "smem-*.yaml", "numerics.yaml"),
     "patches": ("engine.yaml", "smem-*.yaml"),
     "arch": ("arch.yaml",),
 }
@@ -54,12 +56,7 @@ class TestResult(Frozen):
 
 def read_test_result(predicate: dict[str, Any]) -> TestResult:
     """A gate's result that does not contradict itself."""
-    try:
-        found = TestResult.model_validate(predicate)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the predicate"
-        raise RecordInvalid(f"test result: {field}: {first['msg']}") from error
+    found = as_model(TestResult, predicate, "test result", "the predicate")
     unknown = {x.test for x in found.unknown}
     really: GateVerdict = "passed"
     # an image without CUDA code gives the machine code gate nothing to judge; others must judge

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from pipeline.keys import holds
 from pipeline.record.envelope import Envelope, Signature
-from pipeline.record.keys import holds
 from pipeline.record.trust import Trust, TrustedKey
 from pipeline.verify.verdict import Node, Verdict
 

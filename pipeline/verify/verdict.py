@@ -13,6 +13,7 @@ from pipeline.errors import (
     EvidenceStale,
     EvidenceUnsigned,
     PipelineError,
+    TagMoved,
 )
 
 
@@ -23,6 +24,7 @@ class Verdict(Enum):
     STALE = "stale"
     INCOMPLETE = "incomplete"
     UNSIGNED = "unsigned"
+    MOVED = "moved"  # a tag, since it was signed
     BROKEN = "broken"
 
 
@@ -31,6 +33,7 @@ _ENDINGS: dict[Verdict, type[PipelineError]] = {
     Verdict.STALE: EvidenceStale,
     Verdict.INCOMPLETE: EvidenceIncomplete,
     Verdict.UNSIGNED: EvidenceUnsigned,
+    Verdict.MOVED: TagMoved,
     Verdict.BROKEN: EvidenceBroken,
 }
 

@@ -15,6 +15,7 @@ from pipeline.record.names import (
     REBUILD,
     SPDX,
     TEST_RESULT,
+    UNGATED,
     WEIGHTS,
     kind_of,
 )
@@ -179,6 +180,9 @@ def _content(
     check_predicate(kind, predicate)
     if kind == WEIGHTS:
         return (_weights(predicate),)
+    if kind == UNGATED:
+        words = f"published although its gates had not passed: {predicate['reason']}"
+        return (Node("ungated", Verdict.INCOMPLETE, words),)
     return (_rebuild(opened, predicate, artifact),) if kind == REBUILD else ()
 
 

@@ -9,12 +9,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.errors import KeyUnusable, ModelSignatureInvalid
+from pipeline.errors import ModelSignatureInvalid
+from pipeline.keys import pae, public_pem
 
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -56,56 +57,15 @@ class _Bundle(Foreign):
     dsseEnvelope: _Envelope
 
 
-def private_key(path: Path, password: bytes | None = None) -> ec.EllipticCurvePrivateKey:
-    """A signing key from a PEM file."""
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise KeyUnusable(f"{path.name}: no private key can be read: {_first(error)}") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name not in _HASHES:
-        raise KeyUnusable(f"{path.name}: is not a key on the curve P-256, P-384 or P-521")
-    return key
-
-
-def public_key(path: Path) -> ec.EllipticCurvePublicKey:
-    """A key to check with, from a PEM file."""
-    hint = "Take it from the signer's key with `openssl ec -in key.pem -pubout -out key.pub`."
-    try:
-        key = serialization.load_pem_public_key(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        words = f"{path.name}: no public key can be read: {_first(error)}"
-        raise KeyUnusable(words, hint) from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in _HASHES:
-        raise KeyUnusable(f"{path.name}: is not a key on the curve P-256, P-384 or P-521", hint)
-    return key
-
-
-def _first(error: Exception) -> str:
-    return str(error).partition("\n")[0][:200]
-
-
 def key_hint(key: ec.EllipticCurvePublicKey) -> str:
     """How a bundle names the key it was signed with."""
-    pem = key.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return hashlib.sha256(pem).hexdigest()
-
-
-def pae(payload: bytes) -> bytes:
-    """What is signed: DSSE's encoding of the payload with its type."""
-    return b"DSSEv1 %d %s %d %s" % (
-        len(PAYLOAD_TYPE),
-        PAYLOAD_TYPE.encode(),
-        len(payload),
-        payload,
-    )
+    return hashlib.sha256(public_pem(key).encode()).hexdigest()
 
 
 def signed(statement: dict[str, Any], key: ec.EllipticCurvePrivateKey) -> bytes:
     """A bundle over a statement, as a file's bytes."""
     payload = json.dumps(statement, indent=2, sort_keys=True).encode()
-    signature = key.sign(pae(payload), ec.ECDSA(_HASHES[key.curve.name]))
+    signature = key.sign(pae(PAYLOAD_TYPE, payload), ec.ECDSA(_HASHES[key.curve.name]))
     whole = {
         "mediaType": MEDIA_TYPE,
         "verificationMaterial": {
@@ -134,7 +94,7 @@ def opened(path: Path, key: ec.EllipticCurvePublicKey) -> bytes:
     try:
         payload = base64.b64decode(envelope.payload, validate=True)
         signature = base64.b64decode(envelope.signatures[0].sig, validate=True)
-        key.verify(signature, pae(payload), ec.ECDSA(_HASHES[key.curve.name]))
+        key.verify(signature, pae(PAYLOAD_TYPE, payload), ec.ECDSA(_HASHES[key.curve.name]))
     except (binascii.Error, ValueError, InvalidSignature) as error:
         raise ModelSignatureInvalid(
             f"{path.name}: the signature does not fit its statement and key"

@@ -49,7 +49,7 @@ from tests.testbed.oci_door import (
     with_headers,
 )
 from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
-from tests.testbed.registry import Registry, oci_registry
+from tests.testbed.registry import Registry, oci_registry, trusted_by_docker
 from tests.testbed.tiny_gguf import expected_text
 from tests.testbed.trixie import trixie_program
 from tests.unit.support import make_checkout
@@ -291,11 +291,7 @@ def at_the_bridge(docker_daemon: DockerDaemon, tmp_path: Path) -> Iterator[Regis
             tmp_path, tls=True, htpasswd={USER: PASSWORD}, address=docker_daemon.gateway
         )
         registry = entered_or_skipped(stack, part)
-        folder = Path("/etc/docker/certs.d") / registry.host_port
-        folder.mkdir(parents=True)
-        stack.callback(shutil.rmtree, folder)
-        assert registry.ca_file
-        shutil.copyfile(registry.ca_file, folder / "ca.crt")
+        stack.enter_context(trusted_by_docker(registry))
         yield registry
 
 

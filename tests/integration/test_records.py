@@ -14,10 +14,10 @@ import pytest
 import requests
 
 from pipeline.cli.common import host_platform
+from pipeline.keys import LocalSigner, new_key, public_pem, write_key
 from pipeline.model import canonical_json, sha256_of
-from pipeline.record.cosign import Attachment, attestation_attachment, signature_attachment
+from pipeline.record.cosign import CosignLayer, attestation_attachment, signature_attachment
 from pipeline.record.envelope import enclose, read_envelope
-from pipeline.record.keys import LocalSigner, new_key, public_pem, write_key
 from pipeline.record.names import HOST_FACTS, PROVENANCE
 from pipeline.record.statement import moment, state
 from tests.integration.built import Built, build_image, run_sm120, sm120
@@ -157,7 +157,7 @@ class Shelf:
         requests.put(place, params={"digest": digest}, data=data, timeout=10).raise_for_status()
         return digest
 
-    def manifest(self, tag: str, config: bytes, layers: Sequence[Attachment]) -> str:
+    def manifest(self, tag: str, config: bytes, layers: Sequence[CosignLayer]) -> str:
         described = [
             {
                 "mediaType": x.media_type,
@@ -180,7 +180,7 @@ class Shelf:
         return sha256_of(data)
 
 
-def config_of(layers: Sequence[Attachment]) -> bytes:
+def config_of(layers: Sequence[CosignLayer]) -> bytes:
     ids = [sha256_of(x.data) for x in layers]
     return canonical_json(
         {
@@ -197,7 +197,7 @@ def test_cosign_verifies_signature_and_attestation_in_a_registry(
 ) -> None:
     shelf, key = Shelf(registry), new_key()
     public, signer = write_key(tmp_path / "k.pem", key), LocalSigner(key)
-    layer = Attachment(b"layer", "application/vnd.oci.image.layer.v1.tar+gzip", {})
+    layer = CosignLayer(b"layer", "application/vnd.oci.image.layer.v1.tar+gzip", {})
     digest = shelf.manifest("v1", config_of([layer]), [layer])
     tag = digest.replace(":", "-")
     signature = signature_attachment(digest, shelf.name, signer)

@@ -70,6 +70,19 @@ def oci_registry(
         shutil.rmtree(home, ignore_errors=True)
 
 
+@contextmanager
+def trusted_by_docker(registry: Registry) -> Iterator[None]:
+    """The registry's CA lies where Docker looks for it."""
+    folder = Path("/etc/docker/certs.d") / registry.host_port
+    folder.mkdir(parents=True)
+    try:
+        if registry.ca_file:
+            shutil.copyfile(registry.ca_file, folder / "ca.crt")
+        yield
+    finally:
+        shutil.rmtree(folder)
+
+
 def make_config(
     home: Path, address: str, *, tls: bool, htpasswd: Mapping[str, str] | None, delete: bool
 ) -> dict[str, object]:

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from pipeline.build import pinned
-from pipeline.record.keys import key_id, read_private_file
+from pipeline.keys import key_id, read_private_file
 from pipeline.ship.layout import export_layout
 from tests.makers import AMD64, threads
 from tests.unit.support import Command, Ended

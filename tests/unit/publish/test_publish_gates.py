@@ -101,3 +101,19 @@ def test_a_card_that_the_image_is_not_for_decides_nothing(store: Store) -> None:
     found["results"].append({"gate": "arch", "arch": "sm_90", "verdict": "failed"})
     keep(store, found)
     assert gate_state(store, wish("arch"), BUILT).state == "passed"
+
+
+def test_wrong_numbers_keep_an_image_back(store: Store) -> None:
+    keep(store, record(smem="passed", numerics="passed"))
+    assert gate_state(store, wish("smem"), BUILT).state == "passed"
+    assert gate_state(store, wish("smem", "numerics"), BUILT).state == "passed"
+    for verdict in ("failed", "unknown"):
+        keep(store, record(smem="passed", numerics=verdict))
+        assert gate_state(store, wish("smem"), BUILT).words == f"numerics on sm_120: {verdict}"
+
+
+def test_a_series_without_patches_has_none_to_prove(store: Store) -> None:
+    named = wish("smem", patches="patches/series.yaml")
+    keep(store, record(smem="passed"))
+    assert gate_state(store, named, BUILT, has_patches=False).state == "passed"
+    assert gate_state(store, named, BUILT, has_patches=True).state == "not passed"

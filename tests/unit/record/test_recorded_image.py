@@ -12,13 +12,13 @@ import pytest
 
 from pipeline.errors import RecordInvalid, StoreDamaged
 from pipeline.gate.evidence import Evidence, ImageGates, Row
+from pipeline.keys import LocalSigner
 from pipeline.model import sha256_of
 from pipeline.record.bill import Bill, bill_of
 from pipeline.record.declared import licences_of
 from pipeline.record.gates import gate_predicate, gate_statements
 from pipeline.record.image import image_statements, record_image
 from pipeline.record.inventory import parts_of, placed_layers
-from pipeline.record.keys import LocalSigner
 from pipeline.record.licence import Licence
 from pipeline.record.names import KINDS, TEST_RESULT
 from pipeline.record.predicates import MODELS, check_predicate

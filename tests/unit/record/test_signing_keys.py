@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from pipeline.errors import KeyExists, KeyInvalid, SigningFailed
-from pipeline.record.keys import (
+from pipeline.keys import (
     AgentSigner,
     LocalSigner,
     default_folder,

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RecordInvalid
+from pipeline.keys import LocalSigner, holds, new_key, pae
 from pipeline.record.cosign import (
     SIGNATURE_NOTE,
     attestation_attachment,
     signature_attachment,
     signature_payload,
 )
-from pipeline.record.envelope import countersigned, enclose, pae, read_envelope
-from pipeline.record.keys import LocalSigner, holds, new_key
+from pipeline.record.envelope import countersigned, enclose, read_envelope
 from pipeline.record.names import (
     CYCLONEDX,
     HOST_FACTS,

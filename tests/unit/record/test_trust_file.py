@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import TrustInvalid
-from pipeline.record.keys import key_id, new_key, public_pem
+from pipeline.keys import key_id, new_key, public_pem
 from pipeline.record.names import HOST_FACTS, PROVENANCE
 from pipeline.record.trust import Trust, read_trust, trust_entry
 

@@ -11,9 +11,10 @@ import pytest
 from pipeline.log import NoBar
 from pipeline.registry.client import Access, Client
 from pipeline.registry.document import OCI_MANIFEST, Document, read_document
+from pipeline.registry.local import LocalBlob
 from pipeline.registry.reference import parse_reference
 from pipeline.registry.repository import Repository
-from pipeline.registry.upload import LocalBlob, Way, push_blob
+from pipeline.registry.upload import Way, push_blob
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
 

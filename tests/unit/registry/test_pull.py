@@ -10,16 +10,10 @@ import pytest
 from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, StoreUnwritable
 from pipeline.registry.document import Document
 from pipeline.registry.download import read_blob
-from pipeline.registry.pull import (
-    LayoutShelf,
-    plan_pull,
-    pull_into,
-    pull_layout,
-    read_kept,
-    resolve,
-)
+from pipeline.registry.pull import LayoutShelf, pull_into, pull_layout, read_kept
 from pipeline.registry.reference import parse_reference
 from pipeline.registry.repository import Repository
+from pipeline.registry.wanted import plan_pull, resolve
 from pipeline.store.store import open_store
 from tests.testbed.oci_door import (
     Door,

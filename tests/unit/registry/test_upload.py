@@ -8,9 +8,10 @@ import pytest
 
 from pipeline.errors import PipelineError, RegistryBroken, RegistryUnreachable, StoreDamaged
 from pipeline.log import NoBar
-from pipeline.registry import upload
+from pipeline.registry import local, upload
+from pipeline.registry.local import LocalBlob
 from pipeline.registry.repository import Repository
-from pipeline.registry.upload import LocalBlob, has_blob, push_blob
+from pipeline.registry.upload import has_blob, push_blob
 from tests.testbed.oci_door import Door, Reply, cut, drop, lose_answer, oci_door, status
 from tests.testbed.oci_door import changed as changed_answer
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
@@ -24,7 +25,7 @@ DATA = os.urandom(10 * KB)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "CHUNK_BYTES", 4 * KB)
     monkeypatch.setattr(upload, "SMALL_CHUNK_BYTES", KB)
-    monkeypatch.setattr(upload, "_PIECE_BYTES", KB)
+    monkeypatch.setattr(local, "_PIECE_BYTES", KB)
 
 
 class CountingBar:

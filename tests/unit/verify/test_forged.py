@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.keys import LocalSigner
 from pipeline.model import canonical_json
 from pipeline.record.envelope import Envelope, Signature, enclose
-from pipeline.record.keys import LocalSigner
 from pipeline.record.statement import Moment, state
 from pipeline.record.trust import Trust
 from pipeline.verify.evidence import read_exhibit

@@ -13,8 +13,9 @@ import pytest
 from pipeline.errors import EvidenceBroken, PipelineError, RecordInvalid, UnknownImage
 from pipeline.model import canonical_json, sha256_of
 from pipeline.ship.layout import export_layout
-from pipeline.verify.artifact import INDEX, open_file, open_layout, read_bounded
+from pipeline.verify.artifact import open_file, read_bounded
 from pipeline.verify.evidence import MOST_FILES, beside, gather
+from pipeline.verify.layout import INDEX, open_layout
 from pipeline.verify.verdict import Verdict
 from tests.unit.verify.world import World
 

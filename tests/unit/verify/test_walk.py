@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 
+from pipeline.gate.evidence import ImageGates
+from pipeline.gate.results import CaseVerdict
+from pipeline.keys import LocalSigner, key_id
 from pipeline.lock.model import read_lock, sealed, write_lock
 from pipeline.record.envelope import Signature, countersigned, enclose
-from pipeline.record.keys import LocalSigner, key_id
+from pipeline.record.gates import gate_predicate, gate_statements
 from pipeline.record.names import REPORT, WEIGHTS
 from pipeline.record.statement import state
 from pipeline.verify.artifact import open_file
 from pipeline.verify.evidence import read_exhibit
+from pipeline.verify.results import judge_tests, read_test_result
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import walk
 from pipeline.wish.load import Checkout
 from tests.makers import AMD64
-from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted
+from tests.unit.verify.world import NOW, WHEN, World, evidence, trust_in, trusted
 
 
 def test_good_evidence_is_valid(world: World) -> None:
@@ -133,6 +137,38 @@ def test_a_gate_that_is_wished_for_and_has_no_result_is_incomplete(world: World,
     node = world.judge(**{f"gate_{gate}_sm_120": None})
     assert node.verdict is Verdict.INCOMPLETE
     assert node.culprit().title == f"gate {gate}"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "wanted"),
+    [
+        ("passed", Verdict.VALID),
+        ("accepted", Verdict.VALID),
+        ("failed", Verdict.BROKEN),
+        ("unknown", Verdict.INCOMPLETE),
+    ],
+)
+def test_what_the_numerics_gate_found_is_stated_and_counts(
+    world: World, verdict: CaseVerdict, wanted: Verdict
+) -> None:
+    found = evidence(world.store, "numerics", verdict, world.checkout, "off by 3 ulp")
+    gates = ImageGates(
+        image="engine", platform=AMD64, image_digest=world.built.digest, results=[found]
+    )
+    (statement,) = gate_statements(gates, WHEN).values()
+    node = world.judge(numerics=enclose(statement, [LocalSigner(world.key)]))
+    assert node.verdict is wanted
+    said = next(c for c in node.children if "(numerics)" in c.title).children[-1]
+    assert said.title == "gate numerics on sm_120"
+
+
+def test_new_cases_make_the_numerics_gate_stale(world: World, tmp_path: Path) -> None:
+    checkout = world.checkout_copy(tmp_path)
+    (checkout.folder("engine") / "gates" / "numerics.yaml").write_text("{}\n")
+    found = evidence(world.store, "numerics", "passed", world.checkout)
+    said = read_test_result(gate_predicate(found))
+    assert judge_tests(said, "engine", checkout).verdict is Verdict.STALE
+    assert judge_tests(said, "engine", world.checkout).verdict is Verdict.VALID
 
 
 def test_an_image_without_machine_code_passes_that_gate(world: World) -> None:

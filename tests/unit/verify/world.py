@@ -16,10 +16,10 @@ from pipeline.build.image import Built
 from pipeline.build.plan import ImagePlan, plan_image
 from pipeline.gate.evidence import Evidence, GateKind, Row, keep_evidence
 from pipeline.gate.results import CaseVerdict
+from pipeline.keys import LocalSigner, PrivateKey, key_id, new_key, public_pem
 from pipeline.model import canonical_json, sha256_of
 from pipeline.record.envelope import Envelope, Signature, enclose
 from pipeline.record.image import image_statements
-from pipeline.record.keys import LocalSigner, PrivateKey, key_id, new_key, public_pem
 from pipeline.record.names import KINDS
 from pipeline.record.rebuild import rebuild_statement
 from pipeline.record.statement import Moment, Statement
@@ -154,7 +154,7 @@ class World:
 
 def sign_bytes(payload: bytes, key: PrivateKey) -> Envelope:
     """An envelope around any bytes: what a liar with a good key can make."""
-    from pipeline.record.envelope import pae
+    from pipeline.keys import pae
     from pipeline.record.names import PAYLOAD
 
     signer = LocalSigner(key)

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from pipeline.errors import KeyUnusable, ModelSignatureInvalid, WeightsDamaged
+from pipeline.errors import KeyInvalid, ModelSignatureInvalid, WeightsDamaged
 from pipeline.weights import bundle, signing
 from pipeline.weights.place import Place
 from tests.testbed.locked_set import SMALL, make_set, write
@@ -53,6 +53,7 @@ def key_file(path: Path, key: Any, password: bytes | None = None) -> Path:
         lock = serialization.BestAvailableEncryption(password)
     kind = serialization.PrivateFormat.PKCS8
     path.write_bytes(key.private_bytes(serialization.Encoding.PEM, kind, lock))
+    path.chmod(0o600)
     return path
 
 
@@ -246,24 +247,36 @@ def test_a_damaged_signature_file_is_refused(plain: Place, data: bytes) -> None:
         signing.check(plain.root, signature, PUBLIC)
 
 
-def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "key.pem"
-    for key in (ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256K1())):
-        with pytest.raises(KeyUnusable, match="P-256"):
-            bundle.private_key(key_file(path, key))
-        with pytest.raises(KeyUnusable, match="P-256"):
-            bundle.public_key(public_file(path, key))
-    path.write_bytes(b"nothing")
-    for read in (bundle.private_key, bundle.public_key):
-        with pytest.raises(KeyUnusable):
-            read(path)
-    with pytest.raises(KeyUnusable):
-        bundle.private_key(key_file(path, KEY, b"secret"))
-    with pytest.raises(KeyUnusable):
-        bundle.private_key(path, b"wrong")
-    assert bundle.key_hint(bundle.private_key(path, b"secret").public_key()) == bundle.key_hint(
-        PUBLIC
-    )
+def test_keys_of_other_kinds_are_refused(plain: Place, tmp_path: Path, sm120: Command) -> None:
+    key, public = tmp_path / "key.pem", tmp_path / "key.pub"
+    sign = ["weights", "sign", str(plain.root), "--key", str(key)]
+    check = ["weights", "check-signature", str(plain.root), "--public-key", str(public)]
+    for other in (ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256K1())):
+        key_file(key, other)
+        public_file(public, other)
+        for command in (sign, check):
+            refused = sm120(*command)
+            assert (refused.code, "P-256 or P-384" in refused.err) == (KeyInvalid.exit_code, True)
+    for path in (key, public):
+        path.write_bytes(b"nothing")
+    assert sm120(*sign).code == sm120(*check).code == KeyInvalid.exit_code
+
+
+def test_a_key_with_a_password_needs_the_right_one_and_no_other_reader(
+    plain: Place, tmp_path: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, word = key_file(tmp_path / "key.pem", KEY, b"secret"), tmp_path / "word"
+    sign = ["weights", "sign", str(plain.root), "--key", str(key)]
+    assert sm120(*sign).code == KeyInvalid.exit_code
+    for wrong in (b"wrong\n", b"\n"):
+        word.write_bytes(wrong)
+        assert sm120(*sign, "--password-file", str(word)).code == KeyInvalid.exit_code
+    word.write_bytes(b"secret\n")
+    assert sm120(*sign, "--password-file", str(word)).code == 0
+    monkeypatch.setenv("SM120_KEY_PASSPHRASE", "secret")
+    assert sm120(*sign).code == 0
+    key.chmod(0o644)
+    assert "others can read it" in sm120(*sign).err
 
 
 def test_the_commands_sign_check_and_refuse(plain: Place, tmp_path: Path, sm120: Command) -> None:

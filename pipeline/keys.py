@@ -1,11 +1,14 @@
-"""Keys that sign evidence: ECDSA on P-256, so that cosign can check what we sign."""
+"""Keys that sign: ECDSA on P-256, so that cosign can check what we sign.
+
+The model-signing format knows larger curves too; who reads keys for it says so.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +26,8 @@ PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
 _MOST_BYTES = 1 << 16
+P256 = ("secp256r1",)
+ANY_NIST = ("secp256r1", "secp384r1", "secp521r1")
 
 
 class Signer(Protocol):
@@ -30,6 +35,9 @@ class Signer(Protocol):
 
     @property
     def key_id(self) -> str: ...
+
+    @property
+    def public(self) -> PublicKey: ...
 
     def sign(self, data: bytes) -> bytes: ...
 
@@ -53,6 +61,12 @@ def holds(public: PublicKey, signature: bytes, data: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """DSSE's pre-authentication encoding: what is really signed of a statement."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 def new_key() -> PrivateKey:
@@ -88,7 +102,9 @@ def _write_once(path: Path, data: bytes, mode: int) -> None:
         os.fsync(out.fileno())
 
 
-def read_private(pem: bytes, what: str, passphrase: bytes | None = None) -> PrivateKey:
+def read_private(
+    pem: bytes, what: str, passphrase: bytes | None = None, curves: Sequence[str] = P256
+) -> PrivateKey:
     """A private key, if it is of our kind."""
     try:
         key = serialization.load_pem_private_key(pem, passphrase)
@@ -97,28 +113,34 @@ def read_private(pem: bytes, what: str, passphrase: bytes | None = None) -> Priv
         raise KeyInvalid(f"{what}: {words}", "Set SM120_KEY_PASSPHRASE, or unset it.") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise KeyInvalid(f"{what}: is no private key, or the passphrase is wrong") from error
-    if not isinstance(key, PrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise KeyInvalid(f"{what}: is not an ECDSA key on P-256")
+    if not isinstance(key, PrivateKey) or key.curve.name not in curves:
+        raise KeyInvalid(f"{what}: is not an ECDSA key on {_named(curves)}")
     return key
 
 
-def read_public(pem: bytes, what: str) -> PublicKey:
+def _named(curves: Sequence[str]) -> str:
+    return " or ".join(f"P-{name[4:7]}" for name in curves)
+
+
+def read_public(pem: bytes, what: str, curves: Sequence[str] = P256) -> PublicKey:
     """A public key, if it is of our kind."""
     try:
         key = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise KeyInvalid(f"{what}: is no public key") from error
-    if not isinstance(key, PublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise KeyInvalid(f"{what}: is not an ECDSA key on P-256")
+    if not isinstance(key, PublicKey) or key.curve.name not in curves:
+        raise KeyInvalid(f"{what}: is not an ECDSA key on {_named(curves)}")
     return key
 
 
-def read_private_file(path: Path, passphrase: bytes | None = None) -> PrivateKey:
+def read_private_file(
+    path: Path, passphrase: bytes | None = None, curves: Sequence[str] = P256
+) -> PrivateKey:
     """A private key from a file that only its owner can read."""
     data = read_key_file(path)
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise KeyInvalid(f"{path}: others can read it", f"chmod 600 {path}; better a new key.")
-    return read_private(data, str(path), passphrase)
+    return read_private(data, str(path), passphrase, curves)
 
 
 def read_key_file(path: Path) -> bytes:
@@ -141,7 +163,11 @@ class LocalSigner:
 
     @property
     def key_id(self) -> str:
-        return key_id(self.key.public_key())
+        return key_id(self.public)
+
+    @property
+    def public(self) -> PublicKey:
+        return self.key.public_key()
 
     def sign(self, data: bytes) -> bytes:
         return self.key.sign(data, _ALGORITHM)

@@ -1,0 +1,67 @@
+"""What is signed of an image when it is published: kept statements, or new ones where a key is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.build.image import Built
+from pipeline.build.plan import plan_image
+from pipeline.keys import Signer
+from pipeline.publish.evidence import Dossier
+from pipeline.publish.gates import GateState
+from pipeline.record.envelope import Envelope, enclose, read_envelope
+from pipeline.record.image import record_image
+from pipeline.record.names import UNGATED
+from pipeline.record.predicates import Ungated
+from pipeline.record.shelf import kept
+from pipeline.record.statement import Moment, moment, state
+from pipeline.store.store import Store
+from pipeline.wish.load import Checkout
+
+
+def record_all(
+    checkout: Checkout, store: Store, built: Sequence[Built], signer: Signer, when: Moment
+) -> None:
+    """State and sign what is not; what says the same and has this signature stays as it is."""
+    for image in built:
+        plan = plan_image(checkout, image.name, image.platform)
+        record_image(checkout, store, plan, image, [signer], when)
+
+
+def signed_records(store: Store, image: Built) -> list[Envelope]:
+    """The statements of an image that somebody signed; a damaged file ends it, named."""
+    found = kept(store, image.name, image.platform, image.digest)
+    envelopes = [read_envelope(path.read_bytes(), path.name) for path in found]
+    return [e for e in envelopes if e.signatures and e.statement.is_about(image.digest)]
+
+
+def make_dossier(
+    checkout: Checkout,
+    store: Store,
+    built: Sequence[Built],
+    signer: Signer | None,
+    forced: Sequence[GateState],
+    reason: str,
+    reference: str,
+) -> Dossier:
+    """All evidence for a publish; that gates were passed over is signed with the rest."""
+    when = moment()
+    if signer is not None:
+        record_all(checkout, store, built, signer, when)
+    envelopes = {image.platform: signed_records(store, image) for image in built}
+    for gates in forced if signer is not None else ():
+        image = next(b for b in built if b.platform == gates.platform)
+        said = _ungated(image, gates, reason, reference)
+        statement = state(image.name, image.digest, UNGATED, said.model_dump(), when)
+        envelopes[gates.platform].append(enclose(statement, [signer] if signer else []))
+    return Dossier(envelopes, signer)
+
+
+def _ungated(image: Built, gates: GateState, reason: str, reference: str) -> Ungated:
+    return Ungated(
+        image=image.name,
+        platform=image.platform,
+        reference=reference,
+        gates=gates.words,
+        reason=reason,
+    )

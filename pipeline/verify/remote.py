@@ -1,0 +1,125 @@
+"""An image in a registry and what is attached to it. Only the registry is asked, nothing else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from pipeline import log
+from pipeline.errors import EvidenceBroken, NotInRegistry, RecordInvalid
+from pipeline.record.cosign import SIGNATURE_MEDIA
+from pipeline.record.strict import MAX_BYTES
+from pipeline.record.trust import Trust
+from pipeline.registry.document import MOST_MANIFEST_BYTES, Document
+from pipeline.registry.download import check_blob, read_blob
+from pipeline.registry.parallel import each
+from pipeline.registry.reference import Reference
+from pipeline.registry.referrers import everything_listed, fallback_tag
+from pipeline.registry.repository import Repository
+from pipeline.registry.upload import has_blob
+from pipeline.registry.wanted import plan_pull
+from pipeline.verify.artifact import Artifact, make_artifact, read_manifest
+from pipeline.verify.attached import Attached, sort_out
+from pipeline.verify.evidence import MOST_FILES
+from pipeline.verify.naming import Named, believed_names
+
+_SIGNATURE_TAG = re.compile(r"sha256-([0-9a-f]{64})\.sig")
+# Looked through for the image that a tag was signed for, when it names another one now.
+_MOST_OTHERS = 500
+
+
+@dataclass(frozen=True)
+class Remote:
+    """What a reference names: one image, or an index over several."""
+
+    repository: Repository
+    root: Document
+    images: tuple[Document, ...]
+    tag: str | None  # where one was named
+    tag_digest: str | None
+
+    @property
+    def reference(self) -> str:
+        return f"{self.repository}:{self.tag}" if self.tag else str(self.repository)
+
+
+def open_remote(repository: Repository, reference: Reference, platform: str | None) -> Remote:
+    """Resolve a reference; of a tag with a digest both are read, and compared later."""
+    at_tag = repository.manifest(reference.tag) if reference.tag else None
+    root = repository.manifest(reference.digest) if reference.digest else at_tag
+    if root is None:
+        raise NotInRegistry(f"{reference}: names neither a tag nor a digest")
+    wanted = plan_pull(repository, root, platform)
+    images = tuple(d for d in wanted.documents if d.kind == "manifest")
+    if not images:
+        raise EvidenceBroken(f"{reference}: is an index of nothing")
+    digest = at_tag.digest if at_tag else None
+    return Remote(repository, root, images, reference.tag, digest)
+
+
+def open_remote_image(remote: Remote, image: Document, *, deep: bool, jobs: int) -> Artifact:
+    """An image's manifest and config; its layers are asked for or, when `deep`, read."""
+    repository = remote.repository
+    title = str(repository)
+    manifest = read_manifest(image.data, title)
+    config = read_blob(repository, image.blobs[0], MOST_MANIFEST_BYTES)
+    artifact = make_artifact(title, image.digest, manifest, config)
+    layers = list({d.digest: d for d in image.layers}.values())
+    if not deep:
+        there = each(
+            repository.client, jobs, layers, lambda b: has_blob(repository, b.digest, b.size_bytes)
+        )
+        for layer, is_there in zip(layers, there, strict=True):
+            if not is_there:
+                raise EvidenceBroken(f"{title}: the registry has not its layer {layer.digest}")
+        return artifact
+    total = sum(b.size_bytes for b in layers)
+    with (
+        log.step(f"Reading {len(layers)} layers, {log.size(total)}"),
+        log.progress("read", total) as bar,
+    ):
+        each(repository.client, jobs, layers, lambda b: check_blob(repository, b, bar))
+    return artifact
+
+
+def attached_to(remote: Remote, image: Document, jobs: int) -> Attached:
+    """Evidence by referrers, fallback tag and cosign's tags; what does not belong is named."""
+    repository, strays = remote.repository, []
+    documents: list[Document] = []
+    listed = everything_listed(repository, image.digest)
+    if len(listed) > MOST_FILES:
+        raise RecordInvalid(f"{repository}: lists {len(listed)} things for {image.digest}")
+    read = each(repository.client, jobs, listed, lambda d: repository.find_manifest(d.digest))
+    for entry, document in zip(listed, read, strict=True):
+        if document is None:
+            strays.append(f"{entry.digest} is listed, but not there")
+        elif document.subject is None:
+            strays.append(f"{document.digest} is listed, but is about no image")
+        else:
+            documents.append(document)
+    for ending in ("sig", "att"):
+        document = repository.find_manifest(f"{fallback_tag(image.digest)}.{ending}")
+        documents += [document] if document else []
+    found = sort_out(image.digest, documents, lambda d: read_blob(repository, d, MAX_BYTES))
+    found.passed_over[:0] = strays
+    return found
+
+
+def named_elsewhere(remote: Remote, trust: Trust | None, now: datetime, jobs: int) -> list[Named]:
+    """Names that trusted keys gave to other images of this repository."""
+    repository, own = remote.repository, remote.root.digest
+    tags = [t for t in repository.tags() if _SIGNATURE_TAG.fullmatch(t)]
+    tags = [t for t in tags if t != f"{fallback_tag(own)}.sig"][:_MOST_OTHERS]
+
+    def names(tag: str) -> list[Named]:
+        document = repository.find_manifest(tag)
+        digest = "sha256:" + tag.removeprefix("sha256-").removesuffix(".sig")
+        layers = document.layers if document else ()
+        wanted = [x for x in layers if x.media_type == SIGNATURE_MEDIA]
+        if document is None or not wanted:
+            return []
+        found = sort_out(digest, [document], lambda d: read_blob(repository, d, MAX_BYTES))
+        return [n for n in believed_names(found.signatures, trust, now)[0] if n.digest == digest]
+
+    return [n for found in each(repository.client, jobs, tags, names) for n in found]

@@ -1,0 +1,114 @@
+"""A weights set on a disk: its lock, its files, and what was signed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline import log
+from pipeline.errors import ModelSignatureInvalid, PipelineError
+from pipeline.record.names import WEIGHTS
+from pipeline.record.trust import TrustedKey
+from pipeline.verify.artifact import Artifact
+from pipeline.verify.chain import Judge
+from pipeline.verify.evidence import Exhibit
+from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.walk import Walk, walk
+from pipeline.weights import bundle, signing
+from pipeline.weights.model import lock_path, read_lock
+from pipeline.weights.place import Place
+from pipeline.weights.record import set_digest
+from pipeline.weights.verify import Request, verify
+from pipeline.weights.vouched import look
+from pipeline.wish.load import Checkout
+
+RECORD = "record.dsse.json"
+
+
+def record_path(place: Place) -> Path:
+    """Where a set's signed record lies."""
+    return place.state / RECORD
+
+
+def judge_weights(
+    place: Place, neighbours: Collection[Place], exhibits: Sequence[Exhibit], judge: Judge
+) -> Walk:
+    """Files against the lock, then signature and records against both."""
+    lock = place.lock
+    artifact = Artifact(lock.name, set_digest(lock), size_bytes=lock.size_bytes)
+    nodes = [_lock(place, judge.checkout), _files(place, neighbours, deep=judge.deep)]
+    signature = signing.default_signature(place)
+    if signature.exists():
+        nodes.append(_signature(place, signature, judge))
+    if exhibits:
+        walked = walk(artifact, exhibits, judge.trust, judge.checkout, judge.now)
+        nodes += walked.node.children
+    else:
+        walked = Walk(Node(artifact.title), ())
+    if not exhibits and not signature.exists():
+        nodes.append(Node("signature", Verdict.UNSIGNED, "nobody signed the set or a record of it"))
+    return replace(walked, node=Node(f"{lock.name} {artifact.digest}", children=tuple(nodes)))
+
+
+def _lock(place: Place, checkout: Checkout | None) -> Node:
+    """The lock beside the files; a checkout may have a newer one."""
+    lock = place.lock
+    words = f"{len(lock.files)} files of {lock.repository} at {lock.commit[:12]}"
+    path = lock_path(checkout, lock.name) if checkout else None
+    if path is None or not path.exists():
+        return Node("lock", words=words)
+    try:
+        now = read_lock(path)
+    except PipelineError as error:
+        return Node("lock", Verdict.INCOMPLETE, str(error))
+    if now.seal != lock.seal:
+        return Node("lock", Verdict.STALE, f"{words}; the checkout's is {now.seal[:19]}… now")
+    return Node("lock", words=f"{words}, as in the checkout")
+
+
+def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
+    if deep:
+        report = verify(place, Request(full=True), neighbours).report
+        damage, unknown = report.damage, 0
+        words = f"{report.files_read} read, {log.size(place.lock.size_bytes)}"
+    else:
+        seen = look(place, neighbours)
+        damage = [finding for finding in seen.findings if finding.damage]
+        unknown = len(seen.unknown)
+        words = f"{len(seen.vouched)} as the receipt saw them, not read (--deep reads them)"
+    if damage:
+        first = damage[0]
+        return Node("files", Verdict.BROKEN, f"{first.path}: {first.kind} {first.detail}".rstrip())
+    if unknown:
+        words = f"no receipt vouches for {unknown} of them; --deep reads them"
+        return Node("files", Verdict.INCOMPLETE, words)
+    return Node("files", words=words)
+
+
+def _signature(place: Place, path: Path, judge: Judge) -> Node:
+    title = "model signature"
+    if judge.trust is None:
+        return Node(title, Verdict.INCOMPLETE, "there is no trust file to judge it by")
+    try:
+        key = _signer(path, judge.trust.keys)
+        known = {p.path: p.sha256 for p in look(place).vouched if p.sha256}
+        done = signing.check(place.snapshot, path, key.key, {} if judge.deep else known)
+    except ModelSignatureInvalid as error:
+        return Node(title, Verdict.BROKEN, str(error))
+    if objection := key.objection(WEIGHTS, None, judge.now):
+        return Node(title, Verdict.BROKEN, objection)
+    return Node(title, words=f"by {key.name}, over {done.files} files, {done.files_read} read")
+
+
+def _signer(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:
+    reasons = []
+    for key in keys:
+        try:
+            bundle.opened(path, key.key)
+            return key
+        except ModelSignatureInvalid as error:
+            reasons.append(error)
+    if len(reasons) == 1:
+        raise reasons[0]
+    raise ModelSignatureInvalid(f"{path.name}: no key of the trust file made it")

@@ -1,0 +1,311 @@
+"""Signing, publishing and verifying as a user does it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import (
+    EvidenceBroken,
+    EvidenceIncomplete,
+    EvidenceStale,
+    EvidenceUnsigned,
+    KeyInvalid,
+    PolicyRefused,
+    ReferenceInvalid,
+    TagMoved,
+    UnknownImage,
+)
+from pipeline.record.envelope import enclose
+from pipeline.record.names import REPORT
+from pipeline.record.shelf import shelf
+from pipeline.record.statement import state
+from pipeline.registry.referrers import fallback_tag
+from pipeline.store.store import default_root, open_store
+from pipeline.weights.model import lock_path
+from pipeline.weights.place import Place
+from pipeline.wish.load import Checkout
+from tests import makers
+from tests.testbed.locked_set import SMALL, make_set, write
+from tests.testbed.oci_door import Door, oci_door
+from tests.testbed.tiny_registry import TinyRegistry, digest_of
+from tests.unit.support import Command, make_checkout, make_wheel, write_wish
+from tests.unit.support import tiny_wish as wish_of
+
+PLACE = "team/tiny"
+BUILD = ("build", "tiny", "--offline", "--accept", "--json", "--mirror")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
+    monkeypatch.setattr("pipeline.build.pinned._workers", makers.threads)
+    return make_checkout(tmp_path, [make_wheel(tmp_path / "mirror", "thing")])
+
+
+@pytest.fixture
+def tiny() -> TinyRegistry:
+    return TinyRegistry(has_referrers=False)
+
+
+@pytest.fixture
+def door(tiny: TinyRegistry) -> Iterator[Door]:
+    with oci_door(tiny) as running:
+        yield running
+
+
+@pytest.fixture
+def trust(checkout: Checkout, sm120: Command, tmp_path: Path) -> Path:
+    """A key, and a trust file that knows it where a checkout keeps one."""
+    entry = sm120("keys", "new", "builder", "--to", tmp_path / "keys").out
+    path = checkout.root / "lockfiles" / "trust.yaml"
+    path.write_text(f"format: 1\nkeys:\n{entry}")
+    return path
+
+
+@pytest.fixture
+def built(trust: Path, sm120: Command) -> str:
+    return str(sm120(*BUILD, sm120.cwd / "mirror").json[0]["digest"])
+
+
+def key_in(folder: Path) -> tuple[str, str]:
+    return "--key", str(folder / "keys" / "builder.pem")
+
+
+def test_with_a_key_an_image_is_recorded_signed_published_and_verified(
+    built: str, sm120: Command, door: Door, tmp_path: Path
+) -> None:
+    at = f"{door.host_port}/{PLACE}"
+    done = sm120("publish", "tiny", f"{at}:v1", *key_in(tmp_path), "--json").json
+    assert done["evidence"] == "signed"
+    assert len(done["attached"]) == 7
+    for name in (f"{at}:v1", f"{at}@{built}", f"{at}:v1@{built}"):
+        found = sm120("verify", name, "--json")
+        assert (found.code, found.json["verdict"]) == (0, "valid"), found.err
+    deep = sm120("verify", f"{at}:v1", "--deep", "--platform", "linux/amd64")
+    assert "every byte read" in deep.out
+    sm120("pull", f"{at}:v1", tmp_path / "out", "--evidence")
+    assert sm120("verify", tmp_path / "out").code == 0
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("format: 1\nrequire: [provenance, cyclonedx]\n")
+    assert sm120("verify", f"{at}:v1", "--policy", policy, "--json").json["policy"]
+    policy.write_text("format: 1\nrequire: [rebuild]\n")
+    assert sm120("verify", f"{at}:v1", "--policy", policy).code == PolicyRefused.exit_code
+
+
+def test_without_a_key_it_says_what_is_missing(
+    built: str, sm120: Command, door: Door, tmp_path: Path
+) -> None:
+    at = f"{door.host_port}/{PLACE}"
+    said = sm120("publish", "tiny", f"{at}:v1")
+    assert (said.code, "has no signed record" in said.err) == (0, True)
+    assert sm120("verify", f"{at}:v1").code == EvidenceUnsigned.exit_code
+    sm120("record", "tiny", *key_in(tmp_path))
+    said = sm120("publish", "tiny", f"{at}:v1")
+    assert "nothing signs that tiny goes by this tag" in said.err
+    assert sm120("verify", f"{at}:v1").code == EvidenceIncomplete.exit_code
+    assert sm120("verify", f"{at}@{built}").code == 0
+    bare = sm120("publish", "tiny", f"{at}-bare:v1", "--no-evidence", "--json")
+    assert (bare.json["evidence"], bare.json["attached"]) == ("left out", [])
+    assert "without evidence, as asked" in bare.err
+
+
+def test_a_rehearsal_signs_nothing(built: str, sm120: Command, door: Door, tmp_path: Path) -> None:
+    at = f"{door.host_port}/{PLACE}"
+    sm120("publish", "tiny", f"{at}:v1", *key_in(tmp_path), "--dry-run")
+    assert sm120("verify", "tiny").code == EvidenceUnsigned.exit_code
+
+
+def test_a_bad_key_ends_it_before_anything_is_sent(
+    built: str, sm120: Command, door: Door, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.pem").write_text("nothing")
+    (tmp_path / "bad.pem").chmod(0o600)
+    ended = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1", "--key", tmp_path / "bad.pem")
+    assert ended.code == KeyInvalid.exit_code
+    assert door.uploaded_bytes == 0
+
+
+def test_forced_past_its_gates_an_image_says_so_signed_and_is_never_valid(
+    checkout: Checkout, built: str, sm120: Command, door: Door, tmp_path: Path
+) -> None:
+    write_wish(checkout, wish_of(gates=["smem"]))
+    assert sm120(*BUILD, sm120.cwd / "mirror").code == 0
+    place = f"{door.host_port}/{PLACE}:v1"
+    force = ("--force-ungated", "no card here")
+    done = sm120("publish", "tiny", place, *force, *key_in(tmp_path), "--json").json
+    kinds = [a["artifact_type"] for a in done["attached"]]
+    assert kinds.count("application/vnd.sm120.ungated.v1+json") == 1
+    found = sm120("verify", place)
+    assert found.code == EvidenceIncomplete.exit_code
+    assert found.out.count("no card here") == 2
+
+
+def test_a_series_without_patches_needs_no_proof_of_them(
+    checkout: Checkout, built: str, sm120: Command, door: Door
+) -> None:
+    write_wish(checkout, wish_of(gates=["smem"], patches="series.yaml"))
+    (checkout.folder("tiny") / "series.yaml").write_text("patches: []\n")
+    digest = sm120(*BUILD, sm120.cwd / "mirror").json[0]["digest"]
+    results = [{"gate": g, "arch": "sm_120", "verdict": "passed"} for g in ("smem", "numerics")]
+    record = {"format": 2, "image_digest": digest, "results": results}
+    path = open_store(default_root()).image_folder("tiny", "linux/amd64") / "gates.json"
+    path.write_text(json.dumps(record))
+    done = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1", "--json")
+    assert done.code == 0, done.err
+    assert done.json["gates"][0]["words"] == "smem on sm_120: passed; numerics on sm_120: passed"
+
+
+def test_a_tag_that_moved_ends_with_a_code_of_its_own(
+    built: str, sm120: Command, door: Door, tiny: TinyRegistry, tmp_path: Path
+) -> None:
+    at = f"{door.host_port}/{PLACE}"
+    sm120("publish", "tiny", f"{at}:v1", *key_in(tmp_path))
+    kind, data = tiny.manifests[PLACE, built]
+    other = json.dumps({**json.loads(data), "annotations": {}}).encode()
+    tiny.manifests[PLACE, digest_of(other)] = kind, other
+    tiny.tags[PLACE, "v1"] = digest_of(other)
+    moved = sm120("verify", f"{at}:v1")
+    assert moved.code == TagMoved.exit_code
+    assert f"signed {built} under it" in moved.err
+    assert fallback_tag(built) in {tag for _, tag in tiny.tags}
+
+
+@pytest.mark.parametrize("name", ["a/b", "Reg.example/X:y", "x.example/y:"])
+def test_what_is_neither_here_nor_a_reference_is_refused(
+    built: str, sm120: Command, name: str
+) -> None:
+    assert sm120("verify", name).code == ReferenceInvalid.exit_code
+
+
+def test_a_folder_that_is_nothing_is_refused(sm120: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert sm120("verify", tmp_path / "empty").code == UnknownImage.exit_code
+
+
+def test_a_statement_alone_is_judged_but_never_valid(
+    built: str, sm120: Command, tmp_path: Path
+) -> None:
+    sm120("record", "tiny", *key_in(tmp_path))
+    folder = shelf(open_store(default_root()), "tiny", "linux/amd64", built)
+    for path in sorted(folder.iterdir()):
+        alone = sm120("verify", path)
+        assert alone.code == EvidenceIncomplete.exit_code, path.name
+        assert "by builder" in alone.out
+        assert "is not at hand" in alone.out
+    data = (folder / "provenance.dsse.json").read_bytes()
+    for change in (data[:-20], data.replace(b'"sig":"MEU', b'"sig":"MEQ', 1) + b" x", b"{}"):
+        (tmp_path / "bad.dsse.json").write_bytes(change)
+        assert sm120("verify", tmp_path / "bad.dsse.json").code == EvidenceBroken.exit_code
+
+
+def test_a_statement_beside_its_file_is_judged_with_it(
+    trust: Path, sm120: Command, tmp_path: Path
+) -> None:
+    report, predicate = tmp_path / "report.md", tmp_path / "said.json"
+    report.write_text("# Numbers\n")
+    predicate.write_text(json.dumps({"title": "Numbers", "numbers": [], "runs": []}))
+    said = ("--type", "report", "--predicate", predicate, *key_in(tmp_path))
+    path = sm120("attest", report, *said).out.strip()
+    assert sm120("verify", path).code == sm120("verify", report).code == 0
+    report.write_text("# Other numbers\n")
+    assert sm120("verify", path).code == EvidenceBroken.exit_code
+    report.unlink()
+    alone = sm120("verify", path)
+    assert (alone.code, "well formed" in alone.out) == (EvidenceIncomplete.exit_code, True)
+    body = state("report.md", f"sha256:{'0' * 64}", REPORT, {"title": 5})
+    Path(path).write_bytes(enclose(body).dump())
+    assert sm120("verify", path).code == EvidenceBroken.exit_code
+
+
+@pytest.fixture
+def weights(trust: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    # a receipt vouches only for files that are some ticks old
+    monkeypatch.setattr("pipeline.weights.receipt._CLOCK_TICK_NS", -(10**9))
+    return make_set(tmp_path / "set", SMALL, {"model.safetensors": b"weights" * 1000})
+
+
+def test_weights_are_judged_by_lock_signature_and_record(
+    weights: Place, sm120: Command, tmp_path: Path
+) -> None:
+    place = str(weights.root)
+    assert sm120("verify", place, "--deep").code == EvidenceUnsigned.exit_code
+    assert sm120("weights", "verify", place).code == 0
+    assert sm120("weights", "sign", place, *key_in(tmp_path)).code == 0
+    signed = sm120("verify", place)
+    assert (signed.code, "model signature  valid: by builder" in signed.out) == (0, True)
+    assert sm120("weights", "record", place, *key_in(tmp_path)).code == 0
+    both = sm120("verify", place, "--deep", "--json")
+    assert (both.code, both.json["verdict"]) == (0, "valid")
+    titles = [child["title"] for child in both.json["children"]]
+    assert titles[:3] == ["lock", "files", "model signature"]
+    assert titles[3].startswith("weights (record")
+
+
+def test_weights_that_changed_since_are_not_valid(
+    weights: Place, sm120: Command, tmp_path: Path
+) -> None:
+    place = str(weights.root)
+    sm120("weights", "verify", place)
+    sm120("weights", "record", place, *key_in(tmp_path))
+    sm120("weights", "sign", place, *key_in(tmp_path))
+    signature, receipt = weights.state / "model.sig", weights.receipt_file
+    kept = receipt.read_bytes()
+    receipt.unlink()
+    assert sm120("verify", place).code == EvidenceIncomplete.exit_code
+    receipt.write_bytes(kept)
+    whole = signature.read_bytes()
+    signature.write_bytes(whole.replace(b"a", b"b", 5))
+    assert sm120("verify", place).code == EvidenceBroken.exit_code
+    signature.write_bytes(whole)
+    pin = next(p for p in weights.lock.files if p.path == "config.json")
+    write(weights, pin, b"{}")
+    broken = sm120("verify", place)
+    assert (broken.code, "config.json" in broken.err) == (EvidenceBroken.exit_code, True)
+
+
+def test_weights_are_stale_when_the_checkout_locks_others(
+    weights: Place, checkout: Checkout, sm120: Command, tmp_path: Path
+) -> None:
+    place = str(weights.root)
+    sm120("weights", "verify", place)
+    sm120("weights", "sign", place, *key_in(tmp_path))
+    path = lock_path(checkout, weights.lock.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(weights.lock_file.read_bytes())
+    assert "as in the checkout" in sm120("verify", place).out
+    other = make_set(tmp_path / "other", SMALL, {"model.safetensors": b"newer"})
+    path.write_bytes(other.lock_file.read_bytes())
+    assert sm120("verify", place).code == EvidenceStale.exit_code
+    path.write_text("no lock\n")
+    assert sm120("verify", place).code == EvidenceIncomplete.exit_code
+
+
+def test_weights_signed_by_a_stranger_or_judged_without_trust_are_not_valid(
+    weights: Place, trust: Path, sm120: Command, tmp_path: Path
+) -> None:
+    place = str(weights.root)
+    sm120("weights", "verify", place)
+    sm120("weights", "sign", place, *key_in(tmp_path))
+    entry = sm120("keys", "new", "other", "--to", tmp_path / "more").out
+    known = trust.read_text()
+    trust.write_text(f"format: 1\nkeys:\n{entry}")
+    assert "another key" in sm120("verify", place).err
+    second = sm120("keys", "new", "third", "--to", tmp_path / "more").out
+    trust.write_text(f"format: 1\nkeys:\n{entry}{second}")
+    assert "no key of the trust file" in sm120("verify", place).err
+    trust.write_text(known.replace("weights, ", ""))
+    assert "not trusted for weights" in sm120("verify", place).err
+    trust.unlink()
+    assert sm120("verify", place).code == EvidenceIncomplete.exit_code
+
+
+def test_all_sets_of_a_hub_cache_are_judged(trust: Path, sm120: Command, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_set(tmp_path / "hub", SMALL, {}, hub_cache=True, name=name, repository=f"org/{name}")
+    found = sm120("verify", tmp_path / "hub", "--deep", "--json")
+    assert found.code == EvidenceUnsigned.exit_code
+    assert len(json.loads(found.out)["children"]) == 2

@@ -1,0 +1,81 @@
+"""From a wish to a lock: who is asked for what, and what is left to the base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.lock import make
+from pipeline.lock.closure import DebRow
+from pipeline.lock.debs import Suite
+from pipeline.lock.make import Transport, make_lock
+from tests.makers import AMD64, make_checkout, make_deb, make_wheel, root_image, wheel_image
+
+
+def nobody(name: str) -> bytes:
+    raise AssertionError(f"{name} was asked for")
+
+
+def row(name: str) -> DebRow:
+    return DebRow(
+        name=name,
+        version="1.0",
+        architecture="amd64",
+        path=f"pool/{name}_1.0_amd64.deb",
+        size_bytes=1,
+        sha256="0" * 64,
+    )
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the resolver of .debs was asked; it answers with all of it and one thing more."""
+    calls: list[tuple[Any, ...]] = []
+
+    def resolve(*args: Any) -> list[DebRow]:
+        calls.append(args)
+        return [row(name) for name in (*args[0], "needed")]
+
+    monkeypatch.setattr(make, "resolve_debs", resolve)
+    return calls
+
+
+ASK = Transport(debian=nobody, debian_security=nobody, wheel_size=lambda *_: 1)
+
+
+def test_what_a_base_has_is_not_locked_again(tmp_path: Path, asked: list[tuple[Any, ...]]) -> None:
+    deb = make_deb(tmp_path / "mirror", "tool")
+    image = wheel_image("engine", [make_wheel(tmp_path / "mirror", "pkg")], debs=["extra"])
+    del image.wish["python"]
+    checkout = make_checkout(tmp_path, root_image([deb]), image)
+    lock = make_lock(checkout, "engine", AMD64, ASK)
+    assert [pin.name for pin in lock.debs] == ["extra", "needed"]
+    names, exclude, suites, _, architecture, *_ = asked[0]
+    assert (names, exclude, architecture) == (["extra", "tool"], [], "amd64")
+    assert len(suites) == 1
+
+
+def test_security_updates_are_asked_of_their_own_mirror(
+    tmp_path: Path, asked: list[tuple[Any, ...]]
+) -> None:
+    deb = make_deb(tmp_path / "mirror", "tool")
+    root = root_image([deb], debian={"security": True})
+    lock = make_lock(make_checkout(tmp_path, root), "root", AMD64, ASK)
+    assert lock.base_lock is None
+    plain, security = asked[0][2]
+    assert isinstance(security, Suite)
+    assert security == Suite(f"{plain}-security", nobody)
+
+
+def test_a_fresh_lock_of_the_base_counts_more_than_the_kept_one(
+    tmp_path: Path, asked: list[tuple[Any, ...]]
+) -> None:
+    deb = make_deb(tmp_path / "mirror", "tool")
+    image = wheel_image("engine", [make_wheel(tmp_path / "mirror", "pkg")])
+    del image.wish["python"]
+    checkout = make_checkout(tmp_path, root_image([deb]), image)
+    fresh = make_lock(checkout, "root", AMD64, ASK)
+    lock = make_lock(checkout, "engine", AMD64, ASK, {"root": fresh})
+    assert (lock.base_lock, lock.debs) == (fresh.seal, [])

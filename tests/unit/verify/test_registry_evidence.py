@@ -1,0 +1,558 @@
+"""Evidence in a registry: what verifies, and a corpus of registries that lie."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import (
+    EvidenceBroken,
+    NotInRegistry,
+    PipelineError,
+    RecordInvalid,
+    RegistryBroken,
+    RegistryUnreachable,
+    TagMoved,
+)
+from pipeline.keys import LocalSigner
+from pipeline.model import canonical_json
+from pipeline.publish.evidence import Dossier, for_cosign
+from pipeline.publish.gates import GateState
+from pipeline.publish.publish import Order, Published, publish
+from pipeline.publish.shipment import make_shipment
+from pipeline.record.cosign import (
+    ENVELOPE_MEDIA,
+    SIGNATURE_MEDIA,
+    SIGNATURE_NOTE,
+    signature_attachment,
+)
+from pipeline.record.envelope import enclose
+from pipeline.record.names import UNGATED
+from pipeline.record.predicates import Ungated
+from pipeline.record.statement import state
+from pipeline.record.strict import MAX_BYTES
+from pipeline.record.trust import Trust
+from pipeline.registry.pull import pull_layout
+from pipeline.registry.reference import parse_reference
+from pipeline.registry.referrers import fallback_tag
+from pipeline.registry.repository import Repository
+from pipeline.registry.wanted import plan_pull
+from pipeline.store.store import open_store
+from pipeline.verify.chain import Judge, judge_attached, judge_remote
+from pipeline.verify.layout import attached_in, open_layout
+from pipeline.verify.remote import open_remote
+from pipeline.verify.verdict import Node, Verdict, ending, show
+from tests.testbed.oci_door import Door, cut_answer, oci_door
+from tests.testbed.tiny_registry import TinyRegistry, digest_of
+from tests.unit.publish.conftest import some_bytes
+from tests.unit.registry.support import NAME, described, index_json, put, repository_at
+from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted
+
+AMD64 = "linux/amd64"
+
+
+@dataclass
+class Site:
+    """The world's image in a registry, published with its evidence."""
+
+    world: World
+    tiny: TinyRegistry
+    door: Door
+    folder: Path
+
+    @property
+    def repository(self) -> Repository:
+        return repository_at(self.door)
+
+    @property
+    def digest(self) -> str:
+        return self.world.built.digest
+
+    def publish(self, tag: str = "v1", **changes: Any) -> Published:
+        world = self.world
+        given = {
+            "shipment": make_shipment(world.store, [world.built]),
+            "repository": self.repository,
+            "tag": tag,
+            "gates": [],
+            "dossier": Dossier({AMD64: list(world.envelopes().values())}, LocalSigner(world.key)),
+            **changes,
+        }
+        # a store of its own remembers what was published; the world's stays as it is
+        return publish(open_store(self.folder / "memory"), Order(**given))
+
+    def judge(self, name: str = ":v1", trust: Trust | None = None, **more: Any) -> Node:
+        asked = parse_reference(f"{self.door.host_port}/{NAME}{name}")
+        judge = Judge(trust or self.world.trust, self.world.checkout, NOW, jobs=2, **more)
+        return judge_remote(open_remote(self.repository, asked, None), judge).node
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.tiny.manifests[NAME, self.digest][1])
+        return found
+
+    def attach(self, *layers: bytes, kind: str = ENVELOPE_MEDIA, about: str = "") -> str:
+        """What anybody who may push can add."""
+        subject = {**described(b"", "x"), "mediaType": "application/vnd.oci.image.manifest.v1+json"}
+        subject |= {"digest": about or self.digest}
+        for data in (b"{}", *layers):
+            self.tiny.blobs[NAME, digest_of(data)] = data
+        body = {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "artifactType": kind,
+            "config": described(b"{}", "application/vnd.oci.empty.v1+json"),
+            "layers": [described(data, kind) for data in layers],
+        }
+        if about != "nothing":
+            body["subject"] = subject
+        document = put(self.tiny, body)
+        self.list(document.digest)
+        return document.digest
+
+    def list(self, digest: str) -> None:
+        """Into the fallback tag."""
+        tag = fallback_tag(self.digest)
+        index = json.loads(self.tiny.manifests[NAME, self.tiny.tags[NAME, tag]][1])
+        size = len(self.tiny.manifests.get((NAME, digest), ("", b""))[1])
+        entry = {**described(b"", "application/vnd.oci.image.manifest.v1+json")}
+        index["manifests"].append({**entry, "digest": digest, "size": size})
+        put(self.tiny, index, tag)
+
+
+@pytest.fixture
+def tiny() -> TinyRegistry:
+    return TinyRegistry(has_referrers=False)
+
+
+@pytest.fixture
+def site(world: World, tiny: TinyRegistry, tmp_path: Path) -> Iterator[Site]:
+    with oci_door(tiny) as door:
+        made = Site(world, tiny, door, tmp_path)
+        made.publish()
+        yield made
+
+
+def test_what_was_published_is_valid_by_tag_and_by_digest(site: Site) -> None:
+    by_tag = site.judge()
+    assert by_tag.verdict is Verdict.VALID, show(by_tag)
+    assert "signed under it" in by_tag.children[0].words
+    assert site.judge(f"@{site.digest}", deep=True).verdict is Verdict.VALID
+    assert site.judge(f":v1@{site.digest}").verdict is Verdict.VALID
+
+
+def test_a_registry_that_lists_referrers_itself_gives_the_same(
+    site: Site, tiny: TinyRegistry
+) -> None:
+    tiny.has_referrers = True
+    assert site.judge().verdict is Verdict.VALID
+    del tiny.tags[NAME, fallback_tag(site.digest)]
+    assert site.judge().verdict is Verdict.VALID
+
+
+def test_publishing_again_changes_nothing_and_a_second_name_stands_beside_the_first(
+    site: Site, tiny: TinyRegistry
+) -> None:
+    before = dict(tiny.tags)
+    site.publish()
+    assert tiny.tags == before
+    site.publish("v2")
+    assert site.judge().verdict is site.judge(":v2").verdict is Verdict.VALID
+
+
+def test_every_platform_of_an_index_is_judged_and_the_index_is_signed(site: Site) -> None:
+    world = site.world
+    site.publish("both", shipment=make_shipment(world.store, [world.built], index=True))
+    found = site.judge(":both")
+    assert found.verdict is Verdict.VALID, show(found)
+    assert any(world.built.digest in child.title for child in found.children)
+
+
+def test_a_pulled_layout_verifies_without_the_registry(site: Site) -> None:
+    repository, folder = site.repository, site.folder / "layout"
+    root = repository.manifest("v1")
+    pull_layout(repository, plan_pull(repository, root, with_evidence=True), folder)
+    site.tiny.manifests.clear()
+    opened = open_layout(folder)
+    judge = Judge(site.world.trust, site.world.checkout, NOW)
+    node = judge_attached(opened, attached_in(folder, opened.digest), judge).node
+    assert node.verdict is Verdict.VALID, show(node)
+    assert any("image signature" in child.title for child in node.children)
+
+
+def test_a_name_that_nobody_signed_is_incomplete_and_says_what_was(
+    site: Site, tiny: TinyRegistry
+) -> None:
+    tiny.tags[NAME, "stable"] = site.digest
+    node = site.judge(":stable")
+    assert node.verdict is Verdict.INCOMPLETE
+    assert ":v1)" in node.culprit().words
+
+
+def test_published_bare_there_is_nothing_to_believe(world: World, tmp_path: Path) -> None:
+    tiny = TinyRegistry(has_referrers=False)
+    with oci_door(tiny) as door:
+        bare = Site(world, tiny, door, tmp_path)
+        assert bare.publish(dossier=None).evidence == "left out"
+        assert bare.judge().verdict is Verdict.UNSIGNED
+        assert bare.publish(dossier=Dossier({AMD64: []})).evidence == "none"
+        only = Dossier({AMD64: list(world.envelopes().values())})
+        assert bare.publish(dossier=only).evidence == "statements only"
+        assert bare.judge().verdict is Verdict.INCOMPLETE
+        assert bare.judge(f"@{world.built.digest}").verdict is Verdict.VALID
+
+
+def test_that_gates_were_passed_over_stays_with_the_image_and_is_never_valid(site: Site) -> None:
+    gates = [GateState(platform=AMD64, state="not passed", words="smem: not run")]
+    site.publish(gates=gates, ungated_reason="no card here")
+    node = site.judge()
+    assert node.verdict is Verdict.INCOMPLETE
+    assert "no card here" in node.culprit().words
+
+
+def test_so_does_the_signed_statement_of_it(site: Site) -> None:
+    said = Ungated(
+        image="engine", platform=AMD64, reference="x", gates="smem: not run", reason="why not"
+    )
+    statement = state("engine", site.digest, UNGATED, said.model_dump(), WHEN)
+    site.attach(enclose(statement, [LocalSigner(site.world.key)]).dump())
+    node = site.judge()
+    assert node.verdict is Verdict.INCOMPLETE
+    assert "why not" in node.culprit().words
+
+
+def test_entries_that_do_not_belong_are_passed_over_and_named(site: Site) -> None:
+    other = "sha256:" + "5" * 64
+    envelope = next(iter(site.world.envelopes().values())).dump()
+    foreign = site.attach(envelope, about=other)
+    loose = site.attach(envelope, about="nothing")
+    site.list("sha256:" + "6" * 64)
+    site.attach(b"hello", kind="text/plain")
+    node = site.judge()
+    assert node.verdict is Verdict.VALID, show(node)
+    words = [c.words for image in node.children for c in image.children if c.title == "passed over"]
+    assert [foreign in words[i] or loose in words[i] for i in range(4)].count(True) == 2
+    assert any("not there" in w for w in words)
+    assert any("text/plain" in w for w in words)
+
+
+def move_tag_to_stranger(site: Site) -> None:
+    other = put(site.tiny, {**site.manifest, "annotations": {"a": "b"}})
+    site.tiny.tags[NAME, "v1"] = other.digest
+
+
+def extra_layer(site: Site) -> None:
+    data = some_bytes("evil", 100)
+    site.tiny.blobs[NAME, digest_of(data)] = data
+    found = site.manifest
+    found["layers"].append(described(data, found["layers"][0]["mediaType"]))
+    put(site.tiny, found, "v1")
+
+
+def whole_with_extra_layer(site: Site) -> str:
+    """An image that is good in itself."""
+    extra_layer(site)
+    changed = site.tiny.tags[NAME, "v1"]
+    config = json.loads(site.tiny.blobs[NAME, site.manifest["config"]["digest"]])
+    config["rootfs"]["diff_ids"].append("sha256:" + "7" * 64)
+    data = canonical_json(config)
+    site.tiny.blobs[NAME, digest_of(data)] = data
+    body = json.loads(site.tiny.manifests[NAME, changed][1])
+    body["config"] = {**described(data, body["config"]["mediaType"])}
+    return put(site.tiny, body, "v1").digest
+
+
+def extra_layer_with_copied_evidence(site: Site) -> None:
+    """All evidence is attached to the changed image as well, and its tags copied."""
+    changed = whole_with_extra_layer(site)
+    for ending_ in (".sig", ".att"):
+        kept = site.tiny.tags[NAME, fallback_tag(site.digest) + ending_]
+        copied = json.loads(site.tiny.manifests[NAME, kept][1])
+        copied.pop("subject", None)
+        put(site.tiny, copied, fallback_tag(changed) + ending_)
+
+
+def swapped_statement(site: Site) -> None:
+    """A good statement of another image, attached to this one."""
+    world = site.world
+    said = json.loads(world.statements["provenance"].dump())
+    said["subject"][0]["digest"]["sha256"] = "8" * 64
+    site.attach(world.lie("provenance", lambda body: body.update(said)).dump())
+
+
+def swapped_signature(site: Site) -> None:
+    made = signature_attachment("sha256:" + "9" * 64, "x", LocalSigner(site.world.key))
+    site.tiny.blobs[NAME, digest_of(made.data)] = made.data
+    tag = f"{fallback_tag(site.digest)}.sig"
+    body = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, tag]][1])
+    body["layers"].append(
+        {**described(made.data, made.media_type), "annotations": made.annotations}
+    )
+    put(site.tiny, body, tag)
+
+
+def evidence_blob(site: Site) -> str:
+    tag = f"{fallback_tag(site.digest)}.att"
+    body = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, tag]][1])
+    return str(body["layers"][0]["digest"])
+
+
+def truncated(site: Site) -> None:
+    digest = evidence_blob(site)
+    site.tiny.blobs[NAME, digest] = site.tiny.blobs[NAME, digest][:-10]
+
+
+def other_bytes(site: Site) -> None:
+    digest = evidence_blob(site)
+    data = site.tiny.blobs[NAME, digest]
+    site.tiny.blobs[NAME, digest] = data[:-20] + bytes(20)
+
+
+def longer(site: Site) -> None:
+    site.tiny.blobs[NAME, evidence_blob(site)] += b" " * 100
+
+
+def gone(site: Site) -> None:
+    del site.tiny.blobs[NAME, evidence_blob(site)]
+
+
+def oversized(site: Site) -> None:
+    tag = f"{fallback_tag(site.digest)}.att"
+    body = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, tag]][1])
+    entry = {**body["layers"][0], "digest": "sha256:" + "3" * 64, "size": MAX_BYTES + 1}
+    put(site.tiny, {**body, "layers": [entry]}, tag)
+
+
+def junk(site: Site) -> None:
+    site.attach(b'{"payloadType": 5}')
+
+
+def foreign_bill(site: Site) -> None:
+    site.attach(b'{"bomFormat":"CycloneDX"}', kind="application/vnd.cyclonedx+json")
+
+
+def unreadable_note(site: Site) -> None:
+    site.attach(b"[]", kind="application/vnd.sm120.ungated.v1+json")
+
+
+def stranger_signed(site: Site) -> None:
+    site.attach(site.world.signed("provenance", site.world.other_key).dump())
+
+
+def layer_gone(site: Site) -> None:
+    del site.tiny.blobs[NAME, site.manifest["layers"][-1]["digest"]]
+
+
+def config_changed(site: Site) -> None:
+    digest = site.manifest["config"]["digest"]
+    site.tiny.blobs[NAME, digest] = site.tiny.blobs[NAME, digest].replace(b"linux", b"linuX")
+
+
+def wrong_digest(site: Site) -> None:
+    kind, data = site.tiny.manifests[NAME, site.digest]
+    site.tiny.manifests[NAME, site.digest] = kind, data + b"\n"
+
+
+def wrong_referrer(site: Site) -> None:
+    tag = fallback_tag(site.digest)
+    index = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, tag]][1])
+    name = index["manifests"][0]["digest"]
+    kind, data = site.tiny.manifests[NAME, name]
+    site.tiny.manifests[NAME, name] = kind, data + b"\n"
+
+
+def fallback_is_no_index(site: Site) -> None:
+    site.tiny.tags[NAME, fallback_tag(site.digest)] = site.digest
+
+
+def all_statements_gone(site: Site) -> None:
+    for ending_ in ("", ".att"):
+        del site.tiny.tags[NAME, fallback_tag(site.digest) + ending_]
+
+
+def tag_gone(site: Site) -> None:
+    del site.tiny.tags[NAME, "v1"]
+
+
+Corpus = dict[str, tuple[Callable[[Site], object], Verdict | type[PipelineError], str]]
+MUST_FAIL: Corpus = {
+    "tag moved after signing": (move_tag_to_stranger, Verdict.MOVED, "moved after signing"),
+    "extra layer at the tag": (extra_layer, EvidenceBroken, "layers, but"),
+    "extra layer, fitting config": (whole_with_extra_layer, Verdict.MOVED, "moved after signing"),
+    "extra layer, evidence copied": (extra_layer_with_copied_evidence, Verdict.BROKEN, "not about"),
+    "statement of another image": (swapped_statement, Verdict.BROKEN, "is about engine"),
+    "signature of another image": (swapped_signature, Verdict.BROKEN, "9999, not about this"),
+    "evidence truncated": (truncated, Verdict.BROKEN, "received sha256"),
+    "evidence with other bytes": (other_bytes, Verdict.BROKEN, "received sha256"),
+    "evidence longer than named": (longer, Verdict.BROKEN, "is larger than"),
+    "evidence gone": (gone, Verdict.BROKEN, "holds no sha256"),
+    "evidence oversized": (oversized, Verdict.BROKEN, f"larger than {MAX_BYTES}"),
+    "evidence is junk": (junk, Verdict.BROKEN, "payloadType"),
+    "bill of somebody else": (foreign_bill, Verdict.BROKEN, "no bill of materials that was signed"),
+    "note that cannot be read": (unreadable_note, Verdict.BROKEN, "cannot be read"),
+    "statement by a stranger": (stranger_signed, Verdict.BROKEN, "does not know"),
+    "layer gone": (layer_gone, EvidenceBroken, "has not its layer"),
+    "config changed": (config_changed, RegistryBroken, "received sha256"),
+    "image answered wrongly": (wrong_digest, RegistryBroken, "asked for sha256"),
+    "referrer answered wrongly": (wrong_referrer, RegistryBroken, "asked for sha256"),
+    "fallback tag is an image": (fallback_is_no_index, RegistryBroken, "is no index"),
+    "statements gone": (all_statements_gone, Verdict.UNSIGNED, "no evidence"),
+    "tag gone": (tag_gone, NotInRegistry, "holds no v1"),
+}
+
+
+@pytest.mark.parametrize("name", MUST_FAIL)
+def test_a_registry_that_lies_is_found_out(site: Site, name: str) -> None:
+    spoil, wanted, words = MUST_FAIL[name]
+    spoil(site)
+    if isinstance(wanted, Verdict):
+        node = site.judge()
+        assert node.verdict is wanted, show(node)
+        assert words in f"{node.culprit().title} {node.culprit().words}"
+        assert ending(node) is not None
+        return
+    with pytest.raises(wanted, match=words):
+        site.judge()
+
+
+def test_a_layer_with_other_bytes_is_found_only_by_reading_it(site: Site) -> None:
+    digest = site.manifest["layers"][-1]["digest"]
+    data = site.tiny.blobs[NAME, digest]
+    site.tiny.blobs[NAME, digest] = data[:-1] + bytes([data[-1] ^ 1])
+    with pytest.raises(RegistryBroken, match="received"):
+        site.judge(deep=True)
+    site.tiny.blobs[NAME, digest] = data[:-1]
+    with pytest.raises(PipelineError):
+        site.judge(deep=True)
+    site.tiny.blobs[NAME, digest] = data + b"more"
+    with pytest.raises(RegistryBroken, match="more than"):
+        site.judge(deep=True)
+
+
+def test_a_deep_read_that_is_cut_begins_again_and_ends_when_it_never_works(site: Site) -> None:
+    digest = site.manifest["layers"][-1]["digest"]
+    site.door.fail("GET", digest, cut_answer(10))
+    assert site.judge(deep=True).verdict is Verdict.VALID
+    site.door.fail("GET", digest, cut_answer(10), times=50)
+    with pytest.raises(RegistryUnreachable, match=r"ended after|broke off"):
+        site.judge(deep=True)
+
+
+def test_a_tag_that_no_longer_names_the_digest_asked_for_has_moved(site: Site) -> None:
+    move_tag_to_stranger(site)
+    node = site.judge(f":v1@{site.digest}")
+    assert node.verdict is Verdict.MOVED
+    assert isinstance(ending(node), TagMoved)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"for": ["provenance", "test-result", "cyclonedx", "spdx", "rebuild"]}, "image-signature"),
+        ({"until": "2026-05-31T12:00:00Z"}, "ended"),
+    ],
+)
+def test_a_key_that_may_not_name_images_names_none(
+    site: Site, change: dict[str, Any], words: str
+) -> None:
+    node = site.judge(trust=trust_in(trusted(site.world.key, **change)))
+    assert node.verdict is Verdict.INCOMPLETE
+    assert words in show(node)
+
+
+@pytest.mark.parametrize(
+    ("data", "note"),
+    [
+        (b"{}", ""),
+        (b'{"critical":1}', "AAAA"),
+        (b'{"critical":{},"critical":{}}', "AAAA"),
+        (b"\xff", "!"),
+    ],
+)
+def test_a_signature_that_cannot_be_read_is_passed_over_and_signs_nothing(
+    site: Site, data: bytes, note: str
+) -> None:
+    tag = f"{fallback_tag(site.digest)}.sig"
+    body = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, tag]][1])
+    site.tiny.blobs[NAME, digest_of(data)] = data
+    layer = {**described(data, SIGNATURE_MEDIA), "annotations": {SIGNATURE_NOTE: note}}
+    body["layers"] = [layer]
+    site.tiny.manifests.pop((NAME, site.tiny.tags[NAME, tag]))
+    put(site.tiny, body, tag)
+    node = site.judge()
+    assert node.verdict is Verdict.INCOMPLETE
+    assert f"image signature {digest_of(data)[:19]}" in show(node)
+
+
+def test_more_evidence_than_anybody_needs_is_not_read(site: Site) -> None:
+    for start in (0, 600):
+        site.attach(*(b"%d" % i for i in range(start, start + 600)))
+    with pytest.raises(RecordInvalid, match="more than 1000"):
+        site.judge()
+
+
+def test_more_entries_than_anybody_needs_are_not_followed(site: Site, tiny: TinyRegistry) -> None:
+    tiny.has_referrers = True
+    tag = fallback_tag(site.digest)
+    index = json.loads(tiny.manifests[NAME, tiny.tags[NAME, tag]][1])
+    entry = index["manifests"][0]
+    index["manifests"] = [{**entry, "digest": f"sha256:{i:064x}"} for i in range(1000)]
+    put(tiny, index, tag)
+    with pytest.raises(RecordInvalid, match="lists 10"):
+        site.judge()
+
+
+def test_what_others_signed_under_cosigns_tag_stays(site: Site) -> None:
+    other = LocalSigner(site.world.other_key)
+    repository = site.repository
+    made = for_cosign(repository, repository.manifest("v1"), "v1", [], other)
+    assert len(made) == 1
+    assert (len(made[0].kept), len(made[0].layers)) == (1, 1)
+
+
+def test_an_index_of_nothing_is_no_image(site: Site) -> None:
+    put(site.tiny, index_json(), "none")
+    with pytest.raises(EvidenceBroken, match="index of nothing"):
+        site.judge(":none")
+
+
+def test_a_place_without_tag_and_digest_names_nothing(site: Site) -> None:
+    with pytest.raises(NotInRegistry, match="neither"):
+        site.judge("")
+
+
+def test_a_layout_with_evidence_of_another_image_names_it(site: Site) -> None:
+    repository, folder = site.repository, site.folder / "layout"
+    wanted = plan_pull(repository, repository.manifest("v1"), with_evidence=True)
+    pull_layout(repository, wanted, folder)
+    index = json.loads((folder / "index.json").read_bytes())
+    artifact = index["manifests"][1]
+    path = folder / "blobs" / "sha256" / artifact["digest"].removeprefix("sha256:")
+    for subject in ("other", None):
+        body = json.loads(path.read_bytes())
+        body["subject"]["digest"] = "sha256:" + "4" * 64
+        if subject is None:
+            del body["subject"]
+        data = canonical_json(body)
+        (path.parent / digest_of(data).removeprefix("sha256:")).write_bytes(data)
+        more = {**artifact, "digest": digest_of(data), "size": len(data)}
+        index["manifests"].append(more)
+    (folder / "index.json").write_bytes(canonical_json(index))
+    found = attached_in(folder, site.digest)
+    assert len(found.passed_over) == 2
+    path.write_bytes(b"{}")
+    with pytest.raises(EvidenceBroken):
+        attached_in(folder, site.digest)
+
+
+def test_signatures_are_made_anew_for_each_key_only(site: Site, tiny: TinyRegistry) -> None:
+    site.publish(dossier=replace(Dossier(), signer=LocalSigner(site.world.other_key)))
+    tag = f"{fallback_tag(site.digest)}.sig"
+    body = json.loads(tiny.manifests[NAME, tiny.tags[NAME, tag]][1])
+    assert len(body["layers"]) == 2
+    assert site.judge().verdict is Verdict.VALID
