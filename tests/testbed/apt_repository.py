@@ -143,7 +143,7 @@ def give_source(node: Node, repository: AptRepository) -> None:
     place = "/usr/share/keyrings/system.gpg"
     source = f"Types: deb\nURIs: {repository.url}\nSuites: ./\nSigned-By: {place}\n"
     node.shell(
-        f"echo '{key}' | base64 -d > {place} && echo '{source}' > "
+        f"mkdir -p /usr/share/keyrings && echo '{key}' | base64 -d > {place} && echo '{source}' > "
         "/etc/apt/sources.list.d/system.sources && apt-get --quiet update"
     )
 

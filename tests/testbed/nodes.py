@@ -44,7 +44,8 @@ MASKED = (
     *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer"),
 )
 INCLUDED = (
-    *("systemd", "systemd-sysv", "dbus", "libpam-systemd", "openssh-server", "sudo", "openssl"),
+    *("apt", "debian-archive-keyring", "systemd", "systemd-sysv", "dbus", "libpam-systemd"),
+    *("openssh-server", "sudo", "openssl"),
     *("python3", "python3-apt", "python3-venv", "kmod", "procps", "iproute2", "ca-certificates"),
 )
 # run once inside a container of that root
