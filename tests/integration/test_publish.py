@@ -176,7 +176,7 @@ def test_oras_reads_what_was_attached_and_its_own_pull_agrees(
     done = json.loads(
         sm120(
             *(image.store, "publish", IMAGE, f"{place}:v1", "--ca", str(guarded.ca_file)),
-            *("--attach", note, "--attach", per_platform, "--json"),
+            *("--attach", note, "--attach", per_platform, "--no-evidence", "--json"),
             DOCKER_CONFIG=docker_config,
         ).stdout
     )
@@ -209,7 +209,7 @@ def test_what_oras_attached_is_found_by_us_and_stays_when_we_attach(
     place = f"{registry.host_port}/both/{IMAGE}"
     (tmp_path / "note.txt").write_text("ours")
     (tmp_path / "theirs.txt").write_text("theirs")
-    one = ("publish", IMAGE, f"{place}:v1", "--platform", "host", "--json")
+    one = ("publish", IMAGE, f"{place}:v1", "--platform", "host", "--no-evidence", "--json")
     done = json.loads(sm120(image.store, *one).stdout)
     command = [str(oras), "attach", "--plain-http", "--artifact-type", "text/theirs"]
     subprocess.run(
