@@ -44,6 +44,7 @@ def write_keys(folder: Path, name: str) -> tuple[Path, Path]:
         )
     )
     kind = serialization.PublicFormat.SubjectPublicKeyInfo
+    private.chmod(0o600)
     public.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, kind))
     return private, public
 
