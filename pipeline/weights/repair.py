@@ -103,6 +103,7 @@ class _Mender:
         self._place, self._readings, self._supply = place, readings, supply
         self._known = read_receipt(place)
         self._by_digest: dict[str, tuple[Path, Reading]] = {}
+        self._here: set[str] = set()  # whose bytes lie here, proved
         self._stop = threading.Event()
         self.done: list[Mended] = []
 
@@ -113,12 +114,18 @@ class _Mender:
         self._by_digest = {reading.digest: (path, reading) for path, reading in held if reading}
         for pin in once.values():
             self._find_here(pin)
-        total = sum(pin.size_bytes for pin in once.values())
-        with log.progress("repaired", total) as bar:
-            on_all_cores(
-                lambda pin: self._mend(pin, bar.advance), list(once.values()), AT_ONCE, self._halt
-            )
+        todo = list(once.values())
+        # all are proved before any is moved: moving one of two swapped files changes the link
+        # count, and so the identity, of the bytes that the other is being read from
+        on_all_cores(self._prove, todo, AT_ONCE, self._halt)
+        with log.progress("repaired", sum(pin.size_bytes for pin in todo)) as bar:
+            on_all_cores(lambda pin: self._mend(pin, bar.advance), todo, AT_ONCE, self._halt)
         return self.done
+
+    def _prove(self, pin: FilePin) -> None:
+        """Of a run that was killed, or under another's name."""
+        if self._is_right(pin, self._partial(pin)):
+            self._here.add(pin.path)
 
     def _halt(self) -> None:
         self._stop.set()
@@ -150,7 +157,7 @@ class _Mender:
 
     def _one(self, pin: FilePin) -> Mended:
         partial = self._partial(pin)
-        if self._is_right(pin, partial):  # of a run that was killed, or under another's name
+        if pin.path in self._here:
             return self._install(pin, partial, "was here already", 0)
         self._need_room(pin)
         last: PipelineError = SourceUnreachable(f"{pin.path}: there is no source to ask")

@@ -158,17 +158,39 @@ def test_block_sums_that_do_not_show_the_damage_are_not_believed(
     assert is_right(big)
 
 
-def test_of_two_swapped_files_at_most_one_needs_a_source(a_set: DiskSet, tmp_path: Path) -> None:
+def test_two_swapped_files_need_no_source(a_set: DiskSet, tmp_path: Path) -> None:
     one, two = a_set.path(SHARD), a_set.path("model-2.safetensors")
     one.rename(tmp_path / "x")
     two.rename(one)
     (tmp_path / "x").rename(two)
     source = Counting(a_set.source)
     mend(a_set, source)
-    # where one is mended before the other is looked at, the other's bytes are gone from here
-    assert len({asked[0] for asked in source.asked}) <= 1
+    assert source.asked == []
     assert is_right(a_set)
     assert a_set.path(SHARD).stat().st_nlink == 1
+
+
+def test_no_swapped_file_is_moved_before_all_are_proved(
+    a_set: DiskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def noting(word: str, real: Any) -> Any:
+        def note(*args: Any, **kwargs: Any) -> Any:
+            found = real(*args, **kwargs)
+            events.append(word)
+            return found
+
+        return note
+
+    one, two = a_set.path(SHARD), a_set.path("model-2.safetensors")
+    one.rename(tmp_path / "x")
+    two.rename(one)
+    (tmp_path / "x").rename(two)
+    monkeypatch.setattr(repair, "read_file", noting("proved", hashing.read_file))
+    monkeypatch.setattr(repair._Mender, "_install", noting("moved", repair._Mender._install))
+    mend(a_set, Counting(a_set.source))
+    assert events == ["proved", "proved", "moved", "moved"]
 
 
 def test_a_wrong_source_changes_nothing(a_set: DiskSet) -> None:
