@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 
-CHUNK_BYTES = 1 << 19  # stays in the core's own cache between the checksum and the hash
+CHUNK_BYTES = 4 << 20  # a writer waits for no more than this to be hashed
 _POPULATE_READ = 22  # MADV_POPULATE_READ: reports what would otherwise be a deadly signal
 
 

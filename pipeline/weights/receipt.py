@@ -19,7 +19,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from pipeline.files import locked, write_bytes
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
-from pipeline.weights.hashing import BLOCK_BYTES, Identity, Reading
+from pipeline.weights.hashing import BLOCK_BYTES, MARK_CHARS, Identity, Reading
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -30,22 +30,22 @@ _MACHINE = Path("/etc/machine-id")
 
 
 class Entry(Frozen):
-    """One file as it was proved. Without an identity only its block checksums are of use."""
+    """One file as it was proved. Without an identity only its marks are of use."""
 
     path: str
     want: str
     identity: Identity | None
-    blocks: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{8})*$")]
+    marks: Annotated[str, StringConstraints(pattern=rf"^([0-9a-f]{{{MARK_CHARS}}})*$")]
 
-    def checksums(self) -> tuple[int, ...]:
-        """The checksum of each block of the file when it was whole."""
-        return tuple(int(self.blocks[i : i + 8], 16) for i in range(0, len(self.blocks), 8))
+    def each_mark(self) -> tuple[str, ...]:
+        """What the hash was after each block of the whole file."""
+        return tuple(self.marks[i : i + MARK_CHARS] for i in range(0, len(self.marks), MARK_CHARS))
 
 
 class Receipt(Frozen):
     """All that was proved of one locked set in one folder."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     lock: Digest
     machine: str
     block_bytes: int = BLOCK_BYTES
@@ -97,8 +97,8 @@ def proved(pin: FilePin, reading: Reading, since_ns: int) -> Entry:
     """
     is_settled = reading.identity.ctime_ns < since_ns - _CLOCK_TICK_NS
     identity = reading.identity if is_settled else None
-    blocks = "".join(f"{block:08x}" for block in reading.blocks)
-    return Entry(path=pin.path, want=pin.want, identity=identity, blocks=blocks)
+    marks = "".join(reading.marks)
+    return Entry(path=pin.path, want=pin.want, identity=identity, marks=marks)
 
 
 def vouches(entry: Entry | None, pin: FilePin, identity: Identity) -> bool:
@@ -107,7 +107,7 @@ def vouches(entry: Entry | None, pin: FilePin, identity: Identity) -> bool:
 
 
 def keep(place: Place, entries: Iterable[Entry], doubted: Iterable[str]) -> None:
-    """Add what was proved, and stop vouching for what was not; what is known of blocks stays.
+    """Add what was proved, and stop vouching for what was not; the marks stay.
 
     Rot on a disk moves no time and no inode: a file found bad must not pass by its old entry.
     """

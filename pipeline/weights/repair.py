@@ -11,6 +11,8 @@ import os
 import shutil
 import stat
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from pipeline import log
@@ -26,8 +28,16 @@ from pipeline.model import Frozen
 from pipeline.weights.copies import Source, Supply
 from pipeline.weights.hashing import Advance, Reading, identity_of, on_all_cores, read_file
 from pipeline.weights.model import FilePin
+from pipeline.weights.patching import patch_file
 from pipeline.weights.place import Place
-from pipeline.weights.ranges import Range, block_sums, copy_ranges, rest_of, wrong_ranges
+from pipeline.weights.ranges import (
+    Range,
+    copy_range,
+    open_to_read,
+    open_to_write,
+    rest_of,
+    wrong_by_size,
+)
 from pipeline.weights.receipt import read_receipt
 from pipeline.weights.room import make_way, mend_link, set_aside
 from pipeline.weights.survey import Finding
@@ -179,33 +189,58 @@ class _Mender:
             )
 
     def _from(self, source: Source, pin: FilePin, partial: Path) -> Mended:
-        ranges = self._wrong_ranges(pin)
-        fetched = sum(stop - start for start, stop in ranges)
-        if fetched < pin.size_bytes:
-            copy_ranges(
-                self._place.file(pin), partial, rest_of(pin.size_bytes, ranges), pin.size_bytes
-            )
-            self._fill(source, pin, partial, ranges)
-            if self._is_right(pin, partial):
-                return self._install(pin, partial, f"{len(ranges)} ranges fetched", fetched)
-            partial.unlink()
+        asked = self._patched(source, pin, partial)
+        if asked is not None and self._is_right(pin, partial):
+            fetched = sum(stop - start for start, stop in asked)
+            return self._install(pin, partial, f"{len(asked)} ranges fetched", fetched)
+        if asked is not None:
+            partial.unlink(missing_ok=True)
         fetched = self._fetch_whole(source, pin, partial)
         return self._install(pin, partial, "fetched whole", fetched)
 
-    def _wrong_ranges(self, pin: FilePin) -> list[Range]:
-        path = self._place.file(pin)
-        whole = [(0, pin.size_bytes)]
+    def _patched(self, source: Source, pin: FilePin, partial: Path) -> list[Range] | None:
+        """From what is here; None where nothing of it can be kept, or nobody knows what."""
+        damaged = self._place.file(pin)
+        entry = self._known.get(pin.path)
+        marks = entry.each_mark() if entry and entry.want == pin.want else ()
         try:
-            status = os.lstat(path)
-            if not stat.S_ISREG(status.st_mode):
-                return whole
-            entry = self._known.get(pin.path)
-            reading = self._readings.get(pin.path)
-            wanted = entry.checksums() if entry else ()
-            found = reading.blocks if reading else block_sums(path) if wanted else ()
+            status = os.lstat(damaged)
         except OSError:
-            return whole
-        return wrong_ranges(pin.size_bytes, status.st_size, wanted, found)
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if marks:
+            self._own(partial)
+            return patch_file(
+                damaged,
+                partial,
+                pin.size_bytes,
+                pin.new_hash(),
+                marks,
+                lambda start, stop: self._pieces(source, pin, start, stop),
+            )
+        ranges = wrong_by_size(pin.size_bytes, status.st_size)
+        if ranges == [(0, pin.size_bytes)]:
+            return None
+        partial.unlink(missing_ok=True)
+        self._copy(pin, partial, rest_of(pin.size_bytes, ranges))
+        self._fill(source, pin, partial, ranges)
+        return ranges
+
+    def _own(self, partial: Path) -> None:
+        """What a killed run left may be used; another name of a file that is kept may not."""
+        with suppress(FileNotFoundError):
+            if partial.lstat().st_nlink != 1:
+                partial.unlink()
+
+    def _copy(self, pin: FilePin, partial: Path, ranges: list[Range]) -> None:
+        with ExitStack() as stack:
+            taken = open_to_read(self._place.file(pin))
+            stack.callback(os.close, taken)
+            made = open_to_write(partial, pin.size_bytes)
+            stack.callback(os.close, made)
+            for start, stop in ranges:
+                copy_range(taken, made, start, stop)
 
     def _fetch_whole(self, source: Source, pin: FilePin, partial: Path) -> int:
         """Goes on where a killed run stopped; once more from the start if that proves wrong."""
@@ -225,22 +260,29 @@ class _Mender:
         raise DigestMismatch(f"{pin.path}: the source has other bytes than the lock names")
 
     def _fill(self, source: Source, pin: FilePin, partial: Path, ranges: list[Range]) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(partial, flags, 0o644)
         try:
             for start, stop in ranges:
                 at = start
-                for data in source.read(pin, start, stop):
-                    if self._stop.is_set():
-                        raise Interrupted("stopped")
-                    os.pwrite(handle, data[: stop - at], at)
+                for data in self._pieces(source, pin, start, stop):
+                    os.pwrite(handle, data, at)
                     at += len(data)
-                if at != stop:
-                    words = f"{pin.path}: {at - start} bytes came, {stop - start} were asked for"
-                    raise SourceUnreachable(words)
             os.fsync(handle)
         finally:
             os.close(handle)
+
+    def _pieces(self, source: Source, pin: FilePin, start: int, stop: int) -> Iterator[bytes]:
+        """All of a range, and nothing beyond it."""
+        at = start
+        for data in source.read(pin, start, stop):
+            if self._stop.is_set():
+                raise Interrupted("stopped")
+            yield data[: max(0, stop - at)]
+            at += len(data)
+        if at != stop:
+            words = f"{pin.path}: {at - start} bytes came, {stop - start} were asked for"
+            raise SourceUnreachable(words)
 
     def _is_right(self, pin: FilePin, partial: Path) -> bool:
         try:

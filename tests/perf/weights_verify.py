@@ -99,13 +99,13 @@ class Rate:
 def compare_rates(report: Rows, place: Place, hub: TestHub) -> None:
     """Whole commands, turn by turn, so that neighbours on the machine disturb all alike."""
     total = place.lock.size_bytes
-    ours, theirs, one_core = [], [], []
+    ours, theirs, one_core, inside = [], [], [], []
     for _ in range(ROUNDS):
-        one_core.append(hashlib_rate())
+        one_core.append(hashlib_rate(total // cores()))  # as long as a core works below
+        inside.append(timed(lambda: verify(place, Request(full=True)), total))
         ours.append(of(total, run(sm120_verify(place), cwd=ROOT)))
         theirs.append(of(total, hf_verify(place, hub)))
     best, other = max(r.wall for r in ours), max(r.wall for r in theirs)
-    core = max(r.wall for r in one_core)
     report.add(
         f"verify {log.size(total)}, whole command (≥ 1.8×)",
         f"{log.size(best)}/s",
@@ -124,12 +124,13 @@ def compare_rates(report: Rows, place: Place, hub: TestHub) -> None:
         f"hf cache verify: {log.size(middle(theirs))}/s",
         f"{middle(ours) / middle(theirs):.2f}×",
     )
-    report.add(
-        "verify, whole command, against cores × hashlib in memory",
-        f"{log.size(best)}/s",
-        f"{cores()} × {log.size(core)}/s",
-        f"{best / (cores() * core):.2f}",
-    )
+    for words, rates in ((" itself (≥ 0.9)", inside), (", whole command", ours)):
+        report.add(
+            f"verify{words}, against cores × hashlib in memory, median",
+            f"{log.size(middle(rates))}/s",
+            f"{cores()} × {log.size(middle(one_core))}/s",
+            f"{middle(rates) / (cores() * middle(one_core)):.2f}",
+        )
 
 
 def middle(rates: list[Rate]) -> float:
@@ -155,7 +156,7 @@ def hf_verify(place: Place, hub: TestHub) -> Cost:
     return run([program, *args, "--revision", place.lock.commit], env=env)
 
 
-def hashlib_rate(size_bytes: int = 1 << 29) -> Rate:
+def hashlib_rate(size_bytes: int) -> Rate:
     """One core's SHA-256 of bytes that are in its cache: the most there is."""
     data = os.urandom(1 << 20)
 

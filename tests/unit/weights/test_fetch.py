@@ -615,7 +615,7 @@ def test_a_file_that_a_receipt_vouches_for_is_not_read_again(
     hashed: list[str] = []
     monkeypatch.setattr("pipeline.weights.fetch._hashes_right", _noting(hashed))
     pin = next(p for p in place.lock.files if p.path == BIG)
-    entry = Entry(path=BIG, want=pin.want, identity=identity_of(place.file(pin).stat()), blocks="")
+    entry = Entry(path=BIG, want=pin.want, identity=identity_of(place.file(pin).stat()), marks="")
     keep(place, [entry], [])
     assert bed.fetch(place) == []
     assert BIG not in hashed
@@ -629,7 +629,7 @@ def test_a_file_that_moved_since_its_receipt_is_read_again(
     bed.fetch(place)
     pin = next(p for p in place.lock.files if p.path == BIG)
     path = place.file(pin)
-    entry = Entry(path=BIG, want=pin.want, identity=identity_of(path.stat()), blocks="")
+    entry = Entry(path=BIG, want=pin.want, identity=identity_of(path.stat()), marks="")
     keep(place, [entry], [])
     data = bytearray(path.read_bytes())
     data[MIDDLE] ^= 1

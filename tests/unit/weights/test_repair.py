@@ -14,11 +14,12 @@ import pytest
 from pipeline.errors import WeightsDamaged
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
-from pipeline.weights import hashing, ranges, repair
+from pipeline.weights import hashing, patching, repair
 from pipeline.weights.copies import Routes, Source
 from pipeline.weights.hashing import BLOCK_BYTES
 from pipeline.weights.model import FilePin
-from pipeline.weights.ranges import block_sums, joined, rest_of, wrong_ranges
+from pipeline.weights.ranges import joined, rest_of, wrong_by_size
+from pipeline.weights.receipt import keep, read_receipt
 from pipeline.weights.repair import Mended
 from pipeline.weights.routes import FolderRoute, Route
 from tests.unit.support import Command
@@ -104,8 +105,59 @@ def test_damage_in_two_places_costs_two_ranges(big: DiskSet) -> None:
     for at in (5, BLOCK_BYTES, BIG_BYTES - 1):
         flip(big.path(BIG), at)
     source = Counting(big.source)
+    (mended,) = mend(big, source)
+    first, second, last = 0, BLOCK_BYTES, 5 * BLOCK_BYTES
+    assert source.asked == [
+        (BIG, first, second),
+        (BIG, second, 2 * BLOCK_BYTES),
+        (BIG, last, BIG_BYTES),
+    ]
+    assert mended.how == "2 ranges fetched"
+    assert mended.fetched_bytes == 2 * BLOCK_BYTES + 1000
+    assert is_right(big)
+
+
+def test_damage_that_goes_on_is_fetched_in_longer_steps(tmp_path: Path, quick_clock: None) -> None:
+    made = make_set(tmp_path, {BIG: random_bytes(1, 12 * BLOCK_BYTES)})
+    assert made.report().is_whole
+    with made.path(BIG).open("r+b") as handle:
+        handle.seek(BLOCK_BYTES)
+        handle.write(bytes(8 * BLOCK_BYTES))
+    source = Counting(made.source)
+    mend(made, source)
+    steps = [(start // BLOCK_BYTES, stop // BLOCK_BYTES) for _, start, stop in source.asked]
+    assert steps == [(1, 2), (2, 3), (3, 5), (5, 9)]
+    assert is_right(made)
+
+
+def test_blocks_that_a_killed_repair_had_fetched_are_not_asked_for_again(big: DiskSet) -> None:
+    for at in (5, 3 * BLOCK_BYTES):
+        flip(big.path(BIG), at)
+    source = Counting(big.source)
+
+    def dying(pin: FilePin, start: int, stop: int) -> Iterator[bytes]:
+        if start:
+            raise KeyboardInterrupt
+        return Counting.read(source, pin, start, stop)
+
+    with pytest.raises(KeyboardInterrupt):
+        mend(big, SimpleNamespace(read=dying))
+    assert left_over(big)
     mend(big, source)
-    assert source.asked == [(BIG, 0, 2 * BLOCK_BYTES), (BIG, 5 * BLOCK_BYTES, BIG_BYTES)]
+    assert [asked[1] for asked in source.asked] == [0, 3 * BLOCK_BYTES]
+    assert is_right(big)
+    assert left_over(big) == []
+
+
+def test_a_partial_file_of_other_bytes_is_not_believed(big: DiskSet) -> None:
+    flip(big.path(BIG), 5)
+    pin = big.place.lock.files[0]
+    mender = repair._Mender(big.place, {}, Copies([]))
+    mender._partial(pin).parent.mkdir(parents=True, exist_ok=True)
+    mender._partial(pin).write_bytes(random_bytes(9, BIG_BYTES))
+    source = Counting(big.source)
+    mend(big, source)
+    assert source.asked == [(BIG, 0, BLOCK_BYTES)]
     assert is_right(big)
 
 
@@ -147,14 +199,26 @@ def test_a_changed_file_whose_blocks_are_unknown_is_fetched_whole(tmp_path: Path
     assert is_right(made)
 
 
-def test_block_sums_that_do_not_show_the_damage_are_not_believed(
-    big: DiskSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marks_of_other_bytes_are_not_believed(big: DiskSet) -> None:
     flip(big.path(BIG), 3)
-    monkeypatch.setattr(repair, "wrong_ranges", lambda *args: [(BLOCK_BYTES, 2 * BLOCK_BYTES)])
+    known = read_receipt(big.place)[BIG]
+    keep(big.place, [known.model_copy(update={"marks": known.marks[::-1]})], [])
     source = Counting(big.source)
     mend(big, source)
     assert source.asked[-1] == (BIG, 0, BIG_BYTES)
+    assert is_right(big)
+
+
+def test_marks_that_hide_the_damage_are_not_believed(
+    big: DiskSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(big.path(BIG), 3)
+    monkeypatch.setattr(patching, "mark_of", lambda hasher: "0" * 16)
+    known = read_receipt(big.place)[BIG]
+    keep(big.place, [known.model_copy(update={"marks": "0" * len(known.marks)})], [])
+    source = Counting(big.source)
+    mend(big, source)
+    assert source.asked == [(BIG, 0, BIG_BYTES)]
     assert is_right(big)
 
 
@@ -247,7 +311,7 @@ def test_no_room_is_said_before_the_first_byte(
 
 
 def test_bad_sectors_cost_only_their_blocks(big: DiskSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_read, real_sum = hashing.read_file, ranges._sum_at
+    real_read, real_pread = hashing.read_file, os.pread
     path = big.path(BIG)
 
     def unreadable(where: Path, *args: Any, **kwargs: Any) -> Any:
@@ -255,12 +319,15 @@ def test_bad_sectors_cost_only_their_blocks(big: DiskSet, monkeypatch: pytest.Mo
             raise OSError(errno.EIO, "Input/output error")
         return real_read(where, *args, **kwargs)
 
-    def bad_sector(handle: int, at: int) -> int:
-        return -1 if at == BLOCK_BYTES else real_sum(handle, at)
+    def bad_sector(handle: int, length: int, at: int) -> bytes:
+        is_damaged = os.fstat(handle).st_ino == path.stat().st_ino
+        if is_damaged and at <= BLOCK_BYTES + 7 < at + length:
+            raise OSError(errno.EIO, "Input/output error")
+        return real_pread(handle, length, at)
 
     with monkeypatch.context() as patch:
         patch.setattr("pipeline.weights.verify.read_file", unreadable)
-        patch.setattr(ranges, "_sum_at", bad_sector)
+        patch.setattr(os, "pread", bad_sector)
         source = Counting(big.source)
         assert big.kinds(full=True) == {BIG: "unreadable"}
         mend(big, source)
@@ -362,25 +429,14 @@ def test_after_a_repair_the_receipt_is_right_again(big: DiskSet) -> None:
 
 
 def test_ranges_are_found_joined_and_turned_around() -> None:
-    size = 2 * BLOCK_BYTES + 10
-    assert wrong_ranges(size, size, (1, 2, 3), (1, 9, 3)) == [(BLOCK_BYTES, 2 * BLOCK_BYTES)]
-    assert wrong_ranges(size, size, (1, 2, 3), (1,)) == [(BLOCK_BYTES, size)]
-    assert wrong_ranges(size, size, (1, 2, 3), ()) == [(0, size)]
-    assert wrong_ranges(size, size, (), (1, 2, 3)) == [(0, size)]
-    assert wrong_ranges(size, 5, (), ()) == [(5, size)]
-    assert wrong_ranges(size, size + 1, (), ()) == []
-    assert wrong_ranges(0, 0, (), ()) == []
+    assert wrong_by_size(10, 10) == [(0, 10)]
+    assert wrong_by_size(10, 5) == [(5, 10)]
+    assert wrong_by_size(10, 11) == []
+    assert wrong_by_size(0, 0) == [(0, 0)]
     assert joined([(0, 1), (1, 2), (3, 4)]) == [(0, 2), (3, 4)]
     assert rest_of(10, [(0, 2), (5, 10)]) == [(2, 5)]
     assert rest_of(10, []) == [(0, 10)]
     assert rest_of(0, []) == []
-
-
-def test_block_sums_end_where_the_file_ends(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(bytes(BLOCK_BYTES + 1))
-    assert len(block_sums(tmp_path / "f")) == 2
-    (tmp_path / "f").write_bytes(b"")
-    assert block_sums(tmp_path / "f") == ()
 
 
 def test_the_command_repairs_and_says_what_it_fetched(a_set: DiskSet, sm120: Command) -> None:

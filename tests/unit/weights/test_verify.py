@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 from pipeline.errors import Interrupted, WeightsDamaged, WeightsUnknown
 from pipeline.weights import hashing
 from pipeline.weights.hashing import BLOCK_BYTES, Moved, NotPlain, read_file
-from pipeline.weights.mapped import mapped_chunks
+from pipeline.weights.mapped import CHUNK_BYTES, mapped_chunks
 from pipeline.weights.model import write_lock
 from pipeline.weights.place import Place, new_place
 from pipeline.weights.verify import Request, verify
@@ -33,6 +32,7 @@ from tests.unit.weights.disk_set import (
 )
 
 SHARD = "model-1.safetensors"
+MAPPED_BYTES = 2 * CHUNK_BYTES + 100_000
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "hub"])
@@ -280,16 +280,16 @@ def test_a_wrong_lock_finds_everything_wrong(plain: DiskSet) -> None:
     assert wrong == {path: "changed" for path, data in plain.files.items() if data}
 
 
-def test_hashes_and_block_sums_are_those_of_the_bytes(tmp_path: Path) -> None:
+def test_the_hash_and_its_marks_are_those_of_the_bytes(tmp_path: Path) -> None:
     data = random_bytes(5, 2 * BLOCK_BYTES + 12_345)
     (tmp_path / "f").write_bytes(data)
     for direct in (False, True):
         seen: list[int] = []
-        reading = read_file(tmp_path / "f", hashlib.sha256(), advance=seen.append, direct=direct)
-        assert reading.digest == hashlib.sha256(data).hexdigest()
+        reading = read_file(tmp_path / "f", sha256(), advance=seen.append, direct=direct)
+        assert reading.digest == sha256(data).hexdigest()
         assert sum(seen) == len(data)
-        cut = range(0, len(data), BLOCK_BYTES)
-        assert reading.blocks == tuple(zlib.crc32(data[i : i + BLOCK_BYTES]) for i in cut)
+        ends = [BLOCK_BYTES, 2 * BLOCK_BYTES, len(data)]
+        assert reading.marks == tuple(sha256(data[:end]).hexdigest()[:16] for end in ends)
 
 
 def test_short_reads_of_a_strange_disk_change_nothing(
@@ -297,7 +297,7 @@ def test_short_reads_of_a_strange_disk_change_nothing(
 ) -> None:
     data = random_bytes(6, BLOCK_BYTES + 100_000)
     (tmp_path / "f").write_bytes(data)
-    whole = read_file(tmp_path / "f", hashlib.sha256())
+    whole = read_file(tmp_path / "f", sha256())
     real = os.preadv
 
     def little_by_little(handle: int, parts: Any, at: int, *flags: int) -> int:
@@ -305,19 +305,19 @@ def test_short_reads_of_a_strange_disk_change_nothing(
 
     monkeypatch.setattr(hashing, "mapped_chunks", lambda *args: iter(()))
     monkeypatch.setattr(os, "preadv", little_by_little)
-    assert read_file(tmp_path / "f", hashlib.sha256()) == whole
+    assert read_file(tmp_path / "f", sha256()) == whole
 
 
 def test_a_file_that_somebody_has_open_to_write_is_copied_not_mapped(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    path.write_bytes(random_bytes(7, 3_000_000))
+    path.write_bytes(random_bytes(7, MAPPED_BYTES))
     with path.open("rb") as handle:
-        assert len(list(released(mapped_chunks(handle.fileno(), 0, 3_000_000)))) == 6
+        assert len(list(released(mapped_chunks(handle.fileno(), 0, MAPPED_BYTES)))) == 3
         with path.open("r+b"):
-            assert list(released(mapped_chunks(handle.fileno(), 0, 3_000_000))) == []
+            assert list(released(mapped_chunks(handle.fileno(), 0, MAPPED_BYTES))) == []
     with path.open("r+b"):
-        digest = read_file(path, hashlib.sha256()).digest
-    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = read_file(path, sha256()).digest
+    assert digest == sha256(path.read_bytes()).hexdigest()
 
 
 def released(chunks: Iterator[memoryview]) -> Iterator[int]:
@@ -328,20 +328,20 @@ def released(chunks: Iterator[memoryview]) -> Iterator[int]:
 
 def test_who_cuts_a_file_short_while_it_is_mapped_waits_and_kills_nobody(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    path.write_bytes(random_bytes(7, 3_000_000))
+    path.write_bytes(random_bytes(7, MAPPED_BYTES))
     cut = "import os, sys; os.truncate(sys.argv[1], 0)"
     with path.open("rb") as handle:
-        chunks = released(mapped_chunks(handle.fileno(), 0, 3_000_000))
+        chunks = released(mapped_chunks(handle.fileno(), 0, MAPPED_BYTES))
         seen = next(chunks)
         writer = subprocess.Popen([sys.executable, "-c", cut, str(path)])
         deadline = time.monotonic() + 20
         while fcntl.fcntl(handle, fcntl.F_GETLEASE) == fcntl.F_RDLCK:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert path.stat().st_size == 3_000_000
+        assert path.stat().st_size == MAPPED_BYTES
         rest = sum(chunks)
         assert writer.wait(20) == 0
-    assert seen + rest < 3_000_000
+    assert seen + rest < MAPPED_BYTES
     assert path.stat().st_size == 0
 
 
@@ -364,16 +364,16 @@ def test_a_stopped_read_ends_soon(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Interrupted):
-        read_file(tmp_path / "f", hashlib.sha256(), stop=stop)
+        read_file(tmp_path / "f", sha256(), stop=stop)
 
 
 def test_reading_goes_through_no_link_and_reads_no_folder(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"x")
     (tmp_path / "link").symlink_to("f")
     with pytest.raises(OSError, match="symbolic"):
-        read_file(tmp_path / "link", hashlib.sha256())
+        read_file(tmp_path / "link", sha256())
     with pytest.raises(NotPlain):
-        read_file(tmp_path, hashlib.sha256())
+        read_file(tmp_path, sha256())
     assert issubclass(Moved, OSError)
 
 
