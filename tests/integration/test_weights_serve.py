@@ -361,44 +361,111 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-@pytest.fixture
-def olah() -> str:
-    found = shutil.which("olah-cli")
-    if not found:
-        pytest.skip("olah (an independent Hub mirror, on PyPI) is not installed.")
-    return found
+@pytest.fixture(scope="module")
+def olah(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An independent mirror of the Hub; its packages are not ours, so it has its own room."""
+    if found := shutil.which("olah-cli"):
+        return found
+    if not request.config.getoption("--big"):
+        pytest.skip("olah (an independent Hub mirror, on PyPI) comes with --big.")
+    room = tmp_path_factory.mktemp("olah")
+    subprocess.run([sys.executable, "-m", "venv", str(room)], check=True)
+    install = [str(room / "bin" / "pip"), "install", "--quiet", "olah==0.5.4"]
+    subprocess.run(install, check=True, timeout=300)
+    return str(room / "bin" / "olah-cli")
+
+
+# olah forgets to encode a `#` in a name once more, so there is none in this set
+MIRRORED = {path: data for path, data in SMALL.items() if "#" not in path}
+MIRRORED_LARGE = {"a b/ü.safetensors": random_bytes(70_000_000, 3)}
+
+
+@contextmanager
+def mirroring(olah: str, folder: Path, behind: Serving) -> Iterator[str]:
+    """olah before a server; the address at which it answers."""
+    port, place = _free_port(), urlsplit(behind.endpoint).netloc
+    command = [olah, "--host", "127.0.0.1", "--port", str(port), "--hf-scheme", "http"]
+    command += ["--hf-netloc", place, "--hf-lfs-netloc", place]
+    command += ["--repos-path", str(folder / "repos"), "--log-path", str(folder / "logs")]
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "no_proxy": "127.0.0.1"}
+    with (folder / "olah.log").open("wb") as words:
+        mirror = subprocess.Popen(command, env=env, stdout=words, stderr=words, cwd=folder)
+    try:
+        _wait_for(port, mirror)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        mirror.kill()
+        mirror.wait()
 
 
 def test_olah_mirrors_the_server_and_hf_gets_the_same_bytes_through_it(
     olah: str, hf: Hf, tmp_path: Path
 ) -> None:
-    # olah forgets to encode a `#` in a name once more, so there is none in this set
-    small = {path: data for path, data in SMALL.items() if "#" not in path}
-    large = {"a b/ü.safetensors": random_bytes(70_000_000, 3)}
-    place = make_set(tmp_path / "set", small, large)
-    port = _free_port()
+    place = make_set(tmp_path / "set", MIRRORED, MIRRORED_LARGE)
     with serving(tmp_path, str(place.root)) as server:
         server.wait_until_ready()
-        behind = urlsplit(server.endpoint).netloc
-        command = [olah, "--host", "127.0.0.1", "--port", str(port), "--hf-scheme", "http"]
-        command += ["--hf-netloc", behind, "--hf-lfs-netloc", behind]
-        command += ["--repos-path", str(tmp_path / "repos"), "--log-path", str(tmp_path / "logs")]
-        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "no_proxy": "127.0.0.1"}
-        with (tmp_path / "olah.log").open("wb") as words:
-            mirror = subprocess.Popen(command, env=env, stdout=words, stderr=words, cwd=tmp_path)
-        try:
-            _wait_for(port, mirror)
+        with mirroring(olah, tmp_path, server) as here:
             to = tmp_path / "got"
-            here = f"http://127.0.0.1:{port}"
             code, said = hf(here, "download", "org/tiny", "--local-dir", str(to))
             assert code == 0, said
-            assert contents(to) == {**small, **large}
+            assert contents(to) == {**MIRRORED, **MIRRORED_LARGE}
             code, said = hf(here, "cache", "verify", "org/tiny", "--local-dir", str(to))
             assert code == 0, said
-        finally:
-            mirror.kill()
-            mirror.wait()
         assert "a%20b/%C3%BC.safetensors 206 " in server.log
+
+
+def test_a_set_is_fetched_from_olah_and_a_byte_it_keeps_wrong_is_refused(
+    olah: str, tmp_path: Path
+) -> None:
+    place = make_set(tmp_path / "set", MIRRORED, MIRRORED_LARGE)
+    checkout = tmp_path / "checkout"
+    (checkout / "images").mkdir(parents=True)
+    (checkout / "lockfiles" / "weights").mkdir(parents=True)
+    wish = {"name": "tiny", "repository": "org/tiny", "format": "safetensors", "quant": "bf16"}
+    wish["about"] = "A set of weights that is only here for the tests."
+    (checkout / "lockfiles" / "weights" / "tiny.yaml").write_text(json.dumps(wish))
+    with serving(tmp_path, str(place.root)) as server:
+        server.wait_until_ready()
+        with mirroring(olah, tmp_path, server) as here:
+            ended = sm120(checkout, here, "weights", "lock", "tiny")
+            assert ended.returncode == 0, ended.stderr
+            ended = fetch(checkout, here, tmp_path / "got")
+            assert ended.returncode == 0, ended.stderr
+            assert contents(tmp_path / "got") == {**MIRRORED, **MIRRORED_LARGE}
+            assert spoil(tmp_path / "repos", MIRRORED_LARGE["a b/ü.safetensors"][5_000:5_032])
+            server.process.kill()
+            ended = fetch(checkout, here, tmp_path / "again")
+            assert ended.returncode != 0, ended.stderr
+            assert not (tmp_path / "again" / "a b" / "ü.safetensors").exists()
+
+
+def fetch(checkout: Path, endpoint: str, to: Path) -> subprocess.CompletedProcess[str]:
+    """Our own client."""
+    return sm120(checkout, endpoint, "weights", "fetch", "tiny", "--to", str(to))
+
+
+def sm120(checkout: Path, endpoint: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """The command with another Hub."""
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline", "--checkout", str(checkout), *args],
+        env={**os.environ, "HF_ENDPOINT": endpoint, "no_proxy": "127.0.0.1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def spoil(folder: Path, known: bytes) -> bool:
+    """Change one byte of what a mirror keeps, where these bytes lie."""
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        if (at := path.read_bytes().find(known)) >= 0:
+            with path.open("r+b") as handle:
+                handle.seek(at)
+                handle.write(bytes([known[0] ^ 1]))
+            return True
+    return False
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
