@@ -26,9 +26,8 @@ from pipeline.model import (
 from pipeline.wish.load import Checkout, read_yaml
 
 Sha1 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
-Repository = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)
-]
+_PLAIN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+Repository = Annotated[str, StringConstraints(pattern=f"^{_PLAIN}/{_PLAIN}$", max_length=200)]
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 MOST_FILES = 20_000
