@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ CONNECT_TIMEOUT_S = 15
 READ_TIMEOUT_S = 60
 ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0
+# A thread that waits for a connection cannot be stopped; the process does not wait for it.
+LONGEST_GOODBYE_S = 3.0
 _CHUNK_BYTES = 1 << 20
 # half the CPU and wall time of taking each TLS record as it comes, measured on 267 MB
 _PIECE_BYTES = 1 << 18
@@ -89,6 +92,17 @@ class Client:
         for answer in answers:
             with suppress(OSError, ValueError, RuntimeError):
                 answer.raw.shutdown()
+
+    def see_off(self, threads: Sequence[threading.Thread]) -> bool:
+        """Wait a little for threads that were told to stop; with all gone, asking goes on."""
+        deadline = time.monotonic() + LONGEST_GOODBYE_S
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        all_gone = not any(thread.is_alive() for thread in threads)
+        if all_gone:
+            self.stop.clear()
+        return all_gone
 
     def get(self, url: str, start: int = 0) -> requests.Response:
         """A streaming answer: 200, or for a later start also 206 or 416."""
