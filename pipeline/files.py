@@ -64,6 +64,13 @@ def write_bytes(path: Path, data: bytes) -> None:
         out.write(data)
 
 
+def read_at_most(path: Path, most_bytes: int) -> bytes | None:
+    """A small file whole; none where it is larger than it may be, however large that is."""
+    with path.open("rb") as handle:
+        data = handle.read(most_bytes + 1)
+    return data if len(data) <= most_bytes else None
+
+
 def sha256_of_file(path: Path) -> str:
     """The digest of a file of any size, as every file of ours writes it."""
     with path.open("rb") as handle:

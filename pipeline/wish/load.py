@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipeline.errors import UnknownImage, WishInvalid
+from pipeline.files import read_at_most
 from pipeline.wish.image import ImageWish, PatchSeries
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -54,9 +55,8 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
 
 
 def _read_text(path: Path) -> str:
-    with path.open("rb") as handle:
-        data = handle.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
+    data = read_at_most(path, MAX_FILE_BYTES)
+    if data is None:
         raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
     return data.decode("utf-8")
 
