@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +17,7 @@ from typing import BinaryIO
 from pipeline.errors import DiskFull, Interrupted, PipelineError, StoreUnwritable
 
 _ASK_AGAIN_S = 0.1
+_PIECE_BYTES = 1 << 20
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 
@@ -64,10 +65,33 @@ def write_bytes(path: Path, data: bytes) -> None:
         out.write(data)
 
 
+def read_at_most(path: Path, most_bytes: int) -> bytes | None:
+    """A small file whole; none where it is larger than it may be, however large that is."""
+    with path.open("rb") as handle:
+        data = handle.read(most_bytes + 1)
+    return data if len(data) <= most_bytes else None
+
+
 def sha256_of_file(path: Path) -> str:
     """The digest of a file of any size, as every file of ours writes it."""
     with path.open("rb") as handle:
         return "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def size_so_far(partial: Path) -> int:
+    """How much of a file has come; nothing where there is none yet."""
+    return partial.stat().st_size if partial.exists() else 0
+
+
+def hash_so_far(partial: Path, advance: Callable[[int], None]) -> hashlib._Hash:
+    """A hash that has seen what has come of a file, ready for the rest."""
+    sha = hashlib.sha256()
+    if partial.exists():
+        with partial.open("rb") as handle:
+            while piece := handle.read(_PIECE_BYTES):
+                sha.update(piece)
+                advance(len(piece))
+    return sha
 
 
 def link_or_copy(source: Path, target: Path) -> None:

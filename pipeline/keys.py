@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from pipeline import proc
 from pipeline.errors import KeyExists, KeyInvalid, SigningFailed
-from pipeline.files import os_errors_explained
+from pipeline.files import os_errors_explained, read_at_most
 from pipeline.model import sha256_of
 
 PrivateKey = ec.EllipticCurvePrivateKey
@@ -146,11 +146,10 @@ def read_private_file(
 def read_key_file(path: Path) -> bytes:
     """A key's file, if it can be one."""
     try:
-        with path.open("rb") as handle:
-            data = handle.read(_MOST_BYTES + 1)
+        data = read_at_most(path, _MOST_BYTES)
     except OSError as error:
         raise KeyInvalid(f"{path}: cannot be read: {error.strerror}") from error
-    if len(data) > _MOST_BYTES:
+    if data is None:
         raise KeyInvalid(f"{path}: is too large for a key")
     return data
 

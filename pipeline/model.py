@@ -6,13 +6,17 @@ import hashlib
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=80)]
 # A file name, never a path: no separator, no leading dot.
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+~!%:-]*$")]
+# Identities are plain ASCII: letters of other scripts can look the same.
+Identity = Annotated[str, StringConstraints(pattern=r"^[!-~]+( [!-~]+)*$", max_length=400)]
+Stamp = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+Count = Annotated[int, Field(ge=0)]
 Platform = Annotated[str, StringConstraints(pattern=r"^linux/(amd64|arm64)$")]
 
 

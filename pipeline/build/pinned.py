@@ -12,23 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from pipeline import log
 from pipeline.build.entry import Entry, with_parents
 from pipeline.build.layer import write_layer
 from pipeline.build.overlap import merge_wheels
 from pipeline.build.overlay import assemble_overlay
 from pipeline.build.plan import BIG_WHEEL_BYTES, LayerKind, LayerPlan, Work
-from pipeline.build.rootfs import User, assemble_rootfs
+from pipeline.build.rootfs import assemble_rootfs
 from pipeline.build.wheel import open_wheel, wheel_entries
 from pipeline.build.workers import end_with_parent, shield_from_ctrl_c, undisturbed
-from pipeline.errors import Interrupted, WishInvalid
+from pipeline.errors import Interrupted
 from pipeline.files import os_errors_explained
 from pipeline.lock.model import Pin
 from pipeline.store.record import LayerRecord
 from pipeline.store.store import Store
-from pipeline.wish.image import Account
 
 if TYPE_CHECKING:
     from pipeline.fetch.inputs import Fetcher
@@ -69,16 +66,7 @@ def layer_entries(store: Store, layer: LayerPlan, scratch: Path) -> list[Entry]:
     debs = [_named(store, pin, scratch) for pin in layer.pins]
     if layer.kind is LayerKind.DEBS:
         return assemble_overlay(debs, scratch, architecture=layer.architecture)
-    users = [_user(account) for account in layer.accounts]
-    return assemble_rootfs(debs, scratch, users=users, architecture=layer.architecture)
-
-
-def _user(account: Account) -> User:
-    try:
-        return User(**account.model_dump())
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise WishInvalid(f"accounts: {account.name}: {first['loc'][0]}: {first['msg']}") from error
+    return assemble_rootfs(debs, scratch, users=layer.accounts, architecture=layer.architecture)
 
 
 def _named(store: Store, pin: Pin, scratch: Path) -> Path:

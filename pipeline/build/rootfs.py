@@ -9,14 +9,11 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field, StringConstraints
 
 from pipeline.build.deb import DebContents, unpack
 from pipeline.build.entry import Entry, Kind, Slice, parents, with_parents
 from pipeline.errors import CorruptArchive, WishInvalid
-from pipeline.model import Frozen
+from pipeline.wish.image import Account
 
 # Read only by people at a terminal or by packaging tools, never by a program in a container.
 # Copyright files stay: licences ask for them.
@@ -65,6 +62,7 @@ _LINKS = (
     ("var/run", ("/run",)),
     ("var/lock", ("/run/lock",)),
 )
+_SHELL = "/usr/sbin/nologin"  # nobody logs in to an image
 _DIRECTORIES = {
     **dict.fromkeys(("dev", "etc", "home", "mnt", "opt", "proc", "run", "srv", "sys"), 0o755),
     **dict.fromkeys(("usr/local/bin", "usr/local/lib", "var/cache", "var/log"), 0o755),
@@ -75,20 +73,8 @@ _DIRECTORIES = {
 }
 
 
-class User(Frozen):
-    """The account an image runs as when it is not root."""
-
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")]
-    uid: Annotated[int, Field(ge=1, lt=65534)]
-    gid: Annotated[int, Field(ge=1, lt=65534)]
-    home: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")]
-    shell: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")] = (
-        "/usr/sbin/nologin"
-    )
-
-
 def assemble_rootfs(
-    debs: Iterable[Path], scratch: Path, *, users: Sequence[User] = (), architecture: str
+    debs: Iterable[Path], scratch: Path, *, users: Sequence[Account] = (), architecture: str
 ) -> list[Entry]:
     """Everything in the image's base layer, sorted by path."""
     packages = unpack_all(sorted(debs), scratch, architecture)
@@ -269,11 +255,11 @@ def _write_link(tree: Tree, path: str, targets: tuple[str, ...]) -> None:
             return
 
 
-def _add_user(tree: Tree, user: User) -> None:
+def _add_user(tree: Tree, user: Account) -> None:
     passwd, group = (tree.read(f"etc/{name}") or b"" for name in ("passwd", "group"))
     _require_free(passwd, "user", user.name, user.uid)
     _require_free(group, "group", user.name, user.gid)
-    line = f"{user.name}:*:{user.uid}:{user.gid}::{user.home}:{user.shell}\n"
+    line = f"{user.name}:*:{user.uid}:{user.gid}::{user.home}:{_SHELL}\n"
     tree.put(_file("etc/passwd", passwd + line.encode()))
     tree.put(_file("etc/group", group + f"{user.name}:*:{user.gid}:\n".encode()))
     home = _directory(user.home.lstrip("/"), 0o755)

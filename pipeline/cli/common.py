@@ -7,14 +7,16 @@ import platform as host
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from pipeline.errors import WishInvalid
-from pipeline.store.store import Store, open_store
-from pipeline.wish.image import ImageWish
-from pipeline.wish.load import Checkout, find_checkout
+
+if TYPE_CHECKING:
+    from pipeline.store.store import Store
+    from pipeline.wish.image import ImageWish
+    from pipeline.wish.load import Checkout
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -37,12 +39,16 @@ platform_option = click.option(
 
 def checkout_of(context: click.Context) -> Checkout:
     """The checkout named by --checkout, else the one around the current folder."""
+    from pipeline.wish.load import find_checkout
+
     chosen: Path | None = context.obj["checkout"]
     return find_checkout((chosen or Path.cwd()).resolve())
 
 
 def store_of(context: click.Context) -> Store:
     """The store named by --store or SM120_STORE, else the user's own."""
+    from pipeline.store.store import open_store
+
     return open_store(context.obj["store"])
 
 

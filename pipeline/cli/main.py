@@ -14,19 +14,7 @@ from typing import Any
 import click
 
 from pipeline import __version__
-from pipeline.cli.arch import gate_arch
-from pipeline.cli.gates import gate, patches
-from pipeline.cli.host_facts import doctor
-from pipeline.cli.hosts import host
-from pipeline.cli.images import build, export, images, load, plan, rebuild
-from pipeline.cli.keys import keys
-from pipeline.cli.locks import fetch, lock, schema, sources
-from pipeline.cli.publish import publish
-from pipeline.cli.records import attest, explain, record, sbom
-from pipeline.cli.registry import pull, registry
-from pipeline.cli.stores import store
-from pipeline.cli.verify import verify
-from pipeline.cli.weights import weights
+from pipeline.cli.lazy import Lazily
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.files import explained
 
@@ -43,6 +31,38 @@ The usual way through:
 Exit codes are listed in the README; each error says what to try."""
 
 
+_COMMANDS = Lazily(
+    {
+        "attest": "records:attest",
+        "build": "images:build",
+        "doctor": "host_facts:doctor",
+        "explain": "records:explain",
+        "export": "images:export",
+        "fetch": "locks:fetch",
+        "gate": "gates:gate",
+        "gate-arch": "arch:gate_arch",
+        "host": "hosts:host",
+        "images": "images:images",
+        "keys": "keys:keys",
+        "load": "images:load",
+        "lock": "locks:lock",
+        "patches": "gates:patches",
+        "plan": "images:plan",
+        "publish": "publish:publish",
+        "pull": "registry:pull",
+        "rebuild": "images:rebuild",
+        "record": "records:record",
+        "registry": "registry:registry",
+        "sbom": "records:sbom",
+        "schema": "locks:schema",
+        "sources": "locks:sources",
+        "store": "stores:store",
+        "verify": "verify:verify",
+        "weights": "weights:weights",
+    }
+)
+
+
 class _Door(click.Group):
     """A group that tells a reader who went away (`| head`) from a failure."""
 
@@ -55,7 +75,12 @@ class _Door(click.Group):
             sys.exit(141)
 
 
-@click.group(cls=_Door, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
+@click.group(
+    cls=_Door,
+    commands=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_EPILOG,
+)
 @click.version_option(__version__, prog_name="sm120")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.option("--quiet", "-q", is_flag=True, help="No steps and no progress.")
@@ -80,15 +105,6 @@ def cli(
 
     log.set_quiet(quiet)
     context.obj = {"debug": debug, "checkout": checkout, "store": store_root}
-
-
-for command in (
-    *(images, plan, build, gate, patches, load, export, rebuild),
-    *(record, attest, sbom, verify, explain, keys, publish, pull, registry),
-    *(lock, fetch, sources, schema, store, weights, host, doctor),
-):
-    cli.add_command(command)
-cli.add_command(gate_arch)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

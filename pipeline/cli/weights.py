@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pipeline.cli.weights_check import scrub, verify
-from pipeline.cli.weights_fetch import fetch_set
-from pipeline.cli.weights_fit import fit
-from pipeline.cli.weights_lock import list_sets, lock_sets
-from pipeline.cli.weights_serve import serve
-from pipeline.cli.weights_sign import check_signature, record, sign
+from pipeline.cli.lazy import Lazily
 
 _EPILOG = """\b
 The usual way through:
@@ -21,13 +16,22 @@ The usual way through:
   sm120 weights serve /models/k26                 be a Hub for the neighbours"""
 
 
-@click.group(epilog=_EPILOG)
+_COMMANDS = Lazily(
+    {
+        "check-signature": "weights_sign:check_signature",
+        "fetch": "weights_fetch:fetch_set",
+        "fit": "weights_fit:fit",
+        "list": "weights_lock:list_sets",
+        "lock": "weights_lock:lock_sets",
+        "record": "weights_sign:record",
+        "scrub": "weights_check:scrub",
+        "serve": "weights_serve:serve",
+        "sign": "weights_sign:sign",
+        "verify": "weights_check:verify",
+    }
+)
+
+
+@click.group(commands=_COMMANDS, epilog=_EPILOG)
 def weights() -> None:
     """Lock, fetch, verify, serve and fit model weights."""
-
-
-for command in (
-    *(list_sets, fit, lock_sets, fetch_set, verify, scrub),
-    *(serve, sign, check_signature, record),
-):
-    weights.add_command(command)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from urllib3.exceptions import HTTPError
 
 from pipeline.errors import DigestMismatch, Interrupted, SourceUnreachable
 from pipeline.fetch.settings import Settings, masked
-from pipeline.files import os_errors_explained
+from pipeline.files import hash_so_far, os_errors_explained, size_so_far
 from pipeline.log import Bar
 
 CONNECT_TIMEOUT_S = 15
 READ_TIMEOUT_S = 60
 ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0
+# A thread that waits for a connection cannot be stopped; the process does not wait for it.
+LONGEST_GOODBYE_S = 3.0
 _CHUNK_BYTES = 1 << 20
 # half the CPU and wall time of taking each TLS record as it comes, measured on 267 MB
 _PIECE_BYTES = 1 << 18
@@ -89,6 +91,17 @@ class Client:
         for answer in answers:
             with suppress(OSError, ValueError, RuntimeError):
                 answer.raw.shutdown()
+
+    def see_off(self, threads: Sequence[threading.Thread]) -> bool:
+        """Wait a little for threads that were told to stop; with all gone, asking goes on."""
+        deadline = time.monotonic() + LONGEST_GOODBYE_S
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        all_gone = not any(thread.is_alive() for thread in threads)
+        if all_gone:
+            self.stop.clear()
+        return all_gone
 
     def get(self, url: str, start: int = 0) -> requests.Response:
         """A streaming answer: 200, or for a later start also 206 or 416."""
@@ -211,12 +224,12 @@ def download(
     """Bring `partial` to its full size, going on where it stopped, hashing as bytes arrive."""
     failures, started_over = 0, False
     while True:
-        tally, before = Tally(bar), _size(partial)
+        tally, before = Tally(bar), size_so_far(partial)
         try:
             digest = _attempt(client, url, partial, size_bytes, tally)
         except (requests.RequestException, HTTPError, ConnectionError, TimeoutError) as error:
             tally.take_back()
-            has_moved = _size(partial) >= before + _CHUNK_BYTES
+            has_moved = size_so_far(partial) >= before + _CHUNK_BYTES
             failures = 1 if has_moved else failures + 1
             if failures == ATTEMPTS:
                 raise SourceUnreachable(f"{masked(url)}: {_reason(error)}") from error
@@ -233,12 +246,12 @@ def download(
 
 
 def _attempt(client: Client, url: str, partial: Path, size_bytes: int, bar: Bar) -> str:
-    have = _size(partial)
+    have = size_so_far(partial)
     if have > size_bytes:
         partial.unlink()
         have = 0
     if have == size_bytes:
-        return _hash_prefix(partial, bar).hexdigest()
+        return hash_so_far(partial, bar.advance).hexdigest()
     with _open_at(client, url, have) as answer:
         if answer.status_code == 200:
             have = 0
@@ -273,8 +286,8 @@ def _pour(
     client: Client, answer: requests.Response, partial: Path, size_bytes: int, bar: Bar
 ) -> str:
     """Append the answer to the file; return the whole file's hash."""
-    sha = _hash_prefix(partial, bar)
-    got = _size(partial)
+    sha = hash_so_far(partial, bar.advance)
+    got = size_so_far(partial)
     with os_errors_explained(partial), partial.open("ab") as out:
         for chunk in _chunks(answer):
             if client.stop.is_set():
@@ -301,18 +314,3 @@ def _chunks(answer: requests.Response, most_bytes: int | None = None) -> Iterato
             return
         left = None if left is None else left - len(chunk)
         yield chunk
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _hash_prefix(path: Path, bar: Bar) -> hashlib._Hash:
-    sha = hashlib.sha256()
-    if not path.exists():
-        return sha
-    with path.open("rb") as handle:
-        while chunk := handle.read(_CHUNK_BYTES):
-            sha.update(chunk)
-            bar.advance(len(chunk))
-    return sha

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -29,8 +28,6 @@ from pipeline.store.store import Store
 
 # Large files keep the line busy, small ones wait for answers: some threads begin at each end.
 LARGE_FIRST, SMALL_FIRST = 4, 6
-# A thread that waits for a connection cannot be stopped; the process does not wait for it.
-LONGEST_GOODBYE_S = 3.0
 _CHUNK_BYTES = 1 << 20
 
 Result = tuple[Pin, Path | Exception]
@@ -75,7 +72,8 @@ class Fetcher:
                     raise got
                 yield pin, got
         finally:
-            self._say_goodbye(threads)
+            self._client.hang_up()
+            self._client.see_off(threads)
 
     def _work(self, take: Callable[[], Pin], done: SimpleQueue[Result], bar: Bar) -> None:
         while not self._client.stop.is_set():
@@ -87,15 +85,6 @@ class Fetcher:
                 done.put((pin, self.fetch(pin, bar)))
             except Exception as error:
                 done.put((pin, error))
-
-    def _say_goodbye(self, threads: Sequence[threading.Thread]) -> None:
-        self._client.hang_up()
-        deadline = time.monotonic() + LONGEST_GOODBYE_S
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
-        if not any(thread.is_alive() for thread in threads):
-            self._client.stop.clear()
 
     def _try_all(self, pin: Pin, bar: Bar) -> None:
         """Take the first place that delivers; remember why the others did not."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
 from pipeline.host.known import Known
-from pipeline.model import Frozen
+from pipeline.model import Count, Frozen
 
 # The predicate under which a signed record carries these facts.
 PREDICATE = "urn:sm120-pipeline:predicate:host-facts:v1"
 
-Count = Annotated[int, Field(ge=0)]
 # A field that moves by itself: it is no drift when it differs tomorrow.
 VOLATILE: dict[str, Any] = {"volatile": True}
 

@@ -14,6 +14,7 @@ from pydantic import StringConstraints, ValidationError
 from pipeline.errors import IndexBroken, ResolveFailed, UnknownPackage
 from pipeline.lock.deb822 import Stanza
 from pipeline.lock.debversion import version_key
+from pipeline.lock.model import DebPin
 from pipeline.model import Frozen
 
 # The fields a closure reads; everything else in a Packages file may be dropped while parsing.
@@ -45,6 +46,10 @@ class DebRow(Frozen):
     path: Annotated[str, StringConstraints(pattern=rf"^({_SEGMENT}/)*{_SEGMENT}$")]
     size_bytes: int
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+    def pin(self) -> DebPin:
+        """The row as it stands in a lock."""
+        return DebPin(**self.model_dump(exclude={"architecture"}))
 
 
 @dataclass(frozen=True, slots=True)

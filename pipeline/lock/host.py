@@ -169,11 +169,4 @@ class _Choice:
 def _pin(stanza: Stanza) -> DebPin:
     # a flat repository writes ./name, a lock does not
     tidy = {**stanza, "Filename": stanza.get("Filename", "").removeprefix("./")}
-    row = Catalogue([[tidy]], stanza["Architecture"]).row(stanza["Package"])
-    return DebPin(
-        name=row.name,
-        version=row.version,
-        path=row.path,
-        size_bytes=row.size_bytes,
-        sha256=row.sha256,
-    )
+    return Catalogue([[tidy]], stanza["Architecture"]).row(stanza["Package"]).pin()

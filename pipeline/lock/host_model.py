@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.errors import LockEdited, LockMissing, LockStale, WishInvalid
+from pipeline.errors import LockStale
 from pipeline.files import write_bytes
 from pipeline.lock.model import DebPin
-from pipeline.model import Digest, Frozen, Name, canonical_json, sha256_of
+from pipeline.lock.sealed import UNSEALED, Sealed, read_sealed
+from pipeline.model import Digest, Frozen, Name
 from pipeline.wish.host import CudaRelease, HostWish, Target
-from pipeline.wish.load import Checkout, read_yaml
+from pipeline.wish.load import Checkout
 
 PARTS = ("driver", "cuda", "container_toolkit", "nccl")
 _COMMAND = "sm120 host lock"
@@ -38,7 +39,7 @@ class TargetLock(Frozen):
         return {pin.name: pin for part in PARTS for pin in getattr(self, part).debs}
 
 
-class HostLock(Frozen):
+class HostLock(Sealed):
     """What answers the hosts' wish."""
 
     format: Literal[1] = 1
@@ -49,22 +50,17 @@ class HostLock(Frozen):
     targets: dict[Target, TargetLock]
     seal: Digest
 
-    def computed_seal(self) -> str:
-        """The digest of all else in the lock."""
-        return sha256_of(canonical_json(self.model_dump(exclude={"seal"})))
-
 
 def sealed_host(wish: HostWish, targets: dict[str, TargetLock]) -> HostLock:
     """A new lock, sorted and sealed."""
-    draft = HostLock(
+    return HostLock(
         wish=wish.digest(),
         driver_branch=wish.driver.branch,
         cuda_release=wish.cuda.release,
         cuda_oldest_branches=dict(sorted(wish.cuda.oldest_branches.items())),
         targets=dict(sorted(targets.items())),
-        seal="sha256:" + "0" * 64,
-    )
-    return draft.model_copy(update={"seal": draft.computed_seal()})
+        seal=UNSEALED,
+    ).sealed()
 
 
 def dump_host(lock: HostLock) -> str:
@@ -104,17 +100,12 @@ def write_host_lock(path: Path, lock: HostLock) -> None:
 
 def read_host_lock(path: Path) -> HostLock:
     """A lock that is whole and unedited."""
-    if not path.exists():
-        raise LockMissing(f"{path.name}: there is no such lock", f"Make it with `{_COMMAND}`.")
-    try:
-        lock = read_yaml(path, HostLock)
-    except WishInvalid as error:
-        raise LockEdited(str(error), f"Make it anew with `{_COMMAND}`.") from error
-    if lock.computed_seal() != lock.seal:
-        raise LockEdited(
-            f"{path.name}: its contents do not match its seal", f"Make it anew with `{_COMMAND}`."
-        )
-    return lock
+    return read_sealed(
+        path,
+        HostLock,
+        missing=f"Make it with `{_COMMAND}`.",
+        edited=f"Make it anew with `{_COMMAND}`.",
+    )
 
 
 def current_host_lock(path: Path, wish: HostWish) -> HostLock:

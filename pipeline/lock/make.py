@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.lock.closure import DebRow
 from pipeline.lock.debs import Suite, resolve_debs
 from pipeline.lock.model import DebPin, ImageLock, read_lock, sealed
 from pipeline.lock.release import DEBIAN_12_KEYRING
@@ -77,7 +76,7 @@ def _debs(
         ask.debian,
         ask.keyring,
     )
-    return [_pin(row) for row in rows if row.name not in there]
+    return [row.pin() for row in rows if row.name not in there]
 
 
 def _suites(debian: DebianWish, ask: Transport) -> list[str | Suite]:
@@ -85,13 +84,3 @@ def _suites(debian: DebianWish, ask: Transport) -> list[str | Suite]:
     if debian.security:
         suites.append(Suite(f"{debian.suite}-security", ask.debian_security))
     return suites
-
-
-def _pin(row: DebRow) -> DebPin:
-    return DebPin(
-        name=row.name,
-        version=row.version,
-        path=row.path,
-        size_bytes=row.size_bytes,
-        sha256=row.sha256,
-    )

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field, StringConstraints
 
-from pipeline.errors import LockEdited, LockMissing, LockStale, WishInvalid
+from pipeline.errors import LockEdited, LockStale
 from pipeline.files import write_bytes
+from pipeline.lock.sealed import UNSEALED, Sealed, read_sealed
 from pipeline.model import (
     Digest,
     FileName,
@@ -19,11 +20,9 @@ from pipeline.model import (
     Name,
     Platform,
     RelativePath,
-    canonical_json,
-    sha256_of,
 )
 from pipeline.wish.image import ImageWish
-from pipeline.wish.load import Checkout, read_yaml
+from pipeline.wish.load import Checkout
 
 Size = Annotated[int, Field(gt=0)]
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
@@ -56,7 +55,7 @@ class DebPin(Frozen):
 Pin = WheelPin | DebPin
 
 
-class ImageLock(Frozen):
+class ImageLock(Sealed):
     """Everything an image is made of for one platform, beyond its base."""
 
     format: Literal[1] = 1
@@ -67,10 +66,6 @@ class ImageLock(Frozen):
     wheels: list[WheelPin] = []
     debs: list[DebPin] = []
     seal: Digest
-
-    def computed_seal(self) -> str:
-        """The digest of all else in the lock."""
-        return sha256_of(canonical_json(self.model_dump(exclude={"seal"})))
 
     @property
     def pins(self) -> list[Pin]:
@@ -86,16 +81,15 @@ def sealed(
     debs: list[DebPin],
 ) -> ImageLock:
     """A new lock, sorted and sealed."""
-    draft = ImageLock(
+    return ImageLock(
         image=image,
         platform=platform,
         wish=wish,
         base_lock=base_lock,
         wheels=sorted(wheels, key=lambda w: w.name),
         debs=sorted(debs, key=lambda d: d.name),
-        seal="sha256:" + "0" * 64,
-    )
-    return draft.model_copy(update={"seal": draft.computed_seal()})
+        seal=UNSEALED,
+    ).sealed()
 
 
 def dump(lock: ImageLock) -> str:
@@ -122,15 +116,7 @@ def write_lock(path: Path, lock: ImageLock) -> None:
 
 def read_lock(path: Path) -> ImageLock:
     """A lock that is whole and unedited."""
-    if not path.exists():
-        raise LockMissing(f"{path.name}: there is no such lock")
-    try:
-        lock = read_yaml(path, ImageLock)
-    except WishInvalid as error:
-        raise LockEdited(str(error)) from error
-    if lock.computed_seal() != lock.seal:
-        raise LockEdited(f"{path.name}: its contents do not match its seal")
-    return lock
+    return read_sealed(path, ImageLock)
 
 
 def current_lock(checkout: Checkout, wish: ImageWish, platform: str) -> ImageLock:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import AttachmentInvalid
+from pipeline.files import read_at_most
 from pipeline.log import NoBar
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.registry.document import (
@@ -113,9 +114,10 @@ def file_attachment(words: str, platforms: list[str]) -> Attachment:
     path = Path(name)
     if not path.is_file():
         raise AttachmentInvalid(f"{path}: there is no such file")
-    if path.stat().st_size > MOST_BYTES:
+    data = read_at_most(path, MOST_BYTES)
+    if data is None:
         raise AttachmentInvalid(f"{path}: is larger than {MOST_BYTES >> 20} MiB")
-    content = Content(media_type=kind, data=path.read_bytes(), annotations={_TITLE: path.name})
+    content = Content(media_type=kind, data=data, annotations={_TITLE: path.name})
     return Attachment(artifact_type=kind, layers=(content,), platform=platform or None)
 
 

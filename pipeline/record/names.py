@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Final
 from urllib.parse import quote
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator
 
 _OWN = "urn:sm120-pipeline"
 
@@ -61,8 +61,6 @@ def _known(kind: str) -> str:
 
 
 Kind = Annotated[str, AfterValidator(_known)]
-# Identities are plain ASCII: letters of other scripts can look the same.
-Identity = Annotated[str, StringConstraints(pattern=r"^[!-~]+( [!-~]+)*$", max_length=400)]
 
 
 def wheel_purl(name: str, version: str, file: str) -> str:

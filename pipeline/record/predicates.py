@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import Field, StringConstraints
+from pydantic import StringConstraints
 
-from pipeline.model import Digest, Frozen, Platform
+from pipeline.model import Count, Digest, Frozen, Identity, Platform, Stamp
 from pipeline.record.names import (
     BENCHMARK_RUN,
     HOST_FACTS,
@@ -14,13 +14,12 @@ from pipeline.record.names import (
     REPORT,
     UNGATED,
     WEIGHTS,
-    Identity,
 )
-from pipeline.record.statement import RECORDED, Stamp
+from pipeline.record.statement import RECORDED
 from pipeline.record.strict import as_model
+from pipeline.weights.predicate import Weights
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
-Count = Annotated[int, Field(ge=0)]
 
 
 class Unknown(Frozen):
@@ -46,45 +45,6 @@ class Rebuild(Frozen):
     builder_code: Digest
     rebuilt_by: Digest  # the key that vouches for it
     claims: Literal["SLSA Build L1; a rebuild on one's own machine is no hosted builder"]
-
-
-class WeightsLockName(Frozen):
-    """Which lock, and which wish it answers."""
-
-    name: Identity
-    seal: Digest
-    wish: Digest
-
-
-class WeightsVerification(Frozen):
-    """Whether the files on disk are the locked ones; `unknown` and `damaged` say why."""
-
-    result: Literal["verified", "damaged", "unknown"]
-    how: Literal["full", "receipt"]
-    at: Stamp
-    files_read: Count
-    files_by_receipt: Count
-    why: list[str]
-
-
-class Tool(Frozen):
-    """Who says so."""
-
-    name: Literal["sm120-pipeline"]
-    version: Identity
-
-
-class Weights(Frozen):
-    """A set of model files, as locked and as found on a disk."""
-
-    lock: WeightsLockName
-    repository: Identity
-    commit: Identity
-    files: Count
-    size_bytes: Count
-    layout: Literal["plain", "hub-cache"]
-    verification: WeightsVerification
-    tool: Tool
 
 
 class Gpu(Frozen):

@@ -11,16 +11,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from pipeline.errors import RecordInvalid
-from pipeline.model import Frozen, Hex, canonical_json
-from pipeline.record.names import CYCLONEDX, PROVENANCE, SPDX, STATEMENT, WEIGHTS, Identity
+from pipeline.model import Frozen, Hex, Identity, Stamp, canonical_json
+from pipeline.record.names import CYCLONEDX, PROVENANCE, SPDX, STATEMENT, WEIGHTS
 from pipeline.record.strict import as_model, read_json
 
 RECORDED = "sm120_recorded"
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
-_STAMP_PATTERN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
 
 # Where each kind of predicate says when it was made.
 _PLACES: dict[str, tuple[str, ...]] = {
@@ -29,8 +28,6 @@ _PLACES: dict[str, tuple[str, ...]] = {
     SPDX: ("creationInfo", "created"),
     WEIGHTS: ("verification", "at"),
 }
-
-Stamp = Annotated[str, StringConstraints(pattern=_STAMP_PATTERN)]
 
 
 class DigestSet(Frozen):

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from pipeline.errors import Interrupted, NotInRegistry, RegistryBroken, RegistryUnreachable
-from pipeline.files import os_errors_explained
+from pipeline.files import hash_so_far, os_errors_explained, size_so_far
 from pipeline.log import Bar
 from pipeline.model import sha256_of
 from pipeline.registry.answer import Answer, Lost
@@ -70,11 +70,11 @@ def pull_blob(repository: Repository, blob: Descriptor, partial: Path, bar: Bar)
     """Bring `partial` to the whole, verified blob; what is there already is gone on with."""
     failures, started_over, gauge = 0, False, Gauge(bar)
     while True:
-        before = _size(partial)
+        before = size_so_far(partial)
         try:
             got = _attempt(repository, blob, partial, gauge)
         except Lost as lost:
-            failures = 1 if _size(partial) >= before + _PROGRESS_BYTES else failures + 1
+            failures = 1 if size_so_far(partial) >= before + _PROGRESS_BYTES else failures + 1
             if failures == ATTEMPTS:
                 raise RegistryUnreachable(f"{repository}: {lost}") from lost
             repository.client.pause(failures - 1, lost.retry_after)
@@ -96,7 +96,7 @@ def _require_digest(got: str, blob: Descriptor) -> None:
 
 
 def _attempt(repository: Repository, blob: Descriptor, partial: Path, gauge: Gauge) -> str:
-    have = _size(partial)
+    have = size_so_far(partial)
     if have > blob.size_bytes:
         partial.unlink()
         have = 0
@@ -134,7 +134,7 @@ def _pour(
     if answer.status == 200:
         partial.unlink(missing_ok=True)
     sha = _hash_of(partial, gauge)
-    got = _size(partial)
+    got = size_so_far(partial)
     length = answer.header("Content-Length")
     if length.isdecimal() and int(length) != blob.size_bytes - got:
         raise RegistryBroken(
@@ -164,21 +164,9 @@ def _next(repository: Repository, answer: Answer) -> bytes:
         raise Lost(f"{answer.url.partition('?')[0]}: the answer broke off") from error
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _hash_of(path: Path, gauge: Gauge) -> hashlib._Hash:
-    sha = hashlib.sha256()
-    if not path.exists():
-        return sha
-    done = 0
-    with path.open("rb") as handle:
-        while piece := handle.read(_PIECE_BYTES):
-            sha.update(piece)
-            done += len(piece)
-            gauge.at(done)
-    return sha
+def _hash_of(partial: Path, gauge: Gauge) -> hashlib._Hash:
+    gauge.at(0)
+    return hash_so_far(partial, gauge.advance)
 
 
 def keep_blob(partial: Path, final: Path) -> None:

@@ -55,3 +55,7 @@ class Gauge:
         """Also backwards, when bytes must be sent again."""
         self._bar.advance(n_bytes - self._at)
         self._at = n_bytes
+
+    def advance(self, n_bytes: int) -> None:
+        """So much further."""
+        self.at(self._at + n_bytes)

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from pipeline.build.oci import CONFIG, LAYER
 from pipeline.errors import EvidenceBroken, RecordInvalid
-from pipeline.files import sha256_of_file
+from pipeline.files import read_at_most, sha256_of_file
 from pipeline.model import Digest, Frozen, sha256_of
 from pipeline.record.strict import as_model, read_json
 
@@ -125,11 +125,10 @@ class _Digests(Frozen):
 def read_bounded(path: Path, most_bytes: int = _MOST_MANIFEST_BYTES) -> bytes:
     """A file that must be small."""
     try:
-        with path.open("rb") as handle:
-            data = handle.read(most_bytes + 1)
+        data = read_at_most(path, most_bytes)
     except OSError as error:
         raise EvidenceBroken(f"{path}: cannot be read: {error.strerror}") from error
-    if len(data) > most_bytes:
+    if data is None:
         raise RecordInvalid(f"{path.name}: larger than {most_bytes} bytes")
     return data
 

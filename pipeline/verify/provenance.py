@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pipeline.errors import RecordInvalid
-from pipeline.model import Digest, Frozen, Name, Platform
-from pipeline.record.names import BUILD_TYPE, BUILDER, Identity
-from pipeline.record.statement import DigestSet, Stamp
+from pipeline.model import Digest, Frozen, Identity, Name, Platform, Stamp
+from pipeline.record.names import BUILD_TYPE, BUILDER
+from pipeline.record.statement import DigestSet
 from pipeline.record.strict import as_model
 
 

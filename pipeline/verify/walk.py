@@ -19,7 +19,7 @@ from pipeline.record.names import (
     WEIGHTS,
     kind_of,
 )
-from pipeline.record.predicates import Rebuild, Unknown, Weights, check_predicate
+from pipeline.record.predicates import Rebuild, Unknown, check_predicate
 from pipeline.record.statement import RECORDED, Statement
 from pipeline.record.trust import Trust, TrustedKey
 from pipeline.verify.artifact import Artifact
@@ -30,6 +30,7 @@ from pipeline.verify.provenance import Provenance, read_provenance
 from pipeline.verify.results import TestResult, judge_tests, read_test_result
 from pipeline.verify.signature import judge_signatures
 from pipeline.verify.verdict import Node, Verdict, worst
+from pipeline.weights.predicate import Weights
 from pipeline.wish.load import Checkout
 
 

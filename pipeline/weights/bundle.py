@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import ModelSignatureInvalid
+from pipeline.files import read_at_most
 from pipeline.keys import pae, public_pem
 
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -104,9 +105,10 @@ def opened(path: Path, key: ec.EllipticCurvePublicKey) -> bytes:
 
 def _read(path: Path) -> _Bundle:
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        data = read_at_most(path, _MOST_BYTES)
+        if data is None:
             raise ModelSignatureInvalid(f"{path.name}: is too large for a signature")
-        return _Bundle.model_validate_json(path.read_bytes())
+        return _Bundle.model_validate_json(data)
     except OSError as error:
         raise ModelSignatureInvalid(
             f"{path}: there is no signature ({error.strerror})",

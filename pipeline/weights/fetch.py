@@ -12,35 +12,32 @@ For other rooms:
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import log
-from pipeline.errors import DiskFull, Interrupted, StoreUnwritable, WishInvalid
+from pipeline.errors import DiskFull, StoreUnwritable, WishInvalid
 from pipeline.fetch.http import Client
 from pipeline.files import is_free, locked, os_errors_explained
-from pipeline.log import Bar
 from pipeline.weights.arrival import Arrival
-from pipeline.weights.hashing import identity_of
+from pipeline.weights.hashing import cores, on_all_cores, read_file
 from pipeline.weights.model import FilePin, read_lock
 from pipeline.weights.place import Place
-from pipeline.weights.receipt import read_receipt, vouches
 from pipeline.weights.routes import Route, Router
 from pipeline.weights.settle import link, settle
+from pipeline.weights.survey import right_size
 from pipeline.weights.throttle import Throttle
+from pipeline.weights.vouched import vouched
 from pipeline.weights.workers import Crew, pieces_of
 
 RANGE_BYTES = 64 << 20
 JOBS = 8
 # a disk that is filled to its last byte makes other programs fail
 LEAVE_FREE_BYTES = 64 << 20
-_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -104,65 +101,33 @@ def _not_there(
     stop: threading.Event,
 ) -> list[FilePin]:
     """Files that are missing, or that are there with other bytes."""
-    here = [pin for pin in pins if _has_size(place.file(pin), pin)]
+    found = {pin.path: right_size(place.file(pin), pin) for pin in pins}
+    here = [pin for pin in pins if found[pin.path] is not None]
     if is_right is not None:
         right = {pin.path for pin in here if is_right(pin)}
     else:
-        right = _vouched(place, here)
+        known = vouched(place)
+        right = {pin.path for pin in here if known.get(pin.path) == found[pin.path]}
         doubtful = [pin for pin in here if pin.path not in right]
         right |= _hashed(place, doubtful, stop) if doubtful else set()
     return [pin for pin in pins if pin.path not in right]
 
 
-def _vouched(place: Place, pins: Sequence[FilePin]) -> set[str]:
-    """Files that were proved before and have not moved since."""
-    known = read_receipt(place)
-    found = set()
-    for pin in pins:
-        with suppress(OSError):
-            status = place.file(pin).lstat()
-            if vouches(known.get(pin.path), pin, identity_of(status)):
-                found.add(pin.path)
-    return found
-
-
-def _has_size(path: Path, pin: FilePin) -> bool:
-    try:
-        return path.is_file() and path.stat().st_size == pin.size_bytes
-    except OSError:
-        return False
-
-
-def _hashed(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> set[str]:
+def _hashed(place: Place, pins: list[FilePin], stop: threading.Event) -> set[str]:
     """Which of the files that are there have the right bytes; all cores read."""
     total = sum(pin.size_bytes for pin in pins)
+    right: set[str] = set()
 
-    def look(pin: FilePin) -> bool:
-        return _hashes_right(place.file(pin), pin, stop, bar)
+    def look(pin: FilePin) -> None:
+        with suppress(OSError):  # a file that cannot be read is fetched, too
+            found = read_file(place.file(pin), pin.new_hash(), advance=bar.advance, stop=stop)
+            if found.digest == pin.want:
+                right.add(pin.path)
 
     title = f"Checking {len(pins)} files that are here, {log.size(total)}"
-    threads = ThreadPoolExecutor(os.cpu_count() or 1)
-    with log.step(title), log.progress("check", total) as bar, threads as pool:
-        try:
-            answers = list(pool.map(look, pins))
-        except BaseException:
-            stop.set()
-            raise
-    return {pin.path for pin, right in zip(pins, answers, strict=True) if right}
-
-
-def _hashes_right(path: Path, pin: FilePin, stop: threading.Event, bar: Bar) -> bool:
-    found = pin.new_hash()
-    try:
-        with path.open("rb", buffering=0) as handle:
-            while piece := handle.read(_READ_BYTES):
-                if stop.is_set():
-                    raise Interrupted("stopped")
-                found.update(piece)
-                bar.advance(len(piece))
-    except OSError:  # a file that cannot be read is fetched, too
-        return False
-    return found.hexdigest() == pin.want
+    with log.step(title), log.progress("check", total) as bar:
+        on_all_cores(look, pins, cores(), stop.set)
+    return right
 
 
 def _bring(

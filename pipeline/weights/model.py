@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from pipeline.errors import LockEdited, LockMissing, LockStale, WeightsUnknown, WishInvalid
+from pipeline.errors import LockEdited, LockStale, WeightsUnknown, WishInvalid
 from pipeline.files import write_bytes
+from pipeline.lock.sealed import UNSEALED, Sealed, read_sealed
 from pipeline.model import (
     Digest,
     Frozen,
@@ -25,9 +26,8 @@ from pipeline.model import (
 from pipeline.wish.load import Checkout, read_yaml
 
 Sha1 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
-Repository = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)
-]
+_PLAIN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+Repository = Annotated[str, StringConstraints(pattern=f"^{_PLAIN}/{_PLAIN}$", max_length=200)]
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 MOST_FILES = 20_000
@@ -102,7 +102,7 @@ class FilePin(Frozen):
         return self.sha256 or self.git_sha1 or ""
 
 
-class WeightsLock(Frozen):
+class WeightsLock(Sealed):
     """Every file of a set at one commit. It says nothing of where the bytes come from."""
 
     format: Literal[1] = 1
@@ -124,10 +124,6 @@ class WeightsLock(Frozen):
             raise ValueError(f"{min(clash)}: is both a file and a folder")
         return self
 
-    def computed_seal(self) -> str:
-        """The digest of all else in the lock."""
-        return sha256_of(canonical_json(self.model_dump(exclude={"seal"})))
-
     @property
     def size_bytes(self) -> int:
         return sum(pin.size_bytes for pin in self.files)
@@ -135,15 +131,14 @@ class WeightsLock(Frozen):
 
 def sealed(wish: WeightsWish, commit: str, files: list[FilePin]) -> WeightsLock:
     """A new lock, sorted and sealed."""
-    draft = WeightsLock(
+    return WeightsLock(
         name=wish.name,
         wish=wish.lock_digest(),
         repository=wish.repository,
         commit=commit,
         files=sorted(files, key=lambda pin: pin.path),
-        seal="sha256:" + "0" * 64,
-    )
-    return draft.model_copy(update={"seal": draft.computed_seal()})
+        seal=UNSEALED,
+    ).sealed()
 
 
 def dump(lock: WeightsLock) -> str:
@@ -201,17 +196,7 @@ def write_lock(path: Path, lock: WeightsLock) -> None:
 
 def read_lock(path: Path) -> WeightsLock:
     """A lock that is whole and unedited."""
-    if not path.exists():
-        raise LockMissing(
-            f"{path.name}: there is no such lock", "Make it with `sm120 weights lock NAME`."
-        )
-    try:
-        lock = read_yaml(path, WeightsLock)
-    except WishInvalid as error:
-        raise LockEdited(str(error)) from error
-    if lock.computed_seal() != lock.seal:
-        raise LockEdited(f"{path.name}: its contents do not match its seal")
-    return lock
+    return read_sealed(path, WeightsLock, missing="Make it with `sm120 weights lock NAME`.")
 
 
 def current_lock(checkout: Checkout, name: str) -> WeightsLock:

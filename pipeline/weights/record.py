@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from pipeline import __version__
-from pipeline.model import Digest, Frozen, Hex, canonical_json, sha256_of
-from pipeline.weights.model import Repository, Sha1, WeightsLock, dump
+from pipeline.model import Frozen, Hex, Identity, canonical_json, sha256_of
+from pipeline.weights.model import WeightsLock, dump
 from pipeline.weights.place import Place
+from pipeline.weights.predicate import Tool, Weights, WeightsLockName, WeightsVerification
 from pipeline.weights.survey import Finding
 from pipeline.weights.verify import Request, verify
 from pipeline.weights.vouched import look
@@ -20,9 +21,6 @@ STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io
 PREDICATE_TYPE: Literal["urn:sm120-pipeline:predicate:weights:v1"] = (
     "urn:sm120-pipeline:predicate:weights:v1"
 )
-
-Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
-Count = Annotated[int, Field(ge=0)]
 
 
 class Sha256(Frozen):
@@ -34,47 +32,8 @@ class Sha256(Frozen):
 class Subject(Frozen):
     """What the statement is about: the lock file, or the set of files it names."""
 
-    name: str
+    name: Identity
     digest: Sha256
-
-
-class Verification(Frozen):
-    """Whether the files on disk are the locked ones; `unknown` and `damaged` say why."""
-
-    result: Literal["verified", "damaged", "unknown"]
-    how: Literal["full", "receipt"]
-    at: Time
-    files_read: Count
-    files_by_receipt: Count
-    why: list[str] = []
-
-
-class LockName(Frozen):
-    """Which lock, and which wish it answers."""
-
-    name: str
-    seal: Digest
-    wish: Digest
-
-
-class Tool(Frozen):
-    """Who says so."""
-
-    name: Literal["sm120-pipeline"] = "sm120-pipeline"
-    version: str
-
-
-class Weights(Frozen):
-    """The predicate."""
-
-    lock: LockName
-    repository: Repository
-    commit: Sha1
-    files: Count
-    size_bytes: Count
-    layout: Literal["plain", "hub-cache"]
-    verification: Verification
-    tool: Tool
 
 
 class Record(Frozen):
@@ -110,14 +69,14 @@ def record(
             _subject(f"{lock.repository}@{lock.commit}", set_digest(lock)),
         ],
         predicate=Weights(
-            lock=LockName(name=lock.name, seal=lock.seal, wish=lock.wish),
+            lock=WeightsLockName(name=lock.name, seal=lock.seal, wish=lock.wish),
             repository=lock.repository,
             commit=lock.commit,
             files=len(lock.files),
             size_bytes=lock.size_bytes,
             layout="hub-cache" if place.hub_cache else "plain",
             verification=(_full if full else _by_receipt)(place, neighbours, at),
-            tool=Tool(version=__version__),
+            tool=Tool(name="sm120-pipeline", version=__version__),
         ),
     )
 
@@ -126,10 +85,10 @@ def _subject(name: str, digest: str) -> Subject:
     return Subject(name=name, digest=Sha256(sha256=digest.removeprefix("sha256:")))
 
 
-def _full(place: Place, neighbours: Collection[Place], at: str) -> Verification:
+def _full(place: Place, neighbours: Collection[Place], at: str) -> WeightsVerification:
     report = verify(place, Request(full=True), neighbours).report
     why = [_words(finding) for finding in report.damage]
-    return Verification(
+    return WeightsVerification(
         result="damaged" if why else "verified",
         how="full",
         at=at,
@@ -139,7 +98,7 @@ def _full(place: Place, neighbours: Collection[Place], at: str) -> Verification:
     )
 
 
-def _by_receipt(place: Place, neighbours: Collection[Place], at: str) -> Verification:
+def _by_receipt(place: Place, neighbours: Collection[Place], at: str) -> WeightsVerification:
     seen = look(place, neighbours)
     why = [_words(finding) for finding in seen.findings if finding.damage]
     result: Literal["verified", "damaged", "unknown"] = "damaged" if why else "verified"
@@ -147,7 +106,7 @@ def _by_receipt(place: Place, neighbours: Collection[Place], at: str) -> Verific
         result = "damaged" if why else "unknown"
         first = seen.unknown[0].path
         why.append(f"no receipt vouches for {len(seen.unknown)} files, such as {first}")
-    return Verification(
+    return WeightsVerification(
         result=result,
         how="receipt",
         at=at,

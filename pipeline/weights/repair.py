@@ -40,7 +40,7 @@ from pipeline.weights.ranges import (
 )
 from pipeline.weights.receipt import read_receipt
 from pipeline.weights.room import make_way, mend_link, set_aside
-from pipeline.weights.survey import Finding
+from pipeline.weights.survey import Finding, right_size
 from pipeline.weights.verify import Checked
 
 AT_ONCE = 4
@@ -84,17 +84,10 @@ def _brought(place: Place, pins: list[FilePin], supply: Supply) -> list[Mended]:
         raise
     except PipelineError as error:
         log.say(f"  {error}")
-    came = [pin for pin in pins if _has_size(place.file(pin), pin)]
+    came = [pin for pin in pins if right_size(place.file(pin), pin)]
     return [
         Mended(path=pin.path, how="fetched whole", fetched_bytes=pin.size_bytes) for pin in came
     ]
-
-
-def _has_size(path: Path, pin: FilePin) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode) and path.lstat().st_size == pin.size_bytes
-    except OSError:
-        return False
 
 
 def _put_aside(place: Place, finding: Finding) -> Mended:

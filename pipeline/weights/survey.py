@@ -98,6 +98,16 @@ def _look(pin: FilePin, path: Path, root: str, real: str) -> Present | Finding:
     return Present(pin, Path(real), identity_of(status))
 
 
+def right_size(path: Path, pin: FilePin) -> Identity | None:
+    """The identity of a plain file of the locked size; none for anything else, a link too."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    fits = stat.S_ISREG(status.st_mode) and status.st_size == pin.size_bytes
+    return identity_of(status) if fits else None
+
+
 def _kind_of(mode: int) -> str:
     names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     return names.get(stat.S_IFMT(mode), "a link or device")

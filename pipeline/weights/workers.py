@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
@@ -20,7 +19,6 @@ from pipeline.weights.tries import Tries
 
 PIECE_BYTES = 1 << 18
 NOTE_BYTES = 8 << 20  # so much of a range may be lost with the process
-LONGEST_GOODBYE_S = 3.0
 
 
 class Crew:
@@ -65,12 +63,7 @@ class Crew:
         if any(thread.is_alive() for thread in threads):
             self._client.hang_up()
         self._tell()
-        deadline = time.monotonic() + LONGEST_GOODBYE_S
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
-        if not any(thread.is_alive() for thread in threads):
-            self._client.stop.clear()
+        if self._client.see_off(threads):
             for arrival in self._begun:
                 arrival.close()
 

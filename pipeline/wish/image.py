@@ -46,10 +46,10 @@ Architecture = Annotated[str, StringConstraints(pattern=r"^sm_\d{2,3}[af]?$")]
 class Account(Frozen):
     """A user that exists in the image, so that nothing has to run as root."""
 
-    name: Name
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
     uid: Annotated[int, Field(ge=1, le=60000)]
     gid: Annotated[int, Field(ge=1, le=60000)]
-    home: ImagePath
+    home: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")]
 
 
 class DebianWish(Frozen):

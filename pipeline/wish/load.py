@@ -6,13 +6,16 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipeline.errors import UnknownImage, WishInvalid
-from pipeline.wish.image import ImageWish, PatchSeries
+from pipeline.files import read_at_most
+
+if TYPE_CHECKING:  # slow to load, and weights need none of it
+    from pipeline.wish.image import ImageWish, PatchSeries
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -54,9 +57,8 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
 
 
 def _read_text(path: Path) -> str:
-    with path.open("rb") as handle:
-        data = handle.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
+    data = read_at_most(path, MAX_FILE_BYTES)
+    if data is None:
         raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
     return data.decode("utf-8")
 
@@ -96,6 +98,8 @@ class Checkout:
 
     def wish(self, name: str) -> ImageWish:
         """One image's wish."""
+        from pipeline.wish.image import ImageWish
+
         path = self.folder(name) / "image.yaml"
         if not path.exists():
             known = ", ".join(self.images()) or "none"
@@ -121,12 +125,16 @@ class Checkout:
 
     def series(self, wish: ImageWish) -> PatchSeries:
         """The image's patches, none if it has no series."""
+        from pipeline.wish.image import PatchSeries
+
         if wish.patches is None:
             return PatchSeries(patches=[])
         return read_yaml(self.folder(wish.name) / wish.patches, PatchSeries)
 
     def other_series(self, wish: ImageWish) -> dict[str, PatchSeries]:
         """Series that lie beside the image's own and can be named in its place."""
+        from pipeline.wish.image import PatchSeries
+
         if wish.patches is None:
             return {}
         own = self.folder(wish.name) / wish.patches

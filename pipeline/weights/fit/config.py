@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.errors import ModelUnreadable
+from pipeline.files import read_at_most
 from pipeline.weights.fit.quant import read_precision
 from pipeline.weights.fit.shape import Architecture, Gqa, Mla, Moe, Vision
 
@@ -169,9 +170,8 @@ def _flag(table: Mapping[str, Any], key: str) -> bool:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as handle:
-            data = handle.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
+        data = read_at_most(path, MOST_BYTES)
+        if data is None:
             raise ValueError("is larger than any config")
         value = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:

@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 
 from pipeline.build.entry import Entry, Kind, Slice
-from pipeline.build.rootfs import User, assemble_rootfs
+from pipeline.build.rootfs import assemble_rootfs
 from pipeline.errors import CorruptArchive, PipelineError, WishInvalid
 from pipeline.lock.deb822 import read_stanzas
+from pipeline.wish.image import Account
 from tests.testbed.deb_file import Item, folder, hard_link, symlink, write_deb
 
 Tree = dict[str, Entry]
-APP = User(name="app", uid=1000, gid=1001, home="/home/app", shell="/bin/sh")
+APP = Account(name="app", uid=1000, gid=1001, home="/home/app")
 
 
-def assembled(tmp_path: Path, *debs: Path, users: Sequence[User] = ()) -> Tree:
+def assembled(tmp_path: Path, *debs: Path, users: Sequence[Account] = ()) -> Tree:
     entries = assemble_rootfs(debs, tmp_path, users=users, architecture="amd64")
     return {entry.path: entry for entry in entries}
 
@@ -154,14 +155,14 @@ def test_two_packages_of_one_file_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_several_users_are_all_there(tmp_path: Path) -> None:
-    second = User(name="other", uid=1001, gid=1002, home="/home/other")
+    second = Account(name="other", uid=1001, gid=1002, home="/home/other")
     tree = assembled(tmp_path, deb(tmp_path, "a"), users=[APP, second])
     assert content(tree["etc/passwd"]).splitlines()[-1].startswith(b"other:*:1001:1002:")
     assert (tree["home/app"].uid, tree["home/other"].uid) == (1000, 1001)
 
 
 def test_users_that_share_a_number_are_refused(tmp_path: Path) -> None:
-    second = User(name="other", uid=1000, gid=1002, home="/home/other")
+    second = Account(name="other", uid=1000, gid=1002, home="/home/other")
     with pytest.raises(WishInvalid, match="other"):
         assembled(tmp_path, deb(tmp_path, "a"), users=[APP, second])
 
@@ -176,7 +177,7 @@ def test_accounts_come_from_base_passwd_with_the_user_added(tmp_path: Path) -> N
     tree = assembled(tmp_path, base, users=[APP])
     assert content(tree["etc/passwd"]).decode().splitlines() == [
         "root:*:0:0:root:/root:/bin/bash",
-        "app:*:1000:1001::/home/app:/bin/sh",
+        "app:*:1000:1001::/home/app:/usr/sbin/nologin",
     ]
     assert content(tree["etc/group"]).endswith(b"staff:*:50:\napp:*:1001:\n")
     home = tree["home/app"]
@@ -192,13 +193,13 @@ def test_an_image_without_base_passwd_still_knows_root(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "user",
     [
-        User(name="root", uid=1000, gid=1000, home="/home/x"),
-        User(name="games", uid=5, gid=1000, home="/home/x"),
-        User(name="games", uid=1000, gid=50, home="/home/x"),
-        User(name="games", uid=1000, gid=1000, home="/tmp"),
+        Account(name="root", uid=1000, gid=1000, home="/home/x"),
+        Account(name="games", uid=5, gid=1000, home="/home/x"),
+        Account(name="games", uid=1000, gid=50, home="/home/x"),
+        Account(name="games", uid=1000, gid=1000, home="/tmp"),
     ],
 )
-def test_a_user_that_debian_already_has_is_refused(tmp_path: Path, user: User) -> None:
+def test_a_user_that_debian_already_has_is_refused(tmp_path: Path, user: Account) -> None:
     base = deb(
         tmp_path,
         "base-passwd",
@@ -214,9 +215,10 @@ def test_a_user_that_debian_already_has_is_refused(tmp_path: Path, user: User) -
     [{"name": "a:b"}, {"name": "A"}, {"uid": 0}, {"gid": 0}, {"home": "/a/../b"}, {"shell": "sh"}],
 )
 def test_a_user_that_would_break_passwd_cannot_be_written_down(change: dict[str, object]) -> None:
-    fields = {"name": "a", "uid": 1, "gid": 1, "home": "/home/a", "shell": "/bin/sh"}
+    fields = {"name": "a", "uid": 1, "gid": 1, "home": "/home/a"}
+    assert Account.model_validate(fields)
     with pytest.raises(ValueError, match="validation error"):
-        User.model_validate(fields | change)
+        Account.model_validate(fields | change)
 
 
 def test_certificates_become_one_bundle_in_order_of_name(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pipeline.errors import (
     PipelineError,
     SourceUnreachable,
 )
-from pipeline.fetch import http, inputs, sources
+from pipeline.fetch import http, sources
 from pipeline.fetch.aptconf import DebianMirror
 from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
@@ -561,7 +561,7 @@ def test_a_server_that_says_nothing_does_not_hold_up_the_end_for_long(
     store: Store, server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "READ_TIMEOUT_S", 5)
-    monkeypatch.setattr(inputs, "LONGEST_GOODBYE_S", 0.2)
+    monkeypatch.setattr(http, "LONGEST_GOODBYE_S", 0.2)
     pins = many(server, 3)
     server.fail_file(pins[0].file, faults.silent())
     start = time.monotonic()

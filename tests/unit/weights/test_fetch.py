@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,9 @@ from pipeline.errors import (
     WishInvalid,
 )
 from pipeline.fetch.http import Client
-from pipeline.log import Bar
-from pipeline.weights import fetch as fetch_module
 from pipeline.weights.arrival import Arrival
 from pipeline.weights.fetch import fetch_range
-from pipeline.weights.hashing import identity_of
+from pipeline.weights.hashing import Reading, identity_of, read_file
 from pipeline.weights.model import FilePin, sealed
 from pipeline.weights.place import new_place
 from pipeline.weights.receipt import Entry, keep
@@ -613,12 +612,12 @@ def test_a_file_that_a_receipt_vouches_for_is_not_read_again(
     place = bed.place()
     bed.fetch(place)
     hashed: list[str] = []
-    monkeypatch.setattr("pipeline.weights.fetch._hashes_right", _noting(hashed))
+    monkeypatch.setattr("pipeline.weights.fetch.read_file", _noting(hashed))
     pin = next(p for p in place.lock.files if p.path == BIG)
     entry = Entry(path=BIG, want=pin.want, identity=identity_of(place.file(pin).stat()), marks="")
     keep(place, [entry], [])
     assert bed.fetch(place) == []
-    assert BIG not in hashed
+    assert str(place.file(pin)) not in hashed
     assert len(hashed) == len(bed.files) - 1
 
 
@@ -638,11 +637,20 @@ def test_a_file_that_moved_since_its_receipt_is_read_again(
     bed.require_right(place)
 
 
-def _noting(hashed: list[str]) -> Callable[..., bool]:
-    real = fetch_module._hashes_right
-
-    def note(path: Path, pin: FilePin, stop: threading.Event, bar: Bar) -> bool:
-        hashed.append(pin.path)
-        return real(path, pin, stop, bar)
+def _noting(hashed: list[str]) -> Callable[..., Reading]:
+    def note(path: Path, *args: Any, **options: Any) -> Reading:
+        hashed.append(str(path))
+        return read_file(path, *args, **options)
 
     return note
+
+
+def test_a_link_in_the_place_of_a_file_gives_way_to_the_file(bed: Bed, tmp_path: Path) -> None:
+    place = bed.place()
+    bed.fetch(place)
+    path = place.file(next(p for p in place.lock.files if p.path == BIG))
+    elsewhere = path.rename(tmp_path / "elsewhere")
+    path.symlink_to(elsewhere)
+    assert bed.fetch(place) == [BIG]
+    assert not path.is_symlink()
+    bed.require_right(place)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pipeline.errors import WeightsDamaged
+from pipeline.errors import RecordInvalid, WeightsDamaged
+from pipeline.record.predicates import check_predicate
 from pipeline.weights import record as records
 from pipeline.weights.place import Place, find_places
-from pipeline.weights.record import Record, as_json, record, schema, set_digest
+from pipeline.weights.record import PREDICATE_TYPE, Record, as_json, record, schema, set_digest
 from pipeline.weights.verify import Request, verify
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.support import Command
@@ -92,7 +93,10 @@ def test_the_schema_beside_the_code_is_the_codes_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("files", -1), ("commit", "main"), ("layout", "zip"), ("more", 1), ("repository", "x")],
+    [
+        *(("files", -1), ("commit", "main"), ("layout", "zip"), ("more", 1), ("repository", "x")),
+        *(("repository", "org/tinỵ"), ("tool", {"version": "1"}), ("lock", {"name": "a b"})),
+    ],
 )
 def test_a_record_cannot_hold_what_the_model_does_not_allow(
     place: Place, name: str, value: object
@@ -100,6 +104,18 @@ def test_a_record_cannot_hold_what_the_model_does_not_allow(
     whole = as_json(record(place))
     assert Record.model_validate(whole)
     whole["predicate"][name] = value
+    with pytest.raises(ValidationError):
+        Record.model_validate(whole)
+    with pytest.raises(RecordInvalid):
+        check_predicate(PREDICATE_TYPE, whole["predicate"])
+
+
+def test_a_record_says_why_even_where_there_is_nothing_to_say(place: Place) -> None:
+    whole = as_json(record(place, full=True))
+    check_predicate(PREDICATE_TYPE, whole["predicate"])
+    assert whole["predicate"]["verification"].pop("why") == []
+    with pytest.raises(RecordInvalid, match="why"):
+        check_predicate(PREDICATE_TYPE, whole["predicate"])
     with pytest.raises(ValidationError):
         Record.model_validate(whole)
 

@@ -1,0 +1,43 @@
+"""Locks that carry the digest of all else in them: one that was edited by hand is not believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from pipeline.errors import LockEdited, LockMissing, WishInvalid
+from pipeline.model import Frozen, canonical_json, sha256_of
+from pipeline.wish.load import read_yaml
+
+UNSEALED = "sha256:" + "0" * 64
+
+
+class Sealed(Frozen):
+    """What has a seal. Each kind declares the field itself, last, as it stands in its file."""
+
+    if TYPE_CHECKING:
+        seal: str
+
+    def computed_seal(self) -> str:
+        """The digest of all else in the lock."""
+        return sha256_of(canonical_json(self.model_dump(exclude={"seal"})))
+
+    def sealed(self) -> Self:
+        """This draft with its seal."""
+        return self.model_copy(update={"seal": self.computed_seal()})
+
+
+Lock = TypeVar("Lock", bound=Sealed)
+
+
+def read_sealed(path: Path, model: type[Lock], *, missing: str = "", edited: str = "") -> Lock:
+    """A lock that is whole and unedited; else the error has its own hint, or the one given."""
+    if not path.exists():
+        raise LockMissing(f"{path.name}: there is no such lock", missing)
+    try:
+        lock = read_yaml(path, model)
+    except WishInvalid as error:
+        raise LockEdited(str(error), edited) from error
+    if lock.computed_seal() != lock.seal:
+        raise LockEdited(f"{path.name}: its contents do not match its seal", edited)
+    return lock

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from pipeline.files import hash_so_far, read_at_most, size_so_far
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 10])
+def test_a_file_up_to_the_bound_is_read_whole(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size)
+    assert read_at_most(path, 10) == b"x" * size
+
+
+@pytest.mark.parametrize("size", [11, 12, 10_000_000])
+def test_a_file_past_the_bound_is_not_read(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as out:
+        out.truncate(size)
+    assert read_at_most(path, 10) is None
+
+
+def test_a_file_without_end_ends_at_the_bound() -> None:
+    assert read_at_most(Path("/dev/zero"), 10) is None
+
+
+def test_a_file_that_is_not_there_is_an_error_and_not_a_large_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_at_most(tmp_path / "none", 10)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, 5_000_000])
+def test_what_has_come_is_hashed_and_counted_once(tmp_path: Path, size: int) -> None:
+    path, data = tmp_path / "part", b"y" * size
+    path.write_bytes(data)
+    told: list[int] = []
+    sha = hash_so_far(path, told.append)
+    assert size_so_far(path) == sum(told) == size
+    sha.update(b"rest")
+    assert sha.digest() == hashlib.sha256(data + b"rest").digest()
+
+
+def test_before_the_first_byte_nothing_has_come(tmp_path: Path) -> None:
+    told: list[int] = []
+    none = tmp_path / "none"
+    assert hash_so_far(none, told.append).digest() == hashlib.sha256().digest()
+    assert (size_so_far(none), told) == (0, [])
