@@ -18,7 +18,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from pipeline.files import locked, write_bytes
-from pipeline.model import Digest, Frozen, canonical_json, sha256_of
+from pipeline.lock.sealed import Sealed
+from pipeline.model import Digest, Frozen, sha256_of
 from pipeline.weights.hashing import BLOCK_BYTES, MARK_CHARS, Identity, Reading
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
@@ -42,8 +43,11 @@ class Entry(Frozen):
         return tuple(self.marks[i : i + MARK_CHARS] for i in range(0, len(self.marks), MARK_CHARS))
 
 
-class Receipt(Frozen):
-    """All that was proved of one locked set in one folder."""
+class Receipt(Sealed):
+    """All that was proved of one locked set in one folder.
+
+    The seal shows a damaged or half-written receipt; it is no defence against a forger.
+    """
 
     format: Literal[2] = 2
     lock: Digest
@@ -51,10 +55,6 @@ class Receipt(Frozen):
     block_bytes: int = BLOCK_BYTES
     files: list[Entry] = Field(default=[])
     seal: str = ""
-
-    def computed_seal(self) -> str:
-        """Shows a damaged or half-written receipt; no defence against a forger."""
-        return sha256_of(canonical_json(self.model_dump(exclude={"seal"})))
 
 
 def machine() -> str:
@@ -121,7 +121,6 @@ def keep(place: Place, entries: Iterable[Entry], doubted: Iterable[str]) -> None
         known |= {entry.path: entry for entry in entries}
         paths = {pin.path for pin in place.lock.files}
         files = [known[path] for path in sorted(known) if path in paths]
-        draft = Receipt(lock=place.lock.seal, machine=machine(), files=files)
-        done = draft.model_copy(update={"seal": draft.computed_seal()})
+        done = Receipt(lock=place.lock.seal, machine=machine(), files=files).sealed()
         text = json.dumps(done.model_dump(), sort_keys=True, ensure_ascii=False)
         write_bytes(place.receipt_file, text.encode() + b"\n")
