@@ -14,6 +14,10 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_l
 # A file name, never a path: no separator, no leading dot.
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+~!%:-]*$")]
 Platform = Annotated[str, StringConstraints(pattern=r"^linux/(amd64|arm64)$")]
+_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+# A name below a registry, as registries allow them; the registry itself is no part of it.
+REPOSITORY = rf"{_PART}(?:/{_PART})*"
+RepositoryPath = Annotated[str, StringConstraints(pattern=rf"^{REPOSITORY}$", max_length=200)]
 
 
 def stays_below(path: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.build import golden, oci
 from pipeline.build.deflate import check_compressor
 from pipeline.build.entry import Entry, with_parents
+from pipeline.build.foreign import Foreign, base_layers, read_layers
 from pipeline.build.layer import write_layer
 from pipeline.build.oci import TitledLayer
 from pipeline.build.pinned import make_layers
@@ -112,10 +113,7 @@ def build_images(
     todo = [plan for plan in plans if find_built(store, plan) is None]
     if todo:
         check_compressor()
-        work = work_for(todo, store)
-        if work.missing:
-            store.need_space(work.disk_bytes)
-            make_layers(store, work, make_fetcher(), keep_inputs=keep_inputs)
+        _make_parts(store, todo, make_fetcher, keep_inputs=keep_inputs)
     if accept:
         plans = [_accept_patches(checkout, store, plan) for plan in plans]
     done = []
@@ -123,6 +121,33 @@ def build_images(
         built = _finish(checkout, store, plan, accept=accept, judge=judge)
         done.append(replace(built, time_s=time.monotonic() - start))
     return done
+
+
+def _make_parts(
+    store: Store, todo: list[ImagePlan], make_fetcher: Callable[[], Fetcher], *, keep_inputs: bool
+) -> None:
+    """Foreign bases and layers of locked files, as far as the store lacks them."""
+    work = work_for(todo, store)
+    if not work.missing and not work.bases:
+        return
+    store.need_space(work.disk_bytes)
+    fetcher = make_fetcher()
+    for base in work.bases:
+        fetcher.bases.bring(base)
+        read_layers(store, base)
+    _require_fit(store, todo)
+    if work.missing:
+        make_layers(store, work, fetcher, keep_inputs=keep_inputs)
+
+
+def _require_fit(store: Store, todo: list[ImagePlan]) -> None:
+    """Wheels that a foreign base has no place or no Python for are not worth fetching."""
+    for plan in todo:
+        for each in plan.chain() if plan.foreign else []:
+            if each.wish.python and plan.foreign:
+                venv = each.venv
+                base = Foreign(store, plan.foreign)
+                base.python_home(each.wish.name, venv.version, venv.root)
 
 
 def _accept_patches(checkout: Checkout, store: Store, plan: ImagePlan) -> ImagePlan:
@@ -164,15 +189,17 @@ def _finish(
 
 def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[dict[str, Any], str]:
     layers = _chain_layers(checkout, store, plan)
+    foreign = Foreign(store, plan.foreign) if plan.foreign else None
     tree = wheel_tree(store, _wheel_records(store, plan))
-    own = _own_layer(checkout, store, plan, layers, tree)
+    own = _own_layer(checkout, store, plan, layers, tree, foreign)
     if own:
         layers.append(TitledLayer(f"{plan.wish.name} files", own))
     patched = patched_entries(checkout, plan, tree)
     if patched.entries:
         layers.append(TitledLayer("patches", _thin_layer(store, patched.entries)))
     require_few(plan.wish.name, len(layers))
-    config = canonical_json(oci.image_config(plan, layers))
+    below = _below(checkout, plan, foreign) if foreign else None
+    config = canonical_json(oci.image_config(plan, layers, below))
     config_digest = store.put_blob(config)
     manifest = canonical_json(oci.manifest(plan, config_digest, len(config), layers))
     digest = store.put_blob(manifest)
@@ -181,9 +208,27 @@ def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[dict[s
         "code": code_digest(),
         "config": config_digest,
         "descriptor": oci.descriptor(plan, digest, len(manifest)),
-        "layers": [{"title": x.title, "record": x.record.model_dump()} for x in layers],
+        "layers": [{"title": x.title, "record": x.record.dump()} for x in layers],
     }
+    if plan.foreign:
+        record["base"] = [x.digest for x in plan.foreign.documents]
     return record, patched.diff
+
+
+def _below(checkout: Checkout, plan: ImagePlan, foreign: Foreign) -> oci.Below:
+    """How the foreign base runs; its users, unless a file of ours lists others."""
+    files = [
+        checkout.folder(each.wish.name) / file.source
+        for each in plan.chain()
+        for file in each.wish.files
+        if file.to == "/etc/passwd"
+    ]
+
+    def find_user(name: str) -> str:
+        passwd = files[-1].read_bytes() if files else None
+        return foreign.user(plan.wish.name, name, passwd)
+
+    return oci.Below(foreign.config, find_user)
 
 
 def _chain_layers(checkout: Checkout, store: Store, plan: ImagePlan) -> list[TitledLayer]:
@@ -197,6 +242,8 @@ def _chain_layers(checkout: Checkout, store: Store, plan: ImagePlan) -> list[Tit
         if base is None:
             raise StoreDamaged(f"{plan.base.wish.name}: a layer vanished while it was built")
         layers += base.layers
+    if plan.lock.base_image:
+        layers += base_layers(store, plan.lock.base_image)
     for layer in plan.layers:
         layers.append(TitledLayer(layer.title, _pinned(store, layer.key, layer.title)))
     return layers
@@ -215,7 +262,12 @@ def _wheel_records(store: Store, plan: ImagePlan) -> list[LayerRecord]:
 
 
 def _own_layer(
-    checkout: Checkout, store: Store, plan: ImagePlan, below: list[TitledLayer], tree: WheelTree
+    checkout: Checkout,
+    store: Store,
+    plan: ImagePlan,
+    below: list[TitledLayer],
+    tree: WheelTree,
+    foreign: Foreign | None,
 ) -> LayerRecord | None:
     """The image's own files; remembered, so that an edited patch need not look at all paths."""
     parts = plan.wish.model_dump(mode="json", include={"name", "python", "cuda", "files"})
@@ -225,10 +277,10 @@ def _own_layer(
     known = store.layer(key)
     if known:
         return known
-    entries = own_entries(checkout, plan, tree)
+    entries = own_entries(checkout, plan, tree, foreign)
     if not entries:
         return None
-    entries += folders_above(entries, [store.contents(digest) for digest in digests], plan)
+    entries += folders_above(entries, [store.table(x.record) for x in below], plan)
     return _thin_layer(store, entries, key)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, StringConstraints
@@ -19,6 +19,7 @@ from pipeline.model import (
     Name,
     Platform,
     RelativePath,
+    RepositoryPath,
     canonical_json,
     sha256_of,
 )
@@ -26,6 +27,9 @@ from pipeline.wish.image import ImageWish
 from pipeline.wish.load import Checkout, read_yaml
 
 Size = Annotated[int, Field(gt=0)]
+LayerType = Literal[
+    "application/vnd.oci.image.layer.v1.tar+gzip", "application/vnd.oci.image.layer.v1.tar"
+]
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
 
 
@@ -56,6 +60,49 @@ class DebPin(Frozen):
 Pin = WheelPin | DebPin
 
 
+class BlobPin(Frozen):
+    """A part of a foreign base: an index, a manifest or a config."""
+
+    digest: Digest
+    size_bytes: Size
+
+
+class LayerPin(BlobPin):
+    """A layer of a foreign base, taken as it is."""
+
+    diff_id: Digest
+    media_type: LayerType
+
+
+class BasePin(Frozen):
+    """A foreign base for one platform: every document and layer by digest, and no place."""
+
+    repository: RepositoryPath
+    index: BlobPin | None
+    manifest: BlobPin
+    config: BlobPin
+    layers: Annotated[list[LayerPin], Field(min_length=1, max_length=127)]
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.manifest.digest}"
+
+    @property
+    def asked(self) -> str:
+        """The digest that the wish names."""
+        return (self.index or self.manifest).digest
+
+    @property
+    def documents(self) -> list[BlobPin]:
+        """Index and manifest, then the config: small, and all that decides but the layers."""
+        return [*([self.index] if self.index else []), self.manifest, self.config]
+
+    @property
+    def blobs(self) -> list[BlobPin]:
+        """Config and layers, each once."""
+        found = {x.digest: x.size_bytes for x in (self.config, *self.layers)}
+        return [BlobPin(digest=d, size_bytes=n) for d, n in found.items()]
+
+
 class ImageLock(Frozen):
     """Everything an image is made of for one platform, beyond its base."""
 
@@ -64,13 +111,16 @@ class ImageLock(Frozen):
     platform: Platform
     wish: Digest
     base_lock: Digest | None = None
+    base_image: BasePin | None = None
     wheels: list[WheelPin] = []
     debs: list[DebPin] = []
     seal: Digest
 
     def computed_seal(self) -> str:
         """The digest of all else in the lock."""
-        return sha256_of(canonical_json(self.model_dump(exclude={"seal"})))
+        # locks without a foreign base are sealed as they were before there was one
+        absent = {"base_image"} if self.base_image is None else set[str]()
+        return sha256_of(canonical_json(self.model_dump(exclude={"seal", *absent})))
 
     @property
     def pins(self) -> list[Pin]:
@@ -84,6 +134,7 @@ def sealed(
     base_lock: str | None,
     wheels: list[WheelPin],
     debs: list[DebPin],
+    base_image: BasePin | None = None,
 ) -> ImageLock:
     """A new lock, sorted and sealed."""
     draft = ImageLock(
@@ -91,6 +142,7 @@ def sealed(
         platform=platform,
         wish=wish,
         base_lock=base_lock,
+        base_image=base_image,
         wheels=sorted(wheels, key=lambda w: w.name),
         debs=sorted(debs, key=lambda d: d.name),
         seal="sha256:" + "0" * 64,
@@ -108,11 +160,21 @@ def dump(lock: ImageLock) -> str:
         f"platform: {lock.platform}",
         f"wish: {lock.wish}",
         f"base_lock: {lock.base_lock or 'null'}",
+        *_dump_base(lock.base_image),
     ]
     for title, pins in (("wheels", lock.wheels), ("debs", lock.debs)):
         lines.append(f"{title}:" if pins else f"{title}: []")
         lines += [f"- {json.dumps(pin.model_dump(), ensure_ascii=False)}" for pin in pins]
     return "\n".join([*lines, f"seal: {lock.seal}", ""])
+
+
+def _dump_base(base: BasePin | None) -> list[str]:
+    if base is None:
+        return []
+    found: dict[str, Any] = base.model_dump()
+    layers = found.pop("layers")
+    lines = [f"  {name}: {json.dumps(value)}" for name, value in found.items()]
+    return ["base_image:", *lines, "  layers:", *(f"  - {json.dumps(x)}" for x in layers)]
 
 
 def write_lock(path: Path, lock: ImageLock) -> None:
@@ -141,8 +203,17 @@ def current_lock(checkout: Checkout, wish: ImageWish, platform: str) -> ImageLoc
         raise LockEdited(f"{path.name}: is the lock of {lock.image} for {lock.platform}")
     if lock.wish != wish.lock_digest():
         raise LockStale(f"{path.name}: the wish has changed since it was locked")
-    if wish.base is not None:
-        base = read_lock(checkout.lock_path(wish.base, platform))
+    if wish.parent is not None:
+        base = read_lock(checkout.lock_path(wish.parent, platform))
         if lock.base_lock != base.seal:
-            raise LockStale(f"{path.name}: the lock of its base {wish.base} has changed since")
+            raise LockStale(f"{path.name}: the lock of its base {wish.parent} has changed since")
+    _require_base(path, lock, wish)
     return lock
+
+
+def _require_base(path: Path, lock: ImageLock, wish: ImageWish) -> None:
+    """A foreign base is locked if and only if it is wished for, and is that one."""
+    want, got = wish.foreign, lock.base_image
+    said = (got.repository, got.asked) if got else None
+    if said != ((want.repository, want.digest) if want else None):
+        raise LockEdited(f"{path.name}: its base image is not the one that is wished for")

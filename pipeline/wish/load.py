@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipeline.errors import UnknownImage, WishInvalid
+from pipeline.wish.base import require_supported
 from pipeline.wish.image import ImageWish, PatchSeries
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -116,7 +117,8 @@ class Checkout:
             seen.append(current)
             wish = self.wish(current)
             wishes.append(wish)
-            current = wish.base
+            current = wish.parent
+        require_supported(wishes[::-1])
         return wishes[::-1]
 
     def series(self, wish: ImageWish) -> PatchSeries:
