@@ -161,10 +161,10 @@ def _export(checkout: Checkout, names: tuple[str, ...], platform: str | None, fo
 def _base_finder(context: click.Context, bases: BaseSettings) -> FindBase:
     """Looks foreign bases up, first in the store and in folders that SM120_MIRRORS names."""
     from pipeline.fetch.base import Bases
-    from pipeline.fetch.settings import folder_of, read_settings
+    from pipeline.fetch.settings import folder_of, named_mirrors
 
     def find(base: ForeignBase, platform: str) -> BasePin:
-        folders = tuple(f for m in read_settings().mirrors if (f := folder_of(m)))
+        folders = tuple(f for m in named_mirrors() if (f := folder_of(m)))
         found = Bases(store_of(context), replace(bases, folders=folders))
         return found.resolve(base, platform)
 
