@@ -120,9 +120,11 @@ def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
     found = []
     for each in plan.chain():
         wish, folder = each.wish, PurePosixPath("images") / each.wish.name
-        for file in wish.files:
-            path = str(folder / file.source)
-            found.append(OwnFile(wish.name, path, _digest(checkout, path), to=file.to))
+        for source in dict.fromkeys(file.source for file in wish.files):
+            path = str(folder / source)
+            # one file may lie in several places; it is one material all the same
+            to = ", ".join(file.to for file in wish.files if file.source == source)
+            found.append(OwnFile(wish.name, path, _digest(checkout, path), to=to))
         for patch in checkout.series(wish).patches:
             path = str((folder / (wish.patches or "")).parent / patch.file)
             found.append(OwnFile(wish.name, path, _digest(checkout, path), patch=patch))

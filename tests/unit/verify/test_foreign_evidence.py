@@ -65,7 +65,10 @@ def make_foreign_world(place: Path) -> World:
     base = ForeignBase(repository=REPOSITORY, digest=digest_of(INDEX))
     pin = Bases(store, BaseSettings(folders=(mirror,))).resolve(base, AMD64)
     wheel = make_wheel(mirror, "pkg")
-    wish = wish_on(IMAGE, base=str(base), python={"requirements": ["pkg==1.0"]})
+    # one file of ours in two places is one material
+    files = [{"from": "tool", "to": to} for to in ("/opt/tool", "/usr/bin/tool2")]
+    python = {"requirements": ["pkg==1.0"]}
+    wish = wish_on(IMAGE, base=str(base), python=python, files=files)
     mine = Image(wish, [wheel], files={"tool": "new\n"}, base_image=pin)
     checkout = make_checkout(place / "checkout", mine)
     built = build(checkout, store, mirror, "mine")[0]
