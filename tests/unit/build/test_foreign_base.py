@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,11 +116,13 @@ def test_a_base_of_our_own_layers_gives_the_same_digest_where_it_was_built(tmp_p
     ids = config(first, ours)["rootfs"]["diff_ids"]
     layers = tuple(Layer(b, d) for b, d in zip(blobs, ids, strict=True))
     image = ForeignImage(layers, first.read_blob(found["config"]["digest"]), manifest)
+    own_table = first.contents(ours.layers[-1].record.digest)
     more = {"files": [{"from": "tool", "to": "/home/app/other"}]}
     checkout = checkout_on(tmp_path / "b", image, **more)
     there = build(checkout, first, tmp_path / "b" / "mirror", "mine")[0]
     elsewhere = build(checkout, open_store(tmp_path / "s"), tmp_path / "b" / "mirror", "mine")[0]
     assert there.digest == elsewhere.digest
+    assert first.contents(ours.layers[-1].record.digest) == own_table
 
 
 def test_ours_wins_and_the_rest_of_the_base_stays(tmp_path: Path) -> None:
@@ -202,8 +205,6 @@ def test_a_file_of_ours_covers_one_of_the_base(tmp_path: Path) -> None:
 def test_folders_above_our_files_keep_the_bases_owner_and_mode(tmp_path: Path) -> None:
     files = [{"from": "tool", "to": "/home/app/tool"}, {"from": "tool", "to": "/srv/tool"}]
     built, store = built_on(tmp_path, foreign_image(), files=files)
-    import tarfile
-
     with tarfile.open(store.blob_path(built.layers[-1].record.digest)) as archive:
         found = {m.name: (m.mode, m.uid, m.gid) for m in archive if m.isdir()}
     assert found["home/app"] == (0o750, 1001, 1002)
