@@ -1,124 +1,28 @@
-"""A foreign base in the store: its layers read once, its config, its users, its Python."""
+"""A foreign base in the store: its files, its config, its users, its Python."""
 
 from __future__ import annotations
 
-import hashlib
 import re
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline import log
 from pipeline.build.entry import Kind, parents
-from pipeline.build.oci import TitledLayer
-from pipeline.build.plan import foreign_key
-from pipeline.build.tarball import Header, TarStream, open_layer
-from pipeline.build.view import OPAQUE, WHITEOUT, View, follow, see
-from pipeline.errors import BaseUnusable, CorruptArchive, HostileArchive, WishInvalid
-from pipeline.lock.model import BasePin, LayerPin
-from pipeline.log import Bar
+from pipeline.build.foreign_layers import base_layers
+from pipeline.build.oci import Below
+from pipeline.build.plan import ImagePlan
+from pipeline.build.tarball import open_layer
+from pipeline.build.view import View, follow, see
+from pipeline.errors import BaseUnusable, WishInvalid
+from pipeline.lock.base import BasePin
 from pipeline.registry.config import ImageConfig, read_config
 from pipeline.store.record import FileRow, LayerRecord
 from pipeline.store.store import Store
+from pipeline.wish.load import Checkout
 
 _MOST_PASSWD_BYTES = 1 << 20
-_MOST_READERS = 4
 _MUSL = re.compile(r"(usr/)?lib/ld-musl-[a-z0-9_]+\.so\.1")
 _PYTHON_FOLDERS = ("usr/bin", "usr/local/bin")
-
-
-def read_layers(store: Store, pin: BasePin) -> None:
-    """List what each layer holds, unless that was done before; each must have its diffID."""
-    wanted = {layer.digest: layer for layer in pin.layers}
-    missing = [x for x in wanted.values() if store.layer(foreign_key(x)) is None]
-    if not missing:
-        return
-    total = sum(x.size_bytes for x in missing)
-    title = f"Reading {len(missing)} layers of {pin.repository}, {log.size(total)}"
-    with (
-        log.step(title),
-        log.progress("read", total) as bar,
-        ThreadPoolExecutor(min(_MOST_READERS, len(missing))) as pool,
-    ):
-        list(pool.map(lambda layer: _read_layer(store, layer, bar), missing))
-
-
-def base_layers(store: Store, pin: BasePin) -> list[TitledLayer]:
-    """The layers as they are, from the bottom."""
-    found = []
-    for number, layer in enumerate(pin.layers, 1):
-        record = store.layer(foreign_key(layer))
-        if record is None:
-            raise BaseUnusable(f"{pin}: its layer {layer.digest} is gone from the store")
-        found.append(TitledLayer(layer_title(number), record))
-    return found
-
-
-def layer_title(number: int) -> str:
-    """What a person calls a layer of a foreign base."""
-    return f"base layer {number}"
-
-
-def _read_layer(store: Store, layer: LayerPin, bar: Bar) -> None:
-    try:
-        with open_layer(store.blob_path(layer.digest), layer.media_type) as stream:
-            rows = [row for header in stream.entries() if (row := _row(stream, header))]
-    except (CorruptArchive, HostileArchive) as error:
-        raise type(error)(f"{layer.digest}: {error}") from error
-    if stream.diff_id != layer.diff_id:
-        raise BaseUnusable(
-            f"the layer {layer.digest} unpacks to {stream.diff_id}, not to {layer.diff_id} as its"
-            " config says"
-        )
-    record = LayerRecord(
-        digest=layer.digest,
-        diff_id=layer.diff_id,
-        size_bytes=layer.size_bytes,
-        unpacked_bytes=stream.unpacked_bytes,
-        media_type=layer.media_type,
-        is_foreign=True,
-    )
-    store.keep_foreign_layer(foreign_key(layer), record, rows)
-    bar.advance(layer.size_bytes)
-
-
-def _row(stream: TarStream, header: Header) -> FileRow | None:
-    folder, _, name = header.path.rpartition("/")
-    if name.startswith(".wh."):
-        return _taken_away(folder, name)
-    if not header.path:
-        return None
-    sha256 = ""
-    if header.kind == Kind.FILE.value:
-        sha = hashlib.sha256()
-        for piece in stream.content(header):
-            sha.update(piece)
-        sha256 = sha.hexdigest()
-    return FileRow(
-        header.path,
-        header.kind,
-        header.mode,
-        header.size_bytes if header.kind == Kind.FILE.value else 0,
-        sha256,
-        0,
-        header.target,
-        "",
-        header.uid,
-        header.gid,
-    )
-
-
-def _taken_away(folder: str, name: str) -> FileRow | None:
-    """A whiteout: the path it removes, or the folder it empties."""
-    if name == ".wh..wh..opq":
-        return FileRow(folder, OPAQUE, 0, 0, "", 0, "", "")
-    hidden = name.removeprefix(".wh.")
-    if hidden.startswith(".wh."):
-        return None  # what aufs kept for itself
-    if hidden in ("", ".", ".."):
-        raise HostileArchive(f"the whiteout {folder}/{name} removes no file")
-    path = f"{folder}/{hidden}" if folder else hidden
-    return FileRow(path, WHITEOUT, 0, 0, "", 0, "", "")
 
 
 @dataclass(frozen=True)
@@ -204,3 +108,28 @@ class Foreign:
                     f"{image}: python: /{folder} of its base is a {row.kind} of mode"
                     f" {row.mode:04o}, owner {row.uid}:{row.gid}; wheels need a plain folder there"
                 )
+
+
+def require_fit(store: Store, plans: Sequence[ImagePlan]) -> None:
+    """Wheels that a foreign base has no place or no Python for are not worth fetching."""
+    for plan in plans:
+        base = Foreign(store, plan.foreign) if plan.foreign else None
+        for each in plan.chain() if base else []:
+            if base and each.wish.python:
+                base.python_home(each.wish.name, each.venv.version, each.venv.root)
+
+
+def below(checkout: Checkout, plan: ImagePlan, foreign: Foreign) -> Below:
+    """How the foreign base runs; its users, unless a file of ours lists others."""
+    files = [
+        checkout.folder(each.wish.name) / file.source
+        for each in plan.chain()
+        for file in each.wish.files
+        if file.to == "/etc/passwd"
+    ]
+
+    def find_user(name: str) -> str:
+        passwd = files[-1].read_bytes() if files else None
+        return foreign.user(plan.wish.name, name, passwd)
+
+    return Below(foreign.config, find_user)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.build import golden, oci
 from pipeline.build.deflate import check_compressor
 from pipeline.build.entry import Entry, with_parents
-from pipeline.build.foreign import Foreign, base_layers, read_layers
+from pipeline.build.foreign import Foreign, below, require_fit
+from pipeline.build.foreign_layers import base_layers, read_layers
 from pipeline.build.layer import write_layer
 from pipeline.build.oci import TitledLayer
 from pipeline.build.pinned import make_layers
@@ -135,19 +136,9 @@ def _make_parts(
     for base in work.bases:
         fetcher.bases.bring(base)
         read_layers(store, base)
-    _require_fit(store, todo)
+    require_fit(store, todo)
     if work.missing:
         make_layers(store, work, fetcher, keep_inputs=keep_inputs)
-
-
-def _require_fit(store: Store, todo: list[ImagePlan]) -> None:
-    """Wheels that a foreign base has no place or no Python for are not worth fetching."""
-    for plan in todo:
-        for each in plan.chain() if plan.foreign else []:
-            if each.wish.python and plan.foreign:
-                venv = each.venv
-                base = Foreign(store, plan.foreign)
-                base.python_home(each.wish.name, venv.version, venv.root)
 
 
 def _accept_patches(checkout: Checkout, store: Store, plan: ImagePlan) -> ImagePlan:
@@ -198,8 +189,8 @@ def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[dict[s
     if patched.entries:
         layers.append(TitledLayer("patches", _thin_layer(store, patched.entries)))
     require_few(plan.wish.name, len(layers))
-    below = _below(checkout, plan, foreign) if foreign else None
-    config = canonical_json(oci.image_config(plan, layers, below))
+    runs_on = below(checkout, plan, foreign) if foreign else None
+    config = canonical_json(oci.image_config(plan, layers, runs_on))
     config_digest = store.put_blob(config)
     manifest = canonical_json(oci.manifest(plan, config_digest, len(config), layers))
     digest = store.put_blob(manifest)
@@ -213,22 +204,6 @@ def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[dict[s
     if plan.foreign:
         record["base"] = [x.digest for x in plan.foreign.documents]
     return record, patched.diff
-
-
-def _below(checkout: Checkout, plan: ImagePlan, foreign: Foreign) -> oci.Below:
-    """How the foreign base runs; its users, unless a file of ours lists others."""
-    files = [
-        checkout.folder(each.wish.name) / file.source
-        for each in plan.chain()
-        for file in each.wish.files
-        if file.to == "/etc/passwd"
-    ]
-
-    def find_user(name: str) -> str:
-        passwd = files[-1].read_bytes() if files else None
-        return foreign.user(plan.wish.name, name, passwd)
-
-    return oci.Below(foreign.config, find_user)
 
 
 def _chain_layers(checkout: Checkout, store: Store, plan: ImagePlan) -> list[TitledLayer]:
@@ -265,14 +240,14 @@ def _own_layer(
     checkout: Checkout,
     store: Store,
     plan: ImagePlan,
-    below: list[TitledLayer],
+    lower: list[TitledLayer],
     tree: WheelTree,
     foreign: Foreign | None,
 ) -> LayerRecord | None:
     """The image's own files; remembered, so that an edited patch need not look at all paths."""
     parts = plan.wish.model_dump(mode="json", include={"name", "python", "cuda", "files"})
     files = own_file_digests(checkout, plan.wish)
-    digests = [x.record.digest for x in below]
+    digests = [x.record.digest for x in lower]
     key = sha256_of(canonical_json([parts, files, digests, code_digest()]))
     known = store.layer(key)
     if known:
@@ -280,7 +255,7 @@ def _own_layer(
     entries = own_entries(checkout, plan, tree, foreign)
     if not entries:
         return None
-    entries += folders_above(entries, [store.table(x.record) for x in below], plan)
+    entries += folders_above(entries, [store.table(x.record) for x in lower], plan)
     return _thin_layer(store, entries, key)
 
 

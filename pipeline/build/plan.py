@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pipeline.build.venv import Venv
 from pipeline.errors import WishInvalid
-from pipeline.lock.model import BasePin, ImageLock, LayerPin, Pin, WheelPin, current_lock
+from pipeline.lock.base import BasePin, LayerPin
+from pipeline.lock.model import ImageLock, Pin, WheelPin, current_lock
 from pipeline.model import canonical_json, sha256_of
 from pipeline.store.store import Store
 from pipeline.wish.image import Account, ImageWish

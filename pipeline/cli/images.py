@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pipeline.fetch.base import BaseSettings
     from pipeline.fetch.inputs import Fetcher
     from pipeline.keys import Signer
-    from pipeline.lock.model import BasePin
+    from pipeline.lock.base import BasePin
     from pipeline.store.store import Store
     from pipeline.wish.load import Checkout
 

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from pipeline.fetch.base import BaseSettings
     from pipeline.fetch.http import Client
     from pipeline.fetch.settings import Settings
+    from pipeline.lock.base import BasePin
     from pipeline.lock.diff import Move
     from pipeline.lock.make import FindBase, Transport
-    from pipeline.lock.model import BasePin, ImageLock
+    from pipeline.lock.model import ImageLock
     from pipeline.lock.wheels import SizeFinder
     from pipeline.wish.base import ForeignBase
     from pipeline.wish.load import Checkout

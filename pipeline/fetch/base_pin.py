@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.errors import BaseUnusable
-from pipeline.lock.model import BasePin, BlobPin, LayerPin, LayerType
+from pipeline.lock.base import BasePin, BlobPin, LayerPin, LayerType
 from pipeline.registry.config import ImageConfig
 from pipeline.registry.document import OCI_EMPTY, Descriptor, Document
 from pipeline.registry.words import clean

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import BaseUnplaced
+from pipeline.lock.base import BasePin
 from pipeline.lock.closure import DebRow
 from pipeline.lock.debs import Suite, resolve_debs
-from pipeline.lock.model import BasePin, DebPin, ImageLock, read_lock, sealed
+from pipeline.lock.model import DebPin, ImageLock, read_lock, sealed
 from pipeline.lock.release import DEBIAN_12_KEYRING
 from pipeline.lock.wheels import SizeFinder, resolve_wheels
 from pipeline.wish.base import ForeignBase

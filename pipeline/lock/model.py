@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field, StringConstraints
+from pydantic import StringConstraints
 
 from pipeline.errors import LockEdited, LockMissing, LockStale, WishInvalid
 from pipeline.files import write_bytes
+from pipeline.lock.base import BasePin, Size, dump_base
 from pipeline.model import (
     Digest,
     FileName,
@@ -19,17 +20,12 @@ from pipeline.model import (
     Name,
     Platform,
     RelativePath,
-    RepositoryPath,
     canonical_json,
     sha256_of,
 )
 from pipeline.wish.image import ImageWish
 from pipeline.wish.load import Checkout, read_yaml
 
-Size = Annotated[int, Field(gt=0)]
-LayerType = Literal[
-    "application/vnd.oci.image.layer.v1.tar+gzip", "application/vnd.oci.image.layer.v1.tar"
-]
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
 
 
@@ -58,49 +54,6 @@ class DebPin(Frozen):
 
 
 Pin = WheelPin | DebPin
-
-
-class BlobPin(Frozen):
-    """A part of a foreign base: an index, a manifest or a config."""
-
-    digest: Digest
-    size_bytes: Size
-
-
-class LayerPin(BlobPin):
-    """A layer of a foreign base, taken as it is."""
-
-    diff_id: Digest
-    media_type: LayerType
-
-
-class BasePin(Frozen):
-    """A foreign base for one platform: every document and layer by digest, and no place."""
-
-    repository: RepositoryPath
-    index: BlobPin | None
-    manifest: BlobPin
-    config: BlobPin
-    layers: Annotated[list[LayerPin], Field(min_length=1, max_length=127)]
-
-    def __str__(self) -> str:
-        return f"{self.repository}@{self.manifest.digest}"
-
-    @property
-    def asked(self) -> str:
-        """The digest that the wish names."""
-        return (self.index or self.manifest).digest
-
-    @property
-    def documents(self) -> list[BlobPin]:
-        """Index and manifest, then the config: small, and all that decides but the layers."""
-        return [*([self.index] if self.index else []), self.manifest, self.config]
-
-    @property
-    def blobs(self) -> list[BlobPin]:
-        """Config and layers, each once."""
-        found = {x.digest: x.size_bytes for x in (self.config, *self.layers)}
-        return [BlobPin(digest=d, size_bytes=n) for d, n in found.items()]
 
 
 class ImageLock(Frozen):
@@ -160,21 +113,12 @@ def dump(lock: ImageLock) -> str:
         f"platform: {lock.platform}",
         f"wish: {lock.wish}",
         f"base_lock: {lock.base_lock or 'null'}",
-        *_dump_base(lock.base_image),
+        *dump_base(lock.base_image),
     ]
     for title, pins in (("wheels", lock.wheels), ("debs", lock.debs)):
         lines.append(f"{title}:" if pins else f"{title}: []")
         lines += [f"- {json.dumps(pin.model_dump(), ensure_ascii=False)}" for pin in pins]
     return "\n".join([*lines, f"seal: {lock.seal}", ""])
-
-
-def _dump_base(base: BasePin | None) -> list[str]:
-    if base is None:
-        return []
-    found: dict[str, Any] = base.model_dump()
-    layers = found.pop("layers")
-    lines = [f"  {name}: {json.dumps(value)}" for name, value in found.items()]
-    return ["base_image:", *lines, "  layers:", *(f"  - {json.dumps(x)}" for x in layers)]
 
 
 def write_lock(path: Path, lock: ImageLock) -> None:

@@ -9,7 +9,8 @@ from pipeline.build.image import Built
 from pipeline.build.oci import TitledLayer
 from pipeline.build.plan import ImagePlan, LayerPlan
 from pipeline.errors import StoreDamaged
-from pipeline.lock.model import BasePin, DebPin, Pin, WheelPin
+from pipeline.lock.base import BasePin
+from pipeline.lock.model import DebPin, Pin, WheelPin
 from pipeline.model import sha256_of
 from pipeline.record.names import deb_purl, file_urn, image_purl, wheel_purl
 from pipeline.wish.image import PatchWish

@@ -9,7 +9,8 @@ from pathlib import Path
 from pipeline import log
 from pipeline.fetch.inputs import Fetcher
 from pipeline.files import link_or_copy, os_errors_explained
-from pipeline.lock.model import BasePin, Pin
+from pipeline.lock.base import BasePin
+from pipeline.lock.model import Pin
 from pipeline.store.store import Store
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.lock.model import BasePin, ImageLock
+from pipeline.lock.base import BasePin
+from pipeline.lock.model import ImageLock
 from pipeline.record.trust import Trust
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.provenance import Provenance, Resource

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.build.tarball import Header, TarStream, open_layer
+from pipeline.build.tar_header import Header
+from pipeline.build.tarball import TarStream, open_layer
 from pipeline.errors import CorruptArchive, HostileArchive
 from pipeline.store.record import GZIP_LAYER
 from tests.testbed.foreign_image import PLAIN_LAYER, Thing, folder, link, tar_of

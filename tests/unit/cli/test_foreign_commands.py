@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.lock.model import BasePin, read_lock
+from pipeline.lock.base import BasePin
+from pipeline.lock.model import read_lock
 from pipeline.wish.load import Checkout
 from tests.testbed.foreign_image import (
     REPOSITORY,

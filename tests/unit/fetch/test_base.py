@@ -19,7 +19,7 @@ from pipeline.errors import (
     SourceUnreachable,
 )
 from pipeline.fetch.base import Bases, BaseSettings
-from pipeline.lock.model import BasePin
+from pipeline.lock.base import BasePin
 from pipeline.registry.client import Access
 from pipeline.store.store import Store, open_store
 from pipeline.wish.base import ForeignBase
