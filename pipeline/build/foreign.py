@@ -15,6 +15,7 @@ from pipeline.build.tarball import open_layer
 from pipeline.build.view import View, follow, see
 from pipeline.errors import BaseUnusable, WishInvalid
 from pipeline.lock.base import BasePin
+from pipeline.lock.wheels import GLIBC_MINOR
 from pipeline.registry.config import ImageConfig, read_config
 from pipeline.store.record import FileRow, LayerRecord
 from pipeline.store.store import Store
@@ -22,6 +23,8 @@ from pipeline.wish.load import Checkout
 
 _MOST_PASSWD_BYTES = 1 << 20
 _MUSL = re.compile(r"(usr/)?lib/ld-musl-[a-z0-9_]+\.so\.1")
+# glibc has carried its version in this name up to 2.33; newer ones do not tell it so
+_OLD_GLIBC = re.compile(r"(?:usr/)?lib(?:64)?/(?:[a-z0-9_-]+/)?libc-2\.(\d+)\.so")
 _PYTHON_FOLDERS = ("usr/bin", "usr/local/bin")
 
 
@@ -82,8 +85,7 @@ class Foreign:
     def python_home(self, image: str, version: str, root: str) -> str:
         """The folder of the base's Python; an environment can only be put where none is."""
         self._require_room(image, root)
-        if any(_MUSL.fullmatch(path) for path in self.rows):
-            raise WishInvalid(f"{image}: python: its base has musl, wheels are locked for glibc")
+        self._require_glibc(image)
         for folder in _PYTHON_FOLDERS:
             found, _ = follow(self.rows, f"{folder}/python{version}")
             row = self.rows.get(found)
@@ -93,6 +95,19 @@ class Foreign:
             f"{image}: python: its base has no python{version} in /usr/bin or /usr/local/bin",
             "Name the version that the base has under `python: version:`, or another base.",
         )
+
+    def _require_glibc(self, image: str) -> None:
+        for path in self.rows:
+            if _MUSL.fullmatch(path):
+                raise WishInvalid(
+                    f"{image}: python: its base has musl, wheels are locked for glibc"
+                )
+            old = _OLD_GLIBC.fullmatch(path)
+            if old and int(old[1]) < GLIBC_MINOR:
+                raise WishInvalid(
+                    f"{image}: python: its base has glibc 2.{old[1]}, wheels are locked for"
+                    f" 2.{GLIBC_MINOR}"
+                )
 
     def _require_room(self, image: str, root: str) -> None:
         if root in self.rows:

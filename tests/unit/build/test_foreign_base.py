@@ -268,6 +268,8 @@ def test_our_own_PATH_wins_over_all(tmp_path: Path) -> None:
         ((system_layer(), layer_of(Thing("usr/bin/.wh.python3.11"))), "no python3.11"),
         ((layer_of(link("usr/bin/python3.11", "gone")),), "no python3.11"),
         ((system_layer(Thing("lib/ld-musl-x86_64.so.1", b"")),), "musl"),
+        ((system_layer(Thing("lib/x86_64-linux-gnu/libc-2.31.so", b"")),), "has glibc 2.31"),
+        ((system_layer(Thing("lib64/libc-2.17.so", b"")),), "has glibc 2.17"),
         ((system_layer(folder("opt/venv")),), "two environments would mix"),
         ((system_layer(), layer_of(folder("opt", 0o700))), "a plain folder"),
         ((system_layer(), layer_of(Thing(".wh.opt"), link("opt", "srv"))), "a symlink of mode"),
