@@ -29,7 +29,7 @@ from pipeline.errors import NotReproducible, UnknownImage
 
 if TYPE_CHECKING:
     from pipeline.build.image import Built
-    from pipeline.build.plan import ImagePlan
+    from pipeline.build.plan import ImagePlan, Work
     from pipeline.fetch.base import BaseSettings
     from pipeline.fetch.inputs import Fetcher
     from pipeline.keys import Signer
@@ -105,10 +105,14 @@ def plan(
     rows += [[str(b), log.size(_bytes_of(b)), "to fetch"] for b in work.bases]
     click.echo(log.table(["layer", "about", "state"], rows))
     click.echo(
-        f"\n{len(work.fetch)} files to fetch, {log.size(work.fetch_bytes + work.base_bytes)};"
+        f"\n{len(work.fetch)} files to fetch, {log.size(work.fetch_bytes)}{_of_bases(work)};"
         f" disk needed {log.size(work.disk_bytes)};"
         f" store {store.root}"
     )
+
+
+def _of_bases(work: Work) -> str:
+    return f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
 
 
 def _bytes_of(base: BasePin) -> int:

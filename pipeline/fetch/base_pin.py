@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.errors import BaseUnusable
-from pipeline.lock.base import BasePin, BlobPin, LayerPin, LayerType
+from pipeline.lock.base import MOST_LAYERS, BasePin, BlobPin, LayerPin, LayerType
 from pipeline.registry.config import ImageConfig
 from pipeline.registry.document import OCI_EMPTY, Descriptor, Document
 from pipeline.registry.words import clean
@@ -54,6 +54,8 @@ def layer_pins(
         raise BaseUnusable(
             f"{base}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
         )
+    if len(diff_ids) > MOST_LAYERS:
+        raise BaseUnusable(f"{base}: {len(diff_ids)} layers, at most {MOST_LAYERS} can be mounted")
     return [
         LayerPin(
             digest=layer.digest,

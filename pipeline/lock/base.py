@@ -10,6 +10,7 @@ from pydantic import Field
 from pipeline.model import Digest, Frozen, RepositoryPath
 
 Size = Annotated[int, Field(gt=0)]
+MOST_LAYERS = 127  # more than that no container engine mounts
 LayerType = Literal[
     "application/vnd.oci.image.layer.v1.tar+gzip", "application/vnd.oci.image.layer.v1.tar"
 ]
@@ -36,7 +37,7 @@ class BasePin(Frozen):
     index: BlobPin | None
     manifest: BlobPin
     config: BlobPin
-    layers: Annotated[list[LayerPin], Field(min_length=1, max_length=127)]
+    layers: Annotated[list[LayerPin], Field(min_length=1, max_length=MOST_LAYERS)]
 
     def __str__(self) -> str:
         return f"{self.repository}@{self.manifest.digest}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from pipeline.errors import (
     NotInRegistry,
     ReferenceInvalid,
     RegistryBroken,
+    RegistryRefused,
     RegistryUnreachable,
     SourceUnreachable,
 )
@@ -39,6 +41,7 @@ from tests.testbed.foreign_image import (
 )
 from tests.testbed.oci_door import Door, cut_answer, oci_door, status, with_body
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
+from tests.unit.registry.support import keep_login
 from tests.unit.support import AMD64, ARM64
 
 
@@ -158,6 +161,29 @@ def test_an_image_for_another_platform_is_refused(
 ) -> None:
     with pytest.raises(BaseUnusable, match="not for linux/amd64"):
         locked(store, door, tiny, foreign_image(**changes))
+
+
+def test_more_layers_than_can_be_mounted_are_refused(
+    store: Store, door: Door, tiny: TinyRegistry
+) -> None:
+    layer = layer_of(Thing("a"))
+    with pytest.raises(BaseUnusable, match="128 layers, at most 127"):
+        locked(store, door, tiny, foreign_image(*[layer] * 128))
+
+
+def test_a_login_that_docker_keeps_opens_the_registry(
+    store: Store, door: Door, tiny: TinyRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.login = "ann:secret"
+    with pytest.raises(RegistryRefused):
+        locked(store, door, tiny, foreign_image())
+    for word in ("wrong", "secret"):
+        auth = base64.b64encode(f"ann:{word}".encode()).decode()
+        keep_login(monkeypatch, tmp_path / word, {"auths": {door.host_port: {"auth": auth}}})
+        if word == "wrong":
+            with pytest.raises(RegistryRefused):
+                locked(store, door, tiny, foreign_image())
+    bases_at(store, door.host_port).bring(locked(store, door, tiny, foreign_image()))
 
 
 def typed(kind: str) -> Layer:
