@@ -158,6 +158,55 @@ def test_the_chain_leads_to_the_base_and_never_calls_its_contents_valid(
     assert f"from   the base image {REPOSITORY}@{base.digest}" in said
 
 
+def made_by_docker(client: docker.DockerClient, source: str, place: str) -> str:
+    """Docker changes an image, commits and pushes it; the digest is the registry's."""
+    change = "rm /usr/bin/tac; rm -r /usr/share/zoneinfo/Asia; mkdir -m 750 /srv/own;"
+    change += "chown 7:8 /srv/own; echo made >/srv/made"
+    container = client.containers.run(
+        source, ["-c", change], entrypoint="/bin/sh", user="0", detach=True
+    )
+    assert container.wait()["StatusCode"] == 0, container.logs()
+    container.commit(repository=place, tag="v1", conf={"Labels": {"by": "docker"}})
+    container.remove()
+    lines = client.images.push(place, tag="v1", stream=True, decode=True)
+    return str(next(x["aux"]["Digest"] for x in lines if "Digest" in x.get("aux", {})))
+
+
+def test_an_image_that_docker_made_and_pushed_is_a_base_too(
+    base: Built, registry: Registry, docker_daemon: DockerDaemon, tmp_path: Path
+) -> None:
+    client = docker.DockerClient(base_url=docker_daemon.socket_url)
+    source = f"{registry.host_port}/{REPOSITORY}"
+    client.images.pull(source, tag=base.digest)
+    place = f"{registry.host_port}/bases/made"
+    digest = made_by_docker(client, f"{source}@{base.digest}", place)
+    site, store = Site(tmp_path / "checkout", registry), tmp_path / "store"
+    (site.checkout / "lockfiles").mkdir(parents=True)
+    site.wish.parent.mkdir(parents=True)
+    look = "cat /srv/made /srv/own/file; test -e /usr/bin/tac || echo gone;"
+    look += "stat -c '%u:%g %a' /srv/own"
+    wish = {
+        "name": "mine",
+        "summary": "a file of ours on what Docker made",
+        "base": f"bases/made@{digest}",
+        "platforms": [host_platform()],
+        "files": [{"from": "file", "to": "/srv/own/file"}],
+        "entrypoint": ["/bin/sh", "-c", look],
+        "user": "root",
+    }
+    site.wish.write_text(yaml.safe_dump(wish))
+    (site.wish.parent / "file").write_text("ours\n")
+    site.do(store, "lock", "mine")
+    built = build_in(site, store)
+    site.do(store, "load", "mine", DOCKER_HOST=docker_daemon.socket_url)
+    out = client.containers.run(f"sm120/mine:{built[7:19]}", remove=True)
+    assert out == b"made\nours\ngone\n7:8 750\n"
+    assert "the base image" in site.do(store, "explain", "/srv/made", "--image", "mine")
+    assert site.run(store, "explain", "/usr/bin/tac", "--image", "mine").returncode == 43
+    labels = client.images.get(f"sm120/mine:{built[7:19]}").labels
+    assert "by" not in labels
+
+
 def test_a_registry_that_is_gone_stops_only_who_needs_it(
     site: Site, store: Path, tmp_path: Path
 ) -> None:
