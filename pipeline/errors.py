@@ -98,13 +98,13 @@ class OfflineMiss(PipelineError):
 
 class CorruptArchive(PipelineError):
     exit_code = 30
-    meaning = "a wheel or .deb is damaged or contradicts itself"
+    meaning = "a wheel, .deb or base layer is damaged or contradicts itself"
     hint = "Nothing was kept. The published file itself is bad: pick another version."
 
 
 class HostileArchive(PipelineError):
     exit_code = 31
-    meaning = "a wheel or .deb tries to write outside its place"
+    meaning = "a wheel, .deb or base layer tries to write outside its place"
     hint = "Nothing was kept. Do not use this package version; tell its authors."
 
 
@@ -374,6 +374,18 @@ class AttachmentInvalid(PipelineError):
     exit_code = 97
     meaning = "what should be attached to an image is missing, too large or of no named type"
     hint = "Write --attach FILE:TYPE, e.g. sbom.json:application/vnd.cyclonedx+json."
+
+
+class BaseUnplaced(PipelineError):
+    exit_code = 98
+    meaning = "a foreign base image is needed, and no registry is named that could have it"
+    hint = "Name one with --base-registry REGISTRY[/PREFIX], or in SM120_BASE_REGISTRIES."
+
+
+class BaseUnusable(PipelineError):
+    exit_code = 99
+    meaning = "a foreign base image is for another platform, of no supported kind or contradictory"
+    hint = "Nothing stands on it. Name the digest of another image under `base`."
 
 
 class FactsUnreadable(PipelineError):

@@ -18,6 +18,10 @@ Identity = Annotated[str, StringConstraints(pattern=r"^[!-~]+( [!-~]+)*$", max_l
 Stamp = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 Count = Annotated[int, Field(ge=0)]
 Platform = Annotated[str, StringConstraints(pattern=r"^linux/(amd64|arm64)$")]
+_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+# A name below a registry, as registries allow them; the registry itself is no part of it.
+REPOSITORY = rf"{_PART}(?:/{_PART})*"
+RepositoryPath = Annotated[str, StringConstraints(pattern=rf"^{REPOSITORY}$", max_length=200)]
 
 
 def stays_below(path: str) -> str:

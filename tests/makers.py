@@ -22,6 +22,7 @@ from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import Settings
 from pipeline.fetch.sources import Sources
+from pipeline.lock.base import BasePin
 from pipeline.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
 from pipeline.model import sha256_of
 from pipeline.store.store import Store
@@ -116,6 +117,7 @@ class Image:
     debs: Sequence[Path] = ()
     files: dict[str, str] = field(default_factory=dict)
     platform: str = AMD64
+    base_image: BasePin | None = None
 
     @property
     def name(self) -> str:
@@ -161,9 +163,11 @@ def make_checkout(root: Path, *images: Image) -> Checkout:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8", newline="")
         wish = checkout.wish(image.name)
-        base = locks[wish.base].seal if wish.base else None
+        base = locks[wish.parent].seal if wish.parent else None
         pins = [wheel_pin(p) for p in image.wheels], [deb_pin(p) for p in image.debs]
-        locks[image.name] = sealed(image.name, image.platform, wish.lock_digest(), base, *pins)
+        locks[image.name] = sealed(
+            image.name, image.platform, wish.lock_digest(), base, *pins, image.base_image
+        )
         write_lock(checkout.lock_path(image.name, image.platform), locks[image.name])
     return checkout
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.build import golden, oci
 from pipeline.build.deflate import check_compressor
 from pipeline.build.entry import Entry, with_parents
+from pipeline.build.foreign import Foreign, below, require_fit
+from pipeline.build.foreign_layers import base_layers, read_layers
 from pipeline.build.layer import write_layer
 from pipeline.build.oci import TitledLayer
 from pipeline.build.pinned import make_layers
@@ -112,10 +114,7 @@ def build_images(
     todo = [plan for plan in plans if find_built(store, plan) is None]
     if todo:
         check_compressor()
-        work = work_for(todo, store)
-        if work.missing:
-            store.need_space(work.disk_bytes)
-            make_layers(store, work, make_fetcher(), keep_inputs=keep_inputs)
+        _make_parts(store, todo, make_fetcher, keep_inputs=keep_inputs)
     if accept:
         plans = [_accept_patches(checkout, store, plan) for plan in plans]
     done = []
@@ -123,6 +122,23 @@ def build_images(
         built = _finish(checkout, store, plan, accept=accept, judge=judge)
         done.append(replace(built, time_s=time.monotonic() - start))
     return done
+
+
+def _make_parts(
+    store: Store, todo: list[ImagePlan], make_fetcher: Callable[[], Fetcher], *, keep_inputs: bool
+) -> None:
+    """Foreign bases and layers of locked files, as far as the store lacks them."""
+    work = work_for(todo, store)
+    if not work.missing and not work.bases:
+        return
+    store.need_space(work.disk_bytes)
+    fetcher = make_fetcher()
+    for base in work.bases:
+        fetcher.bases.bring(base)
+        read_layers(store, base)
+    require_fit(store, todo)
+    if work.missing:
+        make_layers(store, work, fetcher, keep_inputs=keep_inputs)
 
 
 def _accept_patches(checkout: Checkout, store: Store, plan: ImagePlan) -> ImagePlan:
@@ -164,15 +180,17 @@ def _finish(
 
 def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[dict[str, Any], str]:
     layers = _chain_layers(checkout, store, plan)
+    foreign = Foreign(store, plan.foreign) if plan.foreign else None
     tree = wheel_tree(store, _wheel_records(store, plan))
-    own = _own_layer(checkout, store, plan, layers, tree)
+    own = _own_layer(checkout, store, plan, layers, tree, foreign)
     if own:
         layers.append(TitledLayer(f"{plan.wish.name} files", own))
     patched = patched_entries(checkout, plan, tree)
     if patched.entries:
         layers.append(TitledLayer("patches", _thin_layer(store, patched.entries)))
     require_few(plan.wish.name, len(layers))
-    config = canonical_json(oci.image_config(plan, layers))
+    runs_on = below(checkout, plan, foreign) if foreign else None
+    config = canonical_json(oci.image_config(plan, layers, runs_on))
     config_digest = store.put_blob(config)
     manifest = canonical_json(oci.manifest(plan, config_digest, len(config), layers))
     digest = store.put_blob(manifest)
@@ -181,8 +199,10 @@ def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[dict[s
         "code": code_digest(),
         "config": config_digest,
         "descriptor": oci.descriptor(plan, digest, len(manifest)),
-        "layers": [{"title": x.title, "record": x.record.model_dump()} for x in layers],
+        "layers": [{"title": x.title, "record": x.record.dump()} for x in layers],
     }
+    if plan.foreign:
+        record["base"] = [x.digest for x in plan.foreign.documents]
     return record, patched.diff
 
 
@@ -197,6 +217,8 @@ def _chain_layers(checkout: Checkout, store: Store, plan: ImagePlan) -> list[Tit
         if base is None:
             raise StoreDamaged(f"{plan.base.wish.name}: a layer vanished while it was built")
         layers += base.layers
+    if plan.lock.base_image:
+        layers += base_layers(store, plan.lock.base_image)
     for layer in plan.layers:
         layers.append(TitledLayer(layer.title, _pinned(store, layer.key, layer.title)))
     return layers
@@ -215,20 +237,25 @@ def _wheel_records(store: Store, plan: ImagePlan) -> list[LayerRecord]:
 
 
 def _own_layer(
-    checkout: Checkout, store: Store, plan: ImagePlan, below: list[TitledLayer], tree: WheelTree
+    checkout: Checkout,
+    store: Store,
+    plan: ImagePlan,
+    lower: list[TitledLayer],
+    tree: WheelTree,
+    foreign: Foreign | None,
 ) -> LayerRecord | None:
     """The image's own files; remembered, so that an edited patch need not look at all paths."""
     parts = plan.wish.model_dump(mode="json", include={"name", "python", "cuda", "files"})
     files = own_file_digests(checkout, plan.wish)
-    digests = [x.record.digest for x in below]
+    digests = [x.record.digest for x in lower]
     key = sha256_of(canonical_json([parts, files, digests, code_digest()]))
     known = store.layer(key)
     if known:
         return known
-    entries = own_entries(checkout, plan, tree)
+    entries = own_entries(checkout, plan, tree, foreign)
     if not entries:
         return None
-    entries += folders_above(entries, [store.contents(digest) for digest in digests], plan)
+    entries += folders_above(entries, [store.table(x.record) for x in lower], plan)
     return _thin_layer(store, entries, key)
 
 

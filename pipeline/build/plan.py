@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.build.venv import Venv
 from pipeline.errors import WishInvalid
+from pipeline.lock.base import BasePin, LayerPin
 from pipeline.lock.model import ImageLock, Pin, WheelPin, current_lock
 from pipeline.model import canonical_json, sha256_of
 from pipeline.store.store import Store
@@ -17,6 +18,8 @@ from pipeline.wish.load import Checkout
 
 # Raised when the same inputs would give other bytes; part of every layer's key.
 FORMAT = 1
+# Raised when the same foreign layer would be listed otherwise.
+READER = 1
 # A wheel this large has a layer of its own, shared between images and pushed once.
 BIG_WHEEL_BYTES = 16_000_000
 MOST_LAYERS = 100
@@ -90,6 +93,11 @@ class ImagePlan:
         """The plans from the root image to this one."""
         return [*(self.base.chain() if self.base else []), self]
 
+    @property
+    def foreign(self) -> BasePin | None:
+        """The image from elsewhere that all of it stands on, if it does."""
+        return self.chain()[0].lock.base_image
+
     def all_layers(self) -> list[LayerPlan]:
         return [layer for plan in self.chain() for layer in plan.layers]
 
@@ -99,12 +107,12 @@ def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
     wish = checkout.wish(name)
     checkout.chain(name)
     _require_files(checkout, wish)
-    base = plan_image(checkout, wish.base, platform) if wish.base else None
+    base = plan_image(checkout, wish.parent, platform) if wish.parent else None
     lock = current_lock(checkout, wish, platform)
     layers = tuple(_layers(wish, lock, platform.partition("/")[2]))
     key = _image_key(checkout, wish, lock, base)
     plan = ImagePlan(wish, platform, lock, layers, base, key)
-    require_few(name, len(plan.all_layers()))
+    require_few(name, len(plan.all_layers()) + (len(plan.foreign.layers) if plan.foreign else 0))
     return plan
 
 
@@ -211,6 +219,8 @@ class Work:
     missing: tuple[LayerPlan, ...]
     cached: tuple[LayerPlan, ...]
     fetch: tuple[Pin, ...]
+    bases: tuple[BasePin, ...] = ()  # foreign ones, of which something is missing
+    base_bytes: int = 0  # to be fetched of them
 
     @property
     def fetch_bytes(self) -> int:
@@ -222,13 +232,26 @@ class Work:
         layers = sum(layer_bytes_guess(layer) for layer in self.missing)
         largest = sorted((p.size_bytes for p in self.fetch), reverse=True)[:8]
         kept = sum(p.size_bytes for p in self.fetch if p.size_bytes < BIG_WHEEL_BYTES)
-        return layers + sum(largest) + kept
+        return layers + sum(largest) + kept + self.base_bytes
 
 
 def layer_bytes_guess(layer: LayerPlan) -> int:
     """A wheel's layer has the wheel's size; .debs grow, as xz packs tighter than gzip."""
     factor = 1.01 if layer.kind is LayerKind.WHEELS else 1.5
     return int(layer.input_bytes * factor)
+
+
+def foreign_key(layer: LayerPin) -> str:
+    """Under which the store knows what a layer of a foreign base holds."""
+    parts = ["foreign layer", READER, layer.digest, layer.diff_id, layer.media_type]
+    return sha256_of(canonical_json(parts))
+
+
+def is_ready(store: Store, base: BasePin) -> bool:
+    """Whether the store holds all of a foreign base, and its layers were read."""
+    sizes = [(store.blob_path(x.digest), x.size_bytes) for x in base.documents]
+    is_there = all(path.exists() and path.stat().st_size == n for path, n in sizes)
+    return is_there and all(store.layer(foreign_key(layer)) for layer in base.layers)
 
 
 def work_for(plans: Sequence[ImagePlan], store: Store) -> Work:
@@ -238,4 +261,8 @@ def work_for(plans: Sequence[ImagePlan], store: Store) -> Work:
     missing = [layer for layer in by_key.values() if not store.layer(layer.key)]
     pins: dict[str, Pin] = {p.sha256: p for layer in missing for p in layer.pins}
     fetch = [p for p in pins.values() if not store.has_input(p.sha256, p.size_bytes)]
-    return Work(tuple(missing), tuple(cached), tuple(fetch))
+    bases = {str(p.foreign): p.foreign for p in plans if p.foreign}
+    lacking = [b for b in bases.values() if not is_ready(store, b)]
+    blobs = {x.digest: x.size_bytes for b in lacking for x in (*b.documents, *b.blobs)}
+    absent = sum(n for digest, n in blobs.items() if not store.blob_path(digest).exists())
+    return Work(tuple(missing), tuple(cached), tuple(fetch), tuple(lacking), absent)

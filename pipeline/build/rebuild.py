@@ -54,8 +54,13 @@ def _file_difference(path: str, a: FileRow | None, b: FileRow | None) -> str:
 
 
 def file_in_image(store: Store, built: Built, path: str) -> bytes | None:
-    """A file as a container would see it, from the last layer that has it; links not followed."""
+    """A file as a container would see it, from the last layer that has it; links not followed.
+
+    The layers of a foreign base lie below all others and are not looked into.
+    """
     for layer in reversed(built.layers):
+        if layer.record.is_foreign:
+            break
         rows = {row.path: row for row in store.contents(layer.record.digest)}
         row = rows.get(path.lstrip("/"))
         if row is not None and row.kind == Kind.HARDLINK.value:

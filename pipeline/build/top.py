@@ -15,9 +15,11 @@ from packaging.utils import canonicalize_name
 from pipeline.build import patch
 from pipeline.build.cuda import cuda_home
 from pipeline.build.entry import Entry, Kind, parents
+from pipeline.build.foreign import Foreign
 from pipeline.build.layer import read_file
 from pipeline.build.overlap import misplaced
 from pipeline.build.plan import ImagePlan
+from pipeline.build.view import see
 from pipeline.build.wheel import record_row
 from pipeline.errors import PatchConflict, WishInvalid
 from pipeline.files import write_bytes
@@ -59,12 +61,14 @@ def wheel_tree(store: Store, layers: Sequence[LayerRecord]) -> WheelTree:
     return WheelTree(store, tuple(layers))
 
 
-def own_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> list[Entry]:
+def own_entries(
+    checkout: Checkout, plan: ImagePlan, tree: WheelTree, foreign: Foreign | None = None
+) -> list[Entry]:
     """The environment's skeleton, the CUDA home, our files, and winners that would be hidden."""
     wish = plan.wish
     entries: list[Entry] = []
     if wish.python:
-        entries += plan.venv.skeleton()
+        entries += plan.venv.skeleton(*_python_home(plan, foreign))
         for claim in misplaced(tree.contents, wish.python.prefer):
             data = tree.read(tree.layers[claim.layer], claim.row)
             row = claim.row
@@ -81,6 +85,13 @@ def own_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> list[En
     return entries
 
 
+def _python_home(plan: ImagePlan, foreign: Foreign | None) -> list[str]:
+    """Where a foreign base has its Python; ours is where it always is."""
+    if foreign is None:
+        return []
+    return [foreign.python_home(plan.wish.name, plan.venv.version, plan.venv.root)]
+
+
 def folders_above(
     entries: Sequence[Entry], below: Sequence[list[FileRow]], plan: ImagePlan
 ) -> list[Entry]:
@@ -91,14 +102,14 @@ def folders_above(
     """
     folders = {parent for entry in entries for parent in parents(entry.path)}
     folders -= {entry.path for entry in entries}
-    known = {row.path: row for rows in below for row in rows}
+    known = {path: row for path, (_, row) in see((None, rows) for rows in below).items()}
     homes = {a.home.strip("/"): a for p in plan.chain() for a in p.wish.accounts}
     found = []
     for path in sorted(folders & known.keys()):
         row, home = known[path], homes.get(path)
         if row.kind != Kind.DIR.value:
             raise WishInvalid(f"{plan.wish.name}: puts a file below /{path}, a {row.kind}")
-        uid, gid = (home.uid, home.gid) if home else (0, 0)
+        uid, gid = (home.uid, home.gid) if home else (row.uid, row.gid)
         found.append(Entry(path, Kind.DIR, row.mode, uid=uid, gid=gid))
     for entry in entries:
         _require_replaceable(plan.wish.name, entry, known.get(entry.path))

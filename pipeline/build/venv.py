@@ -42,12 +42,10 @@ class Venv:
         """A path as RECORD writes it: relative to site-packages."""
         return posixpath.relpath(path, self.site)
 
-    def skeleton(self) -> list[Entry]:
+    def skeleton(self, home: str = "/usr/bin") -> list[Entry]:
         """What `python -m venv --without-pip` would leave, without running it."""
-        system = f"/usr/bin/python{self.version}"
-        config = (
-            f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {self.version}\n"
-        )
+        system = f"{home}/python{self.version}"
+        config = f"home = {home}\ninclude-system-site-packages = false\nversion = {self.version}\n"
         links = {"python": system, "python3": "python", f"python{self.version}": "python"}
         return [
             Entry(f"{self.root}/pyvenv.cfg", Kind.FILE, 0o644, config.encode()),

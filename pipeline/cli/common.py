@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform as host
 import sys
@@ -35,6 +36,36 @@ platform_option = click.option(
     type=click.Choice(["linux/amd64", "linux/arm64", "host"]),
     help="Which platform, where an image has several. `host` is this machine's.",
 )
+
+
+def base_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Where foreign base images may be fetched from; the command gets them as `bases`."""
+
+    @click.option(
+        "--base-registry",
+        "registries",
+        metavar="REGISTRY[/PREFIX]",
+        multiple=True,
+        envvar="SM120_BASE_REGISTRIES",
+        help="Where foreign base images are. Repeatable; asked in order [SM120_BASE_REGISTRIES].",
+    )
+    @click.option(
+        "--ca",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="That registry's own CA, besides the system's and Docker's certs.d.",
+    )
+    @click.option("--insecure-http", is_flag=True, help="Speak plain http to that registry.")
+    @functools.wraps(command)
+    def packed(
+        *args: Any, registries: tuple[str, ...], ca: Path | None, insecure_http: bool, **rest: Any
+    ) -> Any:
+        from pipeline.fetch.base import BaseSettings
+        from pipeline.registry.client import Access
+
+        access = Access(ca_file=ca, insecure_http=insecure_http)
+        return command(*args, bases=BaseSettings(registries=registries, access=access), **rest)
+
+    return packed
 
 
 def checkout_of(context: click.Context) -> Checkout:

@@ -12,6 +12,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import (
+    base_options,
     checkout_of,
     json_option,
     mirror_option,
@@ -28,9 +29,11 @@ from pipeline.errors import NotReproducible, UnknownImage
 
 if TYPE_CHECKING:
     from pipeline.build.image import Built
-    from pipeline.build.plan import ImagePlan
+    from pipeline.build.plan import ImagePlan, Work
+    from pipeline.fetch.base import BaseSettings
     from pipeline.fetch.inputs import Fetcher
     from pipeline.keys import Signer
+    from pipeline.lock.base import BasePin
     from pipeline.store.store import Store
     from pipeline.wish.load import Checkout
 
@@ -89,7 +92,8 @@ def plan(
                 "images": [p.wish.name for p in plans],
                 "fetch_files": len(work.fetch),
                 "fetch_bytes": work.fetch_bytes,
-                "disk_bytes": work.disk_bytes if work.missing else 0,
+                "base_bytes": work.base_bytes,
+                "disk_bytes": work.disk_bytes,
                 "layers_missing": [x.title for x in work.missing],
                 "layers_cached": [x.title for x in work.cached],
             }
@@ -98,12 +102,21 @@ def plan(
         [x.title, log.size(layer_bytes_guess(x)), "cached" if x in work.cached else "to make"]
         for x in [*work.cached, *work.missing]
     ]
+    rows += [[str(b), log.size(_bytes_of(b)), "to fetch"] for b in work.bases]
     click.echo(log.table(["layer", "about", "state"], rows))
     click.echo(
-        f"\n{len(work.fetch)} files to fetch, {log.size(work.fetch_bytes)};"
-        f" disk needed {log.size(work.disk_bytes if work.missing else 0)};"
+        f"\n{len(work.fetch)} files to fetch, {log.size(work.fetch_bytes)}{_of_bases(work)};"
+        f" disk needed {log.size(work.disk_bytes)};"
         f" store {store.root}"
     )
+
+
+def _of_bases(work: Work) -> str:
+    return f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
+
+
+def _bytes_of(base: BasePin) -> int:
+    return sum(blob.size_bytes for blob in base.blobs)
 
 
 def _plans(checkout: Checkout, names: tuple[str, ...], platform: str | None) -> list[ImagePlan]:
@@ -119,7 +132,9 @@ def _plans(checkout: Checkout, names: tuple[str, ...], platform: str | None) -> 
     ]
 
 
-def make_fetcher(store: Store, mirrors: tuple[str, ...], offline: bool) -> Fetcher:
+def make_fetcher(
+    store: Store, mirrors: tuple[str, ...], offline: bool, bases: BaseSettings | None = None
+) -> Fetcher:
     """A fetcher over everything this machine is configured with."""
     from pipeline.fetch.http import Client
     from pipeline.fetch.inputs import Fetcher
@@ -127,7 +142,7 @@ def make_fetcher(store: Store, mirrors: tuple[str, ...], offline: bool) -> Fetch
     from pipeline.fetch.sources import Sources
 
     client = Client(read_settings(mirrors))
-    return Fetcher(store, client, Sources(client), offline=offline)
+    return Fetcher(store, client, Sources(client), offline=offline, bases=bases)
 
 
 @click.command()
@@ -143,6 +158,7 @@ def make_fetcher(store: Store, mirrors: tuple[str, ...], offline: bool) -> Fetch
 )
 @mirror_option
 @offline_option
+@base_options
 @json_option
 @click.pass_context
 def build(
@@ -154,6 +170,7 @@ def build(
     gated: bool,
     mirrors: tuple[str, ...],
     offline: bool,
+    bases: BaseSettings,
     as_json: bool,
 ) -> None:
     """Build images (all, if none is named) into the store.
@@ -172,7 +189,7 @@ def build(
             checkout,
             store,
             plans,
-            lambda: make_fetcher(store, mirrors, offline),
+            lambda: make_fetcher(store, mirrors, offline, bases),
             keep_inputs=keep_inputs,
             accept=accept,
         )
@@ -288,6 +305,7 @@ def export(context: click.Context, name: str, folder: Path, platform: str | None
 @platform_option
 @mirror_option
 @offline_option
+@base_options
 @json_option
 @click.pass_context
 def rebuild(
@@ -298,6 +316,7 @@ def rebuild(
     platform: str | None,
     mirrors: tuple[str, ...],
     offline: bool,
+    bases: BaseSettings,
     as_json: bool,
 ) -> None:
     """Build again in an empty store and say `identical`, or name the first file that differs.
@@ -316,7 +335,9 @@ def rebuild(
         first = find_image(checkout, store, name, platform)
         chosen = plan_image(checkout, name, first.platform)
         empty = open_store(folder / "store")
-        fetcher = make_fetcher(empty, (*mirrors, str(store.root / "inputs")), offline)
+        # kept inputs, and the layers of a foreign base
+        near = (str(store.root / "inputs"), str(store.root / "oci"))
+        fetcher = make_fetcher(empty, (*mirrors, *near), offline, bases)
         with _attested(store, chosen, first, signer):
             second = build_again(checkout, chosen, first, store, empty, fetcher)
     if as_json:

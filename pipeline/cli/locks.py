@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import (
+    base_options,
     checkout_of,
     json_option,
     mirror_option,
@@ -23,12 +26,15 @@ from pipeline.errors import LockEdited, LockMissing, WishInvalid
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeline.fetch.base import BaseSettings
     from pipeline.fetch.http import Client
     from pipeline.fetch.settings import Settings
+    from pipeline.lock.base import BasePin
     from pipeline.lock.diff import Move
-    from pipeline.lock.make import Transport
+    from pipeline.lock.make import FindBase, Transport
     from pipeline.lock.model import ImageLock
     from pipeline.lock.wheels import SizeFinder
+    from pipeline.wish.base import ForeignBase
     from pipeline.wish.load import Checkout
 
 
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
     type=click.Choice(["pylock", "requirements"]),
     help="Print the wheels of one image's lock for other tools; resolves nothing.",
 )
+@base_options
 @json_option
 @click.pass_context
 def lock(
@@ -52,12 +59,13 @@ def lock(
     only_diff: bool,
     check: bool,
     export_as: str | None,
+    bases: BaseSettings,
     as_json: bool,
 ) -> None:
     """Look up exact versions and hashes for images (all, if none is named) and write their locks.
 
     The only command that asks what is newest. A lock names no place: the index comes from pip's
-    and uv's settings, Debian's mirror from apt's.
+    and uv's settings, Debian's mirror from apt's, foreign bases from --base-registry.
     """
     checkout = checkout_of(context)
     if export_as:
@@ -65,7 +73,7 @@ def lock(
     if check:
         return _check(checkout, names, platform, as_json)
     moves: list[Move] = []
-    transport = make_transport()
+    transport = replace(make_transport(), find_base=_base_finder(context, bases))
     fresh: dict[str, dict[str, ImageLock]] = {}
     for name in _in_order(checkout, names):
         wish = checkout.wish(name)
@@ -151,6 +159,19 @@ def _export(checkout: Checkout, names: tuple[str, ...], platform: str | None, fo
         click.echo(export.pylock(held, wish.python), nl=False)
 
 
+def _base_finder(context: click.Context, bases: BaseSettings) -> FindBase:
+    """Looks foreign bases up, first in the store and in folders that SM120_MIRRORS names."""
+    from pipeline.fetch.base import Bases
+    from pipeline.fetch.settings import folder_of, named_mirrors
+
+    def find(base: ForeignBase, platform: str) -> BasePin:
+        folders = tuple(f for m in named_mirrors() if (f := folder_of(m)))
+        found = Bases(store_of(context), replace(bases, folders=folders))
+        return found.resolve(base, platform)
+
+    return find
+
+
 def make_transport() -> Transport:
     """How a lock reaches the configured index and mirror."""
     from pipeline.fetch.http import Client
@@ -213,6 +234,7 @@ def _size_finder(client: Client) -> SizeFinder:
 @click.option("--to", "folder", type=click.Path(path_type=Path), required=True)
 @platform_option
 @mirror_option
+@base_options
 @click.pass_context
 def fetch(
     context: click.Context,
@@ -220,24 +242,29 @@ def fetch(
     folder: Path,
     platform: str | None,
     mirrors: tuple[str, ...],
+    bases: BaseSettings,
 ) -> None:
     """Collect every locked file of images in a folder, for a machine without network.
 
     There: sm120 build IMAGE --offline --mirror DIR
     """
     from pipeline.lock.model import current_lock
-    from pipeline.ship.collect import collect
+    from pipeline.ship.collect import collect, collect_base
 
     checkout, store = checkout_of(context), store_of(context)
-    pins = {}
+    pins, foreign = {}, {}
     for name in names:
         for wish in checkout.chain(name):
             for found in platforms_of(checkout.wish(name), platform):
                 held = current_lock(checkout, wish, found)
                 pins.update({p.sha256: p for p in held.pins})
+                if held.base_image:
+                    foreign[str(held.base_image)] = held.base_image
     with store.in_use():
-        total = collect(store, make_fetcher(store, mirrors, False), list(pins.values()), folder)
-    click.echo(f"{folder}: {len(pins)} files, {log.size(total)}")
+        fetcher = make_fetcher(store, mirrors, False, bases)
+        total = collect(store, fetcher, list(pins.values()), folder)
+        sizes = [n for pin in foreign.values() for n in collect_base(store, fetcher, pin, folder)]
+    click.echo(f"{folder}: {len(pins) + len(sizes)} files, {log.size(total + sum(sizes))}")
 
 
 @click.command()
@@ -249,6 +276,7 @@ def sources(as_json: bool) -> None:
     from pipeline.fetch.sources import debian_mirror
 
     settings = read_settings()
+    registries = os.environ.get("SM120_BASE_REGISTRIES", "").split()
     try:
         mirror = debian_mirror()
         debian = [*mirror.main, *mirror.security]
@@ -259,6 +287,7 @@ def sources(as_json: bool) -> None:
         "folders": [str(f) for f in settings.folders],
         "mirrors": [masked(m) for m in settings.mirrors],
         "debian": [masked(u) for u in debian],
+        "base registries": registries,
         "certificates": settings.ca_file or "the client library's own",
         "proxy": masked(settings.proxy) if settings.proxy else "from the environment",
     }

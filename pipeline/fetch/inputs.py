@@ -7,6 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
@@ -19,7 +20,9 @@ from pipeline.errors import (
     PipelineError,
     SourceUnreachable,
 )
+from pipeline.fetch.base import Bases, BaseSettings
 from pipeline.fetch.http import Client, Tally, download
+from pipeline.fetch.settings import folder_of
 from pipeline.fetch.sources import Place, Sources
 from pipeline.files import os_errors_explained
 from pipeline.lock.model import Pin
@@ -36,9 +39,21 @@ Result = tuple[Pin, Path | Exception]
 class Fetcher:
     """Brings pins into the store from wherever this machine may ask."""
 
-    def __init__(self, store: Store, client: Client, sources: Sources, *, offline: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        client: Client,
+        sources: Sources,
+        *,
+        offline: bool,
+        bases: BaseSettings | None = None,
+    ) -> None:
         self._store, self._client, self._sources = store, client, sources
         self._offline = offline
+        folders = tuple(f for m in client.settings.mirrors if (f := folder_of(m)))
+        chosen = bases or BaseSettings()
+        chosen = replace(chosen, folders=(*folders, *chosen.folders))
+        self.bases = Bases(store, chosen, offline=offline)
 
     def fetch(self, pin: Pin, bar: Bar) -> Path:
         """One file, downloaded once even if two processes want it."""

@@ -51,8 +51,13 @@ def read_settings(extra_mirrors: tuple[str, ...] = ()) -> Settings:
         folders=tuple(dict.fromkeys(f for f in folders if f is not None)),
         ca_file=_ca_file(pip),
         proxy=next(iter(pip.get("proxy", [])), None),
-        mirrors=(*extra_mirrors, *os.environ.get("SM120_MIRRORS", "").split()),
+        mirrors=(*extra_mirrors, *named_mirrors()),
     )
+
+
+def named_mirrors() -> list[str]:
+    """The folders and addresses of SM120_MIRRORS."""
+    return os.environ.get("SM120_MIRRORS", "").split()
 
 
 def plain_settings() -> Settings:

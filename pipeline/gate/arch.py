@@ -15,7 +15,7 @@ from typing import Any
 from pipeline import __version__, log
 from pipeline.build.entry import Kind
 from pipeline.build.image import Built
-from pipeline.errors import Interrupted
+from pipeline.errors import GateUnknown, Interrupted
 from pipeline.gate.arch_facts import Facts, keep_facts, kept_facts, read_facts, reader_digest
 from pipeline.gate.arch_member import read_pieces
 from pipeline.gate.arch_verdict import Judgement, Verdict, card_of, judge
@@ -80,6 +80,11 @@ class ArchReport:
 
 def read_image(store: Store, built: Built) -> list[tuple[Found, Facts]]:
     """What every object of an image holds, read on all cores, from notes where there are some."""
+    if any(layer.record.is_foreign for layer in built.layers):
+        raise GateUnknown(
+            f"{built.name}: stands on a foreign base, whose objects are not read",
+            "The gate judges images on a root of our own.",
+        )
     found = sorted(_objects(store, built), key=lambda f: f.path)
     known = {sha: kept_facts(store, sha) for sha in {f.row.sha256 for f in found}}
     missing = {f.row.sha256: f for f in found if known[f.row.sha256] is None}

@@ -156,6 +156,11 @@ def make_environment(shop: Workshop, plan: ImagePlan, wheels: Sequence[str]) -> 
 def _root_layer(shop: Workshop, plan: ImagePlan) -> LayerPlan:
     """Debian's Python for this machine: the image's own root, or the same for this processor."""
     root = plan.chain()[0]
+    if root.lock.base_image is not None:
+        raise GateEnvironment(
+            f"{plan.wish.name}: stands on a foreign base, whose Python is not ours to start",
+            "The gate judges images on a root of our own.",
+        )
     if shop.host != plan.platform:
         try:
             root = plan_image(shop.checkout, root.wish.name, shop.host)

@@ -29,6 +29,7 @@ from pipeline.gate.environment import Environment, EnvironmentFacts, known_facts
 from pipeline.gate.limits import CARDS
 from pipeline.gate.moved import move_key
 from pipeline.gate.run import Bench
+from pipeline.store.record import LayerRecord
 from pipeline.store.store import Store, read_image_record
 from pipeline.store.upkeep import Shelf
 from pipeline.wish.load import Checkout
@@ -148,7 +149,8 @@ def _objects(store: Store) -> set[str]:
     found: set[str] = set()
     for path in sorted((store.root / "images").glob("*/*/image.json")):
         for layer in read_image_record(path)["layers"]:
-            found |= {row.sha256 for row in store.contents(layer["record"]["digest"])}
+            record = LayerRecord.model_validate(layer["record"])
+            found |= {row.sha256 for row in store.table(record)}
     return found
 
 

@@ -19,7 +19,7 @@ class Move(Frozen):
 
 def diff_locks(old: ImageLock | None, new: ImageLock) -> list[Move]:
     """Every difference, sorted by name."""
-    moves: list[Move] = []
+    moves = _base_moves(old, new)
     for kind in ("wheels", "debs"):
         before: dict[str, Pin] = {p.name: p for p in (getattr(old, kind) if old else [])}
         after: dict[str, Pin] = {p.name: p for p in getattr(new, kind)}
@@ -38,6 +38,23 @@ def diff_locks(old: ImageLock | None, new: ImageLock) -> list[Move]:
                 )
             )
     return moves
+
+
+def _base_moves(old: ImageLock | None, new: ImageLock) -> list[Move]:
+    was, now = old.base_image if old else None, new.base_image
+    named = now or was
+    if was == now or named is None:
+        return []
+    return [
+        Move(
+            image=new.image,
+            platform=new.platform,
+            kind="base",
+            name=named.repository,
+            before=was.manifest.digest if was else None,
+            after=now.manifest.digest if now else None,
+        )
+    ]
 
 
 def _said(pin: Pin | None, other: Pin | None) -> str | None:

@@ -7,14 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.errors import BaseUnplaced
+from pipeline.lock.base import BasePin
 from pipeline.lock.debs import Suite, resolve_debs
 from pipeline.lock.model import DebPin, ImageLock, read_lock, sealed
 from pipeline.lock.release import DEBIAN_12_KEYRING
 from pipeline.lock.wheels import SizeFinder, resolve_wheels
+from pipeline.wish.base import ForeignBase
 from pipeline.wish.image import DebianWish, ImageWish
 from pipeline.wish.load import Checkout
 
 Get = Callable[[str], bytes]
+FindBase = Callable[[ForeignBase, str], BasePin]
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Transport:
     index_args: Sequence[str] = ()
     index_env: Mapping[str, str] = field(default_factory=dict)
     keyring: Path = DEBIAN_12_KEYRING
+    find_base: FindBase | None = None
 
 
 def make_lock(
@@ -56,7 +61,17 @@ def make_lock(
             )
     debs = _debs(chain, below, platform, ask)
     base_seal = below[-1].seal if below else None
-    return sealed(name, platform, wish.lock_digest(), base_seal, wheels, debs)
+    base = _base(wish, platform, ask)
+    return sealed(name, platform, wish.lock_digest(), base_seal, wheels, debs, base)
+
+
+def _base(wish: ImageWish, platform: str, ask: Transport) -> BasePin | None:
+    """The foreign base by the digests of all its parts."""
+    if wish.foreign is None:
+        return None
+    if ask.find_base is None:
+        raise BaseUnplaced(f"{wish.foreign}: is the base of {wish.name}")
+    return ask.find_base(wish.foreign, platform)
 
 
 def _debs(

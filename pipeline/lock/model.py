@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field, StringConstraints
+from pydantic import StringConstraints
 
 from pipeline.errors import LockEdited, LockStale
 from pipeline.files import write_bytes
+from pipeline.lock.base import BasePin, Size, dump_base
 from pipeline.lock.sealed import UNSEALED, Sealed, read_sealed
 from pipeline.model import (
     Digest,
@@ -24,7 +25,6 @@ from pipeline.model import (
 from pipeline.wish.image import ImageWish
 from pipeline.wish.load import Checkout
 
-Size = Annotated[int, Field(gt=0)]
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
 
 
@@ -63,9 +63,14 @@ class ImageLock(Sealed):
     platform: Platform
     wish: Digest
     base_lock: Digest | None = None
+    base_image: BasePin | None = None
     wheels: list[WheelPin] = []
     debs: list[DebPin] = []
     seal: Digest
+
+    def unsealed(self) -> set[str]:
+        """A lock without a foreign base is sealed as before there was such a thing."""
+        return {"base_image"} if self.base_image is None else set()
 
     @property
     def pins(self) -> list[Pin]:
@@ -79,6 +84,7 @@ def sealed(
     base_lock: str | None,
     wheels: list[WheelPin],
     debs: list[DebPin],
+    base_image: BasePin | None = None,
 ) -> ImageLock:
     """A new lock, sorted and sealed."""
     return ImageLock(
@@ -86,6 +92,7 @@ def sealed(
         platform=platform,
         wish=wish,
         base_lock=base_lock,
+        base_image=base_image,
         wheels=sorted(wheels, key=lambda w: w.name),
         debs=sorted(debs, key=lambda d: d.name),
         seal=UNSEALED,
@@ -102,6 +109,7 @@ def dump(lock: ImageLock) -> str:
         f"platform: {lock.platform}",
         f"wish: {lock.wish}",
         f"base_lock: {lock.base_lock or 'null'}",
+        *dump_base(lock.base_image),
     ]
     for title, pins in (("wheels", lock.wheels), ("debs", lock.debs)):
         lines.append(f"{title}:" if pins else f"{title}: []")
@@ -127,8 +135,17 @@ def current_lock(checkout: Checkout, wish: ImageWish, platform: str) -> ImageLoc
         raise LockEdited(f"{path.name}: is the lock of {lock.image} for {lock.platform}")
     if lock.wish != wish.lock_digest():
         raise LockStale(f"{path.name}: the wish has changed since it was locked")
-    if wish.base is not None:
-        base = read_lock(checkout.lock_path(wish.base, platform))
+    if wish.parent is not None:
+        base = read_lock(checkout.lock_path(wish.parent, platform))
         if lock.base_lock != base.seal:
-            raise LockStale(f"{path.name}: the lock of its base {wish.base} has changed since")
+            raise LockStale(f"{path.name}: the lock of its base {wish.parent} has changed since")
+    _require_base(path, lock, wish)
     return lock
+
+
+def _require_base(path: Path, lock: ImageLock, wish: ImageWish) -> None:
+    """A foreign base is locked if and only if it is wished for, and is that one."""
+    want, got = wish.foreign, lock.base_image
+    said = (got.repository, got.asked) if got else None
+    if said != ((want.repository, want.digest) if want else None):
+        raise LockEdited(f"{path.name}: its base image is not the one that is wished for")

@@ -20,7 +20,11 @@ class Sealed(Frozen):
 
     def computed_seal(self) -> str:
         """The digest of all else in the lock."""
-        return sha256_of(canonical_json(self.model_dump(exclude={"seal"})))
+        return sha256_of(canonical_json(self.model_dump(exclude={"seal", *self.unsealed()})))
+
+    def unsealed(self) -> set[str]:
+        """Fields that a lock does not have."""
+        return set()
 
     def sealed(self) -> Self:
         """This draft with its seal."""

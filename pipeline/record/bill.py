@@ -11,7 +11,16 @@ from packaging.utils import canonicalize_name
 from pipeline.build.image import Built
 from pipeline.build.plan import ImagePlan
 from pipeline.record.declared import licences_of
-from pipeline.record.inventory import OwnFile, Part, PlacedLayer, own_files, parts_of, placed_layers
+from pipeline.record.inventory import (
+    BaseImage,
+    OwnFile,
+    Part,
+    PlacedLayer,
+    base_image,
+    own_files,
+    parts_of,
+    placed_layers,
+)
 from pipeline.record.licence import Licence
 from pipeline.record.names import image_purl
 from pipeline.store.store import Store
@@ -29,7 +38,10 @@ class BilledPart:
 
 @dataclass(frozen=True)
 class Bill:
-    """Everything in an image: exact, because the image was assembled from it."""
+    """Everything in an image: exact, because the image was assembled from it.
+
+    What a foreign base holds is not part of that: it is named, and said to be unknown.
+    """
 
     image: str
     platform: str
@@ -39,6 +51,7 @@ class Bill:
     parts: tuple[BilledPart, ...]
     files: tuple[OwnFile, ...]
     patches: tuple[OwnFile, ...]
+    base: BaseImage | None  # a foreign one, of which only the digests are known
     root: Path  # of the checkout, for the patches' text
 
     @property
@@ -63,6 +76,7 @@ def bill_of(checkout: Checkout, store: Store, plan: ImagePlan, built: Built) -> 
         ),
         files=tuple(f for f in files if not f.patch),
         patches=patches,
+        base=base_image(plan),
         root=checkout.root,
     )
 

@@ -9,9 +9,10 @@ from pipeline.build.image import Built
 from pipeline.build.oci import TitledLayer
 from pipeline.build.plan import ImagePlan, LayerPlan
 from pipeline.errors import StoreDamaged
+from pipeline.lock.base import BasePin
 from pipeline.lock.model import DebPin, Pin, WheelPin
 from pipeline.model import sha256_of
-from pipeline.record.names import deb_purl, file_urn, wheel_purl
+from pipeline.record.names import deb_purl, file_urn, image_purl, wheel_purl
 from pipeline.wish.image import PatchWish
 from pipeline.wish.load import Checkout
 
@@ -22,7 +23,8 @@ class PlacedLayer:
 
     image: str
     layer: TitledLayer
-    plan: LayerPlan | None  # none for an image's own files and for patches
+    plan: LayerPlan | None  # none for an image's own files, patches and a foreign base
+    base: BasePin | None = None  # the foreign base that it is a layer of
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,11 @@ def placed_layers(plan: ImagePlan, built: Built) -> list[PlacedLayer]:
     left = list(built.layers)
     placed: list[PlacedLayer] = []
     for each in plan.chain():
-        name = each.wish.name
+        name, base = each.wish.name, each.lock.base_image
+        for pin in base.layers if base else []:
+            if not left or left[0].record.digest != pin.digest:
+                raise StoreDamaged(f"{built.name}: the base's {pin.digest} is not in the image")
+            placed.append(PlacedLayer(name, left.pop(0), None, base))
         for wanted in each.layers:
             if not left or left[0].title != wanted.title:
                 raise StoreDamaged(f"{built.name}: the layer {wanted.title!r} is not in the image")
@@ -70,6 +76,26 @@ def placed_layers(plan: ImagePlan, built: Built) -> list[PlacedLayer]:
     if left:
         raise StoreDamaged(f"{built.name}: nothing accounts for the layer {left[0].title!r}")
     return placed
+
+
+@dataclass(frozen=True)
+class BaseImage:
+    """A foreign base: known by its digests, not by what is in it."""
+
+    image: str  # of ours, that names it
+    pin: BasePin
+    purl: str
+
+
+def base_image(plan: ImagePlan) -> BaseImage | None:
+    """The foreign base of an image, if it has one."""
+    root = plan.chain()[0]
+    pin = root.lock.base_image
+    if pin is None:
+        return None
+    name = pin.repository.rpartition("/")[2]
+    purl = image_purl(name, pin.manifest.digest, plan.architecture)
+    return BaseImage(root.wish.name, pin, purl)
 
 
 def parts_of(plan: ImagePlan, built: Built) -> list[Part]:
@@ -95,9 +121,11 @@ def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
     found = []
     for each in plan.chain():
         wish, folder = each.wish, PurePosixPath("images") / each.wish.name
-        for file in wish.files:
-            path = str(folder / file.source)
-            found.append(OwnFile(wish.name, path, _digest(checkout, path), to=file.to))
+        for source in dict.fromkeys(file.source for file in wish.files):
+            path = str(folder / source)
+            # one file may lie in several places; it is one material all the same
+            to = ", ".join(file.to for file in wish.files if file.source == source)
+            found.append(OwnFile(wish.name, path, _digest(checkout, path), to=to))
         for patch in checkout.series(wish).patches:
             path = str((folder / (wish.patches or "")).parent / patch.file)
             found.append(OwnFile(wish.name, path, _digest(checkout, path), patch=patch))

@@ -45,6 +45,9 @@ KINDS = {
     "image-signature": IMAGE_SIGNATURE,
 }
 
+# What every record says of a foreign base: its bytes are pinned, the rest is not ours to know.
+UNLISTED = "unknown: taken as published by digest; nothing here lists what it holds"
+
 # Bills of materials also travel as plain files of these types.
 BILL_MEDIA = {CYCLONEDX: "application/vnd.cyclonedx+json", SPDX: "application/spdx+json"}
 

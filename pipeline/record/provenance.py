@@ -11,11 +11,20 @@ from pipeline import __version__
 from pipeline.build.golden import read_golden
 from pipeline.build.image import Built, code_digest
 from pipeline.build.plan import FORMAT, ImagePlan
-from pipeline.record.inventory import OwnFile, Part, own_files, parts_of, placed_layers
+from pipeline.record.inventory import (
+    BaseImage,
+    OwnFile,
+    Part,
+    base_image,
+    own_files,
+    parts_of,
+    placed_layers,
+)
 from pipeline.record.names import (
     BUILD_TYPE,
     BUILDER,
     PROVENANCE,
+    UNLISTED,
     golden_urn,
     layer_urn,
     lock_urn,
@@ -56,12 +65,14 @@ def external_parameters(checkout: Checkout, plan: ImagePlan) -> dict[str, Any]:
 
 
 def _dependencies(checkout: Checkout, plan: ImagePlan, built: Built) -> list[dict[str, Any]]:
-    found = [_part(part) for part in parts_of(plan, built)]
+    base = base_image(plan)
+    found = [_base(base)] if base else []
+    found += [_part(part) for part in parts_of(plan, built)]
     found += [_file(file) for file in own_files(checkout, plan)]
     found += [
         descriptor(layer_urn(x.image, x.layer.title), x.layer.title, x.layer.record.digest)
         for x in placed_layers(plan, built)
-        if x.image != plan.wish.name
+        if x.image != plan.wish.name or x.base is not None
     ]
     return found
 
@@ -74,6 +85,21 @@ def descriptor(uri: str, name: str, digest: str, **annotations: Any) -> dict[str
         "digest": {"sha256": digest.removeprefix("sha256:")},
     }
     return {**found, "annotations": annotations} if annotations else found
+
+
+def _base(base: BaseImage) -> dict[str, Any]:
+    """A foreign base by the manifest of this platform; what is in it stays unknown."""
+    pin = base.pin
+    return descriptor(
+        base.purl,
+        pin.repository,
+        pin.manifest.digest,
+        image=base.image,
+        index=pin.index.digest if pin.index else "none: the manifest itself is wished for",
+        config=pin.config.digest,
+        layers=[layer.digest for layer in pin.layers],
+        contents=UNLISTED,
+    )
 
 
 def _part(part: Part) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any
 from pipeline import __version__
 from pipeline.model import canonical_json
 from pipeline.record.bill import Bill, BilledPart
-from pipeline.record.inventory import OwnFile
+from pipeline.record.inventory import BaseImage, OwnFile
 from pipeline.record.licence import Licence
+from pipeline.record.names import UNLISTED
 from pipeline.record.strict import plain
 
 _NAMESPACE = uuid.UUID("6f0c9a3e-5a0d-5d0f-8a43-0f5f0c5d3b1e")
@@ -21,7 +22,8 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
     """The document. It holds no time, so that an image has one bill."""
     parts = [_part(x, bill.root) for x in bill.parts]
     files = [_own_file(x) for x in bill.files]
-    refs = sorted(x["bom-ref"] for x in [*parts, *files])
+    base = [_base(bill.base)] if bill.base else []
+    refs = sorted(x["bom-ref"] for x in [*base, *parts, *files])
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -35,10 +37,20 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
             },
             "component": _image(bill),
         },
-        "components": [*parts, *files],
+        "components": [*base, *parts, *files],
         "dependencies": [{"ref": bill.purl, "dependsOn": refs}],
-        "compositions": [{"aggregate": "complete", "assemblies": [bill.purl]}],
+        "compositions": _compositions(bill),
     }
+
+
+def _compositions(bill: Bill) -> list[dict[str, Any]]:
+    """How complete the list is: whole, unless a foreign base holds what nobody listed."""
+    if bill.base is None:
+        return [{"aggregate": "complete", "assemblies": [bill.purl]}]
+    return [
+        {"aggregate": "incomplete", "assemblies": [bill.purl]},
+        {"aggregate": "unknown", "assemblies": [bill.base.purl]},
+    ]
 
 
 def cyclonedx_bytes(bill: Bill) -> bytes:
@@ -64,6 +76,26 @@ def _image(bill: Bill) -> dict[str, Any]:
 
 def _hash(digest: str) -> dict[str, str]:
     return {"alg": "SHA-256", "content": digest.removeprefix("sha256:")}
+
+
+def _base(base: BaseImage) -> dict[str, Any]:
+    pin = base.pin
+    layers = [{"name": "sm120:layer", "value": layer.digest} for layer in pin.layers]
+    index = [{"name": "sm120:index", "value": pin.index.digest}] if pin.index else []
+    return {
+        "type": "container",
+        "bom-ref": base.purl,
+        "name": pin.repository,
+        "version": pin.manifest.digest,
+        "purl": base.purl,
+        "hashes": [_hash(pin.manifest.digest)],
+        "properties": [
+            {"name": "sm120:contents", "value": UNLISTED},
+            {"name": "sm120:licence:source", "value": "NOASSERTION: it is not known what it holds"},
+            *index,
+            *layers,
+        ],
+    }
 
 
 def _part(billed: BilledPart, root: Path) -> dict[str, Any]:

@@ -10,16 +10,19 @@ from pipeline.build.oci import CREATED
 from pipeline.model import canonical_json
 from pipeline.record.bill import Bill, BilledPart
 from pipeline.record.inventory import OwnFile, PlacedLayer
+from pipeline.record.names import UNLISTED
 from pipeline.record.strict import plain
 
 _NONE = "NOASSERTION"
 _DOCUMENT = "SPDXRef-DOCUMENT"
-_IMAGE = "SPDXRef-Image"
+IMAGE_ID = "SPDXRef-Image"
+_BASE = "SPDXRef-BaseImage"
 
 
 def spdx(bill: Bill) -> dict[str, Any]:
     """The document: the image holds layers, layers hold packages, patches are for packages."""
-    layers = [_layer(x) for x in bill.layers]
+    # a foreign base may hold one layer twice
+    layers = [_layer(x) for x in {x.layer.record.digest: x for x in bill.layers}.values()]
     parts = [_part(x) for x in bill.parts]
     files = [_own_file(x) for x in bill.files]
     patches = [_own_file(x) for x in bill.patches]
@@ -34,7 +37,7 @@ def spdx(bill: Bill) -> dict[str, Any]:
             "creators": [f"Tool: sm120-pipeline-{__version__}"],
             "comment": "The time is fixed, so that an image has one document.",
         },
-        "packages": [_image(bill), *layers, *parts, *files, *patches],
+        "packages": [_image(bill), *_base(bill), *layers, *parts, *files, *patches],
         "relationships": _relationships(bill),
         "hasExtractedLicensingInfos": _references(bill),
     }
@@ -59,13 +62,18 @@ def spdx_bytes(bill: Bill) -> bytes:
 
 
 def _relationships(bill: Bill) -> list[dict[str, str]]:
-    found = [_relation(_DOCUMENT, "DESCRIBES", _IMAGE)]
-    found += [_relation(_IMAGE, "CONTAINS", _layer_id(x.layer.record.digest)) for x in bill.layers]
+    found = [_relation(_DOCUMENT, "DESCRIBES", IMAGE_ID)]
+    layers = dict.fromkeys(_layer_id(x.layer.record.digest) for x in bill.layers)
+    found += [_relation(IMAGE_ID, "CONTAINS", layer) for layer in layers]
     for billed in bill.parts:
         layer, part = _layer_id(billed.part.layer.record.digest), _part_id(billed)
         found.append(_relation(layer, "CONTAINS", part))
         found += [_relation(_file_id(p), "PATCH_FOR", part) for p in billed.patches]
-    return found + [_relation(_IMAGE, "CONTAINS", _file_id(x)) for x in bill.files]
+    if bill.base:
+        found.append(_relation(IMAGE_ID, "DESCENDANT_OF", _BASE))
+        own = dict.fromkeys(_layer_id(layer.digest) for layer in bill.base.pin.layers)
+        found += [_relation(_BASE, "CONTAINS", layer) for layer in own]
+    return found + [_relation(IMAGE_ID, "CONTAINS", _file_id(x)) for x in bill.files]
 
 
 def _relation(one: str, kind: str, other: str) -> dict[str, str]:
@@ -107,13 +115,30 @@ def _package(identity: str, name: str, digest: str, **more: Any) -> dict[str, An
 
 def _image(bill: Bill) -> dict[str, Any]:
     return _package(
-        _IMAGE,
+        IMAGE_ID,
         bill.image,
         bill.digest,
         versionInfo=bill.version,
         primaryPackagePurpose="CONTAINER",
         externalRefs=[_purl(bill.purl)],
     )
+
+
+def _base(bill: Bill) -> list[dict[str, Any]]:
+    if bill.base is None:
+        return []
+    digest = bill.base.pin.manifest.digest
+    package = _package(
+        _BASE,
+        bill.base.pin.repository,
+        digest,
+        versionInfo=digest,
+        primaryPackagePurpose="CONTAINER",
+        licenseComments=f"{_NONE}: it is not known what it holds",
+        comment=UNLISTED,
+        externalRefs=[_purl(bill.base.purl)],
+    )
+    return [package]
 
 
 def _layer(placed: PlacedLayer) -> dict[str, Any]:

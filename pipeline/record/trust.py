@@ -24,11 +24,14 @@ from pipeline.wish.load import read_yaml
 FILE_NAME = "trust.yaml"
 
 
+Reason = Annotated[str, StringConstraints(min_length=5, max_length=400)]
+
+
 class Revoked(Frozen):
     """A key that is no longer used, and what that means for what it signed."""
 
     since: AwareDatetime
-    reason: Annotated[str, StringConstraints(min_length=5, max_length=400)]
+    reason: Reason
     compromised: bool
 
 
@@ -77,10 +80,13 @@ class TrustedKey(Frozen):
 
 
 class Trust(Frozen):
-    """All keys that are believed."""
+    """All keys that are believed, and the foreign bases that are."""
 
     format: Literal[1] = 1
     keys: list[TrustedKey] = []
+    bases: dict[Digest, Reason] = Field(
+        default={}, description="foreign base images that are taken as published, and why"
+    )
 
     @model_validator(mode="after")
     def _has_no_doubles(self) -> Trust:

@@ -83,6 +83,8 @@ def read_document(data: bytes, claimed_type: str = "") -> Document:
 def _document(data: bytes, digest: str, found: Any, claimed: str) -> Document:
     if not isinstance(found, dict):
         raise ValueError("is no JSON object")
+    if found.get("schemaVersion") == 1:
+        raise ValueError("is of Docker's schema version 1, which is no longer read; push it anew")
     if found.get("schemaVersion") != 2:
         raise ValueError("is of no schema version that is known here")
     kind: Literal["manifest", "index"] = "index" if "manifests" in found else "manifest"

@@ -6,14 +6,13 @@ import ipaddress
 import re
 
 from pipeline.errors import ReferenceInvalid
-from pipeline.model import Frozen
+from pipeline.model import REPOSITORY, Frozen
 
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _REGISTRY = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:.]+\])(?::[0-9]{{1,5}})?")
-_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
-_REPOSITORY = re.compile(rf"{_PART}(?:/{_PART})*")
+_REPOSITORY = re.compile(REPOSITORY)
 _LONGEST = 255
 # Docker's own name for its registry, and where that answers
 _ALIASES = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}

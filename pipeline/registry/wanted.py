@@ -76,15 +76,18 @@ def plan_pull(
 
 
 def _entries(root: Document, platform: str | None) -> list[Descriptor]:
-    if platform is None:
-        return list(root.manifests)
+    return list(root.manifests) if platform is None else [choose(root, platform)]
+
+
+def choose(root: Document, platform: str) -> Descriptor:
+    """The one image of an index that is for a platform."""
     found = [d for d in root.manifests if _fits(d.platform, platform)]
     if len(found) != 1:
         there = ", ".join(str(d.platform) for d in root.manifests) or "none"
         raise NotInRegistry(
             f"{root.digest}: has {len(found)} images for {platform} (there are: {there})"
         )
-    return found
+    return found[0]
 
 
 def _fits(found: str | None, wanted: str) -> bool:

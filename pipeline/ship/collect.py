@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline import log
 from pipeline.fetch.inputs import Fetcher
 from pipeline.files import link_or_copy, os_errors_explained
+from pipeline.lock.base import BasePin
 from pipeline.lock.model import Pin
 from pipeline.store.store import Store
 
@@ -29,6 +30,18 @@ def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> in
             with os_errors_explained(folder):
                 _place(path, folder / pin.file)
     return sum(p.size_bytes for p in pins)
+
+
+def collect_base(store: Store, fetcher: Fetcher, pin: BasePin, folder: Path) -> list[int]:
+    """The documents and layers of a foreign base by their hashes; returns the bytes of each."""
+    fetcher.bases.bring(pin)
+    place = folder / "sha256"
+    sizes = {x.digest: x.size_bytes for x in (*pin.documents, *pin.blobs)}
+    with os_errors_explained(folder):
+        place.mkdir(parents=True, exist_ok=True)
+        for digest in sizes:
+            _place(store.blob_path(digest), place / digest.removeprefix("sha256:"))
+    return list(sizes.values())
 
 
 def _is_there(path: Path, pin: Pin) -> bool:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from pipeline.model import Digest, Frozen
 
+GZIP_LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+
 
 class FileRow(NamedTuple):
     """Where a file of a layer lies in the blob, and what it is."""
@@ -18,6 +20,9 @@ class FileRow(NamedTuple):
     offset: int
     target: str
     owner: str
+    # known of foreign layers only: ours belong to root, but for homes
+    uid: int = 0
+    gid: int = 0
 
 
 class LayerFacts(NamedTuple):
@@ -37,3 +42,9 @@ class LayerRecord(Frozen):
     diff_id: Digest
     size_bytes: int
     unpacked_bytes: int
+    media_type: str = GZIP_LAYER
+    is_foreign: bool = False  # of somebody else's image: its files can be listed, not sought
+
+    def dump(self) -> dict[str, object]:
+        """As records keep it: what is as usual is not said."""
+        return self.model_dump(exclude_defaults=True)

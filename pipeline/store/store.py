@@ -150,7 +150,7 @@ class Store:
             record = LayerRecord.model_validate_json(path.read_bytes())
             if self.blob_path(record.digest).stat().st_size != record.size_bytes:
                 return None
-            if not self._contents_path(record.digest).exists():
+            if not self._table_path(record).exists():
                 return None
         except (FileNotFoundError, ValueError):
             return None
@@ -164,10 +164,21 @@ class Store:
             size_bytes=facts.size_bytes,
             unpacked_bytes=facts.unpacked_bytes,
         )
-        rows = dump_table(facts.rows)
-        self.write(self._contents_path(facts.digest), rows)
-        self.write(self.root / "layers" / f"{_hex(key)}.json", record.model_dump_json().encode())
+        self._keep(key, record, facts.rows)
         return record
+
+    def keep_foreign_layer(self, key: str, record: LayerRecord, rows: Sequence[FileRow]) -> None:
+        """Remember what a foreign layer was found to hold."""
+        self._keep(key, record, rows)
+
+    def _keep(self, key: str, record: LayerRecord, rows: Sequence[FileRow]) -> None:
+        self.write(self._table_path(record), dump_table(rows))
+        path = self.root / "layers" / f"{_hex(key)}.json"
+        self.write(path, json.dumps(record.dump(), separators=(",", ":")).encode())
+
+    def table(self, record: LayerRecord) -> list[FileRow]:
+        """What any layer holds, ours or a foreign one."""
+        return read_table(self._table_path(record))
 
     def contents(self, digest: str) -> list[FileRow]:
         """What a layer holds."""
@@ -179,6 +190,11 @@ class Store:
             return search_table(self._contents_path(digest).read_bytes(), ending)
         except (OSError, ValueError, TypeError) as error:
             raise StoreDamaged(f"the table of contents of {digest} is damaged") from error
+
+    def _table_path(self, record: LayerRecord) -> Path:
+        """A layer of ours can be a foreign one too: its tables differ, so each has its own."""
+        path = self._contents_path(record.digest)
+        return path.with_suffix(".foreign.json") if record.is_foreign else path
 
     def _contents_path(self, digest: str) -> Path:
         return self.root / "contents" / f"{_hex(digest)}.json"
@@ -261,7 +277,8 @@ def read_table(path: Path) -> list[FileRow]:
 
 def dump_table(rows: Sequence[FileRow]) -> bytes:
     """A table of contents as JSON, a line a row: a newline is never part of a string."""
-    lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in rows]
+    kept = (row if row.uid or row.gid else row[:-2] for row in rows)
+    lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in kept]
     return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
 
 

@@ -104,9 +104,10 @@ def unreachable(store: Store) -> list[Path]:
         image = read_image_record(path)
         kept |= {image["config"], image["descriptor"]["digest"]}
         kept |= {x["record"]["digest"] for x in image["layers"]}
+        kept |= set(image.get("base", []))  # the documents of a foreign base
     names = {digest.removeprefix("sha256:") for digest in kept}
     blobs = [p for p in _files(store.root / "oci" / "blobs" / "sha256") if p.name not in names]
-    tables = [p for p in _files(store.root / "contents") if p.stem not in names]
+    tables = [p for p in _files(store.root / "contents") if p.name.split(".")[0] not in names]
     old = time.time() - _STALE_S
     partial = [p for p in _files(store.root / "partial") if p.stat().st_mtime < old]
     return [*blobs, *tables, *_files(store.root / "inputs"), *partial]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pipeline.build.oci import CONFIG, LAYER
+from pipeline.build.oci import CONFIG, LAYER, PLAIN_LAYER
 from pipeline.errors import EvidenceBroken, RecordInvalid
 from pipeline.files import read_at_most, sha256_of_file
 from pipeline.model import Digest, Frozen, sha256_of
@@ -96,7 +96,7 @@ def make_artifact(title: str, digest: str, manifest: Manifest, config: bytes) ->
             f"{title}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
         )
     for layer in manifest.layers:
-        if layer.media_type != LAYER:
+        if layer.media_type not in (LAYER, PLAIN_LAYER):
             raise EvidenceBroken(f"{title}: the layer {layer.digest} is a {layer.media_type}")
     return Artifact(
         title=title,

@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.errors import RecordInvalid
 from pipeline.record.names import CYCLONEDX
+from pipeline.record.sbom_spdx import IMAGE_ID
 from pipeline.verify.provenance import Provenance
 from pipeline.verify.verdict import Node, Verdict
 
@@ -25,13 +26,26 @@ def judge_bill(predicate_type: str, predicate: dict[str, Any], made: Provenance 
             raise RecordInvalid(f"{title}: lists a package by {package[0]}, which is no name")
     if made is None:
         return Node(title, Verdict.INCOMPLETE, "there is no provenance to compare it with")
-    resources = (*made.packages("pypi"), *made.packages("deb"))
+    resources = (*made.bases, *made.packages("pypi"), *made.packages("deb"))
     recorded = {(x.uri, x.sha256) for x in resources}
     if extra := sorted(listed - recorded):
         return Node(title, Verdict.BROKEN, f"lists {extra[0][0]}, which did not go in like that")
     if missing := sorted(recorded - listed):
         return Node(title, Verdict.BROKEN, f"leaves out {missing[0][0]}")
-    return Node(title, words=f"{len(listed)} packages, the same as in the provenance")
+    if not made.bases:
+        return Node(title, words=f"{len(listed)} packages, the same as in the provenance")
+    if _claims_all(predicate):
+        return Node(title, Verdict.BROKEN, "calls itself complete, but a base image is in it")
+    words = f"{len(listed) - 1} packages and a base image whose contents it does not list"
+    return Node(title, words=f"{words}, the same as in the provenance")
+
+
+def _claims_all(bill: dict[str, Any]) -> bool:
+    """Whether a bill says that it lists everything; SPDX has no word for that."""
+    found = bill.get("compositions", [])
+    return not isinstance(found, list) or any(
+        not isinstance(x, dict) or x.get("aggregate") == "complete" for x in found
+    )
 
 
 def _cyclonedx(bill: dict[str, Any]) -> set[Package]:
@@ -50,6 +64,6 @@ def _spdx(bill: dict[str, Any]) -> set[Package]:
     return {
         (ref["referenceLocator"], x["checksums"][0]["checksumValue"])
         for x in bill["packages"]
-        if x["primaryPackagePurpose"] != "CONTAINER"
+        if x["SPDXID"] != IMAGE_ID
         for ref in x.get("externalRefs", [])
     }

@@ -9,23 +9,27 @@ from pipeline.build.golden import read_golden
 from pipeline.errors import LockEdited, LockMissing, PipelineError
 from pipeline.lock.model import DebPin, ImageLock, Pin, read_lock
 from pipeline.model import sha256_of, stays_below
+from pipeline.record.trust import Trust
 from pipeline.verify.artifact import Artifact
+from pipeline.verify.base import judge_base
 from pipeline.verify.provenance import Provenance, Resource, Wished
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.wish.load import Checkout
 
 
 def judge_materials(
-    found: Provenance, artifact: Artifact, checkout: Checkout | None
+    found: Provenance, artifact: Artifact, checkout: Checkout | None, trust: Trust | None = None
 ) -> tuple[Node, ...]:
     """Every claim of the provenance against what is really there."""
     nodes = [_layers(found, artifact), _notes(found, artifact)]
     if checkout is None:
+        nodes += judge_base(found, {}, artifact, trust)
         words = "there is no checkout to compare wish, lock and patches with"
         return (*nodes, Node("materials", Verdict.INCOMPLETE, words))
     platform = found.definition.external.platform
     locks = {name: _lock(checkout, name, platform) for name in found.locks}
     nodes += [_wish(found, checkout), _locks(found, locks), _golden(found, artifact, checkout)]
+    nodes += judge_base(found, locks, artifact, trust)
     nodes += [
         _packages("wheels", found.packages("pypi"), found, locks, artifact),
         _packages("Debian packages", found.packages("deb"), found, locks, artifact),

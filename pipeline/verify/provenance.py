@@ -112,6 +112,11 @@ class Provenance(Frozen):
         prefix = "urn:sm120-pipeline:layer:"
         return [x for x in self.definition.dependencies if x.uri.startswith(prefix)]
 
+    @property
+    def bases(self) -> list[Resource]:
+        """Foreign base images."""
+        return [x for x in self.definition.dependencies if x.uri.startswith("pkg:oci/")]
+
 
 def read_provenance(predicate: dict[str, Any]) -> Provenance:
     """The provenance of one of our images, whole and without contradictions."""
@@ -125,7 +130,8 @@ def read_provenance(predicate: dict[str, Any]) -> Provenance:
 
 
 def _require_accounted(found: Provenance) -> None:
-    known = [*found.packages("pypi"), *found.packages("deb"), *found.files, *found.base_layers]
+    known = [*found.packages("pypi"), *found.packages("deb"), *found.files]
+    known += [*found.bases, *found.base_layers]
     for resource in found.definition.dependencies:
         if resource not in known:
             raise RecordInvalid(f"provenance: {resource.uri}: a material of no known kind")

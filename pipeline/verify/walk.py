@@ -73,6 +73,7 @@ class _Opened:
     envelope: Envelope
     checks: tuple[Node, ...]
     keys: tuple[TrustedKey, ...]
+    trust: Trust | None
 
     @property
     def is_about_this(self) -> bool:
@@ -120,7 +121,8 @@ def _open(
     if envelope is None:
         return Node(exhibit.name, Verdict.BROKEN, exhibit.error)
     signature, keys = judge_signatures(envelope, trust, now)
-    return _Opened(exhibit, envelope, (signature, _subject(envelope, artifact)), tuple(keys))
+    checks = (signature, _subject(envelope, artifact))
+    return _Opened(exhibit, envelope, checks, tuple(keys), trust)
 
 
 def _subject(envelope: Envelope, artifact: Artifact) -> Node:
@@ -172,7 +174,7 @@ def _content(
 ) -> tuple[Node, ...]:
     kind, predicate = statement.predicate_type, statement.predicate
     if kind == PROVENANCE:
-        return judge_materials(read_provenance(predicate), artifact, checkout)
+        return judge_materials(read_provenance(predicate), artifact, checkout, opened.trust)
     if kind == TEST_RESULT:
         image = made.definition.external.image if made else None
         return (judge_tests(read_test_result(predicate), image, checkout),)

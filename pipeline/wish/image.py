@@ -17,6 +17,7 @@ from pipeline.model import (
     sha256_of,
     stays_below,
 )
+from pipeline.wish.base import BaseText, ForeignBase, parse_foreign
 
 
 def _stays_inside(path: str) -> str:
@@ -102,7 +103,9 @@ class ImageWish(Frozen):
 
     name: Name
     summary: Annotated[str, StringConstraints(min_length=10, max_length=200)]
-    base: Name | None = None
+    base: BaseText | None = Field(
+        default=None, description="an image of this checkout, or REPOSITORY@sha256:…"
+    )
     debian: DebianWish | None = None
     accounts: list[Account] = []
     platforms: Annotated[list[Platform], Field(min_length=1)]
@@ -127,6 +130,16 @@ class ImageWish(Frozen):
         if self.base is not None and self.accounts:
             raise ValueError("`accounts` belong to the root image that has `debian`")
         return self
+
+    @property
+    def foreign(self) -> ForeignBase | None:
+        """The image from elsewhere that it stands on, if it does."""
+        return parse_foreign(self.base) if self.base else None
+
+    @property
+    def parent(self) -> str | None:
+        """The image of this checkout that it stands on, if it does."""
+        return None if self.foreign else self.base
 
     def lock_digest_input(self) -> dict[str, Any]:
         """The part of the wish that decides what a lock must hold."""

@@ -111,6 +111,8 @@ class Checkout:
 
     def chain(self, name: str) -> list[ImageWish]:
         """The wish and those it stands on, root first."""
+        from pipeline.wish.base import require_supported
+
         wishes: list[ImageWish] = []
         seen: list[str] = []
         current: str | None = name
@@ -120,7 +122,8 @@ class Checkout:
             seen.append(current)
             wish = self.wish(current)
             wishes.append(wish)
-            current = wish.base
+            current = wish.parent
+        require_supported(wishes[::-1])
         return wishes[::-1]
 
     def series(self, wish: ImageWish) -> PatchSeries:

@@ -1,0 +1,114 @@
+"""Headers of tar archives as strangers write them: ustar, GNU's long names, pax records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.errors import CorruptArchive, HostileArchive
+
+_KINDS = {
+    **dict.fromkeys((b"0", b"\0", b"7"), "file"),
+    **{b"1": "hardlink", b"2": "symlink", b"3": "device", b"4": "device"},
+    **{b"5": "dir", b"6": "fifo"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One entry of a layer."""
+
+    path: str  # relative and clean; empty for the image's root
+    kind: str
+    mode: int
+    uid: int
+    gid: int
+    size_bytes: int
+    target: str
+
+
+def header_size(block: bytes) -> int:
+    """A header's size field, after its checksum was found true."""
+    blanked = block[:148] + b" " * 8 + block[156:]
+    if _number(block[148:156]) != sum(blanked):
+        raise CorruptArchive("a tar header's checksum is wrong")
+    return _number(block[124:136])
+
+
+def _number(field: bytes) -> int:
+    """Octal digits, or GNU's binary for what has too many of them."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:])
+    digits = field.strip(b" \0")
+    if digits.strip(b"01234567"):
+        raise CorruptArchive(f"not a number in a tar header: {field!r}")
+    return int(digits or b"0", 8)
+
+
+def read_header(block: bytes, size: int, records: dict[str, str]) -> Header:
+    """An entry by its block and by what came before it in longer words."""
+    name = records.get("path") or decoded(_name(block))
+    path, flag = _clean_path(name), block[156:157]
+    kind = _KINDS.get(flag)
+    if kind is None or any(key.startswith("GNU.sparse") for key in records):
+        raise CorruptArchive(f"{path}: a tar entry of a kind that layers do not have: {flag!r}")
+    target = records.get("linkpath") or decoded(block[157:257])
+    if kind == "hardlink":
+        target = _clean_path(target)
+    # what is no file has no content, whatever size it states
+    size = _decimal(records.get("size"), size) if kind == "file" else 0
+    return Header(
+        path=path,
+        # old archives write folders as files whose names end with a slash
+        kind="dir" if kind == "file" and name.endswith("/") else kind,
+        mode=_number(block[100:108]) & 0o7777,
+        uid=_decimal(records.get("uid"), _number(block[108:116])),
+        gid=_decimal(records.get("gid"), _number(block[116:124])),
+        size_bytes=size,
+        target=target if kind in ("symlink", "hardlink") else "",
+    )
+
+
+def _name(block: bytes) -> bytes:
+    """The name; POSIX archives keep the start of a long one in a field that GNU's use otherwise."""
+    name = block[:100].partition(b"\0")[0]
+    prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
+    return prefix + b"/" + name if prefix else name
+
+
+def decoded(field: bytes) -> str:
+    """A name as text: what is no UTF-8, or would steer a terminal, is shown by its number."""
+    text = field.partition(b"\0")[0].decode(errors="backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _decimal(text: str | None, otherwise: int) -> int:
+    if text is None:
+        return otherwise
+    if not text.isdecimal() or not text.isascii() or len(text) > 18:
+        raise CorruptArchive(f"not a number in a pax header: {text[:40]!r}")
+    return int(text)
+
+
+def _clean_path(name: str) -> str:
+    """`./usr/bin/` as `usr/bin`; the root itself as an empty path."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts or not name:
+        raise HostileArchive(f"the path {name!r} leaves the image")
+    return "/".join(parts)
+
+
+def pax_records(data: bytes, name: str) -> dict[str, str]:
+    """`LENGTH key=value` lines; a value may hold anything, its length counts."""
+    found: dict[str, str] = {}
+    while data.strip(b"\0"):
+        length, space, _ = data.partition(b" ")
+        end = int(length) if space and length.isdigit() and len(length) < 10 else 0
+        line = data[len(length) + 1 : end]
+        key, sign, value = line.partition(b"=")
+        if not sign or not line.endswith(b"\n") or end > len(data):
+            raise CorruptArchive(f"{name}: a pax header is damaged")
+        found[key.decode(errors="backslashreplace")] = decoded(value[:-1])
+        data = data[end:]
+    return found

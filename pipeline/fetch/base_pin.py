@@ -1,0 +1,94 @@
+"""What the documents of a foreign base say, as pins; what cannot be stood on is refused."""
+
+from __future__ import annotations
+
+from pipeline.errors import BaseUnusable
+from pipeline.lock.base import MOST_LAYERS, BasePin, BlobPin, LayerPin, LayerType
+from pipeline.registry.config import ImageConfig
+from pipeline.registry.document import OCI_EMPTY, Descriptor, Document
+from pipeline.registry.words import clean
+from pipeline.wish.base import ForeignBase
+
+_GZIP: LayerType = "application/vnd.oci.image.layer.v1.tar+gzip"
+_TAR: LayerType = "application/vnd.oci.image.layer.v1.tar"
+# The same bytes by Docker's names and by OCI's.
+_LAYERS: dict[str, LayerType] = {
+    _GZIP: _GZIP,
+    _TAR: _TAR,
+    "application/vnd.docker.image.rootfs.diff.tar.gzip": _GZIP,
+    "application/vnd.docker.image.rootfs.diff.tar": _TAR,
+}
+_CONFIGS = (
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+)
+
+
+def pin_of(document: Document) -> BlobPin:
+    """A manifest or index as a lock names it."""
+    return BlobPin(digest=document.digest, size_bytes=len(document.data))
+
+
+def blob_pin(blob: Descriptor) -> BlobPin:
+    """A blob as a lock names it."""
+    return BlobPin(digest=blob.digest, size_bytes=blob.size_bytes)
+
+
+def config_of(base: ForeignBase, manifest: Document) -> Descriptor:
+    """An image's config; what has none is an artifact of another kind."""
+    config = manifest.config
+    if config is None or config.media_type not in _CONFIGS or not config.size_bytes:
+        said = config.media_type if config else OCI_EMPTY
+        raise BaseUnusable(f"{base}: is no image, its config is a {clean(said)}")
+    return config
+
+
+def layer_pins(
+    base: ForeignBase, manifest: Document, config: ImageConfig, platform: str
+) -> list[LayerPin]:
+    """The layers with their diffIDs, if they are for this platform and of a kind that is read."""
+    if config.platform != platform:
+        raise BaseUnusable(f"{base}: is for {clean(config.platform)}, not for {platform}")
+    diff_ids = config.rootfs.diff_ids
+    if len(diff_ids) != len(manifest.layers):
+        raise BaseUnusable(
+            f"{base}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
+        )
+    if len(diff_ids) > MOST_LAYERS:
+        raise BaseUnusable(f"{base}: {len(diff_ids)} layers, at most {MOST_LAYERS} can be mounted")
+    return [
+        LayerPin(
+            digest=layer.digest,
+            diff_id=diff_id,
+            size_bytes=layer.size_bytes,
+            media_type=_layer_type(base, layer),
+        )
+        for layer, diff_id in zip(manifest.layers, diff_ids, strict=True)
+    ]
+
+
+def _layer_type(base: ForeignBase, layer: Descriptor) -> LayerType:
+    """Gzip and plain tar; what cannot be read cannot be checked, and is refused."""
+    found = _LAYERS.get(layer.media_type)
+    if found is not None and layer.size_bytes:
+        return found
+    words = f"{base}: the layer {layer.digest} is a {clean(layer.media_type)}"
+    if "foreign" in layer.media_type or "nondistributable" in layer.media_type:
+        raise BaseUnusable(f"{words}, which its makers do not let registries hand out")
+    if layer.media_type.endswith("zstd"):
+        raise BaseUnusable(
+            f"{words}; zstd is not read here, and Docker before 23 cannot run it",
+            "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …) and name"
+            " the copy's digest.",
+        )
+    raise BaseUnusable(f"{words} of {layer.size_bytes} bytes, which is not known here")
+
+
+def require_locked(pin: BasePin, index: Document | None, manifest: Document) -> None:
+    """The documents say what the lock says: one that was written by hand stops here."""
+    if index is not None and pin.manifest.digest not in {d.digest for d in index.manifests}:
+        raise BaseUnusable(f"{pin}: is not listed in {index.digest}")
+    said = [(d.digest, d.size_bytes) for d in (manifest.config, *manifest.layers) if d]
+    locked = [(d.digest, d.size_bytes) for d in (pin.config, *pin.layers)]
+    if said != locked:
+        raise BaseUnusable(f"{pin}: its manifest names other parts than the lock")

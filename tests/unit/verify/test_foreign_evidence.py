@@ -1,0 +1,292 @@
+"""What is said of a foreign base: its digest, its layers, and that the rest is not known."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from pipeline.build.plan import plan_image
+from pipeline.errors import UnknownImage
+from pipeline.keys import new_key
+from pipeline.record.bill import Bill, bill_of
+from pipeline.record.image import image_statements
+from pipeline.record.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
+from pipeline.record.sbom_spdx import spdx, spdx_bytes
+from pipeline.record.trust import Trust
+from pipeline.store.store import open_store
+from pipeline.verify.explain import explain
+from pipeline.verify.verdict import Verdict, show
+from tests.makers import AMD64, Image, build, make_checkout, make_wheel
+from tests.testbed.foreign_image import (
+    REPOSITORY,
+    Thing,
+    folder,
+    foreign_image,
+    index_of,
+    layer_of,
+    link,
+    system_layer,
+)
+from tests.testbed.tiny_registry import digest_of
+from tests.unit.build.test_foreign_base import wish_on
+from tests.unit.record.test_recorded_image import spdx_problems
+from tests.unit.verify.world import WHEN, World, trusted
+
+IMAGE = foreign_image(
+    system_layer(
+        folder("var"),
+        folder("var/cache"),
+        Thing("var/cache/old", b"x"),
+        Thing("etc/gone", b"x"),
+        link("etc/alias", "passwd"),
+    ),
+    layer_of(Thing("etc/.wh.gone"), Thing("var/cache/.wh..wh..opq"), Thing("var/cache/new", b"y")),
+)
+INDEX = index_of((IMAGE, "linux/amd64"))
+NAME = f"{REPOSITORY}@{IMAGE.digest}"
+
+
+def make_foreign_world(place: Path) -> World:
+    from pipeline.fetch.base import Bases, BaseSettings
+    from pipeline.wish.base import ForeignBase
+
+    mirror = place / "mirror"
+    IMAGE.write(mirror)
+    blobs = mirror / "blobs" / "sha256"
+    (blobs / digest_of(INDEX).removeprefix("sha256:")).write_bytes(INDEX)
+    store = open_store(place / "store")
+    base = ForeignBase(repository=REPOSITORY, digest=digest_of(INDEX))
+    pin = Bases(store, BaseSettings(folders=(mirror,))).resolve(base, AMD64)
+    wheel = make_wheel(mirror, "pkg")
+    # one file of ours in two places is one material
+    files = [{"from": "tool", "to": to} for to in ("/opt/tool", "/usr/bin/tool2")]
+    python = {"requirements": ["pkg==1.0"]}
+    wish = wish_on(IMAGE, base=str(base), python=python, files=files)
+    mine = Image(wish, [wheel], files={"tool": "new\n"}, base_image=pin)
+    checkout = make_checkout(place / "checkout", mine)
+    built = build(checkout, store, mirror, "mine")[0]
+    plan = plan_image(checkout, "mine", AMD64)
+    said = image_statements(checkout, store, plan, built, WHEN)
+    return World(place, checkout, store, plan, built, new_key(), new_key(), copy.copy(said))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_foreign_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def bill(world: World) -> Bill:
+    return bill_of(world.checkout, world.store, world.plan, world.built)
+
+
+def vouching(world: World, digest: str = IMAGE.digest) -> Trust:
+    body = {"keys": [trusted(world.key)], "bases": {digest: "read and scanned by us"}}
+    return Trust.model_validate(body)
+
+
+def test_provenance_names_the_base_and_its_layers(world: World) -> None:
+    found = world.statements["provenance"].predicate["buildDefinition"]["resolvedDependencies"]
+    base = found[0]
+    assert base["uri"].startswith("pkg:oci/base@sha256%3A")
+    assert base["digest"]["sha256"] == IMAGE.digest.removeprefix("sha256:")
+    assert base["annotations"]["index"] == digest_of(INDEX)
+    assert base["annotations"]["contents"].startswith("unknown")
+    layers = [x["digest"]["sha256"] for x in found if ":layer:mine:base%20layer" in x["uri"]]
+    assert [f"sha256:{x}" for x in layers] == [digest_of(x.blob) for x in IMAGE.layers]
+
+
+def test_the_bill_names_the_base_and_says_that_its_contents_are_unknown(bill: Bill) -> None:
+    found = cyclonedx(bill)
+    base = found["components"][0]
+    assert (base["type"], base["name"]) == ("container", REPOSITORY)
+    assert base["hashes"][0]["content"] == IMAGE.digest.removeprefix("sha256:")
+    notes = {p["name"]: p["value"] for p in base["properties"]}
+    assert notes["sm120:contents"].startswith("unknown")
+    assert {c["aggregate"] for c in found["compositions"]} == {"incomplete", "unknown"}
+
+
+def test_the_bills_are_valid_by_their_own_tools(bill: Bill, tmp_path: Path) -> None:
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    assert validator.validate_str(cyclonedx_bytes(bill).decode()) is None
+    assert spdx_problems(spdx_bytes(bill), tmp_path) == []
+    kinds = {r["relationshipType"] for r in spdx(bill)["relationships"]}
+    assert "DESCENDANT_OF" in kinds
+
+
+def test_a_base_that_nobody_vouches_for_is_incomplete_never_valid(world: World) -> None:
+    node = world.walk().node
+    assert node.verdict is Verdict.INCOMPLETE
+    assert node.culprit().title == "what it holds"
+    assert f"base image {NAME}" in show(node)
+
+
+@pytest.mark.parametrize("digest", [IMAGE.digest, digest_of(INDEX)])
+def test_a_base_that_the_trust_file_takes_as_published_is_valid(world: World, digest: str) -> None:
+    node = world.walk(trust=vouching(world, digest)).node
+    assert node.verdict is Verdict.VALID, show(node)
+    assert "taken as published: read and scanned by us" in show(node)
+
+
+def test_vouching_for_another_base_does_not_help(world: World) -> None:
+    trust = vouching(world, digest_of(b"another"))
+    assert world.walk(trust=trust).node.verdict is Verdict.INCOMPLETE
+
+
+def test_without_a_checkout_the_base_is_still_walked_to(world: World) -> None:
+    node = world.walk(trust=vouching(world), checkout=None).node
+    assert node.verdict is Verdict.INCOMPLETE
+    assert f"base image {NAME}" in show(node)
+
+
+Lie = Callable[[dict[str, Any]], None]
+
+
+def dependencies(body: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = body["predicate"]["buildDefinition"]["resolvedDependencies"]
+    return found
+
+
+def leave_out(body: dict[str, Any]) -> None:
+    del dependencies(body)[0]
+
+
+def another_digest(body: dict[str, Any]) -> None:
+    dependencies(body)[0]["digest"]["sha256"] = "0" * 64
+
+
+def another_index(body: dict[str, Any]) -> None:
+    dependencies(body)[0]["annotations"]["index"] = "sha256:" + "0" * 64
+
+
+def another_name(body: dict[str, Any]) -> None:
+    dependencies(body)[0]["name"] = "team/other"
+
+
+def fewer_layers(body: dict[str, Any]) -> None:
+    dependencies(body)[0]["annotations"]["layers"] = []
+
+
+def other_layers(body: dict[str, Any]) -> None:
+    dependencies(body)[0]["annotations"]["layers"].reverse()
+
+
+def only_the_first_layer(body: dict[str, Any]) -> None:
+    dependencies(body)[0]["annotations"]["layers"].pop()
+
+
+def another_config(body: dict[str, Any]) -> None:
+    dependencies(body)[0]["annotations"]["config"] = "sha256:" + "0" * 64
+
+
+def two_bases(body: dict[str, Any]) -> None:
+    other = copy.deepcopy(dependencies(body)[0])
+    other["uri"] = "pkg:oci/other@1"
+    dependencies(body).append(other)
+
+
+def no_digest(body: dict[str, Any]) -> None:
+    del dependencies(body)[0]["digest"]
+
+
+def wish_another(body: dict[str, Any]) -> None:
+    external = body["predicate"]["buildDefinition"]["externalParameters"]
+    external["images"]["mine"]["wish"]["base"] = f"{REPOSITORY}@sha256:{'0' * 64}"
+
+
+def wish_none(body: dict[str, Any]) -> None:
+    external = body["predicate"]["buildDefinition"]["externalParameters"]
+    external["images"]["mine"]["wish"]["base"] = "root"
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        *(leave_out, another_digest, another_index, another_name, fewer_layers, other_layers),
+        *(only_the_first_layer, another_config, two_bases, no_digest, wish_another, wish_none),
+    ],
+)
+def test_a_lie_about_the_base_is_found(world: World, lie: Lie) -> None:
+    envelopes = world.envelopes() | {"provenance": world.lie("provenance", lie)}
+    node = world.walk(envelopes, trust=vouching(world)).node
+    assert node.verdict is Verdict.BROKEN, show(node)
+
+
+def without_base(body: dict[str, Any]) -> None:
+    body["predicate"]["components"] = body["predicate"]["components"][1:]
+
+
+def complete(body: dict[str, Any]) -> None:
+    body["predicate"]["compositions"] = [{"aggregate": "complete", "assemblies": []}]
+
+
+def other_hash(body: dict[str, Any]) -> None:
+    body["predicate"]["components"][0]["hashes"][0]["content"] = "0" * 64
+
+
+@pytest.mark.parametrize("lie", [without_base, complete, other_hash])
+def test_a_bill_that_hides_the_base_or_calls_itself_complete_is_broken(
+    world: World, lie: Lie
+) -> None:
+    envelopes = world.envelopes() | {"sbom-cyclonedx": world.lie("sbom-cyclonedx", lie)}
+    assert world.walk(envelopes, trust=vouching(world)).node.verdict is Verdict.BROKEN
+
+
+def test_an_SPDX_bill_without_the_base_is_broken(world: World) -> None:
+    def hide(body: dict[str, Any]) -> None:
+        kept = [p for p in body["predicate"]["packages"] if "BaseImage" not in p["SPDXID"]]
+        body["predicate"]["packages"] = kept
+
+    envelopes = world.envelopes() | {"sbom-spdx": world.lie("sbom-spdx", hide)}
+    assert world.walk(envelopes, trust=vouching(world)).node.verdict is Verdict.BROKEN
+
+
+def test_another_base_in_the_lock_makes_the_evidence_stale(world: World, tmp_path: Path) -> None:
+    checkout = world.checkout_copy(tmp_path)
+    path = checkout.folder("mine") / "image.yaml"
+    wish = json.loads(path.read_text())
+    other = world.plan.lock.base_image
+    assert other is not None
+    other = other.model_copy(update={"repository": "team/moved"})
+    wish["base"] = f"team/moved@{digest_of(INDEX)}"
+    make_checkout(checkout.root, Image(wish, files={"tool": "new\n"}, base_image=other))
+    node = world.walk(trust=vouching(world), checkout=checkout).node
+    assert node.verdict is Verdict.STALE, show(node)
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/usr/bin/tool", "/usr/bin/tool"),
+        ("/bin/tool", "/usr/bin/tool"),
+        ("etc/alias", "/etc/passwd"),
+        ("/var/cache/new", "/var/cache/new"),
+        ("/home/app", "/home/app"),
+    ],
+)
+def test_a_file_of_the_base_is_explained_as_such(world: World, path: str, shown: str) -> None:
+    found = explain(world.checkout, world.store, world.plan, world.built, path)
+    assert found.path == shown
+    assert found.origin == f"the base image {NAME}"
+    assert found.package is None
+    assert found.layer_digest in [digest_of(x.blob) for x in IMAGE.layers]
+
+
+@pytest.mark.parametrize("path", ["/etc/gone", "/var/cache/old", "/etc/.wh.gone"])
+def test_a_file_that_the_base_took_away_is_not_there(world: World, path: str) -> None:
+    with pytest.raises(UnknownImage, match="holds no such file"):
+        explain(world.checkout, world.store, world.plan, world.built, path)
+
+
+def test_files_on_top_are_still_ours(world: World) -> None:
+    found = explain(world.checkout, world.store, world.plan, world.built, "/opt/tool")
+    assert found.origin == "a file of images/mine"
+    wheel = "opt/venv/lib/python3.11/site-packages/pkg/__init__.py"
+    assert explain(world.checkout, world.store, world.plan, world.built, wheel).origin == "pkg"
