@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +51,6 @@ from tests.testbed.oci_door import (
 from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
 from tests.testbed.registry import Registry, oci_registry, trusted_by_docker
 from tests.testbed.tiny_gguf import expected_text
-from tests.testbed.trixie import trixie_program
 from tests.unit.support import make_checkout
 
 USER, PASSWORD = "ann", "correct horse"
@@ -87,30 +86,6 @@ def keep_login(folder: Path, host_port: str, login: str) -> str:
     auth = base64.b64encode(login.encode()).decode()
     (folder / "config.json").write_text(json.dumps({"auths": {host_port: {"auth": auth}}}))
     return str(folder)
-
-
-@pytest.fixture(scope="session")
-def trixie(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Programs of Debian 13."""
-    folder = tmp_path_factory.mktemp("trixie")
-
-    def find(name: str) -> Path:
-        try:
-            return trixie_program(folder, name)
-        except CannotHave as reason:
-            pytest.skip(str(reason))
-
-    return find
-
-
-@pytest.fixture(scope="session")
-def oras(trixie: Callable[[str], Path]) -> Path:
-    return trixie("oras")
-
-
-@pytest.fixture(scope="session")
-def cosign(trixie: Callable[[str], Path]) -> Path:
-    return trixie("cosign")
 
 
 def layout_blobs(folder: Path) -> dict[str, str]:
