@@ -85,7 +85,8 @@ def gate(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Unit tests, then integration tests with real parts where this machine can have them."""
     set_up(session, "test")
-    session.run("pytest", *session.posargs)
+    # a file stays in one process; tests/conftest.py says which files belong together
+    session.run("pytest", "--numprocesses=auto", "--maxprocesses=4", *session.posargs)
 
 
 @nox.session

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -73,17 +74,19 @@ def bridge() -> Iterator[tuple[str, str]]:
 
 
 def free_gateway() -> str:
-    """The first address of a subnet that no interface of this machine uses."""
+    """The first address of some subnet that no interface of this machine uses."""
     interfaces = json.loads(run_program("ip", "-json", "-4", "addr", "show"))
     taken = [
         ipaddress.IPv4Interface(f"{info['local']}/{info['prefixlen']}").network
         for interface in interfaces
         for info in interface.get("addr_info", ())
     ]
-    for subnet in BRIDGE_RANGE.subnets(new_prefix=24):
-        if not any(subnet.overlaps(other) for other in taken):
-            return str(subnet[1])
-    raise CannotHave(f"Every subnet of {BRIDGE_RANGE} is in use.")
+    subnets = BRIDGE_RANGE.subnets(new_prefix=24)
+    free = [s for s in subnets if not any(s.overlaps(other) for other in taken)]
+    if not free:
+        raise CannotHave(f"Every subnet of {BRIDGE_RANGE} is in use.")
+    # any of them: two test runs that look at the same moment must not take the same one
+    return str(random.SystemRandom().choice(free)[1])
 
 
 @contextmanager
