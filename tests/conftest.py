@@ -17,8 +17,9 @@ TOGETHER = frozenset(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--big`: also the tests that need the engine images."""
-    parser.addoption("--big", action="store_true", help="test the engine images too (gigabytes)")
+    """`--big`: also the tests that need the engine images, and more of what is done by chance."""
+    words = "test the engine images too (gigabytes), and kill twenty times where eight must do"
+    parser.addoption("--big", action="store_true", help=words)
 
 
 @pytest.hookimpl(optionalhook=True)

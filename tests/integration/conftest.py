@@ -81,6 +81,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def kills(request: pytest.FixtureRequest) -> int:
+    """How often a test kills what it tests, each time at another moment."""
+    return 20 if request.config.getoption("--big") else 8
+
+
+@pytest.fixture(scope="session")
 def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store for the small images, filled by the first test that needs one."""
     return tmp_path_factory.mktemp("store")

@@ -55,7 +55,6 @@ from tests.unit.support import make_checkout
 
 USER, PASSWORD = "ann", "correct horse"
 IMAGE = "llama-cpp-cpu"
-KILLS = 20
 
 
 @pytest.fixture(scope="module")
@@ -370,11 +369,11 @@ def missing_bytes(bench: Bench, door: Door) -> int:
 
 
 def test_killed_at_any_moment_the_tag_is_never_on_something_incomplete(
-    bench: Bench, tmp_path: Path
+    bench: Bench, tmp_path: Path, kills: int
 ) -> None:
     dice = random.Random(os.getpid())
     moments, cut_short = [], 0
-    for number in range(KILLS):
+    for number in range(kills):
         with ExitStack() as stack:
             registry = entered_or_skipped(stack, oci_registry(tmp_path / str(number)))
             door = stack.enter_context(oci_door(behind(registry.host_port)))
@@ -402,8 +401,8 @@ def test_killed_at_any_moment_the_tag_is_never_on_something_incomplete(
             done = bench.publish(door)
             assert door.uploaded_bytes == done["sent_bytes"] == missing
             assert complete_digest(door) == done["digest"]
-    print(f"killed {cut_short} of {KILLS} in time, after bytes {sorted(moments)}")
-    assert cut_short >= KILLS // 2
+    print(f"killed {cut_short} of {kills} in time, after bytes {sorted(moments)}")
+    assert cut_short >= kills // 2
 
 
 def test_ctrl_c_ends_within_seconds_and_the_next_run_goes_on(bench: Bench, door: Door) -> None:
