@@ -1,19 +1,14 @@
-"""Options for the whole test run, and which of its parts stay together when it is shared out."""
+"""Options for the whole test run, and what of it stays together when it is shared out."""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-# these use one store, one image and one Docker daemon, which take minutes to fill
-TOGETHER = frozenset(
-    f"tests/integration/test_{name}.py"
-    for name in (
-        *("evidence_chain", "llama_image", "publish"),
-        *("records", "reproducible", "tree_equals_pip"),
-    )
-)
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,15 +19,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share out whole files, in the order of a run without helpers: the long ones come first."""
+    """Share out whole files, in the order of a run in one process: the long ones come first."""
     from xdist.scheduler import LoadScopeScheduling
 
     config.option.loadscopereorder = False
-    share_out = type("ShareOut", (LoadScopeScheduling,), {"_split_scope": part_of})
+    share_out = type("ShareOut", (LoadScopeScheduling,), {"_split_scope": _part_of})
     return share_out(config, log)
 
 
-def part_of(_: object, node: str) -> str:
+def _part_of(_: object, node: str) -> str:
     """The part of the run that a test belongs to; one process runs all of a part."""
     file = node.partition("::")[0]
-    return "images" if file in TOGETHER else file
+    return "images" if _uses_images(file) else file
+
+
+@cache
+def _uses_images(file: str) -> bool:
+    """Whether a file's tests share the store of small images, which takes minutes to fill."""
+    return "integration/" in file and "small_store" in (ROOT / file).read_text(encoding="utf-8")
