@@ -37,9 +37,11 @@ def daemon(
     command: Sequence[str], log_file: Path, stop_timeout_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process with its words in a file; asked to stop when the block ends, then made to."""
+    # a test process that is killed asks nobody to stop: the kernel does it then
+    with_us = [find_program("setpriv"), "--pdeathsig", "TERM", "--"]
     with log_file.open("w") as log:
         process = subprocess.Popen(
-            command,
+            [*with_us, *command],
             env=system_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
