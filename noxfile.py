@@ -86,7 +86,8 @@ def tests(session: nox.Session) -> None:
     """Unit tests, then integration tests with real parts where this machine can have them."""
     set_up(session, "test")
     # a file stays in one process; tests/conftest.py says which files belong together
-    session.run("pytest", "--numprocesses=auto", "--maxprocesses=4", *session.posargs)
+    share_out = ("--numprocesses=auto", "--maxprocesses=4", "--durations=25")
+    session.run("pytest", *share_out, *session.posargs)
 
 
 @nox.session
