@@ -85,7 +85,9 @@ def gate(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Unit tests, then integration tests with real parts where this machine can have them."""
     set_up(session, "test")
-    session.run("pytest", *session.posargs)
+    # a file stays in one process; tests/conftest.py says which files belong together
+    share_out = ("--numprocesses=auto", "--maxprocesses=4", "--durations=25")
+    session.run("pytest", *share_out, *session.posargs)
 
 
 @nox.session

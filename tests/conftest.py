@@ -1,10 +1,39 @@
-"""Options for the whole test run."""
+"""Options for the whole test run, and what of it stays together when it is shared out."""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--big`: also the tests that need the engine images."""
-    parser.addoption("--big", action="store_true", help="test the engine images too (gigabytes)")
+    """`--big`: also the tests that need the engine images, and more of what is done by chance."""
+    words = "test the engine images too (gigabytes), and kill twenty times where eight must do"
+    parser.addoption("--big", action="store_true", help=words)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share out whole files, in the order of a run in one process: the long ones come first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False
+    share_out = type("ShareOut", (LoadScopeScheduling,), {"_split_scope": _part_of})
+    return share_out(config, log)
+
+
+def _part_of(_: object, node: str) -> str:
+    """The part of the run that a test belongs to; one process runs all of a part."""
+    file = node.partition("::")[0]
+    return "images" if _uses_images(file) else file
+
+
+@cache
+def _uses_images(file: str) -> bool:
+    """Whether a file's tests share the store of small images, which takes minutes to fill."""
+    return "integration/" in file and "small_store" in (ROOT / file).read_text(encoding="utf-8")

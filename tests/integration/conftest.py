@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +16,7 @@ from tests.testbed.dockerd import docker_daemon as start_daemon
 from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry, oci_registry
 from tests.testbed.tiny_gguf import write_tiny_gguf
+from tests.testbed.trixie import trixie_program
 
 Part = TypeVar("Part")
 
@@ -42,6 +44,33 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 
 @pytest.fixture(scope="session")
+def trixie(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Programs of Debian 13, unpacked."""
+    given = os.environ.get("SM120_TEST_TRIXIE")
+    folder = Path(given or tmp_path_factory.mktemp("trixie"))
+
+    def find(name: str) -> Path:
+        try:
+            return trixie_program(folder, name)
+        except CannotHave as reason:
+            pytest.skip(str(reason))
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def cosign(trixie: Callable[[str], Path]) -> Path:
+    """A judge of signatures that is not ours."""
+    return trixie("cosign")
+
+
+@pytest.fixture(scope="session")
+def oras(trixie: Callable[[str], Path]) -> Path:
+    """A client of registries that is not ours."""
+    return trixie("oras")
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small GGUF model whose greedy answer is known; readable by the container's user."""
     folder = tmp_path_factory.mktemp("model")
@@ -49,6 +78,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "tiny.gguf"
     write_tiny_gguf(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def kills(request: pytest.FixtureRequest) -> int:
+    """How often a test kills what it tests, each time at another moment."""
+    return 20 if request.config.getoption("--big") else 8
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,7 @@ from tests.integration.built import Built, build_image, run_sm120, sm120
 from tests.integration.conftest import entered_or_skipped
 from tests.integration.test_publish import PASSWORD, USER, keep_login, layout_blobs
 from tests.testbed.dockerd import DockerDaemon
-from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry, oci_registry, trusted_by_docker
-from tests.testbed.trixie import trixie_program
 
 IMAGE = "llama-cpp-cpu"
 
@@ -100,21 +98,6 @@ def site(
     return Site(built, guarded, config, keys, done)
 
 
-@pytest.fixture(scope="session")
-def trixie(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Programs of Debian 13, unpacked."""
-    given = os.environ.get("SM120_TEST_TRIXIE")
-    folder = Path(given or tmp_path_factory.mktemp("trixie"))
-
-    def find(name: str) -> Path:
-        try:
-            return trixie_program(folder, name)
-        except CannotHave as reason:
-            pytest.skip(str(reason))
-
-    return find
-
-
 def ask(site: Site, program: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """Run a judge that knows the registry's login and CA, and nothing else."""
     env = {
@@ -149,10 +132,7 @@ def test_verify_from_the_registry_is_green_down_to_every_package(site: Site) -> 
     assert by_digest.returncode == 0, by_digest.stderr
 
 
-def test_cosign_agrees_and_no_other_key_does(
-    site: Site, trixie: Callable[[str], Path], tmp_path: Path
-) -> None:
-    cosign = trixie("cosign")
+def test_cosign_agrees_and_no_other_key_does(site: Site, cosign: Path, tmp_path: Path) -> None:
     image = f"{site.place}@{site.built.digest}"
     loose = ("--insecure-ignore-tlog=true", "--key")
     attested = ("verify-attestation", "--type")
@@ -171,12 +151,10 @@ def test_cosign_agrees_and_no_other_key_does(
         assert bad.returncode != 0
 
 
-def test_oras_finds_the_same_evidence_by_the_fallback_tag(
-    site: Site, trixie: Callable[[str], Path]
-) -> None:
+def test_oras_finds_the_same_evidence_by_the_fallback_tag(site: Site, oras: Path) -> None:
     ca = ("--ca-file", str(site.registry.ca_file))
     image = f"{site.place}@{site.built.digest}"
-    done = ask(site, trixie("oras"), "discover", "--format", "json", *ca, image)
+    done = ask(site, oras, "discover", "--format", "json", *ca, image)
     assert done.returncode == 0, done.stderr
     found = {m["digest"] for m in json.loads(done.stdout)["manifests"]}
     listed = {a["digest"] for a in site.done["attached"] if a["found_by"] == "fallback tag"}

@@ -261,10 +261,10 @@ def test_a_build_stopped_at_any_moment_ends_quietly(bench: Bench) -> None:
     assert bench.build() == bench.digest
 
 
-def test_a_build_killed_at_any_moment_leaves_a_true_store(bench: Bench) -> None:
+def test_a_build_killed_at_any_moment_leaves_a_true_store(bench: Bench, kills: int) -> None:
     chance = random.Random(2)
     killed = 0
-    while killed < 12:
+    while killed < kills:
         bench.server.bytes_per_s = chance.choice([0, 40_000_000])
         child = bench.start("build", "tiny")
         time.sleep(chance.uniform(0.3, 2.0))

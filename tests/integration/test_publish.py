@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,12 +51,10 @@ from tests.testbed.oci_door import (
 from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
 from tests.testbed.registry import Registry, oci_registry, trusted_by_docker
 from tests.testbed.tiny_gguf import expected_text
-from tests.testbed.trixie import trixie_program
 from tests.unit.support import make_checkout
 
 USER, PASSWORD = "ann", "correct horse"
 IMAGE = "llama-cpp-cpu"
-KILLS = 20
 
 
 @pytest.fixture(scope="module")
@@ -87,30 +85,6 @@ def keep_login(folder: Path, host_port: str, login: str) -> str:
     auth = base64.b64encode(login.encode()).decode()
     (folder / "config.json").write_text(json.dumps({"auths": {host_port: {"auth": auth}}}))
     return str(folder)
-
-
-@pytest.fixture(scope="session")
-def trixie(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Programs of Debian 13."""
-    folder = tmp_path_factory.mktemp("trixie")
-
-    def find(name: str) -> Path:
-        try:
-            return trixie_program(folder, name)
-        except CannotHave as reason:
-            pytest.skip(str(reason))
-
-    return find
-
-
-@pytest.fixture(scope="session")
-def oras(trixie: Callable[[str], Path]) -> Path:
-    return trixie("oras")
-
-
-@pytest.fixture(scope="session")
-def cosign(trixie: Callable[[str], Path]) -> Path:
-    return trixie("cosign")
 
 
 def layout_blobs(folder: Path) -> dict[str, str]:
@@ -395,11 +369,11 @@ def missing_bytes(bench: Bench, door: Door) -> int:
 
 
 def test_killed_at_any_moment_the_tag_is_never_on_something_incomplete(
-    bench: Bench, tmp_path: Path
+    bench: Bench, tmp_path: Path, kills: int
 ) -> None:
     dice = random.Random(os.getpid())
     moments, cut_short = [], 0
-    for number in range(KILLS):
+    for number in range(kills):
         with ExitStack() as stack:
             registry = entered_or_skipped(stack, oci_registry(tmp_path / str(number)))
             door = stack.enter_context(oci_door(behind(registry.host_port)))
@@ -427,8 +401,8 @@ def test_killed_at_any_moment_the_tag_is_never_on_something_incomplete(
             done = bench.publish(door)
             assert door.uploaded_bytes == done["sent_bytes"] == missing
             assert complete_digest(door) == done["digest"]
-    print(f"killed {cut_short} of {KILLS} in time, after bytes {sorted(moments)}")
-    assert cut_short >= KILLS // 2
+    print(f"killed {cut_short} of {kills} in time, after bytes {sorted(moments)}")
+    assert cut_short >= kills // 2
 
 
 def test_ctrl_c_ends_within_seconds_and_the_next_run_goes_on(bench: Bench, door: Door) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,23 +20,11 @@ from pipeline.record.envelope import enclose, read_envelope
 from pipeline.record.names import HOST_FACTS, PROVENANCE
 from pipeline.record.statement import moment, state
 from tests.integration.built import Built, build_image, run_sm120, sm120
-from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry
-from tests.testbed.trixie import trixie_program
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 REPOSITORY = "sm120/engine"
-
-
-@pytest.fixture(scope="session")
-def cosign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Debian 13's cosign, unpacked."""
-    given = os.environ.get("SM120_TEST_TRIXIE")
-    try:
-        return trixie_program(Path(given or tmp_path_factory.mktemp("trixie")), "cosign")
-    except CannotHave as reason:
-        pytest.skip(str(reason))
 
 
 def ask(cosign: Path, home: Path, *args: str | Path) -> subprocess.CompletedProcess[str]:

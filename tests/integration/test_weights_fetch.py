@@ -28,7 +28,7 @@ from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, TestHub, test_hub
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS, JOBS = 20, 2
+JOBS = 2
 # what the kernel holds of a connection that nobody reads any more
 SOCKET_BYTES = 8 << 20
 TOKEN = "hf_only-for-the-hub"
@@ -91,8 +91,8 @@ def wait_until_it_flows(hub: TestHub, sent: int, child: subprocess.Popen[str]) -
         time.sleep(0.01)
 
 
-def test_kill_9_at_twenty_moments_loses_at_most_what_was_in_flight(
-    hub: TestHub, checkout: Checkout, tmp_path: Path
+def test_kill_9_at_any_moment_loses_at_most_what_was_in_flight(
+    hub: TestHub, checkout: Checkout, tmp_path: Path, kills: int
 ) -> None:
     files = {
         f"model-{i}.safetensors": write_random(tmp_path / f"source-{i}", 160 << 20, i)
@@ -103,7 +103,7 @@ def test_kill_9_at_twenty_moments_loses_at_most_what_was_in_flight(
     total = place.lock.size_bytes
     hub.bytes_per_s = 24 << 20
     chance, lost = random.Random(7), []
-    for _ in range(KILLS):
+    for _ in range(kills):
         before, kept = hub.sent_bytes(), kept_bytes(place)
         child = start(hub, checkout, place.root)
         wait_until_it_flows(hub, before, child)
@@ -123,7 +123,7 @@ def test_kill_9_at_twenty_moments_loses_at_most_what_was_in_flight(
     child.communicate()
     require_same(place, files)
     assert max(lost) <= JOBS * (NOTE_BYTES + SOCKET_BYTES)
-    assert hub.sent_bytes() - total <= KILLS * JOBS * (NOTE_BYTES + SOCKET_BYTES)
+    assert hub.sent_bytes() - total <= kills * JOBS * (NOTE_BYTES + SOCKET_BYTES)
     assert hub.sent_bytes() - total <= sum(lost) + 1
 
 

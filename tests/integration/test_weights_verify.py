@@ -253,7 +253,7 @@ def start(a_set: DiskSet, hub: TestHub, home: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("hub_cache", [False, True], ids=["plain", "hub"])
 def test_a_repair_killed_at_any_moment_leaves_no_less_than_before(
-    tmp_path: Path, hub: TestHub, hub_cache: bool
+    tmp_path: Path, hub: TestHub, hub_cache: bool, kills: int
 ) -> None:
     a_set = make_locked(tmp_path, hub, hub_cache=hub_cache)
     assert a_set.report().is_whole
@@ -264,7 +264,7 @@ def test_a_repair_killed_at_any_moment_leaves_no_less_than_before(
     hub.bytes_per_s = 1_500_000
     chance = random.Random(9)
     killed = 0
-    for _ in range(20):
+    for _ in range(kills):
         child = start(a_set, hub, tmp_path)
         deadline = time.monotonic() + chance.uniform(0.3, 2.2)
         while child.poll() is None and time.monotonic() < deadline:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.testbed.packages import (
-    CannotHave,
-    ensure_debian_packages,
-    find_program,
-    system_environment,
-)
+from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
+from tests.testbed.programs import daemon, last_words, run_program, wait_for
 
 PACKAGES = ("docker.io", "iproute2")
 READY_TIMEOUT_S = 30.0
@@ -69,72 +64,47 @@ def bridge() -> Iterator[tuple[str, str]]:
     name = f"sm120-{os.getpid() % 10**5}-{time.monotonic_ns() % 1000}"
     gateway = free_gateway()
     try:
-        ip("link", "add", "name", name, "type", "bridge")
-        ip("addr", "add", f"{gateway}/24", "dev", name)
-        ip("link", "set", name, "up")
+        run_program("ip", "link", "add", "name", name, "type", "bridge")
+        run_program("ip", "addr", "add", f"{gateway}/24", "dev", name)
+        run_program("ip", "link", "set", name, "up")
         yield name, gateway
     finally:
-        subprocess.run(
-            [find_program("ip"), "link", "delete", name],
-            env=system_environment(),
-            capture_output=True,
-            check=False,
-        )
+        with suppress(CannotHave):
+            run_program("ip", "link", "delete", name)
 
 
 def free_gateway() -> str:
-    """The first address of a subnet that no interface of this machine uses."""
-    interfaces = json.loads(ip("-json", "-4", "addr", "show"))
+    """The first address of some subnet that no interface of this machine uses."""
+    interfaces = json.loads(run_program("ip", "-json", "-4", "addr", "show"))
     taken = [
         ipaddress.IPv4Interface(f"{info['local']}/{info['prefixlen']}").network
         for interface in interfaces
         for info in interface.get("addr_info", ())
     ]
-    for subnet in BRIDGE_RANGE.subnets(new_prefix=24):
-        if not any(subnet.overlaps(other) for other in taken):
-            return str(subnet[1])
-    raise CannotHave(f"Every subnet of {BRIDGE_RANGE} is in use.")
-
-
-def ip(*args: str) -> str:
-    """Run iproute2's `ip`; a refusal means that this machine lets us have no bridge."""
-    done = subprocess.run(
-        [find_program("ip"), *args],
-        env=system_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise CannotHave(f"`ip {' '.join(args)}` was refused: {done.stderr.strip()}")
-    return done.stdout
+    subnets = BRIDGE_RANGE.subnets(new_prefix=24)
+    free = [s for s in subnets if not any(s.overlaps(other) for other in taken)]
+    if not free:
+        raise CannotHave(f"Every subnet of {BRIDGE_RANGE} is in use.")
+    # any of them: two test runs that look at the same moment must not take the same one
+    return str(random.SystemRandom().choice(free)[1])
 
 
 @contextmanager
 def started(data: Path, run: Path, bridge_name: str, gateway: str) -> Iterator[DockerDaemon]:
     """The daemon, in the first of WAYS that this machine allows."""
+    data.mkdir(parents=True, exist_ok=True)
+    log_file, sock = data / "dockerd.log", run / "docker.sock"
     reasons = []
     for way in WAYS:
-        data.mkdir(parents=True, exist_ok=True)
-        log_file = data / "dockerd.log"
         command = dockerd_command(data, run, bridge_name, way)
-        with log_file.open("w") as log:
-            process = subprocess.Popen(
-                command,
-                env=system_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C is for us: we end the daemon in order.
-                start_new_session=True,
-            )
         try:
-            if is_ready(process, run / "docker.sock"):
-                yield DockerDaemon(f"unix://{run}/docker.sock", gateway, process.pid, log_file)
-                return
-            reasons.append(last_words(log_file))
+            with daemon(command, log_file, STOP_TIMEOUT_S) as process:
+                if wait_for(process, lambda: answers_ping(sock), READY_TIMEOUT_S):
+                    yield DockerDaemon(f"unix://{sock}", gateway, process.pid, log_file)
+                    return
+                reasons.append(last_words(log_file))
         finally:
-            end(process, run)
+            end_containerd(run / "exec" / "containerd" / "containerd.pid")
     raise CannotHave(f"dockerd does not start here: {' | '.join(reasons)}")
 
 
@@ -159,16 +129,6 @@ def dockerd_command(data: Path, run: Path, bridge_name: str, way: Sequence[str])
     ]
 
 
-def is_ready(process: subprocess.Popen[bytes], sock: Path) -> bool:
-    """Wait until the daemon answers; False when it gives up or takes too long."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        if answers_ping(sock):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def answers_ping(sock: Path) -> bool:
     """Whether a Docker API is behind the socket."""
     with socket.socket(socket.AF_UNIX) as client:
@@ -181,26 +141,9 @@ def answers_ping(sock: Path) -> bool:
             return False
 
 
-def last_words(log_file: Path) -> str:
-    """Why the daemon gave up, from the end of its log."""
-    lines = log_file.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
-
-
-def end(process: subprocess.Popen[bytes], run: Path) -> None:
-    """Ask the daemon to stop, insist if it does not, and take its containerd along."""
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    end_containerd(run / "exec" / "containerd" / "containerd.pid")
-
-
 def end_containerd(pid_file: Path) -> None:
     """End the daemon's own containerd, which outlives a daemon that had to be killed."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         pid = int(pid_file.read_text())
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         # The number may have been given to another process since.
@@ -211,12 +154,8 @@ def end_containerd(pid_file: Path) -> None:
 def unmount_below(folder: Path) -> None:
     """Take away what is still mounted under a folder, deepest first."""
     for mount in reversed(mounts_below(folder)):
-        subprocess.run(
-            [find_program("umount"), "--lazy", mount],
-            env=system_environment(),
-            capture_output=True,
-            check=False,
-        )
+        with suppress(CannotHave):
+            run_program("umount", "--lazy", mount)
 
 
 def mounts_below(folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import quote, unquote
 
-from tests.testbed.quiet_server import QuietServer
+from tests.testbed.quiet_server import serving
 
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
 HTML_PAGE = "text/html"
@@ -294,15 +294,8 @@ def redirect(to: str) -> Fault:
 def fault_server() -> Iterator[FaultServer]:
     """Run it on a free port until the block ends."""
     bed = FaultServer()
-    handler = type("Handler", (_Handler,), {"bed": bed})
-    server = QuietServer(("127.0.0.1", 0), handler)
-    bed.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True)
-    thread.start()
-    try:
-        yield bed
-    finally:
-        bed.stopping.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(_Handler, bed=bed) as bed.url:
+        try:
+            yield bed
+        finally:
+            bed.stopping.set()

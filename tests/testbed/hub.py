@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from tests.testbed.hub_handler import Handler
-from tests.testbed.quiet_server import QuietServer
+from tests.testbed.quiet_server import serving
 
 if TYPE_CHECKING:
     from tests.testbed.hub_faults import Fault
@@ -224,25 +224,14 @@ class TestHub:
 def test_hub(**settings: Any) -> Iterator[TestHub]:
     """Run the Hub and its CDN on free ports until the block ends."""
     hub = TestHub(**settings)
-    servers = []
-    for origin in ("hub", "cdn"):
-        handler = type("OriginHandler", (Handler,), {"hub": hub, "origin": origin})
-        servers.append(QuietServer(("127.0.0.1", 0), handler))
-    hub.url, hub.cdn_url = (f"http://127.0.0.1:{s.server_address[1]}" for s in servers)
-    threads = [
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        for server in servers
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield hub
-    finally:
-        hub.stopping.set()
-        for server, thread in zip(servers, threads, strict=True):
-            server.shutdown()
-            server.server_close()
-            thread.join()
+    with (
+        serving(Handler, hub=hub, origin="hub") as hub.url,
+        serving(Handler, hub=hub, origin="cdn") as hub.cdn_url,
+    ):
+        try:
+            yield hub
+        finally:
+            hub.stopping.set()
 
 
 test_hub.__test__ = False  # type: ignore[attr-defined]

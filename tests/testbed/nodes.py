@@ -30,6 +30,7 @@ from tests.testbed.packages import (
     find_program,
     system_environment,
 )
+from tests.testbed.programs import run_program
 
 PACKAGES = ("mmdebstrap", "openssh-client")
 USER = "ops"
@@ -141,24 +142,13 @@ def base_tar(cache: Path) -> Path:
 
 def bootstrap(place: Path, source: str) -> None:
     """One run of mmdebstrap, without documentation and locales."""
-    command = [
-        *(find_program("mmdebstrap"), "--variant=minbase", "--mode=root", "--format=tar"),
+    run_program(
+        *("mmdebstrap", "--variant=minbase", "--mode=root", "--format=tar"),
         f"--include={','.join(INCLUDED)}",
         *("--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*"),
         "--dpkgopt=path-exclude=/usr/share/locale/*",
         *(SUITE, str(place), source),
-    ]
-    done = subprocess.run(
-        command,
-        env=system_environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["no reason given"]
-        raise CannotHave(f"mmdebstrap could not make a node: {said[-1]}")
 
 
 @contextmanager

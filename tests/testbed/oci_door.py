@@ -10,12 +10,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
 
-from tests.testbed.quiet_server import QuietServer
+from tests.testbed.quiet_server import serving
 
 _PIECE_BYTES = 1 << 16
 _HOP_BY_HOP = ("connection", "transfer-encoding", "content-length", "keep-alive")
@@ -268,15 +268,5 @@ class _Handler(BaseHTTPRequestHandler):
 def oci_door(backend: Backend) -> Iterator[Door]:
     """Open the door on a free port until the block ends."""
     door = Door(backend)
-    handler = type("Handler", (_Handler,), {"door": door})
-    server = QuietServer(("127.0.0.1", 0), handler)
-    door.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True)
-    thread.start()
-    try:
+    with serving(_Handler, door=door) as door.url:
         yield door
-    finally:
-        with suppress(OSError):
-            server.shutdown()
-            server.server_close()
-        thread.join()

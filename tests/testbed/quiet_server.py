@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from http.server import ThreadingHTTPServer
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class QuietServer(ThreadingHTTPServer):
@@ -13,3 +16,19 @@ class QuietServer(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         return
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler], **known: object) -> Iterator[str]:
+    """Answer on a free loopback port until the block ends; the handler knows what is given here."""
+    # else a body waits for the client's answer to the headers: 40 ms, in every reply
+    known["disable_nagle_algorithm"] = True
+    server = QuietServer(("127.0.0.1", 0), type("Handler", (handler,), known))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

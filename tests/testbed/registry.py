@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import bcrypt
 
-from tests.testbed.packages import (
-    CannotHave,
-    ensure_debian_packages,
-    find_program,
-    system_environment,
-)
+from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
+from tests.testbed.programs import daemon, last_words, run_program, wait_for
 
 PACKAGES = ("docker-registry", "openssl")
 READY_TIMEOUT_S = 15.0
@@ -120,6 +115,7 @@ def make_certificates(home: Path, address: str) -> Path:
     ca_file, request = home / "ca.crt", home / "server.csr"
     extensions = home / "server.ext"
     extensions.write_text(f"subjectAltName = IP:{address}, IP:127.0.0.1, DNS:localhost\n")
+    openssl = partial(run_program, "openssl")
     new_key = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     openssl(
         *(*new_key, "-x509", "-days", "2", "-subj", "/CN=sm120 testbed CA"),
@@ -137,49 +133,18 @@ def make_certificates(home: Path, address: str) -> Path:
     return ca_file
 
 
-def openssl(*args: str) -> None:
-    """Run openssl."""
-    done = subprocess.run(
-        [find_program("openssl"), *args],
-        env=system_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise CannotHave(f"openssl {args[0]} failed: {done.stderr.strip()}")
-
-
 @contextmanager
 def started(home: Path, config: Path) -> Iterator[tuple[str, Path]]:
     """The registry's process, from its first request until its end."""
     log_file = home / "registry.log"
-    with log_file.open("w") as log:
-        process = subprocess.Popen(
-            [find_program("docker-registry"), "serve", str(config)],
-            env=system_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        yield wait_for_address(process, log_file), log_file
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    command = [find_program("docker-registry"), "serve", str(config)]
 
+    def says_where() -> re.Match[str] | None:
+        """The kernel queues requests from then on."""
+        return LISTENING.search(log_file.read_text(errors="replace"))
 
-def wait_for_address(process: subprocess.Popen[bytes], log_file: Path) -> str:
-    """The address the registry says it listens on; the kernel queues requests from then on."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        found = LISTENING.search(log_file.read_text(errors="replace"))
-        if found:
-            return found["host_port"]
-        time.sleep(0.02)
-    raise CannotHave(f"docker-registry does not start here: {log_file.read_text().strip()[-300:]}")
+    with daemon(command, log_file, STOP_TIMEOUT_S) as process:
+        found = wait_for(process, says_where, READY_TIMEOUT_S)
+        if found is None:
+            raise CannotHave(f"docker-registry does not start here: {last_words(log_file)}")
+        yield found["host_port"], log_file

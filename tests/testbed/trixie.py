@@ -5,13 +5,12 @@ Go programs without libraries of their own run there as they are.
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import PipelineError
 from pipeline.fetch.aptconf import find_mirror
-from tests.testbed.packages import CannotHave, find_program, system_environment
+from tests.testbed.packages import CannotHave
+from tests.testbed.programs import run_program
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
@@ -20,18 +19,18 @@ def trixie_program(folder: Path, name: str) -> Path:
     """A program of the package of that name, below `folder`; what is there already is used."""
     program = folder / "root" / "usr" / "bin" / name
     if not program.exists():
-        apt = apt_configuration(folder)
+        options = apt_options(folder)
         if not (folder / "updated").exists():
-            run([*apt, "update"], folder)
+            run_program("apt-get", "update", *options)
             (folder / "updated").touch()
-        run([*apt, "download", name], folder)
+        run_program("apt-get", "download", name, *options, cwd=folder)
         package = next(folder.glob(f"{name}_*.deb"))
-        run([find_program("dpkg-deb"), "-x", str(package), str(folder / "root")], folder)
+        run_program("dpkg-deb", "-x", str(package), str(folder / "root"))
     return program
 
 
-def apt_configuration(folder: Path) -> list[str]:
-    """apt-get with lists and sources of its own, from the mirror that this machine uses."""
+def apt_options(folder: Path) -> list[str]:
+    """Lists and sources of apt-get's own, from the mirror that this machine uses."""
     try:
         mirror = find_mirror().main[0]
     except PipelineError as error:
@@ -48,20 +47,4 @@ def apt_configuration(folder: Path) -> list[str]:
         "Dir::Cache": f"{folder}/cache",
         "APT::Sandbox::User": "root",
     }
-    flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return [find_program("apt-get"), "--quiet", *flags]
-
-
-def run(command: Sequence[str], folder: Path) -> None:
-    """Run in a folder; a refusal means that this machine cannot have the program."""
-    done = subprocess.run(
-        list(command),
-        cwd=folder,
-        env=system_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        words = (done.stderr.strip() or "no reason given").splitlines()[-1]
-        raise CannotHave(f"Debian 13 cannot be read here: {words}")
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]

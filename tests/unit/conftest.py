@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from pipeline import log
+from tests import makers
 from tests.testbed.fault_server import FaultServer, fault_server
+from tests.testbed.oci_door import Door, oci_door
+from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.support import Command
 
 _CLEARED = ("PIP_", "UV_", "SM120_", "XDG_", "HF_")
@@ -66,6 +69,26 @@ def server() -> Iterator[FaultServer]:
     """An index and file server that misbehaves on request."""
     with fault_server() as running:
         yield running
+
+
+@pytest.fixture
+def tiny() -> TinyRegistry:
+    """A small registry."""
+    return TinyRegistry()
+
+
+@pytest.fixture
+def door(tiny: TinyRegistry) -> Iterator[Door]:
+    """The way to the small registry, which sees and spoils what goes through."""
+    with oci_door(tiny) as running:
+        yield running
+
+
+@pytest.fixture
+def no_slow_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds ask no pip and start no processes: that takes seconds, and other tests do it."""
+    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
+    monkeypatch.setattr("pipeline.build.pinned._workers", makers.threads)
 
 
 @pytest.fixture

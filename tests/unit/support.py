@@ -163,6 +163,11 @@ class Command:
         return Ended(code, *self._capfd.readouterr())
 
 
+def build_tiny(sm120: Command, *args: str) -> Ended:
+    """Build `tiny` from the folder `mirror` alone."""
+    return sm120("build", "tiny", "--offline", "--mirror", sm120.cwd / "mirror", *args)
+
+
 def _ended(run: Callable[[], None]) -> int:
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]

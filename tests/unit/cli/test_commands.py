@@ -14,37 +14,21 @@ from pipeline.errors import PipelineError, exit_codes
 from pipeline.fetch import http
 from pipeline.store.store import open_store
 from pipeline.wish.load import Checkout
-from tests import makers
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import (
     AMD64,
     ROOT,
     Command,
     Ended,
+    build_tiny,
     command,
     lock_to,
-    make_checkout,
     make_wheel,
     tiny_wish,
     write_wish,
 )
 
 SECRET = "tr0ub4dor"
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
-    return make_checkout(tmp_path, [make_wheel(tmp_path / "mirror", "thing")])
-
-
-@pytest.fixture
-def no_slow_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
-    monkeypatch.setattr("pipeline.build.pinned._workers", makers.threads)
-
-
-def build(sm120: Command, *args: str) -> Ended:
-    return sm120("build", "tiny", "--offline", "--mirror", sm120.cwd / "mirror", *args)
 
 
 def is_plain_error(ended: Ended, code: int) -> bool:
@@ -108,11 +92,11 @@ def test_plan_fetches_nothing(sm120: Command, checkout: Checkout) -> None:
 
 @pytest.mark.usefixtures("no_slow_helpers")
 def test_the_way_through(sm120: Command, checkout: Checkout, tmp_path: Path) -> None:
-    (built,) = json.loads(build(sm120, "--accept", "--json").out)
+    (built,) = json.loads(build_tiny(sm120, "--accept", "--json").out)
     assert (built["image"], built["cached"]) == ("tiny", False)
-    (again,) = json.loads(build(sm120, "--json").out)
+    (again,) = json.loads(build_tiny(sm120, "--json").out)
     assert (again["digest"], again["cached"]) == (built["digest"], True)
-    assert "nothing to do" in build(sm120).out
+    assert "nothing to do" in build_tiny(sm120).out
     assert sm120("images", "--json").json[0]["built"] == built["digest"]
     assert sm120("plan", "--json").json["layers_missing"] == []
     assert built["digest"] in sm120("export", "tiny", tmp_path / "layout").out
@@ -125,7 +109,7 @@ def test_the_way_through(sm120: Command, checkout: Checkout, tmp_path: Path) -> 
 def test_a_build_with_nothing_to_do_asks_neither_pip_nor_the_network(
     sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(sm120, "--accept")
+    build_tiny(sm120, "--accept")
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("asked")
@@ -140,7 +124,7 @@ def test_a_build_with_nothing_to_do_asks_neither_pip_nor_the_network(
 def test_a_changed_file_of_ours_is_built_without_asking_pip(
     sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(sm120, "--accept")
+    build_tiny(sm120, "--accept")
     write_wish(checkout, tiny_wish(env={"A": "b"}))
 
     def refuse() -> str:
@@ -152,10 +136,10 @@ def test_a_changed_file_of_ours_is_built_without_asking_pip(
 
 @pytest.mark.usefixtures("no_slow_helpers")
 def test_a_new_digest_is_an_error_until_it_is_accepted(sm120: Command, checkout: Checkout) -> None:
-    assert is_plain_error(build(sm120), 14)
-    assert build(sm120, "--accept").code == 0
+    assert is_plain_error(build_tiny(sm120), 14)
+    assert build_tiny(sm120, "--accept").code == 0
     write_wish(checkout, tiny_wish(env={"A": "b"}))
-    ended = build(sm120)
+    ended = build_tiny(sm120)
     assert is_plain_error(ended, 14)
     assert "inputs changed: wish" in ended.err
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,33 +27,20 @@ from pipeline.store.store import default_root, open_store
 from pipeline.weights.model import lock_path
 from pipeline.weights.place import Place
 from pipeline.wish.load import Checkout
-from tests import makers
 from tests.testbed.locked_set import SMALL, make_set, write
-from tests.testbed.oci_door import Door, oci_door
+from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
-from tests.unit.support import Command, make_checkout, make_wheel, write_wish
+from tests.unit.support import Command, build_tiny, write_wish
 from tests.unit.support import tiny_wish as wish_of
 
 PLACE = "team/tiny"
-BUILD = ("build", "tiny", "--offline", "--accept", "--json", "--mirror")
 
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
-    monkeypatch.setattr("pipeline.build.pinned._workers", makers.threads)
-    return make_checkout(tmp_path, [make_wheel(tmp_path / "mirror", "thing")])
+pytestmark = pytest.mark.usefixtures("no_slow_helpers")
 
 
 @pytest.fixture
 def tiny() -> TinyRegistry:
     return TinyRegistry(has_referrers=False)
-
-
-@pytest.fixture
-def door(tiny: TinyRegistry) -> Iterator[Door]:
-    with oci_door(tiny) as running:
-        yield running
 
 
 @pytest.fixture
@@ -68,7 +54,7 @@ def trust(checkout: Checkout, sm120: Command, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def built(trust: Path, sm120: Command) -> str:
-    return str(sm120(*BUILD, sm120.cwd / "mirror").json[0]["digest"])
+    return str(build_tiny(sm120, "--accept", "--json").json[0]["digest"])
 
 
 def key_in(folder: Path) -> tuple[str, str]:
@@ -133,7 +119,7 @@ def test_forced_past_its_gates_an_image_says_so_signed_and_is_never_valid(
     checkout: Checkout, built: str, sm120: Command, door: Door, tmp_path: Path
 ) -> None:
     write_wish(checkout, wish_of(gates=["smem"]))
-    assert sm120(*BUILD, sm120.cwd / "mirror").code == 0
+    assert build_tiny(sm120, "--accept").code == 0
     place = f"{door.host_port}/{PLACE}:v1"
     force = ("--force-ungated", "no card here")
     done = sm120("publish", "tiny", place, *force, *key_in(tmp_path), "--json").json
@@ -149,7 +135,7 @@ def test_a_series_without_patches_needs_no_proof_of_them(
 ) -> None:
     write_wish(checkout, wish_of(gates=["smem"], patches="series.yaml"))
     (checkout.folder("tiny") / "series.yaml").write_text("patches: []\n")
-    digest = sm120(*BUILD, sm120.cwd / "mirror").json[0]["digest"]
+    digest = build_tiny(sm120, "--accept", "--json").json[0]["digest"]
     results = [{"gate": g, "arch": "sm_120", "verdict": "passed"} for g in ("smem", "numerics")]
     record = {"format": 2, "image_digest": digest, "results": results}
     path = open_store(default_root()).image_folder("tiny", "linux/amd64") / "gates.json"

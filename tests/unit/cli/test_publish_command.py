@@ -1,47 +1,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import PublishRefused, ReferenceInvalid, UnknownImage
 from pipeline.wish.load import Checkout
-from tests import makers
-from tests.testbed.oci_door import Door, oci_door
+from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry
-from tests.unit.support import Command, make_checkout, make_wheel, write_wish
+from tests.unit.support import Command, build_tiny, write_wish
 from tests.unit.support import tiny_wish as wish_of
 
 PLACE = "team/tiny"
 
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
-    monkeypatch.setattr("pipeline.build.pinned._workers", makers.threads)
-    return make_checkout(tmp_path, [make_wheel(tmp_path / "mirror", "thing")])
-
-
-@pytest.fixture
-def tiny() -> TinyRegistry:
-    return TinyRegistry()
-
-
-@pytest.fixture
-def door(tiny: TinyRegistry) -> Iterator[Door]:
-    with oci_door(tiny) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("no_slow_helpers")
 
 
 @pytest.fixture
 def built(checkout: Checkout, sm120: Command) -> str:
-    done = sm120(
-        *("build", "tiny", "--offline", "--accept", "--json"),
-        *("--mirror", sm120.cwd / "mirror"),
-    )
-    return str(done.json[0]["digest"])
+    return str(build_tiny(sm120, "--accept", "--json").json[0]["digest"])
 
 
 def test_an_image_is_published_listed_pulled_and_cleared(
@@ -99,9 +77,7 @@ def test_an_image_whose_gates_were_not_run_is_refused_until_a_reason_is_given(
     checkout: Checkout, built: str, sm120: Command, door: Door, tiny: TinyRegistry
 ) -> None:
     write_wish(checkout, wish_of(gates=["smem"]))
-    done = sm120(
-        *("build", "tiny", "--offline", "--accept", "--json"), "--mirror", sm120.cwd / "mirror"
-    )
+    done = build_tiny(sm120, "--accept", "--json")
     assert done.code == 0, done.err
     place = f"{door.host_port}/{PLACE}:v1"
     refused = sm120("publish", "tiny", place)

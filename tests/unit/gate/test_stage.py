@@ -17,10 +17,7 @@ from tests.unit.support import Command, Ended
 WHY = "an attention kernel for Hopper; nothing calls it on this card"
 
 
-@pytest.fixture(autouse=True)
-def no_slow_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
-    monkeypatch.setattr("pipeline.build.pinned._workers", makers.threads)
+pytestmark = pytest.mark.usefixtures("no_slow_helpers")
 
 
 def make(root: Path, gates: list[str], *names: str, **files: str) -> Checkout:

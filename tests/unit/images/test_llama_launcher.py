@@ -199,8 +199,10 @@ def exit_code(pid: int, within_s: float = 5.0) -> int:
     pytest.fail(f"still running after {within_s} s")
 
 
-def be_deaf_and_busy() -> int:
+def be_deaf_and_busy(ready: int) -> int:
+    """An engine that says when it has begun."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(ready, b"!")
     while True:
         time.sleep(60)
 
@@ -216,8 +218,11 @@ def raise_an_error() -> int:
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_an_engine_that_hears_none_and_the_end_is_clean(told: int) -> None:
-    pid = start_supervised(be_deaf_and_busy)
-    time.sleep(0.1)
+    heard, ready = os.pipe()
+    pid = start_supervised(lambda: be_deaf_and_busy(ready))
+    os.close(ready)
+    with os.fdopen(heard, "rb") as words:
+        assert words.read(1) == b"!"
     os.kill(pid, told)
     assert exit_code(pid) == 0
 

@@ -155,6 +155,7 @@ def test_a_component_that_the_suite_lacks_is_named(mirror: Mirror) -> None:
         (b"not packed", ".xz"),
         (b"not packed", ".gz"),
     ],
+    ids=["large xz", "large gzip", "large", "cut xz", "cut gzip", "no xz", "no gzip"],
 )
 def test_an_index_that_inflates_too_far_or_not_at_all_is_refused(
     packed: bytes, packing: str

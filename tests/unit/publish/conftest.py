@@ -1,10 +1,10 @@
-"""A store with two small images, and a registry to publish them to."""
+"""A store with two small images, and orders to publish them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,7 @@ from pipeline.model import canonical_json
 from pipeline.publish.publish import Order
 from pipeline.publish.shipment import make_shipment
 from pipeline.store.store import Store, open_store
-from tests.testbed.oci_door import Door, oci_door
-from tests.testbed.tiny_registry import TinyRegistry
+from tests.testbed.oci_door import Door
 from tests.unit.registry.support import NAME, manifest_json, repository_at
 
 MakeOrder = Callable[..., Order]
@@ -24,17 +23,6 @@ MakeOrder = Callable[..., Order]
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "store")
-
-
-@pytest.fixture
-def tiny() -> TinyRegistry:
-    return TinyRegistry()
-
-
-@pytest.fixture
-def door(tiny: TinyRegistry) -> Iterator[Door]:
-    with oci_door(tiny) as running:
-        yield running
 
 
 def keep_image(store: Store, platform: str, *layers: bytes, name: str = "app") -> Built:

@@ -8,14 +8,9 @@ import pytest
 
 from pipeline.store.store import Store, open_store
 from pipeline.wish.load import Checkout
-from tests import makers
-from tests.unit.support import AMD64, Command, make_checkout, make_wheel, misnamed
+from tests.unit.support import AMD64, Command, build_tiny, make_checkout, make_wheel, misnamed
 
-
-@pytest.fixture(autouse=True)
-def no_slow_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
-    monkeypatch.setattr("pipeline.build.pinned._workers", makers.threads)
+pytestmark = pytest.mark.usefixtures("no_slow_helpers")
 
 
 @pytest.fixture
@@ -39,8 +34,7 @@ def digest(checkout: Checkout, store: Store, sm120: Command) -> str:
 
 
 def built(sm120: Command, *args: str) -> str:
-    answer = sm120("build", "--offline", "--mirror", sm120.cwd / "mirror", "--json", *args).json
-    return str(answer[0]["digest"])
+    return str(build_tiny(sm120, "--json", *args).json[0]["digest"])
 
 
 def blobs(store: Store) -> list[Path]:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import ctypes
 import json
+import multiprocessing
 import os
+import platform
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -10,7 +14,15 @@ from pipeline.errors import WeightsDamaged
 from pipeline.weights import receipt, repair
 from pipeline.weights.hashing import identity_of
 from pipeline.weights.place import Place
-from pipeline.weights.scrub import CATCH_UP_NIGHTS, DAY_S, Pace, Slice, read_book, scrub
+from pipeline.weights.scrub import (
+    CATCH_UP_NIGHTS,
+    DAY_S,
+    Pace,
+    Slice,
+    be_humble,
+    read_book,
+    scrub,
+)
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
     Copies,
@@ -173,8 +185,32 @@ def test_a_clock_that_was_put_back_stops_nothing(ten: DiskSet) -> None:
     assert read_book(ten.place).last_run_s == START_S + 6 * DAY_S
 
 
-def test_the_command_reads_a_slice_and_answers_a_timer(ten: DiskSet, sm120: Command) -> None:
+@pytest.fixture
+def humble(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
+    """The command runs in our process, and what gives way cannot come back."""
+    instead = mock.Mock()
+    monkeypatch.setattr("pipeline.weights.scrub.be_humble", instead)
+    return instead
+
+
+def rank() -> tuple[int, int]:
+    """Niceness, and the class of this process's reading and writing."""
+    ioprio_get = {"x86_64": 252, "aarch64": 31}[platform.machine()]
+    return os.nice(0), ctypes.CDLL(None).syscall(ioprio_get, 1, 0) >> 13
+
+
+def test_a_process_that_is_humble_gives_way_on_cores_and_disk() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as child:
+        before, _ = child.apply(rank)
+        child.apply(be_humble)
+        assert child.apply(rank) == (min(before + 10, 19), 3)
+
+
+def test_the_command_reads_a_slice_and_answers_a_timer(
+    ten: DiskSet, sm120: Command, humble: mock.Mock
+) -> None:
     answer = sm120("weights", "scrub", ten.place.root, "--every-days", "5", "--json").json
+    humble.assert_called_once_with()
     assert answer["whole"] is True
     assert answer["sets"][0]["read"] == ["0.gguf", "1.gguf"]
     flip(ten.path("9.gguf"), 5)
@@ -192,6 +228,7 @@ def test_a_budget_that_is_no_size_is_refused(ten: DiskSet, sm120: Command, budge
     assert sm120("weights", "scrub", ten.place.root, "--budget", budget).code == 10
 
 
+@pytest.mark.usefixtures("humble")
 def test_a_budget_may_be_written_with_a_unit(ten: DiskSet, sm120: Command) -> None:
     args = ("weights", "scrub", ten.place.root, "--every-days", "1", "--json", "--budget")
     assert len(sm120(*args, "2.5k").json["sets"][0]["read"]) == 3
