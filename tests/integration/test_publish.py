@@ -33,6 +33,7 @@ from pipeline.registry.referrers import fallback_tag
 from tests import makers
 from tests.integration.built import ROOT, Built, build_image, run_sm120, sm120
 from tests.integration.conftest import entered_or_skipped
+from tests.integration.published import PASSWORD, USER, keep_login, layout_blobs
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat, running_container
 from tests.testbed.oci_door import (
@@ -49,12 +50,10 @@ from tests.testbed.oci_door import (
     with_headers,
 )
 from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
-from tests.testbed.registry import Registry, oci_registry, trusted_by_docker
+from tests.testbed.registry import Registry, oci_registry
 from tests.testbed.tiny_gguf import expected_text
-from tests.testbed.trixie import trixie_program
 from tests.unit.support import make_checkout
 
-USER, PASSWORD = "ann", "correct horse"
 IMAGE = "llama-cpp-cpu"
 KILLS = 20
 
@@ -81,28 +80,6 @@ def docker_config(guarded: Registry, tmp_path: Path) -> str:
     return keep_login(tmp_path / "docker", guarded.host_port, f"{USER}:{PASSWORD}")
 
 
-def keep_login(folder: Path, host_port: str, login: str) -> str:
-    """What `docker login` leaves behind."""
-    folder.mkdir()
-    auth = base64.b64encode(login.encode()).decode()
-    (folder / "config.json").write_text(json.dumps({"auths": {host_port: {"auth": auth}}}))
-    return str(folder)
-
-
-@pytest.fixture(scope="session")
-def trixie(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Programs of Debian 13."""
-    folder = tmp_path_factory.mktemp("trixie")
-
-    def find(name: str) -> Path:
-        try:
-            return trixie_program(folder, name)
-        except CannotHave as reason:
-            pytest.skip(str(reason))
-
-    return find
-
-
 @pytest.fixture(scope="session")
 def oras(trixie: Callable[[str], Path]) -> Path:
     return trixie("oras")
@@ -111,15 +88,6 @@ def oras(trixie: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def cosign(trixie: Callable[[str], Path]) -> Path:
     return trixie("cosign")
-
-
-def layout_blobs(folder: Path) -> dict[str, str]:
-    """Every blob of a layout with the hash of its bytes."""
-    found = {}
-    for path in (folder / "blobs" / "sha256").iterdir():
-        with path.open("rb") as handle:
-            found[path.name] = hashlib.file_digest(handle, "sha256").hexdigest()
-    return found
 
 
 def test_through_tls_and_password_and_back_every_byte_is_the_same(
@@ -281,18 +249,6 @@ def test_skopeo_copies_the_index_with_the_same_digests(
     subprocess.run([*command, f"oci:{tmp_path}/copy"], check=True, capture_output=True)
     index = json.loads((tmp_path / "copy" / "index.json").read_bytes())
     assert index["manifests"][0]["digest"] == done["digest"]
-
-
-@pytest.fixture
-def at_the_bridge(docker_daemon: DockerDaemon, tmp_path: Path) -> Iterator[Registry]:
-    """A registry on the daemon's bridge, whose CA lies where Docker looks for it."""
-    with ExitStack() as stack:
-        part = oci_registry(
-            tmp_path, tls=True, htpasswd={USER: PASSWORD}, address=docker_daemon.gateway
-        )
-        registry = entered_or_skipped(stack, part)
-        stack.enter_context(trusted_by_docker(registry))
-        yield registry
 
 
 def test_another_docker_daemon_pulls_by_digest_and_runs_what_was_published(
