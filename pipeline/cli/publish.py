@@ -204,6 +204,8 @@ def _shown(done: Published) -> str:
         f" ({counts}, {done.blobs['there']} were there)",
     ]
     lines += [f"attached {_kind(a)}: {a.digest} ({a.found_by})" for a in done.attached]
+    if done.attached:
+        lines.append(f"{log.size(done.attached_bytes)} of evidence sent")
     place = done.reference.partition("@")[0]
     lines.append(f"{place}:{done.tag} is {done.digest}" if not done.dry_run else "nothing was sent")
     return "\n".join(lines)

@@ -47,6 +47,7 @@ class Published(Frozen):
     total_bytes: int
     sent_bytes: int
     attached: list[Attached]
+    attached_bytes: int  # evidence that had to be sent, besides `sent_bytes` of the image
     evidence: EvidenceState
     seconds: float
     dry_run: bool = False
@@ -207,6 +208,7 @@ def _published(
         total_bytes=shipment.size_bytes,
         sent_bytes=sent,
         attached=attached,
+        attached_bytes=sum(a.sent_bytes for a in attached),
         evidence=_evidence(order),
         seconds=round(seconds, 3),
     )

@@ -121,9 +121,7 @@ def require_oras_finds_all(site: Site, oras: Path) -> None:
     assert found == listed
 
 
-def require_docker_pulls_the_same(
-    site: Site, daemon: DockerDaemon, *, save: bool = True
-) -> Image:
+def require_docker_pulls_the_same(site: Site, daemon: DockerDaemon, *, save: bool = True) -> Image:
     """Another daemon pulls by digest and holds the bytes that were built, layer by layer.
 
     `save` also reads them back out of it, for which Docker needs the unpacked size once more.

@@ -243,6 +243,17 @@ def test_attachments_are_found_from_the_index_or_from_their_platform(
     assert found.layers[0].annotations == {"org.opencontainers.image.title": "note.txt"}
 
 
+def test_evidence_is_counted_and_not_sent_twice(
+    store: Store, order: MakeOrder, door: Door, tmp_path: Path
+) -> None:
+    (tmp_path / "note.txt").write_text("note")
+    note = file_attachment(f"{tmp_path}/note.txt:text/plain", [])
+    done = publish(store, order(attachments=[note]))
+    assert done.attached_bytes == len("note") + len("{}")  # and the empty config
+    assert door.uploaded_bytes == done.sent_bytes + done.attached_bytes
+    assert publish(store, order(attachments=[note])).attached_bytes == 0
+
+
 def test_an_attachment_can_have_a_tag_of_its_own(
     store: Store, order: MakeOrder, tiny: TinyRegistry
 ) -> None:
