@@ -18,6 +18,7 @@ from pipeline.publish import known
 from pipeline.publish.attachment import Attached, Attachment, Content, attach
 from pipeline.publish.evidence import Dossier, for_cosign, statements_of
 from pipeline.publish.gates import GateState
+from pipeline.publish.naming import Naming, plan_naming
 from pipeline.publish.shipment import Shipment
 from pipeline.record.cosign import UNGATED_MEDIA
 from pipeline.registry.document import Document
@@ -141,17 +142,25 @@ def _attach(order: Order) -> list[Attached]:
     dossier = order.dossier or Dossier()
     attachments = [*order.attachments, *_ungated(order), *statements_of(dossier)]
     subjects: list[tuple[str | None, Document]] = [(None, order.shipment.root)]
+    naming = _naming(order, dossier)
     done: set[str] = set()
     for platform, subject in [*subjects, *order.shipment.images.items()]:
         chosen = [a for a in attachments if a.platform == platform]
         known = dossier.envelopes.get(platform or "", ())
         # an image of one platform is the root as well: its name is signed once
-        signer = None if subject.digest in done else dossier.signer
-        chosen += for_cosign(order.repository, subject, order.tag, known, signer)
+        name = None if subject.digest in done else naming
+        chosen += for_cosign(order.repository, subject, known, name)
         done.add(subject.digest)
         if chosen:
             found += attach(order.repository, subject, chosen)
     return found
+
+
+def _naming(order: Order, dossier: Dossier) -> Naming | None:
+    if dossier.signer is None:
+        return None
+    root = order.shipment.root.digest
+    return plan_naming(order.repository, root, order.tag, dossier.signer, dossier.now)
 
 
 def _evidence(order: Order) -> EvidenceState:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline import log
-from pipeline.errors import EvidenceBroken, NotInRegistry, RecordInvalid
+from pipeline.errors import (
+    EvidenceBroken,
+    NotInRegistry,
+    RecordInvalid,
+    RegistryBroken,
+    RegistryRefused,
+)
 from pipeline.record.cosign import SIGNATURE_MEDIA
 from pipeline.record.strict import MAX_BYTES
 from pipeline.record.trust import Trust
@@ -25,8 +31,8 @@ from pipeline.verify.evidence import MOST_FILES
 from pipeline.verify.naming import Named, believed_names
 
 _SIGNATURE_TAG = re.compile(r"sha256-([0-9a-f]{64})\.sig")
-# Looked through for the image that a tag was signed for, when it names another one now.
-_MOST_OTHERS = 500
+# Looked through for an image that was signed under the same tag, then or since.
+_MOST_OTHERS = 2000
 
 
 @dataclass(frozen=True)
@@ -106,20 +112,37 @@ def attached_to(remote: Remote, image: Document, jobs: int) -> Attached:
     return found
 
 
-def named_elsewhere(remote: Remote, trust: Trust | None, now: datetime, jobs: int) -> list[Named]:
-    """Names that trusted keys gave to other images of this repository."""
+def named_elsewhere(
+    remote: Remote, trust: Trust | None, now: datetime, jobs: int
+) -> tuple[list[Named], str]:
+    """Names that trusted keys gave to other images here, and why not all could be read."""
     repository, own = remote.repository, remote.root.digest
-    tags = [t for t in repository.tags() if _SIGNATURE_TAG.fullmatch(t)]
-    tags = [t for t in tags if t != f"{fallback_tag(own)}.sig"][:_MOST_OTHERS]
+    try:
+        listed = repository.tags()
+    except (RegistryRefused, NotInRegistry) as error:
+        return [], str(error)
+    tags = [t for t in listed if _SIGNATURE_TAG.fullmatch(t) and t != f"{fallback_tag(own)}.sig"]
+    doubt = f"more than {_MOST_OTHERS} images are signed here" if len(tags) > _MOST_OTHERS else ""
 
     def names(tag: str) -> list[Named]:
-        document = repository.find_manifest(tag)
-        digest = "sha256:" + tag.removeprefix("sha256-").removesuffix(".sig")
-        layers = document.layers if document else ()
-        wanted = [x for x in layers if x.media_type == SIGNATURE_MEDIA]
-        if document is None or not wanted:
+        try:
+            return _names_under(repository, tag, trust, now)
+        except (RegistryBroken, EvidenceBroken, RecordInvalid):
+            # who may push can also delete it: what cannot be read says no more than what is gone
             return []
-        found = sort_out(digest, [document], lambda d: read_blob(repository, d, MAX_BYTES))
-        return [n for n in believed_names(found.signatures, trust, now)[0] if n.digest == digest]
 
-    return [n for found in each(repository.client, jobs, tags, names) for n in found]
+    found = each(repository.client, jobs, tags[:_MOST_OTHERS], names)
+    return [n for some in found for n in some], doubt
+
+
+def _names_under(
+    repository: Repository, tag: str, trust: Trust | None, now: datetime
+) -> list[Named]:
+    document = repository.find_manifest(tag)
+    digest = "sha256:" + tag.removeprefix("sha256-").removesuffix(".sig")
+    layers = document.layers if document else ()
+    wanted = [x for x in layers if x.media_type == SIGNATURE_MEDIA]
+    if document is None or not wanted:
+        return []
+    found = sort_out(digest, [document], lambda d: read_blob(repository, d, MAX_BYTES))
+    return [n for n in believed_names(found.signatures, trust, now)[0] if n.digest == digest]
