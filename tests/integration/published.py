@@ -58,8 +58,8 @@ def publish_site(built: Built, registry: Registry, keys: Path, home: Path) -> Si
     config = keep_login(home / "docker", registry.host_port, f"{USER}:{PASSWORD}")
     place = f"{registry.host_port}/team/{built.name}:v1"
     key = ("--key", str(keys / "builder.pem"), "--ca", str(registry.ca_file))
-    publish = ("publish", built.name, place, "--platform", built.platform, *key, "--json")
-    done = json.loads(sm120(built.store, *publish, DOCKER_CONFIG=config).stdout)
+    publish = ("publish", built.name, place, "--platform", built.platform, "--spdx", *key)
+    done = json.loads(sm120(built.store, *publish, "--json", DOCKER_CONFIG=config).stdout)
     return Site(built, registry, config, keys, done)
 
 
