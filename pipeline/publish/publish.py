@@ -72,7 +72,7 @@ def publish(store: Store, order: Order) -> Published:
     """Push what is missing, verify it, and give it its tag."""
     start, repository, shipment = time.monotonic(), order.repository, order.shipment
     registry = repository.client.name
-    with store.locked(known.lock_name(registry, repository.name)):
+    with known.alone_in(store, registry, repository.name):
         missing, there = find_missing(order)
         ways = _push_blobs(store, order, missing)
         digests = [d.digest for d in shipment.documents]
@@ -83,6 +83,8 @@ def publish(store: Store, order: Order) -> Published:
         known.remember(store, registry, repository.name, manifests=[a.digest for a in attached])
         for document in shipment.documents:
             _require_back(repository, document, document.digest)
+        # of a digest exactly those bytes come back, or an error
+        each(repository.client, order.jobs, [a.digest for a in attached], repository.manifest)
         repository.put_manifest(order.tag, shipment.root.data, shipment.root.media_type)
         _require_back(repository, shipment.root, order.tag)
     sent = {b.digest for b, way in zip(missing, ways, strict=True) if way == "sent"}
@@ -138,9 +140,18 @@ def _push_blobs(store: Store, order: Order, missing: list[LocalBlob]) -> list[Wa
 
 
 def _attach(order: Order) -> list[Attached]:
-    found: list[Attached] = []
     dossier = order.dossier or Dossier()
     attachments = [*order.attachments, *_ungated(order), *statements_of(dossier)]
+    if not attachments and dossier.signer is None:
+        return []
+    with log.step("Attaching evidence" if order.dossier else "Attaching what was given"):
+        return _attach_all(order, dossier, attachments)
+
+
+def _attach_all(
+    order: Order, dossier: Dossier, attachments: Sequence[Attachment]
+) -> list[Attached]:
+    found: list[Attached] = []
     subjects: list[tuple[str | None, Document]] = [(None, order.shipment.root)]
     naming = _naming(order, dossier)
     done: set[str] = set()

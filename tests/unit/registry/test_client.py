@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from pipeline.errors import (
     RegistryRefused,
     RegistryUnreachable,
 )
+from pipeline.registry.answer import Lost
 from pipeline.registry.challenge import read_challenges
 from pipeline.registry.client import Access, Client
 from pipeline.registry.reference import parse_reference
@@ -438,3 +440,19 @@ def test_a_date_says_how_long_to_wait_too() -> None:
     assert seconds("Fri, 01 Jan 2016 00:00:00 GMT") == 0
     assert seconds("7") == 7
     assert seconds("soon") is None
+
+
+def test_a_wait_of_seconds_is_told_with_its_reason_and_once(
+    door: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = repository_at(door).client
+    lost = Lost("the registry answers 503", "1")
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: client.pause(0, lost), range(3)))
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["  the registry answers 503; trying again in 1 s"]
+
+
+def test_a_short_wait_is_not_told(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    repository_at(door).client.pause(0, Lost("broke off"))
+    assert capsys.readouterr().err == ""
