@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.build.image import Built
+from pipeline.errors import PipelineError
 from pipeline.keys import LocalSigner, PrivateKey
 from pipeline.model import canonical_json
 from pipeline.publish.evidence import Dossier
@@ -23,7 +26,7 @@ from pipeline.store.store import Store, open_store
 from pipeline.verify import remote
 from pipeline.verify.memory import Memory
 from pipeline.verify.verdict import Node, Verdict, ending
-from tests.testbed.oci_door import oci_door, status
+from tests.testbed.oci_door import Reply, Request, drop, oci_door, status
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
 from tests.unit.registry.support import NAME, described, manifest_json, put
 from tests.unit.verify.test_registry_evidence import AMD64, Site
@@ -267,3 +270,30 @@ def test_nothing_is_remembered_without_a_trust_file(site: Site, memory: Memory) 
     nobody = Trust()
     site.judge(trust=nobody, memory=memory)
     assert memory.recall(f"{site.repository}:v1", site.world.trust, NOW) == []
+
+
+def test_stopped_at_any_request_the_tag_is_on_an_image_whose_evidence_is_whole(site: Site) -> None:
+    """The registry vanishes after request n: what a kill looks like from there."""
+    before = {name: dict(getattr(site.tiny, name)) for name in ("blobs", "manifests", "tags")}
+    site.door.asked.clear()
+    publish_first(site, THIRD, "stable")
+    steps = len(site.door.asked)
+    for stop_after in range(1, steps, 7):
+        for name, things in before.items():
+            getattr(site.tiny, name).clear()
+            getattr(site.tiny, name).update(things)
+        counter = itertools.count()
+
+        def vanishing(request: Request, last: int = stop_after, n: object = counter) -> Reply:
+            if next(n) >= last:  # type: ignore[call-overload]
+                return drop()(request, site.tiny)
+            return site.tiny(request)
+
+        site.door.backend = vanishing
+        with suppress(PipelineError):
+            publish_first(site, THIRD, "stable")
+        site.door.backend = site.tiny
+        if (NAME, "stable") in site.tiny.tags:
+            assert site.judge(":stable").verdict is Verdict.VALID
+        publish_first(site, THIRD + timedelta(minutes=1), "stable")
+        assert site.judge(":stable").verdict is Verdict.VALID
