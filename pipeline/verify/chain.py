@@ -115,12 +115,11 @@ def _tag(remote: Remote, names: list[Named], judge: Judge) -> Node:
         words = f"names {digest} now, not {remote.root.digest}"
         return Node(f"tag {remote.tag}", Verdict.MOVED, words)
     reference, memory = remote.reference, judge.memory
-    others, doubt = named_elsewhere(remote, judge.trust, judge.now, judge.jobs)
     seen = memory.recall(reference, judge.trust, judge.now) if memory else []
-    found = judge_tag(reference, digest, names, [*others, *seen])
-    if memory:
-        memory.remember(reference, [*names, *others])
-    if doubt and found.verdict is Verdict.VALID:
-        words = f"{found.words}; whether another was signed under it since is unknown: {doubt}"
-        return Node(found.title, Verdict.INCOMPLETE, words)
+    found = judge_tag(reference, digest, names, seen)
+    if found.verdict is Verdict.INCOMPLETE:
+        others = named_elsewhere(remote, judge.trust, judge.now, judge.jobs)
+        return judge_tag(reference, digest, names, others)
+    if memory and found.verdict is Verdict.VALID:
+        memory.remember(reference, [n for n in names if n.digest == digest])
     return found

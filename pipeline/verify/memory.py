@@ -1,8 +1,8 @@
-"""The newest image that was seen signed under a tag, on this machine.
+"""The newest image that a tag was seen on, on this machine.
 
-A registry can be made to forget: whoever may move a tag back may also delete what was signed since.
-What was verified here before is remembered, so that an older image is not taken for the newest.
-Names count only while their key is trusted.
+Whoever may push can move a tag back to an older image that was once signed under it, and delete
+what was signed since: the registry alone cannot tell. What was verified here before is remembered,
+so that an older image is not taken for the newest. Names count only while their key is trusted.
 """
 
 from __future__ import annotations

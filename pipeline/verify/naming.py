@@ -1,7 +1,7 @@
 """Signatures of an image's digest and name, as cosign writes them; and tags that moved since.
 
-Whoever publishes signs the name anew whenever the tag moves, with the time. So of all images that
-were ever signed under a tag the one that was signed last is what the tag should name.
+Whoever publishes signs the name anew whenever the tag moves, with the time, just before it moves.
+So a tag that was once seen on an image must not be found on one that was named earlier.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def newest(names: Iterable[Named]) -> Named | None:
 
 
 def judge_tag(reference: str, digest: str, names: Sequence[Named], others: Sequence[Named]) -> Node:
-    """Whether a trusted key says that this tag is this image, and none says since that another is.
+    """Whether a trusted key says that this tag is this image.
 
-    `others` are names of other images, as the registry has them or as they were seen before.
+    `others` are other images' names: those that the tag was seen on, or all that the registry has.
     """
     title = f"tag {reference.rpartition(':')[2]}"
     ours = [n for n in names if n.digest == digest]

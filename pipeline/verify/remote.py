@@ -12,7 +12,6 @@ from pipeline.errors import (
     NotInRegistry,
     RecordInvalid,
     RegistryBroken,
-    RegistryRefused,
 )
 from pipeline.record.cosign import SIGNATURE_MEDIA
 from pipeline.record.strict import MAX_BYTES
@@ -31,8 +30,8 @@ from pipeline.verify.evidence import MOST_FILES
 from pipeline.verify.naming import Named, believed_names
 
 _SIGNATURE_TAG = re.compile(r"sha256-([0-9a-f]{64})\.sig")
-# Looked through for an image that was signed under the same tag, then or since.
-_MOST_OTHERS = 2000
+# Looked through for the image that a tag was signed for, when it names another one now.
+_MOST_OTHERS = 500
 
 
 @dataclass(frozen=True)
@@ -112,17 +111,11 @@ def attached_to(remote: Remote, image: Document, jobs: int) -> Attached:
     return found
 
 
-def named_elsewhere(
-    remote: Remote, trust: Trust | None, now: datetime, jobs: int
-) -> tuple[list[Named], str]:
-    """Names that trusted keys gave to other images here, and why not all could be read."""
+def named_elsewhere(remote: Remote, trust: Trust | None, now: datetime, jobs: int) -> list[Named]:
+    """Names that trusted keys gave to other images of this repository."""
     repository, own = remote.repository, remote.root.digest
-    try:
-        listed = repository.tags()
-    except (RegistryRefused, NotInRegistry) as error:
-        return [], str(error)
-    tags = [t for t in listed if _SIGNATURE_TAG.fullmatch(t) and t != f"{fallback_tag(own)}.sig"]
-    doubt = f"more than {_MOST_OTHERS} images are signed here" if len(tags) > _MOST_OTHERS else ""
+    tags = [t for t in repository.tags() if _SIGNATURE_TAG.fullmatch(t)]
+    tags = [t for t in tags if t != f"{fallback_tag(own)}.sig"][:_MOST_OTHERS]
 
     def names(tag: str) -> list[Named]:
         try:
@@ -131,8 +124,7 @@ def named_elsewhere(
             # who may push can also delete it: what cannot be read says no more than what is gone
             return []
 
-    found = each(repository.client, jobs, tags[:_MOST_OTHERS], names)
-    return [n for some in found for n in some], doubt
+    return [n for found in each(repository.client, jobs, tags, names) for n in found]
 
 
 def _names_under(

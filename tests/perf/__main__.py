@@ -26,7 +26,7 @@ from pipeline.wish.load import Checkout
 from tests.perf import dockerfile
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch
 from tests.perf.measure import Cost, Report, run
-from tests.perf.publish import compare_engine_edit, compare_publish
+from tests.perf.publish import compare_engine, compare_engine_edit, compare_publish
 from tests.perf.weights_fetch import measure_fetch
 from tests.perf.weights_verify import measure_verify
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
@@ -67,6 +67,7 @@ def main() -> None:
         scratch, store = Path(folder), open_store()
         if options.only_publish:
             compare_publish(report, store, scratch, no_docker=options.no_docker)
+            compare_engine(report, store, scratch)
             compare_engine_edit(report, store, scratch)
             return print(report)
         if not options.only_docker:
@@ -91,6 +92,7 @@ def main() -> None:
             theirs = [w for w in wheels if w.stat().st_size < limit]
             compare_docker(report, store, checkout, theirs, torch, scratch)
             compare_publish(report, store, scratch / "publish")
+            compare_engine(report, store, scratch / "publish")
             compare_engine_edit(report, store, scratch / "publish")
         except CannotHave as reason:
             report.add("against docker build", "not measured here", str(reason))

@@ -241,6 +241,16 @@ def test_a_list_of_tags_that_does_not_end_is_given_up(
         repository.tags()
 
 
+def test_more_tags_than_any_repository_has_are_not_kept_in_memory(
+    door: Door, tiny: TinyRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(7):
+        put_image(tiny, f"v{number}", b"layer")
+    monkeypatch.setattr("pipeline.registry.repository._MOST_TAGS", 6)
+    with pytest.raises(RegistryBroken, match="lists more than 6 tags"):
+        repository_at(door).tags()
+
+
 def test_what_is_not_there_is_said_so(repository: Repository) -> None:
     with pytest.raises(NotInRegistry):
         repository.tags()
