@@ -73,7 +73,9 @@ def verify(
 ) -> None:
     """Check evidence, offline: who signed it, whether it is about these bytes, what is behind it.
 
-    Of an image in a registry, only that registry is asked. Ends with 0 only when all of it holds.
+    Of an image in a registry, only that registry is asked; which image a tag was last seen on is
+    remembered in the store, so that a tag moved back is noticed. Ends with 0 only when all of it
+    holds.
     Stale, incomplete, unsigned, moved and broken have their own exit codes; what could not be
     checked is never called valid.
     """
