@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from pipeline.errors import RecordInvalid
+from pipeline.errors import NotInRegistry, RecordInvalid, RegistryBroken
 from pipeline.keys import Signer, holds
 from pipeline.record.cosign import (
     SIGNATURE_MEDIA,
@@ -65,7 +65,8 @@ def own_names(repository: Repository, digest: str, signer: Signer) -> Iterator[N
             data = read_blob(repository, layer, _MOST_PAYLOAD_BYTES)
             if holds(signer.public, signature, data):
                 yield read_payload(data)
-        except RecordInvalid:
+        except (RecordInvalid, RegistryBroken, NotInRegistry):
+            # what cannot be read was not said: it is signed anew
             continue
 
 

@@ -150,6 +150,18 @@ def test_publishing_what_the_tag_names_already_signs_nothing_new(site: Site) -> 
     assert (dict(site.tiny.tags), len(site.tiny.blobs)) == before
 
 
+def test_a_damaged_signature_in_the_registry_does_not_keep_its_owner_from_signing_anew(
+    site: Site, memory: Memory
+) -> None:
+    tag = f"{fallback_tag(site.digest)}.sig"
+    body = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, tag]][1])
+    site.tiny.blobs[NAME, body["layers"][0]["digest"]] = b"other bytes"
+    publish_first(site, THIRD)
+    node = site.judge(memory=memory)
+    assert tag_of(node).verdict is Verdict.VALID
+    assert node.verdict is Verdict.BROKEN  # the damaged one is still there, and named
+
+
 def test_a_newer_image_under_another_tag_is_no_matter(site: Site, memory: Memory) -> None:
     site.judge(memory=memory)
     publish_first(site, FIRST, "old")
