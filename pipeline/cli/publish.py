@@ -50,6 +50,7 @@ _MOST_REASON = 500
     "--force-ungated", metavar="REASON", help="Publish without passed gates; says so for ever."
 )
 @key_option
+@click.option("--spdx", is_flag=True, help="Attach the bill of materials as SPDX 2.3, too.")
 @click.option("--no-evidence", is_flag=True, help="Attach no statements and sign nothing.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
 @registry_options
@@ -64,6 +65,7 @@ def publish(
     attachments: tuple[str, ...],
     force_ungated: str | None,
     key_path: Path | None,
+    spdx: bool,
     no_evidence: bool,
     dry_run: bool,
     insecure_http: bool,
@@ -106,7 +108,9 @@ def publish(
             bad = [s for s in states if s.state == "not passed"]
             place = f"{reference.registry}/{reference.repository}:{tag}"
             recorder = None if dry_run else signer
-            dossier = make_dossier(checkout, store, built, recorder, bad, reason or "", place)
+            dossier = make_dossier(
+                checkout, store, built, recorder, bad, reason or "", place, spdx=spdx
+            )
         order = Order(
             shipment=shipment,
             repository=open_registry(reference, insecure_http, ca),
@@ -204,6 +208,8 @@ def _shown(done: Published) -> str:
         f" ({counts}, {done.blobs['there']} were there)",
     ]
     lines += [f"attached {_kind(a)}: {a.digest} ({a.found_by})" for a in done.attached]
+    if done.attached:
+        lines.append(f"{log.size(done.attached_bytes)} of evidence sent")
     place = done.reference.partition("@")[0]
     lines.append(f"{place}:{done.tag} is {done.digest}" if not done.dry_run else "nothing was sent")
     return "\n".join(lines)

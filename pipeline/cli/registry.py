@@ -154,14 +154,14 @@ def gc(
     The registry's own garbage collection then frees the space.
     """
     from pipeline.publish.gc import plan_gc, run_gc
-    from pipeline.publish.known import lock_name
+    from pipeline.publish.known import alone_in
     from pipeline.registry.reference import parse_repository
 
     store = store_of(context)
     plans = []
     for reference in [parse_repository(place) for place in places]:
         repository = open_registry(reference, insecure_http, ca)
-        with store.locked(lock_name(reference.registry, reference.repository)):
+        with alone_in(store, reference.registry, reference.repository):
             plan = plan_gc(store, repository, patterns, jobs)
             if really:
                 run_gc(store, repository, plan)

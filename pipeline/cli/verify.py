@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +21,20 @@ from pipeline.cli.common import (
 )
 from pipeline.cli.keys import trust_of, trust_option
 from pipeline.cli.registry import open_registry, registry_options
-from pipeline.errors import PolicyRefused, ReferenceInvalid, UnknownImage, WeightsUnknown
+from pipeline.errors import (
+    DiskFull,
+    PolicyRefused,
+    ReferenceInvalid,
+    StoreUnwritable,
+    UnknownImage,
+    WeightsUnknown,
+)
 
 if TYPE_CHECKING:
     from pipeline.registry.reference import Reference
     from pipeline.registry.repository import Repository
     from pipeline.verify.chain import Chain, Judge
+    from pipeline.verify.memory import Memory
     from pipeline.wish.load import Checkout
 
 
@@ -64,7 +73,9 @@ def verify(
 ) -> None:
     """Check evidence, offline: who signed it, whether it is about these bytes, what is behind it.
 
-    Of an image in a registry, only that registry is asked. Ends with 0 only when all of it holds.
+    Of an image in a registry, only that registry is asked; which image a tag was last seen on is
+    remembered in the store, so that a tag moved back is noticed. Ends with 0 only when all of it
+    holds.
     Stale, incomplete, unsigned, moved and broken have their own exit codes; what could not be
     checked is never called valid.
     """
@@ -79,6 +90,7 @@ def verify(
     chosen = host_platform() if platform == "host" else platform
     with log.step(f"Reading {artifact}"):
         if reference := _reference(artifact):
+            judge = replace(judge, memory=_memory(context) if reference.tag else None)
             repository = open_registry(reference, insecure_http, ca)
             found = _remote(repository, reference, chosen, judge, places)
         else:
@@ -131,6 +143,17 @@ def _remote(
     except KeyboardInterrupt:
         repository.client.hang_up()
         raise
+
+
+def _memory(context: click.Context) -> Memory | None:
+    """What was seen of tags before; a machine that cannot remember still verifies, and says so."""
+    from pipeline.verify.memory import Memory
+
+    try:
+        return Memory(store_of(context))
+    except (StoreUnwritable, DiskFull) as error:
+        log.say(f"nothing is remembered of this tag, and nothing was: {error}")
+        return None
 
 
 def _checkout(context: click.Context) -> Checkout | None:

@@ -20,6 +20,7 @@ from pipeline.errors import (
     NoKernelImage,
     PatchUnproved,
     PipelineError,
+    StoreDamaged,
 )
 from pipeline.files import write_bytes
 from pipeline.gate.limits import Card
@@ -101,9 +102,21 @@ def evidence_path(store: Store, image: str, platform: str) -> Path:
 def kept_evidence(store: Store, image: str, platform: str, digest: str) -> ImageGates | None:
     """The results of this very image; those of another one, or a damaged file, are none."""
     try:
-        found = ImageGates.model_validate_json(evidence_path(store, image, platform).read_bytes())
-    except (OSError, ValidationError):
+        return read_evidence(store, image, platform, digest)
+    except StoreDamaged:
         return None
+
+
+def read_evidence(store: Store, image: str, platform: str, digest: str) -> ImageGates | None:
+    """As `kept_evidence`, for those who must not take a damaged file for none."""
+    path = evidence_path(store, image, platform)
+    try:
+        found = ImageGates.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        hint = f"Judge it again: `sm120 build {image} --gate`."
+        raise StoreDamaged(f"{path}: what the gates found cannot be read", hint) from error
     return found if found.image_digest == digest else None
 
 

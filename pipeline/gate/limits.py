@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import computed_field
-
 from pipeline.errors import GateInvalid
 from pipeline.model import Frozen
 
@@ -23,11 +21,7 @@ class Card(Frozen):
     threads_per_sm: int
     memory_bytes: int
     name: str
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def registers_per_sm(self) -> int:
-        return 65536
+    registers_per_sm: int = 65536  # a field: what is written of a card must be readable again
 
 
 def _card(

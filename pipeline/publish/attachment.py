@@ -101,6 +101,7 @@ class Attached(Frozen):
     subject: str
     found_by: str
     says: str | None = None  # a statement's predicate type
+    sent_bytes: int = 0  # of its blobs; those that were there are not sent again
 
 
 def file_attachment(words: str, platforms: list[str]) -> Attachment:
@@ -128,8 +129,7 @@ def attach(
     found, unlisted = [], []
     for attachment in attachments:
         document = attachment.manifest(subject)
-        for content in attachment.contents:
-            _bring(repository, content)
+        sent = sum(_bring(repository, content) for content in attachment.contents)
         names = [document.digest, *([attachment.tag] if attachment.tag else [])]
         answers = [repository.put_manifest(n, document.data, OCI_MANIFEST) for n in names]
         # a registry that lists referrers itself says so in its answer
@@ -145,6 +145,7 @@ def attach(
                 subject=subject.digest,
                 found_by=how,
                 says=document.annotations.get(PREDICATE_NOTE),
+                sent_bytes=sent,
             )
         )
     if unlisted:
@@ -152,11 +153,14 @@ def attach(
     return found
 
 
-def _bring(repository: Repository, content: Content) -> None:
+def _bring(repository: Repository, content: Content) -> int:
+    """The bytes that had to be sent."""
     described = content.descriptor
-    if not has_blob(repository, described.digest, described.size_bytes):
-        blob = LocalBlob(described.digest, described.size_bytes, data=content.data)
-        push_blob(repository, blob, NoBar())
+    if has_blob(repository, described.digest, described.size_bytes):
+        return 0
+    blob = LocalBlob(described.digest, described.size_bytes, data=content.data)
+    push_blob(repository, blob, NoBar())
+    return described.size_bytes
 
 
 def _entry(document: Document) -> Descriptor:

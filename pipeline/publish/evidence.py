@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
-from pipeline.errors import RecordInvalid
-from pipeline.keys import Signer, holds
-from pipeline.model import canonical_json, sha256_of
+from pipeline.keys import Signer
+from pipeline.model import canonical_json
 from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, Content
+from pipeline.publish.naming import Naming, is_said, layers_there
 from pipeline.record.cosign import (
     ENVELOPE_MEDIA,
     SIGNATURE_MEDIA,
-    SIGNATURE_NOTE,
     CosignLayer,
     attestation_attachment,
     signature_attachment,
-    signature_payload,
 )
 from pipeline.record.envelope import Envelope
 from pipeline.record.names import BILL_MEDIA
-from pipeline.record.strict import read_base64
 from pipeline.registry.document import Descriptor, Document
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
@@ -39,6 +37,7 @@ class Dossier:
 
     envelopes: Mapping[str, Sequence[Envelope]] = field(default_factory=dict)
     signer: Signer | None = None
+    now: datetime | None = None  # when the name is given
 
 
 def statements_of(dossier: Dossier) -> list[Attachment]:
@@ -69,22 +68,19 @@ def _attachments(envelope: Envelope, platform: str) -> list[Attachment]:
 def for_cosign(
     repository: Repository,
     subject: Document,
-    tag: str,
     envelopes: Sequence[Envelope],
-    signer: Signer | None,
+    naming: Naming | None,
 ) -> list[Attachment]:
-    """An image's statements, and that it goes by this tag, where cosign looks for them."""
+    """An image's statements, and that it goes by this name, where cosign looks for them."""
     found = []
     if envelopes:
         statements = [_content(attestation_attachment(e)) for e in envelopes]
         found.append(_gathered(repository, subject, "att", statements))
-    if signer is not None:
-        name = f"{repository}:{tag}"
-        payload = signature_payload(subject.digest, name)
-        there = _layers(repository, subject, "sig")
-        # a key says the same thing only once: signatures are never the same bytes again
-        is_said = any(_is_by(signer, layer, payload) for layer in there)
-        new = [] if is_said else [_content(signature_attachment(subject.digest, name, signer))]
+    if naming is not None:
+        new = []
+        if not is_said(repository, subject.digest, naming):
+            given = (naming.reference, naming.signer, naming.at)
+            new = [_content(signature_attachment(subject.digest, *given))]
         found.append(_gathered(repository, subject, "sig", new))
     return found
 
@@ -93,19 +89,12 @@ def _content(made: CosignLayer) -> Content:
     return Content(media_type=made.media_type, data=made.data, annotations=made.annotations)
 
 
-def _is_by(signer: Signer, layer: Descriptor, payload: bytes) -> bool:
-    try:
-        written = read_base64(layer.annotations.get(SIGNATURE_NOTE, ""), "signature")
-    except RecordInvalid:
-        return False
-    return layer.digest == sha256_of(payload) and holds(signer.public, written, payload)
-
-
 def _gathered(
     repository: Repository, subject: Document, ending: str, new: Sequence[Content]
 ) -> Attachment:
     """An image as cosign stores things: layers that were there, then new ones."""
-    there = _layers(repository, subject, ending)
+    media = SIGNATURE_MEDIA if ending == "sig" else ENVELOPE_MEDIA
+    there = layers_there(repository, subject.digest, ending, media)
     known = [(d.digest, d.annotations) for d in there]
     fresh = tuple(c for c in new if (c.descriptor.digest, c.descriptor.annotations) not in known)
     layers = [*there, *(c.descriptor for c in fresh)]
@@ -119,14 +108,6 @@ def _gathered(
         # statements are referrers already, each for itself
         is_referrer=ending == "sig",
     )
-
-
-def _layers(repository: Repository, subject: Document, ending: str) -> list[Descriptor]:
-    media = SIGNATURE_MEDIA if ending == "sig" else ENVELOPE_MEDIA
-    found = repository.find_manifest(f"{fallback_tag(subject.digest)}.{ending}")
-    if found is None or (found.subject and found.subject.digest != subject.digest):
-        return []
-    return [layer for layer in found.layers if layer.media_type == media]
 
 
 def _config(layers: Sequence[Descriptor]) -> Content:

@@ -6,11 +6,14 @@ names. It is a memory, not a truth: a registry that says otherwise is believed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from pipeline import log
+from pipeline.files import is_free
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.store.store import Store
 
@@ -69,9 +72,14 @@ def neighbours(store: Store, registry: str, repository: str) -> dict[str, str]:
     return found
 
 
-def lock_name(registry: str, repository: str) -> str:
-    """Held while a repository is published to or cleared."""
-    return f"published-{_key(registry, repository)[:32]}"
+@contextmanager
+def alone_in(store: Store, registry: str, repository: str) -> Iterator[None]:
+    """Held while a repository is published to or cleared; who has to wait is told why."""
+    name = f"published-{_key(registry, repository)[:32]}"
+    if not is_free(store.root / "locks" / name):
+        log.say(f"Another command is at work on {registry}/{repository}; waiting for it")
+    with store.locked(name):
+        yield
 
 
 def _path(store: Store, registry: str, repository: str) -> Path:

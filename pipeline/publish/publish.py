@@ -18,6 +18,7 @@ from pipeline.publish import known
 from pipeline.publish.attachment import Attached, Attachment, Content, attach
 from pipeline.publish.evidence import Dossier, for_cosign, statements_of
 from pipeline.publish.gates import GateState
+from pipeline.publish.naming import Naming, plan_naming
 from pipeline.publish.shipment import Shipment
 from pipeline.record.cosign import UNGATED_MEDIA
 from pipeline.registry.document import Document
@@ -47,6 +48,7 @@ class Published(Frozen):
     total_bytes: int
     sent_bytes: int
     attached: list[Attached]
+    attached_bytes: int  # evidence that had to be sent, besides `sent_bytes` of the image
     evidence: EvidenceState
     seconds: float
     dry_run: bool = False
@@ -70,7 +72,7 @@ def publish(store: Store, order: Order) -> Published:
     """Push what is missing, verify it, and give it its tag."""
     start, repository, shipment = time.monotonic(), order.repository, order.shipment
     registry = repository.client.name
-    with store.locked(known.lock_name(registry, repository.name)):
+    with known.alone_in(store, registry, repository.name):
         missing, there = find_missing(order)
         ways = _push_blobs(store, order, missing)
         digests = [d.digest for d in shipment.documents]
@@ -81,6 +83,8 @@ def publish(store: Store, order: Order) -> Published:
         known.remember(store, registry, repository.name, manifests=[a.digest for a in attached])
         for document in shipment.documents:
             _require_back(repository, document, document.digest)
+        # of a digest exactly those bytes come back, or an error
+        each(repository.client, order.jobs, [a.digest for a in attached], repository.manifest)
         repository.put_manifest(order.tag, shipment.root.data, shipment.root.media_type)
         _require_back(repository, shipment.root, order.tag)
     sent = {b.digest for b, way in zip(missing, ways, strict=True) if way == "sent"}
@@ -136,21 +140,38 @@ def _push_blobs(store: Store, order: Order, missing: list[LocalBlob]) -> list[Wa
 
 
 def _attach(order: Order) -> list[Attached]:
-    found: list[Attached] = []
     dossier = order.dossier or Dossier()
     attachments = [*order.attachments, *_ungated(order), *statements_of(dossier)]
+    if not attachments and dossier.signer is None:
+        return []
+    with log.step("Attaching evidence" if order.dossier else "Attaching what was given"):
+        return _attach_all(order, dossier, attachments)
+
+
+def _attach_all(
+    order: Order, dossier: Dossier, attachments: Sequence[Attachment]
+) -> list[Attached]:
+    found: list[Attached] = []
     subjects: list[tuple[str | None, Document]] = [(None, order.shipment.root)]
+    naming = _naming(order, dossier)
     done: set[str] = set()
     for platform, subject in [*subjects, *order.shipment.images.items()]:
         chosen = [a for a in attachments if a.platform == platform]
         known = dossier.envelopes.get(platform or "", ())
         # an image of one platform is the root as well: its name is signed once
-        signer = None if subject.digest in done else dossier.signer
-        chosen += for_cosign(order.repository, subject, order.tag, known, signer)
+        name = None if subject.digest in done else naming
+        chosen += for_cosign(order.repository, subject, known, name)
         done.add(subject.digest)
         if chosen:
             found += attach(order.repository, subject, chosen)
     return found
+
+
+def _naming(order: Order, dossier: Dossier) -> Naming | None:
+    if dossier.signer is None:
+        return None
+    root = order.shipment.root.digest
+    return plan_naming(order.repository, root, order.tag, dossier.signer, dossier.now)
 
 
 def _evidence(order: Order) -> EvidenceState:
@@ -207,6 +228,7 @@ def _published(
         total_bytes=shipment.size_bytes,
         sent_bytes=sent,
         attached=attached,
+        attached_bytes=sum(a.sent_bytes for a in attached),
         evidence=_evidence(order),
         seconds=round(seconds, 3),
     )

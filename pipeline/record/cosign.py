@@ -1,17 +1,28 @@
-"""What cosign looks for beside an image: its signature's payload and its layers' notes."""
+"""What cosign looks for beside an image: its signature's payload and its layers' notes.
+
+A payload may say when a digest got its name. cosign leaves that to whoever reads it; by it a tag
+that was moved back to an older image, once signed under the same tag, is told from the newest.
+"""
 
 from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
 
 from pipeline.keys import Signer
-from pipeline.model import canonical_json
+from pipeline.model import Digest, Frozen, canonical_json
 from pipeline.record.envelope import Envelope
 from pipeline.record.names import IMAGE_SIGNATURE
+from pipeline.record.statement import read_stamp, stamp
+from pipeline.record.strict import as_model, read_json
 
 SIGNATURE_NOTE = "dev.cosignproject.cosign/signature"
 SIGNATURE_MEDIA = "application/vnd.dev.cosign.simplesigning.v1+json"
+NAMED_AT = "sm120.named_at"
 ENVELOPE_MEDIA = "application/vnd.dsse.envelope.v1+json"
 # a plain note that an image was published although its gates had not passed
 UNGATED_MEDIA = "application/vnd.sm120.ungated.v1+json"
@@ -26,7 +37,34 @@ class CosignLayer:
     annotations: dict[str, str]
 
 
-def signature_payload(digest: str, reference: str) -> bytes:
+class _Image(Frozen):
+    digest: Digest = Field(alias="docker-manifest-digest")
+
+
+class _Identity(Frozen):
+    reference: str = Field(alias="docker-reference")
+
+
+class _Critical(Frozen):
+    identity: _Identity
+    image: _Image
+    type: Literal["cosign container image signature"]
+
+
+class _Payload(Frozen):
+    critical: _Critical
+    optional: dict[str, Any] | None = None
+
+
+class NameSaid(Frozen):
+    """What an image's signature says: this digest goes by this name, since then."""
+
+    digest: Digest
+    reference: str
+    at: datetime | None
+
+
+def signature_payload(digest: str, reference: str, at: datetime | None = None) -> bytes:
     """`simple signing`: this digest goes by this name."""
     return canonical_json(
         {
@@ -35,14 +73,27 @@ def signature_payload(digest: str, reference: str) -> bytes:
                 "image": {"docker-manifest-digest": digest},
                 "type": IMAGE_SIGNATURE,
             },
-            "optional": None,
+            "optional": {NAMED_AT: stamp(at)} if at else None,
         }
     )
 
 
-def signature_attachment(digest: str, reference: str, signer: Signer) -> CosignLayer:
+def read_payload(data: bytes) -> NameSaid:
+    """A payload of unknown origin; others than we write other things into `optional`."""
+    found = as_model(_Payload, read_json(data, "payload"), "payload")
+    said = (found.optional or {}).get(NAMED_AT)
+    return NameSaid(
+        digest=found.critical.image.digest,
+        reference=found.critical.identity.reference,
+        at=None if said is None else read_stamp(said),
+    )
+
+
+def signature_attachment(
+    digest: str, reference: str, signer: Signer, at: datetime | None = None
+) -> CosignLayer:
     """An image's signature, for the tag `sha256-<hex>.sig`."""
-    payload = signature_payload(digest, reference)
+    payload = signature_payload(digest, reference, at)
     signature = base64.b64encode(signer.sign(payload)).decode()
     return CosignLayer(payload, SIGNATURE_MEDIA, {SIGNATURE_NOTE: signature})
 

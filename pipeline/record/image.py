@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.build.image import Built
 from pipeline.build.plan import ImagePlan
-from pipeline.gate.evidence import kept_evidence
+from pipeline.gate.evidence import read_evidence
 from pipeline.keys import Signer
 from pipeline.record.bill import bill_of
 from pipeline.record.envelope import Envelope
@@ -42,7 +42,7 @@ def image_statements(
         "sbom-cyclonedx": state(built.name, built.digest, CYCLONEDX, parts, when),
         "sbom-spdx": state(built.name, built.digest, SPDX, json.loads(spdx_bytes(bill)), when),
     }
-    gates = kept_evidence(store, built.name, built.platform, built.digest)
+    gates = read_evidence(store, built.name, built.platform, built.digest)
     if gates is not None:
         found |= {f"gate-{k}": v for k, v in gate_statements(gates, when).items()}
     return found

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import http.client
 import ssl
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pipeline import log
 from pipeline.errors import (
     Interrupted,
     NotInRegistry,
@@ -26,6 +29,7 @@ from pipeline.registry.words import error_words, seconds, shown, words
 
 ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0
+_SAID_FROM_S = 1.0  # shorter waits nobody wonders about
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -49,6 +53,7 @@ class Client:
     def __init__(self, reference: Reference, access: Access | None = None) -> None:
         self._access = access or Access()
         self.name = reference.registry
+        self._guard, self._said_at = threading.Lock(), 0.0
         self._host_port = reference.host_port
         self.transport = Transport(lambda: tls_context(self._host_port, self._access.ca_file))
         self.base = self._find_base()
@@ -94,7 +99,7 @@ class Client:
         failed: Lost | None = None
         for attempt in range(ATTEMPTS):
             if failed:
-                self.pause(attempt - 1, failed.retry_after)
+                self.pause(attempt - 1, failed)
             try:
                 answer = self.once(
                     method, place, scope=scope, good=good, headers=headers, body=body
@@ -232,12 +237,23 @@ class Client:
             raise Lost(f"{shown(answer.url)}: ended after {len(data)} of {length} bytes")
         return data
 
-    def pause(self, attempt: int, retry_after: str = "") -> None:
+    def pause(self, attempt: int, lost: Lost | None = None) -> None:
         """Wait longer each time, or as long as the server asks; a stop ends it."""
         wait_s = self._access.first_wait_s * 2**attempt
-        asked_s = seconds(retry_after)
-        if self.transport.stop.wait(min(wait_s if asked_s is None else asked_s, LONGEST_WAIT_S)):
+        asked_s = seconds(lost.retry_after) if lost else None
+        wait_s = min(wait_s if asked_s is None else asked_s, LONGEST_WAIT_S)
+        if lost and wait_s >= _SAID_FROM_S:
+            self._say_once(f"  {lost}; trying again in {wait_s:.0f} s")
+        if self.transport.stop.wait(wait_s):
             raise Interrupted("stopped")
+
+    def _say_once(self, words: str) -> None:
+        """What several threads meet at once is told once."""
+        now = time.monotonic()
+        with self._guard:
+            is_new, self._said_at = now - self._said_at >= _SAID_FROM_S, now
+        if is_new:
+            log.say(words)
 
     def hang_up(self) -> None:
         """End everything under way."""

@@ -42,7 +42,7 @@ def check_blob(repository: Repository, blob: Descriptor, bar: Bar) -> None:
             if attempt == ATTEMPTS - 1:
                 raise RegistryUnreachable(f"{repository}: {lost}") from lost
             gauge.at(0)
-            repository.client.pause(attempt, lost.retry_after)
+            repository.client.pause(attempt, lost)
             continue
         return _require_digest(got, blob)
 
@@ -77,7 +77,7 @@ def pull_blob(repository: Repository, blob: Descriptor, partial: Path, bar: Bar)
             failures = 1 if size_so_far(partial) >= before + _PROGRESS_BYTES else failures + 1
             if failures == ATTEMPTS:
                 raise RegistryUnreachable(f"{repository}: {lost}") from lost
-            repository.client.pause(failures - 1, lost.retry_after)
+            repository.client.pause(failures - 1, lost)
             continue
         if got == blob.digest:
             gauge.at(blob.size_bytes)

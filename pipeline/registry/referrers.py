@@ -22,6 +22,7 @@ from pipeline.registry.document import (
 from pipeline.registry.repository import Repository, next_page
 
 _MOST_PAGES = 100
+_MOST_LISTED = 10_000
 _TRIES = 5
 
 
@@ -81,6 +82,8 @@ def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
         if page.kind != "index":
             raise RegistryBroken(f"{repository}: lists referrers in a {page.kind}")
         found += page.manifests
+        if len(found) > _MOST_LISTED:
+            raise RegistryBroken(f"{repository}: lists more than {_MOST_LISTED} things of {digest}")
         place = next_page(answer)
     raise RegistryBroken(f"{repository}: its list of referrers does not end")
 

@@ -22,6 +22,7 @@ from pipeline.registry.transport import Small
 from pipeline.registry.words import clean
 
 _MOST_PAGES = 1000
+_MOST_TAGS = 100_000
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ class Repository:
             if answer is None:
                 raise NotInRegistry(f"{self}: there is no such repository")
             found += _tags_in(answer.data, str(self))
+            if len(found) > _MOST_TAGS:
+                raise RegistryBroken(f"{self}: lists more than {_MOST_TAGS} tags")
             place = next_page(answer)
         raise RegistryBroken(f"{self}: its list of tags does not end")
 

@@ -117,7 +117,7 @@ class _Upload:
                 failures = 1 if self._offset > before else failures + 1
                 if failures == ATTEMPTS:
                     raise RegistryUnreachable(f"{self._repository}: {lost}") from lost
-                self._client.pause(failures - 1, lost.retry_after)
+                self._client.pause(failures - 1, lost)
             found = self._where_it_stands()
             if found == "there":
                 return

@@ -8,6 +8,7 @@
     images/       what was built last, for `nothing to do` in a blink, and what gates said of it
     gate/ gates/  what gates compile with and what they found; see pipeline/gate/upkeep.py
     published/    which repositories were seen to hold what
+    verified/     the newest image that a tag of a registry was seen on
     tmp/ locks/   work under way
 Everything outside partial/ and tmp/ appears by rename only, so a kill leaves no half file.
 """

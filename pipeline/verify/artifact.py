@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from pipeline import log
 from pipeline.build.oci import CONFIG, LAYER, PLAIN_LAYER
 from pipeline.errors import EvidenceBroken, RecordInvalid
 from pipeline.files import read_at_most, sha256_of_file
@@ -149,9 +150,17 @@ def read_small(
 def _require_blobs(blobs: Path, wanted: list[Descriptor]) -> None:
     """Read all layers on all cores, the largest first; the first that is wrong is told."""
     ranked = sorted(wanted, key=lambda x: x.size, reverse=True)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with (
+        log.progress("read", sum(x.size for x in wanted)) as bar,
+        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+    ):
+
+        def require(wanted: Descriptor) -> None:
+            _require_blob(blobs, wanted)
+            bar.advance(wanted.size)
+
         try:
-            list(pool.map(lambda x: _require_blob(blobs, x), ranked))
+            list(pool.map(require, ranked))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

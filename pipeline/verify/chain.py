@@ -14,6 +14,7 @@ from pipeline.record.trust import Trust
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.attached import Attached, Loose
 from pipeline.verify.evidence import Exhibit
+from pipeline.verify.memory import Memory
 from pipeline.verify.naming import Named, believed_names, judge_names, judge_tag
 from pipeline.verify.remote import Remote, attached_to, named_elsewhere, open_remote_image
 from pipeline.verify.verdict import Node, Verdict
@@ -30,6 +31,7 @@ class Judge:
     now: datetime
     deep: bool = False
     jobs: int = 4
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,12 @@ def _tag(remote: Remote, names: list[Named], judge: Judge) -> Node:
     if digest != remote.root.digest:
         words = f"names {digest} now, not {remote.root.digest}"
         return Node(f"tag {remote.tag}", Verdict.MOVED, words)
-    first = judge_tag(remote.reference, digest, names, ())
-    if first.verdict is Verdict.VALID:
-        return first
-    others = named_elsewhere(remote, judge.trust, judge.now, judge.jobs)
-    return judge_tag(remote.reference, digest, names, others)
+    reference, memory = remote.reference, judge.memory
+    seen = memory.recall(reference, judge.trust, judge.now) if memory else []
+    found = judge_tag(reference, digest, names, seen)
+    if found.verdict is Verdict.INCOMPLETE:
+        others = named_elsewhere(remote, judge.trust, judge.now, judge.jobs)
+        return judge_tag(reference, digest, names, others)
+    if memory and found.verdict is Verdict.VALID:
+        memory.remember(reference, [n for n in names if n.digest == digest])
+    return found

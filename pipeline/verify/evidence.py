@@ -43,7 +43,8 @@ def gather(places: Sequence[Path]) -> list[Exhibit]:
         elif place.exists():
             found.append(place)
         else:
-            raise EvidenceBroken(f"{place}: there is no such evidence")
+            hint = "Name an envelope (*.dsse.json), or a folder of them."
+            raise EvidenceBroken(f"{place}: there is no such evidence", hint)
     if len(found) > MOST_FILES:
         raise RecordInvalid(f"{len(found)} pieces of evidence, more than {MOST_FILES}")
     return [_read(path) for path in found]

@@ -1,41 +1,23 @@
-"""Signatures of an image's digest and name, as cosign writes them; and tags that moved since."""
+"""Signatures of an image's digest and name, as cosign writes them; and tags that moved since.
+
+Whoever publishes signs the name anew whenever the tag moves, with the time, just before it moves.
+So a tag that was once seen on an image must not be found on one that was named earlier.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
-
-from pydantic import Field
 
 from pipeline.errors import RecordInvalid
 from pipeline.keys import holds
-from pipeline.model import Digest, Frozen
+from pipeline.record.cosign import read_payload
 from pipeline.record.names import IMAGE_SIGNATURE
-from pipeline.record.strict import as_model, read_base64, read_json
+from pipeline.record.strict import plain, read_base64
 from pipeline.record.trust import Trust, TrustedKey
 from pipeline.verify.attached import Loose
 from pipeline.verify.verdict import Node, Verdict
-
-
-class _Image(Frozen):
-    digest: Digest = Field(alias="docker-manifest-digest")
-
-
-class _Identity(Frozen):
-    reference: str = Field(alias="docker-reference")
-
-
-class _Critical(Frozen):
-    identity: _Identity
-    image: _Image
-    type: Literal["cosign container image signature"]
-
-
-class _Payload(Frozen):
-    critical: _Critical
-    optional: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +27,16 @@ class Named:
     key: str
     digest: str
     reference: str
+    key_id: str = ""
+    at: datetime | None = None
+
+    @property
+    def when(self) -> str:
+        return f" at {self.at:%Y-%m-%d %H:%M:%S} UTC" if self.at else " without a time"
+
+    def is_later_than(self, other: Named) -> bool:
+        """A name without a time may be as old as any."""
+        return self.at is not None and (other.at is None or self.at > other.at)
 
 
 def believed_names(
@@ -55,22 +47,17 @@ def believed_names(
     passed_over: list[str] = []
     for each in signatures:
         try:
-            said = _read(each)
+            said = read_payload(each.data)
             key = _signer(each, trust)
         except RecordInvalid as error:
             passed_over.append(f"image signature {each.name}: {error}")
             continue
-        objection = key.objection(IMAGE_SIGNATURE, None, now)
+        objection = key.objection(IMAGE_SIGNATURE, said.at, now)
         if objection:
             passed_over.append(f"image signature {each.name}: {objection}")
             continue
-        critical = said.critical
-        found.append(Named(key.name, critical.image.digest, critical.identity.reference))
+        found.append(Named(key.name, said.digest, said.reference, key.id, said.at))
     return found, passed_over
-
-
-def _read(found: Loose) -> _Payload:
-    return as_model(_Payload, read_json(found.data, "payload"), "payload")
 
 
 def _signer(found: Loose, trust: Trust | None) -> TrustedKey:
@@ -93,17 +80,34 @@ def judge_names(digest: str, names: Sequence[Named]) -> list[Node]:
     return nodes
 
 
+def newest(names: Iterable[Named]) -> Named | None:
+    """The name that was given last."""
+    found: Named | None = None
+    for name in names:
+        if found is None or name.is_later_than(found):
+            found = name
+    return found
+
+
 def judge_tag(reference: str, digest: str, names: Sequence[Named], others: Sequence[Named]) -> Node:
-    """Whether a trusted key says that this tag is this image; `others` are other images' names."""
+    """Whether a trusted key says that this tag is this image.
+
+    `others` are other images' names: those that the tag was seen on, or all that the registry has.
+    """
     title = f"tag {reference.rpartition(':')[2]}"
     ours = [n for n in names if n.digest == digest]
-    for name in ours:
-        if name.reference == reference:
-            return Node(title, words=f"names the digest that {name.key} signed under it")
-    for name in others:
-        if name.reference == reference and name.digest != digest:
-            words = f"moved after signing: {name.key} signed {name.digest} under it"
-            return Node(title, Verdict.MOVED, f"{words}, now it names {digest}")
-    signed_as = ", ".join(sorted({n.reference for n in ours})) or "nothing"
-    words = f"no trusted signature says that it is {digest} (signed as {signed_as})"
-    return Node(title, Verdict.INCOMPLETE, words)
+    ours_here = newest(n for n in ours if n.reference == reference)
+    other = newest(n for n in others if n.reference == reference and n.digest != digest)
+    if ours_here is None and other is None:
+        signed_as = ", ".join(sorted({plain(n.reference) for n in ours})) or "nothing"
+        words = f"no trusted signature says that it is {digest} (signed as {signed_as})"
+        return Node(title, Verdict.INCOMPLETE, words)
+    if other is not None and ours_here is None:
+        words = f"moved after signing: {other.key} signed {other.digest} under it"
+        return Node(title, Verdict.MOVED, f"{words}, now it names {digest}")
+    if other is not None and ours_here is not None and other.is_later_than(ours_here):
+        words = f"moved back: {other.key} signed {other.digest} under it{other.when}"
+        return Node(title, Verdict.MOVED, f"{words}, and {digest} only{ours_here.when}")
+    assert ours_here is not None
+    words = f"names the digest that {ours_here.key} signed under it{ours_here.when}"
+    return Node(title, words=words)

@@ -34,7 +34,7 @@ def read_policy(path: Path) -> Policy:
     try:
         return read_yaml(path, Policy)
     except WishInvalid as error:
-        raise TrustInvalid(str(error)) from error
+        raise TrustInvalid(str(error), "`sm120 schema policy` prints what it may hold.") from error
 
 
 def judge_policy(policy: Policy, found: Walk, now: datetime) -> Node:

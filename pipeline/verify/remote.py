@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline import log
-from pipeline.errors import EvidenceBroken, NotInRegistry, RecordInvalid
+from pipeline.errors import (
+    EvidenceBroken,
+    NotInRegistry,
+    RecordInvalid,
+    RegistryBroken,
+)
 from pipeline.record.cosign import SIGNATURE_MEDIA
 from pipeline.record.strict import MAX_BYTES
 from pipeline.record.trust import Trust
@@ -113,13 +118,23 @@ def named_elsewhere(remote: Remote, trust: Trust | None, now: datetime, jobs: in
     tags = [t for t in tags if t != f"{fallback_tag(own)}.sig"][:_MOST_OTHERS]
 
     def names(tag: str) -> list[Named]:
-        document = repository.find_manifest(tag)
-        digest = "sha256:" + tag.removeprefix("sha256-").removesuffix(".sig")
-        layers = document.layers if document else ()
-        wanted = [x for x in layers if x.media_type == SIGNATURE_MEDIA]
-        if document is None or not wanted:
+        try:
+            return _names_under(repository, tag, trust, now)
+        except (RegistryBroken, EvidenceBroken, RecordInvalid):
+            # who may push can also delete it: what cannot be read says no more than what is gone
             return []
-        found = sort_out(digest, [document], lambda d: read_blob(repository, d, MAX_BYTES))
-        return [n for n in believed_names(found.signatures, trust, now)[0] if n.digest == digest]
 
     return [n for found in each(repository.client, jobs, tags, names) for n in found]
+
+
+def _names_under(
+    repository: Repository, tag: str, trust: Trust | None, now: datetime
+) -> list[Named]:
+    document = repository.find_manifest(tag)
+    digest = "sha256:" + tag.removeprefix("sha256-").removesuffix(".sig")
+    layers = document.layers if document else ()
+    wanted = [x for x in layers if x.media_type == SIGNATURE_MEDIA]
+    if document is None or not wanted:
+        return []
+    found = sort_out(digest, [document], lambda d: read_blob(repository, d, MAX_BYTES))
+    return [n for n in believed_names(found.signatures, trust, now)[0] if n.digest == digest]

@@ -11,10 +11,14 @@ from typing import TypeVar
 import pytest
 
 from pipeline.store.store import default_root
+from tests.integration.bench import Bench, make_bench
+from tests.integration.built import sm120
+from tests.integration.published import PASSWORD, USER
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.dockerd import docker_daemon as start_daemon
+from tests.testbed.oci_door import Door, behind, oci_door
 from tests.testbed.packages import CannotHave
-from tests.testbed.registry import Registry, oci_registry
+from tests.testbed.registry import Registry, oci_registry, trusted_by_docker
 from tests.testbed.tiny_gguf import write_tiny_gguf
 from tests.testbed.trixie import trixie_program
 
@@ -41,6 +45,44 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """A registry without TLS or passwords."""
     with ExitStack() as stack:
         yield entered_or_skipped(stack, oci_registry(tmp_path_factory.mktemp("registry")))
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    """A way to a fresh real registry on which things can go wrong."""
+    with ExitStack() as stack:
+        registry = entered_or_skipped(stack, oci_registry(tmp_path / "registry"))
+        yield stack.enter_context(oci_door(behind(registry.host_port)))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """A small image, built without a network; what one module signs is nothing to another."""
+    return make_bench(tmp_path_factory.mktemp("bench"), thing=12_000_000, other=1_000_000)
+
+
+@pytest.fixture(scope="module")
+def at_the_bridge(
+    docker_daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Registry]:
+    """A registry with TLS and a password on the daemon's bridge, where Docker checks its CA."""
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("bridge")
+        part = oci_registry(
+            folder, tls=True, htpasswd={USER: PASSWORD}, address=docker_daemon.gateway
+        )
+        registry = entered_or_skipped(stack, part)
+        stack.enter_context(trusted_by_docker(registry))
+        yield registry
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A builder's key and the trust file that knows it."""
+    home = tmp_path_factory.mktemp("keys")
+    entry = sm120(home, "keys", "new", "builder", "--to", str(home)).stdout
+    (home / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
+    return home
 
 
 @pytest.fixture(scope="session")

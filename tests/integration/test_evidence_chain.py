@@ -6,109 +6,38 @@ daemon pulls it by digest.
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import subprocess
-import tarfile
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import docker
 import pytest
 
 from pipeline.cli.common import host_platform
 from pipeline.cli.registry import open_registry
-from pipeline.model import sha256_of
 from pipeline.registry.reference import parse_repository
-from tests.integration.built import Built, build_image, run_sm120, sm120
-from tests.integration.conftest import entered_or_skipped
-from tests.integration.test_publish import PASSWORD, USER, keep_login, layout_blobs
+from tests.integration.built import build_image, run_sm120, sm120
+from tests.integration.published import (
+    Site,
+    layout_blobs,
+    publish_site,
+    require_cosign_agrees,
+    require_docker_pulls_the_same,
+    require_oras_finds_all,
+)
 from tests.testbed.dockerd import DockerDaemon
-from tests.testbed.registry import Registry, oci_registry, trusted_by_docker
+from tests.testbed.registry import Registry
 
 IMAGE = "llama-cpp-cpu"
 
 
-@dataclass(frozen=True)
-class Site:
-    """A published image, and all that is needed to check it."""
-
-    built: Built
-    registry: Registry
-    config: str
-    home: Path
-    done: dict[str, Any]
-
-    @property
-    def place(self) -> str:
-        return f"{self.registry.host_port}/team/{IMAGE}"
-
-    @property
-    def public(self) -> Path:
-        return self.home / "builder.pub"
-
-    def verify(self, name: str, *more: str) -> subprocess.CompletedProcess[str]:
-        given = ("verify", name, "--trust", f"{self.home}/trust.yaml", *more)
-        ca = ("--ca", str(self.registry.ca_file)) if "/" in name and ":" in name else ()
-        return run_sm120(self.built.store, *given, *ca, DOCKER_CONFIG=self.config)
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A builder's key and the trust file that knows it."""
-    home = tmp_path_factory.mktemp("keys")
-    entry = sm120(home, "keys", "new", "builder", "--to", str(home)).stdout
-    (home / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
-    return home
-
-
-@pytest.fixture(scope="module")
-def guarded(
-    docker_daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Registry]:
-    """On the daemon's bridge, where Docker checks the CA; with TLS and a password."""
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("guarded")
-        part = oci_registry(
-            folder, tls=True, htpasswd={USER: PASSWORD}, address=docker_daemon.gateway
-        )
-        registry = entered_or_skipped(stack, part)
-        stack.enter_context(trusted_by_docker(registry))
-        yield registry
-
-
 @pytest.fixture(scope="module")
 def site(
-    small_store: Path, guarded: Registry, keys: Path, tmp_path_factory: pytest.TempPathFactory
+    small_store: Path, at_the_bridge: Registry, keys: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Site:
     """Built, gated, recorded, signed and published."""
     built = build_image(small_store, IMAGE, host_platform())
     sm120(small_store, "gate-arch", IMAGE)
-    config = keep_login(
-        tmp_path_factory.mktemp("login") / "docker", guarded.host_port, f"{USER}:{PASSWORD}"
-    )
-    place = f"{guarded.host_port}/team/{IMAGE}:v1"
-    key = ("--key", str(keys / "builder.pem"))
-    publish = ("publish", IMAGE, place, "--platform", "host", *key, "--json")
-    done = json.loads(sm120(small_store, *publish, DOCKER_CONFIG=config).stdout)
-    return Site(built, guarded, config, keys, done)
-
-
-def ask(site: Site, program: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run a judge that knows the registry's login and CA, and nothing else."""
-    env = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(site.home),
-        "DOCKER_CONFIG": site.config,
-        "SSL_CERT_FILE": str(site.registry.ca_file),
-    }
-    return subprocess.run(
-        [str(program), *args], env=env, cwd=site.home, capture_output=True, text=True, check=False
-    )
+    return publish_site(built, at_the_bridge, keys, tmp_path_factory.mktemp("login"))
 
 
 def test_what_was_published_is_what_was_built_and_says_what_is_attached(site: Site) -> None:
@@ -133,52 +62,18 @@ def test_verify_from_the_registry_is_green_down_to_every_package(site: Site) -> 
 
 
 def test_cosign_agrees_and_no_other_key_does(site: Site, cosign: Path, tmp_path: Path) -> None:
-    image = f"{site.place}@{site.built.digest}"
-    loose = ("--insecure-ignore-tlog=true", "--key")
-    attested = ("verify-attestation", "--type")
     sm120(site.built.store, "keys", "new", "other", "--to", str(tmp_path))
-    checks: list[tuple[str, ...]] = [
-        ("verify",),
-        *((*attested, kind) for kind in ("slsaprovenance1", "cyclonedx")),
-        (*attested, "https://spdx.dev/Document/v2.3"),
-        (*attested, "https://in-toto.io/attestation/test-result/v0.1"),
-    ]
-    for check in checks:
-        good = ask(site, cosign, *check, *loose, str(site.public), image)
-        assert good.returncode == 0, (check, good.stderr)
-    for check in checks[:2]:
-        bad = ask(site, cosign, *check, *loose, f"{tmp_path}/other.pub", image)
-        assert bad.returncode != 0
+    require_cosign_agrees(site, cosign, tmp_path / "other.pub")
 
 
 def test_oras_finds_the_same_evidence_by_the_fallback_tag(site: Site, oras: Path) -> None:
-    ca = ("--ca-file", str(site.registry.ca_file))
-    image = f"{site.place}@{site.built.digest}"
-    done = ask(site, oras, "discover", "--format", "json", *ca, image)
-    assert done.returncode == 0, done.stderr
-    found = {m["digest"] for m in json.loads(done.stdout)["manifests"]}
-    listed = {a["digest"] for a in site.done["attached"] if a["found_by"] == "fallback tag"}
-    assert found == listed
+    require_oras_finds_all(site, oras)
 
 
 def test_another_docker_daemon_pulls_the_same_image_by_digest(
     site: Site, docker_daemon: DockerDaemon
 ) -> None:
-    client = docker.DockerClient(base_url=docker_daemon.socket_url)
-    login = {"username": USER, "password": PASSWORD}
-    pulled = client.images.pull(site.place, tag=site.built.digest, auth_config=login)
-    assert pulled.attrs["RepoDigests"] == [f"{site.place}@{site.built.digest}"]
-    blobs = site.built.store / "oci" / "blobs" / "sha256"
-    manifest = json.loads((blobs / site.built.digest.removeprefix("sha256:")).read_bytes())
-    # Docker's own name for an image is the digest of its config, and it checks every layer's diffID
-    assert pulled.id == manifest["config"]["digest"]
-    config = json.loads((blobs / manifest["config"]["digest"][7:]).read_bytes())
-    assert pulled.attrs["RootFS"]["Layers"] == config["rootfs"]["diff_ids"]
-    saved = b"".join(pulled.save())
-    with tarfile.open(fileobj=io.BytesIO(saved)) as archive:
-        layers = [m for m in archive.getmembers() if m.isfile() and m.size > 4096]
-        hashes = {sha256_of(archive.extractfile(m).read()) for m in layers}  # type: ignore[union-attr]
-    assert set(config["rootfs"]["diff_ids"]) <= hashes
+    require_docker_pulls_the_same(site, docker_daemon)
 
 
 def test_a_layout_pulled_with_its_evidence_is_the_image_built_and_verifies(

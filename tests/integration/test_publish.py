@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import docker
 import pytest
-import requests
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -30,9 +23,10 @@ from pipeline.cli.registry import open_registry
 from pipeline.publish.attachment import Attachment, Content, attach
 from pipeline.registry.reference import parse_repository
 from pipeline.registry.referrers import fallback_tag
-from tests import makers
-from tests.integration.built import ROOT, Built, build_image, run_sm120, sm120
+from tests.integration.bench import Bench, complete_digest
+from tests.integration.built import Built, build_image, run_sm120, sm120
 from tests.integration.conftest import entered_or_skipped
+from tests.integration.published import PASSWORD, USER, keep_login, layout_blobs
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat, running_container
 from tests.testbed.oci_door import (
@@ -49,11 +43,9 @@ from tests.testbed.oci_door import (
     with_headers,
 )
 from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
-from tests.testbed.registry import Registry, oci_registry, trusted_by_docker
+from tests.testbed.registry import Registry, oci_registry
 from tests.testbed.tiny_gguf import expected_text
-from tests.unit.support import make_checkout
 
-USER, PASSWORD = "ann", "correct horse"
 IMAGE = "llama-cpp-cpu"
 
 
@@ -77,23 +69,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 @pytest.fixture
 def docker_config(guarded: Registry, tmp_path: Path) -> str:
     return keep_login(tmp_path / "docker", guarded.host_port, f"{USER}:{PASSWORD}")
-
-
-def keep_login(folder: Path, host_port: str, login: str) -> str:
-    """What `docker login` leaves behind."""
-    folder.mkdir()
-    auth = base64.b64encode(login.encode()).decode()
-    (folder / "config.json").write_text(json.dumps({"auths": {host_port: {"auth": auth}}}))
-    return str(folder)
-
-
-def layout_blobs(folder: Path) -> dict[str, str]:
-    """Every blob of a layout with the hash of its bytes."""
-    found = {}
-    for path in (folder / "blobs" / "sha256").iterdir():
-        with path.open("rb") as handle:
-            found[path.name] = hashlib.file_digest(handle, "sha256").hexdigest()
-    return found
 
 
 def test_through_tls_and_password_and_back_every_byte_is_the_same(
@@ -257,18 +232,6 @@ def test_skopeo_copies_the_index_with_the_same_digests(
     assert index["manifests"][0]["digest"] == done["digest"]
 
 
-@pytest.fixture
-def at_the_bridge(docker_daemon: DockerDaemon, tmp_path: Path) -> Iterator[Registry]:
-    """A registry on the daemon's bridge, whose CA lies where Docker looks for it."""
-    with ExitStack() as stack:
-        part = oci_registry(
-            tmp_path, tls=True, htpasswd={USER: PASSWORD}, address=docker_daemon.gateway
-        )
-        registry = entered_or_skipped(stack, part)
-        stack.enter_context(trusted_by_docker(registry))
-        yield registry
-
-
 def test_another_docker_daemon_pulls_by_digest_and_runs_what_was_published(
     image: Built,
     at_the_bridge: Registry,
@@ -290,142 +253,6 @@ def test_another_docker_daemon_pulls_by_digest_and_runs_what_was_published(
     serve = ["-m", "/models/tiny.gguf", "-t", "1", "-c", "512"]
     with running_container(docker_daemon, f"{place}@{digest}", serve, tiny_model.parent) as url:
         assert chat(url, max_tokens=16) == expected_text(16)
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A small image of some megabytes, built without a network."""
-
-    checkout: Path
-    store: Path
-
-    def command(self, *args: str) -> list[str]:
-        head = [sys.executable, "-m", "pipeline", "--checkout", str(self.checkout)]
-        return [*head, "--store", str(self.store), *args]
-
-    def run(self, *args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*args), cwd=ROOT, capture_output=True, text=True, check=False
-        )
-
-    def publish(self, door: Door, tag: str = "v1", *args: str) -> dict[str, Any]:
-        ended = self.run("publish", "tiny", f"{door.host_port}/app:{tag}", "--json", *args)
-        assert ended.returncode == 0, ended.stderr
-        found: dict[str, Any] = json.loads(ended.stdout)
-        return found
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    home = tmp_path_factory.mktemp("bench")
-    dice = random.Random(1)
-    wheels = [
-        makers.make_wheel(home / "mirror", name, {f"{name}/data.bin": dice.randbytes(size)})
-        for name, size in (("thing", 12_000_000), ("other", 1_000_000))
-    ]
-    checkout = make_checkout(home, wheels)
-    found = Bench(checkout.root, home / "store")
-    ended = found.run(
-        *("build", "tiny", "--offline", "--accept", "--json", "--mirror", str(home / "mirror"))
-    )
-    assert ended.returncode == 0, ended.stderr
-    return found
-
-
-@pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
-    """A way to a fresh real registry on which things can go wrong."""
-    with ExitStack() as stack:
-        registry = entered_or_skipped(stack, oci_registry(tmp_path / "registry"))
-        yield stack.enter_context(oci_door(behind(registry.host_port)))
-
-
-def complete_digest(door: Door, tag: str = "v1") -> str | None:
-    """The digest behind a tag whose every blob is there and true; none where there is no tag."""
-    answer = requests.get(f"{door.url}/v2/app/manifests/{tag}", headers=ACCEPT, timeout=60)
-    if answer.status_code == 404:
-        return None
-    manifest = answer.json()
-    for part in [manifest["config"], *manifest["layers"]]:
-        blob = requests.get(f"{door.url}/v2/app/blobs/{part['digest']}", timeout=60)
-        assert blob.status_code == 200, "the tag points to something incomplete"
-        assert f"sha256:{hashlib.sha256(blob.content).hexdigest()}" == part["digest"]
-    return f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
-
-
-ACCEPT = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
-
-
-def missing_bytes(bench: Bench, door: Door) -> int:
-    """What a publish that sends nothing twice would have to send, asked of the registry."""
-    record = json.loads(next((bench.store / "images").glob("tiny/*/image.json")).read_bytes())
-    digests = [record["config"], *(x["record"]["digest"] for x in record["layers"])]
-    missing = 0
-    for digest in digests:
-        there = requests.head(f"{door.url}/v2/app/blobs/{digest}", timeout=60).status_code == 200
-        path = bench.store / "oci" / "blobs" / "sha256" / digest.removeprefix("sha256:")
-        missing += 0 if there else path.stat().st_size
-    return missing
-
-
-def test_killed_at_any_moment_the_tag_is_never_on_something_incomplete(
-    bench: Bench, tmp_path: Path, kills: int
-) -> None:
-    dice = random.Random(os.getpid())
-    moments, cut_short = [], 0
-    for number in range(kills):
-        with ExitStack() as stack:
-            registry = entered_or_skipped(stack, oci_registry(tmp_path / str(number)))
-            door = stack.enter_context(oci_door(behind(registry.host_port)))
-            door.bytes_per_s = 16_000_000
-            process = subprocess.Popen(
-                bench.command("-q", "publish", "tiny", f"{door.host_port}/app:v1"),
-                cwd=ROOT,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            # by bytes and by time: most of the run is starting, most of the danger is sending
-            until = dice.uniform(0, 14_000_000)
-            end = time.monotonic() + 20
-            while process.poll() is None and door.uploaded_bytes < until and time.monotonic() < end:
-                time.sleep(0.002)
-            time.sleep(dice.uniform(0, 0.2))
-            process.send_signal(signal.SIGKILL)
-            cut_short += process.wait() == -signal.SIGKILL
-            door.bytes_per_s = 0
-            door.wait_until_idle()
-            moments.append(door.uploaded_bytes)
-            complete_digest(door)
-            missing = missing_bytes(bench, door)
-            door.asked.clear()
-            done = bench.publish(door)
-            assert door.uploaded_bytes == done["sent_bytes"] == missing
-            assert complete_digest(door) == done["digest"]
-    print(f"killed {cut_short} of {kills} in time, after bytes {sorted(moments)}")
-    assert cut_short >= kills // 2
-
-
-def test_ctrl_c_ends_within_seconds_and_the_next_run_goes_on(bench: Bench, door: Door) -> None:
-    door.bytes_per_s = 500_000
-    process = subprocess.Popen(
-        bench.command("publish", "tiny", f"{door.host_port}/app:v1"),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while door.uploaded_bytes < 200_000 and process.poll() is None:
-        time.sleep(0.01)
-    start = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 130, said
-    assert time.monotonic() - start < 5
-    assert "Traceback" not in said
-    assert complete_digest(door) is None
-    door.bytes_per_s = 0
-    bench.publish(door)
-    assert complete_digest(door)
 
 
 def lost_session(reply: Reply) -> Reply:

@@ -24,8 +24,9 @@ from pipeline.lock.model import read_lock
 from pipeline.store.store import Store, open_store
 from pipeline.wish.load import Checkout
 from tests.perf import dockerfile
+from tests.perf.edited import ENGINE, copy_checkout, edit_patch
 from tests.perf.measure import Cost, Report, run
-from tests.perf.publish import compare_publish
+from tests.perf.publish import compare_engine, compare_engine_edit, compare_publish
 from tests.perf.weights_fetch import measure_fetch
 from tests.perf.weights_verify import measure_verify
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
@@ -33,8 +34,7 @@ from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry, oci_registry
 
 ROOT = Path(__file__).resolve().parents[2]
-IMAGE = "sglang-k2"
-PATCH = "0001-extend-attention-sm120-blocks.patch"
+IMAGE = ENGINE
 
 
 def sm120(store: Store, checkout: Path, *args: str) -> Cost:
@@ -52,6 +52,9 @@ def main() -> None:
         "--only-weights", action="store_true", help="measure the weights rows alone"
     )
     parser.add_argument(
+        "--only-publish", action="store_true", help="measure the publishing rows alone"
+    )
+    parser.add_argument(
         "--docker-wheels-below",
         type=int,
         metavar="MB",
@@ -62,6 +65,11 @@ def main() -> None:
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         scratch, store = Path(folder), open_store()
+        if options.only_publish:
+            compare_publish(report, store, scratch, no_docker=options.no_docker)
+            compare_engine(report, store, scratch)
+            compare_engine_edit(report, store, scratch)
+            return print(report)
         if not options.only_docker:
             measure_fetch(report, scratch)
             measure_verify(report, scratch)
@@ -76,7 +84,7 @@ def main() -> None:
         if not options.only_docker:
             compare_layer(report, torch, scratch)
             measure_memory(report, wheels, scratch)
-        checkout = copy_checkout(scratch)
+        checkout = copy_checkout(scratch / "checkout")
         if options.no_docker:
             return print(report)
         try:
@@ -84,6 +92,8 @@ def main() -> None:
             theirs = [w for w in wheels if w.stat().st_size < limit]
             compare_docker(report, store, checkout, theirs, torch, scratch)
             compare_publish(report, store, scratch / "publish")
+            compare_engine(report, store, scratch / "publish")
+            compare_engine_edit(report, store, scratch / "publish")
         except CannotHave as reason:
             report.add("against docker build", "not measured here", str(reason))
     print(report)
@@ -132,23 +142,6 @@ def measure_memory(report: Report, wheels: list[Path], scratch: Path) -> None:
         f"{cold.wall_s:.0f} s, {cold.cpu_s:.0f} CPU s, peak {log.size(cold.peak_bytes)}",
     )
     shutil.rmtree(store.root)
-
-
-def copy_checkout(scratch: Path) -> Path:
-    """A checkout of our own to edit a patch in."""
-    target = scratch / "checkout"
-    for name in ("images", "lockfiles"):
-        shutil.copytree(ROOT / name, target / name)
-    return target
-
-
-def edit_patch(checkout: Path, words: str) -> None:
-    """Change one added line of the patch: a comment, as a person would."""
-    path = checkout / "images" / IMAGE / "patches" / PATCH
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    at = next(i for i, x in enumerate(lines) if x.startswith("+") and "#" in x)
-    lines[at] = lines[at].split("#")[0] + f"# {words}\n"
-    path.write_text("".join(lines), encoding="utf-8")
 
 
 def compare_docker(

@@ -23,6 +23,7 @@ from pathlib import Path
 from pipeline import log
 from pipeline.cli.common import host_platform
 from pipeline.store.store import Store, open_store
+from tests.perf.edited import ENGINE, copy_checkout, edit_patch
 from tests.perf.measure import Report, run, tree_cpu_s
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
 from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
@@ -41,17 +42,20 @@ class Push:
     cpu_s: float
 
 
+Ways = dict[str, Callable[[Registry], Push]]
+
+
 def compare_publish(
     report: Report, store: Store, scratch: Path, rounds: int = ROUNDS, *, no_docker: bool = False
 ) -> None:
     """All three, round by round, so that a busy moment of the machine hits all alike."""
     platform = host_platform()
     sm120(store, ROOT, "build", IMAGE, "--platform", platform)
-    size = store_size(store, platform)
+    size = store_size(store, IMAGE, platform)
     found: dict[str, list[Push]] = {"ours": [], "skopeo copy": [], "docker push": []}
     with ExitStack() as stack:
-        ways: dict[str, Callable[[Registry], Push]] = {"ours": lambda r: ours(store, r, platform)}
-        ways |= skopeo_way(store, scratch)
+        ways: Ways = {"ours": lambda r: ours(store, r, IMAGE, platform)}
+        ways |= skopeo_way(store, scratch / "layout", IMAGE)
         ways |= {} if no_docker else docker_way(store, scratch, stack, report)
         warm_up(ways, scratch)
         for tls in (False, True):
@@ -65,7 +69,22 @@ def compare_publish(
     compare_edit(report, store, scratch, platform)
 
 
-def warm_up(ways: dict[str, Callable[[Registry], Push]], scratch: Path) -> None:
+def compare_engine(report: Report, store: Store, scratch: Path) -> None:
+    """An image of gigabytes, where starting a program no longer counts; once, without Docker."""
+    platform = "linux/amd64"
+    sm120(store, ROOT, "build", ENGINE, "--platform", platform)
+    ways: Ways = {"ours": lambda r: ours(store, r, ENGINE, platform)}
+    ways |= skopeo_way(store, scratch / "engine-layout", ENGINE)
+    for tls in (False, True):
+        found: dict[str, list[Push]] = {}
+        for name, push in ways.items():
+            with oci_registry(scratch / f"engine-{name}-{tls}", tls=tls) as registry:
+                found[name] = [push(registry)]
+        size = store_size(store, ENGINE, platform)
+        tell(report, found, size, "TLS" if tls else "http")
+
+
+def warm_up(ways: Ways, scratch: Path) -> None:
     """Once unmeasured, but for Docker, which takes a minute: files are read, modules compiled."""
     for name in ("ours", "skopeo copy"):
         with oci_registry(scratch / f"{name}-warm") as registry:
@@ -93,31 +112,32 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPYCACHEPREFIX": f"{tempfile.gettempdir()}/sm120-perf-pycache"}
 
 
-def store_size(store: Store, platform: str) -> int:
-    record = store.image_record(IMAGE, platform)
+def store_size(store: Store, image: str, platform: str) -> int:
+    record = store.image_record(image, platform)
     assert record is not None
     return sum(int(x["record"]["size_bytes"]) for x in record["layers"])
 
 
-def ours(store: Store, registry: Registry, platform: str) -> Push:
+def ours(store: Store, registry: Registry, image: str, platform: str) -> Push:
     ca = ("--ca", str(registry.ca_file)) if registry.ca_file else ()
     place = f"{registry.host_port}/perf:v1"
-    args = command(store, ROOT, "publish", IMAGE, place, "--platform", platform, *ca)
+    # the others send no evidence either; gates are no matter here
+    more = ("--platform", platform, "--no-evidence", "--force-ungated", "a measurement")
+    args = command(store, ROOT, "publish", image, place, *more, *ca)
     cost = run(args, cwd=ROOT, env=environment())
     return Push(cost.wall_s, cost.cpu_s)
 
 
-def skopeo_way(store: Store, scratch: Path) -> dict[str, Callable[[Registry], Push]]:
+def skopeo_way(store: Store, layout: Path, image: str) -> Ways:
     """skopeo, from an OCI layout of the same blobs."""
     ensure_debian_packages(["skopeo"])
-    layout = scratch / "layout"
-    sm120(store, ROOT, "export", IMAGE, str(layout))
+    sm120(store, ROOT, "export", image, str(layout))
 
     def push(registry: Registry) -> Push:
         trust = ["--dest-tls-verify=false"]
         if registry.ca_file:
             # a folder with nothing but the CA: skopeo takes every key in it for a client's
-            folder = tempfile.mkdtemp(dir=scratch)
+            folder = tempfile.mkdtemp(dir=layout.parent)
             shutil.copyfile(registry.ca_file, Path(folder) / "ca.crt")
             trust = [f"--dest-cert-dir={folder}"]
         args = [find_program("skopeo"), "copy", "--quiet", "--preserve-digests", *trust]
@@ -127,9 +147,7 @@ def skopeo_way(store: Store, scratch: Path) -> dict[str, Callable[[Registry], Pu
     return {"skopeo copy": push}
 
 
-def docker_way(
-    store: Store, scratch: Path, stack: ExitStack, report: Report
-) -> dict[str, Callable[[Registry], Push]]:
+def docker_way(store: Store, scratch: Path, stack: ExitStack, report: Report) -> Ways:
     """Docker, from its own storage, where the image was loaded before."""
     try:
         daemon = stack.enter_context(docker_daemon(scratch / "docker"))
@@ -166,32 +184,61 @@ def tell(report: Report, found: dict[str, list[Push]], size: int, how: str) -> N
 
 
 def compare_edit(report: Report, store: Store, scratch: Path, platform: str) -> None:
-    """One edited line of the image's own code, from the edit to the registry."""
-    checkout = scratch / "edited"
-    for name in ("images", "lockfiles"):
-        shutil.copytree(ROOT / name, checkout / name)
-    with oci_registry(scratch / "edit") as registry:
-        place = f"{registry.host_port}/perf"
-        sm120(store, ROOT, "publish", IMAGE, f"{place}:v1", "--platform", platform)
-        path = checkout / "images" / IMAGE / "serve.py"
+    """One edited line of the image's own code, from the edit to the registry, signed."""
+    checkout = copy_checkout(scratch / "edited")
+    path = checkout / "images" / IMAGE / "serve.py"
+
+    def edit() -> None:
         path.write_text(path.read_text(encoding="utf-8") + "# edited for a measurement\n")
+
+    measure_edit(report, store, scratch / "small", IMAGE, platform, checkout, edit)
+
+
+def compare_engine_edit(report: Report, store: Store, scratch: Path) -> None:
+    """One edited line of an engine's patch; the image of gigabytes is in the registry before."""
+    checkout = copy_checkout(scratch / "edited-engine")
+    measure_edit(
+        *(report, store, scratch / "engine", ENGINE, "linux/amd64", checkout),
+        lambda: edit_patch(checkout, "edited for a measurement"),
+    )
+
+
+def measure_edit(
+    report: Report,
+    store: Store,
+    scratch: Path,
+    image: str,
+    platform: str,
+    checkout: Path,
+    edit: Callable[[], None],
+) -> None:
+    """Publish, edit, build and publish again: seconds, and every byte that was sent."""
+    sm120(store, ROOT, "build", image, "--platform", platform)
+    sm120(store, ROOT, "keys", "new", "perf", "--to", str(scratch))
+    # no gate has seen the edited image; what is measured here is sending
+    more = ("--platform", platform, "--key", str(scratch / "perf.pem"), "--force-ungated", "perf")
+    with oci_registry(scratch) as registry:
+        place = f"{registry.host_port}/perf"
+        sm120(store, ROOT, "publish", image, f"{place}:v1", *more)
+        edit()
         start = time.monotonic()
-        sm120(store, checkout, "build", IMAGE, "--platform", platform, "--accept")
-        args = ("publish", IMAGE, f"{place}:v2", "--platform", platform, "--json")
+        sm120(store, checkout, "build", image, "--platform", platform, "--accept")
         said = subprocess.run(
-            command(store, checkout, *args),
+            command(store, checkout, "publish", image, f"{place}:v2", *more, "--json"),
             cwd=ROOT,
             check=True,
             capture_output=True,
             env=environment(),
         )
         wall_s = time.monotonic() - start
-        sent = int(json.loads(said.stdout)["sent_bytes"])
+        done = json.loads(said.stdout)
+        sent, evidence = int(done["sent_bytes"]), int(done["attached_bytes"])
         report.add(
-            "one edited line → built and published (< 1 MB sent)",
-            f"{wall_s:.2f} s, {log.size(sent)} of {log.size(store_size(store, platform))}",
+            f"one edited line of {image} → built, signed, published (< 1 MB sent)",
+            f"{wall_s:.2f} s, {log.size(sent + evidence)}: image {log.size(sent)} of"
+            f" {log.size(int(done['total_bytes']))}, evidence {log.size(evidence)}",
         )
-    sm120(store, ROOT, "build", IMAGE, "--platform", platform)
+    sm120(store, ROOT, "build", image, "--platform", platform)
 
 
 def main() -> None:
@@ -199,11 +246,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--no-docker", action="store_true", help="leave `docker push` out")
+    parser.add_argument(
+        "--engine", action="store_true", help=f"also with {ENGINE}: 5 GB, sent five times"
+    )
     options = parser.parse_args()
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        compare_publish(report, open_store(), place, options.rounds, no_docker=options.no_docker)
+        store = open_store()
+        compare_publish(report, store, place, options.rounds, no_docker=options.no_docker)
+        if options.engine:
+            compare_engine(report, store, place)
+            compare_engine_edit(report, store, place)
     print(report)
 
 

@@ -67,7 +67,7 @@ def test_with_a_key_an_image_is_recorded_signed_published_and_verified(
     at = f"{door.host_port}/{PLACE}"
     done = sm120("publish", "tiny", f"{at}:v1", *key_in(tmp_path), "--json").json
     assert done["evidence"] == "signed"
-    assert len(done["attached"]) == 7
+    assert len(done["attached"]) == 5
     for name in (f"{at}:v1", f"{at}@{built}", f"{at}:v1@{built}"):
         found = sm120("verify", name, "--json")
         assert (found.code, found.json["verdict"]) == (0, "valid"), found.err
@@ -80,6 +80,51 @@ def test_with_a_key_an_image_is_recorded_signed_published_and_verified(
     assert sm120("verify", f"{at}:v1", "--policy", policy, "--json").json["policy"]
     policy.write_text("format: 1\nrequire: [rebuild]\n")
     assert sm120("verify", f"{at}:v1", "--policy", policy).code == PolicyRefused.exit_code
+
+
+def test_a_bill_in_spdx_goes_along_on_request(
+    built: str, sm120: Command, door: Door, tmp_path: Path
+) -> None:
+    place = f"{door.host_port}/{PLACE}:v1"
+    plain = sm120("publish", "tiny", place, *key_in(tmp_path), "--json").json
+    assert "application/spdx+json" not in [a["artifact_type"] for a in plain["attached"]]
+    more = sm120("publish", "tiny", place, *key_in(tmp_path), "--spdx", "--json").json
+    kinds = {a["digest"]: a["artifact_type"] for a in more["attached"]}
+    new = [kinds[d] for d in kinds.keys() - {a["digest"] for a in plain["attached"]}]
+    assert sorted(new) == [
+        "application/spdx+json",
+        "application/vnd.dev.cosign.artifact.att.v1+json",
+        "application/vnd.dsse.envelope.v1+json",
+    ]
+    assert sm120("verify", place).code == 0
+
+
+def test_a_tag_moved_back_is_found_out_also_where_the_registry_forgot(
+    checkout: Checkout, built: str, sm120: Command, door: Door, tiny: TinyRegistry, tmp_path: Path
+) -> None:
+    place = f"{door.host_port}/{PLACE}:v1"
+    sm120("publish", "tiny", place, *key_in(tmp_path))
+    write_wish(checkout, wish_of(labels={"made": "later"}))
+    later = str(build_tiny(sm120, "--accept", "--json").json[0]["digest"])
+    sm120("publish", "tiny", place, *key_in(tmp_path))
+    assert sm120("verify", place).code == 0
+    tiny.tags[PLACE, "v1"] = built
+    back = sm120("verify", place)
+    assert (back.code, f"moved back: builder signed {later}" in back.err) == (79, True)
+    del tiny.tags[PLACE, f"{fallback_tag(later)}.sig"]
+    assert sm120("verify", place).code == TagMoved.exit_code
+    sm120("publish", "tiny", place, *key_in(tmp_path))
+    assert sm120("verify", place).code == 0
+
+
+def test_a_machine_that_cannot_remember_verifies_and_says_so(
+    built: str, sm120: Command, door: Door, tmp_path: Path
+) -> None:
+    place = f"{door.host_port}/{PLACE}:v1"
+    sm120("publish", "tiny", place, *key_in(tmp_path))
+    (tmp_path / "file").write_text("no folder")
+    said = sm120("--store", tmp_path / "file" / "store", "verify", place)
+    assert (said.code, "nothing is remembered of this tag" in said.err) == (0, True), said.err
 
 
 def test_without_a_key_it_says_what_is_missing(

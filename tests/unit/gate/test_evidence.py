@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import GateFailed, GateUnknown, NoKernelImage, PatchUnproved, PipelineError
+from pipeline.errors import (
+    GateFailed,
+    GateUnknown,
+    NoKernelImage,
+    PatchUnproved,
+    PipelineError,
+    StoreDamaged,
+)
 from pipeline.gate.evidence import (
     Evidence,
     GateKind,
@@ -15,9 +22,11 @@ from pipeline.gate.evidence import (
     evidence_path,
     keep_evidence,
     kept_evidence,
+    read_evidence,
     worst,
 )
 from pipeline.gate.findings import ptxas_version, ptxas_versions, unjudged
+from pipeline.gate.limits import CARDS, card_for
 from pipeline.gate.results import CaseVerdict
 from pipeline.store.store import Store, open_store
 
@@ -52,6 +61,16 @@ def test_results_of_several_gates_stand_in_one_file(store: Store) -> None:
     assert found.verdict == "failed"
 
 
+@pytest.mark.parametrize("arch", CARDS)
+def test_what_was_judged_for_a_card_can_be_read_again(store: Store, arch: str) -> None:
+    judged = evidence("smem", arch=arch).model_copy(update={"card": card_for(arch)})
+    keep(store, judged)
+    found = read_evidence(store, IMAGE, PLATFORM, DIGEST)
+    assert found
+    assert found.results == [judged]
+    assert '"registers_per_sm": 65536' in evidence_path(store, IMAGE, PLATFORM).read_text()
+
+
 def test_a_newer_result_takes_the_place_of_the_older_one_of_its_gate_and_card(
     store: Store,
 ) -> None:
@@ -79,6 +98,8 @@ def test_a_damaged_or_older_file_counts_as_none(store: Store, text: str) -> None
     keep(store, evidence("smem"))
     evidence_path(store, IMAGE, PLATFORM).write_text(text)
     assert kept_evidence(store, IMAGE, PLATFORM, DIGEST) is None
+    with pytest.raises(StoreDamaged, match="cannot be read"):
+        read_evidence(store, IMAGE, PLATFORM, DIGEST)
     keep(store, evidence("arch"))
     assert kept_evidence(store, IMAGE, PLATFORM, DIGEST)
 

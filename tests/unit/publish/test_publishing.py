@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from pipeline.build.image import Built
 from pipeline.errors import (
     AttachmentInvalid,
+    NotInRegistry,
     PipelineError,
     RegistryBroken,
     RegistryUnreachable,
@@ -16,6 +18,7 @@ from pipeline.errors import (
 )
 from pipeline.publish.attachment import Attachment, Content, file_attachment
 from pipeline.publish.gates import GateState
+from pipeline.publish.known import alone_in
 from pipeline.publish.publish import UNGATED, publish, rehearse
 from pipeline.publish.shipment import make_shipment
 from pipeline.registry.referrers import referrers
@@ -160,6 +163,37 @@ def test_a_manifest_that_comes_back_as_another_stops_before_the_tag(
     assert (NAME, "v1") not in tiny.tags
 
 
+def test_evidence_that_a_registry_took_and_lost_stops_before_the_tag(
+    store: Store, order: MakeOrder, tiny: TinyRegistry, door: Door
+) -> None:
+    content = Content(media_type="application/x.note", data=b"note")
+    note = Attachment(artifact_type="application/x.note", layers=(content,))
+    digest = publish(store, order(attachments=[note])).attached[0].digest
+    del tiny.tags[NAME, "v1"]
+
+    def lose(reply: Reply) -> Reply:
+        tiny.manifests.pop((NAME, digest))
+        return reply
+
+    door.fail("PUT", f"manifests/{digest}", changed(lose))
+    with pytest.raises(NotInRegistry, match=digest):
+        publish(store, order(attachments=[note]))
+    assert (NAME, "v1") not in tiny.tags
+
+
+def test_who_has_to_wait_for_another_publish_is_told_why(
+    store: Store, order: MakeOrder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = order()
+    registry, name = made.repository.client.name, made.repository.name
+    with ThreadPoolExecutor() as pool:
+        with alone_in(store, registry, name):
+            done = pool.submit(publish, store, made)
+            while "waiting for it" not in capsys.readouterr().err:
+                assert not done.done()
+        assert done.result(30).digest
+
+
 def test_a_tag_that_names_something_else_afterwards_is_an_error(
     store: Store, order: MakeOrder, door: Door, tiny: TinyRegistry, built: list[Built]
 ) -> None:
@@ -241,6 +275,17 @@ def test_attachments_are_found_from_the_index_or_from_their_platform(
     (found,) = referrers(made.repository, built[1].digest)
     assert found.artifact_type == "text/markdown"
     assert found.layers[0].annotations == {"org.opencontainers.image.title": "note.txt"}
+
+
+def test_evidence_is_counted_and_not_sent_twice(
+    store: Store, order: MakeOrder, door: Door, tmp_path: Path
+) -> None:
+    (tmp_path / "note.txt").write_text("note")
+    note = file_attachment(f"{tmp_path}/note.txt:text/plain", [])
+    done = publish(store, order(attachments=[note]))
+    assert done.attached_bytes == len("note") + len("{}")  # and the empty config
+    assert door.uploaded_bytes == done.sent_bytes + done.attached_bytes
+    assert publish(store, order(attachments=[note])).attached_bytes == 0
 
 
 def test_an_attachment_can_have_a_tag_of_its_own(

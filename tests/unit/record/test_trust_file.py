@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import TrustInvalid
 from pipeline.keys import key_id, new_key, public_pem
 from pipeline.record.names import HOST_FACTS, PROVENANCE
-from pipeline.record.trust import Trust, read_trust, trust_entry
+from pipeline.record.trust import CLOCKS_APART, Trust, read_trust, trust_entry
 
 KEY = new_key().public_key()
 ENTRY = trust_entry("builder", public_pem(KEY), key_id(KEY), datetime(2026, 1, 1, tzinfo=UTC))
@@ -80,3 +80,11 @@ def test_the_window_bounds_are_inside(tmp_path: Path) -> None:
     assert key.objection(HOST_FACTS, key.until, now) == ""
     assert key.objection(HOST_FACTS, key.not_before, now) == ""
     assert "ended" in key.objection(HOST_FACTS, None, now)
+
+
+def test_clocks_may_be_a_little_apart_and_no_more(tmp_path: Path) -> None:
+    (key,) = read(tmp_path, FILE).keys
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    assert key.objection(HOST_FACTS, now + CLOCKS_APART, now) == ""
+    for ahead in (CLOCKS_APART + timedelta(seconds=1), timedelta(days=1)):
+        assert "still to come" in key.objection(HOST_FACTS, now + ahead, now)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from pipeline.errors import (
     RegistryRefused,
     RegistryUnreachable,
 )
+from pipeline.registry.answer import Lost
 from pipeline.registry.challenge import read_challenges
 from pipeline.registry.client import Access, Client
 from pipeline.registry.reference import parse_reference
@@ -239,6 +241,16 @@ def test_a_list_of_tags_that_does_not_end_is_given_up(
         repository.tags()
 
 
+def test_more_tags_than_any_repository_has_are_not_kept_in_memory(
+    door: Door, tiny: TinyRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(7):
+        put_image(tiny, f"v{number}", b"layer")
+    monkeypatch.setattr("pipeline.registry.repository._MOST_TAGS", 6)
+    with pytest.raises(RegistryBroken, match="lists more than 6 tags"):
+        repository_at(door).tags()
+
+
 def test_what_is_not_there_is_said_so(repository: Repository) -> None:
     with pytest.raises(NotInRegistry):
         repository.tags()
@@ -438,3 +450,19 @@ def test_a_date_says_how_long_to_wait_too() -> None:
     assert seconds("Fri, 01 Jan 2016 00:00:00 GMT") == 0
     assert seconds("7") == 7
     assert seconds("soon") is None
+
+
+def test_a_wait_of_seconds_is_told_with_its_reason_and_once(
+    door: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = repository_at(door).client
+    lost = Lost("the registry answers 503", "1")
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: client.pause(0, lost), range(3)))
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["  the registry answers 503; trying again in 1 s"]
+
+
+def test_a_short_wait_is_not_told(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    repository_at(door).client.pause(0, Lost("broke off"))
+    assert capsys.readouterr().err == ""

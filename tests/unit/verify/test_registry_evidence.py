@@ -23,6 +23,7 @@ from pipeline.keys import LocalSigner
 from pipeline.model import canonical_json
 from pipeline.publish.evidence import Dossier, for_cosign
 from pipeline.publish.gates import GateState
+from pipeline.publish.naming import plan_naming
 from pipeline.publish.publish import Order, Published, publish
 from pipeline.publish.shipment import make_shipment
 from pipeline.record.cosign import (
@@ -510,7 +511,8 @@ def test_more_entries_than_anybody_needs_are_not_followed(site: Site, tiny: Tiny
 def test_what_others_signed_under_cosigns_tag_stays(site: Site) -> None:
     other = LocalSigner(site.world.other_key)
     repository = site.repository
-    made = for_cosign(repository, repository.manifest("v1"), "v1", [], other)
+    naming = plan_naming(repository, site.digest, "v1", other, None)
+    made = for_cosign(repository, repository.manifest("v1"), [], naming)
     assert len(made) == 1
     assert (len(made[0].kept), len(made[0].layers)) == (1, 1)
 

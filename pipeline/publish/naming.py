@@ -1,0 +1,80 @@
+"""That an image goes by a tag: signed anew whenever the tag moves, each time later than before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pipeline.errors import NotInRegistry, RecordInvalid, RegistryBroken
+from pipeline.keys import Signer, holds
+from pipeline.record.cosign import (
+    SIGNATURE_MEDIA,
+    SIGNATURE_NOTE,
+    NameSaid,
+    read_payload,
+)
+from pipeline.record.strict import read_base64
+from pipeline.registry.document import Descriptor
+from pipeline.registry.download import read_blob
+from pipeline.registry.referrers import fallback_tag
+from pipeline.registry.repository import Repository
+
+_MOST_PAYLOAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Who says that images go by a name, and since when."""
+
+    reference: str
+    signer: Signer
+    at: datetime | None
+    moves: bool  # the tag named another image before, or none
+
+
+def plan_naming(
+    repository: Repository, root: str, tag: str, signer: Signer, now: datetime | None
+) -> Naming:
+    """The name that an image will get; later than the last time, also where a clock went back."""
+    reference = f"{repository}:{tag}"
+    named = repository.find_manifest(tag)
+    moves = named is None or named.digest != root
+    digests = {root, *([named.digest] if named else [])}
+    said = [n.at for d in digests for n in own_names(repository, d, signer) if n.at]
+    if now is not None and said:
+        now = max(now, max(said) + timedelta(seconds=1))
+    return Naming(reference, signer, now, moves)
+
+
+def is_said(repository: Repository, digest: str, naming: Naming) -> bool:
+    """Whether the key says so already; of a tag that moves it must be said again."""
+    if naming.moves and naming.at:
+        return False
+    said = own_names(repository, digest, naming.signer)
+    return any(n.digest == digest and n.reference == naming.reference for n in said)
+
+
+def own_names(repository: Repository, digest: str, signer: Signer) -> Iterator[NameSaid]:
+    """What this very key said beside an image; of others' words nothing is read."""
+    for layer in layers_there(repository, digest, "sig", SIGNATURE_MEDIA):
+        if layer.size_bytes > _MOST_PAYLOAD_BYTES:
+            continue
+        try:
+            signature = read_base64(layer.annotations.get(SIGNATURE_NOTE, ""), "signature")
+            data = read_blob(repository, layer, _MOST_PAYLOAD_BYTES)
+            if holds(signer.public, signature, data):
+                yield read_payload(data)
+        except (RecordInvalid, RegistryBroken, NotInRegistry):
+            # what cannot be read was not said: it is signed anew
+            continue
+
+
+def layers_there(
+    repository: Repository, digest: str, ending: str, media_type: str
+) -> list[Descriptor]:
+    """What lies under one of cosign's tags already."""
+    found = repository.find_manifest(f"{fallback_tag(digest)}.{ending}")
+    if found is None or (found.subject and found.subject.digest != digest):
+        return []
+    return [layer for layer in found.layers if layer.media_type == media_type]

@@ -1,0 +1,306 @@
+"""A tag moved back to an older image that was once signed under it, and what must not look so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.build.image import Built
+from pipeline.errors import PipelineError
+from pipeline.keys import LocalSigner, PrivateKey
+from pipeline.model import canonical_json
+from pipeline.publish.evidence import Dossier
+from pipeline.publish.shipment import make_shipment
+from pipeline.record.cosign import NAMED_AT, read_payload, signature_attachment
+from pipeline.record.trust import Trust
+from pipeline.registry.referrers import fallback_tag
+from pipeline.store.store import Store, open_store
+from pipeline.verify.memory import Memory
+from pipeline.verify.verdict import Node, Verdict, ending
+from tests.testbed.oci_door import Reply, Request, drop, oci_door
+from tests.testbed.tiny_registry import TinyRegistry, digest_of
+from tests.unit.registry.support import NAME, described, manifest_json, put
+from tests.unit.verify.test_registry_evidence import AMD64, Site
+from tests.unit.verify.world import NOW, World, trust_in, trusted
+
+FIRST, SECOND, THIRD = (NOW - timedelta(hours=h) for h in (3, 2, 1))
+
+
+@pytest.fixture
+def tiny() -> TinyRegistry:
+    return TinyRegistry(has_referrers=False)
+
+
+@pytest.fixture
+def site(world: World, tiny: TinyRegistry, tmp_path: Path) -> Iterator[Site]:
+    """The world's image under v1 first, then another one."""
+    with oci_door(tiny) as door:
+        made = Site(world, tiny, door, tmp_path)
+        publish_first(made, FIRST)
+        publish_other(made, SECOND)
+        yield made
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Memory:
+    return Memory(open_store(tmp_path / "verifier"))
+
+
+def publish_first(site: Site, now: datetime | None, tag: str = "v1") -> str:
+    envelopes = {AMD64: list(site.world.envelopes().values())}
+    return site.publish(tag, dossier=Dossier(envelopes, LocalSigner(site.world.key), now)).digest
+
+
+def publish_other(
+    site: Site, now: datetime | None, tag: str = "v1", key: PrivateKey | None = None
+) -> str:
+    store: Store = open_store(site.folder / "other")
+    layer = b"layer of the other image"
+    config = canonical_json({"rootfs": {"type": "layers", "diff_ids": [digest_of(layer)]}})
+    digest = store.put_blob(canonical_json(manifest_json(config, layer)))
+    for data in (config, layer):
+        store.put_blob(data)
+    built = Built("engine", AMD64, digest, len(layer), (), cached=True)
+    dossier = Dossier(signer=LocalSigner(key or site.world.key), now=now)
+    return site.publish(tag, shipment=make_shipment(store, [built]), dossier=dossier).digest
+
+
+def move_back(site: Site) -> None:
+    site.tiny.tags[NAME, "v1"] = site.digest
+
+
+def forget_the_newer(site: Site) -> None:
+    """Who may move a tag may also delete what was signed under it."""
+    newer = site.tiny.tags[NAME, "v1"]
+    del site.tiny.tags[NAME, f"{fallback_tag(newer)}.sig"]
+
+
+def tag_of(node: Node) -> Node:
+    return node.children[0]
+
+
+def test_a_tag_moved_back_is_found_out_by_who_saw_it_before(site: Site, memory: Memory) -> None:
+    newer = site.tiny.tags[NAME, "v1"]
+    assert tag_of(site.judge(memory=memory)).verdict is Verdict.VALID
+    move_back(site)
+    node = site.judge(memory=memory)
+    assert node.verdict is Verdict.MOVED
+    assert tag_of(node).words.startswith(f"moved back: builder signed {newer} under it at 2026-06")
+    assert type(ending(node)).__name__ == "TagMoved"
+    assert site.judge(memory=memory).verdict is Verdict.MOVED  # once more
+    assert site.judge(f"@{site.digest}", memory=memory).verdict is Verdict.VALID
+    publish_other(site, THIRD)  # its owner puts it right
+    assert tag_of(site.judge(memory=memory)).verdict is Verdict.VALID
+
+
+def test_also_where_what_was_signed_since_is_deleted(site: Site, memory: Memory) -> None:
+    site.judge(memory=memory)
+    forget_the_newer(site)
+    move_back(site)
+    assert site.judge(memory=memory).verdict is Verdict.MOVED
+
+
+def test_who_never_saw_the_newer_one_cannot_tell(site: Site, memory: Memory) -> None:
+    move_back(site)
+    assert site.judge(memory=memory).verdict is Verdict.VALID
+    assert site.judge().verdict is Verdict.VALID
+
+
+def test_a_name_that_is_signed_before_the_tag_moves_moves_nothing_yet(
+    site: Site, memory: Memory
+) -> None:
+    """As a publish leaves it that is killed just before its last step."""
+    publish_first(site, THIRD)
+    site.judge(memory=memory)
+    publish_other(site, NOW)
+    move_back(site)
+    assert site.judge(memory=memory).verdict is Verdict.VALID
+
+
+def test_who_publishes_the_older_image_again_signs_it_again(site: Site, memory: Memory) -> None:
+    site.judge(memory=memory)
+    publish_first(site, THIRD)
+    node = site.judge(memory=memory)
+    assert node.verdict is Verdict.VALID
+    assert f"at {THIRD:%Y-%m-%d %H:%M:%S} UTC" in tag_of(node).words
+
+
+def test_a_clock_that_went_back_does_not_make_a_newer_image_the_older_one(
+    site: Site, memory: Memory
+) -> None:
+    site.judge(memory=memory)
+    assert publish_first(site, FIRST - timedelta(days=1)) == site.digest
+    node = site.judge(memory=memory)
+    assert node.verdict is Verdict.VALID
+    assert f"at {SECOND + timedelta(seconds=1):%Y-%m-%d %H:%M:%S} UTC" in tag_of(node).words
+
+
+def test_publishing_what_the_tag_names_already_signs_nothing_new(site: Site) -> None:
+    publish_first(site, THIRD)
+    before = dict(site.tiny.tags), len(site.tiny.blobs)
+    publish_first(site, NOW)
+    assert (dict(site.tiny.tags), len(site.tiny.blobs)) == before
+
+
+def test_a_damaged_signature_in_the_registry_does_not_keep_its_owner_from_signing_anew(
+    site: Site, memory: Memory
+) -> None:
+    tag = f"{fallback_tag(site.digest)}.sig"
+    body = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, tag]][1])
+    site.tiny.blobs[NAME, body["layers"][0]["digest"]] = b"other bytes"
+    publish_first(site, THIRD)
+    node = site.judge(memory=memory)
+    assert tag_of(node).verdict is Verdict.VALID
+    assert node.verdict is Verdict.BROKEN  # the damaged one is still there, and named
+
+
+def test_a_newer_image_under_another_tag_is_no_matter(site: Site, memory: Memory) -> None:
+    site.judge(memory=memory)
+    publish_first(site, FIRST, "old")
+    assert site.judge(":old", memory=memory).verdict is Verdict.VALID
+
+
+def test_a_newer_name_by_a_stranger_is_no_matter(site: Site, memory: Memory) -> None:
+    believed = trust_in(trusted(site.world.key), trusted(site.world.other_key, "second"))
+    publish_first(site, THIRD)
+    publish_other(site, NOW, key=site.world.other_key)
+    site.judge(trust=believed, memory=memory)
+    move_back(site)
+    assert site.judge(memory=memory).verdict is Verdict.VALID
+    assert site.judge(trust=believed, memory=memory).verdict is Verdict.MOVED
+
+
+def test_an_older_name_without_a_time_is_older_than_any_with_one(
+    world: World, tiny: TinyRegistry, tmp_path: Path, memory: Memory
+) -> None:
+    with oci_door(tiny) as door:
+        site = Site(world, tiny, door, tmp_path)
+        publish_first(site, None)
+        publish_other(site, FIRST)
+        site.judge(memory=memory)
+        move_back(site)
+        node = site.judge(memory=memory)
+        assert node.verdict is Verdict.MOVED
+        assert "only without a time" in tag_of(node).words
+
+
+def test_names_without_times_cannot_be_told_apart_and_the_tree_says_so(
+    world: World, tiny: TinyRegistry, tmp_path: Path, memory: Memory
+) -> None:
+    with oci_door(tiny) as door:
+        site = Site(world, tiny, door, tmp_path)
+        publish_first(site, None)
+        publish_other(site, None)
+        site.judge(memory=memory)
+        move_back(site)
+        assert tag_of(site.judge(memory=memory)).words.endswith("under it without a time")
+
+
+def test_what_a_key_said_counts_no_longer_once_it_is_revoked(site: Site, memory: Memory) -> None:
+    keys = site.world.key, site.world.other_key
+    both = trust_in(*(trusted(k, n) for k, n in zip(keys, ("builder", "second"), strict=True)))
+    publish_other(site, THIRD, key=site.world.other_key)
+    site.judge(trust=both, memory=memory)
+    forget_the_newer(site)
+    publish_first(site, SECOND + timedelta(minutes=1))
+    assert site.judge(trust=both, memory=memory).verdict is Verdict.MOVED
+    gone = {"since": NOW, "reason": "was stolen", "compromised": True}
+    revoked = trust_in(trusted(keys[0]), trusted(keys[1], "second", revoked=gone))
+    assert site.judge(trust=revoked, memory=memory).verdict is Verdict.VALID
+    assert site.judge(trust=site.world.trust, memory=memory).verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"reference": "x", "names": {}}'])
+def test_a_damaged_memory_counts_as_none_and_is_written_anew(
+    site: Site, memory: Memory, tmp_path: Path, text: str
+) -> None:
+    site.judge(memory=memory)
+    (kept,) = (tmp_path / "verifier" / "verified").iterdir()
+    whole = kept.read_bytes()
+    kept.write_text(text)
+    site.judge(memory=memory)
+    assert kept.read_bytes() == whole
+
+
+def test_a_name_from_the_future_is_not_believed(site: Site, memory: Memory) -> None:
+    site.judge(memory=memory)
+    publish_first(site, NOW + timedelta(days=1))
+    node = site.judge(memory=memory)
+    assert node.verdict is Verdict.MOVED  # what is believed of this image is older
+    assert "still to come" in json.dumps(node.as_json())
+
+
+def test_a_signature_of_another_image_that_cannot_be_read_is_as_if_it_were_not_there(
+    site: Site,
+) -> None:
+    site.tiny.tags[NAME, "stable"] = site.digest
+    other = site.tiny.tags[NAME, "v1"]
+    tag = f"{fallback_tag(other)}.sig"
+    site.tiny.manifests[NAME, site.tiny.tags[NAME, tag]] = ("x/y", b"{}")
+    assert site.judge(":stable").verdict is Verdict.INCOMPLETE
+
+
+@pytest.mark.parametrize("said", ["yesterday", 5, "2026-13-01T00:00:00Z", ["x"]])
+def test_a_time_that_cannot_be_read_is_no_signature(site: Site, said: Any) -> None:
+    made = signature_attachment(site.digest, f"{site.repository}:v1", LocalSigner(site.world.key))
+    payload = json.loads(made.data)
+    payload["optional"] = {NAMED_AT: said}
+    data = json.dumps(payload).encode()
+    forged = replace(made, data=data)
+    site.tiny.blobs[NAME, digest_of(data)] = data
+    tag = f"{fallback_tag(site.digest)}.sig"
+    body = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, tag]][1])
+    body["layers"] = [{**described(data, forged.media_type), "annotations": forged.annotations}]
+    put(site.tiny, body, tag)
+    move_back(site)
+    node = site.judge()
+    assert "is no time such as" in json.dumps(node.as_json())
+    assert f"{FIRST:%H:%M:%S}" in tag_of(node).words  # what was signed before counts still
+
+
+def test_what_cosign_writes_itself_has_no_time_of_ours(world: World) -> None:
+    made = signature_attachment(world.built.digest, "x.example/y", LocalSigner(world.key))
+    payload = json.loads(made.data)
+    payload["optional"] = {"creator": "cosign", "timestamp": 1700000000}
+    assert read_payload(json.dumps(payload).encode()).at is None
+
+
+def test_nothing_is_remembered_without_a_trust_file(site: Site, memory: Memory) -> None:
+    nobody = Trust()
+    site.judge(trust=nobody, memory=memory)
+    assert memory.recall(f"{site.repository}:v1", site.world.trust, NOW) == []
+
+
+def test_stopped_at_any_request_the_tag_is_on_an_image_whose_evidence_is_whole(site: Site) -> None:
+    """The registry vanishes after request n: what a kill looks like from there."""
+    before = {name: dict(getattr(site.tiny, name)) for name in ("blobs", "manifests", "tags")}
+    site.door.asked.clear()
+    publish_first(site, THIRD, "stable")
+    steps = len(site.door.asked)
+    for stop_after in range(1, steps, 7):
+        for name, things in before.items():
+            getattr(site.tiny, name).clear()
+            getattr(site.tiny, name).update(things)
+        counter = itertools.count()
+
+        def vanishing(request: Request, last: int = stop_after, n: object = counter) -> Reply:
+            if next(n) >= last:  # type: ignore[call-overload]
+                return drop()(request, site.tiny)
+            return site.tiny(request)
+
+        site.door.backend = vanishing
+        with suppress(PipelineError):
+            publish_first(site, THIRD, "stable")
+        site.door.backend = site.tiny
+        if (NAME, "stable") in site.tiny.tags:
+            assert site.judge(":stable").verdict is Verdict.VALID
+        publish_first(site, THIRD + timedelta(minutes=1), "stable")
+        assert site.judge(":stable").verdict is Verdict.VALID
