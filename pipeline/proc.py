@@ -32,11 +32,20 @@ def find_tool(name: str, hint: str) -> str:
 
 
 def read(
-    args: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b""
+    args: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run to the end and return what it said; the caller judges the exit code."""
     return subprocess.run(
-        list(args), env=dict(env or environment()), input=stdin, capture_output=True, check=False
+        list(args),
+        env=dict(env or environment()),
+        input=stdin,
+        capture_output=True,
+        check=False,
+        timeout=timeout_s,
     )
 
 

@@ -1,0 +1,58 @@
+"""Host records on the controller: what each host was before and after the last provisioning run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.errors import FactsUnreadable
+from pipeline.files import write_bytes
+from pipeline.host.drift import Difference, compare, read_facts
+from pipeline.host.facts import HostFacts
+from pipeline.host.gather import gather
+from pipeline.host.source import read_capture
+from pipeline.model import Frozen
+
+CAPTURES = "captures"
+
+
+class Move(Frozen):
+    """One host, and what of it moved in a run; without a `before` there is nothing to compare."""
+
+    host: str
+    moved: list[Difference]
+
+
+def record_path(folder: Path, host: str) -> Path:
+    """Where a host's record lies: its facts as of the end of the last run."""
+    return folder / f"{host}.json"
+
+
+def recorded(folder: Path | None, host: str) -> HostFacts | None:
+    """A host's record, where there is one."""
+    path = record_path(folder, host) if folder else None
+    return read_facts(path) if path and path.exists() else None
+
+
+def keep_records(folder: Path) -> list[Move]:
+    """Turn what the playbook captured into records; what moved on each host."""
+    moves = []
+    for after in sorted((folder / CAPTURES).glob("*.after.json")):
+        host = after.name.removesuffix(".after.json")
+        now = gather(read_capture(after), host)
+        write_bytes(record_path(folder, host), _text(now))
+        before = after.with_name(f"{host}.before.json")
+        moved = compare(gather(read_capture(before), host), now) if before.exists() else []
+        moves.append(Move(host=host, moved=moved))
+    return moves
+
+
+def require_records(folder: Path) -> list[Path]:
+    """All records of a folder."""
+    found = sorted(p for p in folder.glob("*.json") if not p.name.endswith(".dsse.json"))
+    if not found:
+        raise FactsUnreadable(f"{folder}: holds no host record", "`nox -s provision` makes them.")
+    return found
+
+
+def _text(facts: HostFacts) -> bytes:
+    return (facts.model_dump_json(indent=2) + "\n").encode()
