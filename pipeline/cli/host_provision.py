@@ -43,10 +43,13 @@ def provision(
     host was before and after is kept as its record (--records).
     """
     from pipeline.host.fleet.playbook import stream_playbook
+    from pipeline.host.fleet.records import keep_records
     from pipeline.host.fleet.verifying import Asked
 
     _require_lock(context)
     fleet = fleet_of(given)
+    # what a run by hand has left becomes records too, and is not taken for this run's
+    keep_records(fleet.records)
     words = [*fleet.arguments(), "--forks", str(forks), *more]
     words += ["--extra-vars", json.dumps({"sm120_records": str(fleet.records)})]
     words += [x for t in tags for x in ("--tags", t)]

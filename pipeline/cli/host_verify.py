@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pipeline.host.fleet.result import FleetResult, HostResult
     from pipeline.host.fleet.verifying import Asked
 
+_QUIET = ("passed", "not applicable")
+
 
 @click.command("verify")
 @fleet_options
@@ -91,7 +93,7 @@ def look(context: click.Context, fleet: Fleet, asked: Asked, forks: int) -> Flee
 
 def say_result(found: FleetResult, asked: Asked, brief: bool = False) -> None:
     """A row a promise, the cures, what moved, and a line a host."""
-    rows = [row for h in found.hosts for row in _rows(h) if not (brief and row[1] == "passed")]
+    rows = [row for h in found.hosts for row in _rows(h) if not (brief and row[1] in _QUIET)]
     if rows:
         click.echo(log.table(["host", "verdict", "what", "promise", "why"], rows))
     for host in found.hosts:

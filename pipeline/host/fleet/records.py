@@ -34,7 +34,10 @@ def recorded(folder: Path | None, host: str) -> HostFacts | None:
 
 
 def keep_records(folder: Path) -> list[Move]:
-    """Turn what the playbook captured into records; what moved on each host."""
+    """Turn what the playbook captured into records; what moved on each host. Captures are used up.
+
+    A host whose run did not come to its end keeps the record of the run before.
+    """
     moves = []
     for after in sorted((folder / CAPTURES).glob("*.after.json")):
         host = after.name.removesuffix(".after.json")
@@ -43,6 +46,8 @@ def keep_records(folder: Path) -> list[Move]:
         before = after.with_name(f"{host}.before.json")
         moved = compare(gather(read_capture(before), host), now) if before.exists() else []
         moves.append(Move(host=host, moved=moved))
+        after.unlink()
+        before.unlink(missing_ok=True)
     return moves
 
 

@@ -64,11 +64,10 @@ def verify_host(promised: Promised, asked: Asked) -> HostResult:
     """One host."""
     if promised.unreached is not None:
         return HostResult(host=promised.host, unreached=_one_line(promised.unreached))
-    # sockets of kept connections lie there too, and their paths must be short
     with tempfile.TemporaryDirectory(prefix="sm120-") as name:
         place = Path(name)
         try:
-            with Remote(promised.connection, place) as remote:
+            with Remote(promised.connection) as remote:
                 remote.run("true")
                 rows = _rows(promised, asked, place)
                 facts = _facts(promised, place)

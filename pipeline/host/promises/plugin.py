@@ -6,9 +6,8 @@ A test's file names the role, its name is the promise as a sentence. Started by
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
+import shlex
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from testinfra.host import Host
 from pipeline.host import capture as capture_module
 from pipeline.host.facts import HostFacts
 from pipeline.host.fleet.promised import Promised, read_promised
-from pipeline.host.fleet.remote import Remote
+from pipeline.host.fleet.remote import Remote, one_line
 from pipeline.host.fleet.result import Row
 from pipeline.host.gather import gather
 from pipeline.host.promises.answers import Answer, Unsure
@@ -166,8 +165,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def remote(request: pytest.FixtureRequest) -> Iterator[Remote]:
     """One connection for all tests."""
-    answers: Path = request.config.getoption("--answers")
-    with Remote(promised_of(request.config).connection, answers) as found:
+    with Remote(promised_of(request.config).connection) as found:
         yield found
 
 
@@ -202,10 +200,8 @@ def lock(request: pytest.FixtureRequest) -> TargetLock:
 @pytest.fixture(scope="session")
 def facts(request: pytest.FixtureRequest, remote: Remote) -> HostFacts:
     """The host's facts, read by the very code that reads this machine; kept for the caller too."""
-    source = Path(capture_module.__file__).read_bytes()
-    packed = base64.b64encode(zlib.compress(source, 9)).decode()
-    code = f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
-    said = remote.run(f'python3 -c "{code}"', 300.0)
+    code = one_line(Path(capture_module.__file__))
+    said = remote.run(f"python3 -c {shlex.quote(code)}", 300.0)
     if said.code != 0:
         raise Unsure(f"its facts cannot be read: {said.words}")
     place: Path = request.config.getoption("--answers")
