@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
 
 from pipeline.host.known import Unknown
 from pipeline.host.verdicts import Verdict
@@ -33,6 +33,19 @@ class Moot(Answer):
     """There is nothing on this host that it could be about."""
 
     verdict = "not applicable"
+
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def known_by(rule: str) -> Callable[[Test], Test]:
+    """Tie a promise to the rule under which the table of known issues has its cause and cure."""
+
+    def tied(test: Test) -> Test:
+        test.rule = rule  # type: ignore[attr-defined]
+        return test
+
+    return tied
 
 
 def require(good: object, why: str, cure: str = "") -> None:

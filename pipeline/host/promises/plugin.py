@@ -65,8 +65,7 @@ def promised_of(config: pytest.Config) -> Promised:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the mark that ties a promise to the table of known issues."""
-    config.addinivalue_line("markers", "rule(name): the rule over facts this is known by")
+    """Begin with no rows."""
     config.stash[_ROWS] = []
 
 
@@ -143,8 +142,9 @@ def pytest_runtest_makereport(
 
 
 def _row(item: pytest.Item, error: BaseException | None) -> Row:
-    role, mark = role_of(item), item.get_closest_marker("rule")
-    names = {"role": role, "promise": promise_of(item), "rule": mark.args[0] if mark else ""}
+    role = role_of(item)
+    rule = getattr(getattr(item, "function", None), "rule", "")
+    names = {"role": role, "promise": promise_of(item), "rule": rule}
     if error is None:
         return Row(**names, verdict="passed")
     if isinstance(error, Answer):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from pipeline.host.facts import HostFacts
 from pipeline.host.fleet.promised import CudaPromise, Promised
 from pipeline.host.known import Unknown
-from pipeline.host.promises.answers import Unsure, moot, require, require_none
+from pipeline.host.promises.answers import Unsure, known_by, moot, require, require_none
 from pipeline.host.promises.look import Host, text_of
 from pipeline.lock.host_model import HostLock, read_host_lock
 
@@ -20,7 +18,7 @@ def whole_lock(promised: Promised) -> HostLock:
     return read_host_lock(promised.lock_file)
 
 
-@pytest.mark.rule("driver")
+@known_by("driver")
 def test_the_loaded_driver_runs_what_these_releases_compile(
     facts: HostFacts, promised: Promised, wanted: CudaPromise
 ) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from pipeline.host.facts import HostFacts
 from pipeline.host.fleet.promised import DriverPromise
-from pipeline.host.promises.answers import Broken, Unsure, require, require_none
+from pipeline.host.promises.answers import Broken, Unsure, known_by, require, require_none
 from pipeline.host.promises.look import Host, require_packages, require_text, require_unit, text_of
 from pipeline.lock.host_model import TargetLock
 
@@ -31,7 +29,7 @@ def test_the_locked_driver_is_the_loaded_one(host: Host, lock: TargetLock) -> No
     require(want in first.split(), f"loaded is `{first}`, locked {want}", _BUILD)
 
 
-@pytest.mark.rule("open module")
+@known_by("open module")
 def test_the_open_kernel_modules_are_loaded(facts: HostFacts) -> None:
     """Blackwell runs with no others."""
     require(facts.driver.is_open, "the loaded module is the proprietary one", _BUILD)

@@ -9,7 +9,7 @@ import pytest
 from pipeline.host.facts import HostFacts
 from pipeline.host.fleet.promised import PciePromise
 from pipeline.host.known import Unknown
-from pipeline.host.promises.answers import Unsure, moot, require, require_none
+from pipeline.host.promises.answers import Unsure, known_by, moot, require, require_none
 from pipeline.host.promises.look import (
     Host,
     require_gone,
@@ -55,7 +55,7 @@ def test_the_mitigations_are_on(host: Host) -> None:
     require_none(bad, "booted with", "Take mitigations=off out of the boot loader's settings.")
 
 
-@pytest.mark.rule("IOMMU")
+@known_by("IOMMU")
 def test_the_iommu_does_not_translate(facts: HostFacts, wanted: PciePromise) -> None:
     """A translating IOMMU with ACS hangs the first all_reduce."""
     if wanted.iommu == "keep":
@@ -66,7 +66,7 @@ def test_the_iommu_does_not_translate(facts: HostFacts, wanted: PciePromise) -> 
     require(good, f"it is {mode}", "Reboot; then look for other iommu words in /proc/cmdline.")
 
 
-@pytest.mark.rule("ASPM")
+@known_by("ASPM")
 def test_links_are_kept_awake(facts: HostFacts, wanted: PciePromise) -> None:
     """Some boards lose a link that changes its speed."""
     if not wanted.aspm_off:
@@ -84,7 +84,7 @@ def test_the_modules_options_are_written(host: Host, wanted: PciePromise) -> Non
     require_text(host, _MODPROBE, "\n".join([head, *wanted.module_lines]))
 
 
-@pytest.mark.rule("HMM")
+@known_by("HMM")
 def test_hmm_is_off_in_the_loaded_module(facts: HostFacts, wanted: PciePromise) -> None:
     """An option counts only for a module that was loaded after it."""
     if not wanted.hmm_off:
@@ -117,7 +117,7 @@ def test_acs_is_switched_off_at_each_boot(host: Host, wanted: PciePromise) -> No
     require_same_file(host, unit, ROLE / "sm120-acs.service")
 
 
-@pytest.mark.rule("ACS")
+@known_by("ACS")
 def test_no_bridge_above_a_card_redirects(facts: HostFacts, wanted: PciePromise) -> None:
     """From the bridges' own registers."""
     if not wanted.acs_off:
@@ -131,7 +131,7 @@ def test_no_bridge_above_a_card_redirects(facts: HostFacts, wanted: PciePromise)
         raise Unsure(lost[0].unknown)
 
 
-@pytest.mark.rule("BAR1")
+@known_by("BAR1")
 def test_every_card_has_a_window_as_large_as_asked_for(
     facts: HostFacts, wanted: PciePromise
 ) -> None:

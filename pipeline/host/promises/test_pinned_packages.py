@@ -45,11 +45,11 @@ def test_apt_would_install_nothing_else(host: Host, lock: TargetLock, part: str)
 def test_the_preferences_pin_these_and_no_others(host: Host, lock: TargetLock, part: str) -> None:
     """A pin of an older lock would come back one day."""
     path = f"/etc/apt/preferences.d/sm120-{part}.pref"
-    blocks = text_of(host, path).split("\n\n")
+    text = text_of(host, path)
     form = re.compile(r"^Package: (\S+)\nPin: version (\S+)\nPin-Priority: 1001$", re.M)
-    said = {found[1]: found[2] for b in blocks if (found := form.search(b))}
+    said = {**dict.fromkeys(re.findall(r"^Package: (\S+)", text, re.M)), **dict(form.findall(text))}
     pins = pins_of(lock, part)
-    wrong = [n for n in sorted({*said, *pins}) if said.get(n) != pins.get(n)]
+    wrong = [n for n in sorted({*said, *pins}) if n not in said or said[n] != pins.get(n, "")]
     require_none(wrong, f"{path} is not as locked")
 
 
