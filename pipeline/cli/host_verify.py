@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,6 +33,11 @@ _QUIET = ("passed", "not applicable")
 @click.option("--functions", "image", metavar="IMAGE", help="Also test the cards, in this image.")
 @click.option("--cuda", metavar="13.x", help="The CUDA branch of the images, for the rules.")
 @click.option("--ranks", type=int, help="How many cards each host must have, for --functions.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep each host's facts in this folder, for `host outliers` and `host drift`.",
+)
 @click.option("--forks", type=int, default=20, show_default=True, help="Hosts at once.")
 @click.option("--brief", is_flag=True, help="Only the rows that did not pass.")
 @json_option
@@ -44,6 +50,7 @@ def verify(
     image: str | None,
     cuda: str | None,
     ranks: int | None,
+    save: Path | None,
     forks: int,
     brief: bool,
     as_json: bool,
@@ -65,6 +72,7 @@ def verify(
         cuda=cuda,
         probe_arguments=arguments,
         records=fleet.records,
+        save=save,
     )
     found = look(context, fleet, asked, forks)
     if as_json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import shlex
 import tarfile
 from collections.abc import Sequence
@@ -75,9 +74,3 @@ def _packed() -> str:
         for path in sorted(PROBES.glob("*.py")):
             tar.add(path, arcname=path.name)
     return base64.b64encode(out.getvalue()).decode()
-
-
-def as_check(rows: Sequence[ProbeRow]) -> str:
-    """The rows as `sm120 host outliers --checks` reads them."""
-    found = {"functions": {"rows": [r.model_dump(mode="json") for r in rows]}}
-    return json.dumps(found, indent=2, sort_keys=True) + "\n"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import FactsUnreadable
 from pipeline.files import write_bytes
 from pipeline.host.drift import Difference, compare, read_facts
 from pipeline.host.facts import HostFacts
 from pipeline.host.gather import gather
+from pipeline.host.probing import ProbeRow
 from pipeline.host.source import read_capture
 from pipeline.model import Frozen
 
@@ -51,12 +53,13 @@ def keep_records(folder: Path) -> list[Move]:
     return moves
 
 
-def require_records(folder: Path) -> list[Path]:
-    """All records of a folder."""
-    found = sorted(p for p in folder.glob("*.json") if not p.name.endswith(".dsse.json"))
-    if not found:
-        raise FactsUnreadable(f"{folder}: holds no host record", "`nox -s provision` makes them.")
-    return found
+def save_look(folder: Path, facts: HostFacts, functions: Sequence[ProbeRow]) -> None:
+    """What a look at one host saw, as `sm120 host drift` and `sm120 host outliers` read it."""
+    write_bytes(record_path(folder, facts.host), _text(facts))
+    if functions:
+        rows = [r.model_dump(mode="json") for r in functions]
+        text = json.dumps({"functions": {"rows": rows}}, indent=2, sort_keys=True) + "\n"
+        write_bytes(folder / "checks" / f"{facts.host}.json", text.encode())
 
 
 def _text(facts: HostFacts) -> bytes:

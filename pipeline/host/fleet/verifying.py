@@ -17,7 +17,7 @@ from pipeline.host.drift import compare
 from pipeline.host.facts import HostFacts
 from pipeline.host.fleet.functions import run_functions
 from pipeline.host.fleet.promised import Promised
-from pipeline.host.fleet.records import recorded
+from pipeline.host.fleet.records import recorded, save_look
 from pipeline.host.fleet.remote import Remote, Unreached
 from pipeline.host.fleet.result import FleetResult, HostResult, Row
 from pipeline.host.gather import gather
@@ -40,6 +40,7 @@ class Asked(Frozen):
     cuda: str | None = None
     probe_arguments: tuple[str, ...] = ()
     records: Path | None = None
+    save: Path | None = None
 
 
 def verify_fleet(
@@ -76,6 +77,8 @@ def verify_host(promised: Promised, asked: Asked) -> HostResult:
                 )
         except Unreached as why:
             return HostResult(host=promised.host, unreached=_one_line(str(why)))
+    if asked.save and facts:
+        save_look(asked.save, facts, functions)
     before = recorded(asked.records, promised.host)
     return HostResult(
         host=promised.host,
