@@ -104,7 +104,11 @@ def fleet_of(given: dict[str, Any]) -> Fleet:
 
 
 def _beside(inventory: str) -> Path:
-    """Records lie where a site keeps its inventory, not in this checkout."""
-    path = Path(inventory)
-    folder = path if path.is_dir() else path.parent if path.exists() else Path.cwd()
-    return Path(os.path.abspath(folder)) / "records"  # noqa: PTH100 -- links stay as they are
+    """Records lie where a site keeps its inventory, not in this checkout.
+
+    Not inside a folder that is an inventory: Ansible would take them for a part of it.
+    """
+    path = Path(os.path.abspath(inventory))  # noqa: PTH100 -- links stay as they are
+    if path.is_dir():
+        return path.with_name(f"{path.name}-records")
+    return (path.parent if path.exists() else Path.cwd()) / "records"

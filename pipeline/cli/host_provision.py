@@ -11,7 +11,7 @@ import click
 from pipeline import log
 from pipeline.cli.common import checkout_of
 from pipeline.cli.fleet_options import fleet_of, fleet_options
-from pipeline.cli.host_verify import end, look, say_result
+from pipeline.cli.host_verify import ROLES, end, look, say_result
 from pipeline.cli.records import key_option, signer_of
 from pipeline.errors import ProvisionFailed
 
@@ -65,7 +65,7 @@ def provision(
         raise ProvisionFailed(f"ansible-playbook ended with code {code}", hint)
     if check:
         return
-    roles = tuple(role for tag in tags for role in tag.split(","))
+    roles = tuple(role for tag in tags for role in tag.split(",") if role in ROLES)
     asked = Asked(roles=roles, records=fleet.records)
     found = look(context, fleet, asked, forks)
     say_result(found, asked, brief=True)

@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from pipeline.host.fleet.verifying import Asked
 
 _QUIET = ("passed", "not applicable")
+ROLES = (
+    *("nvidia_repository", "nvidia_driver", "cuda", "pcie", "nccl", "container_runtime"),
+    *("host_tuning", "registry", "weights"),
+)
 
 
 @click.command("verify")
 @fleet_options
-@click.option("--role", "roles", multiple=True, help="Only the promises of these roles.")
+@click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="Only these roles.")
 @click.option("--facts", "rules", is_flag=True, help="Also the rules over each host's facts.")
 @click.option("--functions", "image", metavar="IMAGE", help="Also test the cards, in this image.")
 @click.option("--cuda", metavar="13.x", help="The CUDA branch of the images, for the rules.")

@@ -249,7 +249,9 @@ ALL_BREAKS = {
     ),
     "pcie: the kernel was booted with its words": f"sed s/iommu=pt// {CMDLINE} > /root/x",
     "pcie: links are kept awake": "sed -i s/pcie_aspm=off// /root/x",
-    "pcie: the mitigations are on": f"sed -i 's/$/ mitigations=off/' /root/x; cat /root/x > {CMDLINE}",
+    "pcie: the mitigations are on": (
+        f"sed -i 's/$/ mitigations=off/' /root/x; cat /root/x > {CMDLINE}"
+    ),
     "pcie: the next boot has its words too": "sed -i s/pcie_port_pm=off// /boot/grub/grub.cfg",
     "pcie: the modules options are written": "sed -i /hmm/d /etc/modprobe.d/sm120-pcie.conf",
     "pcie: the driver was loaded with its registry keys": (

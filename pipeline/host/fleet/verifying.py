@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline import proc
-from pipeline.errors import FleetUnready, MissingTool, PipelineError
+from pipeline.errors import MissingTool, PipelineError
 from pipeline.host.drift import compare
 from pipeline.host.facts import HostFacts
 from pipeline.host.fleet.functions import run_functions
@@ -109,16 +110,23 @@ def _rows(promised: Promised, asked: Asked, place: Path) -> list[Row]:
     names = ("SSH_AUTH_SOCK", "USER")
     path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     env = proc.environment(*names, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTHONPATH=path)
-    done = proc.read([*command, *only, str(PROMISES)], env=env, timeout_s=_LIMIT_S)
     try:
+        done = proc.read([*command, *only, str(PROMISES)], env=env, timeout_s=_LIMIT_S)
         return _ROWS.validate_json((place / "rows.json").read_bytes())
+    except subprocess.TimeoutExpired:
+        return [_unjudged(f"the checks did not end within {_LIMIT_S:g} s")]
     except (OSError, ValidationError) as error:
         words = (done.stderr + done.stdout).decode(errors="replace").strip().splitlines()
         last = words[-1] if words else "no words"
         if "No module named" in last:
             hint = "Run it by nox, or install the group `hosts` of pyproject.toml."
             raise MissingTool(f"pytest-testinfra is not installed: {last}", hint) from error
-        raise FleetUnready(f"{promised.host}: the checks did not run: {last}") from error
+        return [_unjudged(f"the checks did not run: {last}")]
+
+
+def _unjudged(why: str) -> Row:
+    """In the place of rows that there are not."""
+    return Row(role="host", promise="its promises can be judged", verdict="unknown", why=why)
 
 
 def _facts(promised: Promised, place: Path) -> HostFacts | None:

@@ -39,7 +39,8 @@ def test_apt_would_install_nothing_else(host: Host, lock: TargetLock, part: str)
     said = host.run(f"apt-cache policy {' '.join(pins)}").stdout
     offered = {name.partition(":")[0]: version for name, version in _POLICY.findall(said)}
     wrong = [f"{n} {offered.get(n, '(none)')}" for n, v in pins.items() if offered.get(n) != v]
-    require_none(wrong, "apt would take")
+    cure = "Another file in /etc/apt/preferences.d is stronger: `apt-cache policy NAME` shows it."
+    require_none(wrong, "apt would take", cure)
 
 
 def test_the_preferences_pin_these_and_no_others(host: Host, lock: TargetLock, part: str) -> None:

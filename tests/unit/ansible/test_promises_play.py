@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.cli.host_verify import ROLES
 from pipeline.host.fleet.promised import Roles
 from pipeline.host.fleet.verifying import PROMISES
 from pipeline.host.promises.test_absent import LEFT
@@ -85,3 +86,7 @@ def test_ansible_lint_finds_nothing_in_it(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_command_knows_the_roles_of_the_playbook() -> None:
+    assert set(ROLES) == set(PUBLIC)

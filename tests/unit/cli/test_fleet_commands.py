@@ -51,11 +51,12 @@ def test_the_password_for_ansible_lies_in_a_closed_file_and_is_gone_after(tmp_pa
     assert not path.exists()
 
 
-def test_records_lie_beside_the_inventory(tmp_path: Path) -> None:
+def test_records_lie_beside_the_inventory_and_never_inside_one(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
     (tmp_path / "hosts.yml").touch()
-    for inventory in (tmp_path, tmp_path / "hosts.yml"):
-        given = {**NOTHING, "inventories": (str(inventory),)}
-        assert fleet_of(given).records == tmp_path / "records"
+    for inventory, name in (("site", "site-records"), ("hosts.yml", "records")):
+        given = {**NOTHING, "inventories": (str(tmp_path / inventory),)}
+        assert fleet_of(given).records == tmp_path / name
 
 
 def test_an_inventory_is_required(sm120: Command) -> None:

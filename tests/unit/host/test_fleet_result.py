@@ -21,8 +21,9 @@ from pipeline.errors import (
     PromiseBroken,
 )
 from pipeline.host.drift import Difference
+from pipeline.host.fleet import verifying
 from pipeline.host.fleet.functions import run_functions
-from pipeline.host.fleet.promised import Promised, read_promised
+from pipeline.host.fleet.promised import DriverPromise, Promised, Roles, read_promised
 from pipeline.host.fleet.records import keep_records, recorded
 from pipeline.host.fleet.remote import Remote
 from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
@@ -199,3 +200,32 @@ def test_captures_become_records_and_what_moved_is_said(tmp_path: Path) -> None:
     assert recorded(tmp_path, "n3") is None
     assert keep_records(tmp_path) == []
     assert json.loads((tmp_path / "n2.json").read_text())["host"] == "n2"
+
+
+@pytest.mark.usefixtures("root")
+def test_a_look_at_this_very_machine_judges_it_and_keeps_its_facts(tmp_path: Path) -> None:
+    found = verify_host(promised(), Asked(save=tmp_path / "seen"))
+    assert found.unreached is None
+    assert {r.role for r in found.rows} == {"host"}
+    assert {r.verdict for r in found.rows if "facts" in r.promise} == {"passed"}
+    assert found.drift is None
+    assert recorded(tmp_path / "seen", "n1") is not None
+
+
+@pytest.mark.usefixtures("root")
+def test_checks_that_do_not_run_leave_the_host_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "PROMISES", tmp_path / "nowhere")
+    found = verify_host(promised(), Asked())
+    assert found.verdict == "unknown"
+    assert "the checks did not run" in found.rows[0].why
+
+
+@pytest.mark.usefixtures("root")
+def test_a_role_that_nothing_can_be_said_of_is_unknown_row_by_row() -> None:
+    roles = Roles(nvidia_driver=DriverPromise(state="present", headers="none"))
+    found = verify_host(promised(roles=roles), Asked(roles=("nvidia_driver",)))
+    rows = {r.promise: r for r in found.rows}
+    assert rows["the locked driver is the loaded one"].verdict == "unknown"
+    assert "host.lock.yaml" in rows["the locked driver is the loaded one"].why
