@@ -11,7 +11,7 @@ import click
 from pipeline import log
 from pipeline.cli.common import checkout_of
 from pipeline.cli.fleet_options import fleet_of, fleet_options
-from pipeline.cli.host_verify import ROLES, end, look, say_result
+from pipeline.cli.host_verify import ROLES, end, look, moved_line, say_result
 from pipeline.cli.records import key_option, signer_of
 from pipeline.errors import ProvisionFailed
 
@@ -92,7 +92,7 @@ def _say_moves(folder: Path) -> None:
 def _lines(move: Move) -> list[str]:
     if not move.moved:
         return [f"{move.host}: no fact moved in this run"]
-    return [f"{move.host} moved: {d.field}: {d.before} -> {d.after}" for d in move.moved]
+    return [moved_line(move.host, d) for d in move.moved]
 
 
 @click.command("record")

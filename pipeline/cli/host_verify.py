@@ -20,6 +20,7 @@ from pipeline.errors import (
 )
 
 if TYPE_CHECKING:
+    from pipeline.host.drift import Difference
     from pipeline.host.fleet.result import FleetResult, HostResult
     from pipeline.host.fleet.verifying import Asked
 
@@ -130,9 +131,12 @@ def _rows(host: HostResult) -> list[list[str]]:
 
 
 def _say_cures(host: HostResult) -> None:
+    cures: dict[str, list[str]] = {}
     for row in host.rows:
         if row.cure:
-            click.echo(f"\n{host.host}, {row.role}, {row.promise}: {row.why}\n  cure: {row.cure}")
+            cures.setdefault(row.cure, []).append(row.promise)
+    for cure, promises in cures.items():
+        click.echo(f"\n{host.host}: {'; '.join(promises)}\n  cure: {cure}")
     for rule in host.rules:
         if rule.cure:
             click.echo(f"\n{host.host}, {rule.rule}, {rule.subject}: {rule.cure}")
@@ -142,8 +146,16 @@ def _say_cures(host: HostResult) -> None:
 
 
 def _say_drift(host: HostResult) -> None:
+    if host.drift:
+        click.echo("")
     for moved in host.drift or []:
-        click.echo(f"\n{host.host} moved: {moved.field}: {moved.before} -> {moved.after}")
+        click.echo(moved_line(host.host, moved))
+
+
+def moved_line(host: str, moved: Difference) -> str:
+    """One line, however many a value has."""
+    before, after = (" ".join(text.split()) for text in (moved.before, moved.after))
+    return f"{host} moved: {moved.field}: {before} -> {after}"
 
 
 def _summary(host: HostResult) -> str:
@@ -152,7 +164,8 @@ def _summary(host: HostResult) -> str:
     counts = [f"{host.count(v)} {v}" for v in ("passed", "failed", "unknown") if host.count(v)]
     drift = "no record to compare with"
     if host.drift is not None:
-        drift = f"{len(host.drift)} facts moved since recorded" if host.drift else "as recorded"
+        count = len(host.drift)
+        drift = f"{count} moved since it was recorded" if count else "as recorded"
     return f"{host.host}: {', '.join(counts) or 'nothing judged'}; {drift}"
 
 

@@ -65,7 +65,8 @@ def verify_fleet(
 def verify_host(promised: Promised, asked: Asked) -> HostResult:
     """One host."""
     if promised.unreached is not None:
-        return HostResult(host=promised.host, unreached=_one_line(promised.unreached))
+        words = promised.unreached.removeprefix("Task failed: ")
+        return HostResult(host=promised.host, unreached=_one_line(words))
     with tempfile.TemporaryDirectory(prefix="sm120-") as name:
         place = Path(name)
         try:
@@ -97,15 +98,10 @@ def _rows(promised: Promised, asked: Asked, place: Path) -> list[Row]:
     file.touch(mode=0o600)
     file.write_text(promised.model_dump_json(), encoding="utf-8")
     only = [x for role in asked.roles for x in ("--role", role)]
-    command = [sys.executable, "-m", "pytest", "--quiet", "-p", "pipeline.host.promises.plugin"]
-    command += ["-p", "no:cacheprovider", "--noconftest", "--rootdir", str(PROMISES)]
-    command += [
-        "-c",
-        str(PROMISES / "pytest.ini"),
-        "--promised",
-        str(file),
-        "--answers",
-        str(place),
+    command = [
+        *(sys.executable, "-m", "pytest", "--quiet", "-p", "pipeline.host.promises.plugin"),
+        *("-p", "no:cacheprovider", "--noconftest", "--rootdir", str(PROMISES)),
+        *("-c", str(PROMISES / "pytest.ini"), "--promised", str(file), "--answers", str(place)),
     ]
     names = ("SSH_AUTH_SOCK", "USER")
     path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)

@@ -34,7 +34,7 @@ _PARTS = {
     "nccl": "nccl",
 }
 _ROWS = pytest.StashKey[list[Row]]()
-_CURE = "Run the playbook again (`nox -s provision -- --tags {role}`); it puts this back."
+_CURE = "Run the playbook again; it puts this back (`--tags {role}` for this role alone)."
 
 
 class RootBackend(BaseBackend):  # type: ignore[misc]

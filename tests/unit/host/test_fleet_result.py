@@ -88,7 +88,7 @@ def test_a_known_failure_comes_with_cause_and_cure(capsys: pytest.CaptureFixture
     assert [f.issue.id for f in found.hosts[1].findings] == ["aspm-link-down"]
     say_result(found, Asked(), brief=True)
     said = capsys.readouterr().out
-    assert "links are kept awake: asleep\n  cure: x" in said
+    assert "n2: links are kept awake\n  cure: x" in said
     assert "n2, aspm-link-down" in said
     assert "n1    passed" not in said
     assert "The cards were not tested" in said
