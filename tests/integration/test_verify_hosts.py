@@ -26,7 +26,9 @@ from tests.testbed.playbook import ROOT, recap_of, write_inventory
 
 pytestmark = pytest.mark.timeout(1800)
 # roles that need no reboot and little time
-FEW = {"sm120_parts": ["nccl", "host_tuning"], "sm120_batches": "100%"}
+FEW = {"sm120_parts": ["nccl", "host_tuning"]}
+# a play's own keywords know no variables of the inventory
+AT_ONCE = ("-e", "sm120_batches=100%")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def site(docker_daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def provisioned(site: Site) -> Ended:
     """The first run of the whole command."""
-    return command(site, "provision")
+    return command(site, "provision", *AT_ONCE)
 
 
 @pytest.fixture
@@ -147,7 +149,7 @@ def test_what_is_broken_on_one_node_is_named_there_with_its_cure_and_what_moved(
 @pytest.mark.usefixtures("big")
 def test_the_next_run_repairs_it_and_says_what_moved(site: Site, provisioned: Ended) -> None:
     site.second.shell("rm /etc/apt/apt.conf.d/99-mine /run/sm120/reboot/x")
-    again = command(site, "provision")
+    again = command(site, "provision", *AT_ONCE)
     assert again.code == 0, again.out[-3000:] + again.err
     assert "v2 moved: kernel.swappiness: 60 -> 0" in again.out
     assert "v1: no fact moved in this run" in again.out
@@ -188,7 +190,7 @@ def test_a_lock_that_answers_another_wish_stops_before_any_host_is_asked(
     kept = wish.read_text()
     try:
         wish.write_text(kept.replace("branch: 580", "branch: 590"))
-        ended = command(site, "provision")
+        ended = command(site, "provision", *AT_ONCE)
     finally:
         wish.write_text(kept)
     assert ended.code == 12
@@ -198,7 +200,7 @@ def test_a_lock_that_answers_another_wish_stops_before_any_host_is_asked(
 @pytest.mark.usefixtures("big")
 def test_check_mode_proves_and_records_nothing_and_says_so(site: Site, provisioned: Ended) -> None:
     before = (site.tmp / "records" / "v1.json").read_bytes()
-    ended = command(site, "provision", "--check", "--diff", "--limit", "v1")
+    ended = command(site, "provision", *AT_ONCE, "--check", "--diff", "--limit", "v1")
     assert ended.code == 0, ended.out[-2000:]
     assert "nothing is recorded or verified" in ended.err
     assert "passed" not in ended.out.rpartition("PLAY RECAP")[2]
@@ -211,7 +213,7 @@ def test_a_canary_that_fails_leaves_the_others_untouched(site: Site, provisioned
     site.first.shell("cp /etc/nccl.conf /root/kept && echo '# mine' > /etc/nccl.conf")
     untouched = snapshot(site.second)
     try:
-        ended = command(site, "provision", sm120_batches=[1, "25%"])
+        ended = command(site, "provision")
     finally:
         site.first.shell("mv /root/kept /etc/nccl.conf")
     assert ended.code == 112
@@ -219,7 +221,7 @@ def test_a_canary_that_fails_leaves_the_others_untouched(site: Site, provisioned
     assert "v2" not in recap_of(ended.out)
     assert snapshot(site.second) == untouched
     assert "were not verified" in ended.err
-    assert command(site, "provision").code == 0
+    assert command(site, "provision", *AT_ONCE).code == 0
 
 
 # what the other roles promise; kernel files and GRUB are stand-ins
@@ -309,7 +311,7 @@ def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
         "registry_name": "{{ ansible_host }}",
         "registry_htpasswd": [f"ops:{hashed}"],
     }
-    ended = command(site, "provision", **values)
+    ended = command(site, "provision", *AT_ONCE, **values)
     assert ended.code == 0, ended.out[-3000:] + ended.err
     for script in ALL_BREAKS.values():
         site.second.shell(script)

@@ -42,13 +42,13 @@ def test_hosts_after_one_that_fails_are_not_touched(
         "sm120_lock_file": str(tmp_path / "lock.yaml"),
         "nvidia_repository_url": "http://mirror.invalid",
         "nvidia_repository_key": str(tmp_path / "key.gpg"),
-        **more,
     }
     inventory = tmp_path / "hosts.json"
     inventory.write_text(json.dumps({"all": {"hosts": hosts, "vars": shared}}))
     command = [program("ansible-playbook"), "--check", "--inventory", str(inventory)]
     # whatever this machine is: the play is about the order, not about packages
-    command += ["--extra-vars", "sm120_target=debian-12/amd64", str(PLAYBOOK)]
+    forced = {"sm120_target": "debian-12/amd64", **more}
+    command += ["--extra-vars", json.dumps(forced), str(PLAYBOOK)]
     env = {**ansible_environment(), "HOME": str(tmp_path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     recap = recap_of(done.stdout)
