@@ -65,8 +65,8 @@ def verify_fleet(
 def verify_host(promised: Promised, asked: Asked) -> HostResult:
     """One host."""
     if promised.unreached is not None:
-        words = promised.unreached.removeprefix("Task failed: ")
-        return HostResult(host=promised.host, unreached=_one_line(words))
+        why_not = promised.unreached.removeprefix("Task failed: ")
+        return HostResult(host=promised.host, unreached=_one_line(why_not))
     with tempfile.TemporaryDirectory(prefix="sm120-") as name:
         place = Path(name)
         try:
