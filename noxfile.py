@@ -101,13 +101,16 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def provision(session: nox.Session) -> None:
-    """Bring hosts to what is locked: nox -s provision -- -i INVENTORY [--check --diff]."""
+    """Bring hosts to what is locked, and prove it (-- -i INVENTORY [--check --diff])."""
     set_up(session, "hosts")
-    session.run("sm120", "host", "lock", "--check")
-    config = {"ANSIBLE_CONFIG": str(ROOT / "ansible" / "ansible.cfg")}
-    session.run(
-        "ansible-playbook", str(ROOT / "ansible" / "site.yml"), *session.posargs, env=config
-    )
+    session.run("sm120", "host", "provision", *(session.posargs or ("--help",)))
+
+
+@nox.session(name="verify-hosts")
+def verify_hosts(session: nox.Session) -> None:
+    """Prove every promise of every role on each host (-- -i INVENTORY [--functions IMAGE])."""
+    set_up(session, "hosts")
+    session.run("sm120", "host", "verify", *(session.posargs or ("--help",)))
 
 
 @nox.session

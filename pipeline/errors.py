@@ -442,6 +442,30 @@ class NothingTuned(PipelineError):
     hint = "The table names how each ended; check the host first: `sm120 host check`."
 
 
+class PromiseBroken(PipelineError):
+    exit_code = 109
+    meaning = "a host does not have what its roles promised"
+    hint = "Each broken promise above names its cure; most are repaired by `nox -s provision`."
+
+
+class HostUnreached(PipelineError):
+    exit_code = 110
+    meaning = "a host could not be reached, so nothing is known of it"
+    hint = "Look at its power, network, SSH key and sudo; the others were checked."
+
+
+class FleetUnready(PipelineError):
+    exit_code = 111
+    meaning = "an inventory or playbook cannot be run, so no host was looked at"
+    hint = "Read Ansible's words above; `ansible-inventory -i INVENTORY --list` shows what it sees."
+
+
+class ProvisionFailed(PipelineError):
+    exit_code = 112
+    meaning = "the playbook ended with failed or unreached hosts"
+    hint = "Ansible's words above name host, cause and cure; the play can be run again."
+
+
 class Interrupted(PipelineError):
     exit_code = 130
     meaning = "stopped by Ctrl-C or a signal"

@@ -32,11 +32,20 @@ def find_tool(name: str, hint: str) -> str:
 
 
 def read(
-    args: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b""
+    args: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run to the end and return what it said; the caller judges the exit code."""
     return subprocess.run(
-        list(args), env=dict(env or environment()), input=stdin, capture_output=True, check=False
+        list(args),
+        env=dict(env or environment()),
+        input=stdin,
+        capture_output=True,
+        check=False,
+        timeout=timeout_s,
     )
 
 
@@ -58,6 +67,32 @@ def running(
     try:
         yield process
     finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def talk(args: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A program to write to and read from; the caller ends it with `end`."""
+    return subprocess.Popen(
+        list(args),
+        env=dict(env),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Close its doors, and end it and its children if it does not go by itself."""
+    for door in (process.stdin, process.stdout, process.stderr):
+        if door is not None:
+            with suppress(OSError):
+                door.close()
+    try:
+        process.wait(timeout=2)
+    except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

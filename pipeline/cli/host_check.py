@@ -64,7 +64,8 @@ def check(
 ) -> None:
     """Judge this host: rules over its facts, then tests of what its cards really do.
 
-    A test that hangs is ended and named. Known failures come with their cause and cure.
+    A test that hangs is ended and named. Known failures come with their cause and cure. For the
+    hosts of an inventory, and what their roles promised: `sm120 host verify`.
     """
     from pipeline.host.issues import findings, match_lines, match_rules
     from pipeline.host.rules import judge

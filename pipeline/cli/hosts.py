@@ -10,6 +10,8 @@ import click
 from pipeline import log
 from pipeline.cli.common import checkout_of, json_option, say_json
 from pipeline.cli.host_check import HOST_COMMANDS
+from pipeline.cli.host_provision import provision, record
+from pipeline.cli.host_verify import verify
 from pipeline.errors import LockEdited, LockMissing, WishInvalid
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ _EPILOG = """\b
 The usual way through, once for each system of your hosts:
   sm120 host lock --target ubuntu-24.04/amd64 --repository ADDRESS --keyring KEY.gpg
   nox -s provision -- -i INVENTORY
+  nox -s verify-hosts -- -i INVENTORY
   sm120 host facts           what this host is
   sm120 host check           prove that it works: rules, then copies and all_reduce
 """
@@ -34,7 +37,7 @@ def host() -> None:
     """Lock what hosts get, say what they are, and prove that they work."""
 
 
-for command in HOST_COMMANDS:
+for command in (*HOST_COMMANDS, provision, verify, record):
     host.add_command(command)
 
 

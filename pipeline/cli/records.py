@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -100,25 +100,33 @@ def attest(
     context: click.Context, artifact: Path, kind: str, predicate: Path, key_path: Path | None
 ) -> None:
     """Sign a statement about any file; it is kept beside the file."""
-    from pipeline.files import write_bytes
-    from pipeline.record.envelope import enclose
     from pipeline.record.names import KINDS
-    from pipeline.record.predicates import MODELS, check_predicate
-    from pipeline.record.shelf import ENDING
-    from pipeline.record.statement import moment, state
+    from pipeline.record.predicates import MODELS
     from pipeline.record.strict import read_json
-    from pipeline.verify.artifact import open_file, read_bounded
+    from pipeline.verify.artifact import read_bounded
 
     own = sorted(name for name, uri in KINDS.items() if uri in MODELS)
     if kind not in own:
         raise click.BadParameter(f"one of {', '.join(own)}", param_hint="--type")
     body = read_json(read_bounded(predicate), predicate.name)
+    click.echo(str(attest_file(artifact, kind, body, signer_of(key_path))))
+
+
+def attest_file(artifact: Path, kind: str, body: Any, signer: Signer) -> Path:
+    """Sign a statement of one of our own kinds about a file; where it is kept."""
+    from pipeline.files import write_bytes
+    from pipeline.record.envelope import enclose
+    from pipeline.record.names import KINDS
+    from pipeline.record.predicates import check_predicate
+    from pipeline.record.shelf import ENDING
+    from pipeline.record.statement import moment, state
+    from pipeline.verify.artifact import open_file
+
     check_predicate(KINDS[kind], body)
-    opened = open_file(artifact)
-    said = state(artifact.name, opened.digest, KINDS[kind], body, moment())
+    said = state(artifact.name, open_file(artifact).digest, KINDS[kind], body, moment())
     path = artifact.with_name(f"{artifact.name}{ENDING}")
-    write_bytes(path, enclose(said, [signer_of(key_path)]).dump())
-    click.echo(str(path))
+    write_bytes(path, enclose(said, [signer]).dump())
+    return path
 
 
 @click.command()

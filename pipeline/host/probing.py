@@ -53,10 +53,18 @@ class ProbeAnswer(Frozen):
 def read_answer(path: Path) -> ProbeAnswer:
     """An answer that was kept."""
     try:
-        return ProbeAnswer.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError, RecursionError) as error:
+        return parse_answer(path.read_bytes(), str(path))
+    except OSError as error:
+        raise FactsUnreadable(f"{path}: {error.strerror}") from error
+
+
+def parse_answer(data: bytes, name: str) -> ProbeAnswer:
+    """An answer as the tests wrote it."""
+    try:
+        return ProbeAnswer.model_validate_json(data)
+    except (ValidationError, RecursionError) as error:
         words = str(error).splitlines()[0]
-        raise FactsUnreadable(f"{path}: is no answer of the function tests: {words}") from error
+        raise FactsUnreadable(f"{name}: is no answer of the function tests: {words}") from error
 
 
 def run_probes(
@@ -80,14 +88,18 @@ def run_in_image(
 
 
 def container_command(
-    image: str, folder: Path, arguments: Sequence[str], settings: dict[str, str]
+    image: str,
+    folder: Path,
+    arguments: Sequence[str],
+    settings: dict[str, str],
+    probes: Path = PROBES,
 ) -> list[str]:
     """Nothing is pulled, no network; shared memory and locked pages as engines need them."""
     return [
         *("docker", "run", "--rm", "--pull=never", "--network=none", "--ipc=host"),
         *("--ulimit", "memlock=-1", "--device", "nvidia.com/gpu=all"),
         *(x for k, v in sorted(settings.items()) for x in ("--env", f"{k}={v}")),
-        *("--volume", f"{PROBES}:/probes:ro", "--volume", f"{folder}:/answer"),
+        *("--volume", f"{probes}:/probes:ro", "--volume", f"{folder}:/answer"),
         *("--entrypoint", "python3", image, "/probes", f"/answer/{_NAME}", *arguments),
     ]
 

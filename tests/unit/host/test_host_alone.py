@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.host import capture
+from pipeline.host.fleet import shell
 from pipeline.host.probing import PROBES
 
 ROOT = Path(__file__).resolve().parents[3]
-ALONE = [Path(capture.__file__), *sorted(PROBES.glob("*.py"))]
+ALONE = [Path(capture.__file__), Path(shell.__file__), *sorted(PROBES.glob("*.py"))]
 
 
 def imported(path: Path) -> set[str]:

@@ -1,0 +1,117 @@
+"""`sm120 host provision`: check the lock, run the playbook, let the hosts prove themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline import log
+from pipeline.cli.common import checkout_of
+from pipeline.cli.fleet_options import fleet_of, fleet_options
+from pipeline.cli.host_verify import ROLES, end, look, moved_line, say_result
+from pipeline.cli.records import key_option, signer_of
+from pipeline.errors import ProvisionFailed
+
+if TYPE_CHECKING:
+    from pipeline.host.fleet.records import Move
+
+
+@click.command("provision", context_settings={"ignore_unknown_options": True})
+@fleet_options
+@click.option("-C", "--check", is_flag=True, help="Show what would change; change nothing.")
+@click.option("-D", "--diff", is_flag=True, help="Show the differences in files.")
+@click.option("-t", "--tags", multiple=True, help="Only these roles.")
+@click.option("--forks", type=int, default=20, show_default=True, help="Hosts at once.")
+@click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[ANSIBLE'S OPTIONS]")
+@click.pass_context
+def provision(
+    context: click.Context,
+    /,
+    check: bool,
+    diff: bool,
+    tags: tuple[str, ...],
+    forks: int,
+    more: tuple[str, ...],
+    **given: Any,
+) -> None:
+    """Bring the hosts of an inventory to what is locked, and prove that they are there.
+
+    The first host is a canary; the others follow in batches, and a failure stops the run. What each
+    host was before and after is kept as its record (--records).
+    """
+    from pipeline.host.fleet.playbook import stream_playbook
+    from pipeline.host.fleet.records import keep_records
+    from pipeline.host.fleet.verifying import Asked
+
+    _require_lock(context)
+    fleet = fleet_of(given)
+    # what a run by hand has left becomes records too, and is not taken for this run's
+    keep_records(fleet.records)
+    words = [*fleet.arguments(), "--forks", str(forks), *more]
+    words += ["--extra-vars", json.dumps({"sm120_records": str(fleet.records)})]
+    words += [x for t in tags for x in ("--tags", t)]
+    words += ["--check"] * check + ["--diff"] * diff
+    with fleet.password_file() as password:
+        code = stream_playbook(checkout_of(context), "site.yml", [*words, *password])
+    if check:
+        log.say("Check mode: nothing was changed, so nothing is recorded or verified.")
+    else:
+        _say_moves(fleet.records)
+    if code != 0:
+        hint = "" if check else "The hosts were not verified; `sm120 host verify` does that alone."
+        raise ProvisionFailed(f"ansible-playbook ended with code {code}", hint)
+    if check:
+        return
+    roles = tuple(role for tag in tags for role in tag.split(",") if role in ROLES)
+    asked = Asked(roles=roles, records=fleet.records)
+    found = look(context, fleet, asked, forks)
+    say_result(found, asked, brief=True)
+    end(found)
+
+
+def _require_lock(context: click.Context) -> None:
+    """The lock must answer today's wish before any host is touched."""
+    from pipeline.lock.host_model import current_host_lock, host_lock_path
+    from pipeline.wish.host import read_host_wish
+
+    checkout = checkout_of(context)
+    current_host_lock(host_lock_path(checkout), read_host_wish(checkout))
+
+
+def _say_moves(folder: Path) -> None:
+    from pipeline.host.fleet.records import keep_records
+
+    for move in keep_records(folder):
+        for line in _lines(move):
+            click.echo(line)
+
+
+def _lines(move: Move) -> list[str]:
+    if not move.moved:
+        return [f"{move.host}: no fact moved in this run"]
+    return [moved_line(move.host, d) for d in move.moved]
+
+
+@click.command("record")
+@click.argument(
+    "files",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+)
+@key_option
+def record(files: tuple[Path, ...], key_path: Path | None) -> None:
+    """Sign host records (or facts); each statement is kept beside its file.
+
+    `sm120 verify FILE` proves it later, and `sm120 host drift FILE` compares with it.
+    """
+    from pipeline.cli.records import attest_file
+    from pipeline.host.drift import read_facts
+    from pipeline.host.predicate import predicate
+
+    signer = signer_of(key_path)
+    for path in files:
+        click.echo(str(attest_file(path, "host-facts", predicate(read_facts(path)), signer)))

@@ -1,0 +1,69 @@
+"""Starts Ansible's programs, which lie beside our Python, with the settings of this checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline import proc
+from pipeline.errors import FleetUnready
+from pipeline.host.fleet.promised import Promised, read_promised
+from pipeline.wish.load import Checkout
+
+# Ansible's own settings and secrets of the person who runs it
+_PASSED = ("SSH_AUTH_SOCK", "USER", "LOGNAME", "TERM", "VIRTUAL_ENV")
+
+
+def ansible_program(name: str) -> str:
+    """A program of ansible-core: beside our Python, else on the path."""
+    beside = Path(sys.executable).parent / name
+    if beside.exists():
+        return str(beside)
+    return proc.find_tool(name, "Run it by nox, or install the group `hosts` of pyproject.toml.")
+
+
+def ansible_environment(checkout: Checkout) -> dict[str, str]:
+    """A short environment; what the user set for Ansible goes along."""
+    own = [n for n in os.environ if n.startswith("ANSIBLE_")]
+    found = proc.environment(*_PASSED, *own)
+    found.setdefault("ANSIBLE_CONFIG", str(checkout.root / "ansible" / "ansible.cfg"))
+    return found
+
+
+def stream_playbook(checkout: Checkout, name: str, arguments: Sequence[str]) -> int:
+    """Run a playbook before the user's eyes; its exit code."""
+    command = [ansible_program("ansible-playbook"), str(checkout.root / "ansible" / name)]
+    env = ansible_environment(checkout)
+    return subprocess.run([*command, *arguments], env=env, check=False).returncode
+
+
+@contextmanager
+def promises_of(checkout: Checkout, arguments: Sequence[str]) -> Iterator[list[Promised]]:
+    """What each host of an inventory was promised; the files hold secrets, and live briefly."""
+    with tempfile.TemporaryDirectory(prefix="sm120-") as name:
+        place = Path(name, "promised")
+        place.mkdir(mode=0o700)
+        command = [ansible_program("ansible-playbook")]
+        command.append(str(checkout.root / "ansible" / "promises.yml"))
+        command += [*arguments, "--extra-vars", f"sm120_promises_to={place}"]
+        done = proc.read(command, env=ansible_environment(checkout))
+        found = [read_promised(path) for path in sorted(place.glob("*.json"))]
+        if done.returncode != 0 or not found:
+            raise FleetUnready(_words(done))
+        yield found
+
+
+def _words(done: subprocess.CompletedProcess[bytes]) -> str:
+    """The line in which Ansible says what is wrong."""
+    lines = (done.stdout + b"\n" + done.stderr).decode(errors="replace").splitlines()
+    marks = ("[ERROR]", "ERROR!", "fatal:", "error:", "msg:", "[WARNING]")
+    for mark in marks:
+        said = [x.strip() for x in lines if mark in x]
+        if said:
+            return said[0][:400]
+    return "Ansible names no host of this inventory" if done.returncode == 0 else "Ansible failed"

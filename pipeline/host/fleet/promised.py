@@ -1,0 +1,170 @@
+"""What a host was promised, as the roles understood the inventory (ansible/promises.yml)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pydantic import ValidationError
+
+from pipeline.errors import FleetUnready
+from pipeline.model import Frozen
+
+State: TypeAlias = Literal["present", "absent"]
+
+
+class Connection(Frozen):
+    """How to reach a host and become root there."""
+
+    kind: str
+    address: str
+    port: int
+    user: str
+    key: str
+    arguments: str
+    password: bool  # the inventory has one for SSH itself
+    become_method: str
+    become_password: str
+
+
+class RepositoryPromise(Frozen):
+    """The apt source, believed by its key only."""
+
+    state: State
+    url: str
+    suite: str
+    components: list[str]
+    key: str  # on the controller
+
+
+class DriverPromise(Frozen):
+    """The locked driver with open kernel modules."""
+
+    state: State
+    headers: str
+
+
+class CudaPromise(Frozen):
+    """The toolkit, and images that the driver must be new enough for."""
+
+    state: State
+    toolkit: bool
+    image_releases: list[str]
+
+
+class PciePromise(Frozen):
+    """Settings of the bus, by the host's profile."""
+
+    state: State
+    cmdline: list[str]
+    module_lines: list[str]
+    iommu: Literal["keep", "pt", "off"]
+    acs_off: bool
+    aspm_off: bool
+    hmm_off: bool
+    p2p_keys: str
+    bar1_mib: int
+
+
+class NcclPromise(Frozen):
+    """NCCL's settings and library."""
+
+    state: State
+    library: bool
+    settings: dict[str, Any]
+    container_settings: dict[str, Any]
+    patched: str  # on the controller
+    patched_at: str
+
+
+class RuntimePromise(Frozen):
+    """Docker or Podman, CDI, limits and a private registry."""
+
+    state: State
+    engine: Literal["docker", "podman"]
+    package: str
+    settings: dict[str, Any]
+    limits: str
+    certs: str
+    registry: str
+    registry_ca: str  # on the controller
+    login_sha256: str
+
+
+class TuningPromise(Frozen):
+    """Kernel knobs, governor, power, time, updates."""
+
+    state: State
+    sysctls: dict[str, Any]
+    governor: Literal["keep", "performance"]
+    time_sync: bool
+    power_limit_w: int
+    keep_driver: bool
+    files: dict[str, str]
+    gone: list[str]
+
+
+class RegistryPromise(Frozen):
+    """A private registry with TLS and passwords."""
+
+    state: State
+    name: str
+    port: int
+    storage: str
+    home: str
+    passwords_sha256: str
+
+
+class WeightsPromise(Frozen):
+    """`sm120 weights` on the host, locked sets, a nightly scrub."""
+
+    state: State
+    root: str
+    home: str
+    command: str
+    wheel: str  # on the controller, as the next two
+    requirements: str
+    locks: str
+    sets: list[str]
+    device: str
+    scrub_days: int
+    scrub_at: str
+
+
+class Roles(Frozen):
+    """The promises of every role that the host has."""
+
+    nvidia_repository: RepositoryPromise | None = None
+    nvidia_driver: DriverPromise | None = None
+    cuda: CudaPromise | None = None
+    pcie: PciePromise | None = None
+    nccl: NcclPromise | None = None
+    container_runtime: RuntimePromise | None = None
+    host_tuning: TuningPromise | None = None
+    registry: RegistryPromise | None = None
+    weights: WeightsPromise | None = None
+
+    def states(self) -> dict[str, State]:
+        """The state of each promised role, by name."""
+        found = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: role.state for name, role in found.items() if role is not None}
+
+
+class Promised(Frozen):
+    """One host: how to reach it and what it was promised, or why it was not reached."""
+
+    host: str
+    connection: Connection
+    unreached: str | None = None
+    lock_file: Path | None = None
+    target: str = ""
+    roles: Roles = Roles()
+
+
+def read_promised(path: Path) -> Promised:
+    """What the play wrote down of one host."""
+    try:
+        return Promised.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        first = str(error).splitlines()
+        raise FleetUnready(f"{path.stem}: its promises cannot be read: {first[:2]}") from error

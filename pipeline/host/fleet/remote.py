@@ -1,0 +1,162 @@
+"""A shell on a host as root: one SSH connection and one sudo for a whole look, or no SSH at all."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shlex
+import subprocess
+import time
+import zlib
+from pathlib import Path
+from types import TracebackType
+
+from pipeline import proc
+from pipeline.host.fleet import shell
+from pipeline.host.fleet.promised import Connection
+from pipeline.model import Frozen
+
+CONNECT_S = 10
+LIMIT_S = 120.0
+_START_S = 60.0
+_PROMPT = "sm120-sudo-password:"
+
+
+class Unreached(Exception):
+    """The host does not answer, or does not let us become root; the message says why."""
+
+
+class Said(Frozen):
+    """How a command ended and what it said."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def words(self) -> str:
+        """The last line it said, for a person."""
+        return _last_line(self.err.strip() or self.out)
+
+
+class Remote:
+    """Commands on a host, as root. Nothing is asked of a person, and every command has a limit."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._to = connection
+        self._process: subprocess.Popen[bytes] | None = None
+        self._read = b""
+        self._errors = b""
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            proc.end(self._process)
+
+    def run(self, command: str, limit_s: float = LIMIT_S) -> Said:
+        """What a root shell says; a host that is not reached raises."""
+        process = self._opened()
+        assert process.stdin is not None
+        asked = json.dumps({"command": command, "limit_s": limit_s})
+        try:
+            process.stdin.write(asked.encode() + b"\n")
+            process.stdin.flush()
+        except OSError as error:
+            raise Unreached(f"the connection is lost: {error.strerror}") from error
+        said = json.loads(self._line(limit_s + 30))
+        texts = {k: base64.b64decode(said[k]) for k in ("out", "err")}
+        return Said(code=said["code"], out=texts["out"], err=texts["err"])
+
+    def _opened(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = proc.talk(connect_command(self._to), env=_environment())
+            who = self._line(_START_S)
+            if who != f"{shell.READY} 0".encode():
+                raise Unreached(f"cannot become root: {who[:100]!r}")
+        return self._process
+
+    def _line(self, limit_s: float) -> bytes:
+        """The next line of the host; answers sudo's question on the way."""
+        deadline = time.monotonic() + limit_s
+        while b"\n" not in self._read:
+            self._hear(deadline)
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+    def _hear(self, deadline: float) -> None:
+        assert self._process is not None
+        out, err = self._process.stdout, self._process.stderr
+        assert out is not None
+        assert err is not None
+        left = max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([out, err], [], [], left)
+        if not ready:
+            raise Unreached("it does not answer in time")
+        pieces = {f: os.read(f.fileno(), 65536) for f in ready}
+        self._read += pieces.get(out, b"")
+        self._errors = (self._errors + pieces.get(err, b""))[-4096:]
+        if err in ready:
+            self._answer_sudo()
+        if out in ready and not pieces[out]:
+            raise Unreached(_last_line(self._errors + os.read(err.fileno(), 4096)))
+
+    def _answer_sudo(self) -> None:
+        """sudo asks on stderr: once for the password, again when it was wrong."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        asked = self._errors.count(_PROMPT.encode())
+        if asked and not self._to.become_password:
+            raise Unreached("sudo asks for a password; -K asks you for it")
+        if asked > 1:
+            raise Unreached("sudo does not accept the password")
+        if asked and self._errors.endswith(_PROMPT.encode()):
+            self._process.stdin.write(f"{self._to.become_password}\n".encode())
+            self._process.stdin.flush()
+
+
+def connect_command(to: Connection) -> list[str]:
+    """The program that ends up as our root process on the host."""
+    if to.kind not in ("ssh", "local", "smart"):
+        raise Unreached(f"ansible_connection {to.kind} is not ssh or local")
+    if to.password:
+        raise Unreached("SSH with a password is not supported; use a key or an agent")
+    if to.become_method != "sudo":
+        raise Unreached(f"become by {to.become_method} is not supported, only sudo")
+    code = f"python3 -u -c {shlex.quote(one_line(Path(shell.__file__)))}"
+    sudo = f"sudo -S -p {shlex.quote(_PROMPT)} -- {code}"
+    script = f'if [ "$(id -u)" = 0 ]; then exec {code}; else exec {sudo}; fi'
+    if to.kind == "local":
+        return ["/bin/sh", "-c", script]
+    return [
+        *(proc.find_tool("ssh", "Install an SSH client."), "-o", "BatchMode=yes"),
+        *("-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=15"),
+        *(("-p", str(to.port)) if to.port else ()),
+        *(("-l", to.user) if to.user else ()),
+        *(("-i", to.key) if to.key else ()),
+        *(*shlex.split(to.arguments), to.address, "--", script),
+    ]
+
+
+def one_line(source: Path) -> str:
+    """A Python file of ours as an argument for `python3 -c` on a host that has nothing of ours."""
+    packed = base64.b64encode(zlib.compress(source.read_bytes(), 9)).decode()
+    return f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
+
+
+def _last_line(data: bytes) -> str:
+    lines = data.decode("utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "no words"
+
+
+def _environment() -> dict[str, str]:
+    path = os.environ.get("PATH", "")
+    return proc.environment("SSH_AUTH_SOCK", "USER", PATH=f"{path}:/usr/sbin:/usr/bin:/sbin:/bin")

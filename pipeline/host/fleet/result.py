@@ -1,0 +1,89 @@
+"""What was found on each host, and what it adds up to."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import computed_field
+
+from pipeline.host.drift import Difference
+from pipeline.host.issues import Finding, findings, match_lines, match_rules
+from pipeline.host.probing import ProbeRow
+from pipeline.host.verdicts import Judged, Verdict
+from pipeline.model import Frozen
+
+
+class Row(Frozen):
+    """One promise of one role, kept or not."""
+
+    role: str
+    promise: str
+    verdict: Verdict
+    why: str = ""
+    cure: str = ""
+    # the rule over facts that the table of known issues calls this by
+    rule: str = ""
+
+
+class HostResult(Frozen):
+    """One host. A host that was not reached has no rows, and is never called passed."""
+
+    host: str
+    unreached: str | None = None
+    rows: list[Row] = []
+    rules: list[Judged] = []
+    functions: list[ProbeRow] = []
+    drift: list[Difference] | None = None  # None: there is no record to compare with
+    words: list[str] = []  # of function tests, for the table of known issues
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> Literal["passed", "failed", "unknown", "not reached"]:
+        """The worst of all that was judged; nothing judged is unknown."""
+        if self.unreached is not None:
+            return "not reached"
+        seen = set(self._verdicts())
+        order: tuple[Literal["failed", "unknown", "passed"], ...] = ("failed", "unknown", "passed")
+        return next((v for v in order if v in seen), "unknown")
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def findings(self) -> list[Finding]:
+        """Known issues that explain what failed."""
+        judged = [
+            Judged(rule=r.rule, subject=r.role, verdict=r.verdict, why=r.why)
+            for r in self.rows
+            if r.rule
+        ]
+        return findings([match_rules([*judged, *self.rules]), match_lines("tests", self.words)])
+
+    def count(self, verdict: Verdict) -> int:
+        """How many rows ended so."""
+        return self._verdicts().count(verdict)
+
+    def _verdicts(self) -> list[str]:
+        rows = [r.verdict for r in self.rows] + [r.verdict for r in self.rules]
+        return [*rows, *(r.verdict for r in self.functions)]
+
+
+class FleetResult(Frozen):
+    """All hosts of one look."""
+
+    version: Literal[1] = 1
+    hosts: list[HostResult]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> Literal["passed", "failed", "unknown", "not reached"]:
+        """The worst of all hosts."""
+        seen = {h.verdict for h in self.hosts}
+        order: tuple[Literal["failed", "not reached", "unknown", "passed"], ...] = (
+            *("failed", "not reached"),
+            *("unknown", "passed"),
+        )
+        return next((v for v in order if v in seen), "unknown")
+
+
+def not_tested(why: str) -> ProbeRow:
+    """In the place of function tests that did not run."""
+    return ProbeRow(check="functions", subject="cards", verdict="unknown", why=why, measured={})

@@ -1,0 +1,97 @@
+"""What promises are judged by: files, units and packages of a host, through testinfra."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PipelineError
+from pipeline.host.promises.answers import Broken, Unsure, require_none
+from pipeline.lock.host_model import Part, TargetLock, read_host_lock
+
+# testinfra ships no types
+Host = Any
+
+
+def text_of(host: Host, path: str) -> str:
+    """A file's text; a missing one is a broken promise."""
+    file = host.file(path)
+    if not file.exists:
+        raise Broken(f"{path} is missing")
+    return str(file.content_string)
+
+
+def require_text(host: Host, path: str, want: str) -> None:
+    """The file says exactly this, but for blank lines."""
+    got = [x.rstrip() for x in text_of(host, path).splitlines() if x.strip()]
+    wanted = [x.rstrip() for x in want.splitlines() if x.strip()]
+    other = [x for x in got if x not in wanted]
+    lost = [x for x in wanted if x not in got]
+    require_none([f"`{x}` is not ours" for x in other], path)
+    require_none([f"`{x}` is gone" for x in lost], path)
+
+
+def require_same_file(host: Host, path: str, source: Path) -> None:
+    """The file on the host has the bytes of the controller's."""
+    if not source.is_file():
+        raise Unsure(f"{source} is not on this controller to compare with")
+    if not host.file(path).exists:
+        raise Broken(f"{path} is missing")
+    want, got = hashlib.sha256(source.read_bytes()).hexdigest(), host.file(path).sha256sum
+    if got != want:
+        raise Broken(f"{path} has other bytes ({got[:12]}… instead of {want[:12]}…)")
+
+
+def require_gone(host: Host, paths: list[str]) -> None:
+    """None of these is there."""
+    require_none([p for p in paths if host.file(p).exists], "is still there")
+
+
+def require_unit(host: Host, name: str, *, running: bool = True) -> None:
+    """A unit starts at boot and, where it must, runs now."""
+    service = host.service(name)
+    if not service.is_enabled:
+        raise Broken(f"{name} does not start at boot")
+    if running and not service.is_running:
+        raise Broken(f"{name} does not run")
+
+
+def require_packages(host: Host, names: list[str]) -> None:
+    """Packages of the system's own archive, at whatever version."""
+    have = installed(host, names)
+    require_none([n for n in names if n not in have], "not installed")
+
+
+def installed(host: Host, names: list[str]) -> dict[str, tuple[str, str]]:
+    """Version and wanted state (`install`, `hold`) of those that are installed."""
+    form = "${binary:Package}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\n"
+    said = host.run(f"dpkg-query --show --showformat '{form}' {' '.join(names)}").stdout
+    rows = [line.split("\t") for line in said.splitlines() if line.count("\t") == 3]
+    good = [r for r in rows if r[3] == "installed"]
+    return {name.partition(":")[0]: (version, want) for name, version, want, _ in good}
+
+
+def words_of(host: Host, path: str) -> list[str]:
+    """A file of the kernel's, by words."""
+    said = host.run(f"cat {path}")
+    if said.rc != 0:
+        raise Unsure(f"{path} cannot be read")
+    return str(said.stdout).split()
+
+
+def locked_target(lock_file: Path | None, target: str) -> TargetLock:
+    """The packages that the lock names for a host's system."""
+    try:
+        lock = read_host_lock(lock_file or Path("host.lock.yaml"))
+    except PipelineError as error:
+        raise Unsure(str(error)) from error
+    if target not in lock.targets:
+        raise Unsure(f"the lock has no packages for {target}")
+    return lock.targets[target]
+
+
+def part_of(target: TargetLock, name: str) -> Part:
+    """One part of a system's lock."""
+    part: Part = getattr(target, name)
+    return part

@@ -1,0 +1,99 @@
+"""The engine, its limits, CDI and the private registry."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.host.facts import HostFacts
+from pipeline.host.fleet.promised import RuntimePromise
+from pipeline.host.promises.answers import Broken, moot, require, require_none
+from pipeline.host.promises.look import (
+    Host,
+    require_packages,
+    require_same_file,
+    require_text,
+    require_unit,
+    text_of,
+)
+
+_DAEMON = "/etc/docker/daemon.json"
+_PODMAN = "/etc/containers/containers.conf.d/60-sm120.conf"
+_SPECS = "/var/run/cdi/nvidia.yaml /etc/cdi/nvidia.yaml /run/cdi/nvidia.yaml"
+
+
+def missing_from(want: dict[str, Any], have: Any, path: str = "") -> list[str]:
+    """Settings that are not there, or not so; what else is there is the site's own."""
+    found = []
+    for key, value in want.items():
+        got = have.get(key) if isinstance(have, dict) else None
+        if isinstance(value, dict):
+            found += missing_from(value, got, f"{path}{key}.")
+        elif got != value:
+            found.append(f"{path}{key} is {json.dumps(got)}")
+    return found
+
+
+def test_the_engine_is_installed_and_runs(host: Host, wanted: RuntimePromise) -> None:
+    """Podman has no daemon."""
+    require_packages(host, [wanted.package])
+    if wanted.engine == "docker":
+        require_unit(host, "docker")
+
+
+def test_the_limits_are_set(host: Host, wanted: RuntimePromise) -> None:
+    """Locked memory, shared memory, CDI and NVIDIA's runtime."""
+    if wanted.engine == "podman":
+        return require_text(host, _PODMAN, wanted.limits)
+    try:
+        said = json.loads(text_of(host, _DAEMON))
+    except ValueError:
+        raise Broken(f"{_DAEMON} is not JSON") from None
+    require_none(missing_from(wanted.settings, said), _DAEMON)
+
+
+def test_the_engine_was_started_with_them(host: Host, wanted: RuntimePromise) -> None:
+    """A daemon that runs since before its settings were written knows the older ones."""
+    if wanted.engine == "podman":
+        moot("Podman reads its settings at each start of a container")
+    started = "systemctl show docker --property=ActiveEnterTimestamp --value"
+    said = host.run(f'date +%s -d "$({started})"; stat -c %Y {_DAEMON}').stdout.split()
+    if len(said) != 2:
+        raise Broken(f"docker does not run, or {_DAEMON} is missing")
+    require(int(said[0]) >= int(said[1]), f"{_DAEMON} is newer", "systemctl restart docker")
+
+
+def test_cdi_is_made_again_after_each_change_of_the_driver(host: Host) -> None:
+    """By the toolkit's own unit."""
+    require_unit(host, "nvidia-cdi-refresh", running=False)
+
+
+def test_cdi_names_the_cards(host: Host, facts: HostFacts) -> None:
+    """Without its file no container gets a card."""
+    if not facts.pci.gpus:
+        moot("no GPU is on the bus of this host")
+    found = host.run(f"cat {_SPECS} 2>/dev/null").stdout
+    cure = "systemctl start nvidia-cdi-refresh, and look at its journal."
+    require("nvidia.com/gpu" in found, "no CDI file names nvidia.com/gpu", cure)
+
+
+def test_the_private_registry_is_trusted_by_its_own_ca(host: Host, wanted: RuntimePromise) -> None:
+    """The controller's file, byte for byte."""
+    if not wanted.registry or not wanted.registry_ca:
+        moot("no private registry with a CA is named")
+    path = f"{wanted.certs}/{wanted.registry}/ca.crt"
+    require_same_file(host, path, Path(wanted.registry_ca))
+
+
+def test_the_login_is_there_and_nobody_elses_to_read(host: Host, wanted: RuntimePromise) -> None:
+    """Compared by digest, and never printed."""
+    if not wanted.login_sha256:
+        moot("no login is given")
+    path = "/root/.docker/config.json"
+    said = json.loads(text_of(host, path)).get("auths", {}).get(wanted.registry, {})
+    good = hashlib.sha256(str(said.get("auth", "")).encode()).hexdigest() == wanted.login_sha256
+    require(good, f"{path} has no or another login for {wanted.registry}")
+    mode = host.file(path).mode
+    require(mode & 0o077 == 0, f"{path} is open to others ({mode:04o})", f"chmod 600 {path}")

@@ -1,0 +1,50 @@
+"""The toolkit, and a driver new enough for it and for every image."""
+
+from __future__ import annotations
+
+import json
+
+from pipeline.host.facts import HostFacts
+from pipeline.host.fleet.promised import CudaPromise, Promised
+from pipeline.host.known import Unknown
+from pipeline.host.promises.answers import Unsure, known_by, moot, require, require_none
+from pipeline.host.promises.look import Host, text_of
+from pipeline.lock.host_model import HostLock, read_host_lock
+
+
+def whole_lock(promised: Promised) -> HostLock:
+    """The lock, for its rules."""
+    assert promised.lock_file is not None
+    return read_host_lock(promised.lock_file)
+
+
+@known_by("driver")
+def test_the_loaded_driver_runs_what_these_releases_compile(
+    facts: HostFacts, promised: Promised, wanted: CudaPromise
+) -> None:
+    """Of the toolkit and of every image named in the inventory."""
+    lock = whole_lock(promised)
+    if isinstance(facts.driver.version, Unknown):
+        raise Unsure(facts.driver.version.unknown)
+    branch = int(facts.driver.version.split(".")[0])
+    least = {
+        r: lock.cuda_oldest_branches.get(r) for r in (lock.cuda_release, *wanted.image_releases)
+    }
+    lost = [r for r, oldest in least.items() if oldest is None]
+    if lost:
+        raise Unsure(f"which driver CUDA {', '.join(lost)} needs is not in lockfiles/host.yaml")
+    wrong = [f"CUDA {r} needs {b}" for r, b in least.items() if b is not None and b > branch]
+    cure = "Wish for a newer driver branch in lockfiles/host.yaml, or for images of an older CUDA."
+    require_none(wrong, f"driver {branch}", cure)
+
+
+def test_the_toolkit_is_the_locked_release(
+    host: Host, promised: Promised, wanted: CudaPromise
+) -> None:
+    """As the toolkit itself says."""
+    if not wanted.toolkit:
+        moot("this host only runs containers")
+    release = whole_lock(promised).cuda_release
+    path = f"/usr/local/cuda-{release}/version.json"
+    said = json.loads(text_of(host, path))["cuda"]["version"]
+    require(said.startswith(f"{release}."), f"{path} says {said}")

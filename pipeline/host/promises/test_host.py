@@ -1,0 +1,24 @@
+"""What every host that was provisioned is."""
+
+from __future__ import annotations
+
+from pipeline.host.facts import HostFacts
+from pipeline.host.promises.answers import require, require_none
+from pipeline.host.promises.look import Host
+
+
+def test_its_facts_can_be_read(facts: HostFacts) -> None:
+    """Everything below rests on them."""
+    require(facts.software.os, "no system is named")
+
+
+def test_no_change_waits_for_a_reboot(host: Host) -> None:
+    """Roles leave a reason there, and a reboot takes it away."""
+    reasons = host.run("ls /run/sm120/reboot 2>/dev/null").stdout.split()
+    require_none(reasons, "waits for a reboot", "Reboot the host, or run the playbook again.")
+
+
+def test_no_package_is_left_half_installed(host: Host) -> None:
+    """An interrupted run of apt."""
+    broken = host.run("dpkg --audit").stdout.strip().splitlines()
+    require(not broken, " ".join(broken[:2]), "dpkg --configure -a, or run the playbook again.")

@@ -1,0 +1,92 @@
+"""Kernel knobs, governor, power limit, time, and updates kept away from the driver."""
+
+from __future__ import annotations
+
+import re
+
+from pipeline.host.facts import HostFacts
+from pipeline.host.fleet.promised import TuningPromise
+from pipeline.host.known import Unknown
+from pipeline.host.promises.answers import Unsure, moot, require, require_none
+from pipeline.host.promises.look import (
+    Host,
+    require_gone,
+    require_packages,
+    require_text,
+    require_unit,
+)
+
+_KEPT_AWAY = ("nvidia-", "libnvidia-", "cuda-", "libnccl")
+
+
+def test_its_files_are_as_written(host: Host, wanted: TuningPromise) -> None:
+    """And none is left of what nobody asks for any more."""
+    for path, text in wanted.files.items():
+        require_text(host, path, text)
+    require_gone(host, wanted.gone)
+
+
+def test_the_kernel_knobs_are_in_effect(host: Host, wanted: TuningPromise) -> None:
+    """As the running kernel says."""
+    wrong = []
+    for name, value in wanted.sysctls.items():
+        path = f"/proc/sys/{name.replace('.', '/')}"
+        got = host.run(f"cat {path}").stdout.split()
+        if got != str(value).split():
+            wrong.append(f"{name} is {' '.join(got) or 'unknown to this kernel'}, not {value}")
+    require_none(wrong, "not in effect", "sysctl --system, and look who else sets it.")
+
+
+def test_the_governor_is_set_at_each_boot(host: Host, wanted: TuningPromise) -> None:
+    """By a unit of our own."""
+    if wanted.governor == "keep":
+        moot("the governor is left alone")
+    require_unit(host, "sm120-governor")
+
+
+def test_the_governor_is_in_effect(facts: HostFacts, wanted: TuningPromise) -> None:
+    """On every processor."""
+    if wanted.governor == "keep":
+        moot("the governor is left alone")
+    if isinstance(facts.cpu.governors, Unknown):
+        moot(f"this machine scales no frequency ({facts.cpu.governors.unknown})")
+    good = facts.cpu.governors == [wanted.governor]
+    require(good, f"it is {', '.join(facts.cpu.governors)}", "systemctl restart sm120-governor")
+
+
+def test_the_power_limit_is_set_at_each_boot(host: Host, wanted: TuningPromise) -> None:
+    """By a unit of our own."""
+    if not wanted.power_limit_w:
+        moot("no limit is asked for")
+    require_unit(host, "sm120-power-limit", running=False)
+
+
+def test_the_power_limit_is_in_effect(facts: HostFacts, wanted: TuningPromise) -> None:
+    """As each card says."""
+    if not wanted.power_limit_w:
+        moot("no limit is asked for")
+    if isinstance(facts.gpus, Unknown):
+        raise Unsure(facts.gpus.unknown)
+    limits = {f"GPU {g.index}": g.power.limit_w for g in facts.gpus}
+    lost = next((x for x in limits.values() if isinstance(x, Unknown)), None)
+    if lost is not None or not limits:
+        raise Unsure(lost.unknown if lost is not None else "no card answers")
+    wrong = [f"{n} has {w} W" for n, w in limits.items() if w != float(wanted.power_limit_w)]
+    require_none(wrong, f"{wanted.power_limit_w} W", "systemctl restart sm120-power-limit")
+
+
+def test_the_clock_is_kept(host: Host, wanted: TuningPromise) -> None:
+    """Logs and certificates need it."""
+    if not wanted.time_sync:
+        moot("time is kept by somebody else")
+    require_packages(host, ["chrony"])
+    require_unit(host, "chrony")
+
+
+def test_updates_at_night_stay_away_from_the_driver(host: Host, wanted: TuningPromise) -> None:
+    """As apt itself reads its settings."""
+    if not wanted.keep_driver:
+        moot("host_tuning_keep_driver is off")
+    said = host.run("apt-config dump Unattended-Upgrade::Package-Blacklist").stdout
+    listed = re.findall(r'^\S+:: "([^"]+)";$', said, re.M)
+    require_none([n for n in _KEPT_AWAY if n not in listed], "not on apt's list")

@@ -1,0 +1,160 @@
+"""Settings of the bus, by the host's profile: written, booted with, and in effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.host.facts import HostFacts
+from pipeline.host.fleet.promised import PciePromise
+from pipeline.host.known import Unknown
+from pipeline.host.promises.answers import Unsure, known_by, moot, require, require_none
+from pipeline.host.promises.look import (
+    Host,
+    require_gone,
+    require_same_file,
+    require_text,
+    require_unit,
+    text_of,
+    words_of,
+)
+
+_GRUB = "/etc/default/grub.d/60-sm120.cfg"
+_MODPROBE = "/etc/modprobe.d/sm120-pcie.conf"
+_MIB = 1 << 20
+ROLE = Path(__file__).resolve().parents[3] / "ansible" / "roles" / "pcie" / "files"
+
+
+def test_the_kernel_was_booted_with_its_words(host: Host, wanted: PciePromise) -> None:
+    """What is set in GRUB counts only after a boot."""
+    booted = words_of(host, "/proc/cmdline")
+    cure = "Reboot; if it stays so, the boot loader does not read /etc/default/grub.d."
+    require_none([w for w in wanted.cmdline if w not in booted], "booted without", cure)
+
+
+def test_the_next_boot_has_its_words_too(host: Host, wanted: PciePromise) -> None:
+    """As GRUB's own file says, not only ours."""
+    if not wanted.cmdline:
+        return require_gone(host, [_GRUB])
+    ours = text_of(host, _GRUB).split('"')[1::2]
+    written = " ".join(ours).split()
+    require_none([w for w in wanted.cmdline if w not in written], f"{_GRUB} does not say")
+    made = host.run("grep -E '^[[:space:]]*linux' /boot/grub/grub.cfg")
+    if made.rc != 0:
+        raise Unsure("/boot/grub/grub.cfg names no kernel: does another loader boot this host?")
+    lines = made.stdout.splitlines()
+    normal = [x for x in lines if "recovery" not in x and " single" not in x]
+    lost = [w for w in wanted.cmdline if any(w not in x.split() for x in normal)]
+    require_none(lost, "/boot/grub/grub.cfg boots without", "update-grub, then reboot.")
+
+
+def test_the_mitigations_are_on(host: Host) -> None:
+    """Whoever turned them off: it buys little and opens the machine."""
+    bad = [w for w in words_of(host, "/proc/cmdline") if w == "mitigations=off"]
+    require_none(bad, "booted with", "Take mitigations=off out of the boot loader's settings.")
+
+
+@known_by("IOMMU")
+def test_the_iommu_does_not_translate(facts: HostFacts, wanted: PciePromise) -> None:
+    """A translating IOMMU with ACS hangs the first all_reduce."""
+    if wanted.iommu == "keep":
+        moot("the profile leaves the IOMMU alone")
+    mode = facts.pci.iommu
+    allowed = ("off",) if wanted.iommu == "off" else ("off", "passthrough")
+    good = mode if isinstance(mode, Unknown) else mode in allowed
+    require(good, f"it is {mode}", "Reboot; then look for other iommu words in /proc/cmdline.")
+
+
+@known_by("ASPM")
+def test_links_are_kept_awake(facts: HostFacts, wanted: PciePromise) -> None:
+    """Some boards lose a link that changes its speed."""
+    if not wanted.aspm_off:
+        moot("the profile leaves ASPM alone")
+    line = facts.kernel.command_line
+    good = line if isinstance(line, Unknown) else "pcie_aspm=off" in line.split()
+    require(good, "the kernel was booted without pcie_aspm=off")
+
+
+def test_the_modules_options_are_written(host: Host, wanted: PciePromise) -> None:
+    """In a file of our own."""
+    if not wanted.module_lines:
+        return require_gone(host, [_MODPROBE])
+    head = "# Written by the role pcie; pcie_state=absent removes it."
+    require_text(host, _MODPROBE, "\n".join([head, *wanted.module_lines]))
+
+
+@known_by("HMM")
+def test_hmm_is_off_in_the_loaded_module(facts: HostFacts, wanted: PciePromise) -> None:
+    """An option counts only for a module that was loaded after it."""
+    if not wanted.hmm_off:
+        moot("the profile leaves HMM alone")
+    if not facts.pci.gpus and isinstance(facts.driver.hmm_disabled, Unknown):
+        moot("no GPU is on the bus, so nvidia_uvm is not loaded")
+    require(facts.driver.hmm_disabled, "nvidia_uvm runs with HMM", "Reboot the host.")
+
+
+def test_the_driver_was_loaded_with_its_registry_keys(
+    facts: HostFacts, wanted: PciePromise
+) -> None:
+    """From the driver itself: sysfs shows the keys empty even where they are set."""
+    if not wanted.p2p_keys:
+        moot("the profile sets no keys")
+    if isinstance(facts.driver.registry, Unknown):
+        raise Unsure(facts.driver.registry.unknown)
+    have = {f"{name}={value}" for name, value in facts.driver.registry.items()}
+    cure = "Keep one file in /etc/modprobe.d that sets NVreg_RegistryDwords, and reboot."
+    require_none([k for k in wanted.p2p_keys.split(";") if k not in have], "loaded without", cure)
+
+
+def test_acs_is_switched_off_at_each_boot(host: Host, wanted: PciePromise) -> None:
+    """By our unit and our program, as they were shipped."""
+    program, unit = "/usr/local/sbin/sm120-acs", "/etc/systemd/system/sm120-acs.service"
+    if not wanted.acs_off:
+        return require_gone(host, [program, unit])
+    require_unit(host, "sm120-acs")
+    require_same_file(host, program, ROLE / "sm120-acs")
+    require_same_file(host, unit, ROLE / "sm120-acs.service")
+
+
+@known_by("ACS")
+def test_no_bridge_above_a_card_redirects(facts: HostFacts, wanted: PciePromise) -> None:
+    """From the bridges' own registers."""
+    if not wanted.acs_off:
+        moot("the profile leaves ACS alone")
+    if not facts.pci.gpus:
+        moot("no GPU is on the bus of this host")
+    lost = [b.acs_redirect for b in facts.pci.bridges if isinstance(b.acs_redirect, Unknown)]
+    on = [b.address for b in facts.pci.bridges if b.acs_redirect is True]
+    require_none(on, "ACS is on", "systemctl restart sm120-acs; then the firmware's setup.")
+    if lost:
+        raise Unsure(lost[0].unknown)
+
+
+@known_by("BAR1")
+def test_every_card_has_a_window_as_large_as_asked_for(
+    facts: HostFacts, wanted: PciePromise
+) -> None:
+    """Peers reach all of a card's memory only through it."""
+    if not wanted.bar1_mib:
+        moot("pcie_require_bar1 is not set")
+    if not facts.pci.gpus:
+        raise Unsure("no GPU is on the bus of this host")
+    sizes = {g.address: g.bar1_bytes for g in facts.pci.gpus}
+    lost = next((s for s in sizes.values() if isinstance(s, Unknown)), None)
+    if lost is not None:
+        raise Unsure(lost.unknown)
+    small = [
+        f"{a} has {s // _MIB} MiB"
+        for a, s in sizes.items()
+        if isinstance(s, int) and s < wanted.bar1_mib * _MIB
+    ]
+    cure = "Switch on Above 4G Decoding and Resizable BAR in the firmware's setup."
+    require_none(small, f"{wanted.bar1_mib} MiB are needed", cure)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_what_was_seen_is_kept(host: Host, moment: str) -> None:
+    """The probes before the first change and after the last one."""
+    path = f"/var/lib/sm120/pcie/{moment}.txt"
+    require("cmdline:" in text_of(host, path), f"{path} says nothing")

@@ -1,0 +1,65 @@
+"""Packages at exactly the locked versions, kept there; a row for each part of the lock."""
+
+from __future__ import annotations
+
+import re
+
+from pipeline.host.promises.answers import require_none
+from pipeline.host.promises.look import Host, installed, part_of, text_of
+from pipeline.lock.host_model import TargetLock
+
+_POLICY = re.compile(r"^(\S+):\n(?:  .*\n)*?  Candidate: (\S+)$", re.M)
+
+
+def pins_of(lock: TargetLock, part: str) -> dict[str, str]:
+    """Version by name."""
+    return {pin.name: pin.version for pin in part_of(lock, part).debs}
+
+
+def test_the_locked_versions_are_installed(host: Host, lock: TargetLock, part: str) -> None:
+    """All of them, and no other version."""
+    pins = pins_of(lock, part)
+    have = {name: version for name, (version, _) in installed(host, list(pins)).items()}
+    wrong = [
+        f"{n} is {have.get(n, 'missing')}, not {v}" for n, v in pins.items() if have.get(n) != v
+    ]
+    require_none(wrong, "not as locked")
+
+
+def test_they_are_held(host: Host, lock: TargetLock, part: str) -> None:
+    """So that no upgrade by hand moves them."""
+    names = list(pins_of(lock, part))
+    have = installed(host, names)
+    require_none([n for n in names if have.get(n, ("", ""))[1] != "hold"], "not held")
+
+
+def test_apt_would_install_nothing_else(host: Host, lock: TargetLock, part: str) -> None:
+    """What apt itself makes of the preferences."""
+    pins = pins_of(lock, part)
+    said = host.run(f"apt-cache policy {' '.join(pins)}").stdout
+    offered = {name.partition(":")[0]: version for name, version in _POLICY.findall(said)}
+    wrong = [f"{n} {offered.get(n, '(none)')}" for n, v in pins.items() if offered.get(n) != v]
+    cure = "Another file in /etc/apt/preferences.d is stronger: `apt-cache policy NAME` shows it."
+    require_none(wrong, "apt would take", cure)
+
+
+def test_the_preferences_pin_these_and_no_others(host: Host, lock: TargetLock, part: str) -> None:
+    """A pin of an older lock would come back one day."""
+    path = f"/etc/apt/preferences.d/sm120-{part}.pref"
+    text = text_of(host, path)
+    form = re.compile(r"^Package: (\S+)\nPin: version (\S+)\nPin-Priority: 1001$", re.M)
+    said = {**dict.fromkeys(re.findall(r"^Package: (\S+)", text, re.M)), **dict(form.findall(text))}
+    pins = pins_of(lock, part)
+    wrong = [n for n in sorted({*said, *pins}) if n not in said or said[n] != pins.get(n, "")]
+    require_none(wrong, f"{path} is not as locked")
+
+
+def test_their_files_are_as_they_came(host: Host, lock: TargetLock, part: str) -> None:
+    """dpkg knows the digest of every file it brought; settings may differ."""
+    names = list(pins_of(lock, part))
+    have = installed(host, names)
+    require_none([n for n in names if n not in have], "not installed")
+    said = host.run(f"dpkg --verify {' '.join(names)}").stdout.splitlines()
+    changed = [line.split()[-1] for line in said if line.split()[1:2] != ["c"]]
+    cure = "apt-get install --reinstall the package, then find out who changed it."
+    require_none(changed, "changed or missing", cure)

@@ -1,0 +1,63 @@
+"""The private registry: TLS by its own certificate, a password for everybody."""
+
+from __future__ import annotations
+
+from pipeline.host.fleet.promised import RegistryPromise
+from pipeline.host.promises.answers import Broken, require
+from pipeline.host.promises.look import Host, require_unit, text_of
+
+_DAYS = 30
+# asks the registry as a client would: by its own name, trusting only its own CA, without a password
+_ASK = """
+import http.client, os, socket, ssl, sys
+ca, name, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+trust = ssl.create_default_context(cafile=ca if os.path.exists(ca) else None)
+raw = trust.wrap_socket(socket.create_connection(("127.0.0.1", port), 10), server_hostname=name)
+raw.sendall(b"GET /v2/ HTTP/1.0\\r\\nHost: " + name.encode() + b"\\r\\n\\r\\n")
+print(raw.makefile("rb").readline().split()[1].decode())
+"""
+
+
+def test_it_runs_and_starts_at_boot(host: Host) -> None:
+    """By the system's own unit with our settings."""
+    require_unit(host, "docker-registry")
+
+
+def test_it_answers_over_tls_and_asks_for_a_password(host: Host, wanted: RegistryPromise) -> None:
+    """A real request to the running registry."""
+    said = host.run(
+        "python3 -c %s %s %s %s",
+        *(_ASK, f"{wanted.home}/ca.crt", wanted.name, str(wanted.port)),
+    )
+    if said.rc != 0:
+        words = said.stderr.strip().splitlines()[-1:] or ["no words"]
+        raise Broken(words[0], "systemctl status docker-registry; look at its certificate.")
+    code = said.stdout.strip()
+    require(code == "401", f"without a password it answers {code}, not 401")
+
+
+def test_its_certificate_lasts(host: Host, wanted: RegistryPromise) -> None:
+    """At least for another month."""
+    path = f"{wanted.home}/server.crt"
+    text_of(host, path)
+    said = host.run(f"openssl x509 -checkend {_DAYS * 86400} -noout -enddate -in {path}")
+    cure = f"Remove {path} and run the playbook, or bring a new certificate."
+    require(said.rc == 0, f"it ends within {_DAYS} days: {said.stdout.split(chr(10))[0]}", cure)
+
+
+def test_the_passwords_are_the_inventorys(host: Host, wanted: RegistryPromise) -> None:
+    """Compared by digest, and nobody else's to read."""
+    path = f"{wanted.home}/htpasswd"
+    file = host.file(path)
+    require(file.exists, f"{path} is missing")
+    require(file.sha256sum == wanted.passwords_sha256, f"{path} has other passwords")
+    require(file.mode & 0o077 == 0, f"{path} is open to others ({file.mode:04o})")
+
+
+def test_its_settings_are_ours(host: Host, wanted: RegistryPromise) -> None:
+    """Port, storage, TLS and passwords."""
+    said = text_of(host, f"{wanted.home}/config.yml")
+    for words in (f'addr: ":{wanted.port}"', f'rootdirectory: "{wanted.storage}"', "htpasswd:"):
+        require(words in said, f"{wanted.home}/config.yml does not say {words}")
+    unit = text_of(host, "/etc/systemd/system/docker-registry.service.d/sm120.conf")
+    require(f"{wanted.home}/config.yml" in unit, "the unit does not use our settings")

@@ -1,0 +1,66 @@
+"""The program, the locked sets and their nightly scrub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.host.fleet.promised import WeightsPromise
+from pipeline.host.promises.answers import Broken, moot, require, require_none
+from pipeline.host.promises.look import Host, require_same_file, require_unit, text_of
+
+_DAMAGED, _NOT_KNOWN = 71, 70
+
+
+def test_the_program_is_the_controllers_wheel_and_runs(host: Host, wanted: WeightsPromise) -> None:
+    """Installed from hashes only."""
+    wheel = Path(wanted.wheel)
+    require_same_file(host, f"{wanted.home}/{wheel.name}", wheel)
+    require_same_file(host, f"{wanted.home}/requirements.txt", Path(wanted.requirements))
+    said = host.run(f"{wanted.command} --version")
+    require(said.rc == 0, f"{wanted.command} does not run: {said.stderr.strip()[-100:]}")
+
+
+def test_the_locks_on_the_host_are_the_controllers(host: Host, wanted: WeightsPromise) -> None:
+    """Bytes are judged by them."""
+    if not wanted.sets:
+        moot("the host is to have no sets")
+    for name in wanted.sets:
+        path = f"{wanted.home}/checkout/lockfiles/weights/{name}.lock.yaml"
+        require_same_file(host, path, Path(wanted.locks) / f"{name}.lock.yaml")
+
+
+def test_every_set_is_what_its_lock_says(host: Host, wanted: WeightsPromise) -> None:
+    """By the program itself; files that have not moved since they were hashed are not read."""
+    if not wanted.sets:
+        moot("the host is to have no sets")
+    damaged = []
+    for name in wanted.sets:
+        said = host.run(f"{wanted.command} weights verify {wanted.root}/{name}")
+        if said.rc in (_DAMAGED, _NOT_KNOWN):
+            damaged.append(f"{name} ({said.stderr.strip().splitlines()[0]})")
+        elif said.rc != 0:
+            raise Broken(f"{name}: verify ended with {said.rc}: {said.stderr.strip()[:200]}")
+    cure = "Run the playbook again, or `sm120 weights verify DIR --repair` on the host."
+    require_none(damaged, "damaged", cure)
+
+
+def test_a_part_is_read_again_each_night(host: Host, wanted: WeightsPromise) -> None:
+    """The timer waits, and the last scrub found nothing."""
+    if not wanted.sets:
+        moot("the host is to have no sets")
+    require_unit(host, "sm120-scrub.timer")
+    timer = text_of(host, "/etc/systemd/system/sm120-scrub.timer")
+    require(f"OnCalendar={wanted.scrub_at}" in timer, "the timer waits for another moment")
+    service = text_of(host, "/etc/systemd/system/sm120-scrub.service")
+    for name in wanted.sets:
+        require(f"{wanted.root}/{name}" in service.split(), f"the scrub leaves {name} out")
+    last = host.run("systemctl show sm120-scrub.service --property=Result --value").stdout.strip()
+    cure = "journalctl -u sm120-scrub names the file; `sm120 weights verify DIR --repair`."
+    require(last == "success", f"the last scrub ended with {last}", cure)
+
+
+def test_the_disk_is_mounted(host: Host, wanted: WeightsPromise) -> None:
+    """Where one is named."""
+    if not wanted.device:
+        moot("no disk is named")
+    require(host.mount_point(wanted.root).exists, f"nothing is mounted at {wanted.root}")

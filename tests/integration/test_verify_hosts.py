@@ -1,0 +1,339 @@
+"""Promises proved on fresh nodes over SSH, and broken there one after the other.
+
+Real: SSH, sudo, apt, units, files. Stand-ins: packages' contents, kernel files and GRUB, as in
+test_provision.py. Nodes have no GPU, so what needs one is seen to say so, and nothing more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+
+from tests.integration.conftest import entered_or_skipped
+from tests.integration.site import Site, new_site, snapshot
+from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.playbook import ROOT, recap_of, write_inventory
+
+pytestmark = pytest.mark.timeout(1800)
+# roles that need no reboot and little time
+FEW = {"sm120_parts": ["nccl", "host_tuning"]}
+# a play's own keywords know no variables of the inventory
+AT_ONCE = ("-e", "sm120_batches=100%")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    def rows(self, host: str, *verdicts: str) -> set[str]:
+        """Promises of a host that ended so, as `role: promise`."""
+        found = self.host(host)["rows"]
+        return {f"{r['role']}: {r['promise']}" for r in found if r["verdict"] in verdicts}
+
+    def host(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(h for h in json.loads(self.out)["hosts"] if h["host"] == name)
+        return found
+
+
+def command(site: Site, *words: str, **values: Any) -> Ended:
+    """`sm120 host …` over the site's inventory."""
+    inventory = write_inventory(site.tmp / "inventory.json", site.fleet, {**site.values, **values})
+    link = site.checkout / "ansible"
+    if not link.exists():
+        link.symlink_to(ROOT / "ansible")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pipeline", "--checkout", str(site.checkout), "host"),
+            *(words[0], "-i", str(inventory), *words[1:]),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def verify(site: Site, *words: str, **values: Any) -> Ended:
+    return command(site, "verify", "--json", *words, **values)
+
+
+@pytest.fixture(scope="module")
+def site(docker_daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with ExitStack() as stack:
+        tmp = tmp_path_factory.mktemp("verify")
+        made = entered_or_skipped(stack, new_site(docker_daemon, tmp, ["v1", "v2"]))
+        made.values |= FEW
+        yield made
+
+
+@pytest.fixture(scope="module")
+def provisioned(site: Site) -> Ended:
+    """The first run of the whole command."""
+    return command(site, "provision", *AT_ONCE)
+
+
+@pytest.fixture
+def big(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--big"):
+        pytest.skip("Whole runs one after the other take minutes: run with --big.")
+
+
+def test_provision_ends_with_the_checks_and_keeps_a_record_of_each_host(
+    site: Site, provisioned: Ended
+) -> None:
+    assert provisioned.code == 0, provisioned.out[-3000:] + provisioned.err
+    assert "v1 moved: software.nccl_conf: unknown: /etc/nccl.conf" in provisioned.out
+    for name in ("v1", "v2"):
+        assert f"{name}: " in provisioned.out.rpartition("PLAY RECAP")[2]
+        facts = json.loads((site.tmp / "records" / f"{name}.json").read_text())
+        assert facts["host"] == name
+        assert "NCCL_PROTO=LL" in facts["software"]["nccl_conf"]
+    assert list((site.tmp / "records" / "captures").iterdir()) == []
+
+
+BREAKS = {
+    "nvidia_repository: the source is the one of the inventory": (
+        "sed -i 's,^URIs:.*,URIs: http://elsewhere.invalid,'"
+        " /etc/apt/sources.list.d/sm120-nvidia.sources"
+    ),
+    "nvidia_repository: the source is believed by its own key only": (
+        "echo x >> /etc/apt/keyrings/sm120-nvidia.gpg"
+    ),
+    "nccl: programs on the host get the settings": "echo NCCL_DEBUG=INFO >> /etc/nccl.conf",
+    "nccl: containers get the settings": "rm /etc/sm120/nccl.env",
+    "host_tuning: the kernel knobs are in effect": "echo 60 > /proc/sys/vm/swappiness",
+    "host_tuning: the governor is set at each boot": "systemctl disable sm120-governor",
+    "host_tuning: the clock is kept": "systemctl stop chrony",
+    "host_tuning: its files are as written": "echo x=1 >> /etc/sysctl.d/60-sm120.conf",
+    "host_tuning: updates at night stay away from the driver": (
+        "echo '#clear Unattended-Upgrade::Package-Blacklist;' > /etc/apt/apt.conf.d/99-mine"
+    ),
+    "host: no change waits for a reboot": "mkdir -p /run/sm120/reboot; touch /run/sm120/reboot/x",
+}
+
+
+def test_what_is_broken_on_one_node_is_named_there_with_its_cure_and_what_moved(
+    site: Site, provisioned: Ended
+) -> None:
+    assert provisioned.code == 0
+    for script in BREAKS.values():
+        site.second.shell(script)
+    found = verify(site)
+    assert found.code == 109, found.err
+    assert found.rows("v1", "failed", "unknown") == set()
+    assert found.rows("v2", "failed") == set(BREAKS)
+    assert found.rows("v2", "unknown") == set()
+    assert all(r["cure"] for r in found.host("v2")["rows"] if r["verdict"] == "failed")
+    moved = {d["field"] for d in found.host("v2")["drift"]}
+    assert {"kernel.swappiness", "software.nccl_conf"} <= moved
+    assert found.host("v1")["drift"] == []
+
+
+@pytest.mark.usefixtures("big")
+def test_the_next_run_repairs_it_and_says_what_moved(site: Site, provisioned: Ended) -> None:
+    site.second.shell("rm /etc/apt/apt.conf.d/99-mine /run/sm120/reboot/x")
+    again = command(site, "provision", *AT_ONCE)
+    assert again.code == 0, again.out[-3000:] + again.err
+    assert "v2 moved: kernel.swappiness: 60 -> 0" in again.out
+    assert "v1: no fact moved in this run" in again.out
+    assert verify(site).code == 0
+
+
+def test_a_node_that_is_down_is_not_reached_and_the_other_is_judged(
+    site: Site, provisioned: Ended
+) -> None:
+    assert provisioned.code == 0
+    site.second.stop()
+    try:
+        found = verify(site)
+    finally:
+        site.second.start()
+    assert found.code == 110
+    assert found.host("v2")["verdict"] == "not reached"
+    assert found.host("v2")["rows"] == []
+    assert found.host("v1")["verdict"] == "passed"
+    assert "not reached: v2" in found.err
+
+
+@pytest.mark.usefixtures("big")
+def test_a_wrong_sudo_password_and_none_at_all_leave_nothing_called_passed(
+    site: Site, provisioned: Ended
+) -> None:
+    assert provisioned.code == 0
+    for password, words in (("wrong", "does not accept"), ("", "asks for a password")):
+        found = verify(site, "--limit", "v1", ansible_become_password=password)
+        assert found.code == 110
+        assert words in found.host("v1")["unreached"]
+
+
+def test_a_lock_that_answers_another_wish_stops_before_any_host_is_asked(
+    site: Site, tmp_path: Path
+) -> None:
+    wish = site.checkout / "lockfiles" / "host.yaml"
+    kept = wish.read_text()
+    try:
+        wish.write_text(kept.replace("branch: 580", "branch: 590"))
+        ended = command(site, "provision", *AT_ONCE)
+    finally:
+        wish.write_text(kept)
+    assert ended.code == 12
+    assert "PLAY" not in ended.out
+
+
+@pytest.mark.usefixtures("big")
+def test_check_mode_proves_and_records_nothing_and_says_so(site: Site, provisioned: Ended) -> None:
+    before = (site.tmp / "records" / "v1.json").read_bytes()
+    ended = command(site, "provision", *AT_ONCE, "--check", "--diff", "--limit", "v1")
+    assert ended.code == 0, ended.out[-2000:]
+    assert "nothing is recorded or verified" in ended.err
+    assert "passed" not in ended.out.rpartition("PLAY RECAP")[2]
+    assert (site.tmp / "records" / "v1.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("big")
+def test_a_canary_that_fails_leaves_the_others_untouched(site: Site, provisioned: Ended) -> None:
+    site.second.shell("rm -f /etc/sm120/nccl.env")
+    site.first.shell("cp /etc/nccl.conf /root/kept && echo '# mine' > /etc/nccl.conf")
+    untouched = snapshot(site.second)
+    try:
+        ended = command(site, "provision")
+    finally:
+        site.first.shell("mv /root/kept /etc/nccl.conf")
+    assert ended.code == 112
+    assert "was not written by this role and is left alone" in " ".join(ended.out.split())
+    assert "v2" not in recap_of(ended.out)
+    assert snapshot(site.second) == untouched
+    assert "were not verified" in ended.err
+    assert command(site, "provision", *AT_ONCE).code == 0
+
+
+# what the other roles promise; kernel files and GRUB are stand-ins
+HELD = "they are held"
+CMDLINE = "/run/stand-in/_proc_cmdline"
+ALL_BREAKS = {
+    "nvidia_driver: the locked driver is the loaded one": (
+        "sed -i s/580.95.05/580.82.07/ /proc/driver/nvidia/version"
+    ),
+    "nvidia_driver: the open kernel modules are loaded": (
+        "sed -i 's/Open Kernel Module/Kernel Module/' /proc/driver/nvidia/version"
+    ),
+    "nvidia_driver: nouveau is kept away": "rm /etc/modprobe.d/sm120-nouveau.conf",
+    "nvidia_driver: the driver stays initialised between jobs": (
+        "systemctl stop nvidia-persistenced"
+    ),
+    f"nvidia_driver: {HELD} (driver)": "apt-mark unhold nvidia-open",
+    "nvidia_driver: the preferences pin these and no others (driver)": (
+        "printf '\\nPackage: old\\nPin: version 1\\nPin-Priority: 1001\\n'"
+        " >> /etc/apt/preferences.d/sm120-driver.pref"
+    ),
+    "nvidia_driver: their files are as they came (driver)": (
+        "echo 580.1 > /usr/lib/stand-in/nvidia-version"
+    ),
+    "nvidia_driver: dkms can build it for the running kernel": (
+        "dpkg --force-depends --remove linux-headers-$(uname -r)"
+    ),
+    "pcie: the kernel was booted with its words": f"sed s/iommu=pt// {CMDLINE} > /root/x",
+    "pcie: links are kept awake": "sed -i s/pcie_aspm=off// /root/x",
+    "pcie: the mitigations are on": (
+        f"sed -i 's/$/ mitigations=off/' /root/x; cat /root/x > {CMDLINE}"
+    ),
+    "pcie: the next boot has its words too": "sed -i s/pcie_port_pm=off// /boot/grub/grub.cfg",
+    "pcie: the modules options are written": "sed -i /hmm/d /etc/modprobe.d/sm120-pcie.conf",
+    "pcie: the driver was loaded with its registry keys": (
+        "sed -i s/ForceP2P=0x11/ForceP2P=0x0/ /proc/driver/nvidia/params"
+    ),
+    "pcie: acs is switched off at each boot": "echo '# x' >> /usr/local/sbin/sm120-acs",
+    "pcie: what was seen is kept (after)": "rm /var/lib/sm120/pcie/after.txt",
+    "nccl: the patched library is ours or none": (
+        "mkdir -p /usr/local/lib/sm120; touch /usr/local/lib/sm120/libnccl.so.2"
+    ),
+    "container_runtime: the engine is installed and runs": "systemctl disable docker",
+    "container_runtime: the limits are set": "sed -i s/16g/64m/ /etc/docker/daemon.json",
+    "container_runtime: the engine was started with them": (
+        "touch -d '+1 hour' /etc/docker/daemon.json"
+    ),
+    "container_runtime: cdi is made again after each change of the driver": (
+        "systemctl disable nvidia-cdi-refresh"
+    ),
+    "container_runtime: the locked versions are installed (container_toolkit)": (
+        "apt-get --yes --allow-downgrades --allow-change-held-packages install"
+        " nvidia-container-toolkit=1.17.8-1 nvidia-container-toolkit-base=1.17.8-1"
+    ),
+    f"container_runtime: {HELD} (container_toolkit)": "true",
+    "container_runtime: apt would install nothing else (container_toolkit)": (
+        "printf 'Package: nvidia-container-toolkit\\nPin: version 1.17.8-1\\nPin-Priority: 1002\\n'"
+        " > /etc/apt/preferences.d/aaa.pref"
+    ),
+    "cuda: the toolkit is the locked release": (
+        'echo \'{"cuda": {"version": "12.9.1"}}\' > /usr/local/cuda-13.0/version.json'
+    ),
+    "cuda: their files are as they came (cuda)": "true",
+    "registry: it runs and starts at boot": "systemctl stop docker-registry",
+    "registry: it answers over tls and asks for a password": "true",
+    "registry: the passwords are the inventorys": "chmod 644 /etc/sm120-registry/htpasswd",
+    "registry: its settings are ours": "sed -i s/5000/5001/ /etc/sm120-registry/config.yml",
+}
+
+
+@pytest.mark.usefixtures("big")
+def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
+    site: Site, provisioned: Ended, tmp_path: Path
+) -> None:
+    hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(rounds=4)).decode()
+    parts = [
+        "nvidia_driver",
+        "cuda",
+        "pcie",
+        "nccl",
+        "container_runtime",
+        "host_tuning",
+        "registry",
+    ]
+    values: dict[str, Any] = {
+        "sm120_parts": parts,
+        "registry_name": "{{ ansible_host }}",
+        "registry_htpasswd": [f"ops:{hashed}"],
+    }
+    ended = command(site, "provision", *AT_ONCE, **values)
+    assert ended.code == 0, ended.out[-3000:] + ended.err
+    for script in ALL_BREAKS.values():
+        site.second.shell(script)
+    found = verify(site, "--functions", "sm120/vllm:none", "--save", str(tmp_path), **values)
+    assert found.code == 109
+    assert found.rows("v1", "failed", "unknown") == set()
+    assert found.rows("v2", "failed") == set(ALL_BREAKS)
+    assert "module-proprietary" in [f["issue"]["id"] for f in found.host("v2")["findings"]]
+    assert "driver.version" in {d["field"] for d in found.host("v2")["drift"]}
+    (row,) = found.host("v1")["functions"]
+    assert (row["verdict"], "no GPU is on the bus" in row["why"]) == ("unknown", True)
+
+    # the third is the first's equal, so that the second is the one that differs
+    (tmp_path / "v3.json").write_bytes((tmp_path / "v1.json").read_bytes())
+    files = [str(tmp_path / f"v{n}.json") for n in (1, 2, 3)]
+    odd = subprocess.run(
+        [sys.executable, "-m", "pipeline", "host", "outliers", *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert odd.returncode == 106
+    assert "v2" in odd.stdout
+    assert "driver.version" in odd.stdout

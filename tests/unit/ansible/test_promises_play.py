@@ -1,0 +1,92 @@
+"""Every role says what it promises, something proves it, and fleets are treated with care."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.cli.host_verify import ROLES
+from pipeline.host.fleet.promised import Roles
+from pipeline.host.fleet.verifying import PROMISES
+from pipeline.host.promises.test_absent import LEFT
+from tests.testbed.playbook import PLAYBOOK, ROOT, ansible_environment
+from tests.unit.ansible.test_roles import PUBLIC, program
+
+ASKS = ROOT / "ansible" / "promises.yml"
+
+
+def yaml_of(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_role_says_what_it_promises_in_the_very_fields_that_are_proved(name: str) -> None:
+    (task,) = yaml_of(ROOT / "ansible" / "roles" / name / "tasks" / "promises.yml")
+    said = task["ansible.builtin.set_fact"][f"{name}_promises"]
+    kind = next(k for k in Roles.model_fields[name].annotation.__args__ if k is not type(None))  # type: ignore[union-attr]
+    assert set(said) == set(kind.model_fields)
+    assert (PROMISES / f"test_{name}.py").is_file()
+    assert LEFT[name]
+
+
+def test_no_role_is_left_out() -> None:
+    assert set(Roles.model_fields) == set(PUBLIC)
+
+
+def test_secrets_that_roles_hand_on_are_not_logged() -> None:
+    (play,) = yaml_of(ASKS)
+    for task in play["tasks"]:
+        if "sm120_said" in str(task):
+            assert task["no_log"], task["name"]
+
+
+def test_asking_for_promises_changes_no_host() -> None:
+    (play,) = yaml_of(ASKS)
+    assert play["become"] is False
+    allowed = {"setup", "include_role", "set_fact", "copy"}
+    for task in play["tasks"]:
+        kind = next(k.rpartition(".")[2] for k in task if k.startswith("ansible.builtin."))
+        assert kind in allowed
+        assert kind != "copy" or task["delegate_to"] == "localhost"
+
+
+def test_a_canary_goes_first_and_one_failure_stops_the_rest() -> None:
+    (play,) = yaml_of(PLAYBOOK)
+    assert play["serial"] == "{{ sm120_batches | default([1, '25%']) }}"
+    assert play["max_fail_percentage"] == "{{ sm120_max_fail_percentage | default(0) }}"
+
+
+def test_what_a_host_is_is_recorded_before_anything_and_after_all() -> None:
+    (play,) = yaml_of(PLAYBOOK)
+    assert play["pre_tasks"][-1]["vars"]["sm120_moment"] == "before"
+    assert play["tasks"][-1]["vars"]["sm120_moment"] == "after"
+
+
+def test_the_play_that_asks_is_well_formed(tmp_path: Path) -> None:
+    command = [program("ansible-playbook"), "--syntax-check", "-i", "localhost,", str(ASKS)]
+    done = subprocess.run(
+        command, env=ansible_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_ansible_lint_finds_nothing_in_it(tmp_path: Path) -> None:
+    command = [program("ansible-lint"), "--offline", "--profile", "production", "--nocolor", "-q"]
+    env = {**ansible_environment(), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "ansible/promises.yml"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_command_knows_the_roles_of_the_playbook() -> None:
+    assert set(ROLES) == set(PUBLIC)

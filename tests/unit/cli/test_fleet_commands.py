@@ -1,0 +1,116 @@
+"""`host verify`, `host provision` and `host record`, as a user runs them without any host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.fleet_options import fleet_of
+from pipeline.host.fleet.playbook import ansible_program
+from pipeline.host.fleet.promised import Promised
+from tests.unit.host.fake_host import LOCAL
+from tests.unit.host.machines import blackwell, facts
+from tests.unit.support import ROOT, Command
+
+NOTHING = {
+    **dict.fromkeys(("limit", "user", "private_key", "vault_password_file", "records"), None),
+    **{"extra_vars": (), "ask_become_pass": False, "become_password_file": None},
+}
+
+
+def test_what_the_user_says_reaches_ansible_word_by_word(tmp_path: Path) -> None:
+    given = {**NOTHING, "inventories": ("a", "b"), "limit": "gpu", "extra_vars": ("x=1 y=2",)}
+    words = fleet_of(given).arguments()
+    assert words == [
+        *("--inventory", "a", "--inventory", "b", "--extra-vars", "x=1 y=2", "--limit", "gpu")
+    ]
+
+
+def test_the_inventorys_own_words_win_over_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("from file\n")
+    given = {**NOTHING, "inventories": ("a",), "user": "me", "become_password_file": file}
+    fleet = fleet_of(given)
+    bare = fleet.reach(Promised(host="n", connection=LOCAL)).connection
+    assert (bare.user, bare.become_password) == ("me", "from file")
+    own = LOCAL.model_copy(update={"user": "ops", "become_password": "own"})
+    kept = fleet.reach(Promised(host="n", connection=own)).connection
+    assert (kept.user, kept.become_password) == ("ops", "own")
+
+
+def test_the_password_for_ansible_lies_in_a_closed_file_and_is_gone_after(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("from file\n")
+    fleet = fleet_of({**NOTHING, "inventories": ("a",), "become_password_file": file})
+    with fleet.password_file() as words:
+        path = Path(words[1])
+        assert words[0] == "--become-password-file"
+        assert path.stat().st_mode & 0o077 == 0
+        assert path.read_text() == "from file\n"
+    assert not path.exists()
+
+
+def test_records_lie_beside_the_inventory_and_never_inside_one(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "hosts.yml").touch()
+    for inventory, name in (("site", "site-records"), ("hosts.yml", "records")):
+        given = {**NOTHING, "inventories": (str(tmp_path / inventory),)}
+        assert fleet_of(given).records == tmp_path / name
+
+
+def test_an_inventory_is_required(sm120: Command) -> None:
+    assert sm120("host", "verify").code == 2
+    assert sm120("host", "provision").code == 2
+
+
+@pytest.mark.parametrize("text", [None, "all: {hosts: {}}"])
+def test_an_inventory_without_hosts_is_an_ending_of_its_own(
+    sm120: Command, tmp_path: Path, text: str | None
+) -> None:
+    ansible_program("ansible-playbook")
+    path = tmp_path / "hosts.yml"
+    if text is not None:
+        path.write_text(text)
+    ended = sm120("--checkout", ROOT, "host", "verify", "-i", path, "--json")
+    assert ended.code == 111
+    assert ended.out == ""
+
+
+def test_without_a_lock_nothing_is_provisioned(sm120: Command, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "lockfiles").mkdir()
+    wish = (ROOT / "lockfiles" / "host.yaml").read_text()
+    (tmp_path / "lockfiles" / "host.yaml").write_text(wish)
+    ended = sm120("--checkout", tmp_path, "host", "provision", "-i", "localhost,")
+    assert ended.code == 11
+    assert "PLAY" not in ended.out
+
+
+@pytest.fixture
+def key(sm120: Command, tmp_path: Path) -> Path:
+    """A key, known to a trust file beside it."""
+    entry = sm120("keys", "new", "fleet", "--to", tmp_path / "keys").out
+    (tmp_path / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
+    return tmp_path / "keys" / "fleet.pem"
+
+
+def test_a_host_record_can_be_signed_and_a_changed_one_is_found_out(
+    sm120: Command, tmp_path: Path, key: Path
+) -> None:
+    record, trust = tmp_path / "n1.json", tmp_path / "trust.yaml"
+    record.write_text(facts(blackwell(2), name="n1").model_dump_json())
+    ended = sm120("host", "record", record, "--key", key)
+    assert ended.code == 0, ended.err
+    assert Path(ended.out.strip()) == tmp_path / "n1.json.dsse.json"
+    assert sm120("host", "drift", record, record).code == 0
+    assert sm120("verify", record, "--trust", trust).code == 0
+    record.write_text(record.read_text().replace("n1", "n2", 1))
+    assert sm120("verify", record, "--trust", trust).code in (86, 87)
+
+
+def test_what_is_no_record_is_not_signed(sm120: Command, tmp_path: Path, key: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("{}")
+    assert sm120("host", "record", path, "--key", key).code == 100
+    assert sm120("host", "record", path).code == 83

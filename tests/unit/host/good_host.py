@@ -1,0 +1,213 @@
+"""A host on which every promise holds, the promises, and hosts that differ in one thing."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from pipeline.host.facts import HostFacts
+from pipeline.host.fleet.promised import (
+    DriverPromise,
+    NcclPromise,
+    PciePromise,
+    RegistryPromise,
+    RepositoryPromise,
+    RuntimePromise,
+    TuningPromise,
+)
+from pipeline.host.promises import test_pcie as pcie
+from pipeline.lock.host_model import Part, TargetLock
+from pipeline.lock.model import DebPin
+from tests.unit.host.fake_host import FakeHost
+from tests.unit.host.machines import blackwell, changed, facts
+
+
+def deb(name: str, version: str) -> DebPin:
+    path = f"{name}_{version}_all.deb"
+    return DebPin(name=name, version=version, path=path, size_bytes=1, sha256="0" * 64)
+
+
+def part(*pinned: tuple[str, str]) -> Part:
+    return Part(packages=[pinned[0][0]], debs=[deb(*p) for p in pinned])
+
+
+LOCK = TargetLock(
+    index_date="today",
+    driver=part(("nvidia-open", "595.58.03-1"), ("nvidia-kernel-open-dkms", "595.58.03-1")),
+    cuda=part(("cuda-toolkit-13-2", "13.2.0-1")),
+    container_toolkit=part(("nvidia-container-toolkit", "1.18.2-1")),
+    nccl=part(("libnccl2", "2.28.9-1")),
+)
+KEYS = "ForceP2P=0x11;RMForceP2PType=1"
+CMDLINE = "root=/dev/vda iommu=pt pcie_aspm=off"
+ACS, UNIT = "/usr/local/sbin/sm120-acs", "/etc/systemd/system/sm120-acs.service"
+PREF = "Package: nvidia-open\nPin: version 595.58.03-1\nPin-Priority: 1001\n"
+DKMS = PREF.replace("nvidia-open", "nvidia-kernel-open-dkms")
+SOURCE = "/etc/apt/sources.list.d/sm120-nvidia.sources"
+LOADED = "/proc/driver/nvidia/version"
+
+
+def machine(**more: Any) -> HostFacts:
+    """Two cards behind ports of their own, as promised."""
+    params = f'RegistryDwords: "{KEYS}"\n'
+    files = {
+        "/proc/cmdline": CMDLINE,
+        "/proc/driver/nvidia/params": params,
+        **more.pop("files", {}),
+    }
+    return facts(changed(blackwell(2, iommu="identity", **more), files=files))
+
+
+GOOD = FakeHost(
+    files={
+        "/proc/cmdline": CMDLINE,
+        LOADED: "NVRM version: NVIDIA UNIX Open Kernel Module  595.58.03  Release Build\n",
+        "/etc/modprobe.d/sm120-nouveau.conf": (
+            "# Written by the role nvidia_driver.\nblacklist nouveau\noptions nouveau modeset=0\n"
+        ),
+        "/etc/default/grub.d/60-sm120.cfg": 'GRUB="$GRUB iommu=pt pcie_aspm=off"\n',
+        "/etc/modprobe.d/sm120-pcie.conf": (
+            "# Written by the role pcie; pcie_state=absent removes it.\noptions a b=1\n"
+        ),
+        ACS: (pcie.ROLE / "sm120-acs").read_text(),
+        UNIT: (pcie.ROLE / "sm120-acs.service").read_text(),
+        "/var/lib/sm120/pcie/before.txt": "cmdline: none\n",
+        "/var/lib/sm120/before/packages": "apt\n",
+        SOURCE: (
+            "# Written by the role\nTypes: deb\nURIs: http://mirror\nSuites: ./\n"
+            "Signed-By: /etc/apt/keyrings/sm120-nvidia.gpg\n"
+        ),
+        "/etc/apt/keyrings/sm120-nvidia.gpg": "key",
+        "/etc/apt/preferences.d/sm120-driver.pref": f"# ours\n\n{PREF}\n{DKMS}",
+        "/usr/local/cuda-13.2/version.json": '{"cuda": {"version": "13.2.0"}}',
+        "/etc/nccl.conf": "# Written by the role nccl; profile latency.\nNCCL_PROTO=LL\n",
+        "/etc/sm120/nccl.env": "# ours\nNCCL_PROTO=LL\nLD_PRELOAD=/x\n",
+        "/etc/docker/daemon.json": (
+            '{"mine": 1, "default-shm-size": "16g", "features": {"cdi": true}}'
+        ),
+        "/etc/docker/certs.d/r:5000/ca.crt": "key",
+        "/root/.docker/config.json": '{"auths": {"r:5000": {"auth": "dTpw"}}}',
+        "/etc/sysctl.d/60-sm120.conf": "vm.swappiness = 0\n",
+        "/proc/sys/vm/swappiness": "0\n",
+        "/reg/htpasswd": "ops:hash\n",
+        "/reg/server.crt": "certificate",
+        "/reg/config.yml": 'addr: ":5000"\nrootdirectory: "/images"\nhtpasswd: {}\n',
+        "/etc/systemd/system/docker-registry.service.d/sm120.conf": "ExecStart=x /reg/config.yml\n",
+        "/opt/sm120/checkout/lockfiles/weights/tiny.lock.yaml": "key",
+        "/opt/sm120/requirements.txt": "key",
+        "/opt/sm120/key": "key",
+        "/etc/systemd/system/sm120-scrub.timer": "OnCalendar=daily\n",
+        "/etc/systemd/system/sm120-scrub.service": "ExecStart=sm120 weights scrub /models/tiny\n",
+    },
+    modes={"/root/.docker/config.json": 0o600, "/reg/htpasswd": 0o600},
+    units={
+        **dict.fromkeys(("docker", "chrony", "sm120-acs", "sm120-governor"), (True, True)),
+        **dict.fromkeys(("nvidia-persistenced", "docker-registry"), (True, True)),
+        **dict.fromkeys(("nvidia-cdi-refresh", "sm120-power-limit"), (True, False)),
+        "sm120-scrub.timer": (True, True),
+    },
+    says={
+        "ls /run/sm120/reboot": (2, ""),
+        "dpkg --audit": (0, ""),
+        "grep -c '^nouveau '": (1, "0\n"),
+        "nvidia-smi --query-gpu": (0, "595.58.03\n595.58.03\n"),
+        "dpkg-query --show --showformat '${binary:Package}": (
+            0,
+            "nvidia-open\t595.58.03-1\thold\tinstalled\n"
+            "nvidia-kernel-open-dkms\t595.58.03-1\thold\tinstalled\n"
+            "dkms\t3\tinstall\tinstalled\nheaders\t1\tinstall\tinstalled\n"
+            "docker.io\t20\tinstall\tinstalled\nchrony\t4\tinstall\tinstalled\n",
+        ),
+        "dpkg-query --show --showformat '${Package} ": (0, "nvidia-open installed\n"),
+        "apt-cache policy": (
+            0,
+            "nvidia-open:\n  Installed: 595.58.03-1\n  Candidate: 595.58.03-1\n"
+            "nvidia-kernel-open-dkms:\n  Installed: x\n  Candidate: 595.58.03-1\n",
+        ),
+        "dpkg --verify": (0, "??5?????? c /etc/nvidia.conf\n"),
+        "grep -E '^[[:space:]]*linux'": (0, "linux /vmlinuz iommu=pt pcie_aspm=off\n"),
+        "head -n 1 /etc/nccl.conf": (0, "# Written by the role nccl\n"),
+        "date +%s": (0, "200\n100\n"),
+        "cat /var/run/cdi": (0, "kind: nvidia.com/gpu\n"),
+        "apt-config dump": (
+            0,
+            'X "";\n'
+            + "".join(f'X:: "{n}";\n' for n in ("nvidia-", "libnvidia-", "cuda-", "libnccl")),
+        ),
+        "python3 -c": (0, "401\n"),
+        "openssl x509": (0, "notAfter=…\n"),
+        "/opt/sm120/venv/bin/sm120 --version": (0, "1\n"),
+        "/opt/sm120/venv/bin/sm120 weights verify": (0, ""),
+        "systemctl show sm120-scrub": (0, "success\n"),
+    },
+    mounted=("/models",),
+)
+
+REPOSITORY = RepositoryPromise(
+    state="present", url="http://mirror", suite="./", components=[], key=""
+)
+DRIVER = DriverPromise(state="present", headers="headers")
+PCIE = PciePromise(
+    state="present",
+    cmdline=["iommu=pt", "pcie_aspm=off"],
+    module_lines=["options a b=1"],
+    iommu="pt",
+    acs_off=True,
+    aspm_off=True,
+    hmm_off=True,
+    p2p_keys=KEYS,
+    bar1_mib=32,
+)
+NCCL = NcclPromise(
+    state="present",
+    library=False,
+    settings={"NCCL_PROTO": "LL"},
+    container_settings={"NCCL_PROTO": "LL", "LD_PRELOAD": "/x"},
+    patched="",
+    patched_at="/usr/local/lib/sm120/libnccl.so.2",
+)
+RUNTIME = RuntimePromise(
+    state="present",
+    engine="docker",
+    package="docker.io",
+    settings={"default-shm-size": "16g", "features": {"cdi": True}},
+    limits="",
+    certs="/etc/docker/certs.d",
+    registry="r:5000",
+    registry_ca="",
+    login_sha256=hashlib.sha256(b"dTpw").hexdigest(),
+)
+TUNING = TuningPromise(
+    state="present",
+    sysctls={"vm.swappiness": 0},
+    governor="performance",
+    time_sync=True,
+    power_limit_w=600,
+    keep_driver=True,
+    files={"/etc/sysctl.d/60-sm120.conf": "vm.swappiness = 0\n"},
+    gone=["/etc/systemd/system/old.service"],
+)
+REGISTRY = RegistryPromise(
+    state="present",
+    name="r",
+    port=5000,
+    storage="/images",
+    home="/reg",
+    passwords_sha256=hashlib.sha256(b"ops:hash\n").hexdigest(),
+)
+
+
+def with_file(path: str, text: str | None) -> FakeHost:
+    return GOOD.but(files={path: text})
+
+
+def saying(words: str, text: str, rc: int = 0) -> FakeHost:
+    return GOOD.but(says={words: (rc, text)})
+
+
+def unit(name: str, enabled: bool, running: bool) -> FakeHost:
+    return GOOD.but(units={name: (enabled, running)})
+
+
+QUERY = "dpkg-query --show --showformat '${binary:Package}"
+GRUB = "grep -E '^[[:space:]]*linux'"

@@ -1,0 +1,89 @@
+"""One root shell for a whole look: what it answers, and how it says that there is none."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.host.fleet.remote import Remote, Unreached
+from tests.unit.host.fake_host import LOCAL, program
+
+
+def as_somebody_else(folder: Path) -> None:
+    """`id` says that we are not root, so that sudo is asked."""
+    program(folder, "id", "echo 1000")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="Only root is root at once.")
+def test_commands_answer_with_code_and_words_one_after_the_other() -> None:
+    with Remote(LOCAL) as remote:
+        first = remote.run("echo out; echo err >&2; exit 3")
+        assert (first.code, first.out, first.err, first.words) == (3, b"out\n", b"err\n", "err")
+        assert remote.run("printf '\\377\\n'").out == b"\xff\n"
+        assert remote.run("cat").out == b""
+        assert len(remote.run("head -c 300000 /dev/zero").out) == 300000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="Only root is root at once.")
+def test_a_command_that_hangs_is_ended_with_its_children_and_the_next_one_answers() -> None:
+    with Remote(LOCAL) as remote:
+        begun = time.monotonic()
+        said = remote.run("sleep 61 & sleep 62; echo never", 1)
+        assert time.monotonic() - begun < 20
+        assert said.code != 0
+        assert "did not end within 1 s" in said.words
+        assert remote.run("echo again").out == b"again\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": "winrm"}, "is not ssh or local"),
+        ({"password": True}, "use a key"),
+        ({"become_method": "su"}, "only sudo"),
+    ],
+)
+def test_ways_in_that_we_do_not_know_are_named(change: dict[str, object], words: str) -> None:
+    with pytest.raises(Unreached, match=words), Remote(LOCAL.model_copy(update=change)) as remote:
+        remote.run("true")
+
+
+def test_a_host_whose_ssh_fails_is_not_reached_with_the_words_of_ssh(programs: Path) -> None:
+    program(programs, "ssh", "echo 'ssh: connect to host x: No route to host' >&2; exit 255")
+    with pytest.raises(Unreached, match="No route to host"):
+        Remote(LOCAL.model_copy(update={"kind": "ssh"})).run("true")
+
+
+def test_a_password_is_given_once_and_only_where_sudo_asks(programs: Path, tmp_path: Path) -> None:
+    as_somebody_else(programs)
+    ask = 'while [ "$1" != -- ]; do [ "$1" != -p ] || prompt=$2; shift; done; shift\n'
+    ask += f'printf %s "$prompt" >&2; read -r got; echo "$got" >> {tmp_path}/got\n'
+    program(
+        programs, "sudo", f'{ask}[ "$got" = right ] && exec "$@"\nprintf %s "$prompt" >&2; read x'
+    )
+    good = LOCAL.model_copy(update={"become_password": "right"})
+    if os.geteuid() == 0:
+        with Remote(good) as remote:
+            assert remote.run("echo $PPID").code == 0
+        assert (tmp_path / "got").read_text() == "right\n"
+    wrong = LOCAL.model_copy(update={"become_password": "wrong"})
+    with pytest.raises(Unreached, match="does not accept"), Remote(wrong) as remote:
+        remote.run("true")
+    with pytest.raises(Unreached, match="asks for a password"), Remote(LOCAL) as remote:
+        remote.run("true")
+
+
+def test_a_process_that_is_not_root_is_not_believed(programs: Path) -> None:
+    as_somebody_else(programs)
+    program(programs, "sudo", "echo 'sm120 ready 1000'; cat >/dev/null")
+    with pytest.raises(Unreached, match="cannot become root"), Remote(LOCAL) as remote:
+        remote.run("true")
+
+
+def test_a_connection_that_breaks_in_the_middle_is_said(programs: Path) -> None:
+    program(programs, "ssh", "echo 'sm120 ready 0'; read line; echo 'closed by peer' >&2; exit 255")
+    with pytest.raises(Unreached, match="closed by peer"):
+        Remote(LOCAL.model_copy(update={"kind": "ssh"})).run("true")

@@ -1,0 +1,231 @@
+"""What hosts add up to: the worst one counts, and nothing unknown is called passed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cli.host_verify import end, say_result
+from pipeline.errors import (
+    FleetUnready,
+    HostDrifted,
+    HostUnfit,
+    HostUnknown,
+    HostUnreached,
+    PipelineError,
+    ProbeFailed,
+    PromiseBroken,
+)
+from pipeline.host.drift import Difference
+from pipeline.host.fleet import verifying
+from pipeline.host.fleet.functions import run_functions
+from pipeline.host.fleet.promised import DriverPromise, Promised, Roles, read_promised
+from pipeline.host.fleet.records import keep_records, recorded
+from pipeline.host.fleet.remote import Remote
+from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
+from pipeline.host.fleet.verifying import Asked, verify_host
+from pipeline.host.probing import ProbeRow
+from pipeline.host.verdicts import Judged
+from tests.unit.host.fake_host import LOCAL, program
+from tests.unit.host.machines import DATA, blackwell, facts, h200
+
+GOOD = Row(role="pcie", promise="links are kept awake", verdict="passed")
+BAD = GOOD.model_copy(update={"verdict": "failed", "why": "asleep", "rule": "ASPM", "cure": "x"})
+VAGUE = GOOD.model_copy(update={"verdict": "unknown", "why": "dark"})
+MOOT = GOOD.model_copy(update={"verdict": "not applicable"})
+RULE = Judged(rule="ACS", subject="host", verdict="failed", why="on", cure="off")
+TEST = ProbeRow(check="copy", subject="0->1", verdict="failed", why="wrong", measured={})
+MOVED = Difference(field="driver.version", kind="changed", before="1", after="2")
+FOUND = MOVED.model_copy(update={"kind": "found"})
+
+
+def fleet(**second: Any) -> FleetResult:
+    """A good host, and one that differs."""
+    good = HostResult(host="n1", rows=[GOOD], drift=[])
+    return FleetResult(hosts=[good, HostResult(host="n2", **{"rows": [GOOD], **second})])
+
+
+@pytest.mark.parametrize(
+    ("second", "ending"),
+    [
+        ({"rows": [BAD]}, PromiseBroken),
+        ({"rows": [VAGUE]}, HostUnknown),
+        ({"rows": []}, HostUnknown),
+        ({"rows": [MOOT]}, HostUnknown),
+        ({"rows": [], "unreached": "down"}, HostUnreached),
+        ({"rules": [RULE]}, HostUnfit),
+        ({"functions": [TEST]}, ProbeFailed),
+        ({"functions": [not_tested("no GPU")]}, HostUnknown),
+        ({"drift": [MOVED]}, HostDrifted),
+    ],
+)
+def test_one_host_that_is_not_well_sets_the_ending(
+    second: dict[str, Any], ending: type[PipelineError]
+) -> None:
+    with pytest.raises(ending) as found:
+        end(fleet(**second))
+    assert ending is HostUnknown or "n2" in str(found.value)
+
+
+@pytest.mark.parametrize("second", [{}, {"drift": [FOUND]}, {"rows": [GOOD, MOOT]}])
+def test_a_fleet_that_keeps_its_promises_ends_well(second: dict[str, Any]) -> None:
+    end(fleet(**second))
+    assert fleet(**second).verdict == "passed"
+
+
+def test_a_broken_promise_outweighs_a_host_that_is_down() -> None:
+    down = HostResult(host="n3", unreached="No route to host")
+    with pytest.raises(PromiseBroken):
+        end(FleetResult(hosts=[*fleet(rows=[BAD]).hosts, down]))
+
+
+def test_a_known_failure_comes_with_cause_and_cure(capsys: pytest.CaptureFixture[str]) -> None:
+    found = fleet(rows=[BAD])
+    assert [f.issue.id for f in found.hosts[1].findings] == ["aspm-link-down"]
+    say_result(found, Asked(), brief=True)
+    said = capsys.readouterr().out
+    assert "n2: links are kept awake\n  cure: x" in said
+    assert "n2, aspm-link-down" in said
+    assert "n1    passed" not in said
+    assert "The cards were not tested" in said
+
+
+def test_a_host_that_is_down_is_one_row_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    say_result(fleet(rows=[], unreached="No route to host"), Asked())
+    assert "n2    not reached  -     -" in capsys.readouterr().out
+
+
+def promised(**more: Any) -> Promised:
+    return Promised(host="n1", connection=LOCAL, **more)
+
+
+def test_what_ansible_could_not_reach_is_not_asked_again() -> None:
+    found = verify_host(promised(unreached="Failed to connect\nvia ssh"), Asked())
+    assert found.verdict == "not reached"
+    assert found.unreached == "Failed to connect via ssh"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"host": "x"}', "[]"])
+def test_promises_that_cannot_be_read_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "n1.json").write_text(text)
+    with pytest.raises(FleetUnready, match="n1"):
+        read_promised(tmp_path / "n1.json")
+
+
+def test_a_host_without_a_gpu_is_said_to_have_none_and_nothing_is_started() -> None:
+    bare = facts(h200().model_copy(update={"links": {}, "files": {}}))
+    with Remote(LOCAL) as remote:
+        rows, words = run_functions(remote, promised(), bare, "sm120/vllm:x", ())
+    assert [r.verdict for r in rows] == ["unknown"]
+    assert "no GPU is on the bus" in rows[0].why
+    assert words == []
+
+
+def test_nobody_asks_for_function_tests_and_none_run() -> None:
+    with Remote(LOCAL) as remote:
+        assert run_functions(remote, promised(), facts(blackwell(2)), None, ()) == ([], [])
+
+
+class Scripted(Remote):
+    """A host on which a script runs with programs of our own."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(LOCAL)
+        self._path = path
+
+    def run(self, command: str, limit_s: float = 60) -> Any:
+        place = self._path.parent / "run"
+        return super().run(
+            f"export PATH={self._path}:$PATH\n{command}".replace("/run/sm120/probes", str(place))
+        )
+
+
+@pytest.fixture
+def root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("Only root is root at once.")
+
+
+@pytest.mark.usefixtures("root")
+def test_function_tests_run_in_the_image_and_leave_nothing_behind(programs: Path) -> None:
+    answer = DATA / "h200-probes.json"
+    seen = programs.parent / "seen"
+    look = 'case "$1" in *:/probes:ro) ls "${1%%:*}";; *:/answer) to="${1%%:*}";; esac'
+    body = f'echo "$@"; while [ $# -gt 0 ]; do {look}; shift; done; cp {answer} "$to/answer.json"'
+    program(programs, "docker", f"({body}) > {seen}")
+    with Scripted(programs) as remote:
+        rows, _ = run_functions(remote, promised(), facts(blackwell(2)), "img:1", ("--ranks", "2"))
+    assert {r.check for r in rows} >= {"cards", "copy"}
+    words = seen.read_text()
+    assert "--pull=never" in words
+    assert "img:1 /probes /answer/answer.json --ranks 2" in words
+    assert "reduce.py" in words
+    assert not (programs.parent / "run").exists()
+
+
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize(
+    "body", ["echo 'No such image: img:1' >&2; exit 125", "exit 0", "echo '{' > /dev/null"]
+)
+def test_function_tests_that_do_not_start_are_unknown(programs: Path, body: str) -> None:
+    program(programs, "docker", body)
+    with Scripted(programs) as remote:
+        rows, _ = run_functions(remote, promised(), facts(blackwell(2)), "img:1", ())
+    assert [r.verdict for r in rows] == ["unknown"]
+    assert "did not start" in rows[0].why
+
+
+def keep(folder: Path, name: str, capture: Any) -> None:
+    place = folder / "captures"
+    place.mkdir(exist_ok=True)
+    (place / name).write_text(capture.model_dump_json(exclude_none=True))
+
+
+def test_captures_become_records_and_what_moved_is_said(tmp_path: Path) -> None:
+    keep(tmp_path, "n1.before.json", blackwell(2, iommu="DMA"))
+    keep(tmp_path, "n1.after.json", blackwell(2, iommu="identity"))
+    keep(tmp_path, "n2.after.json", blackwell(2))
+    keep(tmp_path, "n3.before.json", blackwell(2))
+    moves = {m.host: [d.field for d in m.moved] for m in keep_records(tmp_path)}
+    assert moves["n1"] == ["pci.iommu"]
+    assert moves["n2"] == []
+    assert "n3" not in moves
+    found = recorded(tmp_path, "n1")
+    assert found is not None
+    assert found.pci.iommu == "passthrough"
+    assert recorded(tmp_path, "n3") is None
+    assert keep_records(tmp_path) == []
+    assert json.loads((tmp_path / "n2.json").read_text())["host"] == "n2"
+
+
+@pytest.mark.usefixtures("root")
+def test_a_look_at_this_very_machine_judges_it_and_keeps_its_facts(tmp_path: Path) -> None:
+    found = verify_host(promised(), Asked(save=tmp_path / "seen"))
+    assert found.unreached is None
+    assert {r.role for r in found.rows} == {"host"}
+    assert {r.verdict for r in found.rows if "facts" in r.promise} == {"passed"}
+    assert found.drift is None
+    assert recorded(tmp_path / "seen", "n1") is not None
+
+
+@pytest.mark.usefixtures("root")
+def test_checks_that_do_not_run_leave_the_host_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "PROMISES", tmp_path / "nowhere")
+    found = verify_host(promised(), Asked())
+    assert found.verdict == "unknown"
+    assert "the checks did not run" in found.rows[0].why
+
+
+@pytest.mark.usefixtures("root")
+def test_a_role_that_nothing_can_be_said_of_is_unknown_row_by_row() -> None:
+    roles = Roles(nvidia_driver=DriverPromise(state="present", headers="none"))
+    found = verify_host(promised(roles=roles), Asked(roles=("nvidia_driver",)))
+    rows = {r.promise: r for r in found.rows}
+    assert rows["the locked driver is the loaded one"].verdict == "unknown"
+    assert "host.lock.yaml" in rows["the locked driver is the loaded one"].why

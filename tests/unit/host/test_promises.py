@@ -1,0 +1,612 @@
+"""Every promise: kept on a good host, and broken or unknown on hosts that differ in one thing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.host.facts import HostFacts
+from pipeline.host.fleet.promised import (
+    CudaPromise,
+    Promised,
+    RepositoryPromise,
+    RuntimePromise,
+    WeightsPromise,
+)
+from pipeline.host.promises import test_absent as absent
+from pipeline.host.promises import test_container_runtime as runtime
+from pipeline.host.promises import test_cuda as cuda
+from pipeline.host.promises import test_host as base
+from pipeline.host.promises import test_host_tuning as tuning
+from pipeline.host.promises import test_nccl as nccl
+from pipeline.host.promises import test_nvidia_driver as driver
+from pipeline.host.promises import test_nvidia_repository as repository
+from pipeline.host.promises import test_pcie as pcie
+from pipeline.host.promises import test_pinned_packages as pins
+from pipeline.host.promises import test_registry as registry
+from pipeline.host.promises import test_weights as weights
+from pipeline.host.promises.answers import Answer, Broken, Moot, Unsure
+from pipeline.lock.host_model import HostLock, sealed_host, write_host_lock
+from pipeline.wish.host import HostWish
+from tests.unit.host.fake_host import FakeHost
+from tests.unit.host.good_host import (
+    ACS,
+    CMDLINE,
+    DKMS,
+    DRIVER,
+    GOOD,
+    GRUB,
+    LOADED,
+    LOCK,
+    NCCL,
+    PCIE,
+    PREF,
+    QUERY,
+    REGISTRY,
+    REPOSITORY,
+    RUNTIME,
+    SOURCE,
+    TUNING,
+    UNIT,
+    machine,
+    saying,
+    unit,
+    with_file,
+)
+from tests.unit.host.machines import ACS_ON, blackwell, changed, facts, h200
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """A file on the controller that the host has too."""
+    path = tmp_path / "key"
+    path.write_text("key")
+    (tmp_path / "tiny.lock.yaml").write_text("key")
+    return path
+
+
+def weights_with(key: Path) -> WeightsPromise:
+    return WeightsPromise(
+        state="present",
+        root="/models",
+        home="/opt/sm120",
+        command="/opt/sm120/venv/bin/sm120",
+        wheel=str(key),
+        requirements=str(key),
+        locks=str(key.parent),
+        sets=["tiny"],
+        device="LABEL=models",
+        scrub_days=30,
+        scrub_at="daily",
+    )
+
+
+def keyed(promise: Any, key: Path) -> Any:
+    """A promise that names the controller's file."""
+    fields = {"key", "registry_ca"} & set(type(promise).model_fields)
+    return promise.model_copy(update=dict.fromkeys(fields, str(key)))
+
+
+# each promise that is judged by the host alone, with hosts on which it must not hold
+ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
+    (base.test_no_change_waits_for_a_reboot, (), [saying("ls /run/sm120/reboot", "pcie\n")]),
+    (base.test_no_package_is_left_half_installed, (), [saying("dpkg --audit", "half\n")]),
+    (
+        repository.test_the_source_is_the_one_of_the_inventory,
+        (REPOSITORY,),
+        [
+            with_file(SOURCE, None),
+            with_file(SOURCE, GOOD.files[SOURCE].replace("mirror", "elsewhere")),
+            with_file(SOURCE, GOOD.files[SOURCE].replace("Signed-By", "#")),
+            with_file(SOURCE, GOOD.files[SOURCE] + "Trusted: yes\n"),
+        ],
+    ),
+    (
+        repository.test_the_source_is_believed_by_its_own_key_only,
+        (REPOSITORY,),
+        [
+            with_file("/etc/apt/keyrings/sm120-nvidia.gpg", "other"),
+            with_file("/etc/apt/keyrings/sm120-nvidia.gpg", None),
+        ],
+    ),
+    (
+        repository.test_what_the_host_had_before_is_noted,
+        (),
+        [
+            with_file("/var/lib/sm120/before/packages", None),
+            with_file("/var/lib/sm120/before/packages", " \n"),
+        ],
+    ),
+    (
+        pins.test_the_locked_versions_are_installed,
+        (LOCK, "driver"),
+        [
+            saying(QUERY, ""),
+            saying(QUERY, GOOD.says[QUERY][1].replace("595.58.03-1\thold", "595.58.03-2\thold", 1)),
+            saying(QUERY, GOOD.says[QUERY][1].replace("installed\n", "half-configured\n", 1)),
+        ],
+    ),
+    (
+        pins.test_they_are_held,
+        (LOCK, "driver"),
+        [
+            saying(QUERY, ""),
+            saying(QUERY, GOOD.says[QUERY][1].replace("\thold\t", "\tinstall\t", 1)),
+        ],
+    ),
+    (
+        pins.test_apt_would_install_nothing_else,
+        (LOCK, "driver"),
+        [
+            saying("apt-cache policy", ""),
+            saying("apt-cache policy", GOOD.says["apt-cache policy"][1].replace("58.03", "71.05")),
+        ],
+    ),
+    (
+        pins.test_the_preferences_pin_these_and_no_others,
+        (LOCK, "driver"),
+        [
+            with_file("/etc/apt/preferences.d/sm120-driver.pref", None),
+            with_file("/etc/apt/preferences.d/sm120-driver.pref", PREF),
+            with_file(
+                "/etc/apt/preferences.d/sm120-driver.pref", f"{PREF}\n{DKMS}".replace("1001", "1")
+            ),
+            with_file(
+                "/etc/apt/preferences.d/sm120-driver.pref",
+                f"{PREF}\n{DKMS}\nPackage: old\nPin: version 1\nPin-Priority: 990\n",
+            ),
+        ],
+    ),
+    (
+        pins.test_their_files_are_as_they_came,
+        (LOCK, "driver"),
+        [
+            saying("dpkg --verify", "??5??????   /usr/bin/nvidia-smi\n"),
+            saying("dpkg --verify", "missing     /usr/bin/nvidia-smi\n"),
+            saying(QUERY, ""),
+        ],
+    ),
+    (
+        driver.test_the_locked_driver_is_the_loaded_one,
+        (LOCK,),
+        [with_file(LOADED, None), with_file(LOADED, "NVRM version: Open  595.58.030  x\n")],
+    ),
+    (
+        driver.test_the_programs_are_of_the_same_version,
+        (LOCK,),
+        [
+            saying("nvidia-smi --query-gpu", "595.71.05\n"),
+            saying("nvidia-smi --query-gpu", "Failed: Driver/library version mismatch\n", 18),
+        ],
+    ),
+    (
+        driver.test_nouveau_is_kept_away,
+        (),
+        [
+            with_file("/etc/modprobe.d/sm120-nouveau.conf", None),
+            with_file("/etc/modprobe.d/sm120-nouveau.conf", "blacklist nouveau\n"),
+            saying("grep -c '^nouveau '", "1\n"),
+        ],
+    ),
+    (
+        driver.test_the_driver_stays_initialised_between_jobs,
+        (),
+        [unit("nvidia-persistenced", False, True), unit("nvidia-persistenced", True, False)],
+    ),
+    (
+        driver.test_dkms_can_build_it_for_the_running_kernel,
+        (DRIVER,),
+        [
+            saying(QUERY, "dkms\t3\tinstall\tinstalled\n"),
+            saying(QUERY, "headers\t3\tinstall\tinstalled\n"),
+        ],
+    ),
+    (
+        driver.test_no_other_driver_is_installed_beside_it,
+        (LOCK,),
+        [
+            saying(
+                "dpkg-query --show --showformat '${Package} ",
+                "nvidia-open installed\nnvidia-driver-580 installed\n",
+            ),
+            saying(
+                "dpkg-query --show --showformat '${Package} ", "nvidia-driver-570-open installed\n"
+            ),
+        ],
+    ),
+    (
+        pcie.test_the_kernel_was_booted_with_its_words,
+        (PCIE,),
+        [
+            with_file("/proc/cmdline", "root=/dev/vda iommu=pt"),
+            with_file("/proc/cmdline", "iommu=pt2 pcie_aspm=off"),
+        ],
+    ),
+    (
+        pcie.test_the_next_boot_has_its_words_too,
+        (PCIE,),
+        [
+            with_file("/etc/default/grub.d/60-sm120.cfg", None),
+            with_file("/etc/default/grub.d/60-sm120.cfg", 'GRUB="iommu=pt"'),
+            saying(GRUB, "linux /vmlinuz iommu=pt\n"),
+            saying(GRUB, "linux /a iommu=pt pcie_aspm=off\nlinux /b pcie_aspm=off\n"),
+        ],
+    ),
+    (
+        pcie.test_the_mitigations_are_on,
+        (),
+        [
+            with_file("/proc/cmdline", "mitigations=off"),
+            with_file("/proc/cmdline", f"{CMDLINE} mitigations=off quiet"),
+        ],
+    ),
+    (
+        pcie.test_the_modules_options_are_written,
+        (PCIE,),
+        [
+            with_file("/etc/modprobe.d/sm120-pcie.conf", None),
+            with_file("/etc/modprobe.d/sm120-pcie.conf", "options a b=2\n"),
+        ],
+    ),
+    (
+        pcie.test_acs_is_switched_off_at_each_boot,
+        (PCIE,),
+        [
+            unit("sm120-acs", True, False),
+            unit("sm120-acs", False, True),
+            with_file(ACS, "#!/bin/sh\nexit 0\n"),
+            with_file(UNIT, None),
+        ],
+    ),
+    (
+        pcie.test_what_was_seen_is_kept,
+        ("before",),
+        [
+            with_file("/var/lib/sm120/pcie/before.txt", None),
+            with_file("/var/lib/sm120/pcie/before.txt", ""),
+        ],
+    ),
+    (
+        nccl.test_programs_on_the_host_get_the_settings,
+        (NCCL,),
+        [
+            with_file("/etc/nccl.conf", None),
+            with_file("/etc/nccl.conf", "NCCL_PROTO=Simple\n"),
+            with_file("/etc/nccl.conf", "NCCL_PROTO=LL\nNCCL_P2P_DISABLE=1\n"),
+        ],
+    ),
+    (
+        nccl.test_containers_get_the_settings,
+        (NCCL,),
+        [
+            with_file("/etc/sm120/nccl.env", None),
+            with_file("/etc/sm120/nccl.env", "NCCL_PROTO=LL\n"),
+        ],
+    ),
+    (
+        nccl.test_the_patched_library_is_ours_or_none,
+        (NCCL,),
+        [with_file(NCCL.patched_at, "somebody's"), with_file(NCCL.patched_at, "")],
+    ),
+    (
+        runtime.test_the_engine_is_installed_and_runs,
+        (RUNTIME,),
+        [saying(QUERY, ""), unit("docker", True, False), unit("docker", False, True)],
+    ),
+    (
+        runtime.test_the_limits_are_set,
+        (RUNTIME,),
+        [
+            with_file("/etc/docker/daemon.json", "{}"),
+            with_file("/etc/docker/daemon.json", "{"),
+            with_file("/etc/docker/daemon.json", '{"default-shm-size": "16g", "features": true}'),
+        ],
+    ),
+    (
+        runtime.test_the_engine_was_started_with_them,
+        (RUNTIME,),
+        [saying("date +%s", "100\n200\n"), saying("date +%s", "200\n")],
+    ),
+    (
+        runtime.test_cdi_is_made_again_after_each_change_of_the_driver,
+        (),
+        [unit("nvidia-cdi-refresh", False, True)],
+    ),
+    (
+        runtime.test_the_private_registry_is_trusted_by_its_own_ca,
+        (RUNTIME,),
+        [
+            with_file("/etc/docker/certs.d/r:5000/ca.crt", None),
+            with_file("/etc/docker/certs.d/r:5000/ca.crt", "other"),
+        ],
+    ),
+    (
+        runtime.test_the_login_is_there_and_nobody_elses_to_read,
+        (RUNTIME,),
+        [
+            with_file("/root/.docker/config.json", "{}"),
+            with_file("/root/.docker/config.json", '{"auths": {"r:5000": {"auth": "b3RoZXI="}}}'),
+            GOOD.but(modes={"/root/.docker/config.json": 0o644}),
+        ],
+    ),
+    (
+        tuning.test_its_files_are_as_written,
+        (TUNING,),
+        [
+            with_file("/etc/sysctl.d/60-sm120.conf", "vm.swappiness = 60\n"),
+            with_file("/etc/systemd/system/old.service", "x"),
+        ],
+    ),
+    (
+        tuning.test_the_kernel_knobs_are_in_effect,
+        (TUNING,),
+        [with_file("/proc/sys/vm/swappiness", "60\n"), with_file("/proc/sys/vm/swappiness", None)],
+    ),
+    (
+        tuning.test_the_governor_is_set_at_each_boot,
+        (TUNING,),
+        [unit("sm120-governor", False, True), unit("sm120-governor", True, False)],
+    ),
+    (
+        tuning.test_the_power_limit_is_set_at_each_boot,
+        (TUNING,),
+        [unit("sm120-power-limit", False, True)],
+    ),
+    (tuning.test_the_clock_is_kept, (TUNING,), [saying(QUERY, ""), unit("chrony", True, False)]),
+    (
+        tuning.test_updates_at_night_stay_away_from_the_driver,
+        (TUNING,),
+        [saying("apt-config dump", 'X "";\n'), saying("apt-config dump", 'X:: "nvidia-";\n')],
+    ),
+    (registry.test_it_runs_and_starts_at_boot, (), [unit("docker-registry", True, False)]),
+    (
+        registry.test_it_answers_over_tls_and_asks_for_a_password,
+        (REGISTRY,),
+        [saying("python3 -c", "200\n"), saying("python3 -c", "ssl.SSLError\n", 1)],
+    ),
+    (
+        registry.test_its_certificate_lasts,
+        (REGISTRY,),
+        [saying("openssl x509", "notAfter=tomorrow\n", 1), with_file("/reg/server.crt", None)],
+    ),
+    (
+        registry.test_the_passwords_are_the_inventorys,
+        (REGISTRY,),
+        [
+            with_file("/reg/htpasswd", "ops:other\n"),
+            with_file("/reg/htpasswd", None),
+            GOOD.but(modes={"/reg/htpasswd": 0o644}),
+        ],
+    ),
+    (
+        registry.test_its_settings_are_ours,
+        (REGISTRY,),
+        [
+            with_file("/reg/config.yml", 'addr: ":5001"\n'),
+            with_file("/etc/systemd/system/docker-registry.service.d/sm120.conf", "x"),
+        ],
+    ),
+    (
+        weights.test_the_program_is_the_controllers_wheel_and_runs,
+        ("weights",),
+        [
+            with_file("/opt/sm120/key", "another wheel"),
+            with_file("/opt/sm120/requirements.txt", "others"),
+            saying("/opt/sm120/venv/bin/sm120 --version", "no\n", 1),
+        ],
+    ),
+    (
+        weights.test_the_locks_on_the_host_are_the_controllers,
+        ("weights",),
+        [
+            with_file("/opt/sm120/checkout/lockfiles/weights/tiny.lock.yaml", x)
+            for x in ("no", None)
+        ],
+    ),
+    (
+        weights.test_every_set_is_what_its_lock_says,
+        ("weights",),
+        [
+            saying("/opt/sm120/venv/bin/sm120 weights verify", "damaged: x\n", 71),
+            saying("/opt/sm120/venv/bin/sm120 weights verify", "no set\n", 70),
+            saying("/opt/sm120/venv/bin/sm120 weights verify", "Traceback\n", 1),
+        ],
+    ),
+    (
+        weights.test_a_part_is_read_again_each_night,
+        ("weights",),
+        [
+            unit("sm120-scrub.timer", False, True),
+            saying("systemctl show sm120-scrub", "exit-code\n"),
+            with_file("/etc/systemd/system/sm120-scrub.timer", "OnCalendar=yearly\n"),
+            with_file("/etc/systemd/system/sm120-scrub.service", "ExecStart=sm120 weights scrub\n"),
+        ],
+    ),
+    (weights.test_the_disk_is_mounted, ("weights",), [GOOD.but(mounted=())]),
+]
+NAMED = [pytest.param(*row, id=row[0].__name__.removeprefix("test_")) for row in ON_HOST]
+
+
+def filled(given: tuple[Any, ...], key: Path) -> list[Any]:
+    """Arguments with the controller's files named."""
+    kept = [weights_with(key) if g == "weights" else g for g in given]
+    return [keyed(g, key) if isinstance(g, RepositoryPromise | RuntimePromise) else g for g in kept]
+
+
+@pytest.mark.parametrize(("check", "given", "bad"), NAMED)
+def test_a_promise_holds_on_a_good_host_and_is_broken_on_each_bad_one(
+    check: Any, given: tuple[Any, ...], bad: list[FakeHost], key: Path
+) -> None:
+    check(GOOD, *filled(given, key))
+    for host in bad:
+        with pytest.raises(Broken) as found:
+            check(host, *filled(given, key))
+        assert found.value.why
+
+
+TRANSLATING = facts(changed(blackwell(2, iommu="DMA-FQ"), files={"/proc/cmdline": CMDLINE}))
+REDIRECTING = facts(blackwell(2, control=ACS_ON, iommu="identity"))
+CLOSED = machine(files={LOADED: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.58.03  x\n"})
+NO_HMM = {"/sys/module/nvidia_uvm/parameters/uvm_disable_hmm": "N\n"}
+ONE_SLOW = {"/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave\n"}
+BY_FACTS: list[tuple[Any, tuple[Any, ...], list[HostFacts]]] = [
+    (driver.test_the_open_kernel_modules_are_loaded, (), [CLOSED]),
+    (pcie.test_the_iommu_does_not_translate, (PCIE,), [TRANSLATING]),
+    (
+        pcie.test_links_are_kept_awake,
+        (PCIE,),
+        [machine(files={"/proc/cmdline": x}) for x in ("root=x", "pcie_aspm=offf")],
+    ),
+    (pcie.test_hmm_is_off_in_the_loaded_module, (PCIE,), [machine(files=NO_HMM)]),
+    (
+        pcie.test_the_driver_was_loaded_with_its_registry_keys,
+        (PCIE,),
+        [
+            machine(files={"/proc/driver/nvidia/params": f'RegistryDwords: "{x}"\n'})
+            for x in ("", "ForceP2P=0x1;RMForceP2PType=1")
+        ],
+    ),
+    (pcie.test_no_bridge_above_a_card_redirects, (PCIE,), [REDIRECTING]),
+    (tuning.test_the_governor_is_in_effect, (TUNING,), [machine(files=ONE_SLOW)]),
+    (
+        tuning.test_the_power_limit_is_in_effect,
+        (TUNING,),
+        [machine(current_power_limit="450.00 W"), machine(current_power_limit="599.00 W")],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "given", "bad"),
+    [pytest.param(*row, id=row[0].__name__.removeprefix("test_")) for row in BY_FACTS],
+)
+def test_a_promise_about_facts_holds_on_a_good_machine_and_on_no_bad_one(
+    check: Any, given: tuple[Any, ...], bad: list[HostFacts]
+) -> None:
+    check(machine(), *given)
+    for found in bad:
+        with pytest.raises(Broken):
+            check(found, *given)
+
+
+NOTHING = facts(changed(h200(), files={}).model_copy(update={"files": {}, "commands": {}}))
+
+
+@pytest.mark.parametrize(
+    ("check", "given"),
+    [
+        (driver.test_the_open_kernel_modules_are_loaded, ()),
+        (pcie.test_the_iommu_does_not_translate, (PCIE,)),
+        (pcie.test_links_are_kept_awake, (PCIE,)),
+        (pcie.test_the_driver_was_loaded_with_its_registry_keys, (PCIE,)),
+        (pcie.test_every_card_has_a_window_as_large_as_asked_for, (PCIE,)),
+        (tuning.test_the_power_limit_is_in_effect, (TUNING,)),
+        (base.test_its_facts_can_be_read, ()),
+    ],
+)
+def test_what_cannot_be_seen_is_unknown_and_not_kept(check: Any, given: tuple[Any, ...]) -> None:
+    with pytest.raises(Unsure):
+        check(NOTHING, *given)
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        (saying("nvidia-smi --query-gpu", "No devices were found\n", 6), "No devices"),
+        (saying("nvidia-smi --query-gpu", "", 127), "says nothing"),
+    ],
+)
+def test_programs_that_see_no_card_say_nothing_of_their_version(host: FakeHost, words: str) -> None:
+    with pytest.raises(Unsure, match=words):
+        driver.test_the_programs_are_of_the_same_version(host, LOCK)
+
+
+def test_a_controllers_file_that_is_not_there_leaves_the_promise_unknown(tmp_path: Path) -> None:
+    promise = keyed(REPOSITORY, tmp_path / "gone")
+    with pytest.raises(Unsure, match="not on this controller"):
+        repository.test_the_source_is_believed_by_its_own_key_only(GOOD, promise)
+
+
+WISH = HostWish.model_validate(
+    {
+        "targets": ["debian-12/amd64"],
+        "driver": {"branch": 595},
+        "cuda": {"release": "13.2", "oldest_branches": {"13.2": 595, "13.3": 610}},
+        "container_toolkit": {"at_least": "1.18.2"},
+        "nccl": {"release": "2.28"},
+    }
+)
+
+
+@pytest.fixture
+def promised(tmp_path: Path) -> Promised:
+    """A host whose lock is there to be read."""
+    lock: HostLock = sealed_host(WISH, {"debian-12/amd64": LOCK})
+    write_host_lock(tmp_path / "host.lock.yaml", lock)
+    text = json.dumps(
+        {
+            "host": "n1",
+            "lock_file": str(tmp_path / "host.lock.yaml"),
+            "target": "debian-12/amd64",
+            "connection": {
+                **dict.fromkeys(("address", "user", "key", "arguments", "become_password"), ""),
+                **{"kind": "local", "port": 0, "password": False, "become_method": "sudo"},
+            },
+        }
+    )
+    return Promised.model_validate_json(text)
+
+
+@pytest.mark.parametrize(
+    ("releases", "ending"), [([], None), (["13.3"], Broken), (["13.9"], Unsure)]
+)
+def test_the_driver_must_run_what_every_image_compiles(
+    promised: Promised, releases: list[str], ending: type[Answer] | None
+) -> None:
+    wanted = CudaPromise(state="present", toolkit=True, image_releases=releases)
+    if ending is None:
+        cuda.test_the_loaded_driver_runs_what_these_releases_compile(machine(), promised, wanted)
+        return
+    with pytest.raises(ending):
+        cuda.test_the_loaded_driver_runs_what_these_releases_compile(machine(), promised, wanted)
+
+
+def test_the_toolkit_must_be_the_locked_release(promised: Promised) -> None:
+    wanted = CudaPromise(state="present", toolkit=True, image_releases=[])
+    check = cuda.test_the_toolkit_is_the_locked_release
+    check(GOOD, promised, wanted)
+    path = "/usr/local/cuda-13.2/version.json"
+    for text in (None, '{"cuda": {"version": "13.20.1"}}'):
+        with pytest.raises(Broken):
+            check(with_file(path, text), promised, wanted)
+    with pytest.raises(Moot):
+        check(GOOD, promised, wanted.model_copy(update={"toolkit": False}))
+
+
+@pytest.mark.parametrize("role", sorted(absent.LEFT))
+def test_a_role_that_was_undone_leaves_nothing(promised: Promised, role: str) -> None:
+    clean = FakeHost()
+    absent.test_nothing_of_the_role_is_left(clean, promised, role)
+    for path in absent.LEFT[role]:
+        with pytest.raises(Broken, match="still there"):
+            absent.test_nothing_of_the_role_is_left(FakeHost(files={path: "x"}), promised, role)
+
+
+def test_a_small_window_is_broken_and_names_the_card() -> None:
+    huge = PCIE.model_copy(update={"bar1_mib": 1 << 30})
+    small = changed(
+        blackwell(1), files={"/sys/bus/pci/devices/0000:01:00.0/resource": _window(256)}
+    )
+    with pytest.raises(Broken, match=r"0000:01:00\.0 has 256 MiB"):
+        pcie.test_every_card_has_a_window_as_large_as_asked_for(facts(small), huge)
+    fits = PCIE.model_copy(update={"bar1_mib": 256})
+    pcie.test_every_card_has_a_window_as_large_as_asked_for(facts(small), fits)
+
+
+def _window(mib: int) -> str:
+    """A device's `resource` file whose second line is BAR1."""
+    end = 0x10000000 + mib * (1 << 20) - 1
+    return f"0x1000 0x1fff 0x0\n0x0000000010000000 {end:#018x} 0x000000000014220c\n"
