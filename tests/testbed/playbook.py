@@ -94,7 +94,13 @@ def ansible_environment() -> dict[str, str]:
     """What Ansible is told; its programs lie beside our Python."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
     config = str(ROOT / "ansible" / "ansible.cfg")
-    return system_environment(PATH=path, ANSIBLE_CONFIG=config, ANSIBLE_NOCOLOR="1")
+    return system_environment(
+        PATH=path,
+        ANSIBLE_CONFIG=config,
+        ANSIBLE_NOCOLOR="1",
+        # a busy machine is slow to ask for sudo's password
+        ANSIBLE_TIMEOUT="90",
+    )
 
 
 def _read(process: subprocess.Popen[str], cut_off_at: str | None) -> str:
