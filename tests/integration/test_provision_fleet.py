@@ -70,6 +70,17 @@ def measured(site: Site, what: str, forks: int, *args: str) -> tuple[Run, Peak]:
     return run, peak
 
 
+@pytest.mark.parametrize("forks", [5, 10, 20, 40])
+def test_more_forks_cost_memory_that_stays_within_bounds(forty: Site, forks: int) -> None:
+    # check mode, so that every number of forks finds the same fresh nodes
+    only = ("--check", "--tags", "nvidia_repository")
+    run, peak = measured(forty, "plan of one role", forks, *only)
+    run.require_good()
+    assert len(run.recap) == NODES
+    assert forks < peak.processes <= forks + 3
+    assert peak.rss_bytes < MAX_RSS_BYTES
+
+
 def test_forty_fresh_nodes_are_provisioned_in_one_run_and_the_next_changes_nothing(
     forty: Site,
 ) -> None:
@@ -81,12 +92,3 @@ def test_forty_fresh_nodes_are_provisioned_in_one_run_and_the_next_changes_nothi
     again, _ = measured(forty, "second run", 20)
     assert again.require_good().count("changed") == 0
     assert len(again.recap) == NODES
-
-
-@pytest.mark.parametrize("forks", [5, 10, 20, 40])
-def test_more_forks_cost_memory_that_stays_within_bounds(forty: Site, forks: int) -> None:
-    only = ("--tags", "host_tuning")
-    run, peak = measured(forty, "host_tuning alone", forks, *only)
-    run.require_good()
-    assert len(run.recap) == NODES
-    assert peak.rss_bytes < MAX_RSS_BYTES

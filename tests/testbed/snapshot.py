@@ -16,17 +16,19 @@ UNSEEN = (
 LOOK = r"""
 dpkg-query -W -f 'package ${binary:Package} ${Version} ${Status}\n'
 apt-mark showauto | sed 's/^/automatic /'
-systemctl list-unit-files --no-legend --no-pager | awk '{print "unit", $1, $2}'
+systemctl list-unit-files --no-legend --no-pager | grep -v ' transient' \
+    | awk '{print "unit", $1, $2}'
+# but those of whoever is logged in at the moment
 systemctl list-units --no-legend --no-pager --plain --state=active --type=service,timer,mount \
-    | awk '{print "active", $1, $4}'
+    | grep -vE '^(run-user-|user@|user-runtime-dir@)' | awk '{print "active", $1, $4}'
 for knob in vm.swappiness vm.max_map_count kernel.numa_balancing net.core.somaxconn; do
     sysctl "$knob" 2>/dev/null | sed 's/^/knob /'
 done
 echo "cmdline $(cat /proc/cmdline)"
 echo "driver $(cat /proc/driver/nvidia/version 2>/dev/null)"
-find / -xdev UNSEEN -o -type f -printf 'file %p %m %u:%g ' -exec sha256sum {} \; \
-    | sed 's/  [^ ]*$//'
-find / -xdev UNSEEN -o -type d -printf 'folder %p %m %u:%g\n' -o -type l -printf 'link %p %l\n'
+find / -xdev UNSEEN -o -type f -print0 | xargs -0 sha256sum | awk '{print "file", $2, $1}'
+find / -xdev UNSEEN -o \( -type f -o -type d \) -printf 'mode %p %M %u:%g\n' \
+    -o -type l -printf 'link %p %l\n'
 """
 
 
