@@ -134,14 +134,32 @@ def test_drift_on_one_node_is_found_there_only_and_repaired(
     provisioned: tuple[Site, Run],
 ) -> None:
     site, _ = provisioned
-    site.first.shell("rm /etc/sysctl.d/60-sm120.conf && apt-mark unhold nvidia-container-toolkit")
-    only = ("--tags", "host_tuning,container_runtime")
+    site.first.shell(
+        "rm /etc/sysctl.d/60-sm120.conf && sysctl --quiet --write vm.swappiness=33"
+        " && systemctl disable --now sm120-governor"
+    )
+    only = ("--tags", "host_tuning")
     found = site.run("--check", *only).require_good()
-    assert found.recap["n1"]["changed"] >= 1
+    assert found.recap["n1"]["changed"] >= 3
     assert found.recap["n2"]["changed"] == 0
     repaired = site.run(*only).require_good()
-    assert repaired.recap["n1"]["changed"] >= 2
+    assert repaired.recap["n1"]["changed"] >= 3
     assert repaired.recap["n2"]["changed"] == 0
+    assert site.first.shell("sysctl --values vm.swappiness") == "0\n"
+    assert site.first.shell("systemctl is-active sm120-governor") == "active\n"
+
+
+@pytest.mark.usefixtures("big")
+def test_a_package_that_lost_its_hold_and_its_version_is_brought_back(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    names = "nvidia-container-toolkit nvidia-container-toolkit-base"
+    older = " ".join(f"{name}=1.17.8-1" for name in names.split())
+    site.first.shell(
+        f"apt-mark unhold {names} && apt-get --quiet --yes --allow-downgrades install {older}"
+    )
+    site.run("--tags", "container_runtime", "--limit", "n1").require_good()
     assert version_on(site, "nvidia-container-toolkit") == ["1.18.2-1 hold"] * 2
 
 

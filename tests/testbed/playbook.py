@@ -66,6 +66,9 @@ def write_inventory(
         "ansible_user": USER,
         "ansible_become_password": password,
         "ansible_ssh_common_args": common,
+        "ansible_python_interpreter": "/usr/bin/python3",
+        # another run's nodes may have had the same addresses a moment ago
+        "ansible_control_path_dir": str(place.parent / "cp"),
         **values,
     }
     place.write_text(json.dumps({"all": {"hosts": hosts, "vars": shared}}))

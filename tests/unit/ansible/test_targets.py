@@ -61,4 +61,5 @@ def test_every_system_is_given_a_target_that_the_wish_names(
 def test_a_system_that_nobody_wished_for_has_no_target_in_the_wish(
     distribution: str, version: str, architecture: str
 ) -> None:
-    assert target_of(distribution, version, architecture) not in read_host_wish(Checkout(ROOT)).targets
+    wished = read_host_wish(Checkout(ROOT)).targets
+    assert target_of(distribution, version, architecture) not in wished
