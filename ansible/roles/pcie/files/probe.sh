@@ -36,4 +36,4 @@ if [ -z "${KEEP:-}" ] || { [ "$KEEP" = before ] && [ -e "$file" ]; }; then
 fi
 [ "$seen" != "$(cat "$file" 2>/dev/null)" ] || exit 0
 mkdir -p "${file%/*}"
-printf '%s\n' "$seen" >"$file" && echo "kept: $file"
+printf '%s\n' "$seen" >"$file" && echo "kept $file"
