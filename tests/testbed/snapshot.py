@@ -11,7 +11,7 @@ from tests.testbed.nodes import Node
 UNSEEN = (
     *("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/log", "/var/cache"),
     *("/var/lib/dpkg", "/var/lib/apt/lists", "/var/lib/systemd", "/var/lib/sudo"),
-    *("/home/ops/.ansible", "/root/.ansible"),
+    *("/home", "/root/.ansible"),
 )
 LOOK = r"""
 dpkg-query -W -f 'package ${binary:Package} ${Version} ${Status}\n'
