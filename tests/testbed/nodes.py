@@ -60,7 +60,8 @@ printf 'GRUB_CMDLINE_LINUX_DEFAULT="quiet"\\nGRUB_CMDLINE_LINUX=""\\n' > /etc/de
 printf '[Unit]\\nConditionPathIsReadWrite=\\n' \
     > /etc/systemd/system/systemd-sysctl.service.d/container.conf
 useradd --create-home --shell /bin/bash --groups sudo {USER}
-echo '{USER}:{PASSWORD}' | chpasswd
+# sudo asks for it at every step, and the usual hash is slow on purpose
+echo '{USER}:{PASSWORD}' | chpasswd --crypt-method SHA512
 chmod 755 /usr/sbin/node-init /usr/sbin/update-grub
 for tool in modprobe lsmod; do
     dpkg-divert --quiet --local --rename --divert /sbin/$tool.real --add /sbin/$tool
