@@ -5,14 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.cli.common import host_platform
 from pipeline.store.store import default_root
 from tests.testbed.apt_repository import (
     AptRepository,
@@ -22,23 +23,11 @@ from tests.testbed.apt_repository import (
     served,
     system_packages,
 )
-from tests.testbed.debian import bring_packages
+from tests.testbed.debian import BOOKWORM, System
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.nodes import PASSWORD, Fleet, Node, base_tar, fleet
 from tests.testbed.playbook import ROOT, Run, ansible_program, run_playbook, write_inventory
 from tests.testbed.signer import new_signer
-
-TARGET = f"debian-12/{host_platform().partition('/')[2]}"
-UBUNTU = TARGET.replace("debian-12", "ubuntu-24.04")
-# What provisioning may touch; /var/lib/dpkg is looked at through dpkg.
-WATCHED = "/etc /usr/local /opt /boot /root /usr/lib/systemd/system"
-SNAPSHOT = (
-    "dpkg-query -W -f '${binary:Package} ${Version} ${db:Status-Want}\\n';"
-    f" find {WATCHED} -type f ! -name ld.so.cache ! -path '/root/.ansible/*'"
-    " -exec sha256sum {} + | sort -k 2;"
-    f" find {WATCHED} /var/lib/sm120 -type d ! -path '/root/.ansible*' 2>/dev/null | sort;"
-    " find /etc -type l -printf '%p %l\\n' | sort"
-)
 
 
 @dataclass
@@ -47,8 +36,10 @@ class Site:
 
     fleet: Fleet
     repository: AptRepository
+    archive: AptRepository
     checkout: Path
     tmp: Path
+    system: System = BOOKWORM
     values: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -59,14 +50,15 @@ class Site:
     def second(self) -> Node:
         return self.fleet.nodes[1]
 
-    def lock(self, target: str = TARGET, **driver: Any) -> None:
+    def lock(self, target: str | None = None, **driver: Any) -> None:
         """Write the wish and let the real command lock it."""
         wish = yaml.safe_load((ROOT / "lockfiles" / "host.yaml").read_text(encoding="utf-8"))
         wish["driver"] |= driver
         (self.checkout / "lockfiles" / "host.yaml").write_text(yaml.safe_dump(wish))
         place = ["--repository", self.repository.url, "--keyring", str(self.repository.keyring)]
-        command = ["--checkout", str(self.checkout), "host", "lock", "--target", target, *place]
-        subprocess.run([sys.executable, "-m", "pipeline", *command], cwd=ROOT, check=True)
+        wanted = ["--target", target or self.system.target, *place]
+        command = [sys.executable, "-m", "pipeline", "--checkout", str(self.checkout), "host"]
+        subprocess.run([*command, "lock", *wanted], cwd=ROOT, check=True, capture_output=True)
 
     def run(self, *args: str, password: str = PASSWORD, **values: Any) -> Run:
         """One run of the playbook over the fleet."""
@@ -77,24 +69,25 @@ class Site:
 
 
 @contextmanager
-def new_site(daemon: DockerDaemon, tmp: Path, names: Sequence[str]) -> Iterator[Site]:
+def new_site(
+    daemon: DockerDaemon, tmp: Path, names: Sequence[str], system: System = BOOKWORM
+) -> Iterator[Site]:
     """Boot the nodes, serve both repositories and lock."""
     ansible_program("ansible-playbook")
-    tar = base_tar(default_root().parent / "sm120-testbed")
+    tar = base_tar(default_root().parent / "sm120-testbed", system)
     with ExitStack() as stack:
         signer = stack.enter_context(new_signer("testbed"))
         nodes = stack.enter_context(fleet(daemon, tar, names, tmp))
         repository = new_repository(tmp / "nvidia", signer, nvidia_packages())
-        system = new_repository(tmp / "system", signer, system_packages())
-        system.take("docker-registry", bring_packages(system.root, ["docker-registry"]))
-        for place in (repository, system):
+        archive = new_repository(tmp / "system", signer, system_packages())
+        for place in (repository, archive):
             stack.enter_context(served(place, nodes.gateway))
-        for node in nodes.nodes:
-            give_source(node, system)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(partial(give_source, repository=archive), nodes.nodes))
         checkout = tmp / "checkout"
         for folder in ("lockfiles", "images"):
             (checkout / folder).mkdir(parents=True)
-        site = Site(nodes, repository, checkout, tmp)
+        site = Site(nodes, repository, archive, checkout, tmp, system)
         site.values |= {
             "nvidia_repository_url": repository.url,
             "nvidia_repository_key": str(repository.keyring),
@@ -105,8 +98,3 @@ def new_site(daemon: DockerDaemon, tmp: Path, names: Sequence[str]) -> Iterator[
         }
         site.lock()
         yield site
-
-
-def snapshot(node: Node) -> list[str]:
-    """Packages, files, folders and links of a node, as lines to compare."""
-    return node.shell(SNAPSHOT, check=False).splitlines()

@@ -35,6 +35,7 @@ class StandIn:
     depends: str = ""
     files: Sequence[Item] = ()
     provides: str = ""
+    conflicts: str = ""
     architecture: str = "all"
 
     @property
@@ -46,6 +47,7 @@ class StandIn:
             "Maintainer": "Testbed <testbed@example.invalid>",
             "Depends": self.depends,
             "Provides": self.provides,
+            "Conflicts": self.conflicts,
             "Description": f"stand-in for {self.name}",
         }
         return "".join(f"{key}: {value}\n" for key, value in fields.items() if value)
@@ -145,6 +147,8 @@ def give_source(node: Node, repository: AptRepository) -> None:
     node.shell(
         f"mkdir -p /usr/share/keyrings && echo '{key}' | base64 -d > {place} && echo '{source}' > "
         "/etc/apt/sources.list.d/system.sources && apt-get --quiet update"
+        # what a fresh Debian or Ubuntu keeps its time with
+        " && apt-get --quiet --yes install systemd-timesyncd"
     )
 
 
@@ -234,13 +238,26 @@ def system_packages() -> list[StandIn]:
     kernel = os.uname().release
     daemon = "/bin/sleep infinity"
     return [
-        StandIn("dkms", "3.0.10-8+deb12u1"),
+        StandIn("dkms", "3.0.10-8+deb12u1", "make"),
+        StandIn("make", "4.3-4.1"),
         StandIn(f"linux-headers-{kernel}", "1.0"),
         StandIn("pciutils", "1:3.9.0-4", files=[script("usr/bin/setpci", "exit 0")]),
-        StandIn("chrony", "4.3-2", files=[unit("chrony", "exec", daemon)]),
-        StandIn("docker.io", "20.10.24+dfsg1-1", files=[unit("docker", "exec", daemon)]),
+        # as in Debian, the one takes the other's place
+        time_service("chrony", "4.3-2"),
+        time_service("systemd-timesyncd", "252.39-1~deb12u1"),
+        StandIn(
+            "docker.io", "20.10.24+dfsg1-1", "containerd", files=[unit("docker", "exec", daemon)]
+        ),
+        StandIn("containerd", "1.6.20~ds1-1", files=[unit("containerd", "exec", daemon)]),
         StandIn("podman", "4.3.1+ds1-8", files=[script("usr/bin/podman", "exit 0")]),
     ]
+
+
+def time_service(name: str, version: str) -> StandIn:
+    """A service of which a host has one at a time."""
+    files = [unit(name, "exec", "/bin/sleep infinity")]
+    only = "time-daemon"
+    return StandIn(name, version, files=files, provides=only, conflicts=only)
 
 
 def scripts_of(package: StandIn) -> list[Item]:

@@ -6,66 +6,132 @@ apt fetches one file after the other, which takes minutes where each answer take
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.cli.common import host_platform
 from pipeline.errors import PipelineError
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
 from pipeline.fetch.sources import debian_mirror, read_below
 from pipeline.lock.closure import DebRow
 from pipeline.lock.debs import resolve_debs
+from pipeline.lock.release import DEBIAN_12_KEYRING
 from tests.testbed.packages import CannotHave, find_program, system_environment
 
-SUITE = "bookworm"
+UBUNTU_MIRROR = "SM120_UBUNTU_MIRROR"
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+@dataclass(frozen=True)
+class System:
+    """A system that nodes can have: its name in our locks, and where its packages are."""
+
+    name: str
+    suite: str
+    architecture: str = host_platform().partition("/")[2]
+    components: tuple[str, ...] = ("main",)
+
+    @property
+    def target(self) -> str:
+        return f"{self.name}/{self.architecture}"
+
+    @property
+    def is_ubuntu(self) -> bool:
+        return self.name.startswith("ubuntu")
+
+    @property
+    def keyring_package(self) -> str:
+        return "ubuntu-keyring" if self.is_ubuntu else "debian-archive-keyring"
+
+
+BOOKWORM = System("debian-12", "bookworm")
+TRIXIE = System("debian-13", "trixie")
+NOBLE = System("ubuntu-24.04", "noble", components=("main", "universe"))
 # what every Debian has: `Essential: yes`, and apt
 ESSENTIAL = (
     *("base-files", "base-passwd", "bash", "bsdutils", "coreutils", "dash", "debianutils"),
     *("diffutils", "dpkg", "findutils", "grep", "gzip", "hostname", "init-system-helpers"),
     *("libc-bin", "login", "ncurses-base", "ncurses-bin", "perl-base", "sed", "sysvinit-utils"),
-    *("tar", "util-linux", "apt", "debian-archive-keyring"),
+    *("tar", "util-linux", "apt"),
 )
 
 
-def local_debian(folder: Path, wanted: Sequence[str]) -> str:
+def local_debian(folder: Path, wanted: Sequence[str], system: System = BOOKWORM) -> str:
     """Fill the folder with the packages and all they need; returns a line for apt's sources."""
-    stanzas = bring_packages(folder, [*ESSENTIAL, *wanted])
-    _write_index(folder, "\n".join(stanzas.values()).encode())
-    # every file was checked against Debian's signed index
+    names = [*ESSENTIAL, system.keyring_package, *wanted]
+    stanzas = bring_packages(folder, names, system)
+    _write_index(folder, "\n".join(stanzas.values()).encode(), system.suite)
+    # every file was checked against the system's signed index
     return f"deb [trusted=yes] copy:{folder} ./"
 
 
-def bring_packages(folder: Path, wanted: Sequence[str]) -> dict[str, str]:
+def bring_packages(
+    folder: Path, wanted: Sequence[str], system: System = BOOKWORM
+) -> dict[str, str]:
     """The packages and all they need, in the folder; their stanzas by name."""
     client = Client(read_settings())
-    architecture = _read(["dpkg", "--print-architecture"]).strip()
     try:
-        mirror = debian_mirror().main
+        mirror = mirror_of(system)
+        keyring = ubuntu_keyring(folder) if system.is_ubuntu else debian_keyring(system)
 
         def get(path: str) -> bytes:
             return read_below(client, mirror, path)
 
-        rows = resolve_debs(wanted, [], [SUITE], ["main"], architecture, get)
+        rows = resolve_debs(
+            wanted, [], [system.suite], system.components, system.architecture, get, keyring
+        )
         with ThreadPoolExecutor(8) as pool:
             stanzas = pool.map(lambda row: _kept(folder, row, get(row.path)), rows)
             return dict(zip((row.name for row in rows), stanzas, strict=True))
     except PipelineError as error:
-        raise CannotHave(f"Debian's packages cannot be had here: {error}") from error
+        raise CannotHave(f"{system.name}'s packages cannot be had here: {error}") from error
 
 
-def _write_index(folder: Path, packages: bytes) -> None:
+def mirror_of(system: System) -> tuple[str, ...]:
+    """Where the system's packages are: Debian's as apt has it, Ubuntu's as the environment says."""
+    if not system.is_ubuntu:
+        return debian_mirror().main
+    mirror = os.environ.get(UBUNTU_MIRROR)
+    if not mirror:
+        raise CannotHave(f"Ubuntu's archive is not named: set {UBUNTU_MIRROR} to its base address.")
+    return (mirror,)
+
+
+def debian_keyring(system: System) -> Path:
+    """Debian 12's keys are ours; a newer Debian's come with its package here."""
+    if system.suite == BOOKWORM.suite:
+        return DEBIAN_12_KEYRING
+    if not KEYRING.exists():
+        raise CannotHave(f"Debian's keys ({KEYRING}) are not here.")
+    return KEYRING
+
+
+def ubuntu_keyring(folder: Path) -> Path:
+    """Ubuntu's keys, from Debian 13's package of them: so Debian's signature vouches for them."""
+    place = folder / "keys"
+    place.mkdir()
+    bring_packages(place, ["ubuntu-keyring"], TRIXIE)
+    (package,) = place.glob("ubuntu-keyring_*.deb")
+    _read(["dpkg-deb", "--extract", str(package), str(place)])
+    return place / "usr/share/keyrings/ubuntu-archive-keyring.gpg"
+
+
+def _write_index(folder: Path, packages: bytes, suite: str) -> None:
     """An index that carries the suite's name: by it mmdebstrap finds what is essential."""
     (folder / "Packages").write_bytes(packages)
     row = f" {hashlib.sha256(packages).hexdigest()} {len(packages)} Packages"
-    (folder / "Release").write_text(f"Suite: {SUITE}\nCodename: {SUITE}\nSHA256:\n{row}\n")
+    (folder / "Release").write_text(f"Suite: {suite}\nCodename: {suite}\nSHA256:\n{row}\n")
 
 
 def _kept(folder: Path, row: DebRow, data: bytes) -> str:
     """Keep a file that is what the index says; its stanza for our own index."""
     if hashlib.sha256(data).hexdigest() != row.sha256:
-        raise CannotHave(f"The mirror's {row.name} is not what Debian signed.")
+        raise CannotHave(f"The mirror's {row.name} is not what was signed.")
     path = folder / row.path.rpartition("/")[2]
     path.write_bytes(data)
     control = _read(["dpkg-deb", "--field", str(path)]).rstrip("\n")

@@ -66,6 +66,9 @@ def write_inventory(
         "ansible_user": USER,
         "ansible_become_password": password,
         "ansible_ssh_common_args": common,
+        "ansible_python_interpreter": "/usr/bin/python3",
+        # another run's nodes may have had the same addresses a moment ago
+        "ansible_control_path_dir": str(place.parent / "cp"),
         **values,
     }
     place.write_text(json.dumps({"all": {"hosts": hosts, "vars": shared}}))
@@ -94,7 +97,13 @@ def ansible_environment() -> dict[str, str]:
     """What Ansible is told; its programs lie beside our Python."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
     config = str(ROOT / "ansible" / "ansible.cfg")
-    return system_environment(PATH=path, ANSIBLE_CONFIG=config, ANSIBLE_NOCOLOR="1")
+    return system_environment(
+        PATH=path,
+        ANSIBLE_CONFIG=config,
+        ANSIBLE_NOCOLOR="1",
+        # a busy machine is slow to ask for sudo's password
+        ANSIBLE_TIMEOUT="90",
+    )
 
 
 def _read(process: subprocess.Popen[str], cut_off_at: str | None) -> str:

@@ -1,0 +1,66 @@
+"""The same playbook on the other systems: Debian 13, Ubuntu 24.04, and arm64 under emulation.
+
+Their own packages make the nodes; NVIDIA's are stand-ins, as in test_provision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.integration.conftest import entered_or_skipped
+from tests.integration.site import Site, new_site
+from tests.testbed.apt_repository import DRIVER, NEW_DRIVER
+from tests.testbed.debian import NOBLE, TRIXIE, System
+from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.snapshot import differences, snapshot
+
+pytestmark = pytest.mark.timeout(3600)
+# the driver's package and version by the system's way of naming
+NAMES = {
+    "debian-13": f"nvidia-open {DRIVER}-1",
+    "ubuntu-24.04": f"nvidia-driver-580-open {NEW_DRIVER}-0ubuntu1",
+}
+PARTS = ("nvidia_repository", "nvidia_driver", "pcie", "nccl", "container_runtime", "host_tuning")
+LEFT = (
+    r"^[+-]file /var/lib/apt/extended_states ",
+    r"^[+-]file /etc/ld.so.cache ",
+    r"^[+-]file /boot/grub/grub.cfg ",
+)
+
+
+@pytest.fixture(scope="module", params=[TRIXIE, NOBLE], ids=lambda system: system.name)
+def elsewhere(
+    request: pytest.FixtureRequest,
+    docker_daemon: DockerDaemon,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Site, list[str]]]:
+    """One fresh node of another system, and what it was."""
+    if not request.config.getoption("--big"):
+        pytest.skip("Nodes of other systems take minutes: run with --big.")
+    system: System = request.param
+    with ExitStack() as stack:
+        tmp = tmp_path_factory.mktemp(system.suite)
+        site = entered_or_skipped(stack, new_site(docker_daemon, tmp, ["n1"], system))
+        yield site, snapshot(site.first)
+
+
+def test_a_fresh_node_is_planned_provisioned_left_alone_and_given_back_on_stand_ins(
+    elsewhere: tuple[Site, list[str]],
+) -> None:
+    site, before = elsewhere
+    site.run("--check", "--diff").require_good()
+    assert differences(before, snapshot(site.first), ()) == []
+    run = site.run().require_good()
+    print(f"{site.system.target}: {run.tasks} tasks, {run.seconds:.0f} s, {run.recap}")
+    package, _, version = NAMES[site.system.name].partition(" ")
+    query = f"dpkg-query -W -f '${{Version}} ${{db:Status-Want}}' {package}"
+    assert site.first.shell(query) == f"{version} hold"
+    assert version.partition("-")[0] in site.first.shell("cat /proc/driver/nvidia/version")
+    assert site.run().require_good().count("changed") == 0
+    gone = {f"{name}_state": "absent" for name in PARTS}
+    site.run(**gone).require_good()
+    assert differences(before, snapshot(site.first), LEFT) == []
+    assert site.run(**gone).require_good().count("changed") == 0
