@@ -20,6 +20,7 @@ class Tries:
         self._router, self._stop, self._first_wait_s = router, stop, first_wait_s
         self._failures = self._held = self._turn = 0
         self._route: Route | None = None
+        self._said: dict[str, str] = {}  # why, by route
 
     def open(self, pin: FilePin, start: int, stop: int, first_turn: int = 0) -> Body:
         """The range from the route whose turn it is; raises `Lost`, or the ending of the last."""
@@ -36,6 +37,7 @@ class Tries:
     def moved(self) -> None:
         """Bytes came."""
         self._failures = self._held = 0
+        self._said.clear()
 
     def arrived(self) -> None:
         """A whole range came: the first route is as good as any again."""
@@ -49,6 +51,9 @@ class Tries:
         if self._stop.is_set():
             raise Interrupted("stopped")
         route = self._route
+        name = route.name if route else "no route"
+        self._said.pop(name, None)  # the last comes last
+        self._said[name] = str(lost).removeprefix(f"{pin.path}: ")
         if lost.wait_s is not None and route is not None:
             self._held += 1
             self._router.hold(route, lost.wait_s)
@@ -60,9 +65,8 @@ class Tries:
         if lost.is_stall or self._failures % 2 == 0:
             self._turn += 1
         if self._failures >= ATTEMPTS or self._held >= HELD_ATTEMPTS:
-            name = f" ({route.name})" if route else ""
-            words = str(lost).removeprefix(f"{pin.path}: ")
-            raise lost.ending(f"{pin.path}: {words}{name}") from lost
+            why = "; ".join(f"{words} ({name})" for name, words in self._said.items())
+            raise lost.ending(f"{pin.path}: {why}") from lost
         self._wait(min(self._first_wait_s * 2 ** (self._failures - 1), LONGEST_WAIT_S))
 
     def _wait(self, wait_s: float) -> None:

@@ -422,6 +422,14 @@ def test_a_neighbour_that_is_switched_off_does_not_matter(bed: Bed) -> None:
     bed.require_right()
 
 
+def test_where_nobody_delivers_everybody_is_named(bed: Bed) -> None:
+    place = bed.place()
+    with pytest.raises(SourceUnreachable) as error:
+        bed.fetch(place, neighbours=("http://127.0.0.1:9",), endpoint="http://127.0.0.1:19")
+    assert "(127.0.0.1:9)" in str(error.value)
+    assert "(plain HTTP)" in str(error.value)
+
+
 def test_a_folder_delivers_offline(bed: Bed, tmp_path: Path) -> None:
     place = bed.place()
     for hub_cache in (False, True):
