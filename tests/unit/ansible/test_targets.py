@@ -16,7 +16,7 @@ jinja2 = pytest.importorskip("jinja2", reason="ansible-core is not installed (gr
 
 def target_of(distribution: str, version: str, architecture: str) -> str:
     """What the playbook's own expressions make of the facts."""
-    (play,) = yaml.safe_load(PLAYBOOK.read_text(encoding="utf-8"))
+    shared = yaml.safe_load((PLAYBOOK.parent / "vars" / "site.yml").read_text(encoding="utf-8"))
     facts = {
         "distribution": distribution,
         "distribution_version": version,
@@ -26,7 +26,7 @@ def target_of(distribution: str, version: str, architecture: str) -> str:
     environment = jinja2.Environment()
     values: dict[str, Any] = {"ansible_facts": facts}
     for name in ("sm120_system", "sm120_target"):
-        values[name] = environment.from_string(play["vars"][name]).render(values)
+        values[name] = environment.from_string(shared[name]).render(values)
     return str(values["sm120_target"])
 
 
