@@ -35,7 +35,7 @@ from tests.testbed.foreign_image import (
     system_layer,
 )
 from tests.testbed.tiny_registry import digest_of
-from tests.unit.build.test_foreign_base import wish_on
+from tests.unit.build.test_on_a_foreign_base import wish_on
 from tests.unit.record.test_recorded_image import spdx_problems
 from tests.unit.verify.world import WHEN, World, trusted
 
