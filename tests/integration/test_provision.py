@@ -443,7 +443,7 @@ def test_weights_come_from_a_neighbour_and_are_scrubbed_by_the_command_installed
     site.first.shell("systemctl reset-failed sm120-scrub.service")
     site.run(*only, **values, weights_state="absent").require_good()
     assert site.first.shell(
-        "ls /opt /models; ls /etc/systemd/system | grep sm120", check=False
+        "ls /opt /models; ls /etc/systemd/system | grep sm120-scrub", check=False
     ) == ("/models:\ntiny\n\n/opt:\n")
     again = site.run(*only, **values, weights_state="absent").require_good()
     assert again.count("changed") == 0
