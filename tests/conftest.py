@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.testbed.packages import CannotHave
+
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure() -> None:
+    """Children can be stopped by Ctrl-C, also where the run itself was started to ignore it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    """What this machine cannot have, it does not test; the reason is said."""
+    try:
+        return (yield)
+    except CannotHave as why:
+        pytest.skip(str(why))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,7 +25,7 @@ class CannotHave(Exception):
 
 def system_environment(**values: str) -> dict[str, str]:
     """The short environment in which the testbed runs programs."""
-    return {"PATH": SYSTEM_PATH, "HOME": "/root", "LC_ALL": "C.UTF-8", **values}
+    return {"PATH": SYSTEM_PATH, "HOME": str(Path.home()), "LC_ALL": "C.UTF-8", **values}
 
 
 def find_program(name: str) -> str:

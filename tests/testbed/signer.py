@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.testbed.packages import find_program
+from tests.testbed.packages import ensure_debian_packages, find_program
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Signer:
 @contextmanager
 def new_signer(name: str) -> Iterator[Signer]:
     """A fresh key, gone with its agent at the end."""
+    ensure_debian_packages(["gpg", "gpg-agent"])
     # Not below pytest's folder: a socket's path may have 107 characters at most.
     home = Path(tempfile.mkdtemp(prefix="gpg-"))
     signer = Signer(home, home / "public.gpg")
