@@ -13,14 +13,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from pipeline import log
 from pipeline.fetch.settings import Settings
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import WeightsWish, lock_path, sealed, write_lock
 from pipeline.wish.load import Checkout
-from tests.perf.measure import Cost, run
+from tests.perf.measure import Cost, Report, run
 from tests.testbed.hub import test_hub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,13 +38,7 @@ huggingface_hub.snapshot_download("org/perf", local_dir=sys.argv[1], endpoint=sy
 """
 
 
-class Rows(Protocol):
-    """Where the figures go."""
-
-    def add(self, claim: str, ours: str, other: str = "-", ratio: str = "-") -> None: ...
-
-
-def measure_fetch(report: Rows, scratch: Path) -> None:
+def measure_fetch(report: Report, scratch: Path) -> None:
     """CPU per byte against the stock client, then memory for a small and a large file."""
     source = scratch / "source"
     source.mkdir()

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pipeline import log
 from pipeline.weights import receipt
@@ -24,7 +23,7 @@ from pipeline.weights.hashing import cores, read_file
 from pipeline.weights.model import FilePin, WeightsWish, sealed
 from pipeline.weights.place import Place
 from pipeline.weights.verify import Request, verify
-from tests.perf.measure import Cost, run
+from tests.perf.measure import Cost, Report, run
 from tests.testbed.hub import TestHub, test_hub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,13 +32,7 @@ FILES, FILE_BYTES = 10, 430_000_000
 ROUNDS = 5
 
 
-class Rows(Protocol):
-    """Where results go."""
-
-    def add(self, claim: str, ours: str, other: str = "-", ratio: str = "-") -> None: ...
-
-
-def measure_verify(report: Rows, scratch: Path) -> None:
+def measure_verify(report: Report, scratch: Path) -> None:
     """All claims about verifying."""
     load = os.getloadavg()[0]
     report.add("verify: load of the machine before", f"{load:.1f} on {cores()} cores")
@@ -96,7 +89,7 @@ class Rate:
     cpu: float
 
 
-def compare_rates(report: Rows, place: Place, hub: TestHub) -> None:
+def compare_rates(report: Report, place: Place, hub: TestHub) -> None:
     """Whole commands, turn by turn, so that neighbours on the machine disturb all alike."""
     total = place.lock.size_bytes
     ours, theirs, one_core, inside = [], [], [], []
@@ -175,7 +168,7 @@ def timed(work: Callable[[], object], size_bytes: int) -> Rate:
     return Rate(size_bytes / (time.monotonic() - start), size_bytes / (time.thread_time() - cpu))
 
 
-def compare_core(report: Rows, place: Place) -> None:
+def compare_core(report: Report, place: Place) -> None:
     """What one core does per second that it really works: neighbours do not count in this."""
     path = place.file(place.lock.files[0])
     pure, ours, plain = [], [], []
@@ -203,7 +196,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def measure_memory(report: Rows, place: Place, scratch: Path) -> None:
+def measure_memory(report: Report, place: Place, scratch: Path) -> None:
     """The peak must not grow with the files."""
     big = run(sm120_verify(place), cwd=ROOT)
     small_pin = FilePin(path="a.safetensors", size_bytes=30_000_000, sha256="0" * 64)
@@ -222,7 +215,7 @@ def measure_memory(report: Rows, place: Place, scratch: Path) -> None:
     )
 
 
-def measure_cold(report: Rows, place: Place) -> None:
+def measure_cold(report: Report, place: Place) -> None:
     """From the disk, not from memory; and the page cache stays as it was."""
     for pin in place.lock.files:
         drop(place.file(pin))
@@ -261,7 +254,7 @@ def time_dd(place: Place, number: int) -> float:
     return time.monotonic() - start
 
 
-def measure_receipt(report: Rows, scratch: Path) -> None:
+def measure_receipt(report: Report, scratch: Path) -> None:
     """A hundred files that were verified before."""
     folder = scratch / "hundred"
     folder.mkdir()
@@ -292,25 +285,16 @@ def measure_receipt(report: Rows, scratch: Path) -> None:
     )
 
 
-class _Lines:
-    def __init__(self) -> None:
-        self.rows: list[list[str]] = []
-
-    def add(self, claim: str, ours: str, other: str = "-", ratio: str = "-") -> None:
-        self.rows.append([claim, ours, other, ratio])
-        print(f"{claim}: {ours} | {other} | {ratio}", file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Only these measurements."""
     parent = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     scratch = Path(tempfile.mkdtemp(dir=parent))
-    lines = _Lines()
+    report = Report()
     try:
-        measure_verify(lines, scratch)
+        measure_verify(report, scratch)
     finally:
         shutil.rmtree(scratch)
-    print(log.table(["what", "ours", "the usual way", "ratio"], lines.rows))
+    print(report)
 
 
 if __name__ == "__main__":
