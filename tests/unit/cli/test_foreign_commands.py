@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,20 +20,9 @@ from tests.testbed.foreign_image import (
     put_index,
     system_layer,
 )
-from tests.testbed.oci_door import Door, oci_door
+from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.support import AMD64, Command, write_wish
-
-
-@pytest.fixture
-def tiny() -> TinyRegistry:
-    return TinyRegistry()
-
-
-@pytest.fixture
-def door(tiny: TinyRegistry) -> Iterator[Door]:
-    with oci_door(tiny) as running:
-        yield running
 
 
 @pytest.fixture

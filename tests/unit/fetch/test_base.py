@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +38,10 @@ from tests.testbed.foreign_image import (
     system_layer,
     tar_of,
 )
-from tests.testbed.oci_door import Door, cut_answer, oci_door, status, with_body
+from tests.testbed.oci_door import Door, cut_answer, status, with_body
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
 from tests.unit.registry.support import keep_login
 from tests.unit.support import AMD64, ARM64
-
-
-@pytest.fixture
-def tiny() -> TinyRegistry:
-    return TinyRegistry()
-
-
-@pytest.fixture
-def door(tiny: TinyRegistry) -> Iterator[Door]:
-    with oci_door(tiny) as running:
-        yield running
 
 
 @pytest.fixture
