@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import Interrupted, NotInRegistry, RegistryBroken, RegistryUnreachable
@@ -51,10 +52,8 @@ def _stream(repository: Repository, blob: Descriptor, gauge: Gauge) -> str:
     answer = _open_at(repository, blob, 0)
     sha, got = hashlib.sha256(), 0
     try:
-        while piece := _next(repository, answer):
+        for piece in _pieces(repository, answer, blob, got):
             got += len(piece)
-            if got > blob.size_bytes:
-                raise RegistryBroken(f"{blob.digest}: more than the {blob.size_bytes} bytes named")
             sha.update(piece)
             gauge.at(got)
     finally:
@@ -141,16 +140,23 @@ def _pour(
             f"{blob.digest}: named with {blob.size_bytes} bytes, sent with {got + int(length)}"
         )
     with os_errors_explained(partial), partial.open("ab") as out:
-        while piece := _next(repository, answer):
+        for piece in _pieces(repository, answer, blob, got):
             got += len(piece)
-            if got > blob.size_bytes:
-                raise RegistryBroken(f"{blob.digest}: more than the {blob.size_bytes} bytes named")
             out.write(piece)
             sha.update(piece)
             gauge.at(got)
     if got < blob.size_bytes:
         raise Lost(f"{blob.digest}: ended after {got} of {blob.size_bytes} bytes")
     return f"sha256:{sha.hexdigest()}"
+
+
+def _pieces(repository: Repository, answer: Answer, blob: Descriptor, got: int) -> Iterator[bytes]:
+    """What comes after the bytes that are here; never more than the blob is said to have."""
+    while piece := _next(repository, answer):
+        got += len(piece)
+        if got > blob.size_bytes:
+            raise RegistryBroken(f"{blob.digest}: more than the {blob.size_bytes} bytes named")
+        yield piece
 
 
 def _next(repository: Repository, answer: Answer) -> bytes:

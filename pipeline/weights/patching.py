@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 from pipeline.weights.hashing import BLOCK_BYTES, Hasher, mark_of
-from pipeline.weights.ranges import Range, copy_range, joined, open_to_read, open_to_write, rest_of
+from pipeline.weights.ranges import Range, copy_range, joined, open_both, rest_of
 
 _MOST_BLOCKS = 16  # asked for at once
 
@@ -28,11 +27,7 @@ def patch_file(
     """
     if len(marks) != -(-size_bytes // BLOCK_BYTES):
         return None
-    with ExitStack() as stack:
-        taken = open_to_read(damaged)
-        stack.callback(os.close, taken)
-        made = open_to_write(new, size_bytes)
-        stack.callback(os.close, made)
+    with open_both(damaged, new, size_bytes) as (taken, made):
         walk = _Walk(taken, made, size_bytes, hasher, marks, ask)
         if not walk.to_the_end():
             return None

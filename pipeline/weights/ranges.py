@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pipeline.weights.hashing import BLOCK_BYTES
@@ -40,16 +40,19 @@ def rest_of(size_bytes: int, ranges: list[Range]) -> list[Range]:
     return [(a, b) for a, b in zip(starts, stops, strict=True) if a < b]
 
 
-def open_to_read(path: Path) -> int:
-    """Never through a link, and never waiting for the other end of a pipe."""
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+@contextmanager
+def open_both(taken: Path, made: Path, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """A file to read and one of that size to write, which keeps what it holds already.
 
-
-def open_to_write(path: Path, size_bytes: int) -> int:
-    """A file of that size, with what it holds already."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    os.ftruncate(handle, size_bytes)
-    return handle
+    Never through a link, and never waiting for the other end of a pipe.
+    """
+    with ExitStack() as stack:
+        source = os.open(taken, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        stack.callback(os.close, source)
+        target = os.open(made, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        stack.callback(os.close, target)
+        os.ftruncate(target, size_bytes)
+        yield source, target
 
 
 def copy_range(taken: int, made: int, start: int, stop: int) -> None:

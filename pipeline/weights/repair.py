@@ -12,7 +12,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline import log
@@ -33,8 +33,7 @@ from pipeline.weights.place import Place
 from pipeline.weights.ranges import (
     Range,
     copy_range,
-    open_to_read,
-    open_to_write,
+    open_both,
     rest_of,
     wrong_by_size,
 )
@@ -227,11 +226,7 @@ class _Mender:
                 partial.unlink()
 
     def _copy(self, pin: FilePin, partial: Path, ranges: list[Range]) -> None:
-        with ExitStack() as stack:
-            taken = open_to_read(self._place.file(pin))
-            stack.callback(os.close, taken)
-            made = open_to_write(partial, pin.size_bytes)
-            stack.callback(os.close, made)
+        with open_both(self._place.file(pin), partial, pin.size_bytes) as (taken, made):
             for start, stop in ranges:
                 copy_range(taken, made, start, stop)
 
