@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,21 @@ def pytest_configure() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Iterator[None]:
     """What this machine cannot have, it does not test; the reason is said."""
-    try:
+    with _skipped():
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Also where a test finds out by itself."""
+    with _skipped():
+        return (yield)
+
+
+@contextmanager
+def _skipped() -> Iterator[None]:
+    try:
+        yield
     except CannotHave as why:
         pytest.skip(str(why))
 

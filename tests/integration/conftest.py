@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +17,6 @@ from tests.integration.published import PASSWORD, USER
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.dockerd import docker_daemon as start_daemon
 from tests.testbed.oci_door import Door, behind, oci_door
-from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry, oci_registry, trusted_by_docker
 from tests.testbed.tiny_gguf import write_tiny_gguf
 from tests.testbed.trixie import trixie_program
@@ -25,33 +24,25 @@ from tests.testbed.trixie import trixie_program
 Part = TypeVar("Part")
 
 
-def entered_or_skipped(stack: ExitStack, part: AbstractContextManager[Part]) -> Part:
-    """The part, kept until the stack ends; or a skip that says why there is none."""
-    try:
-        return stack.enter_context(part)
-    except CannotHave as reason:
-        pytest.skip(str(reason))
-
-
 @pytest.fixture(scope="session")
 def docker_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerDaemon]:
     """A private Docker daemon."""
     with ExitStack() as stack:
-        yield entered_or_skipped(stack, start_daemon(tmp_path_factory.mktemp("docker")))
+        yield stack.enter_context(start_daemon(tmp_path_factory.mktemp("docker")))
 
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """A registry without TLS or passwords."""
     with ExitStack() as stack:
-        yield entered_or_skipped(stack, oci_registry(tmp_path_factory.mktemp("registry")))
+        yield stack.enter_context(oci_registry(tmp_path_factory.mktemp("registry")))
 
 
 @pytest.fixture
 def door(tmp_path: Path) -> Iterator[Door]:
     """A way to a fresh real registry on which things can go wrong."""
     with ExitStack() as stack:
-        registry = entered_or_skipped(stack, oci_registry(tmp_path / "registry"))
+        registry = stack.enter_context(oci_registry(tmp_path / "registry"))
         yield stack.enter_context(oci_door(behind(registry.host_port)))
 
 
@@ -71,7 +62,7 @@ def at_the_bridge(
         part = oci_registry(
             folder, tls=True, htpasswd={USER: PASSWORD}, address=docker_daemon.gateway
         )
-        registry = entered_or_skipped(stack, part)
+        registry = stack.enter_context(part)
         stack.enter_context(trusted_by_docker(registry))
         yield registry
 
@@ -92,10 +83,7 @@ def trixie(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = Path(given or tmp_path_factory.mktemp("trixie"))
 
     def find(name: str) -> Path:
-        try:
-            return trixie_program(folder, name)
-        except CannotHave as reason:
-            pytest.skip(str(reason))
+        return trixie_program(folder, name)
 
     return find
 

@@ -21,7 +21,6 @@ import requests
 import yaml
 
 from pipeline.weights.model import WeightsWish, write_lock
-from tests.integration.conftest import entered_or_skipped
 from tests.integration.site import Site, new_site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER, OLD_DRIVER, PLAIN_DRIVER
 from tests.testbed.debian import NOBLE, bring_packages
@@ -47,7 +46,7 @@ def fresh(
     """Two nodes that no play has touched, and what the second looked like."""
     with ExitStack() as stack:
         tmp = tmp_path_factory.mktemp("site")
-        site = entered_or_skipped(stack, new_site(docker_daemon, tmp, ["n1", "n2"]))
+        site = stack.enter_context(new_site(docker_daemon, tmp, ["n1", "n2"]))
         yield site, snapshot(site.second)
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import entered_or_skipped
 from tests.integration.site import Site, new_site
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.memory import Peak, peak_memory
@@ -51,7 +50,7 @@ def forty(
         stack.enter_context(room_for_systemds())
         names = [f"n{number:02}" for number in range(NODES)]
         site = new_site(docker_daemon, tmp_path_factory.mktemp("forty"), names)
-        yield entered_or_skipped(stack, site)
+        yield stack.enter_context(site)
 
 
 def measured(site: Site, what: str, forks: int, *args: str) -> tuple[Run, Peak]:

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.conftest import entered_or_skipped
 from tests.integration.site import Site, new_site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER
 from tests.testbed.debian import NOBLE, TRIXIE, System
@@ -43,7 +42,7 @@ def elsewhere(
     system: System = request.param
     with ExitStack() as stack:
         tmp = tmp_path_factory.mktemp(system.suite)
-        site = entered_or_skipped(stack, new_site(docker_daemon, tmp, ["n1"], system))
+        site = stack.enter_context(new_site(docker_daemon, tmp, ["n1"], system))
         yield site, snapshot(site.first)
 
 

@@ -25,7 +25,6 @@ from pipeline.registry.reference import parse_repository
 from pipeline.registry.referrers import fallback_tag
 from tests.integration.bench import Bench, complete_digest
 from tests.integration.built import Built, build_image, run_sm120, sm120
-from tests.integration.conftest import entered_or_skipped
 from tests.integration.published import PASSWORD, USER, keep_login, layout_blobs
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat, running_container
@@ -42,7 +41,7 @@ from tests.testbed.oci_door import (
     status,
     with_headers,
 )
-from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
+from tests.testbed.packages import ensure_debian_packages, find_program
 from tests.testbed.registry import Registry, oci_registry
 from tests.testbed.tiny_gguf import expected_text
 
@@ -63,7 +62,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("guarded")
         part = oci_registry(folder, tls=True, htpasswd={USER: PASSWORD})
-        yield entered_or_skipped(stack, part)
+        yield stack.enter_context(part)
 
 
 @pytest.fixture
@@ -219,10 +218,7 @@ def signature(key: ec.EllipticCurvePrivateKey, place: str, digest: str) -> Attac
 def test_skopeo_copies_the_index_with_the_same_digests(
     image: Built, registry: Registry, tmp_path: Path
 ) -> None:
-    try:
-        ensure_debian_packages(["skopeo"])
-    except CannotHave as reason:
-        pytest.skip(str(reason))
+    ensure_debian_packages(["skopeo"])
     place = f"{registry.host_port}/copied/{IMAGE}"
     done = json.loads(sm120(image.store, "publish", IMAGE, f"{place}:v1", "--json").stdout)
     command = [find_program("skopeo"), "copy", "--all", "--preserve-digests"]
@@ -332,7 +328,7 @@ def test_uploads_and_blobs_that_lie_elsewhere_get_no_login(
 ) -> None:
     with ExitStack() as stack:
         part = oci_registry(tmp_path, htpasswd={USER: PASSWORD})
-        registry = entered_or_skipped(stack, part)
+        registry = stack.enter_context(part)
         door = stack.enter_context(oci_door(behind(registry.host_port)))
         elsewhere = stack.enter_context(oci_door(lambda request: Reply(403)))
         config = keep_login(tmp_path / "docker", door.host_port, f"{USER}:{PASSWORD}")
@@ -370,7 +366,7 @@ def test_clearing_leaves_kept_images_pullable_and_their_evidence_in_place(
 
 def test_a_registry_that_does_not_delete_says_what_it_needs(bench: Bench, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        registry = entered_or_skipped(stack, oci_registry(tmp_path, delete=False))
+        registry = stack.enter_context(oci_registry(tmp_path, delete=False))
         door = stack.enter_context(oci_door(behind(registry.host_port)))
         bench.publish(door)
         bench.publish(door, "old", "--index")

@@ -15,7 +15,6 @@ import pytest
 
 from tests.integration.bench import Bench, complete_digest, make_bench
 from tests.integration.built import ROOT
-from tests.integration.conftest import entered_or_skipped
 from tests.testbed.oci_door import Door, behind, oci_door
 from tests.testbed.registry import Registry, oci_registry
 
@@ -29,7 +28,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 @contextmanager
 def fresh_door(folder: Path) -> Iterator[tuple[Door, Registry]]:
     with ExitStack() as stack:
-        registry = entered_or_skipped(stack, oci_registry(folder))
+        registry = stack.enter_context(oci_registry(folder))
         yield stack.enter_context(oci_door(behind(registry.host_port))), registry
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import bcrypt
 import pytest
 
-from tests.integration.conftest import entered_or_skipped
 from tests.integration.site import Site, new_site
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.playbook import ROOT, recap_of, write_inventory
@@ -79,7 +78,7 @@ def verify(site: Site, *words: str, **values: Any) -> Ended:
 def site(docker_daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with ExitStack() as stack:
         tmp = tmp_path_factory.mktemp("verify")
-        made = entered_or_skipped(stack, new_site(docker_daemon, tmp, ["v1", "v2"]))
+        made = stack.enter_context(new_site(docker_daemon, tmp, ["v1", "v2"]))
         made.values |= FEW
         yield made
 

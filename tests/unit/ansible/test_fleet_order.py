@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.testbed.playbook import PLAYBOOK, ansible_environment, recap_of
-from tests.unit.ansible.test_roles import program
+from tests.testbed.playbook import PLAYBOOK, ansible_environment, ansible_program, recap_of
 
 NEVER = 10**9  # MiB that no disk has
 
@@ -45,7 +44,7 @@ def test_hosts_after_one_that_fails_are_not_touched(
     }
     inventory = tmp_path / "hosts.json"
     inventory.write_text(json.dumps({"all": {"hosts": hosts, "vars": shared}}))
-    command = [program("ansible-playbook"), "--check", "--inventory", str(inventory)]
+    command = [ansible_program("ansible-playbook"), "--check", "--inventory", str(inventory)]
     # whatever this machine is: the play is about the order, not about packages
     forced = {"sm120_target": "debian-12/amd64", **more}
     command += ["--extra-vars", json.dumps(forced), str(PLAYBOOK)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from pipeline.cli.host_verify import ROLES
 from pipeline.host.fleet.promised import Roles
 from pipeline.host.fleet.verifying import PROMISES
 from pipeline.host.promises.test_absent import LEFT
-from tests.testbed.playbook import PLAYBOOK, ROOT, ansible_environment
-from tests.unit.ansible.test_roles import PUBLIC, program
+from tests.testbed.playbook import PLAYBOOK, ROOT
+from tests.unit.ansible.test_roles import PUBLIC
 
 ASKS = ROOT / "ansible" / "promises.yml"
 
@@ -64,28 +63,6 @@ def test_what_a_host_is_is_recorded_before_anything_and_after_all() -> None:
     (play,) = yaml_of(PLAYBOOK)
     assert play["pre_tasks"][-1]["vars"]["sm120_moment"] == "before"
     assert play["tasks"][-1]["vars"]["sm120_moment"] == "after"
-
-
-def test_the_play_that_asks_is_well_formed(tmp_path: Path) -> None:
-    command = [program("ansible-playbook"), "--syntax-check", "-i", "localhost,", str(ASKS)]
-    done = subprocess.run(
-        command, env=ansible_environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_ansible_lint_finds_nothing_in_it(tmp_path: Path) -> None:
-    command = [program("ansible-lint"), "--offline", "--profile", "production", "--nocolor", "-q"]
-    env = {**ansible_environment(), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [*command, "ansible/promises.yml"],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_command_knows_the_roles_of_the_playbook() -> None:

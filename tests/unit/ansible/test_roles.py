@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.testbed.packages import CannotHave
 from tests.testbed.playbook import PLAYBOOK, ROOT, ansible_environment, ansible_program
 
 ROLES = sorted((ROOT / "ansible" / "roles").iterdir())
+PLAYBOOKS = ["ansible/site.yml", "ansible/promises.yml"]
 NAMES = [role.name for role in ROLES]
 PUBLIC = [
     *("nvidia_repository", "nvidia_driver", "cuda", "pcie", "nccl", "container_runtime"),
@@ -132,26 +132,28 @@ def test_a_script_is_one_that_sh_can_read(script: Path) -> None:
     assert done.stderr == ""
 
 
-def program(name: str) -> str:
-    try:
-        return ansible_program(name)
-    except CannotHave as reason:
-        pytest.skip(str(reason))
-
-
-def test_the_playbook_passes_the_syntax_check(tmp_path: Path) -> None:
-    command = [program("ansible-playbook"), "--syntax-check", "-i", "localhost,", str(PLAYBOOK)]
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_a_playbook_passes_the_syntax_check(playbook: str) -> None:
+    check = [ansible_program("ansible-playbook"), "--syntax-check", "-i", "localhost,"]
     done = subprocess.run(
-        command, env=ansible_environment(), capture_output=True, text=True, check=False
+        [*check, str(ROOT / playbook)],
+        env=ansible_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_ansible_lint_finds_nothing_in_its_production_profile(tmp_path: Path) -> None:
-    command = [program("ansible-lint"), "--offline", "--profile", "production", "--nocolor", "-q"]
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_ansible_lint_finds_nothing_in_its_production_profile(
+    playbook: str, tmp_path: Path
+) -> None:
+    command = [ansible_program("ansible-lint"), "--offline", "--profile", "production"]
+    command += ["--nocolor", "-q"]
     env = {**ansible_environment(), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
-        [*command, "ansible/site.yml"],
+        [*command, playbook],
         cwd=ROOT,
         env=env,
         capture_output=True,
