@@ -39,10 +39,17 @@ def compare(before: HostFacts, after: HostFacts) -> list[Difference]:
 
 def _model(path: str, before: Frozen, after: Frozen) -> Iterator[Difference]:
     for name, field in type(before).model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and extra.get("volatile"):
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        then, now = getattr(before, name), getattr(after, name)
+        if extra.get("volatile") or _is_near(then, now, extra.get("within")):
             continue
-        yield from _value(f"{path}{name}", getattr(before, name), getattr(after, name))
+        yield from _value(f"{path}{name}", then, now)
+
+
+def _is_near(before: Any, after: Any, within: Any) -> bool:
+    if within is None or isinstance(before, Unknown) or isinstance(after, Unknown):
+        return False
+    return bool(abs(after - before) <= within * before)
 
 
 def _value(path: str, before: Any, after: Any) -> Iterator[Difference]:

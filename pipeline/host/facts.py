@@ -14,6 +14,9 @@ PREDICATE = "urn:sm120-pipeline:predicate:host-facts:v1"
 
 # A field that moves by itself: it is no drift when it differs tomorrow.
 VOLATILE: dict[str, Any] = {"volatile": True}
+# What is left of the memory differs by some MiB between kernels; a module that died is far more.
+SAME_MEMORY = 0.01
+NEARLY: dict[str, Any] = {"within": SAME_MEMORY}
 
 
 IommuMode: TypeAlias = Literal["off", "passthrough", "translated"]
@@ -201,7 +204,7 @@ class HostFacts(Frozen):
     taken_at: Count = Field(json_schema_extra=VOLATILE)
     board: Known[str]
     bios: Known[str]
-    memory_bytes: Known[Count]
+    memory_bytes: Known[Count] = Field(json_schema_extra=NEARLY)
     gpus: Known[list[Gpu]]
     topology: Topology
     driver: Driver

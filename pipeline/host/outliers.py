@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
-from pipeline.host.facts import Gpu, HostFacts
+from pipeline.host.facts import SAME_MEMORY, Gpu, HostFacts
 from pipeline.host.known import Unknown
 from pipeline.model import Frozen
 
@@ -57,7 +57,8 @@ def find_outliers(
     found: list[Outlier] = []
     unjudged: list[str] = []
     for (kind, field), values in sorted(settings.items()):
-        found += _by_majority(kind, field, values, unjudged)
+        settled = _nearly_equal(values) if field == "memory_bytes" else values
+        found += _by_majority(kind, field, settled, unjudged)
     for (kind, field), values in sorted(measured.items()):
         found += _by_median(kind, field, values, unjudged)
     return Compared(outliers=found, unjudged=unjudged, compared=len(settings) + len(measured))
@@ -97,6 +98,16 @@ def _measured(probe: dict[str, Any]) -> Iterator[tuple[str, float]]:
         rate = numbers.get("bus_gb_per_s") or numbers.get("gb_per_s")
         if row["check"] in ("copy", "bandwidth") and rate:
             yield f"{name} (s/GB)", 1.0 / float(rate)
+
+
+def _nearly_equal(values: dict[str, Any]) -> dict[str, Any]:
+    """Sizes close to the middle one are that one."""
+    sizes = {s: v for s, v in values.items() if not isinstance(v, Unknown)}
+    if not sizes:
+        return values
+    usual = median_low(sizes.values())
+    near = {s for s, v in sizes.items() if abs(v - usual) <= SAME_MEMORY * usual}
+    return {s: usual if s in near else v for s, v in values.items()}
 
 
 def _by_majority(

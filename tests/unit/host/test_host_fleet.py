@@ -46,6 +46,16 @@ def test_what_somebody_changed_is_drift(before: str, after: str, field: str) -> 
     assert [(d.field, d.kind) for d in found] == [(field, "changed")]
 
 
+@pytest.mark.parametrize(("left", "fields"), [(0.995, []), (0.9375, ["memory_bytes"])])
+def test_a_kernel_that_takes_more_memory_is_no_drift_and_a_dead_module_is(
+    left: float, fields: list[str]
+) -> None:
+    had = facts().model_copy(update={"memory_bytes": 512 << 30})
+    has = facts().model_copy(update={"memory_bytes": int(left * (512 << 30))})
+    assert [d.field for d in compare(had, has)] == fields
+    assert [d.field for d in compare(has, had)] == fields
+
+
 def test_a_value_that_can_no_longer_be_read_is_lost() -> None:
     text = h200().commands["nvidia-smi"].out.replace("96.00.A5.00.1A", "[Unknown Error]")
     [found] = compare(facts(), facts(changed(h200(), said={"nvidia-smi": text})))
@@ -106,6 +116,20 @@ def test_the_node_with_other_cards_is_found(fields: dict[str, Any], field: str) 
     found = find_outliers(fleet(3, facts(blackwell(4, **fields))))
     assert {o.field for o in found.outliers} == {field}
     assert {o.subject for o in found.outliers} == {f"odd GPU {i}" for i in range(4)}
+
+
+def test_memory_of_equals_may_differ_by_what_their_kernels_take() -> None:
+    sizes = [512 << 30, (512 << 30) - (9 << 20), (512 << 30) + (7 << 20), 480 << 30]
+    hosts = {
+        name: found.model_copy(update={"memory_bytes": size})
+        for (name, found), size in zip(fleet(4).items(), sizes, strict=True)
+    }
+    [found] = find_outliers(hosts).outliers
+    assert (found.subject, found.field, found.value) == ("node3", "memory_bytes", str(480 << 30))
+    del hosts["node3"]
+    assert find_outliers(hosts).outliers == []
+    hosts["node3"] = fleet(4)["node3"].model_copy(update={"memory_bytes": unknown("no file")})
+    assert [o.value for o in find_outliers(hosts).outliers] == ["unknown: no file"]
 
 
 def test_one_card_among_its_neighbours_is_found() -> None:
