@@ -21,7 +21,7 @@ import requests
 import yaml
 
 from pipeline.weights.model import WeightsWish, write_lock
-from tests.integration.site import Site, new_site
+from tests.integration.site import LEFT, Site, new_site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER, OLD_DRIVER, PLAIN_DRIVER
 from tests.testbed.debian import NOBLE, bring_packages
 from tests.testbed.dockerd import DockerDaemon
@@ -146,6 +146,31 @@ def test_drift_on_one_node_is_found_there_only_and_repaired(
     assert repaired.recap["n2"]["changed"] == 0
     assert site.first.shell("sysctl --values vm.swappiness") == "0\n"
     assert site.first.shell("systemctl is-active sm120-governor") == "active\n"
+
+
+@pytest.mark.usefixtures("big")
+def test_a_power_limit_is_in_effect_at_once_and_given_back_on_stand_in_cards(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    only = ("--tags", "host_tuning", "--limit", "n1")
+    limits = "nvidia-smi --query-gpu=power.limit --format=csv,noheader,nounits"
+
+    def limited(watts: int) -> Run:
+        return site.run(
+            *only, host_tuning_card="server", host_tuning_power_limit_w=watts
+        ).require_good()
+
+    for watts in (450, 500):
+        assert limited(watts).count("changed") > 0
+        assert site.first.shell(limits) == f"{watts}.00\n" * 2
+        assert limited(watts).count("changed") == 0
+    site.first.shell("nvidia-smi --power-limit=600")
+    assert limited(500).count("changed") == 1
+    assert site.first.shell(limits) == "500.00\n500.00\n"
+    site.run(*only).require_good()
+    assert site.first.shell(limits) == "600.00\n600.00\n"
+    assert site.run(*only).require_good().count("changed") == 0
 
 
 @pytest.mark.usefixtures("big")
@@ -529,14 +554,6 @@ def test_what_cannot_work_is_refused_with_cause_and_cure_before_anything_changes
     assert run.count("failed") == 1
     assert run.count("changed") == 0
     assert words in " ".join(run.text.split())
-
-
-# What is not as it was, and why that is right.
-LEFT = (
-    r"^[+-]file /var/lib/apt/extended_states ",  # apt's own notes; `automatic` lines are compared
-    r"^[+-]file /etc/ld.so.cache ",  # packages' triggers write it anew
-    r"^[+-]file /boot/grub/grub.cfg ",  # made again; the words of the command line are compared
-)
 
 
 @pytest.mark.usefixtures("big")

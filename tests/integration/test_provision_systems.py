@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.site import Site, new_site
+from tests.integration.site import LEFT, Site, new_site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER
 from tests.testbed.debian import NOBLE, TRIXIE, System
 from tests.testbed.dockerd import DockerDaemon
@@ -23,11 +23,6 @@ NAMES = {
     "ubuntu-24.04": f"nvidia-driver-580-open {NEW_DRIVER}-0ubuntu1",
 }
 PARTS = ("nvidia_repository", "nvidia_driver", "pcie", "nccl", "container_runtime", "host_tuning")
-LEFT = (
-    r"^[+-]file /var/lib/apt/extended_states ",
-    r"^[+-]file /etc/ld.so.cache ",
-    r"^[+-]file /boot/grub/grub.cfg ",
-)
 
 
 @pytest.fixture(scope="module", params=[TRIXIE, NOBLE], ids=lambda system: system.name)

@@ -221,14 +221,18 @@ def loaded_at_boot(version: str) -> Item:
 
 
 def user_programs(version: str) -> list[Item]:
-    """nvidia-smi and the persistence daemon, which know nothing but their version."""
+    """nvidia-smi and the persistence daemon, which know their version and a limit for two cards."""
     rows = "\\n".join(["NVIDIA RTX PRO 6000 Blackwell Server Edition, 98304 MiB, 600.00 W"] * 2)
-    said = f"printf '{rows}\\n'"
+    answers = {
+        "*driver_version*": f"echo {version}",
+        "*=power.limit*": "cat /run/limit 2>/dev/null || printf '600.00\\n600.00\\n'",
+        "*default_limit*": "printf '0, 600.00\\n1, 600.00\\n'",
+        "*query-gpu*": f"printf '{rows}\\n'",
+        "*--power-limit=*": 'printf \'%.2f\\n%.2f\\n\' "${*##*=}" "${*##*=}" >/run/limit',
+    }
+    cases = " ".join(f"{asked}) {said};;" for asked, said in answers.items())
     return [
-        script(
-            "usr/bin/nvidia-smi",
-            f'case "$*" in *driver_version*) echo {version};; *query-gpu*) {said};; esac',
-        ),
+        script("usr/bin/nvidia-smi", f'case "$*" in {cases} esac'),
         unit("nvidia-persistenced", "exec", "/bin/sleep infinity"),
     ]
 
