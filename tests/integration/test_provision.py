@@ -372,6 +372,89 @@ def test_a_cut_between_a_file_and_what_is_made_of_it_is_mended_on_stand_in_kerne
 
 
 @pytest.mark.usefixtures("big")
+def test_a_kernel_that_follows_updates_gets_headers_that_follow_them_too(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    site.first.shell("apt-get --quiet --yes install linux-image-stand-in")
+    only = ("--tags", "nvidia_driver", "--limit", "n1")
+    site.run(*only).require_good()
+    assert version_on(site, "linux-headers-stand-in") == ["1.0 install", ""]
+    assert site.run(*only).require_good().count("changed") == 0
+
+
+@pytest.mark.usefixtures("big")
+def test_an_engine_from_dockers_own_archive_stays(provisioned: tuple[Site, Run]) -> None:
+    site, _ = provisioned
+    site.first.shell("apt-get --quiet --yes install docker-ce")
+    assert version_on(site, "docker.io")[0] in ("", "20.10.24+dfsg1-1 deinstall")
+    site.run("--tags", "container_runtime", "--limit", "n1").require_good()
+    assert version_on(site, "docker-ce")[0] == "5:29.0.0-1 install"
+    assert site.first.shell("systemctl is-active docker") == "active\n"
+    site.first.shell("apt-get --quiet --yes install docker.io")
+
+
+@pytest.mark.usefixtures("big")
+def test_dockers_settings_and_roots_logins_that_were_there_stay_and_come_back(
+    fresh: tuple[Site, list[str]],
+) -> None:
+    site, _ = fresh
+    only = ("--tags", "nvidia_repository,container_runtime", "--limit", "n1")
+    values: dict[str, Any] = {
+        "container_runtime_registry": "registry.example:5000",
+        "container_runtime_registry_login": "ops:open sesame",
+    }
+    site.run(*only, container_runtime_state="absent").require_good()
+    daemon, logins = (
+        '{"default-shm-size": "1g", "debug": true}',
+        '{"auths": {"a": {"auth": "eA=="}}}',
+    )
+    site.first.shell(
+        f"mkdir -p /etc/docker /root/.docker && echo '{daemon}' > /etc/docker/daemon.json"
+        f" && chmod 600 /etc/docker/daemon.json && echo '{logins}' > /root/.docker/config.json"
+    )
+    site.run(*only, **values).require_good()
+    assert site.run(*only, **values).require_good().count("changed") == 0
+    assert json.loads(site.first.shell("cat /etc/docker/daemon.json"))["debug"] is True
+    known = json.loads(site.first.shell("cat /root/.docker/config.json"))["auths"]
+    assert known == {
+        "a": {"auth": "eA=="},
+        "registry.example:5000": {"auth": "b3BzOm9wZW4gc2VzYW1l"},
+    }
+    site.run(*only, **values, container_runtime_state="absent").require_good()
+    again = site.run(*only, **values, container_runtime_state="absent").require_good()
+    assert again.count("changed") == 0
+    assert site.first.shell("cat /etc/docker/daemon.json") == f"{daemon}\n"
+    assert site.first.shell("stat -c %a /etc/docker/daemon.json") == "600\n"
+    assert json.loads(site.first.shell("cat /root/.docker/config.json")) == json.loads(logins)
+    for path in ("/etc/docker/daemon.json", "/root/.docker/config.json"):
+        site.first.shell(f"cp {path} /root/kept && echo 'not: json' > {path}")
+        run = site.run(*only, **values)
+        assert run.count("failed") == 1
+        assert f"{path} is not JSON" in " ".join(run.text.split())
+        assert site.first.shell(f"cat {path}") == "not: json\n"
+        site.first.shell(f"mv /root/kept {path}")
+    site.first.shell("rm -r /etc/docker /root/.docker")
+    site.run(*only).require_good()
+
+
+@pytest.mark.usefixtures("big")
+def test_an_archive_that_cannot_be_read_is_named_and_what_is_there_is_enough(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    site.first.shell("echo 'deb http://127.0.0.1:9/ ./' > /etc/apt/sources.list.d/dead.list")
+    site.first.shell("rm -f /run/sm120/index-read")
+    try:
+        run = site.run("--tags", "host_tuning", "--limit", "n1").require_good()
+    finally:
+        site.first.shell("rm /etc/apt/sources.list.d/dead.list")
+    assert "apt could not read every index" in run.text
+    assert "127.0.0.1" in run.text
+    assert run.count("changed") == 0
+
+
+@pytest.mark.usefixtures("big")
 def test_a_package_left_half_installed_is_finished_by_the_next_run(
     provisioned: tuple[Site, Run],
 ) -> None:

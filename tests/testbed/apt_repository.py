@@ -140,7 +140,7 @@ def new_repository(root: Path, signer: Signer, packages: Sequence[StandIn]) -> A
 
 
 def give_source(node: Node, repository: AptRepository) -> None:
-    """Make the repository the node's own system archive, with its index read."""
+    """Make the repository the node's own archive, with no index read, as in a fresh image."""
     key = base64.b64encode(repository.keyring.read_bytes()).decode()
     place = "/usr/share/keyrings/system.gpg"
     source = f"Types: deb\nURIs: {repository.url}\nSuites: ./\nSigned-By: {place}\n"
@@ -149,6 +149,7 @@ def give_source(node: Node, repository: AptRepository) -> None:
         "/etc/apt/sources.list.d/system.sources && apt-get --quiet update"
         # what a fresh Debian or Ubuntu keeps its time with
         " && apt-get --quiet --yes install systemd-timesyncd"
+        " && rm --recursive /var/lib/apt/lists/*"
     )
 
 
@@ -245,12 +246,20 @@ def system_packages() -> list[StandIn]:
         StandIn("dkms", "3.0.10-8+deb12u1", "make"),
         StandIn("make", "4.3-4.1"),
         StandIn(f"linux-headers-{kernel}", "1.0"),
+        # a kernel that follows updates, and its headers
+        StandIn("linux-image-stand-in", "1.0"),
+        StandIn("linux-headers-stand-in", "1.0", f"linux-headers-{kernel}"),
         StandIn("pciutils", "1:3.9.0-4", files=[script("usr/bin/setpci", "exit 0")]),
         # as in Debian, the one takes the other's place
         time_service("chrony", "4.3-2"),
         time_service("systemd-timesyncd", "252.39-1~deb12u1"),
         StandIn(
             "docker.io", "20.10.24+dfsg1-1", "containerd", files=[unit("docker", "exec", daemon)]
+        ),
+        StandIn(
+            *("docker-ce", "5:29.0.0-1"),
+            files=[unit("docker", "exec", daemon)],
+            conflicts="docker.io",
         ),
         StandIn("containerd", "1.6.20~ds1-1", files=[unit("containerd", "exec", daemon)]),
         StandIn("podman", "4.3.1+ds1-8", files=[script("usr/bin/podman", "exit 0")]),

@@ -6,7 +6,7 @@ import re
 
 from pipeline.host.facts import HostFacts
 from pipeline.host.fleet.promised import DriverPromise
-from pipeline.host.promises.answers import Broken, Unsure, known_by, require, require_none
+from pipeline.host.promises.answers import Broken, Unsure, known_by, moot, require, require_none
 from pipeline.host.promises.look import Host, require_packages, require_text, require_unit, text_of
 from pipeline.lock.host_model import TargetLock
 
@@ -64,6 +64,21 @@ def test_the_driver_stays_initialised_between_jobs(host: Host) -> None:
 def test_dkms_can_build_it_for_the_running_kernel(host: Host, wanted: DriverPromise) -> None:
     """After a kernel update there would be no module."""
     require_packages(host, ["dkms", wanted.headers])
+
+
+def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock) -> None:
+    """An update brought a kernel, and not its headers: the host comes back without its GPUs."""
+    files = host.run("ls -v /boot").stdout.split()
+    kernels = [f.removeprefix("vmlinuz-") for f in files if f.startswith("vmlinuz-")]
+    if not kernels:
+        moot("there is no kernel in /boot")
+    said = host.run("/sbin/modinfo --set-version %s --field version nvidia", kernels[-1])
+    if said.rc == 127:
+        raise Unsure("there is no modinfo to ask")
+    found, want = said.stdout.strip(), locked_driver(lock)
+    cure = f"apt-get install linux-headers-{kernels[-1]}, look at `dkms status`, do not reboot yet."
+    has = f"driver {found}" if found else "no NVIDIA driver"
+    require(found == want, f"{kernels[-1]} has {has}, locked is {want}", cure)
 
 
 def test_no_other_driver_is_installed_beside_it(host: Host, lock: TargetLock) -> None:

@@ -110,6 +110,8 @@ GOOD = FakeHost(
         "ls /run/sm120/reboot": (2, ""),
         "dpkg --audit": (0, ""),
         "grep -c '^nouveau '": (1, "0\n"),
+        "ls -v /boot": (0, "grub\nvmlinuz\nvmlinuz-6.8.0-9-generic\nvmlinuz-6.8.0-11-generic\n"),
+        "/sbin/modinfo --set-version 6.8.0-11-generic ": (0, "595.58.03\n"),
         "nvidia-smi --query-gpu": (0, "595.58.03\n595.58.03\n"),
         "dpkg-query --show --showformat '${binary:Package}": (
             0,
@@ -169,7 +171,7 @@ NCCL = NcclPromise(
 RUNTIME = RuntimePromise(
     state="present",
     engine="docker",
-    package="docker.io",
+    packages=["docker.io", "docker-ce"],
     settings={"default-shm-size": "16g", "features": {"cdi": True}},
     limits="",
     certs="/etc/docker/certs.d",

@@ -205,6 +205,15 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         ],
     ),
     (
+        driver.test_the_kernel_that_boots_next_has_the_driver,
+        (LOCK,),
+        [
+            saying("/sbin/modinfo --set-version 6.8.0-11-generic ", "", 1),
+            saying("/sbin/modinfo --set-version 6.8.0-11-generic ", "580.95.05\n"),
+            saying("ls -v /boot", "vmlinuz-6.8.0-11-generic\nvmlinuz-6.11.0-1-generic\n"),
+        ],
+    ),
+    (
         driver.test_no_other_driver_is_installed_beside_it,
         (LOCK,),
         [
@@ -522,6 +531,14 @@ def test_what_cannot_be_seen_is_unknown_and_not_kept(check: Any, given: tuple[An
 def test_programs_that_see_no_card_say_nothing_of_their_version(host: FakeHost, words: str) -> None:
     with pytest.raises(Unsure, match=words):
         driver.test_the_programs_are_of_the_same_version(host, LOCK)
+
+
+def test_a_host_without_kernels_or_modinfo_says_nothing_of_the_next_boot() -> None:
+    check = driver.test_the_kernel_that_boots_next_has_the_driver
+    with pytest.raises(Moot, match="no kernel"):
+        check(saying("ls -v /boot", "grub\nvmlinuz\n"), LOCK)
+    with pytest.raises(Unsure, match="no modinfo"):
+        check(saying("/sbin/modinfo --set-version 6.8.0-11-generic ", "", 127), LOCK)
 
 
 def test_a_controllers_file_that_is_not_there_leaves_the_promise_unknown(tmp_path: Path) -> None:
