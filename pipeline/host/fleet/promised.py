@@ -82,7 +82,7 @@ class RuntimePromise(Frozen):
 
     state: State
     engine: Literal["docker", "podman"]
-    package: str
+    packages: list[str]  # any of them
     settings: dict[str, Any]
     limits: str
     certs: str

@@ -12,7 +12,7 @@ from pipeline.host.fleet.promised import RuntimePromise
 from pipeline.host.promises.answers import Broken, moot, require, require_none
 from pipeline.host.promises.look import (
     Host,
-    require_packages,
+    installed,
     require_same_file,
     require_text,
     require_unit,
@@ -38,7 +38,8 @@ def missing_from(want: dict[str, Any], have: Any, path: str = "") -> list[str]:
 
 def test_the_engine_is_installed_and_runs(host: Host, wanted: RuntimePromise) -> None:
     """Podman has no daemon."""
-    require_packages(host, [wanted.package])
+    if not installed(host, wanted.packages):
+        raise Broken(f"not installed: {' or '.join(wanted.packages)}")
     if wanted.engine == "docker":
         require_unit(host, "docker")
 
