@@ -38,6 +38,9 @@ def elsewhere(
     with ExitStack() as stack:
         tmp = tmp_path_factory.mktemp(system.suite)
         site = stack.enter_context(new_site(docker_daemon, tmp, ["n1"], system))
+        # some of systemd's services run at the very first boot only
+        site.first.stop()
+        site.first.start()
         yield site, snapshot(site.first)
 
 
