@@ -444,7 +444,6 @@ def test_an_archive_that_cannot_be_read_is_named_and_what_is_there_is_enough(
 ) -> None:
     site, _ = provisioned
     site.first.shell("echo 'deb http://127.0.0.1:9/ ./' > /etc/apt/sources.list.d/dead.list")
-    site.first.shell("rm -f /run/sm120/index-read")
     try:
         run = site.run("--tags", "host_tuning", "--limit", "n1").require_good()
     finally:
