@@ -23,7 +23,7 @@ from tests.testbed.apt_repository import (
     served,
     system_packages,
 )
-from tests.testbed.debian import BOOKWORM, System
+from tests.testbed.debian import BOOKWORM, System, bring_packages
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.nodes import PASSWORD, Fleet, Node, base_tar, fleet
 from tests.testbed.playbook import ROOT, Run, ansible_program, run_playbook, write_inventory
@@ -66,6 +66,10 @@ class Site:
         wanted = ["--target", target or self.system.target, *place]
         command = [sys.executable, "-m", "pipeline", "--checkout", str(self.checkout), "host"]
         subprocess.run([*command, "lock", *wanted], cwd=ROOT, check=True, capture_output=True)
+
+    def offer(self, package: str) -> None:
+        """Put a real package of Debian's into the nodes' archive."""
+        self.archive.take(package, bring_packages(self.archive.root, [package], self.system))
 
     def run(self, *args: str, password: str = PASSWORD, **values: Any) -> Run:
         """One run of the playbook over the fleet."""

@@ -23,7 +23,7 @@ import yaml
 from pipeline.weights.model import WeightsWish, write_lock
 from tests.integration.site import LEFT, Site, new_site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER, OLD_DRIVER, PLAIN_DRIVER
-from tests.testbed.debian import NOBLE, bring_packages
+from tests.testbed.debian import NOBLE
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.locked_set import SMALL, make_set, random_bytes
 from tests.testbed.playbook import ROOT, Run
@@ -488,8 +488,7 @@ def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
     provisioned: tuple[Site, Run], tmp_path: Path
 ) -> None:
     site, _ = provisioned
-    site.archive.take("docker-registry", bring_packages(site.archive.root, ["docker-registry"]))
-    site.first.shell("apt-get --quiet update")
+    site.offer("docker-registry")
     hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(rounds=4)).decode()
     address = site.first.address
     values: dict[str, Any] = {

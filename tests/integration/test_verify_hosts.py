@@ -312,6 +312,7 @@ def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
         "registry_name": "{{ ansible_host }}",
         "registry_htpasswd": [f"ops:{hashed}"],
     }
+    site.offer("docker-registry")
     ended = command(site, "provision", *AT_ONCE, **values)
     assert ended.code == 0, ended.out[-3000:] + ended.err
     for script in ALL_BREAKS.values():
