@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from pipeline import log
 from pipeline.cli.common import checkout_of, json_option, offline_option, say_json
-from pipeline.errors import StoreUnwritable, WishInvalid
-
-if TYPE_CHECKING:
-    from pipeline.weights.model import FilePin, WeightsLock
+from pipeline.errors import StoreUnwritable
 
 _UNITS = {
     "": 1,
@@ -77,6 +72,7 @@ def fetch_set(
     What an earlier run brought, even one that was killed, is not brought again. A neighbour is
     shown the token in SM120_NEIGHBOUR_TOKEN, never the Hub's.
     """
+    from pipeline.weights.chosen import chosen_files
     from pipeline.weights.fetch import JOBS, Options, fetch_files
     from pipeline.weights.model import current_lock, read_wish
     from pipeline.weights.place import new_place
@@ -85,7 +81,7 @@ def fetch_set(
 
     checkout = checkout_of(context)
     lock = current_lock(checkout, name)
-    pins = _chosen(lock, only)
+    pins = chosen_files(lock, only)
     place = new_place(folder, lock, hub_cache=hub_cache)
     client, routes = open_routes(lock, neighbours=neighbours, offline=offline)
     options = Options(jobs=jobs or JOBS, limit_bytes_per_s=limit)
@@ -109,14 +105,3 @@ def fetch_set(
         )
     here = f"{len(pins)} files are right, {len(brought)} of them new ({log.size(size)})"
     click.echo(f"{place.snapshot}: {here}")
-
-
-def _chosen(lock: WeightsLock, only: tuple[str, ...]) -> list[FilePin]:
-    pins = [
-        pin
-        for pin in lock.files
-        if not only or any(fnmatchcase(pin.path, pattern) for pattern in only)
-    ]
-    if not pins:
-        raise WishInvalid(f"{lock.name}: --only fits none of its {len(lock.files)} files")
-    return pins

@@ -6,13 +6,12 @@ import threading
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pipeline import log
-from pipeline.errors import WeightsUnknown
 from pipeline.model import Frozen
 from pipeline.weights import receipt
+from pipeline.weights.chosen import chosen_files, is_chosen
 from pipeline.weights.hashing import (
     Advance,
     Moved,
@@ -38,20 +37,10 @@ class Request:
     jobs: int = field(default_factory=cores)
 
     def chosen(self, lock: WeightsLock) -> list[FilePin]:
-        """The files to look at. None at all is a mistake in the pattern, not a success."""
+        """The files to look at."""
         if self.paths is not None:
             return [pin for pin in lock.files if pin.path in self.paths]
-        pins = [pin for pin in lock.files if self.wants(pin.path)]
-        if not pins:
-            raise WeightsUnknown(
-                f"{lock.name}: no file matches {' or '.join(self.only)}",
-                "Patterns are those of a shell, on the whole path: `*` also crosses folders.",
-            )
-        return pins
-
-    def wants(self, path: str) -> bool:
-        """Whether a pattern asks for it, or there is none."""
-        return not self.only or any(fnmatchcase(path, pattern) for pattern in self.only)
+        return chosen_files(lock, self.only)
 
 
 class Report(Frozen):
@@ -127,7 +116,7 @@ def _extras(place: Place, request: Request, neighbours: Iterable[Place]) -> list
     """Sets that share a snapshot know each other's files."""
     shared = [p for p in (place, *neighbours) if p.snapshot == place.snapshot]
     known = {pin.path for p in shared for pin in p.lock.files}
-    return [finding for finding in extras(place, known) if request.wants(finding.path)]
+    return [finding for finding in extras(place, known) if is_chosen(finding.path, request.only)]
 
 
 class _Reader:

@@ -168,7 +168,7 @@ def test_a_rate_may_be_written_in_several_ways(hub: TestHub, sm120: Command, lim
 @pytest.mark.parametrize(
     ("args", "code"),
     [
-        (("--only", "*.gguf"), 10),
+        (("--only", "*.gguf"), 70),
         (("--from", "nowhere"), 10),
         (("--from", "ftp://x/y"), 10),
         (("--jobs", "0"), 2),
