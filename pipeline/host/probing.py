@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from pipeline.model import Frozen
 _NAME = "answer.json"
 PROBES = Path(__file__).with_name("probes")
 # What the engine's own environment decides about CUDA and NCCL must reach the tests too.
+_BY_CDI = ("--device", "nvidia.com/gpu=all")
+_CDI_SINCE = 25  # Docker's major version
 _PASSED = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME")
 
 
@@ -84,7 +87,23 @@ def run_in_image(
     """Run them in a container of an engine image, with all cards."""
     proc.find_tool("docker", "Install Docker, or name a Python that has torch with --python.")
     env = proc.environment("DOCKER_HOST")
-    return _answer(lambda f: container_command(image, f, arguments, settings or {}), env)
+    said = proc.read(["docker", "version", "--format", "{{.Server.Version}}"], env=env)
+    cards = card_words("docker", said.stdout.decode(errors="replace"))
+
+    def command(folder: Path) -> list[str]:
+        # the image's user is not ours
+        folder.chmod(0o777)
+        return container_command(image, folder, arguments, settings or {}, cards=cards)
+
+    return _answer(command, env)
+
+
+def card_words(engine: str, version: object) -> tuple[str, ...]:
+    """How a container is given all cards: by CDI, which Docker knows from version 25 on."""
+    major = re.match(r"\d+(?=\.)", version) if isinstance(version, str) else None
+    if engine == "docker" and major and int(major[0]) < _CDI_SINCE:
+        return ("--gpus", "all")
+    return _BY_CDI
 
 
 def container_command(
@@ -93,11 +112,12 @@ def container_command(
     arguments: Sequence[str],
     settings: dict[str, str],
     probes: Path = PROBES,
+    cards: Sequence[str] = _BY_CDI,
 ) -> list[str]:
     """Nothing is pulled, no network; shared memory and locked pages as engines need them."""
     return [
         *("docker", "run", "--rm", "--pull=never", "--network=none", "--ipc=host"),
-        *("--ulimit", "memlock=-1", "--device", "nvidia.com/gpu=all"),
+        *("--ulimit", "memlock=-1", *cards),
         *(x for k, v in sorted(settings.items()) for x in ("--env", f"{k}={v}")),
         *("--volume", f"{probes}:/probes:ro", "--volume", f"{folder}:/answer"),
         *("--entrypoint", "python3", image, "/probes", f"/answer/{_NAME}", *arguments),
@@ -109,9 +129,15 @@ def _answer(command: Callable[[Path], list[str]], env: dict[str, str]) -> ProbeA
         folder = Path(name)
         done = proc.read(command(folder), env=env)
         if not (folder / _NAME).is_file():
-            words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise ProbeUnstarted(" ".join(words) or "the function tests said nothing")
+            raise ProbeUnstarted(last_words(done.stderr.decode(errors="replace")))
         return read_answer(folder / _NAME)
+
+
+def last_words(said: str) -> str:
+    """Why they did not start; below it Docker points at its own help."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    told = [line for line in lines if not re.match("(See|Run) 'docker ", line)]
+    return told[-1].strip() if told else "the function tests said nothing"
 
 
 def as_json(answer: ProbeAnswer) -> dict[str, Any]:

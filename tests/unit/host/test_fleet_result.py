@@ -169,14 +169,24 @@ def test_function_tests_run_in_the_image_and_leave_nothing_behind(programs: Path
 
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize(
-    "body", ["echo 'No such image: img:1' >&2; exit 125", "exit 0", "echo '{' > /dev/null"]
+    ("body", "words"),
+    [
+        ("echo 'No such image: img:1' >&2; exit 125", "No such image"),
+        ("echo 'docker: no card' >&2; echo; echo \"Run 'docker run --help' for\" >&2", "no card"),
+        ("echo 'docker: no card' >&2; echo \"See 'docker run --help'.\" >&2", "no card"),
+        ("exit 0", "said nothing"),
+        ("echo '{' > /dev/null", "said nothing"),
+    ],
 )
-def test_function_tests_that_do_not_start_are_unknown(programs: Path, body: str) -> None:
+def test_function_tests_that_do_not_start_are_unknown(
+    programs: Path, body: str, words: str
+) -> None:
     program(programs, "docker", body)
     with Scripted(programs) as remote:
         rows, _ = run_functions(remote, promised(), facts(blackwell(2)), "img:1", ())
     assert [r.verdict for r in rows] == ["unknown"]
     assert "did not start" in rows[0].why
+    assert words in rows[0].why
 
 
 def keep(folder: Path, name: str, capture: Any) -> None:

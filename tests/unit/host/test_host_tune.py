@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.errors import FactsUnreadable, ProbeUnstarted
+from pipeline.host.known import unknown
 from pipeline.host.probes.crew import RankEnd
 from pipeline.host.probes.judge import (
     DEFAULT_FLOORS,
@@ -19,7 +21,13 @@ from pipeline.host.probes.judge import (
     overall,
     row,
 )
-from pipeline.host.probing import container_command, read_answer, run_probes
+from pipeline.host.probing import (
+    card_words,
+    container_command,
+    read_answer,
+    run_in_image,
+    run_probes,
+)
 from pipeline.host.tune import Setting, plan, sweep, workloads
 from tests.unit.host.machines import DATA
 
@@ -264,6 +272,36 @@ def test_tests_that_leave_no_answer_are_no_pass(tmp_path: Path) -> None:
     mute.chmod(0o755)
     with pytest.raises(ProbeUnstarted, match="torch is broken"):
         run_probes(str(mute), [])
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "words"),
+    [
+        ("docker", "29.0.1\n", "--device nvidia.com/gpu=all"),
+        ("docker", "25.0.0-rc.1", "--device nvidia.com/gpu=all"),
+        ("docker", "20.10.24+dfsg1\n", "--gpus all"),
+        ("docker", "24.0.7", "--gpus all"),
+        ("docker", "", "--device nvidia.com/gpu=all"),
+        ("docker", unknown("no docker"), "--device nvidia.com/gpu=all"),
+        ("podman", "4.3.1", "--device nvidia.com/gpu=all"),
+    ],
+)
+def test_a_docker_that_does_not_know_cdi_is_asked_in_its_own_way(
+    engine: str, version: object, words: str
+) -> None:
+    assert " ".join(card_words(engine, version)) == words
+
+
+def test_the_images_user_may_write_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    look = 'for x in "$@"; do case "$x" in *:/answer) stat -c %a "${x%%:*}" >&2;; esac; done'
+    docker.write_text(f"#!/bin/sh\n[ $1 = run ] || exec echo 20.10.24\necho $@ >&2\n{look}\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ProbeUnstarted, match=r"^777"):
+        run_in_image("sm120/vllm:1", [])
 
 
 def test_a_container_gets_all_cards_and_no_network(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""Function tests inside a real engine image, started as `sm120 host check` starts them.
+
+gloo takes the place of NCCL and cards. No card is handed in, and no page is locked, which a daemon
+in a container may not allow; all else is as on a GPU host.
+`SM120_STORE=… pytest --big`; a store that has the image built spares 5 GB of downloads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import docker
+import pytest
+
+from pipeline.errors import ProbeUnstarted
+from pipeline.host import probing
+from tests.integration.built import build_image, sm120
+from tests.testbed.dockerd import DockerDaemon
+
+pytestmark = pytest.mark.timeout(1800)
+QUICK = ("--device", "cpu", "--rounds", "3", "--bulk-bytes", "65536", "--sizes-kib", "32,64")
+EASY = {"copy_gb_per_s": 0, "all_reduce_us": 1e6, "all_reduce_bus_gb_per_s": 0}
+
+
+@pytest.fixture(scope="module")
+def image(big_store: Path, docker_daemon: DockerDaemon) -> str:
+    """The tag under which Docker has sglang-k2."""
+    built = build_image(big_store, "sglang-k2", "linux/amd64")
+    sm120(big_store, "load", "sglang-k2", DOCKER_HOST=docker_daemon.socket_url)
+    return f"sm120/sglang-k2:{built.digest[7:19]}"
+
+
+@pytest.fixture
+def here(docker_daemon: DockerDaemon, monkeypatch: pytest.MonkeyPatch) -> docker.DockerClient:
+    """The daemon that the tests are run with."""
+    given = probing.container_command
+
+    def without_cards(
+        image: str,
+        folder: Path,
+        arguments: Sequence[str],
+        settings: dict[str, str],
+        cards: Sequence[str],
+    ) -> list[str]:
+        assert cards
+        words = given(image, folder, arguments, settings, cards=())
+        at = words.index("--ulimit")
+        return words[:at] + words[at + 2 :]
+
+    monkeypatch.setenv("DOCKER_HOST", docker_daemon.socket_url)
+    monkeypatch.setattr(probing, "container_command", without_cards)
+    return docker.DockerClient(base_url=docker_daemon.socket_url)
+
+
+def test_the_tests_run_with_the_images_torch_as_the_images_user(
+    image: str, here: docker.DockerClient
+) -> None:
+    arguments = [*QUICK, "--floors", json.dumps(EASY), "--ranks", "2"]
+    answer = probing.run_in_image(image, arguments)
+    assert answer.verdict == "passed", answer.rows
+    checks = {row.check for row in answer.rows if row.verdict == "passed"}
+    assert checks == {"cards", "copy", "all_reduce", "latency", "bandwidth", "writes"}
+    assert here.containers.list(all=True) == []
+
+
+@pytest.mark.parametrize("fault", ["hang:1", "wrong:0"])
+def test_a_rank_that_misbehaves_in_the_image_is_named_and_nothing_is_left_running(
+    image: str, here: docker.DockerClient, fault: str
+) -> None:
+    arguments = [*QUICK, "--floors", json.dumps(EASY), "--ranks", "2", "--only", "all_reduce"]
+    answer = probing.run_in_image(image, [*arguments, "--step-limit-s", "10", "--fault", fault])
+    assert answer.verdict == "failed"
+    assert here.containers.list(all=True) == []
+
+
+@pytest.mark.usefixtures("here")
+def test_an_image_that_is_not_there_is_not_pulled_and_named() -> None:
+    with pytest.raises(ProbeUnstarted, match="sm120/none"):
+        probing.run_in_image("sm120/none:1", [*QUICK])
