@@ -22,8 +22,10 @@ _CARD = (
 )
 _HOST = (
     *("driver.version", "driver.is_open", "driver.hmm_disabled", "driver.registry", "pci.iommu"),
-    *("kernel.release", "memory_bytes", "bios", "cpu.name", "cpu.governors", "software.os"),
+    *("kernel.release", "bios", "cpu.name", "cpu.governors", "software.os"),
 )
+# Fields in which equal hosts must be nearly equal.
+_HOST_NEARLY = ("memory_bytes",)
 Observations = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -49,16 +51,19 @@ def find_outliers(
 ) -> Compared:
     """Cards against cards of the same name, hosts against hosts with the same cards."""
     settings: Observations = {}
+    nearly: Observations = {}
     measured: Observations = {}
     for name, facts in hosts.items():
         _observe(settings, name, facts)
+        for field in _HOST_NEARLY:
+            nearly.setdefault((_kind(facts), field), {})[name] = _at(facts, field)
         for key, value in _measured((probes or {}).get(name, {})):
             measured.setdefault((_kind(facts), key), {})[name] = value
     found: list[Outlier] = []
     unjudged: list[str] = []
+    settings |= {key: _nearly_equal(values) for key, values in nearly.items()}
     for (kind, field), values in sorted(settings.items()):
-        settled = _nearly_equal(values) if field == "memory_bytes" else values
-        found += _by_majority(kind, field, settled, unjudged)
+        found += _by_majority(kind, field, values, unjudged)
     for (kind, field), values in sorted(measured.items()):
         found += _by_median(kind, field, values, unjudged)
     return Compared(outliers=found, unjudged=unjudged, compared=len(settings) + len(measured))

@@ -132,6 +132,19 @@ def test_memory_of_equals_may_differ_by_what_their_kernels_take() -> None:
     assert [o.value for o in find_outliers(hosts).outliers] == ["unknown: no file"]
 
 
+def test_memory_of_equal_cards_is_equal() -> None:
+    odd = facts(blackwell(4))
+    assert not isinstance(odd.gpus, Unknown)
+    [first, *others] = odd.gpus
+    size = first.memory_bytes
+    assert isinstance(size, int)
+    less = first.model_copy(update={"memory_bytes": size - (size >> 8)})
+    hosts = fleet(3, odd.model_copy(update={"gpus": [less, *others]}))
+    assert [(o.subject, o.field) for o in find_outliers(hosts).outliers] == [
+        ("odd GPU 0", "memory_bytes")
+    ]
+
+
 def test_one_card_among_its_neighbours_is_found() -> None:
     capture = blackwell(4)
     text = capture.commands["nvidia-smi"].out
