@@ -23,6 +23,12 @@ def environment(*extra_names: str, **values: str) -> dict[str, str]:
     return env
 
 
+def last_line(said: str, otherwise: str = "no words") -> str:
+    """Where programs say why they ended."""
+    lines = said.strip().splitlines()
+    return lines[-1].strip() if lines else otherwise
+
+
 def find_tool(name: str, hint: str) -> str:
     """The program's path, or an error that says how to get it."""
     path = shutil.which(name)

@@ -230,5 +230,5 @@ def _unanswered(case: Case, ended: str, words: str) -> Answer:
 
 
 def _last_words(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else "it said nothing"
+    said = path.read_text(encoding="utf-8", errors="replace")
+    return proc.last_line(said, "it said nothing")[:300]

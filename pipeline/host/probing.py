@@ -135,9 +135,8 @@ def _answer(command: Callable[[Path], list[str]], env: dict[str, str]) -> ProbeA
 
 def last_words(said: str) -> str:
     """Why they did not start; below it Docker points at its own help."""
-    lines = [line for line in said.splitlines() if line.strip()]
-    told = [line for line in lines if not re.match("(See|Run) 'docker ", line)]
-    return told[-1].strip() if told else "the function tests said nothing"
+    told = [line for line in said.splitlines() if not re.match("(See|Run) 'docker ", line)]
+    return proc.last_line("\n".join(told), "the function tests said nothing")
 
 
 def as_json(answer: ProbeAnswer) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Said(Frozen):
     @property
     def words(self) -> str:
         """The last line it said, for a person."""
-        return _last_line(self.err.strip() or self.out)
+        return proc.last_line((self.err.strip() or self.out).decode("utf-8", errors="replace"))
 
 
 class Remote:
@@ -107,7 +107,8 @@ class Remote:
         if err in ready:
             self._answer_sudo()
         if out in ready and not pieces[out]:
-            raise Unreached(_last_line(self._errors + os.read(err.fileno(), 4096)))
+            said = self._errors + os.read(err.fileno(), 4096)
+            raise Unreached(proc.last_line(said.decode("utf-8", errors="replace")))
 
     def _answer_sudo(self) -> None:
         """sudo asks on stderr: once for the password, again when it was wrong."""
@@ -150,11 +151,6 @@ def one_line(source: Path) -> str:
     """A Python file of ours as an argument for `python3 -c` on a host that has nothing of ours."""
     packed = base64.b64encode(zlib.compress(source.read_bytes(), 9)).decode()
     return f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
-
-
-def _last_line(data: bytes) -> str:
-    lines = data.decode("utf-8", errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "no words"
 
 
 def _environment() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.host.fleet.promised import RegistryPromise
 from pipeline.host.promises.answers import Broken, require
 from pipeline.host.promises.look import Host, require_unit, text_of
+from pipeline.proc import last_line
 
 _DAYS = 30
 # asks the registry as a client would: by its own name, trusting only its own CA, without a password
@@ -30,8 +31,9 @@ def test_it_answers_over_tls_and_asks_for_a_password(host: Host, wanted: Registr
         *(_ASK, f"{wanted.home}/ca.crt", wanted.name, str(wanted.port)),
     )
     if said.rc != 0:
-        words = said.stderr.strip().splitlines()[-1:] or ["no words"]
-        raise Broken(words[0], "systemctl status docker-registry; look at its certificate.")
+        raise Broken(
+            last_line(said.stderr), "systemctl status docker-registry; look at its certificate."
+        )
     code = said.stdout.strip()
     require(code == "401", f"without a password it answers {code}, not 401")
 
