@@ -14,6 +14,9 @@ from pipeline.errors import MissingTool
 
 # What children may see unless told otherwise: enough to find programs, homes and networks.
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+_GRACE_S = 5.0
+# held, so that Python does not complain about a child that nobody waited for
+_LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
 
 
 def environment(*extra_names: str, **values: str) -> dict[str, str]:
@@ -45,14 +48,41 @@ def read(
     timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run to the end and return what it said; the caller judges the exit code."""
-    return subprocess.run(
+    process = subprocess.Popen(
         list(args),
         env=dict(env or environment()),
-        input=stdin,
-        capture_output=True,
-        check=False,
-        timeout=timeout_s,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
+    try:
+        out, err = process.communicate(stdin, timeout=timeout_s)
+    except BaseException:
+        # a program that runs under another user's rights cannot be killed by us
+        with suppress(OSError):
+            process.kill()
+        _let_go(process)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    """Wait a moment for a killed process, then leave it behind.
+
+    Inside a driver that hangs, a process ignores even SIGKILL: waiting for it has no end.
+    """
+    try:
+        process.wait(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        _LEFT_BEHIND.append(process)
+    _close(process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
 
 
 @contextmanager
@@ -73,9 +103,9 @@ def running(
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):
+        with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _let_go(process)
 
 
 def talk(args: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -92,13 +122,10 @@ def talk(args: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[byt
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Close its doors, and end it and its children if it does not go by itself."""
-    for door in (process.stdin, process.stdout, process.stderr):
-        if door is not None:
-            with suppress(OSError):
-                door.close()
+    _close(process)
     try:
         process.wait(timeout=2)
     except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
+        with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _let_go(process)

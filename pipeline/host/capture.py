@@ -15,9 +15,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from glob import glob as paths_like
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,10 @@ from typing import Any
 _LIMIT_BYTES = 8 * 1024 * 1024
 _PIECE_BYTES = 64 * 1024
 _TIME_LIMIT_S = 30.0
+_GRACE_S = 5.0
+_STUCK = "; it cannot be killed and was left behind"
+# held, so that Python does not complain about a child that nobody waited for
+_LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
 
 FILES = (
     "/etc/machine-id",
@@ -104,7 +110,7 @@ def take(root: str = "/") -> dict[str, Any]:
         "root": "live" if live else "tree",
         "files": dict(sorted(files.items())),
         "links": _links(base),
-        "commands": {n: _said(n, a, live) for n, a in COMMANDS.items()},
+        "commands": _answers(live),
     }
 
 
@@ -162,32 +168,70 @@ def _links(base: str) -> dict[str, str]:
     return found
 
 
+def _answers(live: bool) -> dict[str, dict[str, Any]]:
+    """What every program says; one that cannot even be killed is not asked a second time."""
+    found: dict[str, dict[str, Any]] = {}
+    stuck: dict[str, str] = {}
+    for name, argv in COMMANDS.items():
+        why = stuck.get(argv[0])
+        found[name] = {"unknown": why} if why else _said(name, argv, live)
+        if _STUCK in found[name].get("unknown", ""):
+            stuck[argv[0]] = found[name]["unknown"]
+    return found
+
+
 def _said(name: str, argv: list[str], live: bool) -> dict[str, Any]:
     if not live:
         return {"unknown": "not asked: this is a copied tree"}
     if shutil.which(argv[0]) is None:
         return {"unknown": f"{argv[0]} is not installed"}
-    env = {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            argv,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIME_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"unknown": f"{argv[0]} did not answer within {_TIME_LIMIT_S:g} s"}
+        code, out, err = _run(argv)
+    except TimeoutError as error:
+        return {"unknown": str(error)}
     except OSError as error:
         return {"unknown": error.strerror or str(error)}
-    words = done.stdout[:_LIMIT_BYTES].decode("utf-8", errors="replace")
+    words = out[:_LIMIT_BYTES].decode("utf-8", errors="replace")
     kept = _KEPT_LINES.get(name)
     if kept:
         lines = [x for x in words.splitlines(keepends=True) if kept.search(x)]
         words = "".join(x for x in lines if "ommand line:" not in x)
-    errors = done.stderr[:2000].decode("utf-8", errors="replace")
-    return {"code": done.returncode, "out": words, "err": errors}
+    errors = err[:2000].decode("utf-8", errors="replace")
+    return {"code": code, "out": words, "err": errors}
+
+
+def _run(argv: list[str]) -> tuple[int, bytes, bytes]:
+    """A program's code and words; at its limit it is killed, or left behind where that fails."""
+    process = subprocess.Popen(
+        argv,
+        env={"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=_TIME_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        words = f"{argv[0]} did not answer within {_TIME_LIMIT_S:g} s"
+        raise TimeoutError(words if _killed(process) else f"{words}{_STUCK}") from None
+    return process.returncode, out, err
+
+
+def _killed(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it is gone: a process inside a driver that hangs ignores even SIGKILL."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        _LEFT_BEHIND.append(process)
+        return False
+    finally:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+    return True
 
 
 if __name__ == "__main__":

@@ -12,10 +12,15 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 READY = "sm120 ready"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_GRACE_S = 5.0
+_LEFT_CODE = 124  # as timeout(1) ends
+# held, so that Python does not complain about a child that nobody waited for
+_LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
@@ -31,13 +36,25 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     try:
         out, err = process.communicate(timeout=asked["limit_s"])
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
+        out, err = end(process)
         err += b"\ndid not end within %d s" % asked["limit_s"]
+        err += (
+            b"" if process.returncode is not None else b"; it cannot be killed and was left behind"
+        )
     texts = {"out": out, "err": err}
-    return {"code": process.returncode} | {
-        k: base64.b64encode(v).decode() for k, v in texts.items()
-    }
+    code = _LEFT_CODE if process.returncode is None else process.returncode
+    return {"code": code} | {k: base64.b64encode(v).decode() for k, v in texts.items()}
+
+
+def end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Kill a command and its children; what it said. One inside a driver that hangs is left."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        return process.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired as error:
+        _LEFT_BEHIND.append(process)
+        return error.stdout or b"", error.stderr or b""
 
 
 def serve() -> None:
