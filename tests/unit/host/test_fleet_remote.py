@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.host.fleet.remote import Remote, Unreached
+from pipeline.host.fleet.remote import Remote, Unreached, connect_command
 from tests.unit.host.fake_host import LOCAL, program
 
 
@@ -87,3 +87,26 @@ def test_a_connection_that_breaks_in_the_middle_is_said(programs: Path) -> None:
     program(programs, "ssh", "echo 'sm120 ready 0'; read line; echo 'closed by peer' >&2; exit 255")
     with pytest.raises(Unreached, match="closed by peer"):
         Remote(LOCAL.model_copy(update={"kind": "ssh"})).run("true")
+
+
+OVER_SSH = LOCAL.model_copy(update={"kind": "ssh", "address": "n1"})
+
+
+def ssh_words(**given: object) -> list[str]:
+    """The words of the ssh command, up to the host's own."""
+    command = connect_command(OVER_SSH.model_copy(update=given))
+    return command[1 : command.index("--")]
+
+
+def test_the_inventorys_key_user_port_and_arguments_are_in_the_ssh_command(programs: Path) -> None:
+    program(programs, "ssh", "exit 255")
+    words = ssh_words(key="/keys/a b", user="ops", port=2222, arguments="-o 'ProxyJump=a b'")
+    assert words[words.index("-i") + 1] == "/keys/a b"
+    assert words[words.index("-l") + 1] == "ops"
+    assert words[words.index("-p") + 1] == "2222"
+    assert words[-3:] == ["-o", "ProxyJump=a b", "n1"]
+
+
+def test_what_the_inventory_leaves_open_ssh_decides_itself(programs: Path) -> None:
+    program(programs, "ssh", "exit 255")
+    assert {"-i", "-l", "-p"} & set(ssh_words()) == set()
