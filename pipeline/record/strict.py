@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
-import re
 import unicodedata
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from pipeline import foreign_json
 from pipeline.errors import RecordInvalid
 from pipeline.model import Frozen
 
@@ -18,9 +17,6 @@ Model = TypeVar("Model", bound=Frozen)
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 48
 MAX_STRING = 16 << 20
-_LARGEST_INT = 2**63
-# Strings and brackets; a string that never ends is taken whole, so that this stays linear.
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.S)
 _LINE_ENDS = "\n\t"
 # What people see one way and programs another: invisible, turning, private or unassigned.
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
@@ -28,24 +24,9 @@ _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 def read_json(data: bytes, what: str, max_bytes: int = MAX_BYTES) -> Any:
     """A JSON value that every reader understands alike, or an error that says why not."""
-    if len(data) > max_bytes:
-        raise RecordInvalid(f"{what}: larger than {max_bytes} bytes")
-    if data.startswith(b"\xef\xbb\xbf"):
-        raise RecordInvalid(f"{what}: begins with a byte order mark")
-    _require_shallow(data, what)
     try:
-        value = json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            parse_int=_small,
-        )
-    except UnicodeDecodeError as error:
-        raise RecordInvalid(f"{what}: is not UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise RecordInvalid(f"{what}: is not JSON ({error.msg} at {error.pos})") from error
-    except _NotStrict as error:
+        value = foreign_json.read_json(data, most_bytes=max_bytes, most_depth=MAX_DEPTH)
+    except foreign_json.JsonInvalid as error:
         raise RecordInvalid(f"{what}: {error}") from error
     _require_plain(value, what)
     return value
@@ -61,47 +42,6 @@ def as_model(
         first = error.errors()[0]
         field = ".".join(str(p) for p in first["loc"]) or whole
         raise RecordInvalid(f"{what}: {field}: {first['msg']}") from error
-
-
-class _NotStrict(Exception):
-    """Something JSON allows and evidence does not."""
-
-
-def _require_shallow(data: bytes, what: str) -> None:
-    depth = 0
-    for token in _TOKEN.finditer(data):
-        if token[0] in (b"[", b"{"):
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise RecordInvalid(f"{what}: more than {MAX_DEPTH} levels deep")
-        elif token[0] in (b"]", b"}"):
-            depth -= 1
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _NotStrict(f"the key {key[:40]!r} is there twice")
-        found[key] = value
-    return found
-
-
-def _no_constant(text: str) -> Any:
-    raise _NotStrict(f"{text} is no number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
-        raise _NotStrict(f"{text[:20]} is too large a number")
-    return value
-
-
-def _small(text: str) -> int:
-    if len(text) > 20 or abs(int(text)) >= _LARGEST_INT:
-        raise _NotStrict(f"{text[:20]} is too large a number")
-    return int(text)
 
 
 def _require_plain(value: Any, what: str) -> None:

@@ -1,0 +1,88 @@
+"""JSON that anybody may have written: one meaning for every reader, and read in linear time."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+MOST_DEPTH = 48
+_LARGEST_INT = 2**63
+# Strings and brackets; a string that never ends is taken whole, so that this stays linear.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.S)
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class JsonInvalid(ValueError):
+    """Something that is no JSON, or that two readers would read in two ways."""
+
+
+def read_json(data: bytes, *, most_bytes: int, most_depth: int = MOST_DEPTH) -> Any:
+    """A JSON value that every reader understands alike, or an error that says why not."""
+    if len(data) > most_bytes:
+        raise JsonInvalid(f"larger than {most_bytes} bytes")
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise JsonInvalid("begins with a byte order mark")
+    _require_shallow(data, most_depth)
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_small,
+        )
+    except UnicodeDecodeError as error:
+        raise JsonInvalid("is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise JsonInvalid(f"is not JSON ({error.msg} at {error.pos})") from error
+    if _HALF_CHARACTER.search(data):
+        _require_whole_characters(value)
+    return value
+
+
+def _require_shallow(data: bytes, most_depth: int) -> None:
+    """Refuse depth before the parser meets it."""
+    depth = 0
+    for token in _TOKEN.finditer(data):
+        if token[0] in (b"[", b"{"):
+            depth += 1
+            if depth > most_depth:
+                raise JsonInvalid(f"more than {most_depth} levels deep")
+        elif token[0] in (b"]", b"}"):
+            depth -= 1
+
+
+def _require_whole_characters(value: Any) -> None:
+    """Half of a pair of surrogates is a text that nobody can write down again."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ord(error.object[error.start])
+        raise JsonInvalid(f"holds U+{half:04X}, which is half a character") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise JsonInvalid(f"the key {key[:40]!r} is there twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> Any:
+    raise JsonInvalid(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise JsonInvalid(f"{text[:20]} is too large a number")
+    return value
+
+
+def _small(text: str) -> int:
+    if len(text) > 20 or abs(int(text)) >= _LARGEST_INT:
+        raise JsonInvalid(f"{text[:20]} is too large a number")
+    return int(text)

@@ -1,0 +1,80 @@
+"""Addresses as strangers give them, read without surprises."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from pipeline.net.display import shown
+from pipeline.net.failures import BadAddress, BadAnswer
+
+_LONGEST = 16_384
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+def parts_of(url: str) -> SplitResult:
+    """The parts of an http or https address; `BadAddress` for everything else."""
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise BadAddress(f"{shown(url)!r} is no address") from error
+    is_clean = all(c.isprintable() for c in url) and len(url) <= _LONGEST
+    if parts.scheme not in ("http", "https") or not has_host or not is_clean:
+        raise BadAddress(f"{shown(url)!r} is no address")
+    return parts
+
+
+def origin_of(url: str) -> str:
+    """Scheme, host and port: what a login may be sent to."""
+    parts = parts_of(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return f"{parts.scheme}://{(parts.hostname or '').lower()}:{port}"
+
+
+def next_address(here: str, location: str) -> str:
+    """Where a server sends us: never with a login, never from https to another host's http."""
+    try:
+        url = urljoin(here, location)
+        parts, home = parts_of(url), parts_of(here)
+    except (ValueError, BadAddress) as error:
+        raise BadAnswer(f"sends us to {shown(location)!r}, which is no address") from error
+    if "@" in parts.netloc:
+        raise BadAnswer(f"sends us to {shown(url)!r}, which is no address")
+    if parts.scheme == "https" or home.scheme == "http":
+        return url
+    if (parts.hostname or "").lower() == (home.hostname or "").lower():
+        # behind a TLS proxy that does not say so, servers call themselves http
+        return parts._replace(scheme="https", netloc=home.netloc.rpartition("@")[2]).geturl()
+    raise BadAnswer(f"sends us from https to {shown(url)}")
+
+
+def linked_page(header: str) -> str | None:
+    """The address in a `Link` header that is marked as the next page."""
+    for part in header[:_LONGEST].split(","):
+        address, _, marks = part.partition(">")
+        if "<" in address and re.search(r'\brel\s*=\s*"?next"?(?:[;\s]|$)', marks):
+            return address.partition("<")[2]
+    return None
+
+
+def number_in(header: str) -> int | None:
+    """A count in a header; none where it is none, or absurd."""
+    return int(header) if _NUMBER.fullmatch(header) else None
+
+
+def host_of(host_port: str) -> str:
+    """The host alone, without port and brackets."""
+    if host_port.startswith("["):
+        return host_port[1:].partition("]")[0]
+    return host_port.partition(":")[0]
+
+
+def is_loopback(host_port: str) -> bool:
+    """Whether a server is on this machine, where plain http harms nobody."""
+    host = host_of(host_port)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,206 @@
+"""One client: requests with logins, redirects and proxies, bounded, and stopped when told to."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import ssl
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote
+
+import urllib3
+
+from pipeline.errors import Interrupted
+from pipeline.net.address import next_address, origin_of, parts_of
+from pipeline.net.answer import BREAKS, Answer
+from pipeline.net.connections import Connections
+from pipeline.net.display import reason_of, shown
+from pipeline.net.failures import BadAddress, BadAnswer, Lost, Untrusted
+from pipeline.net.limits import Limits
+from pipeline.net.proxies import Proxies
+
+USER_AGENT = "sm120-pipeline"
+REDIRECTS = (301, 302, 303, 307, 308)
+MAY_PASS = (408, 425, 429, 500, 502, 503, 504)
+# A thread that waits for a connection cannot be stopped; the process does not wait for it.
+_LONGEST_GOODBYE_S = 3.0
+_DEFAULT = tuple((http, https) for http in (None, 80) for https in (None, 443))
+
+
+class Body(Protocol):
+    """Bytes to send; `pieces` can be called again when they must be sent again."""
+
+    size_bytes: int
+
+    def pieces(self) -> Iterator[bytes]: ...
+
+
+class Small:
+    """A body that fits into memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self.size_bytes = data, len(data)
+
+    def pieces(self) -> Iterator[bytes]:
+        yield self._data
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer that was read whole."""
+
+    status: int
+    url: str
+    headers: Mapping[str, str]
+    data: bytes
+
+    def header(self, name: str) -> str:
+        return self.headers.get(name) or ""
+
+
+class Client:
+    """Shared by threads; `hang_up` ends what all of them are at."""
+
+    def __init__(
+        self,
+        *,
+        proxy: str | None = None,
+        make_context: Callable[[], ssl.SSLContext] | None = None,
+        limits: Limits | None = None,
+        use_netrc: bool = False,
+    ) -> None:
+        self.limits = limits or Limits()
+        self._connections = Connections(Proxies(proxy), make_context)
+        self._use_netrc = use_netrc
+
+    @property
+    def stop(self) -> threading.Event:
+        return self._connections.stop
+
+    def ask(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Body | None = None,
+        limits: Limits | None = None,
+    ) -> Answer:
+        """One request, the head of one answer; redirects are answers like others."""
+        bounds = limits or self.limits
+        sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
+        if body is not None:
+            sent["Content-Length"] = str(body.size_bytes)
+        try:
+            raw = self._connections.send(method, url, sent, body.pieces() if body else None, bounds)
+        except urllib3.exceptions.LocationValueError as error:
+            raise BadAddress(f"{shown(url)!r} is no address") from error
+        except BREAKS as error:
+            raise self._failure(url, error) from error
+        return Answer(raw, url, self._connections, bounds)
+
+    def _failure(self, url: str, error: Exception) -> Exception:
+        if self.stop.is_set():
+            return Interrupted("stopped")
+        inner: BaseException | None = error
+        while inner is not None:
+            if isinstance(inner, ssl.SSLCertVerificationError):
+                why = f"its certificate is not trusted: {inner.verify_message}"
+                return Untrusted(f"{shown(url)}: {why}")
+            inner = inner.__cause__ or inner.__context__
+        is_stall = isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError)
+        return Lost(f"{shown(url)}: {reason_of(error)}", is_stall=is_stall)
+
+    def open(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        login: str = "",
+        limits: Limits | None = None,
+    ) -> Answer:
+        """An answer that is no redirect; a login goes to the first origin and to no other."""
+        here, login = url, login or _login_in(url)
+        for hop in range((limits or self.limits).most_hops + 1):
+            sent = dict(headers or {})
+            if header := (login if _is_home(url, here) else "") or self._netrc_login(here):
+                sent["Authorization"] = header
+            try:
+                answer = self.ask(method, here, headers=sent, limits=limits)
+                place = answer.header("Location")
+                if answer.status not in REDIRECTS or not place:
+                    return answer
+                answer.drain()
+                here = next_address(here, place)
+            except (BadAddress, BadAnswer) as error:
+                if not hop and isinstance(error, BadAddress):
+                    raise
+                raise BadAnswer(f"{shown(url)}: {error}") from error
+        raise BadAnswer(f"{shown(url)}: sends us from place to place without end")
+
+    def fetch(
+        self,
+        url: str,
+        *,
+        most_bytes: int,
+        headers: Mapping[str, str] | None = None,
+        login: str = "",
+    ) -> Reply:
+        """A small answer, whole, whatever its status; compressed on the way where that is so."""
+        sent = {"Accept-Encoding": "gzip", **(headers or {})}
+        with self.open("GET", url, headers=sent, login=login) as answer:
+            data = answer.read(most_bytes)
+            return Reply(answer.status, answer.url, answer.headers, data)
+
+    def _netrc_login(self, url: str) -> str:
+        """What ~/.netrc has for a host, as curl and pip send it."""
+        if not self._use_netrc:
+            return ""
+        named = os.environ.get("NETRC")
+        try:
+            path = Path(named) if named else Path("~/.netrc").expanduser()
+            found = netrc.netrc(path).authenticators(parts_of(url).hostname or "")
+        except (OSError, RuntimeError, netrc.NetrcParseError, UnicodeDecodeError):
+            return ""
+        return basic(found[0] or found[1] or "", found[2] or "") if found else ""
+
+    def hang_up(self) -> None:
+        """Tell every thread to stop, also those that wait for a server's next bytes."""
+        self._connections.hang_up()
+
+    def join(self, threads: Sequence[threading.Thread]) -> bool:
+        """Wait a little for threads that were told to stop; with all gone, asking goes on."""
+        deadline = time.monotonic() + _LONGEST_GOODBYE_S
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        all_gone = not any(thread.is_alive() for thread in threads)
+        if all_gone:
+            self.stop.clear()
+        return all_gone
+
+
+def basic(user: str, password: str) -> str:
+    """The header's value for basic authentication."""
+    return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
+
+
+def _login_in(url: str) -> str:
+    parts = parts_of(url)
+    if "@" not in parts.netloc:
+        return ""
+    return basic(unquote(parts.username or ""), unquote(parts.password or ""))
+
+
+def _is_home(home: str, here: str) -> bool:
+    """The same origin, or the same host after a step up from http to https."""
+    first, now = parts_of(home), parts_of(here)
+    steps_up = (first.scheme, now.scheme) == ("http", "https") and first.hostname == now.hostname
+    return origin_of(home) == origin_of(here) or (steps_up and (first.port, now.port) in _DEFAULT)

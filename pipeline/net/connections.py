@@ -1,0 +1,182 @@
+"""Connections that are kept, that find their proxy, and that can all be ended at once."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from pipeline.errors import Interrupted
+from pipeline.net.address import parts_of
+from pipeline.net.limits import Limits
+from pipeline.net.proxies import Proxies, Proxy
+from pipeline.net.tls import tls_context
+from pipeline.net.watchdog import Watchdog
+
+_KEPT_A_SERVER = 32
+_SERVERS = 32
+
+
+class Slot:
+    """The socket that a thread uses at the moment."""
+
+    def __init__(self) -> None:
+        self.sock: socket.socket | None = None
+        self.limits = Limits()
+
+    def cut(self) -> None:
+        """End what the thread is at."""
+        end_socket(self.sock)
+
+
+class Connections:
+    """Pools by scheme and proxy; safe for several threads."""
+
+    def __init__(
+        self, proxies: Proxies, make_context: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
+        self.stop, self.watch = threading.Event(), Watchdog()
+        self._proxies, self._make_context = proxies, make_context or tls_context
+        self._context: ssl.SSLContext | None = None
+        self._managers: dict[tuple[str, Proxy | None], urllib3.PoolManager] = {}
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._of_thread = threading.local()
+        self._guard = threading.Lock()
+
+    def send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: Iterable[bytes] | None,
+        limits: Limits,
+    ) -> urllib3.BaseHTTPResponse:
+        """One request and the head of its answer; whatever breaks is raised as it is."""
+        if self.stop.is_set():
+            raise Interrupted("stopped")
+        parts = parts_of(url)
+        manager = self._manager(parts.scheme, self._proxies.of(parts))
+        self.slot.sock, self.slot.limits = None, limits
+        return manager.urlopen(
+            method,
+            # the login of an address travels as a header
+            parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
+            body=body,
+            headers=dict(headers),
+            timeout=urllib3.Timeout(connect=limits.connect_s, read=limits.silence_s),
+            retries=False,
+            redirect=False,
+            preload_content=False,
+            decode_content=False,
+        )
+
+    def _manager(self, scheme: str, proxy: Proxy | None) -> urllib3.PoolManager:
+        with self._guard:
+            found = self._managers.get((scheme, proxy))
+            if found is None:
+                found = self._managers[scheme, proxy] = self._new_manager(scheme, proxy)
+            return found
+
+    def _new_manager(self, scheme: str, proxy: Proxy | None) -> urllib3.PoolManager:
+        kept: dict[str, Any] = {"num_pools": _SERVERS, "maxsize": _KEPT_A_SERVER}
+        if scheme == "https" or (proxy and proxy.url.startswith("https:")):
+            # reading all CAs takes a while, and plain http needs none
+            self._context = self._context or self._make_context()
+        if scheme == "https":
+            kept["ssl_context"] = self._context
+        if proxy is None:
+            manager = urllib3.PoolManager(**kept)
+        else:
+            manager = urllib3.ProxyManager(
+                proxy.url, proxy_headers=proxy.headers, proxy_ssl_context=self._context, **kept
+            )
+        manager.pool_classes_by_scheme = self._pool_classes()
+        return manager
+
+    def _pool_classes(self) -> dict[str, Any]:
+        """Pools whose connections tell us of their sockets."""
+        plain = type("Plain", (_Noted, HTTPConnection), {"owner": self})
+        secure = type("Secure", (_Noted, HTTPSConnection), {"owner": self})
+        return {
+            "http": type("Plain", (HTTPConnectionPool,), {"ConnectionCls": plain}),
+            "https": type("Secure", (HTTPSConnectionPool,), {"ConnectionCls": secure}),
+        }
+
+    def note(self, sock: socket.socket) -> None:
+        """A thread uses a socket from now on; after a stop it does not get far."""
+        with self._guard:
+            self._sockets.add(sock)
+        self.slot.sock = sock
+        if self.stop.is_set():
+            end_socket(sock)
+            raise Interrupted("stopped")
+
+    @property
+    def slot(self) -> Slot:
+        """Where the calling thread's socket is found, from any thread."""
+        if not hasattr(self._of_thread, "slot"):
+            self._of_thread.slot = Slot()
+        slot: Slot = self._of_thread.slot
+        return slot
+
+    @contextmanager
+    def in_time(self, most_s: float, what: str) -> Iterator[None]:
+        """The calling thread's exchange is cut if what it does now takes longer."""
+        slot = self.slot
+        self.watch.begin(id(slot), slot.cut, most_s)
+        try:
+            yield
+        finally:
+            if not self.watch.end(id(slot)) and not self.stop.is_set():
+                raise TimeoutError(f"no {what} in {most_s:g} s") from None
+
+    def hang_up(self) -> None:
+        """Stop every thread, also one that waits for a server's next bytes."""
+        self.stop.set()
+        with self._guard:
+            sockets = list(self._sockets)
+        for sock in sockets:
+            end_socket(sock)
+
+
+def end_socket(sock: socket.socket | None) -> None:
+    """Whoever reads or writes there stops at once."""
+    # no socket: nothing is connected yet, or it is TLS within TLS
+    with suppress(OSError, ValueError, TypeError):
+        # the plain socket's: a TLS socket's own would go on without encryption
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # type: ignore[arg-type]
+
+
+class _Noted:
+    """A connection whose socket its owner knows while it connects, asks and listens."""
+
+    owner: Connections
+    sock: Any
+
+    def _new_conn(self) -> socket.socket:
+        sock: socket.socket = super()._new_conn()  # type: ignore[misc]
+        self.owner.note(sock)
+        return sock
+
+    def connect(self) -> None:
+        # a proxy may answer for ever to CONNECT
+        with self.owner.in_time(2 * self.owner.slot.limits.connect_s, "connection"):
+            super().connect()  # type: ignore[misc]
+        self.owner.note(self.sock)
+
+    def getresponse(self) -> Any:
+        with self.owner.in_time(self.owner.slot.limits.head_s, "whole answer"):
+            return super().getresponse()  # type: ignore[misc]
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        if self.sock is not None:
+            self.owner.note(self.sock)
+        super().request(*args, **kwargs)  # type: ignore[misc]

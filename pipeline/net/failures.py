@@ -1,0 +1,27 @@
+"""The four ways in which an exchange with a server fails."""
+
+from __future__ import annotations
+
+
+class NetError(Exception):
+    """Something between this machine and a server; the message names the address."""
+
+
+class Lost(NetError):
+    """The exchange failed for now: another try may help, after `wait_s` if the server says so."""
+
+    def __init__(self, why: str, *, wait_s: float | None = None, is_stall: bool = False) -> None:
+        super().__init__(why)
+        self.wait_s, self.is_stall = wait_s, is_stall
+
+
+class BadAnswer(NetError):
+    """The answer cannot be right, nor will the next: too large, a redirect to nowhere."""
+
+
+class BadAddress(NetError):
+    """What was to be asked is no address."""
+
+
+class Untrusted(NetError):
+    """The server's certificate, or the CA file that should judge it, is no good."""

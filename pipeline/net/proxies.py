@@ -1,0 +1,82 @@
+"""Which proxy a request takes: one that is configured, else that of the environment."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from urllib3.util import make_headers
+
+from pipeline.net.address import is_loopback
+from pipeline.net.display import masked
+from pipeline.net.failures import BadAddress
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A proxy's address, and the header that its login makes; the login is never shown."""
+
+    url: str
+    login: str = field(default="", repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return dict(make_headers(proxy_basic_auth=self.login)) if self.login else {}
+
+
+class Proxies:
+    """The proxies of one client, read once."""
+
+    def __init__(self, configured: str | None = None) -> None:
+        self._configured = read_proxy(configured) if configured else None
+        self._environment = getproxies()
+
+    def of(self, parts: SplitResult) -> Proxy | None:
+        """The proxy for an address; a configured one is for all, as with pip."""
+        if self._configured is not None:
+            return self._configured
+        address = self._environment.get(parts.scheme) or self._environment.get("all")
+        host = parts.hostname or ""
+        if not address or is_loopback(host) or self._is_exempt(parts):
+            return None
+        return read_proxy(address)
+
+    def _is_exempt(self, parts: SplitResult) -> bool:
+        if proxy_bypass(parts.netloc.rpartition("@")[2]):
+            return True
+        return _in_networks(parts.hostname or "", self._environment.get("no", ""))
+
+
+def _in_networks(host: str, no_proxy: str) -> bool:
+    """NO_PROXY may name networks, like 10.0.0.0/8."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    for name in no_proxy.split(","):
+        try:
+            if "/" in name and address in ipaddress.ip_network(name.strip(), strict=False):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+def read_proxy(address: str) -> Proxy:
+    """An address as it stands in HTTPS_PROXY; without a scheme it is http, without a port 80."""
+    text = address if "://" in address else f"http://{address}"
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise BadAddress(f"the proxy {masked(address)!r} is no address") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise BadAddress(f"the proxy {masked(address)!r} is no http or https address")
+    name = f"[{host}]" if ":" in host else host
+    login = ""
+    if "@" in parts.netloc:
+        login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    at = port or (443 if parts.scheme == "https" else 80)
+    return Proxy(f"{parts.scheme}://{name}:{at}", login)

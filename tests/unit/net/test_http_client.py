@@ -1,0 +1,342 @@
+"""The one HTTP client against a real socket: what it reads, refuses, waits for and keeps secret."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import socket
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import Interrupted
+from pipeline.net.address import linked_page, next_address, number_in, parts_of
+from pipeline.net.client import Client, Small
+from pipeline.net.failures import BadAddress, BadAnswer, Lost, NetError, Untrusted
+from pipeline.net.limits import Limits
+from pipeline.net.proxies import Proxies, read_proxy
+from pipeline.net.tls import tls_context
+from pipeline.net.waits import asked_wait_s
+from pipeline.net.watchdog import Watchdog
+from tests.testbed import hostile
+from tests.testbed.hostile import hostile_server
+
+SHORT = Limits(
+    connect_s=2, silence_s=0.3, head_s=0.4, piece_s=0.4, grace_s=0.4, least_bytes_per_s=10**7
+)
+MOST = 1 << 20
+
+
+def client(**more: object) -> Client:
+    return Client(limits=SHORT, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [*hostile.ENDLESS, *hostile.DAMAGED])
+def test_no_answer_of_a_hostile_server_is_endless_or_unexplained(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    start = time.monotonic()
+    with (
+        hostile_server({**hostile.ENDLESS, **hostile.DAMAGED}[name]) as url,
+        pytest.raises(NetError, match=r"127\.0\.0\.1") as caught,
+    ):
+        client().fetch(f"{url}/x?secret=1", most_bytes=MOST)
+    assert time.monotonic() - start < 2
+    assert str(caught.value).isprintable()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_bomb_takes_no_more_memory_than_the_limit() -> None:
+    for name in ("an endless gzip bomb", "an endless body", "a chunk of -1 bytes"):
+        with hostile_server(hostile.ENDLESS[name]) as url:
+            tracemalloc.start()
+            with pytest.raises(NetError):
+                client().fetch(url, most_bytes=MOST)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < 4 * MOST
+
+
+def test_what_fits_is_read_whole_and_unpacked() -> None:
+    data = b'{"a": 1}' * 1000
+    packed = gzip.compress(data[:100]) + gzip.compress(data[100:])
+    for script in (
+        hostile.body(data),
+        hostile.body(packed, hostile.GZIPPED),
+        hostile.sends(hostile.CHUNKED + b"1f40\r\n" + data + b"\r\n0\r\n\r\n"),
+        hostile.sends(hostile.OK + b"\r\n" + data),
+    ):
+        with hostile_server(script) as url:
+            assert client().fetch(url, most_bytes=len(data)).data == data
+        with hostile_server(script) as url, pytest.raises(BadAnswer, match="larger than 7999"):
+            client().fetch(url, most_bytes=len(data) - 1)
+
+
+def test_an_answer_that_comes_steadily_may_take_longer_than_the_grace() -> None:
+    limits = Limits(silence_s=1, grace_s=0.3, least_bytes_per_s=100_000)
+    slowly = hostile.forever(hostile.OK + b"Content-Length: 655360\r\n\r\n", b"x" * 65536, 0.06)
+    with hostile_server(slowly) as url:
+        start = time.monotonic()
+        assert len(Client(limits=limits).fetch(url, most_bytes=MOST).data) == 655360
+    assert time.monotonic() - start > 0.4
+
+
+def test_a_connection_is_used_again_after_a_whole_answer() -> None:
+    seen: list[socket.socket] = []
+
+    def answer(conn: socket.socket, request: bytes) -> None:
+        seen.append(conn)
+        for _ in range(3):
+            conn.sendall(hostile.OK + b"Content-Length: 2\r\n\r\n{}")
+            conn.recv(65536)
+
+    asker = client()
+    with hostile_server(answer) as url:
+        for _ in range(3):
+            assert asker.fetch(url, most_bytes=9).data == b"{}"
+    assert len(seen) == 1
+
+
+def test_a_stop_ends_a_thread_that_waits_for_bytes() -> None:
+    asker = Client()
+    ended: list[BaseException] = []
+
+    def work(url: str) -> None:
+        try:
+            asker.fetch(url, most_bytes=MOST)
+        except BaseException as error:
+            ended.append(error)
+
+    for script in (hostile.silence, hostile.ENDLESS["a dripping body"]):
+        with hostile_server(script) as url:
+            thread = threading.Thread(target=work, args=(url,), daemon=True)
+            thread.start()
+            time.sleep(0.1)
+            asker.hang_up()
+            assert asker.join([thread])
+    assert [type(e) for e in ended] == [Interrupted, Interrupted]
+    with hostile_server(hostile.body(b"{}")) as url:
+        assert asker.fetch(url, most_bytes=9).data == b"{}"
+
+
+def test_a_login_in_an_address_goes_to_its_origin_only() -> None:
+    asked: list[bytes] = []
+
+    def keeps(conn: socket.socket, request: bytes) -> None:
+        asked.append(request)
+        hostile.body(b"{}")(conn, request)
+
+    with hostile_server(keeps) as other:
+        with hostile_server(hostile.redirects_to(other.encode() + b"/y")) as url:
+            client().fetch(url.replace("://", "://ann:s%40fe@"), most_bytes=9)
+        assert b"uthorization" not in asked[0]
+        client().fetch(other.replace("://", "://ann:s%40fe@") + "/z", most_bytes=9)
+    assert b"Basic " + base64.b64encode(b"ann:s@fe") in asked[1]
+    assert b"s%40fe" not in asked[1]
+
+
+def test_netrc_answers_where_it_is_asked_and_only_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login ann password s3cret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    asked: list[bytes] = []
+
+    def keeps(conn: socket.socket, request: bytes) -> None:
+        asked.append(request)
+        hostile.body(b"{}")(conn, request)
+
+    with hostile_server(keeps) as url:
+        client().fetch(url, most_bytes=9)
+        client(use_netrc=True).fetch(url, most_bytes=9)
+    assert [b"uthorization" in request for request in asked] == [False, True]
+
+
+def test_a_body_is_sent_whole_and_a_refusal_in_the_middle_is_heard() -> None:
+    def refuses(conn: socket.socket, request: bytes) -> None:
+        conn.sendall(b"HTTP/1.1 413 No\r\nContent-Length: 4\r\nConnection: close\r\n\r\nmuch")
+
+    with hostile_server(refuses) as url:
+        answer = client().ask("PUT", url, body=Small(b"x" * (8 << 20)))
+        assert (answer.status, answer.read(9)) == (413, b"much")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "http://[",
+            "http://x:99999/",
+            "http://x:0/",
+            "ftp://x/",
+            "file:///x",
+            "x",
+            "",
+            "http://",
+        ),
+        *("http://x/\x07", "http://x:y/", "http://[::1", "http://x\n/", "http://" + "a" * 20_000),
+    ],
+)
+def test_what_is_no_address_is_said_to_be_none(url: str) -> None:
+    with pytest.raises(BadAddress, match="no address"):
+        client().fetch(url, most_bytes=9)
+
+
+def test_a_server_that_is_not_there_is_lost_and_not_wrong() -> None:
+    with pytest.raises(Lost, match="refused"):
+        client().fetch("http://127.0.0.1:9/x", most_bytes=9)
+
+
+def test_a_redirect_never_leads_from_https_to_another_hosts_http() -> None:
+    assert next_address("https://a/x", "/y") == "https://a/y"
+    assert next_address("https://a:8443/x", "http://a/y?q") == "https://a:8443/y?q"
+    assert next_address("http://a/x", "http://b/y") == "http://b/y"
+    assert next_address("http://a/x", "https://b/y") == "https://b/y"
+    for place in ("http://b/y", "ftp://a/", "http://[", "https://u:p@a/", "https://a:99999/"):
+        with pytest.raises(BadAnswer):
+            next_address("https://a/x", place)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7),
+        ({"Retry-After": "Fri, 01 Jan 2016 00:00:00 GMT"}, 0),
+        ({"RateLimit": '"api";r=0;t=45'}, 45),
+        ({"RateLimit": "r=0;t=45"}, 45),
+        ({"RateLimit": '"api";r=0;t=45, "pages";r=3;t=300'}, 45),
+        ({"RateLimit": '"api"; r=0; t=45, "pages"; r=0; t=300'}, 300),
+        ({"RateLimit": "limit=100, remaining=0, reset=12"}, 12),
+        ({"RateLimit-Remaining": "0", "RateLimit-Reset": "13"}, 13),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "14"}, 14),
+        ({"X-RateLimit-Reset": "1"}, 1),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1451606400"}, 0),
+        ({"Retry-After": "2", "RateLimit": "r=0;t=9"}, 9),
+        ({"RateLimit": '"api";r=5;t=45'}, None),
+        ({"RateLimit-Remaining": "4", "RateLimit-Reset": "13"}, None),
+        ({"RateLimit": "soon"}, None),
+        ({"RateLimit": "r=0;t=" + "9" * 400}, None),
+        ({"RateLimit": "target=45"}, None),
+        ({"Retry-After": "²"}, None),
+        ({"Retry-After": "9" * 400}, None),
+        ({"Retry-After": "soon"}, None),
+        ({"Retry-After": "-1"}, None),
+        ({}, None),
+    ],
+)
+def test_a_pause_is_read_however_a_server_spells_it(
+    headers: dict[str, str], seconds: float | None
+) -> None:
+    assert asked_wait_s(headers) == seconds
+
+
+@pytest.mark.parametrize(
+    ("address", "url", "login"),
+    [
+        ("http://proxy", "http://proxy:80", ""),
+        ("proxy:3128", "http://proxy:3128", ""),
+        ("https://proxy", "https://proxy:443", ""),
+        ("http://ann:s%40fe@proxy:3128", "http://proxy:3128", "ann:s@fe"),
+        ("ann:safe@proxy", "http://proxy:80", "ann:safe"),
+        ("http://[::1]:3128", "http://[::1]:3128", ""),
+    ],
+)
+def test_a_proxy_is_read_as_the_environment_spells_it(address: str, url: str, login: str) -> None:
+    proxy = read_proxy(address)
+    assert (proxy.url, proxy.login) == (url, login)
+    assert "safe" not in repr(proxy)
+
+
+@pytest.mark.parametrize("address", ["socks5://p:1", "http://", "http://p:99999", "http://["])
+def test_a_proxy_that_is_none_is_refused_without_its_password(address: str) -> None:
+    with pytest.raises(BadAddress, match="proxy"):
+        read_proxy(address)
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "url", "uses"),
+    [
+        ("", "http://far.example/", True),
+        ("far.example", "http://far.example/", False),
+        ("example", "http://far.example/", False),
+        (".example", "http://far.example:8080/", False),
+        ("*", "http://far.example/", False),
+        ("10.0.0.0/8", "http://10.2.3.4/", False),
+        ("10.0.0.0/8", "http://11.2.3.4/", True),
+        ("10.0.0.0/99,x/y", "http://10.2.3.4/", True),
+        ("near.example", "http://far.example/", True),
+        ("", "http://127.0.0.1:5000/", False),
+        ("", "http://localhost/", False),
+    ],
+)
+def test_no_proxy_is_obeyed(
+    monkeypatch: pytest.MonkeyPatch, no_proxy: str, url: str, uses: bool
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://p:1")
+    monkeypatch.setenv("no_proxy", no_proxy)
+    assert (Proxies().of(parts_of(url)) is not None) == uses
+
+
+def test_the_proxys_login_goes_to_the_proxy_for_http_and_https(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bytes] = []
+
+    def proxy(conn: socket.socket, request: bytes) -> None:
+        asked.append(request)
+        hostile.body(b"{}")(conn, request)
+
+    with hostile_server(proxy) as url:
+        for name in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, url.replace("://", "://ann:s3cret@"))
+        assert client().fetch("http://far.example/x", most_bytes=9).data == b"{}"
+        with pytest.raises(NetError) as caught:
+            client().fetch("https://far.example/x", most_bytes=9)
+    login = b"Basic " + base64.b64encode(b"ann:s3cret")
+    assert asked[0].startswith(b"GET http://far.example/x HTTP/1.1\r\n")
+    assert asked[1].startswith(b"CONNECT far.example:443 HTTP/1.")
+    assert all(login in request for request in asked)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_proxy_that_never_ends_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(connect_s=0.2, silence_s=1)
+    endless = hostile.forever(b"HTTP/1.1 200 OK\r\nX: ", b"x", hostile.DRIP_S)
+    with hostile_server(endless) as url:
+        monkeypatch.setenv("https_proxy", url)
+        with pytest.raises(Lost):
+            Client(limits=limits).fetch("https://far.example/x", most_bytes=9)
+
+
+def test_a_ca_file_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    for path in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
+        with pytest.raises(Untrusted, match=path.name):
+            tls_context(path)
+
+
+def test_the_next_page_is_found_in_a_link_and_nowhere_else() -> None:
+    assert linked_page('</a?n=1>; rel="next"') == "/a?n=1"
+    assert linked_page("</p>; rel=prev, </n>; rel=next") == "/n"
+    for header in ("", "next", '</a>; rel="prev"', '</a>; rel="nextish"', "rel=next", "<" * 9999):
+        assert linked_page(header) is None
+
+
+def test_a_count_in_a_header_is_digits_and_not_too_many() -> None:
+    assert (number_in("12"), number_in("0")) == (12, 0)
+    for header in ("", "-1", "1.5", "²", "1_0", " 1", "9" * 400):
+        assert number_in(header) is None
+
+
+def test_the_watchdog_minds_short_limits_that_come_after_long_ones() -> None:
+    watch, cut = Watchdog(), []
+    watch.begin(1, lambda: cut.append(1), 30)
+    watch.begin(2, lambda: cut.append(2), 0.05)
+    watch.begin(3, lambda: [][0], 0.05)
+    time.sleep(0.2)
+    assert cut == [2]
+    assert (watch.end(1), watch.end(2), watch.end(3)) == (True, False, False)
