@@ -240,6 +240,8 @@ def show(result: GateResult) -> str:
     )
     if facts.stand_in:
         lines.append(facts.stand_in)
+    if result.sandbox and result.sandbox.missing:
+        lines.append(result.sandbox.sentence())
     if covered:
         lines.append(
             f"{covered.reached} of the engine's {covered.kernels} Triton kernels are reached;"
@@ -283,6 +285,11 @@ def _discovered(result: GateResult) -> str:
 @click.command()
 @click.argument("name", metavar="IMAGE")
 @click.option("--against", metavar="VERSION", help="Another version of the engine, or a range.")
+@click.option(
+    "--without-sandbox",
+    is_flag=True,
+    help="With --against, run the other version's code although this system isolates nothing.",
+)
 @series_option
 @arch_option
 @platform_option
@@ -294,6 +301,7 @@ def patches(
     context: click.Context,
     name: str,
     against: str | None,
+    without_sandbox: bool,
     series: str | None,
     arch: str,
     platform: str | None,
@@ -308,8 +316,12 @@ def patches(
     """
     from pipeline.gate.limits import card_for
     from pipeline.gate.patches import judge_against, judge_patches, unproved, versions_against
+    from pipeline.gate.sandbox import find_sandbox, require_isolation
 
     card = card_for(arch)
+    sandbox = find_sandbox()
+    if against is not None and not without_sandbox:
+        require_isolation(sandbox)
     shop = make_workshop(context, mirrors, offline)
     with shop.store.in_use():
         opened = _opened(shop, name, platform, series)
@@ -328,6 +340,8 @@ def patches(
             f"\nAll judged with Triton {facts.triton} and torch {facts.torch}, to which {name} is"
             " locked; `asks for` is what each version itself requires."
         )
+    if sandbox.missing:
+        log.say(sandbox.sentence())
     if against is None and unproved(found):
         named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(found))
         raise PatchUnproved(f"{name}: {named}")

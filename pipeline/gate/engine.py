@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -40,6 +40,7 @@ class EngineTree:
     project: str
     version: str
     digest: str  # of the wheel and of what patches made of it
+    is_locked: bool = True  # the image's lock names the wheel; other versions nobody vouches for
 
     @property
     def package(self) -> str:
@@ -63,7 +64,8 @@ def engine_tree(shop: Workshop, plan: ImagePlan, pin: WheelPin) -> EngineTree:
     with shop.store.locked(f"gate-{folder.name}"):
         if not folder.is_dir():
             _unpack_engine(shop, plan, pin, folder)
-    return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}")
+    locked = pin in plan.lock.wheels
+    return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}", locked)
 
 
 def engine_key(pin: WheelPin) -> str:
@@ -139,7 +141,7 @@ def _renamed(tree: EngineTree, changed: Mapping[str, bytes]) -> EngineTree:
     sums = {path: sha256_of(data) for path, data in changed.items()}
     digest = sha256_of(canonical_json([FORMAT, tree.digest, sums]))
     folder = tree.folder.with_name(digest.removeprefix("sha256:")[:32])
-    return EngineTree(folder, tree.project, tree.version, digest)
+    return replace(tree, folder=folder, digest=digest)
 
 
 def is_applied(tree: EngineTree, wish: PatchWish, folder: Path) -> bool:

@@ -27,6 +27,7 @@ from pipeline.build.plan import ImagePlan, LayerKind, LayerPlan, Work, plan_imag
 from pipeline.errors import GateEnvironment, LockMissing, StoreDamaged
 from pipeline.gate.hollow import hollow_out
 from pipeline.gate.host_wheels import for_host
+from pipeline.gate.sandbox import find_sandbox
 from pipeline.gate.unpack import unpack
 from pipeline.lock.model import WheelPin
 from pipeline.model import Frozen, canonical_json, sha256_of
@@ -78,6 +79,11 @@ class Environment:
     @property
     def key(self) -> str:
         return self.folder.name
+
+    @property
+    def readable(self) -> list[Path]:
+        """What a program started by `command` must be able to read."""
+        return [self.folder]
 
     def command(self, *args: str) -> list[str]:
         """Run the image's interpreter by its own loader, whatever C library this machine has."""
@@ -147,10 +153,25 @@ def make_environment(shop: Workshop, plan: ImagePlan, wheels: Sequence[str]) -> 
     folder = shop.store.root / "gate" / "environments" / key
     with shop.store.locked(f"gate-{key}"):
         facts = known_facts(folder)
-        if facts is None:
-            facts = _make(shop, plan, root, pins, folder)
-    absent = _absent(shop.store, plan, {pin.name for pin in pins})
-    return Environment(folder, facts, absent)
+        is_new = facts is None
+        facts = facts or _make(shop, plan, root, pins, folder)
+        absent = _absent(shop.store, plan, {pin.name for pin in pins})
+        environment = Environment(folder, facts, absent)
+        if is_new:
+            _compile_modules(environment)
+    return environment
+
+
+def _compile_modules(environment: Environment) -> None:
+    """Let Python keep what it compiles of torch and Triton; workers may not write there.
+
+    Only files that the lock names run here. If it does not succeed, workers start more slowly.
+    """
+    find_sandbox().run(
+        environment.command("-c", "import numpy, torch, triton"),
+        write=[environment.folder],
+        env=environment.variables(),
+    )
 
 
 def _root_layer(shop: Workshop, plan: ImagePlan) -> LayerPlan:

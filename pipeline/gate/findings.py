@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from pipeline import __version__, proc
+from pipeline import __version__
 from pipeline.errors import PipelineError
 from pipeline.gate.arch import ArchReport, Judged
 from pipeline.gate.arch_facts import reader_digest
@@ -19,6 +19,7 @@ from pipeline.gate.limits import CARDS, Card
 from pipeline.gate.patches import PatchVerdict
 from pipeline.gate.results import CaseResult, CaseVerdict, GateResult
 from pipeline.gate.run import worker_digest
+from pipeline.gate.sandbox import find_sandbox
 from pipeline.model import canonical_json, sha256_of
 from pipeline.wish.load import Checkout
 
@@ -208,10 +209,11 @@ def _compilers(environment: Environment) -> dict[str, str]:
 def ptxas_version(program: Path) -> str:
     """`12.8.93`, as the program itself says, or why it cannot be asked."""
     try:
-        said = proc.read([str(program), "--version"]).stdout.decode(errors="replace")
+        program.stat()
+        done = find_sandbox().run([str(program), "--version"], read=[program])
     except OSError as error:
         return f"could not be asked ({error.strerror})"
-    found = re.search(r"\bV(\d[\w.]*)", said)
+    found = re.search(r"\bV(\d[\w.]*)", done.stdout.decode(errors="replace"))
     return found[1] if found else "did not say"
 
 

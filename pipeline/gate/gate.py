@@ -107,6 +107,7 @@ def run_gate(
     is_whole = gate.is_own and not unpatched and only is None
     built = record is not None and record.get("key") == gate.plan.key and is_whole
     seconds = round(time.monotonic() - start, 3)
+    bench = gate.bench(tree, card)
     small = chosen_cases(gate.numeric, only) if numerics else []
     return GateResult(
         image=gate.plan.wish.name,
@@ -122,7 +123,8 @@ def run_gate(
         verdict=overall(cases),
         cases=cases,
         coverage=coverage(_kernels(gate.shop.store, tree), reached(cases)) if not only else None,
-        numerics=check_numbers(gate.bench(tree, card), small) if numerics else None,
+        numerics=check_numbers(bench, small) if numerics else None,
+        sandbox=bench.sandbox,
         seconds=seconds,
     )
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from pipeline.gate.cases import AcceptedKernel, Case
 from pipeline.gate.environment import EnvironmentFacts
 from pipeline.gate.limits import Card
+from pipeline.gate.sandbox import Sandbox
 from pipeline.model import Digest, Frozen
 
 KernelVerdict = Literal["fits", "over", "accepted", "spare", "error"]
@@ -159,6 +160,9 @@ class GateResult(Frozen):
     coverage: Coverage | None = None
     numerics: NumericsResults | None = Field(
         default=None, description="the patched kernels' numbers, where they were asked for"
+    )
+    sandbox: Sandbox | None = Field(
+        default=None, description="what the engine's code could not reach, where any of it ran"
     )
     seconds: float = 0.0
 

@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
@@ -24,6 +24,7 @@ from pipeline.gate.engine import EngineTree
 from pipeline.gate.environment import Environment
 from pipeline.gate.limits import Card
 from pipeline.gate.results import Answer, CaseResult, judge_case
+from pipeline.gate.sandbox import Sandbox, find_sandbox
 from pipeline.model import canonical_json, sha256_of
 from pipeline.store.store import Store
 
@@ -31,6 +32,8 @@ WORKER = Path(__file__).with_name("worker")
 # From the start of a process to its first case: importing torch, Triton and the engine's parts.
 START_S = 180.0
 _LOOK_EVERY_S = 0.05
+# The longest real answers, with thousands of kernels, are a few megabytes.
+_MOST_BYTES = 128 << 20
 # A worker takes a few seconds to import torch; more cases to one make the last one's wait longer.
 CASES_A_WORKER = 24
 
@@ -53,6 +56,7 @@ class Bench:
     tree: EngineTree
     setup: EngineSetup
     card: Card
+    sandbox: Sandbox = field(default_factory=find_sandbox)
 
     def key(self, case: Case) -> str:
         """Everything that decides the answer to a case."""
@@ -72,6 +76,16 @@ class Bench:
 
     def folder(self, name: str) -> Path:
         return self.store.root / "gate" / name
+
+    @property
+    def kernels(self) -> Path:
+        """What compiled kernels need, kept by workers themselves.
+
+        Engines of the lock share it. One that no lock names has its own: it could write anything.
+        """
+        if self.tree.is_locked:
+            return self.folder("kernels")
+        return self.folder("kernels-unlocked") / self.tree.digest.removeprefix("sha256:")
 
 
 def judge_all(bench: Bench, gates: Gates, cases: Sequence[Case]) -> list[CaseResult]:
@@ -103,8 +117,8 @@ def ask(bench: Bench, cases: Sequence[Case]) -> list[Answer]:
     if not cases:
         return []
     with os_errors_explained(bench.folder("kernels")):
-        for name in ("kernels", "answers"):
-            bench.folder(name).mkdir(parents=True, exist_ok=True)
+        for folder in (bench.kernels, bench.folder("answers")):
+            folder.mkdir(parents=True, exist_ok=True)
     count = min(len(os.sched_getaffinity(0)), len(cases))
     shares = _shares(cases, count)
     stop = threading.Event()
@@ -158,26 +172,32 @@ def _one_process(
         "absent": [n for n in bench.environment.absent if n != bench.tree.package],
         "card": bench.card.model_dump(),
         "cuda": bench.environment.facts.cuda,
-        "cache": str(bench.folder("kernels")),
+        "cache": str(bench.kernels),
         "interpret": interpret,
         "cases": [case.model_dump() for case in cases],
     }
-    asked, said = scratch / "job.json", scratch / "answers"
+    # The worker's folder holds nothing that we read again: it may have put anything there.
+    asked, said, words = (scratch / name for name in ("job.json", "answers", "words"))
+    root, work = scratch / "root", scratch / "work"
+    for folder in (root, work):
+        folder.mkdir()
     asked.write_text(json.dumps(job), encoding="utf-8")
     said.touch()
-    variables = {
-        **bench.environment.variables(),
-        **{"HOME": str(scratch), "TMPDIR": str(scratch), "TRITON_HOME": str(scratch)},
-        **{"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": os.environ.get("PATH", "")},
-    }
-    if interpret:
-        variables["TRITON_INTERPRET"] = "1"
-    command = bench.environment.command(str(WORKER), str(asked), str(said))
-    words = scratch / "words"
-    with proc.running(command, env=variables, output=words, cwd=scratch) as process:
-        ended = _watch(process, said, cases, stop)
-    answers = _answers(said)
-    began = sum("begins" in line for line in _lines(said))
+    command = bench.sandbox.command(
+        bench.environment.command(str(WORKER), str(asked), str(said)),
+        read=[*bench.environment.readable, bench.tree.folder, WORKER, asked],
+        write=[work, said, bench.kernels],
+        root=root,
+        cwd=work,
+    )
+    variables = _variables(bench, work, interpret=interpret)
+    # opened once: whatever else may stand at its place later is not read
+    with said.open("rb") as heard:
+        with proc.running(command, env=variables, output=words, cwd=work) as process:
+            ended = _watch(process, heard, cases, stop)
+        lines = _lines(heard)
+    answers = _answers(lines, cases)
+    began = sum("begins" in line for line in lines)
     if len(answers) < len(cases):
         if process.returncode == 0 and answers and began == len(answers):
             return answers
@@ -188,13 +208,24 @@ def _one_process(
     return answers
 
 
+def _variables(bench: Bench, work: Path, *, interpret: bool) -> dict[str, str]:
+    """Everything that a worker's environment holds."""
+    homes = dict.fromkeys(("HOME", "TMPDIR", "TRITON_HOME"), str(work))
+    fixed = {"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
+    variables = {**bench.environment.variables(), **homes, **fixed}
+    return {**variables, "TRITON_INTERPRET": "1"} if interpret else variables
+
+
 def _watch(
-    process: subprocess.Popen[bytes], said: Path, cases: list[Case], stop: threading.Event
+    process: subprocess.Popen[bytes], heard: BinaryIO, cases: list[Case], stop: threading.Event
 ) -> str:
     """Wait for the worker to end, or for a case to take longer than it may."""
     seen, deadline = -1, time.monotonic() + START_S
     while process.poll() is None:
-        lines = said.read_bytes().count(b"\n")
+        said = _read_all(heard)
+        if len(said) >= _MOST_BYTES:
+            return "died"
+        lines = said.count(b"\n")
         if lines != seen:
             seen = lines
             # one line when a case begins, one when it ends
@@ -208,20 +239,35 @@ def _watch(
     return "died"
 
 
-def _lines(said: Path) -> list[dict[str, Any]]:
+def _read_all(heard: BinaryIO) -> bytes:
+    heard.seek(0)
+    return heard.read(_MOST_BYTES)
+
+
+def _lines(heard: BinaryIO) -> list[dict[str, Any]]:
     found = []
-    for line in said.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+    for line in _read_all(heard).decode(errors="replace").splitlines(keepends=True):
         try:
             value = json.loads(line) if line.endswith("\n") else None
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
             found.append(value)
     return found
 
 
-def _answers(said: Path) -> list[Answer]:
-    return [Answer.model_validate(x) for x in _lines(said) if "begins" not in x]
+def _answers(lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> list[Answer]:
+    """In the order of the cases, as far as they are answers to them."""
+    found: list[Answer] = []
+    for line in [x for x in lines if "begins" not in x][: len(cases)]:
+        try:
+            answer = Answer.model_validate(line)
+        except ValidationError:
+            break
+        if answer.case != cases[len(found)].name:
+            break
+        found.append(answer)
+    return found
 
 
 def _unanswered(case: Case, ended: str, words: str) -> Answer:
@@ -230,5 +276,7 @@ def _unanswered(case: Case, ended: str, words: str) -> Answer:
 
 
 def _last_words(path: Path) -> str:
-    said = path.read_text(encoding="utf-8", errors="replace")
+    with path.open("rb") as words:
+        words.seek(max(0, path.stat().st_size - 4096))
+        said = words.read(4096).decode(errors="replace")
     return proc.last_line(said, "it said nothing")[:300]

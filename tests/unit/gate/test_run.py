@@ -47,6 +47,11 @@ HONEST = HEAD + "for case in job['cases']:\n    begin(case); answer(case)\n"
 
 @dataclass(frozen=True)
 class ThisPython(Environment):
+    @property
+    def readable(self) -> list[Path]:
+        real = Path(sys.executable).resolve().parent.parent
+        return [Path(sys.prefix), Path(sys.base_prefix), real]
+
     def command(self, *args: str) -> list[str]:
         return [sys.executable, *args]
 
@@ -139,6 +144,35 @@ def test_a_half_written_line_is_not_an_answer(
 ) -> None:
     half = 'out.write(\'{"case": "a", "ended": "called"\'); out.flush(); os._exit(1)\n'
     worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0])\n" + half)
+    assert verdicts(bench, cases("a")) == {"a": "unknown"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"case": "a"}',
+        '{"case": "a", "ended": "passed"}',
+        '{"case": "a", "ended": "called", "more": 1}',
+        '{"case": "another", "ended": "called"}',
+        '{"case": "a", "ended": "called", "records": [{"shared_bytes": "few"}]}',
+        '["a"]',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_answer_to_the_question_makes_the_case_unknown(
+    line: str, bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = f"begin(job['cases'][0])\nout.write({line!r} + '\\n'); out.flush()\n"
+    worker(monkeypatch, tmp_path, HEAD + text)
+    assert verdicts(bench, cases("a", "b")) == {"a": "unknown", "b": "unknown"}
+
+
+def test_a_worker_that_never_stops_talking_is_stopped(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "_MOST_BYTES", 1 << 16)
+    talks = "begin(job['cases'][0])\nwhile True: out.write('{}\\n' * 1000); time.sleep(0.01)\n"
+    worker(monkeypatch, tmp_path, HEAD + talks)
     assert verdicts(bench, cases("a")) == {"a": "unknown"}
 
 

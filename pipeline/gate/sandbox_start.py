@@ -1,0 +1,328 @@
+"""Starts one program that can reach nothing but what it was given. Standard library only.
+
+    python sandbox_start.py REQUEST [PROGRAM ARGUMENT…]
+
+REQUEST is a JSON object: `kind`, the folders to `read` and to `write`, an empty folder `root`, the
+working folder `cwd`. Without a program it only tries, and prints as JSON which barriers hold.
+
+`namespaces` gives the program a file system, a network, processes and message queues of its own,
+as root or through a user namespace. `restrictions` is for systems and containers that forbid this:
+Landlock keeps it from files and from signalling others, seccomp from opening sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+BARRIERS = ("network", "files", "processes", "capabilities", "environment")
+# Programs of the system that compiling calls, and what they are linked with.
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+LARGEST_FILE_BYTES = 4 << 30
+
+NEWNS, NEWUTS, NEWIPC, NEWUSER = 0x20000, 0x4000000, 0x8000000, 0x10000000
+NEWPID, NEWNET = 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
+MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 22, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
+# These numbers are the same on every processor.
+SYS_MOUNT_SETATTR, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 442, 444, 445, 446
+# pivot_root(2), and the processor's name as seccomp sees it
+_NUMBERS = {"x86_64": (155, 0xC000003E), "aarch64": (41, 0xC00000B7)}
+# What Landlock leaves open: socket, truncate, and chmod, chown and setxattr by a file's name.
+_REFUSED = {
+    "x86_64": (41, 76, 90, 92, 94, 188, 189, 197, 198, 260, 268),
+    "aarch64": (198, 45, 5, 6, 14, 15, 53, 54),
+}
+_REFUSED_EVERYWHERE = (425, 452, 463, 466)  # io_uring_setup, fchmodat2, setxattrat, removexattrat
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> int:
+    """A system call's result, or an error that names it."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return result
+
+
+def syscall(number: int, *arguments: Any, what: str) -> int:
+    """A system call that the C library has no function for."""
+    return check(_libc.syscall(ctypes.c_long(number), *arguments), what)
+
+
+def prctl(option: int, value: int = 0, what: str = "prctl") -> None:
+    """Set a property of this process."""
+    zero = ctypes.c_ulong(0)
+    check(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero), what)
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """mount(2)."""
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    done = _libc.mount(*texts, ctypes.c_ulong(flags), os.fsencode(options) or None)
+    check(done, f"mount {target}")
+
+
+def enter_namespaces() -> None:
+    """Own mounts, network, processes and queues; a user namespace where we are not root."""
+    flags = NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET
+    uid, gid = os.geteuid(), os.getegid()
+    if uid == 0 and _libc.unshare(flags) == 0:
+        return
+    check(_libc.unshare(flags | NEWUSER), "unshare")
+    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
+
+
+def bind(source: str, root: str, *, writable: bool) -> None:
+    """A file or folder at its own path under a new root."""
+    target = root + source
+    folder = target if Path(source).is_dir() else str(Path(target).parent)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    if folder != target and not Path(target).exists():
+        Path(target).touch()
+    mount(source, target, None, MS_BIND | MS_REC)
+    attributes = MS_NOSUID | MS_NODEV | (0 if writable else MS_RDONLY)
+    packed = struct.pack("4Q", attributes, 0, 0, 0)
+    call = (ctypes.c_int(AT_FDCWD), os.fsencode(target), ctypes.c_uint(AT_RECURSIVE), packed)
+    syscall(SYS_MOUNT_SETATTR, *call, ctypes.c_size_t(len(packed)), what="mount_setattr")
+
+
+def make_root(request: dict[str, Any]) -> None:
+    """A file system of the system's programs, what was named, and nothing else."""
+    root = request["root"]
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=16m")
+    for path in SYSTEM:
+        if Path(path).is_symlink():
+            Path(root + path).symlink_to(Path(path).readlink())
+        elif Path(path).exists():
+            bind(path, root, writable=False)
+    for folder in ("dev/shm", "tmp", "etc", "proc"):
+        Path(root, folder).mkdir(parents=True, exist_ok=True)
+    for folder in ("dev/shm", "tmp"):
+        flags = MS_NOSUID | MS_NODEV
+        mount("tmpfs", f"{root}/{folder}", "tmpfs", flags, "mode=1777,size=256m")
+    named = {**dict.fromkeys(request["read"], False), **dict.fromkeys(request["write"], True)}
+    # folders before what lies in them
+    for path in sorted(named, key=lambda name: name.count("/")):
+        bind(path, root, writable=named[path])
+    for path in DEVICES:
+        Path(root + path).touch()
+        mount(path, root + path, None, MS_BIND)
+    owner = f"nobody:x:{os.geteuid()}:{os.getegid()}::{request['cwd']}:/bin/sh\n"
+    Path(f"{root}/etc/passwd").write_text(owner, encoding="ascii")
+    # A container hides parts of /proc and forbids a fresh one: then there is none.
+    with contextlib.suppress(OSError):
+        flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
+        mount("proc", f"{root}/proc", "proc", flags)
+    os.chdir(root)
+    syscall(_numbers()[0], b".", b".", what="pivot_root")
+    check(_libc.umount2(b".", MNT_DETACH), "umount2")
+    mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def _numbers() -> tuple[int, int]:
+    known = _NUMBERS.get(platform.machine())
+    if known is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), platform.machine())
+    return known
+
+
+def drop_powers() -> None:
+    """No capability now, and none by starting another program."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):
+            os.setgroups([])
+    for number in range(64):
+        if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) < 0:
+            break
+    with contextlib.suppress(OSError):
+        prctl(PR_CAP_AMBIENT, 4)
+    check(_libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def forbid_files(request: dict[str, Any]) -> int:
+    """Landlock: the named folders and the system's programs. Says which version it is."""
+    create = (ctypes.c_void_p(None), ctypes.c_size_t(0), ctypes.c_uint(1))
+    version = syscall(SYS_LANDLOCK_CREATE, *create, what="landlock")
+    files = (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
+    net = 3 if version >= 4 else 0
+    scoped = 3 if version >= 6 else 0
+    fields = [files, *([net] if version >= 4 else []), *([scoped] if version >= 6 else [])]
+    packed = struct.pack(f"{len(fields)}Q", *fields)
+    arguments = (packed, ctypes.c_size_t(len(packed)), ctypes.c_uint(0))
+    rules = syscall(SYS_LANDLOCK_CREATE, *arguments, what="landlock_create_ruleset")
+    look, look_and_start = 0b1100, 0b1101
+    own = f"/proc/{os.getpid()}"
+    for path in (*SYSTEM, *request["read"]):
+        _allow(rules, path, look_and_start)
+    for path in ("/proc/cpuinfo", "/proc/meminfo", own):
+        _allow(rules, path, look)
+    for path in DEVICES:
+        _allow(rules, path, 0b110)
+    for path in request["write"]:
+        _allow(rules, path, files)
+    syscall(SYS_LANDLOCK_RESTRICT, ctypes.c_int(rules), ctypes.c_uint(0), what="landlock_restrict")
+    os.close(rules)
+    return version
+
+
+def _allow(rules: int, path: str, access: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    if not Path(path).is_dir():
+        # what only folders can be asked for is refused for a file: run, write, read, truncate
+        access &= 0b100000000000111
+    rule = struct.pack("=Qi", access, place)
+    arguments = (ctypes.c_int(rules), ctypes.c_int(1), rule, ctypes.c_uint(0))
+    syscall(SYS_LANDLOCK_ADD, *arguments, what="landlock_add_rule")
+    os.close(place)
+
+
+def forbid_calls() -> None:
+    """seccomp: no socket of any family, and no change to files that Landlock does not watch."""
+    _, machine = _numbers()
+    refused = [*_REFUSED[platform.machine()], *_REFUSED_EVERYWHERE]
+    load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
+    refuse, allow, kill = 0x00050000 | errno.EACCES, 0x7FFF0000, 0x80000000
+    left = range(len(refused), 0, -1)
+    steps = [
+        (load, 0, 0, 4),
+        (equal, 1, 0, machine),
+        (end, 0, 0, kill),
+        (load, 0, 0, 0),
+        (at_least, len(refused) + 1, 0, 0x40000000),
+        *((equal, jump, 0, number) for jump, number in zip(left, refused, strict=True)),
+        (end, 0, 0, allow),
+        (end, 0, 0, refuse),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+    program = struct.pack("H6xQ", len(steps), ctypes.addressof(code))
+    zero = ctypes.c_ulong(0)
+    check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), program, zero, zero), "seccomp")
+
+
+def restrict(request: dict[str, Any]) -> list[str]:
+    """As many barriers as this system allows a process to put up for itself."""
+    held = ["capabilities", "environment"]
+    drop_powers()
+    with contextlib.suppress(OSError):
+        if forbid_files(request) >= 6:
+            held.append("processes")
+        held.append("files")
+    with contextlib.suppress(OSError):
+        forbid_calls()
+        held.append("network")
+    return [barrier for barrier in BARRIERS if barrier in held]
+
+
+def wait(child: int) -> int:
+    """The child's exit status as a shell tells it; whoever else is handed to us is reaped."""
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def start(command: Sequence[str]) -> NoReturn:
+    """Become the program."""
+    os.execve(command[0], list(command), dict(os.environ))
+
+
+def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:
+    """Run the program, or only try, with everything of its own."""
+    enter_namespaces()
+    first = os.fork()
+    if first:
+        return wait(first)
+    # The first process of a namespace: when it ends, the kernel ends all others.
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    make_root(request)
+    os.chdir(request["cwd"])
+    child = os.fork()
+    if child:
+        os._exit(wait(child))
+    drop_powers()
+    if not command:
+        print(json.dumps(BARRIERS), flush=True)
+        os._exit(0)
+    start(command)
+
+
+def in_restrictions(request: dict[str, Any], command: Sequence[str]) -> int:
+    """Run the program, or only try, with what it may not do."""
+    # What its children leave behind is handed to us, so that we can end it.
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    child = os.fork()
+    if child:
+        code = wait(child)
+        end_all_children()
+        return code
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.chdir(request["cwd"])
+    held = restrict(request)
+    if not command:
+        print(json.dumps(held), flush=True)
+        os._exit(0)
+    missing = [barrier for barrier in request["held"] if barrier not in held]
+    if missing:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), " and ".join(missing))
+    start(command)
+
+
+def end_all_children() -> None:
+    """Until nobody is left: each that dies hands its own children to us."""
+    while True:
+        try:
+            text = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+        except OSError:
+            return
+        if not text.split():
+            return
+        for pid in map(int, text.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.wait()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start what is asked for; its exit status is ours."""
+    request, command = json.loads(arguments[0]), arguments[1:]
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    limits = [n for n in (hard, LARGEST_FILE_BYTES) if n != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(limits), min(limits)))
+    kinds = {"namespaces": in_namespaces, "restrictions": in_restrictions}
+    return kinds[request["kind"]](request, command)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except OSError as error:
+        print(f"sandbox: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(125)

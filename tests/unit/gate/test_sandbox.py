@@ -1,0 +1,331 @@
+"""An engine that tries to get out, and what a gate does where there is no sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import GateEnvironment
+from pipeline.gate import run, sandbox
+from pipeline.gate.engine import EngineTree
+from pipeline.gate.sandbox import NO_SANDBOX, START, Sandbox
+from pipeline.gate.sandbox_start import BARRIERS
+from tests.unit.gate.test_run import HEAD, bench, cases, worker
+from tests.unit.support import Command
+
+__all__ = ["bench"]
+
+# Each try that comes back without an error has reached something.
+HOSTILE = """
+import ctypes, json, os, signal, socket, sys, time
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+def must(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+
+def connect(family, address):
+    with socket.socket(family) as s:
+        s.settimeout(2)
+        s.connect(address)
+
+def datagram(port):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.sendto(b"x", ("127.0.0.1", port))
+
+def write(path):
+    with open(path, "a") as f:
+        f.write("x")
+
+def other_environments(pid):
+    with open(f"/proc/{pid}/environ", "rb") as f:
+        return f.read()
+
+def mount_again():
+    must(libc.unshare(0x10000000 | 0x20000))
+    must(libc.mount(b"none", b"/", None, 32 | 4096, None))
+
+def see_folder(path):
+    os.scandir(path).close()
+
+def tries(p):
+    return {
+        "connect to loopback": lambda: connect(socket.AF_INET, ("127.0.0.1", p["port"])),
+        "send a datagram": lambda: datagram(p["port"]),
+        "connect to a socket file": lambda: connect(socket.AF_UNIX, p["socket"]),
+        "connect to an abstract socket": lambda: connect(socket.AF_UNIX, p["abstract"]),
+        "read a key in the home": lambda: open(p["key"]).read(),
+        "list the home": lambda: see_folder(p["home"]),
+        "change a key's mode": lambda: os.chmod(p["key"], 0o666),
+        "empty a file in the home": lambda: os.truncate(p["key"], 0),
+        "write to the home": lambda: write(p["home"] + "/new"),
+        "put something else where the answers are": lambda: os.unlink(sys.argv[2]),
+        "change its question": lambda: write(sys.argv[1]),
+        "write to the worker": lambda: write(sys.argv[0] + "/__main__.py"),
+        "write to the engine": lambda: write(__file__),
+        "read the caller's environment": lambda: other_environments(p["pid"]),
+        "signal the caller": lambda: os.kill(p["pid"], 0),
+        "mount the root again": mount_again,
+        "read the system's passwords": lambda: open("/etc/shadow").read(),
+    }
+
+def escape(places):
+    reached = []
+    for name, attempt in tries(places).items():
+        if name in places["spared"]:
+            continue
+        try:
+            attempt()
+        except (OSError, AttributeError):
+            continue
+        reached.append(name)
+    return reached
+
+def leave_daemon(path):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for _ in range(200):
+                with open(path, "w") as f:
+                    f.write(str(time.time()))
+                time.sleep(0.05)
+        os._exit(0)
+    deadline = time.time() + 20
+    while not os.path.exists(path) and time.time() < deadline:
+        time.sleep(0.01)
+"""
+WORKER = (
+    HEAD
+    + """
+sys.path.insert(0, job["engine"])
+import engine
+case = job["cases"][0]
+begin(case)
+places = json.load(open(job["engine"] + "/places.json"))
+found = {"reached": engine.escape(places), "environment": sorted(os.environ)}
+open(job["cache"] + "/own", "w").write("x")
+engine.leave_daemon(job["cache"] + "/alive")
+say({"case": case["name"], "ended": "stopped", "words": json.dumps(found)})
+"""
+)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[dict[str, object]]:
+    """What a caller has that nobody should reach: keys, sockets, a process."""
+    home = tmp_path / "caller"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "id").write_text("secret")
+    abstract = f"\0sm120-test-{os.getpid()}"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as file,
+        socket.socket(socket.AF_UNIX) as hidden,
+        tempfile.TemporaryDirectory() as short,
+    ):
+        for listener, name in ((file, f"{short}/s"), (hidden, abstract)):
+            listener.bind(name)
+            listener.listen()
+        yield {
+            "port": tcp.getsockname()[1],
+            "socket": f"{short}/s",
+            "abstract": abstract,
+            "home": str(home),
+            "key": str(home / ".ssh" / "id"),
+            "pid": os.getpid(),
+            "spared": [],
+        }
+
+
+def of_kind(kind: str) -> Sandbox:
+    """A sandbox of one kind, or a skip where this machine has none."""
+    held, reason = sandbox._tried(kind)  # type: ignore[arg-type]
+    if held is None:
+        pytest.skip(f"This machine gives no {kind}: {reason}.")
+    return Sandbox.model_validate({"kind": kind, "held": held})
+
+
+def escaped(bench: run.Bench, places: dict[str, object], tmp_path: Path) -> dict[str, list[str]]:
+    """What a hostile engine reached, and whether what it left behind is still alive."""
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    (folder / "engine.py").write_text(HOSTILE)
+    (folder / "places.json").write_text(json.dumps(places))
+    tree = EngineTree(folder, "engine", "1", f"sha256:{'1' * 64}")
+    (answer,) = run.ask(replace(bench, tree=tree), cases("a"))
+    assert answer.ended == "stopped", answer.words
+    found: dict[str, list[str]] = json.loads(answer.words)
+    alive = bench.folder("kernels") / "alive"
+    before = alive.read_text()
+    time.sleep(0.4)
+    found["daemon"] = [] if alive.read_text() == before else ["still running"]
+    assert (bench.folder("kernels") / "own").read_text() == "x"
+    return found
+
+
+@pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
+def test_an_engine_that_tries_to_get_out_reaches_nothing(
+    kind: str,
+    bench: run.Bench,
+    places: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    worker(monkeypatch, tmp_path, WORKER)
+    inside = of_kind(kind)
+    if inside.missing:
+        pytest.skip(f"This kernel's {kind} do not cover: {', '.join(inside.missing)}.")
+    found = escaped(replace(bench, sandbox=inside), places, tmp_path)
+    assert found["reached"] == []
+    assert found["daemon"] == []
+    own = {"HOME", "TMPDIR", "TRITON_HOME", "OMP_NUM_THREADS", "LC_ALL", "PATH", "LC_CTYPE"}
+    assert set(found["environment"]) <= own
+    assert Path(str(places["key"])).read_text() == "secret"
+
+
+def test_without_a_sandbox_the_same_engine_reaches_nearly_everything(
+    bench: run.Bench, places: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, WORKER)
+    # what would harm this machine or the test itself
+    places["spared"] = ["mount the root again", "read the system's passwords"]
+    found = escaped(replace(bench, sandbox=NO_SANDBOX), places, tmp_path)
+    assert {
+        *("connect to loopback", "connect to a socket file", "connect to an abstract socket"),
+        *("read a key in the home", "write to the home", "write to the engine"),
+        *("read the caller's environment", "signal the caller"),
+    } <= set(found["reached"])
+    assert found["daemon"] == ["still running"]
+
+
+@pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
+def test_an_ordinary_user_gets_a_sandbox_too(kind: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("Only root can become another user.")
+    of_kind(kind)
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+    if python is None:
+        pytest.skip("There is no Python of the system that another user could start.")
+    with tempfile.TemporaryDirectory() as folder:
+        script, key = Path(folder, "start.py"), Path(folder, "key")
+        script.write_bytes(START.read_bytes())
+        key.write_text("secret")
+        for path in (Path(folder, "root"), Path(folder, "work")):
+            path.mkdir()
+        for path in (Path(folder), *Path(folder).iterdir()):
+            os.chown(path, 65534, 65534)
+        request = {
+            **{"kind": kind, "held": list(BARRIERS), "read": []},
+            **{"write": [f"{folder}/work"], "cwd": f"{folder}/work", "root": f"{folder}/root"},
+        }
+        text = f"id -u; echo x > {folder}/work/x && echo wrote; cat {key} 2>/dev/null; exit 7"
+        done = subprocess.run(
+            [python, "-I", "-S", str(script), json.dumps(request), "/bin/sh", "-c", text],
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            env={"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stdout.split()) == (7, ["65534", "wrote"]), done.stderr
+
+
+def test_a_program_that_is_killed_says_so_as_a_shell_would() -> None:
+    done = of_kind("namespaces").run(["/bin/sh", "-c", "kill -9 $$"])
+    assert done.returncode == 137
+
+
+@pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
+def test_a_sandbox_that_cannot_be_made_starts_nothing(kind: str, tmp_path: Path) -> None:
+    inside = of_kind(kind)
+    (tmp_path / "root").mkdir()
+    command = inside.command(
+        ["/bin/sh", "-c", "echo started"],
+        **{"read": [], "write": []},
+        root=tmp_path / "root",
+        cwd=tmp_path / "is not there",
+    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "is not there" in done.stderr
+
+
+def test_fewer_barriers_than_were_found_before_start_nothing(tmp_path: Path) -> None:
+    of_kind("restrictions")
+    asked = Sandbox.model_construct(kind="restrictions", held=["network", "a moat"])
+    (tmp_path / "root").mkdir()
+    command = asked.command(
+        ["/bin/sh", "-c", "echo started"],
+        **{"read": [], "write": [tmp_path]},
+        root=tmp_path / "root",
+        cwd=tmp_path,
+    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "a moat" in done.stderr
+
+
+def test_where_namespaces_are_forbidden_restrictions_stand_in_and_the_reason_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = {
+        "namespaces": (None, "unshare: Operation not permitted"),
+        "restrictions": (["files", "capabilities", "environment"], ""),
+    }
+    monkeypatch.setattr(sandbox, "_tried", answers.__getitem__)
+    found = sandbox.find_sandbox.__wrapped__()
+    assert (found.kind, found.missing) == ("restrictions", ["network", "processes"])
+    assert not found.isolates
+    assert "unshare: Operation not permitted" in found.sentence()
+    assert "network and processes" in found.sentence()
+    answers["restrictions"] = (None, "not written for riscv64")
+    found = sandbox.find_sandbox.__wrapped__()
+    assert (found.kind, found.held) == ("none", ["environment"])
+    assert "riscv64" in found.sentence()
+
+
+@pytest.mark.parametrize("held", [[], ["network"], ["files"], ["processes", "capabilities"]])
+def test_code_that_no_lock_names_is_not_run_beside_the_callers_files(held: list[str]) -> None:
+    weak = Sandbox.model_validate({"kind": "restrictions", "held": held, "reason": "why not"})
+    with pytest.raises(GateEnvironment, match="why not") as caught:
+        sandbox.require_isolation(weak)
+    assert "--without-sandbox" in caught.value.hint
+
+
+def test_network_and_files_are_enough_to_run_it() -> None:
+    sandbox.require_isolation(Sandbox(kind="restrictions", held=["network", "files"]))
+
+
+def test_patches_against_another_version_is_refused_where_nothing_isolates(
+    sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "find_sandbox", lambda: NO_SANDBOX)
+    ended = sm120("patches", "sglang-k2", "--against", "0.5.9")
+    assert ended.code == GateEnvironment.exit_code
+    assert "--without-sandbox" in ended.err
+
+
+def test_an_engine_that_no_lock_names_keeps_its_kernels_for_itself(bench: run.Bench) -> None:
+    other = replace(bench, tree=replace(bench.tree, is_locked=False))
+    assert bench.kernels == bench.folder("kernels")
+    assert other.kernels != bench.kernels
+    assert not other.kernels.is_relative_to(bench.kernels)
+
+
+def test_this_machine_is_tried_and_not_guessed() -> None:
+    found = sandbox.find_sandbox()
+    assert found.kind == "none" or found.run(["/bin/true"]).returncode == 0
