@@ -24,7 +24,7 @@ Row = dict[str, str | None]
 
 _EPILOG = """\b
 The usual way through, once for each system of your hosts:
-  sm120 host lock --target ubuntu-24.04/amd64 --repository ADDRESS --keyring KEY.gpg
+  sm120 host lock --target ubuntu-24.04/amd64 --repository ADDRESS --keyring KEY
   nox -s provision -- -i INVENTORY
   nox -s verify-hosts -- -i INVENTORY
   sm120 host facts           what this host is
@@ -53,7 +53,7 @@ for command in (*HOST_COMMANDS, provision, verify, record):
     "--keyring",
     type=click.Path(path_type=Path),
     envvar="SM120_HOST_KEYRING",
-    help="The repository's public key, as a binary keyring.",
+    help="The repository's public key, armored or binary.",
 )
 @click.option("--suite", help="The suite, where the repository is not a flat one.")
 @click.option("--component", "components", multiple=True, default=["main"], show_default=True)
@@ -77,7 +77,7 @@ def lock(
     One run locks one system; the others in the lock stay as they are. The lock names no place, so
     a mirror without a way out serves as well as NVIDIA's own repository.
     """
-    from pipeline.lock.host import lock_target, read_shelf
+    from pipeline.lock.host import lock_target, read_shelf, refused_key
     from pipeline.wish.host import read_host_wish
 
     checkout = checkout_of(context)
@@ -87,16 +87,29 @@ def lock(
     if target is None or address is None or keyring is None:
         raise WishInvalid(
             "a lock needs a system, a repository and its key",
-            "sm120 host lock --target ubuntu-24.04/amd64 --repository ADDRESS --keyring KEY.gpg",
+            "sm120 host lock --target ubuntu-24.04/amd64 --repository ADDRESS --keyring KEY",
         )
     _require_target(wish, target)
     with log.step(f"Locking the packages of {target}"):
         repository = _repository(address, keyring, suite, components)
-        new = lock_target(wish, target, read_shelf(repository, target.partition("/")[2]))
+        shelf = read_shelf(repository, target.partition("/")[2])
+        new = lock_target(wish, target, shelf)
+    _warn_of_key(target, refused_key(target, shelf))
     moves = _written(checkout, wish, target, new, only_diff)
     if as_json:
         return say_json(moves)
     _say(moves, only_diff)
+
+
+def _warn_of_key(target: str, key: str) -> None:
+    """A good lock that the hosts could not install from: say so before they are touched."""
+    if key:
+        log.say(
+            f"Warning: apt on {target} will refuse this repository: its key {key} is bound by\n"
+            "SHA-1 only, which apt there rejects since 2026-02-01. Use the repository that NVIDIA\n"
+            "signs with a newer key for this system, or a mirror that you sign yourself;\n"
+            "ansible/README.md shows the ways."
+        )
 
 
 def _require_target(wish: HostWish, target: str) -> None:

@@ -13,7 +13,8 @@ from pipeline.lock.debs import Get, read_packages
 from pipeline.lock.debversion import version_key
 from pipeline.lock.host_model import Part, TargetLock
 from pipeline.lock.model import DebPin
-from pipeline.lock.release import read_release
+from pipeline.lock.openpgp import sha1_bound
+from pipeline.lock.release import read_keyring, read_release
 from pipeline.wish.host import HostWish
 
 Accepts = Callable[[str], bool]
@@ -34,6 +35,8 @@ class Shelf:
     """All versions of all packages, newest first."""
 
     date: str
+    # the key that signed the index, where nothing stronger than SHA-1 binds it
+    sha1_key: str = ""
     stanzas: dict[str, list[Stanza]] = field(default_factory=dict)
     providers: dict[str, list[str]] = field(default_factory=dict)
 
@@ -60,7 +63,9 @@ def read_shelf(repository: Repository, architecture: str) -> Shelf:
     inrelease = repository.get(f"{base}/InRelease" if base else "InRelease")
     release = read_release(inrelease, keyring=repository.keyring)
     folders = [f"{c}/binary-{architecture}" for c in repository.components] if base else [""]
-    shelf = Shelf(f"{release.date:%Y-%m-%dT%H:%M:%SZ}")
+    weak = release.signers & sha1_bound(read_keyring(repository.keyring))
+    sha1_key = min(weak) if weak == release.signers else ""
+    shelf = Shelf(f"{release.date:%Y-%m-%dT%H:%M:%SZ}", sha1_key)
     for folder in folders:
         for stanza in read_packages(repository.get, base, release, folder):
             if stanza.get("Architecture") in (architecture, "all"):
@@ -68,6 +73,14 @@ def read_shelf(repository: Repository, architecture: str) -> Shelf:
     for found in shelf.stanzas.values():
         found.sort(key=lambda s: version_key(s["Version"]), reverse=True)
     return shelf
+
+
+def refused_key(target: str, shelf: Shelf) -> str:
+    """The key by which the target's own apt would refuse the repository; empty where it would not.
+
+    Debian 13's apt verifies with Sequoia, whose policy ended SHA-1 self-signatures on 2026-02-01.
+    """
+    return shelf.sha1_key if target.startswith("debian-13/") else ""
 
 
 def lock_target(wish: HostWish, target: str, shelf: Shelf) -> TargetLock:

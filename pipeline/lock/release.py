@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline import proc
 from pipeline.errors import IndexBroken, SignatureInvalid
 from pipeline.lock.deb822 import read_stanza
+from pipeline.lock.openpgp import STRONG_DIGESTS, KeyUnreadable, binary_keyring
 from pipeline.model import Frozen
 
 DEBIAN_12_KEYRING = Path(__file__).parent / "keys" / "debian-12.gpg"
@@ -37,13 +38,22 @@ class Release(Frozen):
     valid_until: datetime | None
     by_hash: bool
     files: dict[str, IndexFile]
+    signers: frozenset[str] = frozenset()
+
+
+class Verified(Frozen):
+    """A text, and the fingerprints of the keys that signed it."""
+
+    text: str
+    signers: frozenset[str]
 
 
 def read_release(
     inrelease: bytes, *, keyring: Path = DEBIAN_12_KEYRING, now: datetime | None = None
 ) -> Release:
     """The verified and still valid content of an InRelease file."""
-    fields = read_stanza(verified_text(inrelease, keyring), _FIELDS)
+    verified = verify(inrelease, keyring)
+    fields = read_stanza(verified.text, _FIELDS)
     release = Release(
         suite=fields.get("Suite", ""),
         codename=fields.get("Codename", ""),
@@ -51,6 +61,7 @@ def read_release(
         valid_until=_date(fields, "Valid-Until") if "Valid-Until" in fields else None,
         by_hash=fields.get("Acquire-By-Hash", "no").lower() == "yes",
         files=_index_files(fields.get("SHA256", "")),
+        signers=verified.signers,
     )
     if release.valid_until is not None and release.valid_until < (now or datetime.now(UTC)):
         raise IndexBroken(
@@ -63,18 +74,36 @@ def read_release(
 
 def verified_text(inrelease: bytes, keyring: Path) -> str:
     """The signed text as gpgv wrote it out, never the bytes that came over the wire."""
+    return verify(inrelease, keyring).text
+
+
+def verify(inrelease: bytes, keyring: Path) -> Verified:
+    """The signed text with its signers; at least one good signature with a strong digest."""
     _require_one_signed_block(inrelease)
     gpgv = proc.find_tool("gpgv", "Install it: `apt-get install gpgv`.")
-    if not keyring.is_file():
-        raise SignatureInvalid(f"there is no keyring {keyring}")
+    keys = read_keyring(keyring)
     with tempfile.TemporaryDirectory(prefix="sm120-gpgv-") as home:
-        signed, text = Path(home, "InRelease"), Path(home, "text")
+        signed, text, trusted = (Path(home, name) for name in ("InRelease", "text", "keys.gpg"))
         signed.write_bytes(inrelease)
-        args = [gpgv, "--homedir", home, "--keyring", str(keyring.resolve())]
-        args += ["--weak-digest", "SHA1", "--status-fd", "1", "--output", str(text), str(signed)]
+        trusted.write_bytes(keys)
+        args = [gpgv, "--homedir", home, "--keyring", str(trusted)]
+        args += ["--status-fd", "1", "--output", str(text), str(signed)]
         done = proc.read(args, env=proc.environment(LC_ALL="C"))
-        _require_good_signature(done.stdout.decode(errors="replace"))
-        return _decoded(text.read_bytes())
+        signers = _signers(done.stdout.decode(errors="replace"))
+        return Verified(text=_decoded(text.read_bytes()), signers=signers)
+
+
+def read_keyring(path: Path) -> bytes:
+    """The public keys of a file, armored or binary, as gpgv reads them."""
+    if not path.is_file():
+        raise SignatureInvalid(f"there is no keyring {path}")
+    try:
+        return binary_keyring(path.read_bytes())
+    except (KeyUnreadable, OSError) as error:
+        raise SignatureInvalid(
+            f"{path.name} {error}" if isinstance(error, KeyUnreadable) else f"{path}: {error}",
+            "Name the repository's public key; as published, armored or binary, will do.",
+        ) from error
 
 
 def _require_one_signed_block(inrelease: bytes) -> None:
@@ -86,18 +115,40 @@ def _require_one_signed_block(inrelease: bytes) -> None:
         raise SignatureInvalid("InRelease holds more than one signed message")
 
 
-def _require_good_signature(status: str) -> None:
-    """At least one good signature and no bad one.
+def _signers(status: str) -> frozenset[str]:
+    """Who signed: at least one good signature with a strong digest, and no bad one.
 
     gpgv's exit code cannot say this: Debian signs with the next release's key as well, and
-    a signature by a key we do not have makes gpgv fail.
+    a signature by a key we do not have makes gpgv fail. Nor can its `--weak-digest SHA1`: that
+    judges the key's own signatures too, and NVIDIA's key for Ubuntu 24.04 and Debian 12 is bound
+    by SHA-1 (NVIDIA/cuda-repo-management#39).
     """
-    words = [line.split()[1:2] for line in status.splitlines() if line.startswith("[GNUPG:] ")]
-    seen = {word[0] for word in words if word}
+    lines = [line.split()[1:] for line in status.splitlines() if line.startswith("[GNUPG:] ")]
+    seen = {line[0] for line in lines if line}
     if "BADSIG" in seen:
         raise SignatureInvalid("InRelease was changed after it was signed")
-    if not {"GOODSIG", "VALIDSIG"} <= seen:
+    valid = _valid_signatures(lines)
+    if not valid:
         raise SignatureInvalid(f"InRelease has no valid signature by a known key ({_why(seen)})")
+    strong = [line for line in valid if int(line[8]) in STRONG_DIGESTS]
+    if not strong:
+        raise SignatureInvalid(
+            "InRelease is signed with a digest that can be forged (SHA-1 or older)",
+            "Nothing was used. Ask its owner to sign with SHA-256, or use another mirror.",
+        )
+    return frozenset(line[1] for line in strong)
+
+
+def _valid_signatures(lines: list[list[str]]) -> list[list[str]]:
+    """The VALIDSIG lines of signatures that are good; an expired key's is valid and not good."""
+    found, good = [], False
+    for line in lines:
+        if line[:1] in (["NEWSIG"], ["GOODSIG"]):
+            good = line[0] == "GOODSIG"
+        elif line[:1] == ["VALIDSIG"]:
+            found += [line] if good and len(line) > 10 else []
+            good = False
+    return found
 
 
 def _why(seen: set[str]) -> str:

@@ -20,9 +20,18 @@ class Signer:
     home: Path
     keyring: Path
 
-    def sign(self, text: str) -> bytes:
+    def sign(self, text: str, *options: str) -> bytes:
         """The text as an InRelease file."""
-        return self.gpg("--clearsign", "--output", "-", stdin=text.encode())
+        return self.gpg(*options, "--clearsign", "--output", "-", stdin=text.encode())
+
+    def armored(self) -> bytes:
+        """The public key as vendors publish it."""
+        return self.gpg("--armor", "--export")
+
+    def fingerprint(self) -> str:
+        """The key's own."""
+        shown = self.gpg("--with-colons", "--list-keys").decode().splitlines()
+        return next(line.split(":")[9] for line in shown if line.startswith("fpr:"))
 
     def gpg(self, *args: str, stdin: bytes = b"") -> bytes:
         """Run gpg with this key."""
@@ -31,7 +40,7 @@ class Signer:
 
 
 @contextmanager
-def new_signer(name: str) -> Iterator[Signer]:
+def new_signer(name: str, kind: str = "ed25519", *options: str) -> Iterator[Signer]:
     """A fresh key, gone with its agent at the end."""
     ensure_debian_packages(["gpg", "gpg-agent"])
     # Not below pytest's folder: a socket's path may have 107 characters at most.
@@ -39,10 +48,17 @@ def new_signer(name: str) -> Iterator[Signer]:
     signer = Signer(home, home / "public.gpg")
     try:
         unlocked = ("--pinentry-mode", "loopback", "--passphrase", "")
-        signer.gpg(*unlocked, "--quick-generate-key", name, "ed25519", "sign", "never")
+        signer.gpg(*unlocked, *options, "--quick-generate-key", name, kind, "sign", "never")
         signer.keyring.write_bytes(signer.gpg("--export"))
         yield signer
     finally:
         kill = [find_program("gpgconf"), "--homedir", str(home), "--kill", "gpg-agent"]
         subprocess.run(kill, check=False)
         shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def new_old_signer(name: str) -> Iterator[Signer]:
+    """A key that is bound by SHA-1 alone, as NVIDIA's 3BF863CC is."""
+    with new_signer(name, "rsa3072", "--cert-digest-algo", "SHA1") as signer:
+        yield signer

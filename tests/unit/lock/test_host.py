@@ -42,7 +42,7 @@ from tests.testbed.apt_repository import (
     new_repository,
     nvidia_packages,
 )
-from tests.testbed.signer import Signer, new_signer
+from tests.testbed.signer import Signer, new_old_signer, new_signer
 from tests.unit.support import ROOT, Command
 
 UBUNTU, DEBIAN = "ubuntu-24.04/amd64", "debian-12/amd64"
@@ -126,6 +126,29 @@ def test_toolkit_cuda_and_nccl_are_those_that_go_together(repository: AptReposit
     assert pins["libnccl2"].version == "2.28.9-1+cuda13.0"
     assert pins["cuda-toolkit-13-0"].version == "13.0.2-1"
     assert pins["cuda-nvcc-13-0"].path == "cuda-nvcc-13-0_13.0.88-1_all.deb"
+
+
+def test_a_library_built_for_two_cuda_releases_is_taken_in_the_build_for_ours(
+    tmp_path: Path, signer: Signer
+) -> None:
+    others = [p for p in nvidia_packages() if p.name != "libnccl2"]
+    builds = ("13.1", "12.9", "13.0", "13.10", "113.0")
+    offered = [StandIn("libnccl2", f"2.28.9-1+cuda{release}") for release in builds]
+    newer = [StandIn("libnccl2", "2.29.2-1+cuda13.0"), StandIn("libnccl2", "2.28.9-1")]
+    repository = new_repository(tmp_path / "two", signer, [*others, *newer, *offered])
+    assert locked(repository).pins()["libnccl2"].version == "2.28.9-1+cuda13.0"
+
+
+@pytest.mark.parametrize(
+    "version", ["2.28.9-1+cuda12.9", "2.28.9-1+cuda13.1", "2.29.2-1+cuda13.0", "2.28.9-1"]
+)
+def test_a_library_for_another_cuda_or_of_another_release_alone_is_no_answer(
+    tmp_path: Path, signer: Signer, version: str
+) -> None:
+    others = [p for p in nvidia_packages() if p.name != "libnccl2"]
+    repository = new_repository(tmp_path / "other", signer, [*others, StandIn("libnccl2", version)])
+    with pytest.raises(ResolveFailed, match=r"libnccl2: no version answers"):
+        locked(repository)
 
 
 def test_what_only_the_system_has_is_left_to_the_system(repository: AptRepository) -> None:
@@ -290,3 +313,33 @@ def test_a_lock_asked_for_in_a_wrong_way_ends_with_a_code_and_a_hint(
     done = sm120("host", "lock", *args)
     assert done.code == code
     assert len(done.err.strip().splitlines()) == 2
+
+
+@pytest.fixture(scope="module")
+def old_signer() -> Iterator[Signer]:
+    """A key like NVIDIA's 3BF863CC: its own signature is SHA-1."""
+    with new_old_signer("old@example.invalid") as key:
+        yield key
+
+
+@pytest.mark.usefixtures("checkout")
+@pytest.mark.parametrize("target", [UBUNTU, "debian-12/arm64", "debian-13/amd64"])
+def test_a_key_bound_by_sha1_and_armored_locks_and_only_debian_13_is_warned_of_it(
+    sm120: Command, tmp_path: Path, old_signer: Signer, target: str
+) -> None:
+    repository = new_repository(tmp_path / "old", old_signer, nvidia_packages())
+    key = tmp_path / "3bf863cc.pub"
+    key.write_bytes(old_signer.armored())
+    place = ("--repository", repository.root, "--keyring", key)
+    done = sm120("host", "lock", "--target", target, *place)
+    assert done.code == 0, done.err
+    warned = f"apt on {target} will refuse this repository: its key {old_signer.fingerprint()}"
+    assert (warned in done.err) == target.startswith("debian-13")
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_key_of_today_is_warned_of_nowhere(sm120: Command, repository: AptRepository) -> None:
+    place = ("--repository", repository.root, "--keyring", repository.keyring)
+    done = sm120("host", "lock", "--target", "debian-13/amd64", *place)
+    assert done.code == 0
+    assert "will refuse" not in done.err

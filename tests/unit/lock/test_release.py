@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from pipeline.errors import IndexBroken, MissingTool, SignatureInvalid
 from pipeline.lock.release import DEBIAN_12_KEYRING, read_release, verified_text
-from tests.testbed.signer import Signer, new_signer
+from tests.testbed.signer import Signer, new_old_signer, new_signer
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("gpg") and shutil.which("gpgv")), reason="This machine has no GnuPG."
@@ -185,10 +186,10 @@ def test_a_signed_release_that_contradicts_itself_is_refused(archive: Signer, te
 
 
 def _sign_with_both(
-    archive: Signer, stranger: Signer, text: str, strangers_text: str = ""
+    archive: Signer, stranger: Signer, text: str, strangers_text: str = "", weak: str = ""
 ) -> bytes:
     """One text with two signatures, as Debian signs with this release's key and the next's."""
-    one = archive.sign(text)
+    one = archive.sign(text, *(("--digest-algo", weak) if weak else ()))
     two = stranger.gpg("--detach-sign", stdin=_as_signed(strangers_text or text))
     head, marker, armor = one.partition(b"-----BEGIN PGP SIGNATURE-----")
     packets = archive.gpg("--dearmor", stdin=marker + armor) + two
@@ -199,3 +200,114 @@ def _sign_with_both(
 def _as_signed(text: str) -> bytes:
     """Cleartext signatures are made over lines that end in CR LF, without the last end."""
     return text.removesuffix("\n").replace("\n", "\r\n").encode()
+
+
+@pytest.fixture(scope="module")
+def old() -> Iterator[Signer]:
+    """A key like NVIDIA's 3BF863CC: its own signature is SHA-1."""
+    with new_old_signer("old@example.invalid") as signer:
+        yield signer
+
+
+@pytest.mark.parametrize("digest", ["SHA256", "SHA512"])
+def test_a_key_bound_by_sha1_may_sign_with_a_strong_digest(old: Signer, digest: str) -> None:
+    assert verified_text(old.sign(TEXT, "--digest-algo", digest), old.keyring) == TEXT
+
+
+@pytest.mark.parametrize("digest", ["SHA1", "RIPEMD160", "SHA224"])
+def test_a_release_signed_with_a_weak_digest_is_refused(old: Signer, digest: str) -> None:
+    with pytest.raises(SignatureInvalid, match="digest that can be forged"):
+        verified_text(old.sign(TEXT, "--digest-algo", digest), old.keyring)
+
+
+def test_a_release_signed_with_md5_is_refused(old: Signer) -> None:
+    with pytest.raises(SignatureInvalid):
+        verified_text(
+            old.sign(TEXT, "--allow-weak-digest-algos", "--digest-algo", "MD5"), old.keyring
+        )
+
+
+def test_a_changed_release_by_a_key_bound_by_sha1_is_found(old: Signer) -> None:
+    changed = old.sign(TEXT, "--digest-algo", "SHA512").replace(b"bookworm", b"bookwurm")
+    with pytest.raises(SignatureInvalid, match="changed after it was signed"):
+        verified_text(changed, old.keyring)
+
+
+def test_a_key_bound_by_sha1_is_no_pass_for_a_stranger(old: Signer, stranger: Signer) -> None:
+    with pytest.raises(SignatureInvalid, match="unknown key"):
+        verified_text(stranger.sign(TEXT), old.keyring)
+
+
+def test_a_strong_signature_by_an_expired_key_does_not_lift_a_weak_one(
+    old: Signer, tmp_path: Path
+) -> None:
+    with new_signer("gone@example.invalid") as gone:
+        both = _sign_with_both(old, gone, TEXT, weak="SHA1")
+        both = both.replace(b"Hash: SHA1\n", b"Hash: SHA1,SHA256\n")
+        gone.gpg("--quick-set-expire", gone.fingerprint(), "seconds=1")
+        time.sleep(1.1)
+        keyring = tmp_path / "both.gpg"
+        keyring.write_bytes(old.keyring.read_bytes() + gone.gpg("--export"))
+        with pytest.raises(SignatureInvalid, match="digest that can be forged"):
+            verified_text(both, keyring)
+
+
+def test_an_expired_key_is_refused_and_named() -> None:
+    with new_signer("gone@example.invalid") as gone:
+        signed = gone.sign(TEXT)
+        gone.gpg("--quick-set-expire", gone.fingerprint(), "seconds=1")
+        time.sleep(1.1)
+        gone.keyring.write_bytes(gone.gpg("--export"))
+        with pytest.raises(SignatureInvalid, match="the key has expired"):
+            verified_text(signed, gone.keyring)
+
+
+def test_a_revoked_key_is_refused_and_named() -> None:
+    with new_signer("lost@example.invalid") as lost:
+        signed = lost.sign(TEXT)
+        note = next((lost.home / "openpgp-revocs.d").glob("*.rev"))
+        lost.gpg("--import", stdin=note.read_bytes().replace(b":-----BEGIN", b"-----BEGIN"))
+        lost.keyring.write_bytes(lost.gpg("--export"))
+        with pytest.raises(SignatureInvalid, match="the key was revoked"):
+            verified_text(signed, lost.keyring)
+
+
+def test_an_armored_key_is_as_good_as_a_binary_one(archive: Signer, tmp_path: Path) -> None:
+    armored = tmp_path / "3bf863cc.pub"
+    armored.write_bytes(archive.armored())
+    assert verified_text(archive.sign(TEXT), armored) == TEXT
+    # from a web page: a header, Windows' line ends, words around it, two keys in one file
+    lines = archive.armored().replace(b"BLOCK-----\n\n", b"BLOCK-----\nVersion: 1\n\n", 1)
+    armored.write_bytes(b"# the key\r\n" + lines.replace(b"\n", b"\r\n"))
+    assert verified_text(archive.sign(TEXT), armored) == TEXT
+
+
+def test_two_armored_keys_in_one_file_are_both_known(
+    archive: Signer, stranger: Signer, tmp_path: Path
+) -> None:
+    both = tmp_path / "both.asc"
+    both.write_bytes(stranger.armored() + archive.armored())
+    for signer in (archive, stranger):
+        assert verified_text(signer.sign(TEXT), both) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"<html>404 Not Found</html>", "holds no OpenPGP public key"),
+        (b"", "holds no OpenPGP public key"),
+        (b"-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nlQ==\n", "holds a private key"),
+        (
+            b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nm%DM\n-----END PGP PUBLIC KEY BLOCK-----\n",
+            "damaged",
+        ),
+    ],
+)
+def test_a_file_that_is_no_public_key_is_named_with_what_to_give_instead(
+    archive: Signer, tmp_path: Path, data: bytes, words: str
+) -> None:
+    wrong = tmp_path / "key.gpg"
+    wrong.write_bytes(data)
+    with pytest.raises(SignatureInvalid, match=f"key.gpg .*{words}") as caught:
+        verified_text(archive.sign(TEXT), wrong)
+    assert "public key" in caught.value.hint
