@@ -35,6 +35,7 @@ class RepositoryPromise(Frozen):
     suite: str
     components: list[str]
     key: str  # on the controller
+    key_place: str
 
 
 class DriverPromise(Frozen):

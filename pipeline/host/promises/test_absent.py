@@ -11,7 +11,7 @@ _PINS = "/etc/apt/preferences.d"
 LEFT = {
     "nvidia_repository": [
         "/etc/apt/sources.list.d/sm120-nvidia.sources",
-        "/etc/apt/keyrings/sm120-nvidia.gpg",
+        *("/etc/apt/keyrings/sm120-nvidia.gpg", "/etc/apt/keyrings/sm120-nvidia.asc"),
     ],
     "nvidia_driver": [f"{_PINS}/sm120-driver.pref", "/etc/modprobe.d/sm120-nouveau.conf"],
     "cuda": [f"{_PINS}/sm120-cuda.pref"],

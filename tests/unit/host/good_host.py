@@ -146,7 +146,12 @@ GOOD = FakeHost(
 )
 
 REPOSITORY = RepositoryPromise(
-    state="present", url="http://mirror", suite="./", components=[], key=""
+    state="present",
+    url="http://mirror",
+    suite="./",
+    components=[],
+    key="",
+    key_place="/etc/apt/keyrings/sm120-nvidia.gpg",
 )
 DRIVER = DriverPromise(state="present", headers="headers")
 PCIE = PciePromise(
