@@ -40,7 +40,9 @@ class Signer:
 
 
 @contextmanager
-def new_signer(name: str, kind: str = "ed25519", *options: str) -> Iterator[Signer]:
+def new_signer(
+    name: str, kind: str = "ed25519", *options: str, expires: str = "never"
+) -> Iterator[Signer]:
     """A fresh key, gone with its agent at the end."""
     ensure_debian_packages(["gpg", "gpg-agent"])
     # Not below pytest's folder: a socket's path may have 107 characters at most.
@@ -48,7 +50,7 @@ def new_signer(name: str, kind: str = "ed25519", *options: str) -> Iterator[Sign
     signer = Signer(home, home / "public.gpg")
     try:
         unlocked = ("--pinentry-mode", "loopback", "--passphrase", "")
-        signer.gpg(*unlocked, *options, "--quick-generate-key", name, kind, "sign", "never")
+        signer.gpg(*unlocked, *options, "--quick-generate-key", name, kind, "sign", expires)
         signer.keyring.write_bytes(signer.gpg("--export"))
         yield signer
     finally:

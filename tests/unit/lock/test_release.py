@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 HASH = "ab" * 32
+THEN = ("--faked-system-time", "20240101T000000!")
 NOW = datetime(2026, 1, 10, tzinfo=UTC)
 TEXT = f"""Suite: stable
 Codename: bookworm
@@ -190,7 +190,8 @@ def _sign_with_both(
 ) -> bytes:
     """One text with two signatures, as Debian signs with this release's key and the next's."""
     one = archive.sign(text, *(("--digest-algo", weak) if weak else ()))
-    two = stranger.gpg("--detach-sign", stdin=_as_signed(strangers_text or text))
+    when = THEN if weak else ()
+    two = stranger.gpg(*when, "--detach-sign", stdin=_as_signed(strangers_text or text))
     head, marker, armor = one.partition(b"-----BEGIN PGP SIGNATURE-----")
     packets = archive.gpg("--dearmor", stdin=marker + armor) + two
     enarmored = archive.gpg("--enarmor", stdin=packets)
@@ -241,23 +242,18 @@ def test_a_key_bound_by_sha1_is_no_pass_for_a_stranger(old: Signer, stranger: Si
 def test_a_strong_signature_by_an_expired_key_does_not_lift_a_weak_one(
     old: Signer, tmp_path: Path
 ) -> None:
-    with new_signer("gone@example.invalid") as gone:
+    with new_signer("gone@example.invalid", "ed25519", *THEN, expires="1d") as gone:
         both = _sign_with_both(old, gone, TEXT, weak="SHA1")
         both = both.replace(b"Hash: SHA1\n", b"Hash: SHA1,SHA256\n")
-        gone.gpg("--quick-set-expire", gone.fingerprint(), "seconds=1")
-        time.sleep(1.1)
         keyring = tmp_path / "both.gpg"
-        keyring.write_bytes(old.keyring.read_bytes() + gone.gpg("--export"))
+        keyring.write_bytes(old.keyring.read_bytes() + gone.keyring.read_bytes())
         with pytest.raises(SignatureInvalid, match="digest that can be forged"):
             verified_text(both, keyring)
 
 
 def test_an_expired_key_is_refused_and_named() -> None:
-    with new_signer("gone@example.invalid") as gone:
-        signed = gone.sign(TEXT)
-        gone.gpg("--quick-set-expire", gone.fingerprint(), "seconds=1")
-        time.sleep(1.1)
-        gone.keyring.write_bytes(gone.gpg("--export"))
+    with new_signer("gone@example.invalid", "ed25519", *THEN, expires="1d") as gone:
+        signed = gone.sign(TEXT, *THEN)
         with pytest.raises(SignatureInvalid, match="the key has expired"):
             verified_text(signed, gone.keyring)
 
