@@ -11,7 +11,6 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import (
-    checkout_of,
     host_platform,
     json_option,
     pick_platform,
@@ -21,6 +20,7 @@ from pipeline.cli.common import (
 )
 from pipeline.cli.keys import trust_of, trust_option
 from pipeline.cli.registry import open_registry, registry_options
+from pipeline.cli.weights_places import checkout_or_none
 from pipeline.errors import (
     DiskFull,
     PolicyRefused,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pipeline.registry.repository import Repository
     from pipeline.verify.chain import Chain, Judge
     from pipeline.verify.memory import Memory
-    from pipeline.wish.load import Checkout
 
 
 @click.command()
@@ -86,7 +85,7 @@ def verify(
     now = datetime.now(UTC)
     trust = trust_of(context, trust_path)
     policy = read_policy(policy_path) if policy_path else None
-    judge = Judge(trust, _checkout(context), now, deep, jobs)
+    judge = Judge(trust, checkout_or_none(context), now, deep, jobs)
     chosen = host_platform() if platform == "host" else platform
     with log.step(f"Reading {artifact}"):
         if reference := _reference(artifact):
@@ -156,13 +155,6 @@ def _memory(context: click.Context) -> Memory | None:
         return None
 
 
-def _checkout(context: click.Context) -> Checkout | None:
-    try:
-        return checkout_of(context)
-    except UnknownImage:
-        return None
-
-
 def _local(
     context: click.Context,
     artifact: str,
@@ -213,10 +205,11 @@ def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
     from pipeline.verify.evidence import gather
     from pipeline.verify.verdict import Node
     from pipeline.verify.weights import judge_weights, record_path
+    from pipeline.weights.model import kept_locks
     from pipeline.weights.place import find_places
 
     try:
-        sets = find_places(path)
+        sets = find_places(path, kept_locks(judge.checkout) if judge.checkout else ())
     except WeightsUnknown as error:
         raise UnknownImage(
             f"{path}: is neither an OCI layout nor a locked set of weights",

@@ -12,6 +12,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import json_option, offline_option, say_json
+from pipeline.cli.weights_places import places_in
 from pipeline.errors import WeightsDamaged, WishInvalid
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
     "--jobs", type=click.IntRange(1, 256), help="Files read at once; all cores if unsaid."
 )
 @json_option
+@click.pass_context
 def verify(
+    context: click.Context,
     folder: Path,
     lock_file: Path | None,
     only: tuple[str, ...],
@@ -58,7 +61,7 @@ def verify(
     from pipeline.weights.verify import Request
 
     request = Request(only=only, full=full, jobs=jobs or cores())
-    places = _places(folder, lock_file)
+    places = _places(context, folder, lock_file)
     checked = [_verified(place, request, places) for place in places]
     mended: list[Mended] = []
     if wants_repair:
@@ -73,17 +76,13 @@ def verify(
     _answer(reports, mended)
 
 
-def _places(folder: Path, lock_file: Path | None) -> list[Place]:
+def _places(context: click.Context, folder: Path, lock_file: Path | None) -> list[Place]:
     from pipeline.weights.model import read_lock
-    from pipeline.weights.place import Place, find_places, new_place
+    from pipeline.weights.place import lock_place
 
     if lock_file is None:
-        return find_places(folder)
-    lock = read_lock(lock_file)
-    if (folder / "snapshots").is_dir():
-        return [Place(folder, lock, hub_cache=True)]
-    cache = new_place(folder, lock, hub_cache=True)
-    return [cache if cache.root.is_dir() else new_place(folder, lock, hub_cache=False)]
+        return places_in(context, folder)
+    return [lock_place(folder, read_lock(lock_file))]
 
 
 def _verified(place: Place, request: Request, places: list[Place]) -> Checked:
@@ -168,11 +167,17 @@ def _answer_json(reports: Sequence[Report], mended: Sequence[Mended]) -> None:
 @click.option("--every-days", type=click.IntRange(1, 3650), default=30, show_default=True)
 @click.option("--budget", metavar="SIZE", help="Begin no file past this much tonight (500G).")
 @json_option
-def scrub(folders: tuple[Path, ...], every_days: int, budget: str | None, as_json: bool) -> None:
+@click.pass_context
+def scrub(
+    context: click.Context,
+    folders: tuple[Path, ...],
+    every_days: int,
+    budget: str | None,
+    as_json: bool,
+) -> None:
     """Read a slice from the disk, so that all is read every N days. For a nightly timer."""
     import time
 
-    from pipeline.weights.place import find_places
     from pipeline.weights.scrub import Pace, be_humble
     from pipeline.weights.scrub import scrub as read_slice
 
@@ -180,7 +185,7 @@ def scrub(folders: tuple[Path, ...], every_days: int, budget: str | None, as_jso
     be_humble()
     slices = []
     for folder in folders:
-        places = find_places(folder)
+        places = places_in(context, folder)
         for place in places:
             with log.step(f"Scrubbing {place.lock.name}"):
                 others = [p for p in places if p != place]

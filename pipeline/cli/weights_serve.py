@@ -14,6 +14,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import json_option
+from pipeline.cli.weights_places import places_in
 from pipeline.errors import AddressUnusable
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--tls-cert", type=_file, help="The certificate (chain) for HTTPS, PEM.")
 @click.option("--tls-key", type=_file, help="Its key, PEM.")
 @json_option
+@click.pass_context
 def serve(
+    context: click.Context,
     folders: tuple[Path, ...],
     host: str,
     port: int,
@@ -61,10 +64,10 @@ def serve(
     """
     from pipeline.weights.serve.hub import Hub
     from pipeline.weights.serve.server import Server
-    from pipeline.weights.serve.shelf import shelf_of
+    from pipeline.weights.serve.shelf import Shelf
 
     tls = _tls(tls_cert, tls_key)
-    shelf = shelf_of(folders)
+    shelf = Shelf(place for folder in folders for place in places_in(context, folder))
     tokens = _tokens(token_file) if token_file else frozenset()
     keeper = _keeper(shelf)
     scheme = "https" if tls else "http"

@@ -13,6 +13,7 @@ import click
 from pipeline import log
 from pipeline.cli.common import json_option, say_json
 from pipeline.cli.records import key_option, signer_of
+from pipeline.cli.weights_places import places_in
 from pipeline.errors import KeyInvalid, WeightsDamaged, WeightsUnknown
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ _signature = click.option(
 @_set
 @click.option("--full", is_flag=True, help="Read every file again; believe no receipt.")
 @json_option
+@click.pass_context
 def sign(
+    context: click.Context,
     folder: Path,
     key: Path,
     password_file: Path | None,
@@ -55,7 +58,7 @@ def sign(
     from pipeline.keys import ANY_NIST, read_private_file
     from pipeline.weights import signing
 
-    place = _one(folder, name)
+    place = _one(places_in(context, folder), folder, name)
     loaded = read_private_file(key, _password(password_file), ANY_NIST)
     target = signature or signing.default_signature(place)
     done = signing.sign(place, loaded, target, full=full)
@@ -79,7 +82,9 @@ def sign(
 @_set
 @click.option("--full", is_flag=True, help="Read every file again; believe no receipt.")
 @json_option
+@click.pass_context
 def check_signature(
+    context: click.Context,
     folder: Path,
     public_key: Path,
     signature: Path | None,
@@ -92,7 +97,7 @@ def check_signature(
     from pipeline.weights import signing
     from pipeline.weights.vouched import look
 
-    place = _place_or_none(folder, name, needed=signature is None)
+    place = _place_or_none(context, folder, name, needed=signature is None)
     target = signature or (signing.default_signature(place) if place else folder / signing.NAME)
     known: dict[str, str] = {}
     if place and not full:
@@ -113,18 +118,24 @@ def check_signature(
 @click.option("--full", is_flag=True, help="Read every file; else the receipt must vouch for all.")
 @key_option
 @click.option("--json", "as_json", is_flag=True, help="Always so: a record is JSON.")
+@click.pass_context
 def record(
-    folder: Path, name: str | None, full: bool, key_path: Path | None, as_json: bool
+    context: click.Context,
+    folder: Path,
+    name: str | None,
+    full: bool,
+    key_path: Path | None,
+    as_json: bool,
 ) -> None:
     """Say what a set is and how it was verified, as an in-toto statement.
 
     With --key it is also signed and kept beside the set, where `sm120 verify DIR` looks for it.
     """
     from pipeline.weights import record as records
-    from pipeline.weights.place import find_places
 
-    place = _one(folder, name)
-    made = records.record(place, find_places(folder), full=full)
+    sets = places_in(context, folder)
+    place = _one(sets, folder, name)
+    made = records.record(place, sets, full=full)
     say_json(records.as_json(made))
     if key_path:
         _keep(place, records.as_json(made), key_path)
@@ -147,11 +158,9 @@ def _keep(place: Place, said: dict[str, Any], key_path: Path) -> None:
     log.say(f"signed and kept as {record_path(place)}")
 
 
-def _one(folder: Path, name: str | None) -> Place:
-    from pipeline.weights.place import find_places
-
-    found = [p for p in find_places(folder) if name in (None, p.lock.name)]
-    names = ", ".join(p.lock.name for p in find_places(folder))
+def _one(sets: list[Place], folder: Path, name: str | None) -> Place:
+    found = [p for p in sets if name in (None, p.lock.name)]
+    names = ", ".join(p.lock.name for p in sets)
     if not found:
         raise WeightsUnknown(f"{folder}: holds no set {name!r}", f"There are: {names}.")
     if len(found) > 1:
@@ -159,12 +168,14 @@ def _one(folder: Path, name: str | None) -> Place:
     return found[0]
 
 
-def _place_or_none(folder: Path, name: str | None, *, needed: bool) -> Place | None:
+def _place_or_none(
+    context: click.Context, folder: Path, name: str | None, *, needed: bool
+) -> Place | None:
     """A signed folder need not be a locked one, if it is told where the signature is."""
     from pipeline.weights.signing import NAME
 
     try:
-        return _one(folder, name)
+        return _one(places_in(context, folder), folder, name)
     except WeightsUnknown:
         if name or (needed and not (folder / NAME).exists()):
             raise

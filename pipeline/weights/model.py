@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from pipeline import log
 from pipeline.errors import LockEdited, LockStale, WeightsUnknown, WishInvalid
 from pipeline.files import write_bytes
 from pipeline.lock.sealed import UNSEALED, Sealed, read_sealed
@@ -197,6 +198,17 @@ def write_lock(path: Path, lock: WeightsLock) -> None:
 def read_lock(path: Path) -> WeightsLock:
     """A lock that is whole and unedited."""
     return read_sealed(path, WeightsLock, missing="Make it with `sm120 weights lock NAME`.")
+
+
+def kept_locks(checkout: Checkout) -> list[WeightsLock]:
+    """Every lock of the checkout that can be read; the others are named and passed over."""
+    locks = []
+    for path in sorted((checkout.root / "lockfiles" / "weights").glob("*.lock.yaml")):
+        try:
+            locks.append(read_lock(path))
+        except LockEdited as error:
+            log.say(f"passed over: {error}")
+    return locks
 
 
 def current_lock(checkout: Checkout, name: str) -> WeightsLock:

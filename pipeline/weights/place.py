@@ -2,11 +2,16 @@
 
 Beside the files stands `.sm120/` with a copy of the lock, so that a folder can be verified on a
 machine that has neither network nor checkout, the partial files of a fetch, and the receipt.
+
+In the Hub's layout a repository is `models--org--name` with `blobs/HASH` and, for each commit,
+`snapshots/COMMIT` full of links to them. `hf download` prints the path of a snapshot, people name
+the cache itself or a repository: each of the three is understood.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +19,9 @@ from pipeline.errors import WeightsUnknown
 from pipeline.weights.model import FilePin, WeightsLock, read_lock, write_lock
 
 STATE = ".sm120"
+_MODELS = "models--"
+_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,21 @@ class Place:
     @property
     def snapshot(self) -> Path:
         """Where engines find the files by their names."""
-        return self.root / "snapshots" / self.lock.commit if self.hub_cache else self.root
+        return self.root / _SNAPSHOTS / self.lock.commit if self.hub_cache else self.root
 
     def file(self, pin: FilePin) -> Path:
         """Where a file's bytes lie."""
-        return self.root / "blobs" / pin.want if self.hub_cache else self.root / pin.path
+        if not self.hub_cache or self.is_without_link(pin):
+            return self.name(pin)
+        return self._blob(pin)
+
+    def is_without_link(self, pin: FilePin) -> bool:
+        """On a disk that has no links the Hub's client keeps the file itself under its name."""
+        name, blob = self.name(pin), self._blob(pin)
+        return not blob.is_symlink() and not blob.exists() and _is_plain_file(name)
+
+    def _blob(self, pin: FilePin) -> Path:
+        return self.root / _BLOBS / pin.want
 
     def name(self, pin: FilePin) -> Path:
         """What an engine opens: the file itself, or a link to its blob."""
@@ -56,34 +74,147 @@ class Place:
 
     def link_target(self, pin: FilePin) -> str:
         """What the Hub's own client writes into that link."""
-        return "../" * (2 + pin.path.count("/")) + f"blobs/{pin.want}"
+        return "../" * (2 + pin.path.count("/")) + f"{_BLOBS}/{pin.want}"
 
     def keep_lock(self) -> None:
         """Leave the lock beside the files."""
         write_lock(self.lock_file, self.lock)
 
 
+def _is_plain_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+@dataclass(frozen=True)
+class CachePath:
+    """A repository in a Hub cache, and which of its snapshots was named."""
+
+    root: Path
+    commit: str = ""
+
+    @property
+    def repository(self) -> str:
+        """Its name on the Hub."""
+        return self.root.resolve().name.removeprefix(_MODELS).replace("--", "/", 1)
+
+
+def in_hub_cache(folder: Path) -> CachePath | None:
+    """What of a Hub cache a folder is: a snapshot or a repository; None for anything else."""
+    real = folder.resolve()  # `.`, or a link that somebody made to a snapshot
+    repository = real.parent.parent
+    is_cache = repository.name.startswith(_MODELS) or (repository / _BLOBS).is_dir()
+    if real.parent.name == _SNAPSHOTS and _COMMIT.fullmatch(real.name) and is_cache:
+        return CachePath(repository, real.name)
+    has = [(folder / name).is_dir() for name in (_BLOBS, _SNAPSHOTS)]
+    if all(has) or (any(has) and real.name.startswith(_MODELS)):
+        return CachePath(folder)
+    return None
+
+
+def cache_name(lock: WeightsLock) -> str:
+    """A repository's folder in a Hub cache."""
+    return f"{_MODELS}{lock.repository.replace('/', '--')}"
+
+
 def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> Place:
-    """The place for a set below a folder; for the Hub's layout that is its cache folder."""
+    """The place for a set at a folder; for the Hub's layout that is its cache folder.
+
+    A folder that already is a part of a Hub cache is used as that: a plain file in the place of a
+    link would take the bytes from under the other snapshots.
+    """
+    if found := in_hub_cache(folder):
+        _require_its_own(found, lock)
+        return Place(found.root, lock, hub_cache=True)
     if not hub_cache:
         return Place(folder, lock)
-    return Place(folder / f"models--{lock.repository.replace('/', '--')}", lock, hub_cache=True)
+    name = cache_name(lock)
+    return Place(folder if folder.name == name else folder / name, lock, hub_cache=True)
 
 
-def find_places(folder: Path) -> list[Place]:
-    """Every locked set in a folder: the one it is, or those of a Hub cache."""
-    found = list(_found(folder))
-    if not found:
+def lock_place(folder: Path, lock: WeightsLock) -> Place:
+    """Where a lock's files lie that are already at a folder, in whichever layout."""
+    for cache in (folder, folder / "hub"):  # HF_HOME keeps its cache in `hub`
+        if (cache / cache_name(lock)).is_dir():
+            return new_place(cache, lock, hub_cache=True)
+    return new_place(folder, lock, hub_cache=False)
+
+
+def _require_its_own(found: CachePath, lock: WeightsLock) -> None:
+    name, wanted = found.root.resolve().name, cache_name(lock)
+    if name.startswith(_MODELS) and name != wanted:
         raise WeightsUnknown(
-            f"{folder}: holds no locked weights ({STATE}/lock.yaml is not there)",
-            "Name the folder that `sm120 weights fetch --to` made, or give --lock.",
+            f"{found.root}: is the cache of {found.repository}, the lock {lock.name} is of"
+            f" {lock.repository}",
+            f"Name the folder {wanted}, or the lock of the set that is here.",
         )
-    return found
+    if found.commit not in ("", lock.commit):
+        raise WeightsUnknown(
+            f"{found.root}: the snapshot is {found.commit}, the lock {lock.name} is of"
+            f" {lock.commit}",
+            f"Name {_SNAPSHOTS}/{lock.commit}, or the lock of the revision that is here.",
+        )
 
 
-def _found(folder: Path) -> Iterator[Place]:
+def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place]:
+    """Every locked set in a folder: the one it is, or those of a Hub cache.
+
+    Where no lock lies beside the files, as in a cache that the Hub's own client made, it is one of
+    the `known` locks, by repository and commit.
+    """
+    here = in_hub_cache(folder)
+    commit = here.commit if here else ""
+    beside = list({(p.root, p.lock.name): p for p in _beside(folder, here)}.values())
+    found = [p for p in beside if commit in ("", p.lock.commit)]
+    found = found or [p for p in _known(folder, here, known) if commit in ("", p.lock.commit)]
+    if found:
+        return found
+    if beside:
+        others = ", ".join(f"{p.lock.name} at {p.lock.commit}" for p in beside)
+        raise WeightsUnknown(
+            f"{folder}: no lock is of this snapshot (there are: {others})",
+            f"Name {_SNAPSHOTS}/{beside[0].lock.commit}, or give this revision's lock as --lock.",
+        )
+    raise WeightsUnknown(
+        f"{folder}: holds no locked weights ({STATE}/lock.yaml is not there)", _hint_for(folder)
+    )
+
+
+def _beside(folder: Path, here: CachePath | None) -> Iterator[Place]:
     if (folder / STATE / "lock.yaml").is_file():
-        yield Place(folder, read_lock(folder / STATE / "lock.yaml"))
-    for root in (folder, *sorted(folder.glob("models--*"))):
+        lock = read_lock(folder / STATE / "lock.yaml")
+        is_snapshot = here is not None and here.commit == lock.commit
+        yield new_place(folder, lock, hub_cache=False) if is_snapshot else Place(folder, lock)
+    for root in _repositories(folder, here):
         for path in sorted((root / STATE).glob("*/lock.yaml")):
             yield Place(root, read_lock(path), hub_cache=True)
+
+
+def _known(folder: Path, here: CachePath | None, known: Collection[WeightsLock]) -> Iterator[Place]:
+    for root in _repositories(folder, here):
+        for lock in known:
+            place = Place(root, lock, hub_cache=True)
+            if root.resolve().name == cache_name(lock) and place.snapshot.is_dir():
+                yield place
+
+
+def _repositories(folder: Path, here: CachePath | None) -> list[Path]:
+    """The repositories that a folder is or holds."""
+    if here:
+        return [here.root]
+    return [folder, *sorted(folder.glob(f"{_MODELS}*")), *sorted(folder.glob(f"hub/{_MODELS}*"))]
+
+
+def snapshots_in(folder: Path) -> list[Path]:
+    """The snapshots of a cache or of one of its repositories, locked or not."""
+    roots = _repositories(folder, in_hub_cache(folder))
+    return [
+        path for root in roots for path in sorted(root.glob(f"{_SNAPSHOTS}/*")) if path.is_dir()
+    ]
+
+
+def _hint_for(folder: Path) -> str:
+    for parent in folder.resolve().parents:
+        if found := in_hub_cache(parent):
+            named = found.root / _SNAPSHOTS / found.commit if found.commit else found.root
+            return f"It lies in a Hub cache: name {named}, and give --lock where it has none."
+    return "Name the folder that `sm120 weights fetch --to` made, or give --lock."

@@ -27,6 +27,7 @@ from pipeline.files import locked
 from pipeline.model import Frozen
 from pipeline.weights.copies import Source, Supply
 from pipeline.weights.hashing import Advance, Reading, identity_of, on_all_cores, read_file
+from pipeline.weights.local_copies import find_copies
 from pipeline.weights.model import FilePin
 from pipeline.weights.patching import patch_file
 from pipeline.weights.place import Place
@@ -43,6 +44,7 @@ from pipeline.weights.survey import Finding, right_size
 from pipeline.weights.verify import Checked
 
 AT_ONCE = 4
+_LARGE_SHARE = 0.5  # of a set: more than this is worth a second look before it is fetched
 
 
 class Mended(Frozen):
@@ -61,12 +63,14 @@ def repair(place: Place, checked: Checked, supply: Supply) -> list[Mended]:
         done = [_put_aside(place, f) for f in damage if f.kind == "extra"]
         wrong = {f.path: f.kind for f in damage if f.kind not in ("extra", "name")}
         pins = [pin for pin in place.lock.files if pin.path in wrong]
-        here = {checked.readings[path].digest for path in wrong if path in checked.readings}
-        gone = [pin for pin in pins if wrong[pin.path] == "missing" and pin.want not in here]
+        mender = _Mender(place, checked.readings, supply)
+        mender.look_around(pins)
+        gone = [pin for pin in pins if wrong[pin.path] == "missing" and not mender.has(pin)]
         done += _brought(place, gone, supply)
         left = [pin for pin in pins if pin.path not in {m.path for m in done}]
-        done += _Mender(place, checked.readings, supply).mend(left)
+        done += mender.mend(left)
         astray = wrong.keys() | {f.path for f in damage if f.kind == "name"}
+        astray -= {m.path for m in done if m.error}  # a link to a blob that is still wrong is none
         links = [pin for pin in place.lock.files if pin.path in astray] if place.hub_cache else []
         done += [_relink(place, pin) for pin in links]
     return sorted((m for m in done if m.how), key=lambda m: m.path)
@@ -105,9 +109,52 @@ class _Mender:
         self._place, self._readings, self._supply = place, readings, supply
         self._known = read_receipt(place)
         self._by_digest: dict[str, tuple[Path, Reading]] = {}
+        self._held: set[str] = set()  # what the wrong files hold: two may be swapped
+        self._copies: dict[str, Path] = {}  # by hash: on this machine under another name
         self._here: set[str] = set()  # whose bytes lie here, proved
         self._stop = threading.Event()
         self.done: list[Mended] = []
+
+    def look_around(self, pins: list[FilePin]) -> None:
+        """Find what need not be fetched, and say how much is left to fetch."""
+        wrong = {pin.path for pin in pins}
+        judged = {
+            self._place.file(pin)
+            for pin in self._place.lock.files
+            if pin.path not in wrong or pin.path in self._readings
+        }
+        self._held = {self._readings[path].digest for path in wrong if path in self._readings}
+        whole = [pin for pin in pins if not self._marks(pin)]
+        self._copies = find_copies(self._place, whole, judged, self._stop)
+        self._say_cost(pins)
+
+    def _say_cost(self, pins: list[FilePin]) -> None:
+        blobs = {pin.want: pin for pin in pins}.values()
+        here = [pin for pin in blobs if self.has(pin)]
+        part = [pin for pin in blobs if pin not in here and self._marks(pin)]
+        whole = [pin for pin in blobs if pin not in here and pin not in part]
+        if here:
+            log.say(f"  on this machine already, not fetched: {_counted(here)}")
+        if part:
+            log.say(f"  to be fetched only where they differ: {_counted(part)}")
+        if not whole:
+            return
+        n_bytes, of_all = sum(pin.size_bytes for pin in whole), self._place.lock.size_bytes
+        log.say(f"  to be fetched whole: {_counted(whole)} (the set has {log.size(of_all)})")
+        if n_bytes > of_all * _LARGE_SHARE:
+            log.say(
+                "  that is most of the set: if another folder has it, stop this with Ctrl-C"
+                " and name that folder with --from"
+            )
+
+    def has(self, pin: FilePin) -> bool:
+        """Whether its bytes lie on this machine, so that nothing need be fetched for it."""
+        return pin.want in self._copies or pin.want in self._held
+
+    def _marks(self, pin: FilePin) -> tuple[str, ...]:
+        """What the hash was after each block when the file was right; none where unknown."""
+        entry = self._known.get(pin.path)
+        return entry.each_mark() if entry and entry.want == pin.want else ()
 
     def mend(self, pins: list[FilePin]) -> list[Mended]:
         """All of them, a few at once; each blob once."""
@@ -162,6 +209,8 @@ class _Mender:
         if pin.path in self._here:
             return self._install(pin, partial, "was here already", 0)
         self._need_room(pin)
+        if pin.want in self._copies and self._taken_from(self._copies[pin.want], pin, partial):
+            return self._install(pin, partial, f"copied from {self._copies[pin.want]}", 0)
         last: PipelineError = SourceUnreachable(f"{pin.path}: there is no source to ask")
         for source in self._supply.sources():
             try:
@@ -171,6 +220,13 @@ class _Mender:
             except PipelineError as error:
                 last = error
         raise last
+
+    def _taken_from(self, copy: Path, pin: FilePin, partial: Path) -> bool:
+        partial.unlink(missing_ok=True)
+        with open_both(copy, partial, pin.size_bytes) as (taken, made):
+            copy_range(taken, made, 0, pin.size_bytes)
+            os.fsync(made)
+        return self._is_right(pin, partial)
 
     def _need_room(self, pin: FilePin) -> None:
         free = shutil.disk_usage(self._place.root).free
@@ -193,8 +249,7 @@ class _Mender:
     def _patched(self, source: Source, pin: FilePin, partial: Path) -> list[Range] | None:
         """From what is here; None where nothing of it can be kept, or nobody knows what."""
         damaged = self._place.file(pin)
-        entry = self._known.get(pin.path)
-        marks = entry.each_mark() if entry and entry.want == pin.want else ()
+        marks = self._marks(pin)
         try:
             status = os.lstat(damaged)
         except OSError:
@@ -285,6 +340,11 @@ class _Mender:
         make_way(self._place, target)
         os.replace(partial, target)
         return Mended(path=pin.path, how=how, fetched_bytes=fetched)
+
+
+def _counted(pins: list[FilePin]) -> str:
+    files = f"{len(pins)} files" if len(pins) != 1 else pins[0].path
+    return f"{files}, {log.size(sum(pin.size_bytes for pin in pins))}"
 
 
 def _is_still(path: Path, reading: Reading) -> bool:

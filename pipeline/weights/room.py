@@ -6,6 +6,7 @@ import os
 from itertools import count
 from pathlib import Path
 
+from pipeline.weights.hashing import read_file
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -32,13 +33,23 @@ def make_way(place: Place, target: Path) -> None:
         set_aside(place, target)
 
 
+def _has_the_same_bytes(name: Path, pin: FilePin) -> bool:
+    """Setting aside a copy of a good file would only fill the disk."""
+    try:
+        return read_file(name, pin.new_hash()).digest == pin.want
+    except OSError:
+        return False
+
+
 def mend_link(place: Place, pin: FilePin) -> bool:
     """Let the name lead to the blob as the Hub's own client does it; False where it did."""
     name, wanted = place.name(pin), place.link_target(pin)
+    if place.is_without_link(pin):
+        return False
     make_way(place, name)
     if name.is_symlink() and str(name.readlink()) == wanted:
         return False
-    if name.exists() and not name.is_symlink():
+    if name.exists() and not name.is_symlink() and not _has_the_same_bytes(name, pin):
         set_aside(place, name)
     fresh = place.partial_folder / f"{pin.want}.link"
     fresh.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def settle(place: Place, partial: Path, pins: Sequence[FilePin]) -> None:
 
 def link(place: Place, pin: FilePin) -> None:
     """In the Hub's layout, the name that leads to the bytes; a wrong one is replaced."""
-    if not place.hub_cache:
+    if not place.hub_cache or place.is_without_link(pin):
         return
     name, target = place.name(pin), place.link_target(pin)
     with os_errors_explained(name):

@@ -116,6 +116,8 @@ def _kind_of(mode: int) -> str:
 def _link_trouble(place: Place, pin: FilePin, blob: str) -> str:
     """Why an engine that opens the name would not get the blob; "" when it would."""
     name = place.name(pin)
+    if place.is_without_link(pin):
+        return ""
     try:
         status = os.lstat(name)
     except OSError as error:

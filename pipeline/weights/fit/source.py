@@ -14,7 +14,7 @@ from pipeline.weights.fit.parts import parts_of as tensors_of
 from pipeline.weights.fit.recipe import from_recipe
 from pipeline.weights.fit.shape import Architecture
 from pipeline.weights.model import WeightsWish, current_lock, lock_path, read_wish
-from pipeline.weights.place import find_places
+from pipeline.weights.place import find_places, in_hub_cache, snapshots_in
 from pipeline.wish.load import Checkout
 
 
@@ -54,7 +54,13 @@ def _from_config(path: Path) -> Source:
     model = read_config(path)
     shards = [file.stat().st_size for file in path.parent.glob("*.safetensors")]
     size = sum(shards) or _file_bytes(model)
-    return Source(path.parent.name or path.name, model, f"{path.name}", size, not shards)
+    return Source(_name_of(path), model, f"{path.name}", size, not shards)
+
+
+def _name_of(path: Path) -> str:
+    """A model in a Hub cache is known by its repository, not by its commit."""
+    cached = in_hub_cache(path.parent)
+    return cached.repository if cached else path.parent.name or path.name
 
 
 def _from_folder(folder: Path) -> Source:
@@ -67,6 +73,9 @@ def _from_folder(folder: Path) -> Source:
     if models:
         names = ", ".join(sorted(path.name for path in models))
         raise ModelUnreadable(f"{folder}: holds several models ({names})", "Name one of them.")
+    snapshots = snapshots_in(folder)
+    if len(snapshots) == 1 and snapshots[0] != folder:
+        return _from_folder(snapshots[0])
     places = find_places(folder)
     if len(places) != 1 or places[0].snapshot == folder:
         raise ModelUnreadable(f"{folder}: holds no config.json and no .gguf file")

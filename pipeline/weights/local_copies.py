@@ -1,0 +1,96 @@
+"""Right bytes that already lie on this machine, under another name or in another layout.
+
+A set of 600 GB takes days to fetch. Before a file is fetched whole, its bytes are looked for where
+they may well be: where a link in its place leads, in other files of its size below the same folder,
+and in the Hub cache of this user. A copy counts when its hash is right.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pipeline.weights.hashing import cores, on_all_cores, read_file
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place, cache_name
+
+_BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def find_copies(
+    place: Place, pins: Sequence[FilePin], judged: Collection[Path], stop: threading.Event
+) -> dict[str, Path]:
+    """By the wanted hash, a file that has it. What `judged` files hold is known already."""
+    by_size = _files_by_size(place, pins, judged)
+    twins: dict[str, list[Path]] = {}  # two names of one content
+    for pin in place.lock.files:
+        twins.setdefault(pin.want, []).append(place.file(pin))
+    tries: dict[tuple[Path, bool], FilePin] = {}
+    for pin in pins:
+        own = place.file(pin)
+        others = [path for path in twins[pin.want] if path != own]
+        for path in [*_elsewhere(place, pin), *others, *by_size.get(pin.size_bytes, [])]:
+            if _is_file_of(path, pin.size_bytes):
+                tries[path, pin.sha256 is None] = pin
+    found: dict[str, Path] = {}
+
+    def look(item: tuple[Path, FilePin]) -> None:
+        with suppress(OSError):
+            found[read_file(item[0], item[1].new_hash(), stop=stop).digest] = item[0]
+
+    on_all_cores(look, [(path, pin) for (path, _), pin in tries.items()], cores(), stop.set)
+    wanted = {pin.want for pin in pins}
+    return {digest: path for digest, path in found.items() if digest in wanted}
+
+
+def _elsewhere(place: Place, pin: FilePin) -> Iterator[Path]:
+    """Where links in the file's place lead, and this user's Hub cache."""
+    for path in (place.file(pin), place.name(pin)):
+        real = Path(os.path.realpath(path))
+        if real != path.absolute():
+            yield real
+    yield _user_cache() / cache_name(place.lock) / "blobs" / pin.want
+
+
+def _user_cache() -> Path:
+    """Where the Hub's own client keeps its files."""
+    if named := os.environ.get("HF_HUB_CACHE"):
+        return Path(named)
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(home) / "hub"
+
+
+def _files_by_size(
+    place: Place, pins: Sequence[FilePin], judged: Collection[Path]
+) -> dict[int, list[Path]]:
+    """Files below the place that may be one of the wanted ones under another name."""
+    sizes = {pin.size_bytes for pin in pins} - {0}
+    wanted = {pin.want for pin in pins}
+    found: dict[int, list[Path]] = {}
+    for folder, folders, names in os.walk(place.root):
+        if Path(folder) == place.state and place.partial_folder.name in folders:
+            folders.remove(place.partial_folder.name)
+        is_blobs = Path(folder).name == "blobs"
+        for path in (Path(folder, name) for name in names):
+            claims_another = (
+                is_blobs and _BLOB_NAME.fullmatch(path.name) and path.name not in wanted
+            )
+            if path in judged or claims_another:
+                continue
+            with suppress(OSError):
+                if (size := path.lstat().st_size) in sizes:
+                    found.setdefault(size, []).append(path)
+    return found
+
+
+def _is_file_of(path: Path, size_bytes: int) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
