@@ -150,6 +150,12 @@ class UnknownImage(PipelineError):
     hint = "`sm120 images` lists them; `sm120 build IMAGE` builds one."
 
 
+class NotAStore(PipelineError):
+    exit_code = 44
+    meaning = "the folder named as the store holds other things"
+    hint = "Nothing in it was touched. Name a new or empty folder with --store or SM120_STORE."
+
+
 class MissingTool(PipelineError):
     exit_code = 50
     meaning = "a program this step needs is not installed"

@@ -113,7 +113,9 @@ def locked(
     """
     with os_errors_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        # a lock that is there can be shared also where nothing can be written
+        access = os.O_RDONLY if shared else os.O_RDWR
+        handle = os.open(path, access | os.O_CREAT, 0o666)
     try:
         _wait_for(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, stop)
         yield
@@ -135,7 +137,7 @@ def _wait_for(handle: int, kind: int, stop: threading.Event | None) -> None:
 def is_free(path: Path) -> bool:
     """Whether no living process holds this lock."""
     try:
-        handle = os.open(path, os.O_RDWR)
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return True
     except OSError:

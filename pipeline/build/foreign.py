@@ -13,7 +13,7 @@ from pipeline.build.oci import Below
 from pipeline.build.plan import ImagePlan
 from pipeline.build.tarball import open_layer
 from pipeline.build.view import View, follow, see
-from pipeline.errors import BaseUnusable, WishInvalid
+from pipeline.errors import BaseUnusable, StoreDamaged, WishInvalid
 from pipeline.lock.base import BasePin
 from pipeline.lock.wheels import GLIBC_MINOR
 from pipeline.registry.config import ImageConfig, read_config
@@ -64,6 +64,8 @@ class Foreign:
                     if header.size_bytes > most_bytes:
                         raise BaseUnusable(f"{self.pin}: /{found} is of {header.size_bytes} bytes")
                     data = b"".join(stream.content(header))
+        if stream.diff_id != record.diff_id:
+            raise StoreDamaged(f"the layer {record.digest} of {self.pin} is not what its name says")
         return data
 
     def user(self, image: str, name: str, passwd: bytes | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -98,32 +98,26 @@ def _workers(store: Store) -> Iterator[ProcessPoolExecutor]:
 def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool) -> None:
     """Fetch what is missing; write each layer as soon as its last file is there."""
     waiting = {layer.key: {p.sha256 for p in layer.pins} for layer in work.missing}
-    present = {p.sha256 for layer in work.missing for p in layer.pins}
-    present -= {p.sha256 for p in work.fetch}
+    pins = list({p.sha256: p for layer in work.missing for p in layer.pins}.values())
     title = f"Fetching {len(work.fetch)} files, {log.size(work.fetch_bytes)}"
     title += f", and writing {len(work.missing)} layers"
     with log.step(title), _workers(store) as pool:
         futures: dict[Future[LayerRecord], LayerPlan] = {}
         with (
-            log.progress("fetched", work.fetch_bytes) as bar,
-            closing(fetcher.fetch_all(work.fetch, bar)) as arrivals,
+            log.progress("fetched", sum(p.size_bytes for p in pins)) as bar,
+            # also what the store has: it is believed only once it was hashed
+            closing(fetcher.fetch_all(pins, bar)) as arrivals,
         ):
-            for sha256 in _chained(present, (pin.sha256 for pin, _ in arrivals)):
+            for pin, _ in arrivals:
                 for layer in work.missing:
                     left = waiting[layer.key]
-                    left.discard(sha256)
+                    left.discard(pin.sha256)
                     if not left and not any(p is layer for p in futures.values()):
                         with undisturbed():
                             future = pool.submit(make_layer, LayerJob(store.root, layer))
                         futures[future] = layer
                 _collect(store, work, futures, keep_inputs, wait=False)
         _collect(store, work, futures, keep_inputs, wait=True)
-
-
-def _chained(present: Iterable[str], arrivals: Iterator[str]) -> Iterator[str]:
-    yield ""
-    yield from present
-    yield from arrivals
 
 
 def _collect(

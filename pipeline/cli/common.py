@@ -83,6 +83,13 @@ def store_of(context: click.Context) -> Store:
     return open_store(context.obj["store"])
 
 
+def store_to_read(context: click.Context) -> Store:
+    """The same store for a command that only looks: it may be read-only, or not there yet."""
+    from pipeline.store.store import open_to_read
+
+    return open_to_read(context.obj["store"])
+
+
 def platforms_of(wish: ImageWish, chosen: str | None) -> list[str]:
     """The platforms to work on: all of an image's, or the one that was chosen."""
     if chosen is None:

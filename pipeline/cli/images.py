@@ -23,6 +23,7 @@ from pipeline.cli.common import (
     platforms_of,
     say_json,
     store_of,
+    store_to_read,
 )
 from pipeline.cli.stage import judge_images, require_all_passed, stage_json, stage_table
 from pipeline.errors import NotReproducible, UnknownImage
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def images(context: click.Context, as_json: bool) -> None:
     """List the images of this checkout and whether they are built."""
-    checkout, store = checkout_of(context), store_of(context)
+    checkout, store = checkout_of(context), store_to_read(context)
     rows = []
     for name in checkout.images():
         wish = checkout.wish(name)
@@ -83,7 +84,7 @@ def plan(
     """Say what a build would fetch, what is cached and how much disk it needs. Fetches nothing."""
     from pipeline.build.plan import layer_bytes_guess, work_for
 
-    checkout, store = checkout_of(context), store_of(context)
+    checkout, store = checkout_of(context), store_to_read(context)
     plans = _plans(checkout, names, platform)
     work = work_for(plans, store)
     if as_json:
@@ -267,7 +268,7 @@ def load(
     from pipeline.ship.load import default_tag
     from pipeline.ship.load import load as load_image
 
-    checkout, store = checkout_of(context), store_of(context)
+    checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         built = find_image(checkout, store, name, platform)
         names = list(tags) or [default_tag(built)]
@@ -286,7 +287,7 @@ def export(context: click.Context, name: str, folder: Path, platform: str | None
     """Write a built image as an OCI layout folder of its own."""
     from pipeline.ship.layout import export_layout
 
-    checkout, store = checkout_of(context), store_of(context)
+    checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         built = find_image(checkout, store, name, platform)
         export_layout(store, built, folder)

@@ -16,6 +16,7 @@ from pipeline.cli.common import (
     platform_option,
     say_json,
     store_of,
+    store_to_read,
 )
 from pipeline.cli.images import find_image
 from pipeline.errors import SigningFailed
@@ -148,7 +149,7 @@ def sbom(context: click.Context, name: str, form: str, platform: str | None) -> 
     from pipeline.record.sbom_cyclonedx import cyclonedx_bytes
     from pipeline.record.sbom_spdx import spdx_bytes
 
-    checkout, store = checkout_of(context), store_of(context)
+    checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         built = find_image(checkout, store, name, platform)
         bill = bill_of(checkout, store, plan_image(checkout, name, built.platform), built)
@@ -170,7 +171,7 @@ def explain(
     from pipeline.build.plan import plan_image
     from pipeline.verify.explain import explain as origin_of
 
-    checkout, store = checkout_of(context), store_of(context)
+    checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         chosen = pick_platform(checkout.wish(name), platform)
         built = find_image(checkout, store, name, chosen)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline import log
-from pipeline.cli.common import checkout_of, json_option, say_json, store_of
+from pipeline.cli.common import checkout_of, json_option, say_json, store_of, store_to_read
 from pipeline.errors import StoreDamaged, UnknownImage
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def show(context: click.Context, as_json: bool) -> None:
     from pipeline.gate.upkeep import gate_shelves
     from pipeline.store.upkeep import shelves
 
-    found = store_of(context)
+    found = store_to_read(context)
     parts = [*shelves(found), *gate_shelves(found)]
     if as_json:
         return say_json({"root": str(found.root), "shelves": [p.model_dump() for p in parts]})
@@ -49,7 +49,7 @@ def check(context: click.Context, repair: bool, as_json: bool) -> None:
     """Read everything again and compare it with its name."""
     from pipeline.store import upkeep
 
-    found = store_of(context)
+    found = store_of(context) if repair else store_to_read(context)
     with found.alone() if repair else found.in_use():
         total = upkeep.total_bytes(found)
         with log.step(f"Reading {log.size(total)}"), log.progress("read", total) as bar:
@@ -84,7 +84,7 @@ def trim(context: click.Context, yes: bool) -> None:
             click.echo(f"{log.size(upkeep.trim(found) + gate_upkeep.remove(gates))} freed")
             return
         paths = upkeep.unreachable(found)
-        total = sum(p.stat().st_size for p in paths)
+        total = sum(p.lstat().st_size for p in paths)
         left = sum(map(gate_upkeep.size_of, gates))
     click.echo(
         f"{len(paths)} files, {log.size(total)}, and {len(gates)} leftovers of gates,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from pipeline.cli.common import (
     platform_option,
     say_json,
     store_of,
+    store_to_read,
 )
 from pipeline.cli.keys import trust_of, trust_option
 from pipeline.cli.registry import open_registry, registry_options
@@ -151,8 +153,10 @@ def _memory(context: click.Context) -> Memory | None:
     try:
         return Memory(store_of(context))
     except (StoreUnwritable, DiskFull) as error:
-        log.say(f"nothing is remembered of this tag, and nothing was: {error}")
-        return None
+        log.say(f"nothing new is remembered of this tag: {error}")
+    with suppress(StoreUnwritable):
+        return Memory(store_to_read(context), is_kept=False)
+    return None
 
 
 def _local(
@@ -239,7 +243,7 @@ def _built(
 
     if judge.checkout is None:
         raise UnknownImage(f"{artifact}: no such file, and there is no checkout to know images of")
-    store = store_of(context)
+    store = store_to_read(context)
     chosen = pick_platform(judge.checkout.wish(artifact), platform)
     record = store.image_record(artifact, chosen)
     if record is None:

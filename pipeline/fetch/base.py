@@ -186,6 +186,7 @@ def _verdict(what: str, failures: Sequence[PipelineError]) -> PipelineError:
 
 
 def _has_blob(store: Store, blob: BlobPin) -> bool:
-    """Whether the store holds a blob; it gives names to checked bytes only."""
+    """Whether the store holds a blob; its name and size are not taken for its bytes."""
     path = store.blob_path(blob.digest)
-    return path.is_file() and path.stat().st_size == blob.size_bytes
+    is_there = path.is_file() and path.stat().st_size == blob.size_bytes
+    return is_there and sha256_of_file(path) == blob.digest

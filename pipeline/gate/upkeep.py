@@ -98,7 +98,9 @@ def gate_leftovers(store: Store, checkout: Checkout) -> list[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    """What lies in a folder of the store; a link leads elsewhere and is not looked into."""
+    is_own = folder.is_dir() and not folder.is_symlink()
+    return sorted(folder.iterdir()) if is_own else []
 
 
 def _keep(store: Store, checkout: Checkout, plan: ImagePlan, kept: _Kept) -> None:
@@ -167,7 +169,7 @@ def remove(paths: list[Path]) -> int:
     for path in paths:
         with os_errors_explained(path):
             freed += size_of(path)
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)

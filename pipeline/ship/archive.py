@@ -6,6 +6,7 @@ recompression, no temporary copy.
 
 from __future__ import annotations
 
+import hashlib
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ def docker_archive(store: Store, built: Built, tags: list[str]) -> Iterator[byte
     yield from _bytes("manifest.json", canonical_json([docker]))
     blobs = {x["digest"]: x["size"] for x in [descriptor, config, *manifest["layers"]]}
     for digest, size_bytes in blobs.items():
-        yield from _file(_blob_name(digest), store.blob_path(digest), size_bytes)
+        yield from _file(digest, store.blob_path(digest), size_bytes)
     yield END
 
 
@@ -58,13 +59,22 @@ def _bytes(name: str, data: bytes) -> Iterator[bytes]:
     yield _head(name, len(data)) + data + padding(len(data))
 
 
-def _file(name: str, path: Path, size_bytes: int) -> Iterator[bytes]:
-    if not path.exists() or path.stat().st_size != size_bytes:
-        raise StoreDamaged(f"{path}: is not the {size_bytes} bytes that the manifest names")
-    yield _head(name, size_bytes)
-    with path.open("rb") as handle:
-        while chunk := handle.read(_CHUNK_BYTES):
-            yield chunk
+def _file(digest: str, path: Path, size_bytes: int) -> Iterator[bytes]:
+    """A blob, hashed on its way; what is not its digest breaks the archive off."""
+    sha, left = hashlib.sha256(), size_bytes
+    yield _head(_blob_name(digest), size_bytes)
+    try:
+        with path.open("rb") as handle:
+            while chunk := handle.read(_CHUNK_BYTES):
+                sha.update(chunk)
+                left -= len(chunk)
+                if left < 0:
+                    break
+                yield chunk
+    except FileNotFoundError:
+        left = size_bytes
+    if left or f"sha256:{sha.hexdigest()}" != digest:
+        raise StoreDamaged(f"{path}: is not what its name says")
     yield padding(size_bytes)
 
 

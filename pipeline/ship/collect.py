@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.fetch.inputs import Fetcher
-from pipeline.files import link_or_copy, os_errors_explained
+from pipeline.files import link_or_copy, os_errors_explained, sha256_of_file
 from pipeline.lock.base import BasePin
 from pipeline.lock.model import Pin
 from pipeline.store.store import Store
@@ -45,7 +45,8 @@ def collect_base(store: Store, fetcher: Fetcher, pin: BasePin, folder: Path) -> 
 
 
 def _is_there(path: Path, pin: Pin) -> bool:
-    return path.is_file() and path.stat().st_size == pin.size_bytes
+    is_there = path.is_file() and path.stat().st_size == pin.size_bytes
+    return is_there and sha256_of_file(path) == f"sha256:{pin.sha256}"
 
 
 def _place(source: Path, target: Path) -> None:

@@ -1,5 +1,6 @@
 """The store: finished things by digest, shared by every build of a user.
 
+    store.json    says that this is a store; see mark.py
     oci/          an OCI image layout: blobs/sha256/<hex>, index.json
     inputs/       wheels and .debs, by sha256
     partial/      downloads under way; kept after a crash, resumed
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -29,9 +31,8 @@ from pipeline.errors import DiskFull, StoreDamaged
 from pipeline.files import is_free, locked, os_errors_explained, write_bytes
 from pipeline.log import size
 from pipeline.model import canonical_json, sha256_of
+from pipeline.store.mark import FOLDERS, LAYOUT, MARK, is_store, write_mark
 from pipeline.store.record import FileRow, LayerFacts, LayerRecord
-
-_LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
 
 
 class Store:
@@ -43,13 +44,14 @@ class Store:
     def prepare(self) -> None:
         """Make the folders, and find out now rather than later that they cannot be written."""
         with os_errors_explained(self.root):
-            for name in ("oci/blobs/sha256", "inputs", "partial", "layers", "contents"):
-                (self.root / name).mkdir(parents=True, exist_ok=True)
-            for name in ("images", "tmp", "locks"):
-                (self.root / name).mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(parents=True, exist_ok=True)
+            is_store(self.root)
+            write_mark(self.root)
+            for name in FOLDERS:
+                (self.root / name).mkdir(exist_ok=True)
             with tempfile.TemporaryFile(dir=self.tmp):
                 pass
-            self.write(self.root / "oci" / "oci-layout", _LAYOUT)
+            self.write(self.root / "oci" / "oci-layout", LAYOUT)
 
     def blob_path(self, digest: str) -> Path:
         return self.root / "oci" / "blobs" / "sha256" / _hex(digest)
@@ -58,11 +60,12 @@ class Store:
         return self.root / "inputs" / sha256
 
     def has_input(self, sha256: str, size_bytes: int) -> bool:
-        """Whether the store holds a file; its name is its hash, its size is checked."""
+        """Whether a file of that name and size is there: enough to plan with, not to build from."""
         try:
-            return self.input_path(sha256).stat().st_size == size_bytes
+            found = self.input_path(sha256).lstat()
         except FileNotFoundError:
             return False
+        return stat.S_ISREG(found.st_mode) and found.st_size == size_bytes
 
     def partial_path(self, sha256: str) -> Path:
         return self.root / "partial" / sha256
@@ -79,8 +82,16 @@ class Store:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Many may build at once; `alone` waits for all of them."""
-        with locked(self.root / "locks" / "store", shared=True):
+        """Many may build at once; `alone` waits for all of them.
+
+        A reader of a store that cannot be written, and where nobody took this lock before, has
+        nobody to wait for.
+        """
+        path = self.root / "locks" / "store"
+        if not path.exists() and not os.access(path.parent, os.W_OK):
+            yield
+            return
+        with locked(path, shared=True):
             yield
 
     @contextmanager
@@ -102,11 +113,13 @@ class Store:
             yield folder
 
     def sweep(self) -> None:
-        """Remove what killed processes left behind."""
-        with self.locked("scratch"):
-            for left in self.tmp.iterdir():
-                if is_free(left / "in-use"):
-                    shutil.rmtree(left, ignore_errors=True)
+        """Remove what killed processes left behind: folders in a store's own tmp/, never links."""
+        if not (self.root / MARK).is_file() or self.tmp.is_symlink():
+            return
+        with self.locked("scratch"), os.scandir(self.tmp) as entries:
+            for left in entries:
+                if left.is_dir(follow_symlinks=False) and is_free(Path(left.path) / "in-use"):
+                    shutil.rmtree(left.path, ignore_errors=True)
 
     def need_space(self, n_bytes: int) -> None:
         """Stop before the first byte if the disk cannot hold what is coming."""
@@ -309,6 +322,17 @@ def open_store(root: Path | None = None) -> Store:
     store = Store(root or default_root())
     store.prepare()
     store.sweep()
+    return store
+
+
+def open_to_read(root: Path | None = None) -> Store:
+    """The store for commands that only look, also one that cannot be written or is not there.
+
+    Nothing in it is made, marked or swept.
+    """
+    store = Store(root or default_root())
+    with os_errors_explained(store.root):
+        is_store(store.root)
     return store
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pipeline.errors import StoreDamaged
-from pipeline.files import os_errors_explained
+from pipeline.files import os_errors_explained, sha256_of_file
 from pipeline.model import Frozen
 from pipeline.store.store import Store, read_image_record, read_table
 
 _STALE_S = 7 * 24 * 3600
+# What a store puts into its folders is named by hashes; a file of any other name is not its own.
+_OWN_NAME = re.compile(r"[0-9a-f]{64}(\.foreign)?(\.json)?")
 
 
 class Shelf(Frozen):
@@ -41,13 +43,15 @@ def shelves(store: Store) -> list[Shelf]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (p for p in sorted(folder.iterdir()) if p.is_file()) if folder.is_dir() else iter(())
+    """The store's own files of a folder; whatever else somebody put there stays."""
+    found = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+    return (p for p in found if _OWN_NAME.fullmatch(p.name) and (p.is_symlink() or p.is_file()))
 
 
 def _size(path: Path) -> int:
     """A file's size; a build at the same time may have moved it on."""
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except FileNotFoundError:
         return 0
 
@@ -57,13 +61,14 @@ def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
     named = [*_files(store.root / "oci" / "blobs" / "sha256"), *_files(store.root / "inputs")]
 
     def check(path: Path) -> bool:
+        if path.is_symlink():
+            return False
         try:
-            with path.open("rb") as handle:
-                got = hashlib.file_digest(handle, "sha256").hexdigest()
+            got = sha256_of_file(path)
         except FileNotFoundError:
             return True
         advance(_size(path))
-        return got == path.name
+        return got == f"sha256:{path.name}"
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         whole = list(pool.map(check, named))
@@ -109,7 +114,7 @@ def unreachable(store: Store) -> list[Path]:
     blobs = [p for p in _files(store.root / "oci" / "blobs" / "sha256") if p.name not in names]
     tables = [p for p in _files(store.root / "contents") if p.name.split(".")[0] not in names]
     old = time.time() - _STALE_S
-    partial = [p for p in _files(store.root / "partial") if p.stat().st_mtime < old]
+    partial = [p for p in _files(store.root / "partial") if p.lstat().st_mtime < old]
     return [*blobs, *tables, *_files(store.root / "inputs"), *partial]
 
 
@@ -118,6 +123,6 @@ def trim(store: Store) -> int:
     freed = 0
     for path in unreachable(store):
         with os_errors_explained(path):
-            freed += path.stat().st_size
+            freed += _size(path)
             path.unlink(missing_ok=True)
     return freed

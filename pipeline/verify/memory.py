@@ -35,10 +35,10 @@ class _Seen(Frozen):
 
 
 class Memory:
-    """What a store remembers of tags; one file for each."""
+    """What a store remembers of tags; one file for each. A read-only store learns nothing new."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, *, is_kept: bool = True) -> None:
+        self._store, self._is_kept = store, is_kept
 
     def recall(self, reference: str, trust: Trust | None, now: datetime) -> list[Named]:
         """The names seen under a tag whose keys are still believed."""
@@ -52,7 +52,7 @@ class Memory:
     def remember(self, reference: str, names: Sequence[Named]) -> None:
         """Keep each key's newest; a name without a time may be as old as any and is not kept."""
         timed = [n for n in names if n.reference == reference and n.at]
-        if not timed:
+        if not timed or not self._is_kept:
             return
         with self._store.locked("verified"):
             found = dict(self._read(reference).names)

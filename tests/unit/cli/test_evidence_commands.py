@@ -124,7 +124,7 @@ def test_a_machine_that_cannot_remember_verifies_and_says_so(
     sm120("publish", "tiny", place, *key_in(tmp_path))
     (tmp_path / "file").write_text("no folder")
     said = sm120("--store", tmp_path / "file" / "store", "verify", place)
-    assert (said.code, "nothing is remembered of this tag" in said.err) == (0, True), said.err
+    assert (said.code, "nothing new is remembered of this tag" in said.err) == (0, True), said.err
 
 
 def test_without_a_key_it_says_what_is_missing(

@@ -356,17 +356,19 @@ def test_a_build_that_cannot_fit_says_so_before_it_begins(
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_read_only_store_ends_with_its_own_code(
+def test_a_read_only_store_cannot_be_built_into_but_looked_at(
     small_disk: Path, tmp_path: Path, sm120: Command, is_new: bool
 ) -> None:
     make_checkout(tmp_path, [make_wheel(tmp_path / "mirror", "thing")])
     if not is_new:
         open_store(small_disk)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    for command in ("build", "images", "plan"):
-        ended = sm120("--store", small_disk, command)
+    for args in (["build"], ["store", "trim", "--yes"], ["store", "check", "--repair"]):
+        ended = sm120("--store", small_disk, *args)
         assert ended.code == 40
         assert "SM120_STORE" in ended.err
+    for args in (["images"], ["plan"], ["store", "show"], ["store", "check"]):
+        assert sm120("--store", small_disk, *args).code == 0
 
 
 def test_a_store_of_somebody_else_ends_with_its_own_code(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""A store is marked as one when it is made; in any other folder nothing is written or removed."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, ValidationError
+
+from pipeline.errors import NotAStore
+from pipeline.files import read_at_most, write_bytes
+from pipeline.model import Frozen, canonical_json
+
+MARK = "store.json"
+LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
+FORMAT = 1
+# Every store has these; the others of OWN come with what needs them.
+FOLDERS = (
+    *("oci", "oci/blobs", "oci/blobs/sha256"),
+    *("inputs", "partial", "layers", "contents", "images", "tmp", "locks"),
+)
+OWN = (*FOLDERS, "gate", "gates", "published", "verified")
+_MOST_BYTES = 4096
+# A new disk has the one; a kill while a mark is written leaves the other.
+_NOTHING = ("lost+found", ".new-")
+
+
+class Mark(Frozen):
+    """What `store.json` says. A store of a newer format is not touched, and may say more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: Literal["sm120 store"]
+    format: int
+
+
+def is_store(root: Path) -> bool:
+    """Whether a folder is a store already; false where one may be made, an error elsewhere."""
+    if not _is_marked(root) and not _has_earlier_shape(root):
+        stranger = _stranger(root)
+        # somebody else may just have made it one
+        if stranger and not _is_marked(root):
+            raise NotAStore(f"{root}: is not a store, and not empty: it holds {stranger!r}")
+        return bool(stranger)
+    for name in OWN:
+        if (root / name).is_symlink():
+            raise NotAStore(
+                f"{root / name}: is a link, and a store's own folders are not",
+                "Move the whole store instead: SM120_STORE names its place.",
+            )
+    return True
+
+
+def write_mark(root: Path) -> None:
+    """Make a folder a store; done before anything else is put into it."""
+    write_bytes(
+        root / MARK, canonical_json(Mark(kind="sm120 store", format=FORMAT).model_dump()) + b"\n"
+    )
+
+
+def _is_marked(root: Path) -> bool:
+    mark = root / MARK
+    if not mark.is_symlink() and not mark.exists():
+        return False
+    try:
+        is_plain = stat.S_ISREG(mark.lstat().st_mode)
+        text = read_at_most(mark, _MOST_BYTES) if is_plain else None
+        found = Mark.model_validate_json(text or b"")
+    except ValidationError:
+        raise NotAStore(
+            f"{mark}: is damaged, or not of a store",
+            "If the folder is your store, remove this file: a store is known by its folders, too.",
+        ) from None
+    if found.format != FORMAT:
+        raise NotAStore(
+            f"{mark}: the store has format {found.format}, this version knows {FORMAT}",
+            "Use the newer version, or name another folder with SM120_STORE.",
+        )
+    return True
+
+
+def _has_earlier_shape(root: Path) -> bool:
+    """Stores were not marked at first: all of their folders, and the layout file as we write it."""
+    if not all(_is_plain_folder(root / name) for name in FOLDERS):
+        return False
+    layout = root / "oci" / "oci-layout"
+    return layout.is_file() and read_at_most(layout, len(LAYOUT)) == LAYOUT
+
+
+def _is_plain_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _stranger(root: Path) -> str:
+    """A name in a folder that should be empty."""
+    if root.exists() and not root.is_dir():
+        raise NotAStore(f"{root}: is not a folder")
+    names = sorted(p.name for p in root.iterdir()) if root.exists() else []
+    return next((name for name in names if not name.startswith(_NOTHING)), "")
