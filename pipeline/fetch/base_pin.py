@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pipeline.errors import BaseUnusable
 from pipeline.lock.base import MOST_LAYERS, BasePin, BlobPin, LayerPin, LayerType
+from pipeline.net.display import clean
 from pipeline.registry.config import ImageConfig
 from pipeline.registry.document import OCI_EMPTY, Descriptor, Document
-from pipeline.registry.words import clean
 from pipeline.wish.base import ForeignBase
 
 _GZIP: LayerType = "application/vnd.oci.image.layer.v1.tar+gzip"

@@ -30,13 +30,14 @@ class Answer:
     def __init__(
         self,
         raw: urllib3.BaseHTTPResponse,
+        method: str,
         url: str,
         connections: Connections,
         limits: Limits,
     ) -> None:
         self.status, self.url = raw.status, url
         self.headers: Mapping[str, str] = raw.headers
-        self._raw, self._limits = raw, limits
+        self._raw, self._limits, self._has_body = raw, limits, method != "HEAD"
         self._stop, self._watch = connections.stop, connections.watch
         self._sock, self._since = connections.slot.sock, time.monotonic()
         # Below urllib3, whose own `readinto` makes a copy. And only `readinto`: the standard
@@ -87,8 +88,11 @@ class Answer:
         self.close()
         return Lost(f"{shown(self.url)}: {words}", is_stall=is_stall)
 
-    def pieces(self, most_bytes: int | None = None) -> Iterator[bytes]:
-        """The body as it comes, in pieces large enough that hashing them is the work."""
+    def pieces(self, most_bytes: int | None = None) -> Iterator[memoryview]:
+        """The body as it comes, in pieces large enough that hashing them is the work.
+
+        Each is good until the next one is asked for.
+        """
         buffer = memoryview(bytearray(PIECE_BYTES))
         left = most_bytes
         while left != 0:
@@ -96,10 +100,13 @@ class Answer:
             if not count:
                 return
             left = None if left is None else left - count
-            yield bytes(buffer[:count])
+            yield buffer[:count]
 
     def read(self, most_bytes: int) -> bytes:
         """The whole body, decompressed; more bytes than that, or too slow, is an error."""
+        if not self._has_body:
+            self.close()
+            return b""
         data = bytearray()
         encoding = self.header("Content-Encoding").strip().lower()
         try:

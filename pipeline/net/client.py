@@ -103,7 +103,7 @@ class Client:
             raise BadAddress(f"{shown(url)!r} is no address") from error
         except BREAKS as error:
             raise self._failure(url, error) from error
-        return Answer(raw, url, self._connections, bounds)
+        return Answer(raw, method, url, self._connections, bounds)
 
     def _failure(self, url: str, error: Exception) -> Exception:
         if self.stop.is_set():

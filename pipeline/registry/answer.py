@@ -1,42 +1,37 @@
-"""What a registry answers, and the two ways in which it does not."""
+"""Where a registry's answers lead, and how it refuses."""
 
 from __future__ import annotations
 
-import http.client
-from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import urljoin
 
 from pipeline.errors import RegistryBroken
-from pipeline.registry.words import shown
+from pipeline.net.display import shown
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A server's answer; `data` is its body where that was read."""
-
-    status: int
-    url: str
-    raw: http.client.HTTPResponse
-    data: bytes = b""
-
-    def header(self, name: str) -> str:
-        return self.raw.headers.get(name) or ""
+class Head(Protocol):
+    """What is known of an answer before its body."""
 
     @property
-    def location(self) -> str:
-        """Where to go on, as a whole address."""
-        found = self.header("Location")
-        if not found:
-            raise RegistryBroken(f"{shown(self.url)}: answers {self.status} without a Location")
-        return urljoin(self.url, found)
+    def status(self) -> int: ...
+
+    @property
+    def url(self) -> str: ...
+
+    def header(self, name: str) -> str: ...
 
 
-class Lost(Exception):
-    """A request that failed for now: the connection broke, or the server has a bad day."""
-
-    def __init__(self, reason: str, retry_after: str = "") -> None:
-        super().__init__(reason)
-        self.retry_after = retry_after
+def location_of(answer: Head) -> str:
+    """Where to go on, as a whole address."""
+    place = answer.header("Location")
+    if not place:
+        raise RegistryBroken(f"{shown(answer.url)}: answers {answer.status} without a Location")
+    try:
+        return urljoin(answer.url, place)
+    except ValueError as error:
+        raise RegistryBroken(
+            f"{shown(answer.url)}: sends us to {shown(place)!r}, which is no address"
+        ) from error
 
 
 class Refusal(RegistryBroken):

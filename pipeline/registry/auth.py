@@ -6,20 +6,22 @@ names (bearer); a token goes only to the registry that it was made for.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPResponse
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode
 
 from pipeline.errors import RegistryBroken, RegistryRefused
+from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.net.address import parts_of
+from pipeline.net.client import Body, Reply, Small
+from pipeline.net.display import shown
+from pipeline.net.failures import BadAddress
 from pipeline.registry.challenge import Challenge, read_challenges
 from pipeline.registry.login import Login
-from pipeline.registry.transport import Body, Small
 
-_MOST_BYTES = 1 << 20
-Send = Callable[[str, str, dict[str, str], Body | None], HTTPResponse]
+MOST_TOKEN_BYTES = 1 << 20
+Send = Callable[[str, str, dict[str, str], Body | None], Reply]
 
 
 @dataclass(frozen=True)
@@ -78,22 +80,23 @@ class Authority:
 
     def _token(self, scope: Scope, challenge: Challenge) -> str:
         realm = challenge.get("realm")
-        if urlsplit(realm).scheme not in (("https", "http") if self._plain else ("https",)):
+        service = _service(realm)
+        if service.scheme == "http" and not self._plain:
             raise RegistryRefused(
-                f"the registry's token service {realm} is not reached by https",
+                f"the registry's token service {shown(realm)} is not reached by https",
                 "Nothing was sent to it.",
             )
         wanted = dict.fromkeys([*scope.words(), *challenge.get("scope").split()])
         query = [("service", challenge.get("service"))] if challenge.get("service") else []
         query += [("scope", word) for word in wanted]
-        answer = self._ask(realm, query)
+        answer = self._ask(realm, "&" if service.query else "?", query)
         if answer.status in (401, 403):
-            raise RegistryRefused(f"the token service {urlsplit(realm).netloc} refuses the login")
+            raise RegistryRefused(f"the token service {service.netloc} refuses the login")
         if answer.status != 200:
-            raise RegistryBroken(f"the token service {realm} answers {answer.status}")
-        return _token_in(answer.read(_MOST_BYTES), realm)
+            raise RegistryBroken(f"the token service {shown(realm)} answers {answer.status}")
+        return _token_in(answer.data, shown(realm))
 
-    def _ask(self, realm: str, query: list[tuple[str, str]]) -> HTTPResponse:
+    def _ask(self, realm: str, joint: str, query: list[tuple[str, str]]) -> Reply:
         login = self._login
         if login is not None and login.identity_token:
             form = [("grant_type", "refresh_token"), ("refresh_token", login.identity_token)]
@@ -101,15 +104,24 @@ class Authority:
             kind = {"Content-Type": "application/x-www-form-urlencoded"}
             return self._send("POST", realm, kind, Small(urlencode(form).encode()))
         headers = {"Authorization": login.basic} if login else {}
-        joint = "&" if urlsplit(realm).query else "?"
         return self._send("GET", f"{realm}{joint}{urlencode(query)}", headers, None)
+
+
+def _service(realm: str) -> SplitResult:
+    try:
+        parts = parts_of(realm)
+    except BadAddress as error:
+        raise RegistryBroken(f"the registry's token service {error}") from error
+    if "@" in parts.netloc or parts.fragment:
+        raise RegistryBroken(f"the registry's token service {shown(realm)!r} is no address")
+    return parts
 
 
 def _token_in(data: bytes, realm: str) -> str:
     try:
-        found = json.loads(data)
+        found = read_json(data, most_bytes=MOST_TOKEN_BYTES)
         token = found.get("token") or found.get("access_token")
-    except (ValueError, AttributeError, RecursionError):
+    except (JsonInvalid, AttributeError):
         token = None
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise RegistryBroken(f"the token service {realm} gives no token")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
-import ssl
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pipeline import log
 from pipeline.errors import (
@@ -19,23 +16,28 @@ from pipeline.errors import (
     RegistryRefused,
     RegistryUnreachable,
 )
-from pipeline.registry.answer import Answer, Lost, Refusal
-from pipeline.registry.auth import Authority, Scope
+from pipeline.net.address import is_loopback, next_address, origin_of
+from pipeline.net.answer import Answer
+from pipeline.net.client import MAY_PASS, REDIRECTS, Body, Reply
+from pipeline.net.client import Client as HttpClient
+from pipeline.net.display import shown
+from pipeline.net.failures import BadAddress, BadAnswer, Lost, NetError, Untrusted
+from pipeline.net.limits import Limits
+from pipeline.net.waits import asked_wait_s
+from pipeline.registry.answer import Refusal, location_of
+from pipeline.registry.auth import MOST_TOKEN_BYTES, Authority, Scope
 from pipeline.registry.login import find_login
-from pipeline.registry.reference import Reference, is_loopback
-from pipeline.registry.transport import Body, Transport, origin_of
+from pipeline.registry.reference import Reference
 from pipeline.registry.trust import certificate_files, tls_context
-from pipeline.registry.words import error_words, seconds, shown, words
+from pipeline.registry.words import MOST_ERROR_BYTES, error_words
 
 ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0
 _SAID_FROM_S = 1.0  # shorter waits nobody wonders about
-_REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
-_PASSING = (408, 425, 429, 500, 502, 503, 504)
-_MOST_ERROR_BYTES = 8192
 MOST_ANSWER_BYTES = 1 << 16
-_BREAKS = (OSError, http.client.HTTPException)
+# a registry on slow storage is silent for minutes while it closes a layer of gigabytes
+_LIMITS = Limits(silence_s=300.0, head_s=300.0)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Access:
     ca_file: Path | None = None
     insecure_http: bool = False
     first_wait_s: float = 0.5
+    limits: Limits = _LIMITS
 
 
 class Client:
@@ -55,11 +58,15 @@ class Client:
         self.name = reference.registry
         self._guard, self._said_at = threading.Lock(), 0.0
         self._host_port = reference.host_port
-        self.transport = Transport(lambda: tls_context(self._host_port, self._access.ca_file))
+        self._http = HttpClient(
+            make_context=lambda: tls_context(self._host_port, self._access.ca_file),
+            limits=self._access.limits,
+        )
+        self.stop = self._http.stop
         self.base = self._find_base()
         self.authority = Authority(
             lambda: find_login(reference),
-            self.transport.request,
+            self._ask_service,
             plain=self.base.startswith("http://"),
         )
 
@@ -75,12 +82,10 @@ class Client:
     def _speaks_plain_http(self) -> bool:
         url = f"http://{self._host_port}/v2/"
         try:
-            answer = self.transport.request("GET", url, {})
-            answer.read(_MOST_ERROR_BYTES)
-        except _BREAKS:
+            with self._http.ask("GET", url) as answer:
+                pass
+        except NetError:
             return False
-        finally:
-            self.transport.forget(url)
         # Go's servers answer plain http on a TLS port with 400 and a sentence
         return answer.status != 400
 
@@ -94,7 +99,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
         most_bytes: int = MOST_ANSWER_BYTES,
-    ) -> Answer:
+    ) -> Reply:
         """A whole answer with a good status; what may pass is tried again, the rest is an error."""
         failed: Lost | None = None
         for attempt in range(ATTEMPTS):
@@ -104,7 +109,8 @@ class Client:
                 answer = self.once(
                     method, place, scope=scope, good=good, headers=headers, body=body
                 )
-                return replace(answer, data=self.read(answer, most_bytes))
+                data = self.read(answer, most_bytes)
+                return Reply(answer.status, answer.url, answer.headers, data)
             except Lost as lost:
                 failed = lost
         raise RegistryUnreachable(f"{self.name}: {failed}") from failed
@@ -127,13 +133,13 @@ class Client:
             answer = self._send(method, self._checked(url), headers, body, login)
             if answer.status in good:
                 return answer
-            if answer.status in _REDIRECTS and hops < _MOST_REDIRECTS:
-                url, hops = answer.location, hops + 1
-                self._drop(answer)
+            if answer.status in REDIRECTS and hops < _MOST_REDIRECTS:
+                answer.drain()
+                url, hops = location_of(answer), hops + 1
                 continue
             if answer.status == 401 and self._is_home(url) and not fresh:
-                asked = answer.raw.headers.get_all("WWW-Authenticate") or []
-                self._drop(answer)
+                asked = answer.all_headers("WWW-Authenticate")
+                answer.drain()
                 login, fresh = self._authorize(scope, login, asked), True
                 continue
             raise self._failure(method, answer)
@@ -150,23 +156,27 @@ class Client:
         if login and self._is_home(url):
             sent["Authorization"] = login
         try:
-            raw = self.transport.request(method, url, sent, body)
-            return Answer(raw.status, url, raw)
-        except ssl.SSLCertVerificationError as error:
+            return self._http.ask(method, url, headers=sent, body=body)
+        except Untrusted as error:
             raise RegistryUnreachable(
-                f"{shown(url)}: its certificate is not trusted: {error.verify_message}",
-                "Name its CA with --ca FILE, or put it where Docker looks for it.",
+                str(error), "Name its CA with --ca FILE, or put it where Docker looks for it."
             ) from error
-        except _BREAKS as error:
-            if self.transport.stop.is_set():
-                raise Interrupted("stopped") from error
-            raise Lost(f"{shown(url)}: {words(error)}") from error
+        except BadAddress as error:
+            raise RegistryBroken(f"{self.name}: sends us to {error}") from error
+
+    def _ask_service(
+        self, method: str, url: str, headers: dict[str, str], body: Body | None
+    ) -> Reply:
+        """A token service's answer, whole; it may be another server with another CA."""
+        answer = self._send(method, url, headers, body, "")
+        data = self.read(answer, MOST_TOKEN_BYTES)
+        return Reply(answer.status, answer.url, answer.headers, data)
 
     def _authorize(self, scope: Scope, login: str, asked: list[str]) -> str:
         try:
             return self.authority.answer(scope, login, asked)
-        except _BREAKS as error:
-            raise Lost(f"the token service: {words(error)}") from error
+        except Lost as error:
+            raise Lost(f"the token service: {error}", wait_s=error.wait_s) from error
         except RegistryRefused as error:
             raise RegistryRefused(f"{self.name}: {error}", error.hint) from error
 
@@ -177,74 +187,37 @@ class Client:
     def _checked(self, url: str) -> str:
         """An address that a server gave us: never from https to http."""
         try:
-            parts, home = urlsplit(url), urlsplit(self.base)
-            is_known = parts.scheme in ("http", "https") and bool(parts.hostname)
-            here = (parts.hostname or "").lower() == (home.hostname or "").lower()
-            _ = parts.port
-        except ValueError:
-            is_known = here = False
-            parts = home = urlsplit(self.base)
-        if not is_known or "@" in parts.netloc:
-            raise RegistryBroken(f"{self.name}: sends us to {shown(url)!r}, which is no address")
-        if parts.scheme == "https" or home.scheme == "http":
-            return url
-        if here:
-            # behind a TLS proxy that does not say so, registries call themselves http
-            return parts._replace(scheme="https", netloc=home.netloc).geturl()
-        raise RegistryBroken(f"{self.name}: sends us from https to {shown(url)}")
+            return next_address(self.base, url)
+        except BadAnswer as error:
+            raise RegistryBroken(f"{self.name}: {error}") from error
 
     def _failure(self, method: str, answer: Answer) -> Exception:
-        said, codes = error_words(self._error_body(answer))
-        self._drop(answer)
+        said, codes = error_words(_error_body(answer))
         what = f"{method} {shown(answer.url)}"
-        if answer.status in _PASSING:
-            return Lost(f"{what}: answers {answer.status}{said}", answer.header("Retry-After"))
+        if answer.status in MAY_PASS:
+            wait_s = asked_wait_s(answer.headers)
+            return Lost(f"{what}: answers {answer.status}{said}", wait_s=wait_s)
         if answer.status in (401, 403):
             return RegistryRefused(f"{what}: refused with {answer.status}{said}")
         if answer.status == 404:
             return NotInRegistry(f"{what}: not there{said}")
         return Refusal(f"{what}: answers {answer.status}{said}", answer.status, codes)
 
-    def _error_body(self, answer: Answer) -> bytes:
-        try:
-            return answer.raw.read(_MOST_ERROR_BYTES)
-        except _BREAKS:
-            return b""
-
-    def _drop(self, answer: Answer) -> None:
-        """Read what little is left, so that the connection can be used again, or close it."""
-        try:
-            answer.raw.read(_MOST_ERROR_BYTES)
-        except _BREAKS:
-            self.transport.forget(answer.url)
-            return
-        if not answer.raw.isclosed():
-            self.transport.forget(answer.url)
-
     def read(self, answer: Answer, most_bytes: int) -> bytes:
         """A small body, whole; `Lost` where it broke off."""
-        length = answer.raw.length  # none for chunked answers, nothing for HEAD
         try:
-            data = answer.raw.read(most_bytes + 1)
-        except _BREAKS as error:
-            self.transport.forget(answer.url)
-            raise Lost(f"{shown(answer.url)}: {words(error)}") from error
-        if len(data) > most_bytes:
-            self.transport.forget(answer.url)
-            raise RegistryBroken(f"{shown(answer.url)}: is larger than {most_bytes} bytes")
-        if length is not None and len(data) < length:
-            self.transport.forget(answer.url)
-            raise Lost(f"{shown(answer.url)}: ended after {len(data)} of {length} bytes")
-        return data
+            return answer.read(most_bytes)
+        except BadAnswer as error:
+            raise RegistryBroken(str(error)) from error
 
     def pause(self, attempt: int, lost: Lost | None = None) -> None:
         """Wait longer each time, or as long as the server asks; a stop ends it."""
         wait_s = self._access.first_wait_s * 2**attempt
-        asked_s = seconds(lost.retry_after) if lost else None
+        asked_s = lost.wait_s if lost else None
         wait_s = min(wait_s if asked_s is None else asked_s, LONGEST_WAIT_S)
         if lost and wait_s >= _SAID_FROM_S:
             self._say_once(f"  {lost}; trying again in {wait_s:.0f} s")
-        if self.transport.stop.wait(wait_s):
+        if self.stop.wait(wait_s):
             raise Interrupted("stopped")
 
     def _say_once(self, words: str) -> None:
@@ -257,4 +230,11 @@ class Client:
 
     def hang_up(self) -> None:
         """End everything under way."""
-        self.transport.hang_up()
+        self._http.hang_up()
+
+
+def _error_body(answer: Answer) -> bytes:
+    try:
+        return answer.read(MOST_ERROR_BYTES)
+    except NetError:
+        return b""

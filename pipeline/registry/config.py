@@ -18,8 +18,8 @@ from pydantic import (
 
 from pipeline.errors import BaseUnusable
 from pipeline.model import Digest, sha256_of
+from pipeline.net.display import clean
 from pipeline.registry.document import read_json
-from pipeline.registry.words import clean
 
 MOST_CONFIG_BYTES = 4 << 20
 _MOST = 10_000

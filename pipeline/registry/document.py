@@ -6,10 +6,9 @@ agree, and a document that could be read as both is refused.
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Any, Literal
 
+from pipeline import foreign_json
 from pipeline.errors import RegistryBroken
 from pipeline.model import Frozen, sha256_of
 from pipeline.registry.reference import DIGEST
@@ -29,8 +28,6 @@ KINDS: dict[str, Literal["manifest", "index"]] = {
 MOST_MANIFEST_BYTES = 4 << 20
 _MOST_DEPTH = 20
 _MOST_ENTRIES = 1000
-# a whole text in quotes, so that brackets inside it do not count, or one bracket
-_MARKS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 class Descriptor(Frozen):
@@ -183,31 +180,6 @@ def descriptor_json(found: Descriptor) -> dict[str, Any]:
 def read_json(data: bytes, name: str) -> Any:
     """JSON without doubled names, endless depth or numbers that are none."""
     try:
-        text = data.decode("utf-8")
-        _require_shallow(text)
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        return foreign_json.read_json(data, most_bytes=MOST_MANIFEST_BYTES, most_depth=_MOST_DEPTH)
+    except foreign_json.JsonInvalid as error:
         raise RegistryBroken(f"{name}: is no JSON that can be trusted: {error}") from error
-
-
-def _require_shallow(text: str) -> None:
-    """Refuse depth before the parser meets it."""
-    depth = 0
-    for match in _MARKS.finditer(text):
-        if match[0] in ("[", "{"):
-            depth += 1
-        elif match[0] in ("]", "}"):
-            depth -= 1
-        if depth > _MOST_DEPTH:
-            raise ValueError("it is nested too deeply")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("it says one thing twice")
-    return found
-
-
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"it holds {word}")

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.errors import Interrupted, NotInRegistry, RegistryBroken, RegistryUnreachable
+from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable
 from pipeline.files import hash_so_far, os_errors_explained, size_so_far
 from pipeline.log import Bar
 from pipeline.model import sha256_of
-from pipeline.registry.answer import Answer, Lost
+from pipeline.net.answer import Answer
+from pipeline.net.failures import Lost
 from pipeline.registry.client import ATTEMPTS
 from pipeline.registry.document import Descriptor
 from pipeline.registry.local import Gauge
 from pipeline.registry.repository import Repository
 
-_PIECE_BYTES = 1 << 18
 _PROGRESS_BYTES = 1 << 20
 
 
@@ -52,15 +51,13 @@ def _stream(repository: Repository, blob: Descriptor, gauge: Gauge) -> str:
     answer = _open_at(repository, blob, 0)
     sha, got = hashlib.sha256(), 0
     try:
-        for piece in _pieces(repository, answer, blob, got):
+        for piece in _pieces(answer, blob, got):
             got += len(piece)
             sha.update(piece)
             gauge.at(got)
     finally:
-        if not answer.raw.isclosed():
-            repository.client.transport.forget(answer.url)
-    length = answer.header("Content-Length")
-    if got < blob.size_bytes and (not length.isdecimal() or got < int(length)):
+        answer.close()
+    if got < blob.size_bytes and (answer.length is None or got < answer.length):
         raise Lost(f"{blob.digest}: ended after {got} of {blob.size_bytes} bytes")
     return f"sha256:{sha.hexdigest()}"
 
@@ -103,10 +100,9 @@ def _attempt(repository: Repository, blob: Descriptor, partial: Path, gauge: Gau
         return f"sha256:{_hash_of(partial, gauge).hexdigest()}"
     answer = _open_at(repository, blob, have)
     try:
-        return _pour(repository, answer, blob, partial, gauge)
+        return _pour(answer, blob, partial, gauge)
     finally:
-        if not answer.raw.isclosed():
-            repository.client.transport.forget(answer.url)
+        answer.close()
 
 
 def _open_at(repository: Repository, blob: Descriptor, have: int) -> Answer:
@@ -117,30 +113,27 @@ def _open_at(repository: Repository, blob: Descriptor, have: int) -> Answer:
         f"{repository.path}/blobs/{blob.digest}",
         scope=repository.may("pull"),
         good=(200, 206, 416) if have else (200,),
-        headers={"Accept-Encoding": "identity", **headers},
+        headers=headers,
     )
     goes_on = answer.header("Content-Range").startswith(f"bytes {have}-")
     if answer.status == 200 or (answer.status == 206 and goes_on):
         return answer
-    repository.client.transport.forget(answer.url)
+    answer.close()
     return _open_at(repository, blob, 0)
 
 
-def _pour(
-    repository: Repository, answer: Answer, blob: Descriptor, partial: Path, gauge: Gauge
-) -> str:
+def _pour(answer: Answer, blob: Descriptor, partial: Path, gauge: Gauge) -> str:
     """Append the answer to the file; returns the whole file's digest."""
     if answer.status == 200:
         partial.unlink(missing_ok=True)
     sha = _hash_of(partial, gauge)
     got = size_so_far(partial)
-    length = answer.header("Content-Length")
-    if length.isdecimal() and int(length) != blob.size_bytes - got:
+    if answer.length is not None and answer.length != blob.size_bytes - got:
         raise RegistryBroken(
-            f"{blob.digest}: named with {blob.size_bytes} bytes, sent with {got + int(length)}"
+            f"{blob.digest}: named with {blob.size_bytes} bytes, sent with {got + answer.length}"
         )
     with os_errors_explained(partial), partial.open("ab") as out:
-        for piece in _pieces(repository, answer, blob, got):
+        for piece in _pieces(answer, blob, got):
             got += len(piece)
             out.write(piece)
             sha.update(piece)
@@ -150,24 +143,13 @@ def _pour(
     return f"sha256:{sha.hexdigest()}"
 
 
-def _pieces(repository: Repository, answer: Answer, blob: Descriptor, got: int) -> Iterator[bytes]:
+def _pieces(answer: Answer, blob: Descriptor, got: int) -> Iterator[memoryview]:
     """What comes after the bytes that are here; never more than the blob is said to have."""
-    while piece := _next(repository, answer):
+    for piece in answer.pieces():
         got += len(piece)
         if got > blob.size_bytes:
             raise RegistryBroken(f"{blob.digest}: more than the {blob.size_bytes} bytes named")
         yield piece
-
-
-def _next(repository: Repository, answer: Answer) -> bytes:
-    if repository.client.transport.stop.is_set():
-        raise Interrupted("stopped")
-    try:
-        return answer.raw.read(_PIECE_BYTES)
-    except (OSError, http.client.HTTPException) as error:
-        if repository.client.transport.stop.is_set():
-            raise Interrupted("stopped") from error
-        raise Lost(f"{answer.url.partition('?')[0]}: the answer broke off") from error
 
 
 def _hash_of(partial: Path, gauge: Gauge) -> hashlib._Hash:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 
 from pipeline.errors import ReferenceInvalid
@@ -73,19 +72,3 @@ def _is_registry(text: str) -> bool:
         return False
     _, _, port = text.rpartition("]")[2].partition(":")
     return (":" in text or "." in text or text == "localhost") and int(port or 0) < 1 << 16
-
-
-def host_of(host_port: str) -> str:
-    """The host alone, without port and brackets."""
-    if host_port.startswith("["):
-        return host_port[1:].partition("]")[0]
-    return host_port.partition(":")[0]
-
-
-def is_loopback(host_port: str) -> bool:
-    """Whether a registry is on this machine, where plain http harms nobody."""
-    host = host_of(host_port)
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from pipeline.errors import DeleteDisabled, NotInRegistry, RegistryBroken
-from pipeline.registry.answer import Answer, Refusal
+from pipeline.net.address import linked_page, parts_of
+from pipeline.net.client import Reply, Small
+from pipeline.net.display import clean, shown
+from pipeline.net.failures import BadAddress
+from pipeline.registry.answer import Refusal
 from pipeline.registry.auth import Scope
 from pipeline.registry.client import Client
 from pipeline.registry.document import (
@@ -18,8 +21,6 @@ from pipeline.registry.document import (
     read_json,
 )
 from pipeline.registry.reference import TAG, Reference
-from pipeline.registry.transport import Small
-from pipeline.registry.words import clean
 
 _MOST_PAGES = 1000
 _MOST_TAGS = 100_000
@@ -65,7 +66,7 @@ class Repository:
 
     def look(
         self, place: str, most_bytes: int, headers: dict[str, str] | None = None
-    ) -> Answer | None:
+    ) -> Reply | None:
         """A small answer with its body; none on 404."""
         answer = self.client.ask(
             "GET",
@@ -77,7 +78,7 @@ class Repository:
         )
         return answer if answer.status == 200 else None
 
-    def put_manifest(self, name: str, data: bytes, media_type: str) -> Answer:
+    def put_manifest(self, name: str, data: bytes, media_type: str) -> Reply:
         """Put a manifest under its digest or a tag."""
         return self.client.ask(
             "PUT",
@@ -134,13 +135,16 @@ def _tags_in(data: bytes, name: str) -> list[str]:
     return tags
 
 
-def next_page(answer: Answer) -> str | None:
+def next_page(answer: Reply) -> str | None:
     """The next page of a list, on this registry only."""
-    link = answer.header("Link")
-    if 'rel="next"' not in link.replace("rel=next", 'rel="next"') or "<" not in link:
+    link = linked_page(answer.header("Link"))
+    if link is None:
         return None
-    parts = urlsplit(link.partition("<")[2].partition(">")[0])
-    path = parts.path if parts.path.startswith("/") else f"/{parts.path}"
+    try:
+        parts = parts_of(link if "://" in link else f"http://here/{link.lstrip('/')}")
+    except BadAddress as error:
+        raise RegistryBroken(f"{shown(answer.url)}: its next page {error}") from error
+    path = parts.path or "/"
     return f"{path}?{parts.query}" if parts.query else path
 
 

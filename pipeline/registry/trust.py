@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 from pipeline.errors import RegistryUnreachable
+from pipeline.net.tls import tls_context as system_context
 
 _PLACES = (
     "/etc/docker/certs.d",
@@ -23,7 +24,7 @@ def certificate_files(host_port: str, places: tuple[str, ...] = _PLACES) -> list
 
 def tls_context(host_port: str, ca_file: Path | None) -> ssl.SSLContext:
     """A context that believes the system's CAs and those added for this registry."""
-    context = ssl.create_default_context()
+    context = system_context()
     files = certificate_files(host_port)
     for path in [*([ca_file] if ca_file else []), *(p for p in files if p.suffix == ".crt")]:
         try:

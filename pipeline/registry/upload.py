@@ -15,7 +15,9 @@ from pipeline.errors import (
     RegistryUnreachable,
 )
 from pipeline.log import Bar
-from pipeline.registry.answer import Answer, Lost, Refusal
+from pipeline.net.address import number_in
+from pipeline.net.failures import Lost
+from pipeline.registry.answer import Head, Refusal, location_of
 from pipeline.registry.client import ATTEMPTS, MOST_ANSWER_BYTES
 from pipeline.registry.local import Gauge, LocalBlob
 from pipeline.registry.repository import Repository
@@ -36,7 +38,7 @@ class _Part:
     def __init__(
         self, repository: Repository, blob: LocalBlob, start: int, size: int, gauge: Gauge
     ) -> None:
-        self._stop = repository.client.transport.stop
+        self._stop = repository.client.stop
         self._blob, self._start, self._gauge = blob, start, gauge
         self.size_bytes = size
 
@@ -60,8 +62,8 @@ def has_blob(repository: Repository, digest: str, size_bytes: int) -> bool:
     )
     if answer.status == 404:
         return False
-    length = answer.header("Content-Length")
-    if length.isdecimal() and int(length) != size_bytes:
+    length = number_in(answer.header("Content-Length"))
+    if length is not None and length != size_bytes:
         raise RegistryBroken(f"{repository}: has {digest} with {length} bytes, not {size_bytes}")
     return True
 
@@ -93,7 +95,7 @@ def _begin(repository: Repository, blob: LocalBlob, mount_from: str = "") -> str
         scope=repository.may("pull,push", mount_from),
         good=(201, 202) if mount_from else (202,),
     )
-    return None if answer.status == 201 else answer.location
+    return None if answer.status == 201 else location_of(answer)
 
 
 class _Upload:
@@ -139,7 +141,7 @@ class _Upload:
             answer = self._request(
                 "PATCH", self._place, (202,), length, {"Content-Range": f"{self._offset}-{last}"}
             )
-            self._place, before = answer.location, self._offset
+            self._place, before = location_of(answer), self._offset
             self._offset = self._confirmed(answer, before + length)
             if self._offset <= before:
                 raise Lost(f"{self._repository}: took {length} bytes and kept none")
@@ -160,7 +162,7 @@ class _Upload:
         good: tuple[int, ...],
         length: int,
         more: dict[str, str] | None = None,
-    ) -> Answer:
+    ) -> Head:
         part = _Part(self._repository, self._blob, self._offset, length, self._gauge)
         headers = {"Content-Type": "application/octet-stream", **(more or {})}
         try:
@@ -215,9 +217,9 @@ class _Upload:
         if not self._offset:
             # nothing, or one byte: registries write both as 0-0
             return None
-        return answer.location if answer.header("Location") else self._place
+        return location_of(answer) if answer.header("Location") else self._place
 
-    def _confirmed(self, answer: Answer, most: int) -> int:
+    def _confirmed(self, answer: Head, most: int) -> int:
         """How many bytes the registry says it has; it cannot have more than were sent."""
         found = _RANGE.fullmatch(answer.header("Range").strip())
         count = int(found[1]) + 1 if found and found[1] != "0" else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline import log
 from pipeline.errors import NotInRegistry, RegistryBroken
 from pipeline.model import Frozen
-from pipeline.registry.document import Descriptor, Document
+from pipeline.registry.document import MOST_MANIFEST_BYTES, Descriptor, Document
 from pipeline.registry.reference import Reference
 from pipeline.registry.referrers import referrers
 from pipeline.registry.repository import Repository, require_same
@@ -54,7 +54,9 @@ def plan_pull(
     if root.kind == "index":
         entries = _entries(root, platform)
         for entry in entries:
-            document = repository.manifest(entry.digest, entry.size_bytes or 1)
+            document = repository.manifest(
+                entry.digest, min(entry.size_bytes or 1, MOST_MANIFEST_BYTES)
+            )
             require_same(document, entry, str(repository))
             if document.kind != "manifest":
                 raise RegistryBroken(f"{repository}: an index in an index is not followed")

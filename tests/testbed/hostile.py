@@ -1,8 +1,8 @@
 """Answers that no honest server gives, written byte by byte to a real socket.
 
-    with hostile_server(DRIPPING_BODY) as url: ...
+    with hostile_server(ENDLESS["a dripping body"]) as url: ...
 
-`ANSWERS` are those that every client of metadata must end, each within its limits.
+`endings(ask, ANSWERS)` is empty where an entry point ends each of them well, and in time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+
+from pipeline.errors import PipelineError
+from pipeline.net.limits import Limits
 
 Script = Callable[[socket.socket, bytes], None]
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -116,6 +120,7 @@ DAMAGED: dict[str, Script] = {
     "a redirect with a bell": redirects_to(b"http://127.0.0.1/\x07"),
     "a redirect to a label too long": redirects_to(b"http://" + b"a" * 70 + b"..x/"),
 }
+ANSWERS = {**ENDLESS, **DAMAGED}
 # JSON that two readers read in two ways, or that makes one stumble
 BAD_JSON: dict[str, bytes] = {
     "not JSON": b"{",
@@ -136,6 +141,7 @@ BAD_JSON: dict[str, bytes] = {
     "a text": b'"x"',
     "null": b"null",
 }
+JSON_ANSWERS = {name: body(data) for name, data in BAD_JSON.items()}
 
 
 @contextmanager
@@ -177,3 +183,35 @@ def hostile_server(script: Script) -> Iterator[str]:
         for conn in open_ones:
             with suppress(OSError):
                 conn.shutdown(socket.SHUT_RDWR)
+
+
+# so short that a test of all answers takes a second or two
+SHORT = Limits(
+    connect_s=2, silence_s=0.3, head_s=0.4, piece_s=0.4, grace_s=0.4, least_bytes_per_s=10**7
+)
+LONGEST_S = 4.0  # of one exchange with all of its tries, on a busy machine
+
+
+def endings(ask: Callable[[str], object], scripts: Mapping[str, Script]) -> dict[str, str]:
+    """How an entry point ends at each of the answers, where it does not end as it should.
+
+    It should end with an error of ours that is one clear line with a hint, in time.
+    """
+
+    def one(script: Script) -> str:
+        start = time.monotonic()
+        with hostile_server(script) as url:
+            try:
+                return f"believed: {ask(url)!r:.80}"
+            except PipelineError as error:
+                took = time.monotonic() - start
+                is_clear = str(error).isprintable() and error.hint and error.exit_code > 1
+                if is_clear and took < LONGEST_S:
+                    return ""
+                return f"{type(error).__name__} after {took:.1f} s: {error} [{error.hint}]"
+            except Exception as error:
+                return f"a defect: {error!r:.200}"
+
+    with ThreadPoolExecutor(8) as pool:
+        found = dict(zip(scripts, pool.map(one, scripts.values()), strict=True))
+    return {name: words for name, words in found.items() if words}

@@ -22,11 +22,8 @@ from pipeline.net.tls import tls_context
 from pipeline.net.waits import asked_wait_s
 from pipeline.net.watchdog import Watchdog
 from tests.testbed import hostile
-from tests.testbed.hostile import hostile_server
+from tests.testbed.hostile import SHORT, hostile_server
 
-SHORT = Limits(
-    connect_s=2, silence_s=0.3, head_s=0.4, piece_s=0.4, grace_s=0.4, least_bytes_per_s=10**7
-)
 MOST = 1 << 20
 
 
@@ -34,14 +31,14 @@ def client(**more: object) -> Client:
     return Client(limits=SHORT, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", [*hostile.ENDLESS, *hostile.DAMAGED])
+@pytest.mark.parametrize("name", hostile.ANSWERS)
 def test_no_answer_of_a_hostile_server_is_endless_or_unexplained(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "*")
     start = time.monotonic()
     with (
-        hostile_server({**hostile.ENDLESS, **hostile.DAMAGED}[name]) as url,
+        hostile_server(hostile.ANSWERS[name]) as url,
         pytest.raises(NetError, match=r"127\.0\.0\.1") as caught,
     ):
         client().fetch(f"{url}/x?secret=1", most_bytes=MOST)

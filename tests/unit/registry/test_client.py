@@ -16,12 +16,12 @@ from pipeline.errors import (
     RegistryRefused,
     RegistryUnreachable,
 )
-from pipeline.registry.answer import Lost
+from pipeline.net.failures import Lost
+from pipeline.net.waits import retry_after_s
 from pipeline.registry.challenge import read_challenges
 from pipeline.registry.client import Access, Client
 from pipeline.registry.reference import parse_reference
 from pipeline.registry.repository import Repository
-from pipeline.registry.words import seconds
 from tests.testbed.oci_door import (
     Door,
     cut_answer,
@@ -447,16 +447,16 @@ def test_a_list_of_tags_that_holds_no_tags_is_refused(door: Door, tiny: TinyRegi
 
 
 def test_a_date_says_how_long_to_wait_too() -> None:
-    assert seconds("Fri, 01 Jan 2016 00:00:00 GMT") == 0
-    assert seconds("7") == 7
-    assert seconds("soon") is None
+    assert retry_after_s("Fri, 01 Jan 2016 00:00:00 GMT") == 0
+    assert retry_after_s("7") == 7
+    assert retry_after_s("soon") is None
 
 
 def test_a_wait_of_seconds_is_told_with_its_reason_and_once(
     door: Door, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = repository_at(door).client
-    lost = Lost("the registry answers 503", "1")
+    lost = Lost("the registry answers 503", wait_s=1)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: client.pause(0, lost), range(3)))
     said = capsys.readouterr().err.splitlines()

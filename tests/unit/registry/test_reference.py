@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ReferenceInvalid
-from pipeline.registry.reference import is_loopback, parse_reference, parse_repository
+from pipeline.net.address import is_loopback
+from pipeline.registry.reference import parse_reference, parse_repository
 
 DIGEST = "sha256:" + "a" * 64
 
