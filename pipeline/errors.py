@@ -292,7 +292,7 @@ class KeyExists(PipelineError):
 class SigningFailed(PipelineError):
     exit_code = 83
     meaning = "there is nothing to sign with, or what signs gave no good signature"
-    hint = "Name a key with --key, SM120_SIGNING_KEY or SM120_SIGNING_AGENT."
+    hint = "`sm120 keys new NAME` makes a key; --key, SM120_SIGNING_KEY or _AGENT name another."
 
 
 class TrustInvalid(PipelineError):
@@ -315,8 +315,8 @@ class EvidenceBroken(PipelineError):
 
 class EvidenceUnsigned(PipelineError):
     exit_code = 87
-    meaning = "verify: there is no signed evidence for this artifact"
-    hint = "Sign it where it was built: `sm120 record IMAGE --key FILE`."
+    meaning = "verify: valid but unsigned: all of the evidence holds, and nobody signed it"
+    hint = "`sm120 keys new NAME` makes a key and signs what was built here; others sign theirs."
 
 
 class EvidenceIncomplete(PipelineError):

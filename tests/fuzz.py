@@ -160,14 +160,14 @@ class Fuzzer:
             return self.tally.count("envelope", "refused")
         others = [x for n, x in self.read.items() if n != name]
         node = self.world.walk([exhibit, *others]).node
-        same = exhibit.envelope.payload == self.world.statements[name].dump()
+        same = exhibit.envelope.payload == self.world.envelopes()[name].payload
         assert node.verdict is not Verdict.VALID or same, exhibit
         self.tally.count("envelope", node.verdict.value)
 
     def lie(self) -> None:
         """A good key signs mutated bytes: any verdict, but one of ours."""
         name = self.dice.choice(list(self.good))
-        payload = mutate(self.world.statements[name].dump(), self.dice)
+        payload = mutate(self.world.envelopes()[name].payload, self.dice)
         exhibit = read_exhibit(name, sign_bytes(payload, self.world.key).dump())
         others = [x for n, x in self.read.items() if n != name]
         self.tally.count("lie", self.world.walk([exhibit, *others]).node.verdict.value)
@@ -175,7 +175,7 @@ class Fuzzer:
     def shape(self) -> None:
         """A good key signs well-formed JSON of another shape."""
         name = self.dice.choice(list(self.good))
-        body = json.loads(self.world.statements[name].dump())
+        body = json.loads(self.world.envelopes()[name].payload)
         body["predicate"] = reshape(body["predicate"], self.dice)
         exhibit = read_exhibit(name, sign_bytes(canonical_json(body), self.world.key).dump())
         others = [x for n, x in self.read.items() if n != name]

@@ -298,7 +298,15 @@ def sources(as_json: bool) -> None:
 
 
 _SCHEMAS = ("image", "series", "gate", "numerics", "engine", "arch", "trust", "policy")
-_PREDICATES = ("rebuild", "weights", "host-facts", "benchmark-run", "report", "ungated")
+_PREDICATES = (
+    "rebuild",
+    "weights",
+    "host-facts",
+    "benchmark-run",
+    "report",
+    "ungated",
+    "evidence-set",
+)
 
 
 @click.command()

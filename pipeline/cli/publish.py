@@ -50,7 +50,7 @@ _MOST_REASON = 500
     "--force-ungated", metavar="REASON", help="Publish without passed gates; says so for ever."
 )
 @key_option
-@click.option("--spdx", is_flag=True, help="Attach the bill of materials as SPDX 2.3, too.")
+@click.option("--spdx", is_flag=True, help="State and attach the bill as SPDX 2.3, too.")
 @click.option("--no-evidence", is_flag=True, help="Attach no statements and sign nothing.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
 @registry_options

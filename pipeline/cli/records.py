@@ -43,6 +43,7 @@ def signer_of(key_path: Path | None) -> Signer:
 @click.argument("name", metavar="IMAGE")
 @key_option
 @click.option("--unsigned", is_flag=True, help="State it without a signature.")
+@click.option("--spdx", is_flag=True, help="State the bill of materials as SPDX 2.3, too.")
 @platform_option
 @json_option
 @click.pass_context
@@ -51,6 +52,7 @@ def record(
     name: str,
     key_path: Path | None,
     unsigned: bool,
+    spdx: bool,
     platform: str | None,
     as_json: bool,
 ) -> None:
@@ -67,7 +69,7 @@ def record(
     with store.in_use():
         built = find_image(checkout, store, name, platform)
         chosen = plan_image(checkout, name, built.platform)
-        found = record_image(checkout, store, chosen, built, signers, moment())
+        found = record_image(checkout, store, chosen, built, signers, moment(), spdx=spdx)
     if as_json:
         rows = [_row_json(r) for r in found]
         return say_json({"image": name, "digest": built.digest, "records": rows})

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 from pipeline.build.image import Built
 from pipeline.keys import Signer
+from pipeline.model import sha256_of
 from pipeline.publish.evidence import Dossier
 from pipeline.publish.gates import GateState
-from pipeline.record.envelope import Envelope, enclose, read_envelope
-from pipeline.record.names import SPDX, UNGATED
-from pipeline.record.shelf import kept
+from pipeline.record.envelope import Envelope, read_envelope
+from pipeline.record.evidence_set import is_set, keep_set, read_set, set_statement
+from pipeline.record.names import UNGATED
+from pipeline.record.predicates import Ungated
+from pipeline.record.shelf import keep, kept, shelf
 from pipeline.record.statement import Moment, moment, read_stamp, state
 from pipeline.store.store import Store
 from pipeline.wish.load import Checkout
 
 
 def record_all(
-    checkout: Checkout, store: Store, built: Sequence[Built], signer: Signer, when: Moment
+    checkout: Checkout,
+    store: Store,
+    built: Sequence[Built],
+    signer: Signer,
+    when: Moment,
+    *,
+    spdx: bool = False,
 ) -> None:
     """State and sign what is not; what says the same and has this signature stays as it is."""
     # half of the time it takes to start: only who signs pays for it
@@ -27,14 +36,24 @@ def record_all(
 
     for image in built:
         plan = plan_image(checkout, image.name, image.platform)
-        record_image(checkout, store, plan, image, [signer], when)
+        record_image(checkout, store, plan, image, [signer], when, spdx=spdx)
 
 
 def signed_records(store: Store, image: Built) -> list[Envelope]:
-    """The statements of an image that somebody signed; a damaged file ends it, named."""
+    """The statements of an image that somebody signed, and all that a signed set names.
+
+    A damaged file ends it, named.
+    """
     found = kept(store, image.name, image.platform, image.digest)
     envelopes = [read_envelope(path.read_bytes(), path.name) for path in found]
-    return [e for e in envelopes if e.signatures and e.statement.is_about(image.digest)]
+    about = [e for e in envelopes if e.statement.is_about(image.digest)]
+    named = {
+        each.payload
+        for e in about
+        if e.signatures and is_set(e)
+        for each in read_set(e.statement).statements
+    }
+    return [e for e in about if e.signatures or sha256_of(e.payload) in named]
 
 
 def make_dossier(
@@ -48,37 +67,48 @@ def make_dossier(
     *,
     spdx: bool = False,
 ) -> Dossier:
-    """All evidence for a publish; that gates were passed over is signed with the rest.
-
-    A bill in SPDX says what the one in CycloneDX says, and is as large: it goes along on request.
-    """
+    """All evidence for a publish; that gates were passed over is signed with the rest."""
     when = moment()
     if signer is not None:
-        record_all(checkout, store, built, signer, when)
-    envelopes = {
-        image.platform: [e for e in signed_records(store, image) if spdx or not _is_spdx(e)]
-        for image in built
-    }
+        record_all(checkout, store, built, signer, when, spdx=spdx)
+    envelopes = {image.platform: signed_records(store, image) for image in built}
     for gates in forced if signer is not None else ():
         image = next(b for b in built if b.platform == gates.platform)
         said = _ungated(image, gates, reason, reference)
-        statement = state(image.name, image.digest, UNGATED, said, when)
-        envelopes[gates.platform].append(enclose(statement, [signer] if signer else []))
+        known = envelopes[gates.platform]
+        envelopes[gates.platform] = _with_ungated(store, image, known, said, signer, when)
     return Dossier(envelopes, signer, read_stamp(when.at))
 
 
-def _is_spdx(envelope: Envelope) -> bool:
-    return envelope.statement.predicate_type == SPDX
+def _with_ungated(
+    store: Store,
+    image: Built,
+    known: Sequence[Envelope],
+    said: Ungated,
+    signer: Signer | None,
+    when: Moment,
+) -> list[Envelope]:
+    """An image's statements with one more, and the set of those in the place of the image's own."""
+    folder, signers = _published(store, image, said.reference), [signer] if signer else []
+    subject = (image.name, image.platform, image.digest)
+    statement = state(image.name, image.digest, UNGATED, said.model_dump(), when)
+    every = [e for e in known if not is_set(e)]
+    every.append(keep(store, folder, "ungated", statement, signers))
+    named = set_statement(*subject, every, said.reason, when)
+    return [*every, keep_set(store, folder, named, signers)]
 
 
-def _ungated(image: Built, gates: GateState, reason: str, reference: str) -> dict[str, Any]:
-    from pipeline.record.predicates import Ungated
+def _published(store: Store, image: Built, reference: str) -> Path:
+    """Where statements lie that are about one publish of an image, not about the image alone."""
+    folder = shelf(store, image.name, image.platform, image.digest)
+    return folder / "published" / sha256_of(reference.encode()).removeprefix("sha256:")[:16]
 
-    said = Ungated(
+
+def _ungated(image: Built, gates: GateState, reason: str, reference: str) -> Ungated:
+    return Ungated(
         image=image.name,
         platform=image.platform,
         reference=reference,
         gates=gates.words,
         reason=reason,
     )
-    return said.model_dump()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from pipeline.keys import Signer
-from pipeline.model import canonical_json
+from pipeline.model import canonical_json, sha256_of
 from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, Content
 from pipeline.publish.naming import Naming, is_said, layers_there
 from pipeline.record.cosign import (
@@ -23,6 +23,7 @@ from pipeline.record.cosign import (
     signature_attachment,
 )
 from pipeline.record.envelope import Envelope
+from pipeline.record.evidence_set import is_set
 from pipeline.record.names import BILL_MEDIA
 from pipeline.registry.document import Descriptor, Document
 from pipeline.registry.referrers import fallback_tag
@@ -77,9 +78,9 @@ def for_cosign(
         statements = [_content(attestation_attachment(e)) for e in envelopes]
         found.append(_gathered(repository, subject, "att", statements))
     if naming is not None:
-        new = []
-        if not is_said(repository, subject.digest, naming):
-            given = (naming.reference, naming.signer, naming.at)
+        new, with_set = [], next((sha256_of(e.payload) for e in envelopes if is_set(e)), None)
+        if not is_said(repository, subject.digest, naming, with_set):
+            given = (naming.reference, naming.signer, naming.at, with_set)
             new = [_content(signature_attachment(subject.digest, *given))]
         found.append(_gathered(repository, subject, "sig", new))
     return found

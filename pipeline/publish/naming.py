@@ -47,12 +47,22 @@ def plan_naming(
     return Naming(reference, signer, now, moves)
 
 
-def is_said(repository: Repository, digest: str, naming: Naming) -> bool:
-    """Whether the key says so already; of a tag that moves it must be said again."""
+def is_said(
+    repository: Repository, digest: str, naming: Naming, evidence_set: str | None = None
+) -> bool:
+    """Whether the key says so already; a tag that moves, or has other evidence, is signed again.
+
+    Only the last name counts: one that commits to an older set would hide the newer.
+    """
     if naming.moves and naming.at:
         return False
-    said = own_names(repository, digest, naming.signer)
-    return any(n.digest == digest and n.reference == naming.reference for n in said)
+    said = [
+        n
+        for n in own_names(repository, digest, naming.signer)
+        if n.digest == digest and n.reference == naming.reference
+    ]
+    last = max(said, key=lambda n: n.at.timestamp() if n.at else 0, default=None)
+    return last is not None and last.evidence_set == evidence_set
 
 
 def own_names(repository: Repository, digest: str, signer: Signer) -> Iterator[NameSaid]:

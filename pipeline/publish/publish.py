@@ -154,14 +154,13 @@ def _attach_all(
     found: list[Attached] = []
     subjects: list[tuple[str | None, Document]] = [(None, order.shipment.root)]
     naming = _naming(order, dossier)
-    done: set[str] = set()
+    images = {image.digest for image in order.shipment.images.values()}
     for platform, subject in [*subjects, *order.shipment.images.items()]:
         chosen = [a for a in attachments if a.platform == platform]
         known = dossier.envelopes.get(platform or "", ())
-        # an image of one platform is the root as well: its name is signed once
-        name = None if subject.digest in done else naming
+        # an image of one platform is the root as well: its name is signed once, with its evidence
+        name = None if platform is None and subject.digest in images else naming
         chosen += for_cosign(order.repository, subject, known, name)
-        done.add(subject.digest)
         if chosen:
             found += attach(order.repository, subject, chosen)
     return found

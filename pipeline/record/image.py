@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.build.image import Built
 from pipeline.build.plan import ImagePlan
+from pipeline.errors import StoreDamaged
 from pipeline.gate.evidence import read_evidence
 from pipeline.keys import Signer
 from pipeline.record.bill import bill_of
 from pipeline.record.envelope import Envelope
+from pipeline.record.evidence_set import NAME as SET
+from pipeline.record.evidence_set import keep_set, set_statement
 from pipeline.record.gates import gate_statements
 from pipeline.record.names import CYCLONEDX, SPDX
 from pipeline.record.provenance import image_provenance
 from pipeline.record.sbom_cyclonedx import cyclonedx_bytes
 from pipeline.record.sbom_spdx import spdx_bytes
-from pipeline.record.shelf import keep, shelf
+from pipeline.record.shelf import keep, readable, shelf
 from pipeline.record.statement import Moment, Statement, state
 from pipeline.store.store import Store
 from pipeline.wish.load import Checkout
@@ -32,20 +35,42 @@ class Recorded:
 
 
 def image_statements(
-    checkout: Checkout, store: Store, plan: ImagePlan, built: Built, when: Moment | None = None
+    checkout: Checkout,
+    store: Store,
+    plan: ImagePlan,
+    built: Built,
+    when: Moment | None = None,
+    *,
+    spdx: bool = False,
 ) -> dict[str, Statement]:
-    """What can be said of an image, by name: its making, its parts, what its gates found."""
+    """What can be said of an image, by name: its making, its parts, what its gates found.
+
+    A bill in SPDX says what the one in CycloneDX says, and is as large: it is made on request.
+    """
+    _require_layers(store, built)
     bill = bill_of(checkout, store, plan, built)
     parts = json.loads(cyclonedx_bytes(bill))
     found = {
         "provenance": image_provenance(checkout, plan, built, when),
         "sbom-cyclonedx": state(built.name, built.digest, CYCLONEDX, parts, when),
-        "sbom-spdx": state(built.name, built.digest, SPDX, json.loads(spdx_bytes(bill)), when),
     }
+    if spdx:
+        parts = json.loads(spdx_bytes(bill))
+        found["sbom-spdx"] = state(built.name, built.digest, SPDX, parts, when)
+    return found | gates_found(store, built, when)
+
+
+def gates_found(store: Store, built: Built, when: Moment | None = None) -> dict[str, Statement]:
+    """What the gates found of this very image, by name; nothing where they were not run."""
     gates = read_evidence(store, built.name, built.platform, built.digest)
-    if gates is not None:
-        found |= {f"gate-{k}": v for k, v in gate_statements(gates, when).items()}
-    return found
+    return {f"gate-{k}": v for k, v in gate_statements(gates, when).items()} if gates else {}
+
+
+def _require_layers(store: Store, built: Built) -> None:
+    """The manifest is what its digest says; what else the store says of the image must fit it."""
+    layers = [x["digest"] for x in store.read_json(built.digest)["layers"]]
+    if layers != [x.record.digest for x in built.layers]:
+        raise StoreDamaged(f"{built.name}: the store says other layers than the image itself")
 
 
 def record_image(
@@ -55,8 +80,24 @@ def record_image(
     built: Built,
     signers: Sequence[Signer],
     when: Moment | None = None,
+    *,
+    spdx: bool = False,
 ) -> list[Recorded]:
-    """State, sign and keep everything."""
+    """State, sign and keep everything, and last the set of it all."""
+    said = image_statements(checkout, store, plan, built, when, spdx=spdx)
+    return keep_all(store, built, said, signers, when)
+
+
+def keep_all(
+    store: Store,
+    built: Built,
+    said: Mapping[str, Statement],
+    signers: Sequence[Signer],
+    when: Moment | None = None,
+) -> list[Recorded]:
+    """Keep statements beside those that are there, and the set of all of them."""
     folder = shelf(store, built.name, built.platform, built.digest)
-    said = image_statements(checkout, store, plan, built, when)
-    return [Recorded(name, keep(store, folder, name, s, signers)) for name, s in said.items()]
+    found = [Recorded(name, keep(store, folder, name, s, signers)) for name, s in said.items()]
+    subject = (built.name, built.platform, built.digest)
+    every = set_statement(*subject, readable(folder).values(), when=when)
+    return [*found, Recorded(SET, keep_set(store, folder, every, signers))]

@@ -25,6 +25,7 @@ HOST_FACTS = f"{_OWN}:predicate:host-facts:v1"
 BENCHMARK_RUN = f"{_OWN}:predicate:benchmark-run:v1"
 REPORT = f"{_OWN}:predicate:report:v1"
 UNGATED = f"{_OWN}:predicate:ungated:v1"
+EVIDENCE_SET = f"{_OWN}:predicate:evidence-set:v1"
 # cosign's own signature over an image's digest; not a statement, but a key may be for it alone
 IMAGE_SIGNATURE = "cosign container image signature"
 
@@ -42,6 +43,7 @@ KINDS = {
     "benchmark-run": BENCHMARK_RUN,
     "report": REPORT,
     "ungated": UNGATED,
+    "evidence-set": EVIDENCE_SET,
     "image-signature": IMAGE_SIGNATURE,
 }
 

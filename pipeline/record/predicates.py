@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from pipeline.model import Count, Digest, Frozen, Identity, Platform, Stamp
 from pipeline.record.names import (
     BENCHMARK_RUN,
+    EVIDENCE_SET,
     HOST_FACTS,
     REBUILD,
     REPORT,
     UNGATED,
     WEIGHTS,
+    kind_of,
 )
 from pipeline.record.statement import RECORDED
 from pipeline.record.strict import as_model
@@ -153,6 +155,36 @@ class Ungated(Frozen):
     reason: Text
 
 
+class Committed(Frozen):
+    """One statement of a set: its exact bytes and, where it holds a verdict, that verdict."""
+
+    predicate_type: Identity
+    payload: Digest  # of the signed bytes, so that a second signature changes nothing
+    about: Identity | None = None  # a gate and its card, or who rebuilt it
+    verdict: Identity | None = None
+
+    @property
+    def title(self) -> str:
+        verdict = f", {self.verdict}" if self.verdict else ""
+        return f"{kind_of(self.predicate_type)}{f' {self.about}' if self.about else ''}{verdict}"
+
+
+class EvidenceSet(Frozen):
+    """Every statement there is of an image, so that one taken away or added is noticed."""
+
+    image: Identity
+    platform: Platform
+    statements: Annotated[list[Committed], Field(max_length=1000)]
+    ungated: Text | None  # why it was published although its gates had not passed
+
+    @model_validator(mode="after")
+    def _names_each_once(self) -> EvidenceSet:
+        payloads = [x.payload for x in self.statements]
+        if len(payloads) != len(set(payloads)):
+            raise ValueError("one statement is named twice")
+        return self
+
+
 MODELS: dict[str, type[Frozen]] = {
     REBUILD: Rebuild,
     WEIGHTS: Weights,
@@ -160,6 +192,7 @@ MODELS: dict[str, type[Frozen]] = {
     BENCHMARK_RUN: BenchmarkRun,
     REPORT: Report,
     UNGATED: Ungated,
+    EVIDENCE_SET: EvidenceSet,
 }
 
 

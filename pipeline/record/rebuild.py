@@ -7,9 +7,9 @@ from pipeline.build.image import Built, code_digest
 from pipeline.build.plan import ImagePlan
 from pipeline.keys import Signer
 from pipeline.record.envelope import Envelope
+from pipeline.record.image import keep_all
 from pipeline.record.names import BUILDER, REBUILD
 from pipeline.record.predicates import Rebuild, Unknown
-from pipeline.record.shelf import keep, shelf
 from pipeline.record.statement import Moment, Statement, state
 from pipeline.record.strict import plain
 from pipeline.store.store import Store
@@ -39,7 +39,6 @@ def record_rebuild(
     store: Store, plan: ImagePlan, first: Built, signer: Signer, difference: str, when: Moment
 ) -> Envelope:
     """State, sign and keep it; each key has one statement for each digest."""
-    folder = shelf(store, first.name, first.platform, first.digest)
     said = rebuild_statement(plan, first, signer, difference, when)
     name = f"rebuild-{signer.key_id.removeprefix('sha256:')[:12]}"
-    return keep(store, folder, name, said, [signer])
+    return keep_all(store, first, {name: said}, [signer], when)[0].envelope

@@ -24,6 +24,17 @@ def kept(store: Store, image: str, platform: str, digest: str) -> list[Path]:
     return sorted(shelf(store, image, platform, digest).glob(f"*{ENDING}"))
 
 
+def readable(folder: Path) -> dict[str, Envelope]:
+    """The envelopes of a folder by their names; a damaged one is passed over."""
+    found = {}
+    for path in sorted(folder.glob(f"*{ENDING}")):
+        try:
+            found[path.name.removesuffix(ENDING)] = read_envelope(path.read_bytes(), path.name)
+        except (OSError, RecordInvalid):
+            continue
+    return found
+
+
 def keep(
     store: Store, folder: Path, name: str, statement: Statement, signers: Sequence[Signer]
 ) -> Envelope:

@@ -16,9 +16,10 @@ from pipeline.verify.attached import Attached, Loose
 from pipeline.verify.evidence import Exhibit
 from pipeline.verify.memory import Memory
 from pipeline.verify.naming import Named, believed_names, judge_names, judge_tag
+from pipeline.verify.opened import Believed
 from pipeline.verify.remote import Remote, attached_to, named_elsewhere, open_remote_image
 from pipeline.verify.verdict import Node, Verdict
-from pipeline.verify.walk import Believed, Walk, walk
+from pipeline.verify.walk import Walk, walk
 from pipeline.wish.load import Checkout
 
 
@@ -46,7 +47,7 @@ def judge_attached(artifact: Artifact, found: Attached, judge: Judge) -> Walk:
     """An image with what is attached to it."""
     walked = walk(artifact, found.exhibits, judge.trust, judge.checkout, judge.now)
     names, doubts = believed_names(found.signatures, judge.trust, judge.now)
-    nodes = [*judge_names(artifact.digest, names)]
+    nodes = judge_names(artifact.digest, names, walked.sets)
     nodes += [_bill(bill, walked.believed) for bill in found.bills]
     nodes += [_note(note) for note in found.notes]
     nodes += _passed_over([*found.passed_over, *doubts])

@@ -34,6 +34,26 @@ def read_exhibit(name: str, data: bytes) -> Exhibit:
         return Exhibit(name, None, str(error))
 
 
+def distinct(exhibits: Sequence[Exhibit]) -> list[Exhibit]:
+    """Without envelopes whose statement is there with the same signatures and more.
+
+    A registry keeps a statement also as it was before a second key signed it.
+    """
+    found: list[Exhibit] = []
+    for each in exhibits:
+        if any(_is_less(each, other) for other in found):
+            continue
+        found = [*(other for other in found if not _is_less(other, each)), each]
+    return found
+
+
+def _is_less(one: Exhibit, other: Exhibit) -> bool:
+    if one.envelope is None or other.envelope is None:
+        return False
+    same = one.envelope.payload == other.envelope.payload
+    return same and set(one.envelope.signatures) <= set(other.envelope.signatures)
+
+
 def gather(places: Sequence[Path]) -> list[Exhibit]:
     """Envelopes from files and folders, in order of their names."""
     found: list[Path] = []

@@ -9,11 +9,12 @@ from pipeline.record.statement import Statement
 from pipeline.verify.bills import judge_bill
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import Exhibit
+from pipeline.verify.opened import Believed
 from pipeline.verify.provenance import read_provenance
 from pipeline.verify.results import judge_tests, read_test_result
 from pipeline.verify.signature import judge_signatures
 from pipeline.verify.verdict import Node, Verdict
-from pipeline.verify.walk import Believed, Walk
+from pipeline.verify.walk import Walk
 
 
 def judge_statement(exhibit: Exhibit, judge: Judge) -> Walk:

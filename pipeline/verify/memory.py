@@ -25,6 +25,7 @@ class _Name(Frozen):
 
     digest: Digest
     at: AwareDatetime
+    evidence_set: Digest | None = None
 
 
 class _Seen(Frozen):
@@ -43,7 +44,7 @@ class Memory:
     def recall(self, reference: str, trust: Trust | None, now: datetime) -> list[Named]:
         """The names seen under a tag whose keys are still believed."""
         return [
-            Named(key.name, name.digest, reference, key.id, name.at)
+            Named(key.name, name.digest, reference, key.id, name.at, name.evidence_set)
             for key_id, name in self._read(reference).names.items()
             for key in (trust.find(key_id) if trust else [])
             if not key.objection(IMAGE_SIGNATURE, name.at, now)
@@ -59,7 +60,9 @@ class Memory:
             for name in timed:
                 before = found.get(name.key_id)
                 if name.at and (before is None or before.at < name.at):
-                    found[name.key_id] = _Name(digest=name.digest, at=name.at)
+                    found[name.key_id] = _Name(
+                        digest=name.digest, at=name.at, evidence_set=name.evidence_set
+                    )
             seen = _Seen(reference=reference, names=found)
             data = canonical_json(seen.model_dump(mode="json"))
             self._store.write(self._path(reference), data)

@@ -6,7 +6,7 @@ So a tag that was once seen on an image must not be found on one that was named 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -29,6 +29,7 @@ class Named:
     reference: str
     key_id: str = ""
     at: datetime | None = None
+    evidence_set: str | None = None
 
     @property
     def when(self) -> str:
@@ -56,7 +57,8 @@ def believed_names(
         if objection:
             passed_over.append(f"image signature {each.name}: {objection}")
             continue
-        found.append(Named(key.name, said.digest, said.reference, key.id, said.at))
+        given = (key.name, said.digest, said.reference, key.id, said.at, said.evidence_set)
+        found.append(Named(*given))
     return found, passed_over
 
 
@@ -68,16 +70,28 @@ def _signer(found: Loose, trust: Trust | None) -> TrustedKey:
     raise RecordInvalid("no key of the trust file made it")
 
 
-def judge_names(digest: str, names: Sequence[Named]) -> list[Node]:
-    """A trusted signature that speaks of another image was put here by somebody."""
+def judge_names(digest: str, names: Sequence[Named], sets: Collection[str] = ()) -> list[Node]:
+    """A trusted signature that speaks of another image was put here by somebody.
+
+    The last name that a key gave under a reference must have the set of evidence that it was given
+    with; earlier ones were given with sets that may have been replaced since.
+    """
     nodes = []
     for name in names:
         title = f"image signature by {name.key}"
         if name.digest != digest:
             nodes.append(Node(title, Verdict.BROKEN, f"is about {name.digest}, not about this"))
+        elif name.evidence_set in (None, *sets) or _has_later(name, names):
+            nodes.append(Node(title, words=f"as {plain(name.reference)}"))
         else:
-            nodes.append(Node(title, words=f"as {name.reference}"))
+            words = "was given with a set of evidence that is missing"
+            nodes.append(Node(title, Verdict.BROKEN, f"{words}: {name.evidence_set}"))
     return nodes
+
+
+def _has_later(name: Named, names: Sequence[Named]) -> bool:
+    same = [n for n in names if (n.key_id, n.reference) == (name.key_id, name.reference)]
+    return any(n.digest == name.digest and n.is_later_than(name) for n in same)
 
 
 def newest(names: Iterable[Named]) -> Named | None:
@@ -97,6 +111,13 @@ def judge_tag(reference: str, digest: str, names: Sequence[Named], others: Seque
     title = f"tag {reference.rpartition(':')[2]}"
     ours = [n for n in names if n.digest == digest]
     ours_here = newest(n for n in ours if n.reference == reference)
+    if ours_here is not None:
+        stripped = [n for n in others if n.reference == reference and n.digest == digest]
+        last = newest(n for n in stripped if n.evidence_set and n.is_later_than(ours_here))
+        if last is not None:
+            words = f"its evidence was put back: {last.key} gave it this name again{last.when}"
+            words += f", with the set {last.evidence_set}"
+            return Node(title, Verdict.MOVED, f"{words}, and what is here is older")
     other = newest(n for n in others if n.reference == reference and n.digest != digest)
     if ours_here is None and other is None:
         signed_as = ", ".join(sorted({plain(n.reference) for n in ours})) or "nothing"

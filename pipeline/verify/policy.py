@@ -11,8 +11,9 @@ from pydantic import Field
 from pipeline.errors import TrustInvalid, WishInvalid
 from pipeline.model import Digest, Frozen, Name
 from pipeline.record.names import Kind
+from pipeline.verify.opened import Believed
 from pipeline.verify.verdict import Node, Verdict
-from pipeline.verify.walk import Believed, Walk
+from pipeline.verify.walk import Walk
 from pipeline.wish.load import read_yaml
 
 Least = Literal["passed", "accepted"]

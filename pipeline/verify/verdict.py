@@ -21,9 +21,9 @@ class Verdict(Enum):
     """How far evidence holds, from best to worst."""
 
     VALID = "valid"
+    UNSIGNED = "unsigned"  # and nothing worse: all of it holds but for a signature
     STALE = "stale"
     INCOMPLETE = "incomplete"
-    UNSIGNED = "unsigned"
     MOVED = "moved"  # a tag, since it was signed
     BROKEN = "broken"
 
@@ -101,4 +101,6 @@ def ending(node: Node) -> PipelineError | None:
         return None
     found = node.culprit()
     where = found.title if found is node else f"{node.title}: {found.title}"
+    if node.verdict is Verdict.UNSIGNED:
+        return kind(f"{where}: {found.words}; valid but for that")
     return kind(f"{where}: {found.words or found.verdict.value}")

@@ -21,40 +21,19 @@ from pipeline.record.names import (
 )
 from pipeline.record.predicates import Rebuild, Unknown, check_predicate
 from pipeline.record.statement import RECORDED, Statement
-from pipeline.record.trust import Trust, TrustedKey
+from pipeline.record.trust import Trust
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.bills import judge_bill
-from pipeline.verify.evidence import Exhibit
+from pipeline.verify.evidence import Exhibit, distinct
 from pipeline.verify.materials import judge_materials
+from pipeline.verify.opened import Believed, Opened
 from pipeline.verify.provenance import Provenance, read_provenance
-from pipeline.verify.results import TestResult, judge_tests, read_test_result
+from pipeline.verify.results import judge_tests, read_test_result
+from pipeline.verify.sets import SetJudge
 from pipeline.verify.signature import judge_signatures
-from pipeline.verify.verdict import Node, Verdict, worst
+from pipeline.verify.verdict import Node, Verdict
 from pipeline.weights.predicate import Weights
 from pipeline.wish.load import Checkout
-
-
-@dataclass(frozen=True)
-class Believed:
-    """A statement about this artifact that a trusted key made."""
-
-    name: str
-    statement: Statement
-    keys: tuple[TrustedKey, ...]
-
-    @property
-    def kind(self) -> str:
-        return kind_of(self.statement.predicate_type)
-
-    @property
-    def test(self) -> TestResult | None:
-        """What a gate found, where this is a gate's result and can be read."""
-        if self.statement.predicate_type != TEST_RESULT:
-            return None
-        try:
-            return read_test_result(self.statement.predicate)
-        except RecordInvalid:
-            return None
 
 
 @dataclass(frozen=True)
@@ -63,25 +42,7 @@ class Walk:
 
     node: Node
     believed: tuple[Believed, ...]
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """An envelope whose signatures and subject were judged."""
-
-    exhibit: Exhibit
-    envelope: Envelope
-    checks: tuple[Node, ...]
-    keys: tuple[TrustedKey, ...]
-    trust: Trust | None
-
-    @property
-    def is_about_this(self) -> bool:
-        return worst(c.verdict for c in self.checks) is not Verdict.BROKEN
-
-    @property
-    def is_believed(self) -> bool:
-        return bool(self.keys) and self.is_about_this
+    sets: frozenset[str] = frozenset()  # digests of the believed sets, also of older ones
 
 
 def walk(
@@ -90,22 +51,48 @@ def walk(
     trust: Trust | None,
     checkout: Checkout | None,
     now: datetime,
+    *,
+    gates_may_wait: bool = False,
 ) -> Walk:
-    """All evidence of an artifact, judged."""
+    """All evidence of an artifact, judged.
+
+    `gates_may_wait`: an image that was built here and is not published yet. That its gates have
+    not run is shown; a result of theirs that was taken away is still found out by the set.
+    """
     title = f"{artifact.title} {artifact.digest}"
     if not exhibits:
-        return Walk(Node(title, Verdict.UNSIGNED, "there is no evidence of it"), ())
-    opened = [_open(x, artifact, trust, now) for x in sorted(exhibits, key=_is_secondary)]
-    made = _provenance(opened)
-    nodes = [x if isinstance(x, Node) else _judge(x, artifact, made, checkout, now) for x in opened]
+        return Walk(Node(title, Verdict.INCOMPLETE, "there is no evidence of it"), ())
+    ordered = sorted(distinct(exhibits), key=_is_secondary)
+    opened = [_open(x, artifact, trust, now) for x in ordered]
+    counted = _counted(opened)
+    made = _provenance(counted)
+    sets = SetJudge([x for x in opened if isinstance(x, Opened)], counted)
+    nodes = []
+    for each in opened:
+        if isinstance(each, Node):
+            nodes.append(each)
+        elif artifact.is_image and (words := sets.superseded(each)):
+            nodes.append(Node(_title(each), words=words))
+        else:
+            nodes.append(_judge(each, artifact, made, checkout))
     believed = tuple(
         Believed(x.exhibit.name, x.envelope.statement, x.keys)
         for x in opened
-        if isinstance(x, _Opened) and x.is_believed
+        if isinstance(x, Opened) and x.is_believed and not sets.superseded(x)
     )
     if artifact.is_image:
-        nodes += _missing(believed, made)
-    return Walk(Node(title, children=tuple(nodes)), believed)
+        nodes += sets.judge()
+        nodes += _missing(counted, made, gates_may_wait=gates_may_wait)
+    return Walk(Node(title, children=tuple(nodes)), believed, sets.believed)
+
+
+def _counted(opened: Sequence[Opened | Node]) -> list[Opened]:
+    """What the rest is judged by: believed statements; where nobody is believed, all of them.
+
+    Then nothing comes out valid, but what contradicts and what is missing is told all the same.
+    """
+    here = [x for x in opened if isinstance(x, Opened) and x.is_about_this]
+    return [x for x in here if x.is_believed] or here
 
 
 def _is_secondary(exhibit: Exhibit) -> bool:
@@ -116,13 +103,13 @@ def _is_secondary(exhibit: Exhibit) -> bool:
 
 def _open(
     exhibit: Exhibit, artifact: Artifact, trust: Trust | None, now: datetime
-) -> _Opened | Node:
+) -> Opened | Node:
     envelope = exhibit.envelope
     if envelope is None:
         return Node(exhibit.name, Verdict.BROKEN, exhibit.error)
     signature, keys = judge_signatures(envelope, trust, now)
     checks = (signature, _subject(envelope, artifact))
-    return _Opened(exhibit, envelope, checks, tuple(keys), trust)
+    return Opened(exhibit, envelope, checks, tuple(keys), trust)
 
 
 def _subject(envelope: Envelope, artifact: Artifact) -> Node:
@@ -133,29 +120,27 @@ def _subject(envelope: Envelope, artifact: Artifact) -> Node:
     return Node("subject", Verdict.BROKEN, words)
 
 
-def _provenance(opened: Sequence[_Opened | Node]) -> Provenance | None:
-    """The first provenance that is believed."""
-    for each in opened:
-        if isinstance(each, _Opened) and each.is_believed:
-            statement = each.envelope.statement
-            if statement.predicate_type == PROVENANCE:
-                try:
-                    return read_provenance(statement.predicate)
-                except RecordInvalid:
-                    continue
+def _provenance(counted: Sequence[Opened]) -> Provenance | None:
+    """The first provenance that can be read."""
+    for each in counted:
+        statement = each.envelope.statement
+        if statement.predicate_type == PROVENANCE:
+            try:
+                return read_provenance(statement.predicate)
+            except RecordInvalid:
+                continue
     return None
 
 
+def _title(opened: Opened) -> str:
+    return f"{kind_of(opened.envelope.statement.predicate_type)} ({opened.exhibit.name})"
+
+
 def _judge(
-    opened: _Opened,
-    artifact: Artifact,
-    made: Provenance | None,
-    checkout: Checkout | None,
-    now: datetime,
+    opened: Opened, artifact: Artifact, made: Provenance | None, checkout: Checkout | None
 ) -> Node:
     """An envelope's node: what stands in it is only looked at when it speaks of this artifact."""
-    statement = opened.envelope.statement
-    title = f"{kind_of(statement.predicate_type)} ({opened.exhibit.name})"
+    statement, title = opened.envelope.statement, _title(opened)
     if not opened.is_about_this:
         return Node(title, children=opened.checks)
     try:
@@ -166,7 +151,7 @@ def _judge(
 
 
 def _content(
-    opened: _Opened,
+    opened: Opened,
     statement: Statement,
     artifact: Artifact,
     made: Provenance | None,
@@ -198,7 +183,7 @@ def _weights(predicate: dict[str, Any]) -> Node:
     return Node(title, verdict, f"{found.result}: {'; '.join(found.why) or 'no reason given'}")
 
 
-def _rebuild(opened: _Opened, predicate: dict[str, Any], artifact: Artifact) -> Node:
+def _rebuild(opened: Opened, predicate: dict[str, Any], artifact: Artifact) -> Node:
     body = {k: v for k, v in predicate.items() if k != RECORDED}
     found = Rebuild.model_validate(body)
     if not found.identical:
@@ -215,17 +200,22 @@ def _rebuild(opened: _Opened, predicate: dict[str, Any], artifact: Artifact) -> 
     return Node("rebuild", words=f"the same digest again, by {found.rebuilt_by[:19]}…")
 
 
-def _missing(believed: Sequence[Believed], made: Provenance | None) -> list[Node]:
+def _missing(
+    counted: Sequence[Opened], made: Provenance | None, *, gates_may_wait: bool
+) -> list[Node]:
     """Evidence that an image must have and this one has not."""
-    if not believed:
-        return []  # unsigned or broken already, and said so
+    if not counted:
+        return []  # broken already, and said so
     if made is None:
         return [Node("provenance", Verdict.INCOMPLETE, "nothing says what it was made of")]
     external = made.definition.external
-    wanted = external.images[external.image].gates
-    found = {b.test.gate for b in believed if b.test}
+    tests = [x.believed.test for x in counted]
+    found = {test.gate for test in tests if test}
+    missing = [g for g in external.images[external.image].gates if g not in found]
+    if missing and gates_may_wait:
+        words = f"not run yet: {', '.join(missing)}"
+        return [Node("gates", words=f"{words} (`sm120 build {external.image} --gate`)")]
     return [
         Node(f"gate {gate}", Verdict.INCOMPLETE, "is wished for, but no result is recorded")
-        for gate in wanted
-        if gate not in found
+        for gate in missing
     ]

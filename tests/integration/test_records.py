@@ -65,7 +65,7 @@ def recorded(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Rec
     home = tmp_path_factory.mktemp("keys")
     entry = sm120(small_store, "keys", "new", "builder", "--to", str(home)).stdout
     (home / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
-    sm120(small_store, "record", built.name, "--key", str(home / "builder.pem"))
+    sm120(small_store, "record", built.name, "--spdx", "--key", str(home / "builder.pem"))
     return Recorded(built, home / "builder.pem", home / "trust.yaml")
 
 

@@ -67,7 +67,7 @@ def test_with_a_key_an_image_is_recorded_signed_published_and_verified(
     at = f"{door.host_port}/{PLACE}"
     done = sm120("publish", "tiny", f"{at}:v1", *key_in(tmp_path), "--json").json
     assert done["evidence"] == "signed"
-    assert len(done["attached"]) == 5
+    assert len(done["attached"]) == 6
     for name in (f"{at}:v1", f"{at}@{built}", f"{at}:v1@{built}"):
         found = sm120("verify", name, "--json")
         assert (found.code, found.json["verdict"]) == (0, "valid"), found.err
@@ -94,6 +94,8 @@ def test_a_bill_in_spdx_goes_along_on_request(
     assert sorted(new) == [
         "application/spdx+json",
         "application/vnd.dev.cosign.artifact.att.v1+json",
+        "application/vnd.dev.cosign.artifact.sig.v1+json",
+        "application/vnd.dsse.envelope.v1+json",
         "application/vnd.dsse.envelope.v1+json",
     ]
     assert sm120("verify", place).code == 0
@@ -133,7 +135,7 @@ def test_without_a_key_it_says_what_is_missing(
     at = f"{door.host_port}/{PLACE}"
     said = sm120("publish", "tiny", f"{at}:v1")
     assert (said.code, "has no signed record" in said.err) == (0, True)
-    assert sm120("verify", f"{at}:v1").code == EvidenceUnsigned.exit_code
+    assert sm120("verify", f"{at}:v1").code == EvidenceIncomplete.exit_code
     sm120("record", "tiny", *key_in(tmp_path))
     said = sm120("publish", "tiny", f"{at}:v1")
     assert "nothing signs that tiny goes by this tag" in said.err
@@ -147,7 +149,7 @@ def test_without_a_key_it_says_what_is_missing(
 def test_a_rehearsal_signs_nothing(built: str, sm120: Command, door: Door, tmp_path: Path) -> None:
     at = f"{door.host_port}/{PLACE}"
     sm120("publish", "tiny", f"{at}:v1", *key_in(tmp_path), "--dry-run")
-    assert sm120("verify", "tiny").code == EvidenceUnsigned.exit_code
+    assert sm120("verify", "tiny").code == EvidenceIncomplete.exit_code
 
 
 def test_a_bad_key_ends_it_before_anything_is_sent(
@@ -172,7 +174,7 @@ def test_forced_past_its_gates_an_image_says_so_signed_and_is_never_valid(
     assert kinds.count("application/vnd.sm120.ungated.v1+json") == 1
     found = sm120("verify", place)
     assert found.code == EvidenceIncomplete.exit_code
-    assert found.out.count("no card here") == 2
+    assert found.out.count("no card here") == 3
 
 
 def test_a_series_without_patches_needs_no_proof_of_them(

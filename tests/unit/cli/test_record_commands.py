@@ -57,7 +57,7 @@ def desk(made: World, tmp_path: Path, sm120: Command) -> Desk:
 
 
 def test_record_then_verify_is_valid(desk: Desk) -> None:
-    assert desk.verify().code == 87
+    assert desk.verify().code == 88
     done = desk.record()
     assert done.code == 0, done.err
     assert "provenance" in done.out
@@ -111,8 +111,8 @@ def test_an_edited_patch_makes_it_stale(desk: Desk) -> None:
 
 def test_a_swapped_statement_is_broken(desk: Desk) -> None:
     desk.record()
-    shutil.copy(desk.records / "sbom-spdx.dsse.json", desk.records / "provenance.dsse.json")
-    path = desk.records / "sbom-spdx.dsse.json"
+    shutil.copy(desk.records / "sbom-cyclonedx.dsse.json", desk.records / "provenance.dsse.json")
+    path = desk.records / "sbom-cyclonedx.dsse.json"
     path.write_bytes(path.read_bytes().replace(b"a", b"b", 5))
     assert desk.verify().code == 86
 
@@ -133,7 +133,7 @@ def test_a_layout_is_verified_with_its_evidence(desk: Desk) -> None:
     desk.record()
     folder = desk.place / "layout"
     export_layout(desk.made.store, desk.made.built, folder)
-    assert desk("verify", folder, "--trust", desk.trust).code == 87
+    assert desk("verify", folder, "--trust", desk.trust).code == 88
     named = desk("verify", folder, "--trust", desk.trust, "--evidence", desk.records)
     assert named.code == 0, named.err
     shutil.copytree(desk.records, desk.place / "layout.records")
@@ -176,7 +176,7 @@ def test_what_is_not_built_cannot_be_verified(desk: Desk) -> None:
 def test_outside_a_checkout_only_files_are_verified(sm120: Command, tmp_path: Path) -> None:
     assert sm120("verify", "engine").code == 43
     (tmp_path / "report.txt").write_text("numbers")
-    assert sm120("verify", tmp_path / "report.txt").code == 87
+    assert sm120("verify", tmp_path / "report.txt").code == 88
 
 
 REPORT = {"title": "numbers", "numbers": [], "runs": []}

@@ -5,17 +5,20 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.build.plan import plan_image
 from pipeline.errors import RecordInvalid, StoreDamaged
 from pipeline.gate.evidence import Evidence, ImageGates, Row
 from pipeline.keys import LocalSigner
 from pipeline.model import sha256_of
 from pipeline.record.bill import Bill, bill_of
 from pipeline.record.declared import licences_of
+from pipeline.record.evidence_set import keep_set, read_set, set_statement
 from pipeline.record.gates import gate_predicate, gate_statements
 from pipeline.record.image import image_statements, record_image
 from pipeline.record.inventory import parts_of, placed_layers
@@ -29,7 +32,18 @@ from pipeline.record.sbom_spdx import spdx, spdx_bytes
 from pipeline.record.shelf import kept
 from pipeline.store.store import open_store
 from pipeline.wish.load import schema
-from tests.makers import AMD64
+from tests.makers import (
+    AMD64,
+    Edit,
+    build,
+    make_checkout,
+    make_deb,
+    make_wheel,
+    patch_files,
+    root_image,
+    wheel_image,
+)
+from tests.testbed.deb_file import Item
 from tests.unit.verify.world import WHEN, World, make_world
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "pipeline" / "record" / "schemas"
@@ -264,7 +278,7 @@ def test_an_image_without_gate_results_has_no_gate_statement(world: World, tmp_p
         said = image_statements(world.checkout, world.store, world.plan, world.built)
     finally:
         gates.write_bytes(kept_aside)
-    assert set(said) == {"provenance", "sbom-cyclonedx", "sbom-spdx"}
+    assert set(said) == {"provenance", "sbom-cyclonedx"}
 
 
 def test_an_image_without_a_golden_digest_says_so(world: World, tmp_path: Path) -> None:
@@ -279,10 +293,10 @@ def test_an_image_without_a_golden_digest_says_so(world: World, tmp_path: Path) 
 def test_everything_is_kept_beside_the_image(world: World) -> None:
     signer = LocalSigner(world.key)
     args = (world.checkout, world.store, world.plan, world.built, [signer])
-    first = record_image(*args, WHEN)
     record_rebuild(world.store, world.plan, world.built, signer, "", WHEN)
+    first = record_image(*args, WHEN)
     names = [p.name for p in kept(world.store, "engine", AMD64, world.built.digest)]
-    assert "provenance.dsse.json" in names
+    assert {"provenance.dsse.json", "evidence-set.dsse.json"} <= set(names)
     assert f"rebuild-{signer.key_id[7:19]}.dsse.json" in names
     assert [r.envelope for r in record_image(*args, WHEN)] == [r.envelope for r in first]
 
@@ -355,3 +369,47 @@ def test_no_field_may_be_left_out(field: str) -> None:
     less = {k: v for k, v in BENCHMARK.items() if k != field}
     with pytest.raises(RecordInvalid, match=field):
         check_predicate(KINDS["benchmark-run"], less)
+
+
+def test_a_wheel_of_two_images_is_billed_as_patched_only_where_it_was(tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    edit = Edit("pkg/code.py", b"size = 64\n", b"size = 32\n")
+    wheel = make_wheel(mirror, "pkg", {"pkg/code.py": edit.before})
+    below = wheel_image("below", [wheel])
+    above = wheel_image("above", [wheel], base="below", patches="patches/series.yaml")
+    above.files |= patch_files(edit)
+    deb = make_deb(mirror, "tool", Item("./usr/bin/tool", b"#!"))
+    checkout = make_checkout(tmp_path / "checkout", root_image([deb]), below, above)
+    store = open_store(tmp_path / "store")
+    built = build(checkout, store, mirror, "above")[0]
+    bill = bill_of(checkout, store, plan_image(checkout, "above", AMD64), built)
+    found = {(p.part.image, p.part.pin.name): len(p.patches) for p in bill.parts}
+    assert found == {("root", "tool"): 0, ("below", "pkg"): 0, ("above", "pkg"): 1}
+
+
+def test_a_copy_of_a_statement_is_named_once_in_the_set(world: World) -> None:
+    found = [world.signed("provenance"), world.signed("rebuild"), world.signed("provenance")]
+    said = read_set(set_statement("engine", AMD64, world.built.digest, found, None, WHEN))
+    assert [c.title for c in said.statements] == ["provenance", said.statements[1].title]
+    assert said.statements[1].title.endswith(", identical")
+
+
+def test_a_set_is_later_than_the_one_it_replaces_also_where_the_clock_went_back(
+    world: World, tmp_path: Path
+) -> None:
+    store, about = open_store(tmp_path / "store"), ("engine", AMD64, world.built.digest)
+    first = set_statement(*about, [world.signed("provenance")], None, WHEN)
+    keep_set(store, tmp_path / "shelf", first, [])
+    other = set_statement(*about, [world.signed("rebuild")], None, WHEN)
+    kept_set = keep_set(store, tmp_path / "shelf", other, [LocalSigner(world.key)])
+    assert first.recorded is not None
+    assert kept_set.statement.recorded == first.recorded + timedelta(seconds=1)
+    again = keep_set(store, tmp_path / "shelf", other, [LocalSigner(world.other_key)])
+    assert again.payload == kept_set.payload
+    assert len(again.signatures) == 2
+
+
+def test_what_is_recorded_of_other_layers_than_the_image_has_is_refused(world: World) -> None:
+    other = replace(world.built, layers=world.built.layers[:-1])
+    with pytest.raises(StoreDamaged, match="other layers than the image"):
+        image_statements(world.checkout, world.store, world.plan, other)

@@ -73,7 +73,7 @@ def make_foreign_world(place: Path) -> World:
     checkout = make_checkout(place / "checkout", mine)
     built = build(checkout, store, mirror, "mine")[0]
     plan = plan_image(checkout, "mine", AMD64)
-    said = image_statements(checkout, store, plan, built, WHEN)
+    said = image_statements(checkout, store, plan, built, WHEN, spdx=True)
     return World(place, checkout, store, plan, built, new_key(), new_key(), copy.copy(said))
 
 

@@ -566,9 +566,10 @@ def test_a_statement_without_a_time_is_judged_by_the_present(world: World) -> No
     def change(body: Body) -> None:
         del body["predicate"]["runDetails"]["metadata"]
 
-    forge = lie(change)
-    assert forged(world, forge).verdict is Verdict.VALID
-    node = forged(world, forge, trust=trust_in(trusted(world.key, **YEAR)))
+    good = {name: e for name, e in world.envelopes().items() if name != "evidence-set"}
+    found = {**good, "provenance": world.lie("provenance", change)}
+    assert world.walk(found).node.verdict is Verdict.VALID
+    node = world.walk(found, trust_in(trusted(world.key, **YEAR))).node
     assert node.verdict is Verdict.BROKEN
 
 
@@ -578,7 +579,7 @@ def test_a_gate_that_could_not_judge_leaves_the_chain_incomplete(world: World) -
         body["predicate"] |= {"sm120_unknown": unknown, "failedTests": ["case-9"]}
         body["predicate"] |= {"result": "FAILED", "sm120_verdict": "unknown"}
 
-    node = forged(world, lie(change, "gate-smem-sm_120"), "gate-smem-sm_120")
+    node = world.judge(gate_smem_sm_120=world.lie("gate-smem-sm_120", change))
     assert node.verdict is Verdict.INCOMPLETE
     assert node.culprit().words == "unknown: case-9: timed out"
 

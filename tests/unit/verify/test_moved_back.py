@@ -20,10 +20,12 @@ from pipeline.model import canonical_json
 from pipeline.publish.evidence import Dossier
 from pipeline.publish.shipment import make_shipment
 from pipeline.record.cosign import NAMED_AT, read_payload, signature_attachment
+from pipeline.record.statement import Moment
 from pipeline.record.trust import Trust
 from pipeline.registry.referrers import fallback_tag
 from pipeline.store.store import Store, open_store
 from pipeline.verify.memory import Memory
+from pipeline.verify.naming import Named
 from pipeline.verify.verdict import Node, Verdict, ending
 from tests.testbed.oci_door import Reply, Request, drop, oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
@@ -304,3 +306,53 @@ def test_stopped_at_any_request_the_tag_is_on_an_image_whose_evidence_is_whole(s
             assert site.judge(":stable").verdict is Verdict.VALID
         publish_first(site, THIRD + timedelta(minutes=1), "stable")
         assert site.judge(":stable").verdict is Verdict.VALID
+
+
+def said(digest: str, at: datetime, evidence_set: str | None = None, key: str = "") -> Named:
+    return Named("builder", digest, "x.example/y:v1", key, at, evidence_set)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([FIRST, SECOND, THIRD])))
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_newest_name_is_remembered_in_whatever_order_names_are_seen(
+    world: World, memory: Memory, order: tuple[datetime, ...], at_once: bool
+) -> None:
+    key, reference = world.trust.keys[0].id, "x.example/y:v1"
+    digests = {FIRST: "1", SECOND: "2", THIRD: "3"}
+    names = [said(f"sha256:{digests[at] * 64}", at, key=key) for at in order]
+    for seen in [names] if at_once else [[name] for name in names]:
+        memory.remember(reference, seen)
+    (kept,) = memory.recall(reference, world.trust, NOW)
+    assert (kept.digest, kept.at) == (f"sha256:{'3' * 64}", THIRD)
+
+
+def test_of_two_names_at_one_time_the_first_seen_stays(world: World, memory: Memory) -> None:
+    key, reference = world.trust.keys[0].id, "x.example/y:v1"
+    for digit in "12":
+        memory.remember(reference, [said(f"sha256:{digit * 64}", FIRST, key=key)])
+    assert memory.recall(reference, world.trust, NOW)[0].digest == f"sha256:{'1' * 64}"
+
+
+def test_older_evidence_put_back_with_its_older_name_is_told_by_who_saw_the_newer(
+    world: World, tiny: TinyRegistry, memory: Memory, tmp_path: Path
+) -> None:
+    """The same image under the same tag: only its evidence was put back to what it was."""
+    with oci_door(tiny) as door:
+        site = Site(world, tiny, door, tmp_path)
+        publish_first(site, FIRST)
+        tags, manifests = dict(tiny.tags), dict(tiny.manifests)
+        assert site.judge(memory=memory).verdict is Verdict.VALID
+        later = Moment(at="2026-05-31T09:00:00Z", invocation="urn:uuid:1")
+        other = {name: e for name, e in world.envelopes().items() if name != "sbom-spdx"}
+        found = world.with_set(other, when=later)
+        dossier = Dossier({AMD64: list(found.values())}, LocalSigner(world.key), SECOND)
+        site.publish(dossier=dossier)
+        assert site.judge(memory=memory).verdict is Verdict.VALID
+        tiny.tags.clear()
+        tiny.tags.update(tags)
+        tiny.manifests.clear()
+        tiny.manifests.update(manifests)
+        node = site.judge(memory=memory)
+        assert node.verdict is Verdict.MOVED
+        assert tag_of(node).words.startswith("its evidence was put back")
+        assert site.judge().verdict is Verdict.VALID  # who never saw the newer cannot know

@@ -16,7 +16,9 @@ GOOD, BAD = Node("good"), Node("bad", Verdict.BROKEN, "is wrong")
         ([], Verdict.INCOMPLETE),
         ([Verdict.VALID, Verdict.STALE], Verdict.STALE),
         ([Verdict.STALE, Verdict.INCOMPLETE], Verdict.INCOMPLETE),
-        ([Verdict.UNSIGNED, Verdict.INCOMPLETE], Verdict.UNSIGNED),
+        ([Verdict.UNSIGNED, Verdict.INCOMPLETE], Verdict.INCOMPLETE),
+        ([Verdict.UNSIGNED, Verdict.STALE], Verdict.STALE),
+        ([Verdict.UNSIGNED, Verdict.VALID], Verdict.UNSIGNED),
         ([Verdict.BROKEN, Verdict.UNSIGNED], Verdict.BROKEN),
     ],
 )

@@ -32,7 +32,8 @@ def test_good_evidence_is_valid(world: World) -> None:
     found = world.walk()
     assert found.node.verdict is Verdict.VALID, found.node.culprit()
     kinds = [b.kind for b in found.believed]
-    assert kinds == ["provenance", "cyclonedx", "spdx", "test-result", "test-result", "rebuild"]
+    tests = ["test-result", "test-result"]
+    assert kinds == ["provenance", "cyclonedx", "spdx", *tests, "rebuild", "evidence-set"]
 
 
 def test_two_signatures_are_two_believed_keys(world: World) -> None:
@@ -88,16 +89,16 @@ def test_a_replaced_key_keeps_what_it_signed_before(world: World) -> None:
     assert world.walk(trust=trust).node.verdict is Verdict.VALID
 
 
-def test_no_evidence_is_unsigned(world: World) -> None:
+def test_no_evidence_is_incomplete(world: World) -> None:
     node = world.walk([]).node
-    assert node.verdict is Verdict.UNSIGNED
+    assert node.verdict is Verdict.INCOMPLETE
     assert "no evidence" in node.words
 
 
 def test_statements_that_nobody_signed_are_unsigned(world: World) -> None:
-    bare = {name: enclose(s) for name, s in world.statements.items()}
+    bare = {name: enclose(e.statement) for name, e in world.envelopes().items()}
     found = world.walk(bare)
-    assert found.node.verdict is Verdict.UNSIGNED
+    assert found.node.verdict is Verdict.UNSIGNED, found.node.culprit()
     assert found.believed == ()
 
 
@@ -175,10 +176,10 @@ def test_an_image_without_machine_code_passes_that_gate(world: World) -> None:
     def change(body: dict[str, Any]) -> None:
         body["predicate"] |= {"sm120_gate": "arch", "passedTests": [], "configuration": []}
 
-    envelopes = {**world.envelopes(), "arch": world.lie("gate-smem-sm_120", change)}
-    node = world.walk(envelopes).node
+    node = world.judge(arch=world.lie("gate-smem-sm_120", change))
     assert node.verdict is Verdict.VALID
-    assert node.children[-1].children[-1].words == "nothing in it to judge"
+    said = next(c for c in node.children if c.title == "test-result (arch)")
+    assert said.children[-1].words == "nothing in it to judge"
 
 
 def test_evidence_of_a_file_needs_no_provenance(world: World, tmp_path: Path) -> None:

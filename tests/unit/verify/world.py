@@ -19,6 +19,8 @@ from pipeline.gate.results import CaseVerdict
 from pipeline.keys import LocalSigner, PrivateKey, key_id, new_key, public_pem
 from pipeline.model import canonical_json, sha256_of
 from pipeline.record.envelope import Envelope, Signature, enclose
+from pipeline.record.evidence_set import NAME as SET
+from pipeline.record.evidence_set import set_statement
 from pipeline.record.image import image_statements
 from pipeline.record.names import KINDS
 from pipeline.record.rebuild import rebuild_statement
@@ -117,7 +119,17 @@ class World:
 
     @cached_property
     def _good(self) -> dict[str, Envelope]:
-        return {name: self.signed(name) for name in self.statements}
+        return self.with_set({name: self.signed(name) for name in self.statements})
+
+    def with_set(
+        self, envelopes: dict[str, Envelope], ungated: str | None = None, when: Moment = WHEN
+    ) -> dict[str, Envelope]:
+        """Envelopes and the set of them, signed with the good key: also of a liar's."""
+        found = {name: e for name, e in envelopes.items() if name != SET}
+        readable = [read_exhibit(name, e.dump()).envelope for name, e in found.items()]
+        subject = ("engine", AMD64, self.built.digest)
+        said = set_statement(*subject, [e for e in readable if e], ungated, when)
+        return {**found, SET: enclose(said, [LocalSigner(self.key)])}
 
     def envelopes(self) -> dict[str, Envelope]:
         return dict(self._good)
@@ -135,6 +147,8 @@ class World:
         **changes: Any,
     ) -> Walk:
         found = self.envelopes() if envelopes is None else envelopes
+        if isinstance(found, dict) and SET not in found and "artifact" not in changes:
+            found = self.with_set(found)
         if isinstance(found, dict):
             found = [read_exhibit(name, e.dump()) for name, e in found.items()]
         given: dict[str, Any] = {"artifact": self.artifact, "checkout": self.checkout, "now": NOW}
@@ -142,8 +156,8 @@ class World:
         return walk(**given)
 
     def judge(self, **changed: Envelope | None) -> Node:
-        """The verdict when some of the evidence is replaced, or taken away."""
-        found = {k.replace("-", "_"): v for k, v in self.envelopes().items()}
+        """The verdict when some of the evidence is replaced, or taken away, and signed so."""
+        found = {k.replace("-", "_"): v for k, v in self.envelopes().items() if k != SET}
         found |= {k: v for k, v in changed.items() if v is not None}
         return self.walk({k: v for k, v in found.items() if changed.get(k, v) is not None}).node
 
@@ -189,6 +203,6 @@ def make_world(place: Path) -> World:
     gates = [evidence(store, g, "passed", checkout) for g in ("smem", "patches")]
     keep_evidence(store, "engine", AMD64, built.digest, [(e, 1.0) for e in gates])
     key = new_key()
-    statements = image_statements(checkout, store, plan, built, WHEN)
+    statements = image_statements(checkout, store, plan, built, WHEN, spdx=True)
     statements["rebuild"] = rebuild_statement(plan, built, LocalSigner(key), "", WHEN)
     return World(place, checkout, store, plan, built, key, new_key(), copy.copy(statements))

@@ -1,0 +1,131 @@
+"""Whether the evidence of an image is all of it: held against the sets that were signed.
+
+Of each key the latest set counts. What it names must be there, and what is there must be named by
+a set. A statement that only an older set names was replaced, and is passed over: but a gate's
+result only where the latest set has one of the same gate and card, so that leaving a failure out
+of a later set does not hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from pipeline.errors import RecordInvalid
+from pipeline.record.evidence_set import is_set, latest, read_set, verdict_of
+from pipeline.record.names import REBUILD, UNGATED
+from pipeline.record.predicates import Committed
+from pipeline.verify.opened import Opened
+from pipeline.verify.verdict import Node, Verdict
+
+TITLE = "all its evidence"
+
+
+class SetJudge:
+    """The statements about one image, and the sets among those that count."""
+
+    def __init__(self, opened: Sequence[Opened], counted: Sequence[Opened]) -> None:
+        self._opened = [x for x in opened if x.is_about_this]
+        self._counted = counted
+
+    @cached_property
+    def _sets(self) -> list[Opened]:
+        return [x for x in self._counted if is_set(x.envelope) and _can_be_read(x)]
+
+    @cached_property
+    def _current(self) -> list[Opened]:
+        """The latest set of each key; of those that nobody signed, the latest."""
+        keys = {key.id for x in self._sets for key in x.keys} or {""}
+        found: list[Opened] = []
+        for key in sorted(keys):
+            made = [x for x in self._sets if not key or key in {k.id for k in x.keys}]
+            newest = latest([x.envelope for x in made])
+            found += [x for x in made if x.envelope in newest and x not in found]
+        return found
+
+    @cached_property
+    def _named(self) -> dict[str, Committed]:
+        return {c.payload: c for x in self._current for c in _statements(x)}
+
+    @property
+    def believed(self) -> frozenset[str]:
+        """The digests of all sets that trusted keys signed."""
+        return frozenset(x.payload for x in self._sets if x.is_believed)
+
+    def superseded(self, opened: Opened) -> str:
+        """Why a statement no longer counts; empty where it does."""
+        if opened.payload in self._named or opened in self._current:
+            return ""
+        if opened not in self._counted:
+            return ""
+        if is_set(opened.envelope):
+            return "an older set; a later one counts" if opened in self._sets else ""
+        older = {c.payload for x in self._sets for c in _statements(x)}
+        kind = opened.envelope.statement.predicate_type
+        if opened.payload not in older or kind == UNGATED:
+            return ""
+        about = verdict_of(opened.envelope.statement)[0]
+        replaced = any(c.predicate_type == kind and c.about == about for c in self._named.values())
+        return "replaced since, by what the latest set names" if replaced else ""
+
+    def judge(self) -> list[Node]:
+        """What is missing, what was added, and what the sets themselves say."""
+        if not self._counted:
+            return []
+        if not self._current:
+            words = "nothing signed says which statements belong to it: some may be missing"
+            return [Node(TITLE, Verdict.INCOMPLETE, words)]
+        nodes = [self._present(x) for x in self._current]
+        return [*nodes, *self._added()]
+
+    def _present(self, opened: Opened) -> Node:
+        found = read_set(opened.envelope.statement)
+        here = {x.payload: x for x in self._opened}
+        nodes = []
+        for named in found.statements:
+            there = here.get(named.payload)
+            if there is None:
+                words = "is named by the set, but is missing: it was taken away or exchanged"
+                nodes.append(Node(named.title, Verdict.BROKEN, words))
+            elif (named.about, named.verdict) != verdict_of(there.envelope.statement):
+                words = f"says otherwise than the set, which has {named.title}"
+                nodes.append(Node(there.exhibit.name, Verdict.BROKEN, words))
+        if found.ungated is not None:
+            words = f"published although its gates had not passed: {found.ungated}"
+            nodes.append(Node("ungated", Verdict.INCOMPLETE, words))
+        who = ", ".join(key.name for key in opened.keys)
+        words = f"{len(found.statements)} statements, as in the set"
+        words += f" that {who} signed" if who else ""
+        return Node(TITLE, words="" if nodes else words, children=tuple(nodes))
+
+    def _added(self) -> list[Node]:
+        """Statements that no set names."""
+        known = {c.payload for x in self._sets for c in _statements(x)}
+        signers = {key.id for x in self._sets for key in x.keys}
+        nodes = []
+        for each in self._opened:
+            if is_set(each.envelope) or each.payload in known:
+                continue
+            is_stranger = not signers & {key.id for key in each.keys}
+            if is_stranger and each.keys:
+                # somebody else who rebuilt the image vouches for no other statement
+                if each.envelope.statement.predicate_type == REBUILD:
+                    continue
+                words = "no set of its signer names it: more of theirs may be missing"
+                nodes.append(Node(each.exhibit.name, Verdict.INCOMPLETE, words))
+            else:
+                words = "was added: no set names it"
+                nodes.append(Node(each.exhibit.name, Verdict.BROKEN, words))
+        return nodes
+
+
+def _statements(opened: Opened) -> list[Committed]:
+    return read_set(opened.envelope.statement).statements
+
+
+def _can_be_read(opened: Opened) -> bool:
+    try:
+        read_set(opened.envelope.statement)
+    except RecordInvalid:
+        return False
+    return True

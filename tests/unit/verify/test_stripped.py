@@ -1,0 +1,322 @@
+"""An image with a failed gate cannot be made valid by taking evidence away, or exchanging it.
+
+The set of all statements is signed, and the name in a registry commits to the set. Each attack is
+tried on an image in a registry, on a pulled layout, and on statements in a folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from pipeline.gate.evidence import ImageGates
+from pipeline.gate.results import CaseVerdict
+from pipeline.keys import LocalSigner, PrivateKey
+from pipeline.model import canonical_json
+from pipeline.publish.evidence import Dossier
+from pipeline.record.cosign import UNGATED_MEDIA
+from pipeline.record.envelope import Envelope, countersigned, enclose
+from pipeline.record.evidence_set import NAME as SET
+from pipeline.record.gates import gate_statements
+from pipeline.record.names import UNGATED
+from pipeline.record.predicates import Ungated
+from pipeline.record.statement import Moment, state
+from pipeline.registry.pull import pull_layout
+from pipeline.registry.referrers import fallback_tag
+from pipeline.registry.wanted import plan_pull
+from pipeline.verify.chain import Judge, judge_attached
+from pipeline.verify.evidence import gather
+from pipeline.verify.layout import attached_in, open_layout
+from pipeline.verify.verdict import Node, Verdict, show
+from tests.makers import AMD64
+from tests.testbed.oci_door import oci_door
+from tests.testbed.tiny_registry import TinyRegistry
+from tests.unit.registry.support import NAME, index_json, put
+from tests.unit.verify.test_registry_evidence import Site
+from tests.unit.verify.world import NOW, WHEN, World, evidence, sign_bytes, trust_in, trusted
+
+EARLIER = Moment(at="2026-05-30T08:00:00Z", invocation=WHEN.invocation)
+LATER = Moment(at="2026-05-31T09:00:00Z", invocation=WHEN.invocation)
+Envelopes = dict[str, Envelope]
+Form = Literal["registry", "layout", "folder"]
+FORMS: tuple[Form, ...] = ("registry", "layout", "folder")
+
+
+def result(
+    world: World,
+    verdict: CaseVerdict,
+    card: str = "sm_120",
+    key: PrivateKey | None = None,
+    when: Moment = WHEN,
+) -> Envelope:
+    """What the numerics gate found; no wish names it, `build --gate` runs it all the same."""
+    found = evidence(world.store, "numerics", verdict, world.checkout, "off by 3")
+    gates = ImageGates(
+        image="engine",
+        platform=AMD64,
+        image_digest=world.built.digest,
+        results=[found.model_copy(update={"arch": card})],
+    )
+    (statement,) = gate_statements(gates, when).values()
+    return enclose(statement, [LocalSigner(key or world.key)])
+
+
+def ungated(world: World) -> Envelope:
+    said = Ungated(
+        image="engine", platform=AMD64, reference="x", gates="numerics: failed", reason="in a hurry"
+    )
+    statement = state("engine", world.built.digest, UNGATED, said.model_dump(), WHEN)
+    return enclose(statement, [LocalSigner(world.key)])
+
+
+def failed(world: World, card: str = "sm_120") -> Envelopes:
+    """The evidence of an image that failed and was published past its gates."""
+    more = {"numerics": result(world, "failed", card), "ungated": ungated(world)}
+    return world.with_set({**world.envelopes(), **more}, "in a hurry")
+
+
+def before(world: World) -> Envelopes:
+    """The same, as it was signed before that gate failed."""
+    passed = {"numerics": result(world, "passed", when=EARLIER)}
+    return world.with_set({**world.envelopes(), **passed}, when=EARLIER)
+
+
+@dataclass
+class Places:
+    """The three forms in which evidence is judged."""
+
+    site: Site
+
+    def show(self, form: Form, signed: Envelopes, shown: Envelopes, *, named: bool = True) -> Node:
+        """Publish what was signed, then let an attacker show something else in its place."""
+        if form == "folder":
+            return self._folder(shown)
+        world = self.site.world
+        self.site.publish(dossier=Dossier({AMD64: list(signed.values())}, LocalSigner(world.key)))
+        self._exchange(shown, named)
+        return self.site.judge(f"@{self.site.digest}") if form == "registry" else self._layout()
+
+    def _exchange(self, shown: Envelopes, named: bool) -> None:
+        tiny, tag = self.site.tiny, fallback_tag(self.site.digest)
+        del tiny.tags[NAME, f"{tag}.att"]
+        put(tiny, index_json(), tag)
+        if named:
+            self.site.list(tiny.tags[NAME, f"{tag}.sig"])
+        else:
+            del tiny.tags[NAME, f"{tag}.sig"]
+        for envelope in shown.values():
+            self.site.attach(envelope.dump())
+
+    def _layout(self) -> Node:
+        repository, folder = self.site.repository, self.site.folder / "layout"
+        root = repository.manifest("v1")
+        pull_layout(repository, plan_pull(repository, root, with_evidence=True), folder)
+        opened = open_layout(folder)
+        judge = Judge(self.site.world.trust, self.site.world.checkout, NOW)
+        return judge_attached(opened, attached_in(folder, opened.digest), judge).node
+
+    def _folder(self, shown: Envelopes) -> Node:
+        folder = self.site.folder / "records"
+        folder.mkdir()
+        for name, envelope in shown.items():
+            (folder / f"{name}.dsse.json").write_bytes(envelope.dump())
+        return self.site.world.walk(gather([folder])).node
+
+
+@pytest.fixture
+def places(world: World, tmp_path: Path) -> Iterator[Places]:
+    tiny = TinyRegistry(has_referrers=False)
+    with oci_door(tiny) as door:
+        yield Places(Site(world, tiny, door, tmp_path))
+
+
+def without(envelopes: Envelopes, *names: str) -> Envelopes:
+    return {name: e for name, e in envelopes.items() if name not in names}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_whole_set_is_valid_in_every_form(places: Places, world: World, form: Form) -> None:
+    good = world.with_set({**world.envelopes(), "numerics": result(world, "passed")}, when=LATER)
+    node = places.show(form, good, good)
+    assert node.verdict is Verdict.VALID, show(node)
+    assert "all its evidence" in show(node)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_failed_image_is_told_as_it_is(places: Places, world: World, form: Form) -> None:
+    found = failed(world)
+    node = places.show(form, found, found)
+    assert node.verdict is Verdict.BROKEN
+    assert "in a hurry" in show(node)
+
+
+Attack = Callable[[World], tuple[Envelopes, Envelopes]]
+ATTACKS: dict[str, tuple[Attack, str]] = {
+    "the failed result and the note are deleted": (
+        lambda w: (failed(w), without(failed(w), "numerics", "ungated")),
+        "taken away or exchanged",
+    ),
+    "a failed result of a second card is deleted": (
+        lambda w: (failed(w, "sm_121"), without(failed(w, "sm_121"), "numerics", "ungated")),
+        "taken away or exchanged",
+    ),
+    "only the note is deleted": (
+        lambda w: (failed(w), without(failed(w), "ungated")),
+        "taken away or exchanged",
+    ),
+    "an older passed result stands in the failed one's place": (
+        lambda w: (failed(w), {**failed(w), "numerics": before(w)["numerics"]}),
+        "taken away or exchanged",
+    ),
+    "an older passed result is added": (
+        lambda w: (w.envelopes(), {**w.envelopes(), "numerics": before(w)["numerics"]}),
+        "was added: no set names it",
+    ),
+    "a stranger adds a result": (
+        lambda w: (w.envelopes(), {**w.envelopes(), "x": result(w, "passed", key=w.other_key)}),
+        "does not know",
+    ),
+    "an unsigned result is added": (
+        lambda w: (
+            w.envelopes(),
+            {**w.envelopes(), "x": enclose(result(w, "passed").statement)},
+        ),
+        "was added: no set names it",
+    ),
+    "the set is deleted with what failed": (
+        lambda w: (failed(w), without(failed(w), "numerics", "ungated", SET)),
+        "",
+    ),
+    "the set is deleted alone": (lambda w: (w.envelopes(), without(w.envelopes(), SET)), ""),
+    "a stranger signs another set": (
+        lambda w: (
+            failed(w),
+            {
+                **without(failed(w), "numerics", "ungated"),
+                SET: enclose(w.envelopes()[SET].statement, [LocalSigner(w.other_key)]),
+            },
+        ),
+        "does not know",
+    ),
+    "the set is unsigned and fits": (
+        lambda w: (
+            failed(w),
+            {
+                **without(failed(w), "numerics", "ungated"),
+                SET: enclose(w.envelopes()[SET].statement),
+            },
+        ),
+        "",
+    ),
+    "a bill is deleted": (
+        lambda w: (w.envelopes(), without(w.envelopes(), "sbom-spdx")),
+        "taken away or exchanged",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ATTACKS)
+def test_evidence_that_was_taken_away_added_or_exchanged_is_told(
+    places: Places, world: World, name: str, form: Form
+) -> None:
+    attack, words = ATTACKS[name]
+    node = places.show(form, *attack(world))
+    assert node.verdict in (Verdict.BROKEN, Verdict.INCOMPLETE), show(node)
+    assert words in show(node)
+
+
+@pytest.mark.parametrize("form", ["registry", "layout"])
+def test_older_evidence_put_back_whole_does_not_fit_the_signed_name(
+    places: Places, world: World, form: Form
+) -> None:
+    node = places.show(form, failed(world), before(world))
+    assert node.verdict is Verdict.BROKEN
+    assert "was given with a set of evidence that is missing" in show(node)
+
+
+@pytest.mark.parametrize("form", ["registry", "layout"])
+def test_without_name_and_set_nothing_is_valid(places: Places, world: World, form: Form) -> None:
+    shown = without(failed(world), "numerics", "ungated", SET)
+    node = places.show(form, failed(world), shown, named=False)
+    assert node.verdict is Verdict.INCOMPLETE
+    assert "some may be missing" in show(node)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_later_set_replaces_results_of_the_same_gate_and_card(
+    places: Places, world: World, form: Form
+) -> None:
+    """The registry keeps what was published before; it is shown and no longer counts."""
+    old = {f"old-{k}": e for k, e in failed(world).items() if k in ("numerics", SET)}
+    old["old-ungated"] = failed(world)["ungated"]
+    new = world.with_set({**world.envelopes(), "numerics": result(world, "passed")}, when=LATER)
+    node = places.show(form, new, {**new, **old})
+    assert "replaced since" in show(node)
+    # that it was once published past its gates stays with it
+    assert node.verdict is Verdict.INCOMPLETE
+    assert "in a hurry" in node.culprit().words
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_later_set_without_the_gate_does_not_hide_its_failure(
+    places: Places, world: World, form: Form
+) -> None:
+    old = {f"old-{k}": e for k, e in failed(world).items() if k in ("numerics", "ungated", SET)}
+    new = world.with_set(world.envelopes(), when=LATER)
+    node = places.show(form, new, {**new, **old})
+    assert node.verdict is Verdict.BROKEN
+    assert "failed: case-2" in node.culprit().words
+
+
+def test_two_keys_with_a_set_each_are_both_held_to_theirs(world: World) -> None:
+    second = [LocalSigner(world.other_key)]
+    theirs = {"theirs": enclose(result(world, "failed", when=LATER).statement, second)}
+    their_set = enclose(world.with_set(theirs, when=LATER)[SET].statement, second)
+    trust = trust_in(trusted(world.key), trusted(world.other_key, "second"))
+    node = world.walk({**world.envelopes(), "their-set": their_set}, trust).node
+    assert node.verdict is Verdict.BROKEN
+    assert "numerics on sm_120, failed" in node.culprit().title
+
+
+def test_a_witness_without_a_set_may_vouch_for_a_rebuild_and_nothing_else(world: World) -> None:
+    second = LocalSigner(world.other_key)
+    trust = trust_in(trusted(world.key), trusted(world.other_key, "second"))
+    passed = enclose(result(world, "passed").statement, [second])
+    node = world.walk({**world.envelopes(), "theirs": passed}, trust).node
+    assert node.verdict is Verdict.INCOMPLETE
+    assert "more of theirs may be missing" in node.culprit().words
+
+
+def test_a_second_signature_on_a_statement_changes_nothing_of_the_set(world: World) -> None:
+    second, good = LocalSigner(world.other_key), world.envelopes()
+    both = {name: countersigned(e, second) for name, e in without(good, "rebuild").items()}
+    trust = trust_in(trusted(world.key), trusted(world.other_key, "second"))
+    # a registry holds both, as they were and as they are
+    found = {**both, **{f"{name}-before": e for name, e in good.items()}, SET: both[SET]}
+    node = world.walk(found, trust).node
+    assert node.verdict is Verdict.VALID, show(node)
+
+
+def test_a_set_that_contradicts_a_statement_is_broken(world: World) -> None:
+    good = without({**world.envelopes(), "numerics": result(world, "failed")}, SET)
+    body = json.loads(world.with_set(good)[SET].payload)
+    for each in body["predicate"]["statements"]:
+        if each["about"] == "numerics on sm_120":
+            each["verdict"] = "passed"
+    lie = sign_bytes(canonical_json(body), world.key)
+    node = world.walk({**good, SET: lie}).node
+    assert node.verdict is Verdict.BROKEN
+    assert "says otherwise than the set" in show(node)
+
+
+def test_the_plain_note_of_a_registry_still_counts(places: Places, world: World) -> None:
+    site = places.site
+    site.publish()
+    site.attach(b'{"gates":"numerics: failed","reason":"why not"}', kind=UNGATED_MEDIA)
+    assert site.judge().verdict is Verdict.INCOMPLETE
