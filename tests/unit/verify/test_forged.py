@@ -233,7 +233,7 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     ),
     "lone surrogate": (
         payload(lambda d: d.replace(b"a small engine", b"a small\\ud800engine", 1)),
-        "holds U+D800, which is not seen",
+        "holds U+D800, which is half a character",
     ),
     "not in normal form": (
         payload(lambda d: d.replace(b"a small engine", b"a small e\\u0301ngine", 1)),

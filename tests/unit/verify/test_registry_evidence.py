@@ -444,7 +444,7 @@ def test_a_deep_read_that_is_cut_begins_again_and_ends_when_it_never_works(site:
     site.door.fail("GET", digest, cut_answer(10))
     assert site.judge(deep=True).verdict is Verdict.VALID
     site.door.fail("GET", digest, cut_answer(10), times=50)
-    with pytest.raises(RegistryUnreachable, match=r"ended after|broke off"):
+    with pytest.raises(RegistryUnreachable, match=r"ended \d+ bytes early|broke off"):
         site.judge(deep=True)
 
 
