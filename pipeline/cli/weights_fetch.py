@@ -90,6 +90,8 @@ def fetch_set(
         place.keep_lock()
         name_revision(place, read_wish(checkout, name).revision)
     except StoreUnwritable as error:
+        if error.hint != StoreUnwritable.hint:
+            raise
         raise StoreUnwritable(str(error), "Choose a folder you may write with --to.") from error
     size = sum(pin.size_bytes for pin in brought)
     if as_json:

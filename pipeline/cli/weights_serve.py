@@ -62,6 +62,7 @@ def serve(
     Clients set HF_ENDPOINT to the printed address. Only files of the locks exist, and each is
     sent only while it is proved: by the receipt of `verify`, or by hashing it in the background.
     """
+    from pipeline.weights.serve.connections import Connections, most_connections
     from pipeline.weights.serve.hub import Hub
     from pipeline.weights.serve.server import Server
     from pipeline.weights.serve.shelf import Shelf
@@ -72,7 +73,9 @@ def serve(
     keeper = _keeper(shelf)
     scheme = "https" if tls else "http"
     hub = Hub(shelf, keeper, tokens, only_loopback=_is_loopback(host), scheme=scheme)
-    server = Server(hub.answer, host, port, tls)
+    connections = Connections(most_connections())
+    most_of_one = None if tokens else connections.most // 2
+    server = Server(hub.answer, host, port, tls, hub.may_read, most_of_one, connections)
     server.listen()
     try:
         keeper.start()

@@ -24,7 +24,7 @@ from pipeline.errors import DiskFull, StoreUnwritable, WishInvalid
 from pipeline.fetch.http import Client
 from pipeline.files import is_free, locked, os_errors_explained
 from pipeline.weights.arrival import Arrival
-from pipeline.weights.hashing import cores, on_all_cores, read_file
+from pipeline.weights.hashing import OWN_TROUBLE, cores, on_all_cores, read_file
 from pipeline.weights.model import FilePin, read_lock
 from pipeline.weights.place import Place
 from pipeline.weights.routes import Route, Router
@@ -38,6 +38,7 @@ RANGE_BYTES = 64 << 20
 JOBS = 8
 # a disk that is filled to its last byte makes other programs fail
 LEAVE_FREE_BYTES = 64 << 20
+_LIMITS = "Nothing was fetched. The machine is out of memory or of open files: see `ulimit -n`."
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,14 @@ def _hashed(place: Place, pins: list[FilePin], stop: threading.Event) -> set[str
     right: set[str] = set()
 
     def look(pin: FilePin) -> None:
-        with suppress(OSError):  # a file that cannot be read is fetched, too
+        try:
             found = read_file(place.file(pin), pin.new_hash(), advance=bar.advance, stop=stop)
-            if found.digest == pin.want:
-                right.add(pin.path)
+        except OSError as error:  # a file that cannot be read is fetched, too
+            if error.errno in OWN_TROUBLE:
+                raise StoreUnwritable(f"{place.file(pin)}: {error.strerror}", _LIMITS) from error
+            return
+        if found.digest == pin.want:
+            right.add(pin.path)
 
     title = f"Checking {len(pins)} files that are here, {log.size(total)}"
     with log.step(title), log.progress("check", total) as bar:

@@ -6,6 +6,7 @@ changed; the hash has them anyway, so they cost nothing (a CRC of each block too
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -49,6 +50,10 @@ class Identity(NamedTuple):
 
 class NotPlain(OSError):
     """Something other than a file: a folder, a pipe, a device."""
+
+
+# Of the machine, not of a file: who meets them knows nothing of the file's bytes.
+OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Moved(OSError):

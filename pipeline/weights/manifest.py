@@ -15,6 +15,7 @@ from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place
 from pipeline.weights.proof import (
     Unfit,
+    Unreadable,
     check_open,
     hash_open,
     open_below,
@@ -36,7 +37,7 @@ def locked_digests(place: Place) -> dict[str, str]:
     found = on_cores(lambda pin: _digest(place, pin), small)
     digests = {pin.path: pin.sha256 for pin in place.lock.files if pin.sha256}
     for pin, digest in zip(small, found, strict=True):
-        if isinstance(digest, Unfit):
+        if isinstance(digest, Unfit | Unreadable):
             raise WeightsDamaged(f"{pin.path}: {digest}")
         digests[pin.path] = digest
     return digests
@@ -50,16 +51,18 @@ def _digest(place: Place, pin: FilePin) -> str:
         os.close(handle)
 
 
-def on_cores(work: Callable[[Item], Result], items: list[Item]) -> list[Result | Unfit]:
-    """Do the work on all cores; what is unfit comes back as the reason why."""
+def on_cores(
+    work: Callable[[Item], Result], items: list[Item]
+) -> list[Result | Unfit | Unreadable]:
+    """Do the work on all cores; what is unfit or cannot be read comes back as the reason why."""
 
-    def caught(item: Item) -> Result | Unfit:
+    def caught(item: Item) -> Result | Unfit | Unreadable:
         try:
             return work(item)
-        except Unfit as reason:
+        except (Unfit, Unreadable) as reason:
             return reason
         except OSError as error:
-            return Unfit(f"cannot be read ({error.strerror})")
+            return Unreadable(f"could not be read now ({error.strerror})")
 
     pool = ThreadPoolExecutor(cores())
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -13,11 +14,20 @@ from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
 _BLOCK_BYTES = 1 << 20
+# These are about the file. All others (EMFILE, ENFILE, ENOMEM, EIO, ESTALE) are about the machine.
+_SAYS_WHAT_IT_IS = {
+    *(errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG),
+    *(errno.EACCES, errno.EPERM),
+}
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Unfit(Exception):
     """Why a file cannot be taken for the locked one."""
+
+
+class Unreadable(Exception):
+    """Why the machine could not read a file now; it says nothing about the file's bytes."""
 
 
 def identity(handle: int) -> Identity:
@@ -47,6 +57,8 @@ def open_below(root: Path, relative: str) -> int:
     except FileNotFoundError:
         raise Unfit("is not there") from None
     except OSError as error:
+        if error.errno not in _SAYS_WHAT_IT_IS:
+            raise Unreadable(f"could not be opened now ({error.strerror})") from None
         raise Unfit(f"cannot be opened as a plain file ({error.strerror})") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)

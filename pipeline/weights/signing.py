@@ -30,7 +30,7 @@ from pipeline.weights.manifest import (
     sha256_below,
 )
 from pipeline.weights.place import Place
-from pipeline.weights.proof import Unfit
+from pipeline.weights.proof import Unfit, Unreadable
 from pipeline.weights.verify import Request, verify
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -163,6 +163,12 @@ def check(
     unread = [p for p in here if p not in (known or {})]
     found = dict(zip(unread, on_cores(lambda p: sha256_below(folder, p), unread), strict=True))
     digests = {**found, **{p: d for p, d in (known or {}).items() if p in wanted}}
+    if failed := {p: d for p, d in digests.items() if isinstance(d, Unreadable)}:
+        path, reason = min(failed.items())
+        raise ModelSignatureInvalid(
+            f"{path}: {reason}",
+            "Nothing is said of its bytes. Look at the disk and the limit of open files.",
+        )
     bad = {p for p, d in digests.items() if isinstance(d, Unfit) or d != wanted[p]}
     _compare("changed", bad)
     return Signed(

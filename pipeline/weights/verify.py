@@ -13,6 +13,7 @@ from pipeline.model import Frozen
 from pipeline.weights import receipt
 from pipeline.weights.chosen import chosen_files, is_chosen
 from pipeline.weights.hashing import (
+    OWN_TROUBLE,
     Advance,
     Moved,
     NotPlain,
@@ -91,6 +92,7 @@ def verify(place: Place, request: Request, neighbours: Collection[Place] = ()) -
         reader.read(todo)
     finally:  # what was proved before a Ctrl-C need not be read again
         bad = {finding.path for finding in [*findings, *reader.findings] if finding.damage}
+        bad -= reader.unjudged
         if since_ns is not None and (todo or bad & known.keys()):
             good = [receipt.proved(pin, r, since_ns) for pin, r in reader.proved]
             receipt.keep(place, good, bad)
@@ -128,6 +130,7 @@ class _Reader:
         self.proved: list[tuple[FilePin, Reading]] = []
         self.readings: dict[str, Reading] = {}
         self.findings: list[Finding] = []
+        self.unjudged: set[str] = set()  # the machine failed, not the file: an old proof holds
 
     def read(self, todo: list[Present]) -> None:
         """The largest first, so that no core is left alone with a big one at the end."""
@@ -159,6 +162,8 @@ class _Reader:
         except (Moved, NotPlain) as error:
             return self._note(items, "moved", f"{error}: not proved")
         except OSError as error:
+            if error.errno in OWN_TROUBLE:
+                self.unjudged |= {item.pin.path for item in items}
             return self._note(items, "unreadable", error.strerror or str(error))
         for item in items:
             self.readings[item.pin.path] = reading

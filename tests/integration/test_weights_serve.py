@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -297,6 +298,52 @@ def test_hf_with_the_token_gets_in_and_without_or_with_another_does_not(
         assert "wants a token: set HF_TOKEN" in server.log
         assert TOKEN not in server.log
         assert "hf_another_one" not in server.log
+
+
+def guarded(tmp_path: Path) -> list[str]:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{TOKEN}\n", encoding="utf-8")
+    return ["--token-file", str(tokens)]
+
+
+def test_hundreds_of_silent_clients_do_not_shut_out_one_with_a_token(
+    place: Place, hf: Hf, tmp_path: Path
+) -> None:
+    with serving(tmp_path, str(place.root), *guarded(tmp_path)) as server, ExitStack() as stack:
+        for _ in range(600):
+            address = ("127.0.0.1", server.port)
+            stack.enter_context(socket.create_connection(address, timeout=20))
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        path = f"/org/tiny/resolve/{COMMIT}/config.json"
+        connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
+        assert connection.getresponse().status == 200  # at once, not when they are let go
+        connection.close()
+        code, said = hf(server.endpoint, "download", "org/tiny", "config.json", token=TOKEN)
+        assert code == 0, said
+
+
+def test_a_server_without_a_file_handle_left_says_so_and_keeps_its_proofs(
+    place: Place, tmp_path: Path
+) -> None:
+    with serving(tmp_path, str(place.root)) as server:
+        server.wait_until_ready()
+        pid = server.process.pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+
+        def status() -> tuple[int, str | None]:
+            connection.request("HEAD", "/org/tiny/resolve/main/model-00001.safetensors")
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status, answer.headers["Retry-After"]
+
+        assert status() == (200, None)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        assert status() == (503, "10")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        assert status() == (200, None)
+        connection.close()
+        assert server.health()["status"] == "ready"
 
 
 def test_hf_over_tls_with_an_own_certificate(place: Place, hf: Hf, tmp_path: Path) -> None:

@@ -87,12 +87,14 @@ class Reader:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._buffer = sock, b""
-        self._idle_s = HEAD_S  # who connects has something to ask
 
-    def next(self) -> Request:
-        """The next request; raises Closed at the end and Refused for what is no request."""
-        deadline = time.monotonic() + (HEAD_S if self._buffer else self._idle_s)
-        self._idle_s = IDLE_S
+    def next(self, *, is_patient: bool = False) -> Request:
+        """The next request; raises Closed at the end and Refused for what is no request.
+
+        Who connects has something to ask; only a client that may read can take its time.
+        """
+        is_idle = is_patient and not self._buffer
+        deadline = time.monotonic() + (IDLE_S if is_idle else HEAD_S)
         while b"\r\n\r\n" not in self._buffer:
             if len(self._buffer) > HEAD_BYTES:
                 raise Refused(431, "the headers are too long")

@@ -53,7 +53,7 @@ class Hub:
         self._check_host(request)
         if parts == ["healthz"]:
             self._check_method(request, "GET", "HEAD")
-            return _json(health(self.shelf, in_detail=not self.tokens or self._knows(request)))
+            return _json(health(self.shelf, in_detail=self.may_read(request)))
         if denied := self._denied(request):
             return denied
         match parts:
@@ -134,13 +134,17 @@ class Hub:
         return Answer(status, headers, part=FilePart(handle, start, length, seen))
 
     def _denied(self, request: Request) -> Answer | None:
-        if not self.tokens or self._knows(request):
+        if self.may_read(request):
             return None
         extra = {"WWW-Authenticate": "Bearer"}
         if request.header("authorization"):
             # the Hub's own words: its client tells a wrong token from a missing repository by them
             return _error(401, "Invalid credentials in Authorization header", extra)
         return _error(401, "this server wants a token: set HF_TOKEN", extra)
+
+    def may_read(self, request: Request) -> bool:
+        """Whether a request shows a token, or none is needed."""
+        return not self.tokens or self._knows(request)
 
     def _knows(self, request: Request) -> bool:
         kind, _, given = request.header("authorization").partition(" ")

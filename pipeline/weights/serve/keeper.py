@@ -15,11 +15,20 @@ from typing import Literal
 from pipeline.weights.hashing import Identity, cores
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
-from pipeline.weights.proof import Unfit, check_open, identity, open_pin, read_checked
+from pipeline.weights.proof import (
+    Unfit,
+    Unreadable,
+    check_open,
+    identity,
+    open_pin,
+    read_checked,
+)
 
 SMALL_BYTES = 8 << 20  # such files are hashed anew each time they are handed out
 _WAIT_S = 2.0
 _MOST_THREADS = 4
+_RETRY_S = 1.0
+_MOST_RETRIES = 5  # by itself; whoever asks for the file has it tried again
 # A file written to in the same tick of a disk's clock could change once more without a trace.
 _TICK_S = 2.0
 
@@ -27,7 +36,7 @@ State = Literal["unproved", "proved", "wrong"]
 
 
 class NotYet(Exception):
-    """The file is still to be hashed; ask again later."""
+    """The file is still to be hashed, or cannot be read now; ask again later."""
 
 
 @dataclass(eq=False)
@@ -39,6 +48,8 @@ class Held:
     state: State = "unproved"
     seen: Identity | None = None  # as it was when it was judged
     why: str = ""
+    trouble: str = ""  # why it could not be read the last time; nothing is known by that
+    retries: int = 0
     queued: bool = False
     judged: threading.Event = field(default_factory=threading.Event)
 
@@ -69,7 +80,7 @@ class Keeper:
             if state not in receipts:
                 receipts[state] = vouched(held.place)
             known = receipts[state].get(held.pin.path)
-            with suppress(Unfit):
+            with suppress(Unfit, Unreadable):
                 handle = open_pin(held.place, held.pin)
                 if identity(handle) == known:
                     self._set(held, "proved", known, "")
@@ -97,7 +108,7 @@ class Keeper:
                 self._judge_soon(held)
             state, seen, why = self._verdict(held)
             if seen != now or state == "unproved":
-                raise NotYet("is still being proved")
+                raise NotYet(held.trouble or "is still being proved")
             if state == "wrong":
                 raise Unfit(why)
             return handle, now
@@ -115,6 +126,8 @@ class Keeper:
         except Unfit as reason:
             self._set(held, "wrong", identity(handle), str(reason))
             raise
+        except OSError as error:
+            raise NotYet(_not_now(error)) from None
         finally:
             os.close(handle)
 
@@ -124,6 +137,8 @@ class Keeper:
         except Unfit as reason:
             self._set(held, "wrong", None, str(reason))
             raise
+        except Unreadable as reason:
+            raise NotYet(str(reason)) from None
 
     def _judge_soon(self, held: Held) -> None:
         held.judged.clear()
@@ -162,8 +177,22 @@ class Keeper:
                 os.close(handle)
         except Unfit as reason:
             self._set(held, "wrong", found, str(reason))
-        except (OSError, _Stopped) as error:
-            self._set(held, "wrong", found, f"cannot be read ({error})")
+        except Unreadable as reason:
+            self._put_off(held, str(reason))
+        except OSError as error:
+            self._put_off(held, _not_now(error))
+        except _Stopped:
+            return
+
+    def _put_off(self, held: Held, trouble: str) -> None:
+        """Too many open files or a disk that fails say nothing of the bytes: a proof is kept."""
+        with self._changed:
+            held.trouble, held.queued = trouble, False
+            held.retries += 1
+            held.judged.set()
+        if held.retries <= _MOST_RETRIES and held.state == "unproved":
+            self._stopping.wait(_RETRY_S)
+            self._enqueue(held, first=False)
 
     def _let_settle(self, held: Held, found: Identity) -> None:
         if not held.is_small:
@@ -184,8 +213,13 @@ class Keeper:
     def _set(self, held: Held, state: State, seen: Identity | None, why: str) -> None:
         with self._changed:
             held.state, held.seen, held.why, held.queued = state, seen, why, False
+            held.trouble, held.retries = "", 0
             held.judged.set()
 
 
 class _Stopped(Exception):
     pass
+
+
+def _not_now(error: OSError) -> str:
+    return f"could not be read now ({error.strerror or error})"

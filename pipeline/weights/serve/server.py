@@ -14,17 +14,14 @@ from dataclasses import dataclass, field
 
 from pipeline import log
 from pipeline.errors import AddressUnusable
+from pipeline.weights.serve.connections import Connection, Connections
 from pipeline.weights.serve.http import Answer, Closed, Reader, Refused, Request
 from pipeline.weights.serve.send import Broken, send_bytes, send_part
 
-MOST_CONNECTIONS = 512
 _HANDSHAKE_S = 10.0
 _LOG_CHARS = 300
 _END_S = 2.0
-_BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\n"
-    b"Content-Length: 0\r\nConnection: close\r\n\r\n"
-)
+_BUSY = Answer(503, {"Retry-After": "5", "X-Error-Message": "all connections are in use"})
 
 
 @dataclass
@@ -35,10 +32,11 @@ class Server:
     host: str = "127.0.0.1"
     port: int = 0
     tls: ssl.SSLContext | None = None
-    most: int = MOST_CONNECTIONS
+    may_read: Callable[[Request], bool] = lambda request: True
+    most_of_one: int | None = None  # connections of one address; where no token is asked for
+    connections: Connections = field(default_factory=Connections)
     requests: int = 0
     sent_bytes: int = 0
-    _open: set[socket.socket] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _log_lock: threading.Lock = field(default_factory=threading.Lock)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -76,75 +74,57 @@ class Server:
         """Let go of every socket."""
         self._stopping.set()
         self._listener.close()
-        with self._lock:
-            left = list(self._open)
-        for sock in left:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        self.connections.hang_up()
         deadline = time.monotonic() + _END_S
-        while self._open and time.monotonic() < deadline:
+        while len(self.connections) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def _accept(self) -> None:
         try:
             sock, peer = self._listener.accept()
         except OSError:
-            time.sleep(0.05)  # out of file descriptors: let some connections end
+            self.connections.make_room()  # out of file descriptors: somebody must go
+            time.sleep(0.05)
             return
-        with self._lock:
-            full = len(self._open) >= self.most
-            if not full:
-                self._open.add(sock)
-        if full:
-            with suppress(OSError):
-                sock.settimeout(0.1)
-                sock.send(_BUSY if self.tls is None else b"")
-            sock.close()
-            return
+        connection = Connection(sock, str(peer[0]))
+        self.connections.add(connection)
         try:
-            threading.Thread(target=self._serve, args=(sock, str(peer[0])), daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
         except RuntimeError:  # the machine has no thread left: this client must come again
-            self._forget(sock)
+            self.connections.forget(connection)
 
-    def _serve(self, sock: socket.socket, peer: str) -> None:
+    def _serve(self, connection: Connection) -> None:
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.settimeout(_HANDSHAKE_S)
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sock.settimeout(_HANDSHAKE_S)
             if self.tls:
-                sock = self._secured(sock, self.tls)
-            self._talk(sock, peer)
-            _linger(sock)
+                raw = connection.sock
+                connection.sock = self.tls.wrap_socket(
+                    raw, server_side=True, do_handshake_on_connect=False
+                )
+                connection.sock.do_handshake()
+            self._talk(connection)
+            _linger(connection.sock)
         except OSError:
             pass  # the client is gone, or speaks no TLS
         finally:
-            self._forget(sock)
+            self.connections.forget(connection)
 
-    def _secured(self, raw: socket.socket, tls: ssl.SSLContext) -> socket.socket:
-        sock = tls.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
-        with self._lock:
-            self._open.discard(raw)
-            self._open.add(sock)
-        try:
-            sock.do_handshake()
-        except BaseException:
-            self._forget(sock)
-            raise
-        return sock
-
-    def _forget(self, sock: socket.socket) -> None:
-        with self._lock:
-            self._open.discard(sock)
-        sock.close()
-
-    def _talk(self, sock: socket.socket, peer: str) -> None:
+    def _talk(self, connection: Connection) -> None:
+        sock, peer = connection.sock, connection.peer
         reader = Reader(sock)
         stays = True
         while stays and not self._stopping.is_set():
             start = time.monotonic()
+            connection.wait()
             try:
-                request = reader.next()
+                request = reader.next(is_patient=connection.may_read)
+                connection.is_waiting = False
                 start = time.monotonic()
-                answer, stays = self._answered(request), request.stays
+                if self.may_read(request) and not self._let_read(connection):
+                    answer, stays = _BUSY, False
+                else:
+                    answer, stays = self._answered(request), request.stays
             except Closed:
                 return
             except Refused as refused:
@@ -153,6 +133,9 @@ class Server:
                 answer = Answer(refused.status, {"X-Error-Message": str(refused)}, words)
             stays = self._send(sock, request, answer, stays) and stays
             self._log(peer, request, answer, time.monotonic() - start)
+
+    def _let_read(self, connection: Connection) -> bool:
+        return self.connections.let_read(connection, most_of_one=self.most_of_one)
 
     def _answered(self, request: Request) -> Answer:
         try:

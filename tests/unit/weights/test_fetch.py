@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -25,6 +26,7 @@ from pipeline.errors import (
     WishInvalid,
 )
 from pipeline.fetch.http import Client
+from pipeline.weights import fetch as fetching
 from pipeline.weights.arrival import Arrival
 from pipeline.weights.fetch import fetch_range
 from pipeline.weights.hashing import Reading, identity_of, read_file
@@ -664,3 +666,18 @@ def test_a_link_in_the_place_of_a_file_gives_way_to_the_file(bed: Bed, tmp_path:
     assert bed.fetch(place) == [BIG]
     assert not path.is_symlink()
     bed.require_right(place)
+
+
+def test_files_that_cannot_be_read_for_the_moment_are_not_fetched_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed.fetch()
+    before = bed.hub.sent_bytes()
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(fetching, "read_file", fails)
+    with pytest.raises(StoreUnwritable, match="Too many open files"):
+        bed.fetch()
+    assert bed.hub.sent_bytes() == before

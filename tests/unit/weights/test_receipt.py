@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ import pytest
 
 from pipeline.weights import hashing, receipt
 from pipeline.weights import verify as module
-from pipeline.weights.hashing import identity_of
+from pipeline.weights.hashing import Reading, identity_of
 from pipeline.weights.place import Place
 from pipeline.weights.verify import Request, verify
 from tests.unit.weights.disk_set import (
@@ -230,3 +231,17 @@ def test_what_was_proved_before_a_stop_is_not_read_again(
         with pytest.raises(KeyboardInterrupt):
             made.report(jobs=1)
     assert read_again(made) == 1
+
+
+def test_a_machine_without_a_file_handle_left_takes_no_proof_away(
+    proved: DiskSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, is_kept in ((errno.EMFILE, True), (errno.ENOMEM, True), (errno.EIO, False)):
+
+        def fails(*args: object, number: int = number, **kwargs: object) -> Reading:
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "read_file", fails)
+            assert set(proved.kinds(full=True).values()) == {"unreadable"}
+        assert (proved.report().files_read == 0) is is_kept

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
 import json
@@ -9,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pipeline.weights.proof import identity, open_pin
 from pipeline.weights.serve import http as wire
 from pipeline.weights.serve import keeper as keeping
 from pipeline.weights.serve import send
+from pipeline.weights.serve.connections import Connections
 from pipeline.weights.serve.hub import Hub
 from pipeline.weights.serve.keeper import Keeper
 from pipeline.weights.serve.ranges import Unsatisfiable, wanted_range
@@ -85,7 +87,8 @@ class Running:
 def running(*folders: Path, tokens: frozenset[str] = frozenset(), **more: Any) -> Iterator[Running]:
     shelf = shelf_of(folders)
     keeper = Keeper(shelf.files)
-    server = Server(Hub(shelf, keeper, tokens).answer, **more)
+    hub = Hub(shelf, keeper, tokens)
+    server = Server(hub.answer, may_read=hub.may_read, **more)
     server.listen()
     keeper.start()
     thread = threading.Thread(target=server.run)
@@ -541,17 +544,179 @@ def test_a_client_that_asks_nothing_is_let_go(
     assert hub.raw(b"") == b""
 
 
-def test_more_clients_than_allowed_are_told_to_wait(place: Place) -> None:
-    with running(place.root, most=2) as hub:
-        address = ("127.0.0.1", hub.server.port)
-        held = [socket.create_connection(address, timeout=5) for _ in range(2)]
-        deadline = time.monotonic() + 5
-        while len(hub.server._open) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        with socket.create_connection(address, timeout=5) as third:
-            assert third.recv(100).startswith(b"HTTP/1.1 503 ")
-        for sock in held:
-            sock.close()
+GET = b"GET /org/tiny/resolve/main/%s HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+TOKENS = frozenset({"hf_right_token"})
+TOKEN_LINE = b"Authorization: Bearer hf_right_token\r\n"
+
+
+class Crowd:
+    """Connections of somebody's, from an address of this machine."""
+
+    def __init__(self, hub: Running, stack: ExitStack) -> None:
+        self._hub, self._stack = hub, stack
+
+    def connect(self, source: str = "127.0.0.1", *, slow: bool = False) -> socket.socket:
+        sock = self._stack.enter_context(socket.socket())
+        if slow:  # so that a large answer does not fit on the way
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.bind((source, 0))
+        sock.settimeout(10)
+        sock.connect(("127.0.0.1", self._hub.server.port))
+        return sock
+
+    def asked(self, sock: socket.socket, path: bytes, *lines: bytes) -> bytes:
+        """The answer's first bytes."""
+        sock.sendall(GET % path + b"".join(lines) + b"\r\n")
+        return sock.recv(4096)
+
+
+@contextmanager
+def crowded(place: Place, **more: Any) -> Iterator[tuple[Running, Crowd]]:
+    with running(place.root, **more) as hub, ExitStack() as stack:
+        hub.wait_until_judged()
+        yield hub, Crowd(hub, stack)
+
+
+def is_closed(sock: socket.socket) -> bool:
+    sock.settimeout(5)
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_silent_strangers_leave_the_place_of_whoever_has_a_token(place: Place) -> None:
+    few = Connections(most=4, most_strangers=6, most_strangers_of_one=3)
+    with crowded(place, tokens=TOKENS, connections=few) as (hub, crowd):
+        silent = [crowd.connect() for _ in range(40)]
+        assert crowd.asked(crowd.connect(), b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
+        assert len(hub.server.connections) <= 3 + 1
+        assert is_closed(silent[0])
+
+
+def test_strangers_that_keep_asking_do_not_outlast_a_newcomer(place: Place) -> None:
+    few = Connections(most=4, most_strangers=6, most_strangers_of_one=3)
+    with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
+        loud = [crowd.connect() for _ in range(3)]
+        newcomer = crowd.connect()
+        for sock in loud[1:]:
+            assert crowd.asked(sock, b"config.json").startswith(b"HTTP/1.1 401 ")
+        crowd.connect()
+        assert is_closed(loud[0])
+        assert crowd.asked(newcomer, b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
+
+
+def test_many_addresses_of_strangers_do_not_shut_out_another(place: Place) -> None:
+    few = Connections(most=4, most_strangers=6, most_strangers_of_one=3)
+    with crowded(place, tokens=TOKENS, connections=few) as (hub, crowd):
+        newcomer = crowd.connect("127.0.0.9")
+        for n in range(12):
+            crowd.connect(f"127.0.0.{10 + n % 3}")
+        assert crowd.asked(newcomer, b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
+        assert len(hub.server.connections) <= 6 + 1
+
+
+def test_a_reader_that_is_silent_makes_way_for_the_next(place: Place) -> None:
+    few = Connections(most=2, most_strangers=6, most_strangers_of_one=6)
+    with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
+        readers = [crowd.connect() for _ in range(3)]
+        for sock in readers:
+            assert crowd.asked(sock, b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
+        assert is_closed(readers[0])
+        assert crowd.asked(readers[1], b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
+
+
+def test_more_readers_than_allowed_are_told_to_wait(place: Place) -> None:
+    few = Connections(most=2, most_strangers=6, most_strangers_of_one=6)
+    with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
+        for _ in range(2):
+            crowd.asked(crowd.connect(slow=True), b"model.safetensors", TOKEN_LINE)
+        third = crowd.asked(crowd.connect(), b"config.json", TOKEN_LINE)
+        assert third.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 5" in third
+
+
+def test_one_address_cannot_have_all_places_where_no_token_is_asked_for(place: Place) -> None:
+    few = Connections(most=4, most_strangers=6, most_strangers_of_one=6)
+    with crowded(place, connections=few, most_of_one=2) as (_, crowd):
+        for _ in range(2):
+            crowd.asked(crowd.connect(slow=True), b"model.safetensors")
+        assert crowd.asked(crowd.connect(), b"config.json").startswith(b"HTTP/1.1 503 ")
+        assert crowd.asked(crowd.connect("127.0.0.9"), b"config.json").startswith(b"HTTP/1.1 200 ")
+
+
+def test_whoever_was_refused_is_not_waited_for_as_long(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HEAD_S", 0.3)
+    with crowded(place, tokens=TOKENS) as (_, crowd):
+        refused, reader = crowd.connect(), crowd.connect()
+        assert crowd.asked(refused, b"config.json").startswith(b"HTTP/1.1 401 ")
+        assert crowd.asked(reader, b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
+        assert is_closed(refused)
+        assert crowd.asked(reader, b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
+
+
+def out_of(number: int) -> Callable[..., Any]:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fails
+
+
+TROUBLES = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO]
+
+
+@pytest.mark.parametrize("number", TROUBLES, ids=errno.errorcode.get)
+@pytest.mark.parametrize("path", ["config.json", "model.safetensors"])
+def test_a_file_that_cannot_be_opened_now_is_not_called_wrong(
+    hub: Running, monkeypatch: pytest.MonkeyPatch, path: str, number: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", out_of(number))
+        got = hub.file(path)
+    assert (got.status, got.headers["Retry-After"]) == (503, "10")
+    assert os.strerror(number) in got.headers["X-Error-Message"]
+    assert hub.ask("/healthz").json["status"] == "ready"
+    assert hub.file(path).status == 200
+
+
+@pytest.mark.parametrize("number", TROUBLES, ids=errno.errorcode.get)
+def test_a_file_that_cannot_be_read_while_it_is_judged_is_judged_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(keeping, "_RETRY_S", 0.05)
+    monkeypatch.setattr(keeping, "_WAIT_S", 0.3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", out_of(number))
+        with running(place.root) as hub:
+            got = hub.file("model.safetensors")
+            assert (got.status, got.headers["Retry-After"]) == (503, "10")
+            assert os.strerror(number) in got.headers["X-Error-Message"]
+            assert hub.ask("/healthz").json["wrong"] == 0
+            patch.undo()
+            assert hub.file("model.safetensors").body == BIG
+            assert hub.ask("/healthz").json["wrong"] == 0
+
+
+def test_a_small_file_that_cannot_be_read_now_keeps_its_proof(
+    hub: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", out_of(errno.EIO))
+        assert hub.file("config.json").status == 503
+    assert hub.ask("/healthz").json["status"] == "ready"
+    assert hub.file("config.json").status == 200
+
+
+@pytest.mark.parametrize("asked", ["bytes=1-2", "bytes=99999999-", "bytes=x"])
+@pytest.mark.parametrize("path", ["config.json", "model.safetensors"])
+def test_head_knows_no_ranges(hub: Running, path: str, asked: str) -> None:
+    got = hub.file(path, method="HEAD", Range=asked)
+    whole = hub.file(path)
+    assert (got.status, got.body) == (200, b"")
+    assert got.headers["Content-Length"] == str(len(whole.body))
+    assert "Content-Range" not in got.headers
 
 
 def test_one_connection_carries_many_requests(hub: Running) -> None:
@@ -559,7 +724,7 @@ def test_one_connection_carries_many_requests(hub: Running) -> None:
     for path, data in {**SMALL, **LARGE}.items():
         connection.request("GET", f"/org/tiny/resolve/main/{quote(path)}")
         assert connection.getresponse().read() == data
-    assert len(hub.server._open) == 1
+    assert len(hub.server.connections) == 1
     connection.close()
 
 

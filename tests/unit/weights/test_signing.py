@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from pipeline.errors import KeyInvalid, ModelSignatureInvalid, WeightsDamaged
-from pipeline.weights import bundle, signing
+from pipeline.weights import bundle, proof, signing
 from pipeline.weights.place import Place
 from tests.testbed.locked_set import SMALL, make_set, write
 from tests.unit.support import Command
@@ -103,6 +106,23 @@ def test_a_changed_byte_is_refused_by_check_and_by_sign(place: Place, name: str)
         signing.check(place.snapshot, signature, PUBLIC)
     with pytest.raises(WeightsDamaged, match=name):
         signed(place)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("call", ["open", "preadv"])
+def test_a_file_that_cannot_be_read_now_is_not_called_changed(
+    plain: Place, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    signature = signed(plain)
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(proof, "os", SimpleNamespace(**{**vars(os), call: fails}))
+    with pytest.raises(ModelSignatureInvalid, match=os.strerror(number)) as raised:
+        signing.check(plain.root, signature, PUBLIC)
+    assert "changed" not in str(raised.value)
+    assert "Nothing is said of its bytes" in raised.value.hint
 
 
 def test_a_missing_file_is_refused(place: Place) -> None:
