@@ -125,8 +125,31 @@ BREAKS = {
     "host_tuning: updates at night stay away from the driver": (
         "echo '#clear Unattended-Upgrade::Package-Blacklist;' > /etc/apt/apt.conf.d/99-mine"
     ),
+    "nvidia_repository: nobody but root can change its files": "chmod 666 /etc/apt/keyrings/sm120*",
+    "nvidia_repository: no source of the host is believed without a signature": (
+        "echo 'deb [trusted=yes] http://elsewhere.invalid ./' > /etc/apt/sources.list.d/x.list"
+    ),
+    "nvidia_repository: apt checks signatures and certificates": (
+        "echo 'APT::Get::AllowUnauthenticated true;' >> /etc/apt/apt.conf.d/99-mine"
+    ),
+    "nccl: no home has settings of its own": "echo NCCL_P2P_DISABLE=1 > /home/ops/.nccl.conf",
+    "nccl: no environment has settings of its own": (
+        "echo export NCCL_PROTO=Simple > /etc/profile.d/mine.sh"
+    ),
+    "host_tuning: no later file sets the kernel knobs otherwise": (
+        "echo kernel.numa_balancing=1 > /etc/sysctl.d/99-mine.conf"
+    ),
+    "host: nobody else can change what the system reads": "chmod 777 /etc/profile.d",
     "host: no change waits for a reboot": "mkdir -p /run/sm120/reboot; touch /run/sm120/reboot/x",
 }
+
+
+# what is broken outside of our files, the play does not touch
+TAKEN_BACK = (
+    "rm -f /etc/apt/apt.conf.d/99-mine /run/sm120/reboot/x /etc/apt/sources.list.d/x.list"
+    " /home/ops/.nccl.conf /etc/profile.d/mine.sh /etc/sysctl.d/99-mine.conf;"
+    " chmod 755 /etc/profile.d"
+)
 
 
 def test_what_is_broken_on_one_node_is_named_there_with_its_cure_and_what_moved(
@@ -148,7 +171,7 @@ def test_what_is_broken_on_one_node_is_named_there_with_its_cure_and_what_moved(
 
 @pytest.mark.usefixtures("big")
 def test_the_next_run_repairs_it_and_says_what_moved(site: Site, provisioned: Ended) -> None:
-    site.second.shell("rm /etc/apt/apt.conf.d/99-mine /run/sm120/reboot/x")
+    site.second.shell(TAKEN_BACK)
     again = command(site, "provision", *AT_ONCE)
     assert again.code == 0, again.out[-3000:] + again.err
     assert "v2 moved: kernel.swappiness: 60 -> 0" in again.out
@@ -293,31 +316,110 @@ ALL_BREAKS = {
 }
 
 
-@pytest.mark.usefixtures("big")
-def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
-    site: Site, provisioned: Ended, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def whole(site: Site, provisioned: Ended) -> dict[str, Any]:
+    """Every role on both nodes; the variables of that."""
     hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(rounds=4)).decode()
-    parts = [
-        "nvidia_driver",
-        "cuda",
-        "pcie",
-        "nccl",
-        "container_runtime",
-        "host_tuning",
-        "registry",
-    ]
+    parts = ["nvidia_driver", "cuda", "pcie", "nccl", "container_runtime", "host_tuning"]
     values: dict[str, Any] = {
-        "sm120_parts": parts,
+        "sm120_parts": [*parts, "registry"],
         "registry_name": "{{ ansible_host }}",
         "registry_htpasswd": [f"ops:{hashed}"],
     }
     site.offer("docker-registry")
+    for node in site.fleet.nodes:
+        node.shell(TAKEN_BACK)
+        node.shell("apt-get --quiet update; apt-get --quiet --yes install linux-image-stand-in")
     ended = command(site, "provision", *AT_ONCE, **values)
     assert ended.code == 0, ended.out[-3000:] + ended.err
+    return values
+
+
+WHO = "nobody but root can change its files"
+# what is planted, what takes it back, and the promise that must not hold any more
+PLANTED = [
+    ("chmod 777 /usr/local/sbin/sm120-acs", "chmod 755 /usr/local/sbin/sm120-acs", f"pcie: {WHO}"),
+    (
+        "chmod 666 /etc/apt/keyrings/sm120-nvidia.gpg /etc/apt/sources.list.d/sm120-nvidia.sources",
+        "chmod 644 /etc/apt/keyrings/sm120-nvidia.gpg /etc/apt/sources.list.d/sm120-nvidia.sources",
+        f"nvidia_repository: {WHO}",
+    ),
+    (
+        "echo 'vm.swappiness = 60' > /etc/sysctl.d/99-local.conf",
+        "rm /etc/sysctl.d/99-local.conf",
+        "host_tuning: no later file sets the kernel knobs otherwise",
+    ),
+    (
+        "echo 'GRUB_CMDLINE_LINUX_DEFAULT=\"quiet splash\"' > /etc/default/grub.d/99-local.cfg",
+        "rm /etc/default/grub.d/99-local.cfg",
+        "pcie: no other file of grub takes its words away",
+    ),
+    (
+        "echo 'options nvidia_uvm uvm_disable_hmm=0' > /etc/modprobe.d/local.conf",
+        "rm /etc/modprobe.d/local.conf",
+        "pcie: no other file sets the modules options",
+    ),
+    (
+        "echo NCCL_PROTO=Simple > /root/.nccl.conf",
+        "rm /root/.nccl.conf",
+        "nccl: no home has settings of its own",
+    ),
+    (
+        "cp /etc/environment /root/kept || :; echo NCCL_P2P_DISABLE=1 >> /etc/environment",
+        "rm /etc/environment; mv /root/kept /etc/environment || :",
+        "nccl: no environment has settings of its own",
+    ),
+    (
+        "mkdir /etc/systemd/system/nvidia-persistenced.service.d; printf '[Service]\\nNice=5\\n' >"
+        " /etc/systemd/system/nvidia-persistenced.service.d/local.conf; systemctl daemon-reload",
+        "rm -r /etc/systemd/system/nvidia-persistenced.service.d; systemctl daemon-reload",
+        "nvidia_driver: the driver stays initialised between jobs",
+    ),
+    (
+        "dpkg --remove linux-headers-stand-in",
+        "apt-get --quiet --yes install linux-headers-stand-in",
+        "nvidia_driver: the headers that follow updates are installed",
+    ),
+    (
+        "printf 'Types: deb\\nURIs: http://elsewhere.invalid\\nSuites: ./\\nTrusted: yes\\n' >"
+        " /etc/apt/sources.list.d/extra.sources",
+        "rm /etc/apt/sources.list.d/extra.sources",
+        "nvidia_repository: no source of the host is believed without a signature",
+    ),
+]
+
+
+@pytest.mark.usefixtures("big")
+def test_settings_that_others_planted_are_found_all_at_once_and_one_by_one(
+    site: Site, whole: dict[str, Any]
+) -> None:
+    assert verify(site, **whole).code == 0
+    for plant, _, _ in PLANTED:
+        site.second.shell(plant)
+    found = verify(site, **whole)
+    assert found.code == 109
+    assert found.rows("v1", "failed", "unknown") == set()
+    assert found.rows("v2", "failed", "unknown") == {promise for _, _, promise in PLANTED}
+    for _, undo, _ in PLANTED:
+        site.second.shell(undo)
+    for plant, undo, promise in PLANTED:
+        site.second.shell(plant)
+        alone = verify(site, "--limit", "v2", **whole)
+        site.second.shell(undo)
+        assert alone.rows("v2", "failed", "unknown") == {promise}
+        (row,) = [r for r in alone.host("v2")["rows"] if r["verdict"] == "failed"]
+        assert row["why"]
+        assert row["cure"]
+    assert verify(site, **whole).code == 0
+
+
+@pytest.mark.usefixtures("big")
+def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
+    site: Site, whole: dict[str, Any], tmp_path: Path
+) -> None:
     for script in ALL_BREAKS.values():
         site.second.shell(script)
-    found = verify(site, "--functions", "sm120/vllm:none", "--save", str(tmp_path), **values)
+    found = verify(site, "--functions", "sm120/vllm:none", "--save", str(tmp_path), **whole)
     assert found.code == 109
     assert found.rows("v1", "failed", "unknown") == set()
     assert found.rows("v2", "failed") == set(ALL_BREAKS)

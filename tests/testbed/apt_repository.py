@@ -23,7 +23,14 @@ from tests.testbed.nodes import Node
 from tests.testbed.signer import Signer
 
 OLD_DRIVER, DRIVER, NEW_DRIVER = "580.82.07", "580.95.05", "580.105.08"
+_UNITS = (".service", ".path")
 PLAIN_DRIVER = "590.48.01"
+# as the toolkit's own, but for the file it watches
+CDI_PATH = b"""[Path]
+PathChanged=/usr/lib/stand-in/nvidia-version
+[Install]
+WantedBy=multi-user.target
+"""
 
 
 @dataclass(frozen=True)
@@ -178,6 +185,7 @@ def nvidia_packages() -> list[StandIn]:
             files=[
                 script("usr/bin/nvidia-ctk", 'echo "stand-in: nvidia-ctk $*"'),
                 unit("nvidia-cdi-refresh", "oneshot", "/bin/true"),
+                Item("usr/lib/systemd/system/nvidia-cdi-refresh.path", CDI_PATH),
             ],
         ),
     ]
@@ -275,7 +283,7 @@ def time_service(name: str, version: str) -> StandIn:
 
 def scripts_of(package: StandIn) -> list[Item]:
     """What Debian's packages do with their units when they go: stop and disable them."""
-    units = [Path(item.name).name for item in package.files if item.name.endswith(".service")]
+    units = [Path(item.name).name for item in package.files if item.name.endswith(_UNITS)]
     if not units:
         return []
     links = " ".join(f"/etc/systemd/system/*.wants/{name}" for name in units)

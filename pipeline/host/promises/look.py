@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from pipeline.lock.host_model import Part, TargetLock, read_host_lock
 
 # testinfra ships no types
 Host = Any
+# where settings of a site stand, and those of its packages
+_UNIT_PLACES = (
+    *("/etc/systemd/system", "/etc/systemd/system.control", "/run/systemd/system"),
+    *("/run/systemd/system.control", "/run/systemd/transient"),
+)
+_SHIPPED = ("/usr/lib/systemd/", "/lib/systemd/")
 
 
 def text_of(host: Host, path: str) -> str:
@@ -55,6 +62,38 @@ def require_unit(host: Host, name: str, *, running: bool = True) -> None:
         raise Broken(f"{name} does not start at boot")
     if running and not service.is_running:
         raise Broken(f"{name} does not run")
+
+
+def texts_in(host: Host, *patterns: str) -> dict[str, str]:
+    """The text of every file that matches, by path; in the order of the patterns, then of names."""
+    form = '[ ! -f "$f" ] || { printf \'\\036%s\\n\' "$f"; tr -d \'\\036\\200-\\377\' <"$f"; }'
+    said = host.run(f"for f in {' '.join(patterns)}; do {form}; done").stdout
+    parts = (x.partition("\n") for x in said.split("\x1e") if x)
+    return {path: text for path, _, text in parts}
+
+
+def require_untouched_unit(host: Host, name: str, ours: Sequence[str] = ()) -> None:
+    """Nothing changes what a unit was shipped with: no drop-in but ours, no file in its place."""
+    kind = name.rpartition(".")[2]
+    folders = [f"{place}/{part}.d" for place in _UNIT_PLACES for part in (name, kind)]
+    said = host.run(
+        f"systemctl show {name} --property=FragmentPath,DropInPaths,NeedDaemonReload;"
+        f" ls -d {' '.join(f'{x}/*.conf' for x in folders)} 2>/dev/null"
+    ).stdout.splitlines()
+    shown = dict(line.partition("=")[::2] for line in said if not line.startswith("/"))
+    if not shown.get("FragmentPath"):
+        raise Broken(f"there is no {name}")
+    own = f"{_UNIT_PLACES[0]}/{name}"
+    found = [*shown.get("DropInPaths", "").split(), *(x for x in said if x.startswith("/"))]
+    found += [] if name.startswith("sm120-") else [x for x in [shown["FragmentPath"]] if x == own]
+    wrong = [x for x in dict.fromkeys(found) if x not in ours and not x.startswith(_SHIPPED)]
+    fix = f"rm {' '.join(wrong)}; systemctl daemon-reload; systemctl restart {name}"
+    require_none(wrong, f"{name} is changed by", fix)
+    if shown.get("NeedDaemonReload") == "yes":
+        raise Broken(
+            f"the files of {name} changed after systemd read them",
+            f"systemctl daemon-reload; systemctl restart {name}",
+        )
 
 
 def require_packages(host: Host, names: list[str]) -> None:

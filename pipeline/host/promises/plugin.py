@@ -33,6 +33,8 @@ _PARTS = {
     "container_toolkit": "container_runtime",
     "nccl": "nccl",
 }
+# tests that are made for each role in that state
+_BY_ROLE = {"of_role": "present", "undone": "absent"}
 _ROWS = pytest.StashKey[list[Row]]()
 _CURE = "Run the playbook again; it puts this back (`--tags {role}` for this role alone)."
 
@@ -70,12 +72,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A row for each part of the lock that is installed, and for each role that is undone."""
+    """A row for each installed part of the lock, and for each role that is there or undone."""
     states = promised_of(metafunc.config).roles.states()
     if "part" in metafunc.fixturenames:
         metafunc.parametrize("part", _installed_parts(metafunc.config))
-    if "undone" in metafunc.fixturenames:
-        metafunc.parametrize("undone", [n for n, s in states.items() if s == "absent"])
+    for name, state in _BY_ROLE.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, [n for n, s in states.items() if s == state])
 
 
 def _installed_parts(config: pytest.Config) -> list[str]:
@@ -102,11 +105,7 @@ def _is_wanted(item: pytest.Item, states: dict[str, Any], only: list[str]) -> bo
     role = role_of(item)
     if only and role not in only and role != "host":
         return False
-    return role == "host" or _is_undone(item) or states.get(role) == "present"
-
-
-def _is_undone(item: pytest.Item) -> bool:
-    return "undone" in _parameters(item)
+    return role == "host" or "undone" in _parameters(item) or states.get(role) == "present"
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:
@@ -119,13 +118,14 @@ def role_of(item: pytest.Item) -> str:
     given = _parameters(item)
     if given.get("part") in _PARTS:
         return _PARTS[given["part"]]
-    return str(given.get("undone", item.path.stem.removeprefix("test_")))
+    named = [given[name] for name in _BY_ROLE if name in given]
+    return str(named[0]) if named else item.path.stem.removeprefix("test_")
 
 
 def promise_of(item: pytest.Item) -> str:
     """The test's name as a sentence."""
     name = getattr(item, "originalname", item.name).removeprefix("test_").replace("_", " ")
-    given = [v for key, v in _parameters(item).items() if key != "undone"]
+    given = [v for key, v in _parameters(item).items() if key not in _BY_ROLE]
     return f"{name} ({', '.join(given)})" if given else name
 
 

@@ -16,7 +16,9 @@ from pipeline.host.promises.look import (
     require_same_file,
     require_text,
     require_unit,
+    require_untouched_unit,
     text_of,
+    texts_in,
 )
 
 _DAEMON = "/etc/docker/daemon.json"
@@ -47,12 +49,29 @@ def test_the_engine_is_installed_and_runs(host: Host, wanted: RuntimePromise) ->
 def test_the_limits_are_set(host: Host, wanted: RuntimePromise) -> None:
     """Locked memory, shared memory, CDI and NVIDIA's runtime."""
     if wanted.engine == "podman":
-        return require_text(host, _PODMAN, wanted.limits)
+        require_text(host, _PODMAN, wanted.limits)
+        return require_none(
+            later_settings(texts_in(host, "/etc/containers/containers.conf.d/*.conf")),
+            "set otherwise by a file that is read after ours",
+            "Take it out of that file.",
+        )
     try:
         said = json.loads(text_of(host, _DAEMON))
     except ValueError:
-        raise Broken(f"{_DAEMON} is not JSON") from None
+        fix = f"Mend or remove {_DAEMON}; the playbook stops at it and does not change it."
+        raise Broken(f"{_DAEMON} is not JSON", fix) from None
     require_none(missing_from(wanted.settings, said), _DAEMON)
+
+
+def later_settings(texts: dict[str, str]) -> list[str]:
+    """Our names in Podman's files that are read after ours."""
+    return [
+        f"{path} has {line.strip()}"
+        for path, text in texts.items()
+        if path > _PODMAN
+        for line in text.splitlines()
+        if line.partition("=")[0].strip() in ("default_ulimits", "shm_size")
+    ]
 
 
 def test_the_engine_was_started_with_them(host: Host, wanted: RuntimePromise) -> None:
@@ -67,8 +86,11 @@ def test_the_engine_was_started_with_them(host: Host, wanted: RuntimePromise) ->
 
 
 def test_cdi_is_made_again_after_each_change_of_the_driver(host: Host) -> None:
-    """By the toolkit's own unit."""
+    """By the toolkit's own units: at each boot, and when the driver's modules change."""
     require_unit(host, "nvidia-cdi-refresh", running=False)
+    require_unit(host, "nvidia-cdi-refresh.path")
+    for name in ("nvidia-cdi-refresh.service", "nvidia-cdi-refresh.path"):
+        require_untouched_unit(host, name)
 
 
 def test_cdi_names_the_cards(host: Host, facts: HostFacts) -> None:
@@ -93,7 +115,11 @@ def test_the_login_is_there_and_nobody_elses_to_read(host: Host, wanted: Runtime
     if not wanted.login_sha256:
         moot("no login is given")
     path = "/root/.docker/config.json"
-    said = json.loads(text_of(host, path)).get("auths", {}).get(wanted.registry, {})
+    try:
+        said = json.loads(text_of(host, path)).get("auths", {}).get(wanted.registry, {})
+    except ValueError:
+        fix = f"Mend or remove {path}; the playbook stops at it and does not change it."
+        raise Broken(f"{path} is not JSON", fix) from None
     good = hashlib.sha256(str(said.get("auth", "")).encode()).hexdigest() == wanted.login_sha256
     require(good, f"{path} has no or another login for {wanted.registry}")
     mode = host.file(path).mode

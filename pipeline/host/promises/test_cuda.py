@@ -47,4 +47,5 @@ def test_the_toolkit_is_the_locked_release(
     release = whole_lock(promised).cuda_release
     path = f"/usr/local/cuda-{release}/version.json"
     said = json.loads(text_of(host, path))["cuda"]["version"]
-    require(said.startswith(f"{release}."), f"{path} says {said}")
+    fix = f"apt-get install --reinstall the package that `dpkg -S {path}` names."
+    require(said.startswith(f"{release}."), f"{path} says {said}", fix)

@@ -22,3 +22,14 @@ def test_no_package_is_left_half_installed(host: Host) -> None:
     """An interrupted run of apt."""
     broken = host.run("dpkg --audit").stdout.strip().splitlines()
     require(not broken, " ".join(broken[:2]), "dpkg --configure -a, or run the playbook again.")
+
+
+def test_nobody_else_can_change_what_the_system_reads(host: Host) -> None:
+    """Settings of apt, systemd, the boot loader, modules, knobs, logins; programs of root."""
+    places = (
+        "/etc/apt /etc/default /etc/environment /etc/environment.d /etc/modprobe.d /etc/profile"
+        " /etc/profile.d /etc/sysctl.conf /etc/sysctl.d /etc/systemd /usr/local/bin /usr/local/sbin"
+    )
+    found = host.run(f"find {places} -perm -0002 ! -type l 2>/dev/null").stdout.split()
+    fix = "chmod o-w what is named, and look who changed it."
+    require_none(found, "anybody can write", fix)

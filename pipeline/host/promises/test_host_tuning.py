@@ -14,8 +14,11 @@ from pipeline.host.promises.look import (
     require_packages,
     require_text,
     require_unit,
+    require_untouched_unit,
 )
 
+OURS = "/etc/sysctl.d/60-sm120.conf"
+_HEAD = re.compile(r"# /\S*/sysctl\.d/\S+\.conf$")
 _KEPT_AWAY = ("nvidia-", "libnvidia-", "cuda-", "libnccl")
 
 
@@ -37,11 +40,41 @@ def test_the_kernel_knobs_are_in_effect(host: Host, wanted: TuningPromise) -> No
     require_none(wrong, "not in effect", "sysctl --system, and look who else sets it.")
 
 
+def test_no_later_file_sets_the_kernel_knobs_otherwise(host: Host, wanted: TuningPromise) -> None:
+    """Of all files that systemd reads at a boot, the last one counts."""
+    if not wanted.sysctls:
+        moot("no knobs are set")
+    said = host.run("/lib/systemd/systemd-sysctl --cat-config")
+    if said.rc != 0:
+        raise Unsure("systemd-sysctl does not say what it would set")
+    last = last_settings(said.stdout)
+    want = {name: " ".join(str(value).split()) for name, value in wanted.sysctls.items()}
+    got = {name: last.get(name, (OURS, "nothing")) for name in want}
+    wrong = [f"{p} sets {n} to {v}" for n, (p, v) in got.items() if v != want[n]]
+    files = sorted({path for n, (path, v) in got.items() if v != want[n]} - {OURS})
+    fix = f"Take it out of {', '.join(files)}, which is read after ours; then sysctl --system."
+    require_none(wrong, "at the next boot", fix if files else "")
+
+
+def last_settings(text: str) -> dict[str, tuple[str, str]]:
+    """Path and value of the last line for each knob, from what systemd-sysctl shows."""
+    found: dict[str, tuple[str, str]] = {}
+    path = OURS
+    for line in text.splitlines():
+        name, sign, value = line.strip().removeprefix("-").partition("=")
+        if _HEAD.match(line):
+            path = line.removeprefix("# ")
+        elif sign and not name.startswith(("#", ";")):
+            found[name.strip().replace("/", ".")] = (path, " ".join(value.split()))
+    return found
+
+
 def test_the_governor_is_set_at_each_boot(host: Host, wanted: TuningPromise) -> None:
     """By a unit of our own."""
     if wanted.governor == "keep":
         moot("the governor is left alone")
     require_unit(host, "sm120-governor")
+    require_untouched_unit(host, "sm120-governor.service")
 
 
 def test_the_governor_is_in_effect(facts: HostFacts, wanted: TuningPromise) -> None:
@@ -59,6 +92,7 @@ def test_the_power_limit_is_set_at_each_boot(host: Host, wanted: TuningPromise) 
     if not wanted.power_limit_w:
         moot("no limit is asked for")
     require_unit(host, "sm120-power-limit", running=False)
+    require_untouched_unit(host, "sm120-power-limit.service")
 
 
 def test_the_power_limit_is_in_effect(facts: HostFacts, wanted: TuningPromise) -> None:

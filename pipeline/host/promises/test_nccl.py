@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from pipeline.host.facts import HostFacts
 from pipeline.host.fleet.promised import NcclPromise
 from pipeline.host.known import Unknown
-from pipeline.host.promises.answers import Unsure, moot, require, require_none
-from pipeline.host.promises.look import Host, require_gone, require_same_file, text_of
+from pipeline.host.promises.answers import Broken, Unsure, moot, require, require_none
+from pipeline.host.promises.look import Host, require_gone, require_same_file, text_of, texts_in
 
 _CONF, _ENV = "/etc/nccl.conf", "/etc/sm120/nccl.env"
 _OURS = "# Written by the role nccl"
 _ZEN_5 = 26
+_PLAIN = re.compile(r"/[\w./@+-]*")
+# NAME=value, as files of shells, systemd, Podman and NCCL have it, and `NAME DEFAULT=value` of PAM
+_VARIABLE = re.compile(
+    r"(?<![\w$])(NCCL_[A-Z0-9_]+|VLLM_NCCL_SO_PATH)\s*(?:\s(?:DEFAULT|OVERRIDE))?"
+    r"=\s*[\"']?([^\s\"';,\]]*)"
+)
+_ENVIRONMENTS = (
+    *("/etc/environment", "/etc/environment.d/*.conf", "/usr/lib/environment.d/*.conf"),
+    *("/etc/security/pam_env.conf", "/etc/profile", "/etc/profile.d/*", "/etc/bash.bashrc"),
+    *("/root/.bashrc", "/root/.profile", "/root/.bash_profile", "/root/.pam_environment"),
+    *("/etc/systemd/system.conf", "/etc/systemd/system.conf.d/*.conf"),
+    *("/run/systemd/system.conf.d/*.conf", "/etc/systemd/user.conf"),
+    *("/etc/systemd/user.conf.d/*.conf", "/etc/containers/containers.conf"),
+    "/etc/containers/containers.conf.d/*.conf",
+)
 
 
 def require_settings(host: Host, path: str, want: dict[str, Any]) -> None:
@@ -31,10 +47,53 @@ def require_settings(host: Host, path: str, want: dict[str, Any]) -> None:
 
 def test_programs_on_the_host_get_the_settings(host: Host, wanted: NcclPromise) -> None:
     """By the file that NCCL itself reads; none where no profile is chosen."""
-    if wanted.container_settings:
-        return require_settings(host, _CONF, wanted.settings)
     said = host.run(f"head -n 1 {_CONF} 2>/dev/null").stdout
+    if wanted.container_settings:
+        if said.strip() and _OURS not in said:
+            raise Broken(
+                f"{_CONF} was not written by the role nccl",
+                "Move what it says to nccl_extra in the inventory, remove it, and run the playbook "
+                "again: the role leaves a file of somebody else alone.",
+            )
+        return require_settings(host, _CONF, wanted.settings)
     require(_OURS not in said, f"{_CONF} of an earlier profile is still there")
+
+
+def test_no_home_has_settings_of_its_own(host: Host, wanted: NcclPromise) -> None:
+    """NCCL believes ~/.nccl.conf before /etc/nccl.conf."""
+    if not wanted.settings:
+        moot("no profile is chosen")
+    homes = {x.split(":")[5] for x in text_of(host, "/etc/passwd").splitlines() if x.count(":") > 5}
+    files = [f"{home}/.nccl.conf" for home in sorted(homes) if _PLAIN.fullmatch(home)]
+    wrong = overriding(texts_in(host, *files), wanted.settings)
+    fix = "Remove the file, or move what is needed to nccl_extra in the inventory."
+    require_none(wrong, "believed before /etc/nccl.conf", fix)
+
+
+def test_no_environment_has_settings_of_its_own(host: Host, wanted: NcclPromise) -> None:
+    """NCCL believes variables before any file: of logins, of services, and of containers."""
+    if not wanted.settings:
+        moot("no profile is chosen")
+    texts = texts_in(host, *_ENVIRONMENTS)
+    texts |= {"systemd's environment": host.run("systemctl show-environment").stdout}
+    wrong = overriding(texts, wanted.settings)
+    fix = (
+        "Take the line out of the file (systemd: `systemctl unset-environment NAME`), or move it "
+        "to nccl_extra in the inventory; programs that run have it until they are started again."
+    )
+    require_none(wrong, "believed before /etc/nccl.conf", fix)
+
+
+def overriding(texts: dict[str, str], want: dict[str, Any]) -> list[str]:
+    """NCCL's variables that are not as promised; what is only printed may be as it likes."""
+    return [
+        f"{path} has {name}={value}"
+        for path, text in texts.items()
+        for line in text.splitlines()
+        if not line.lstrip().startswith(("#", ";"))
+        for name, value in _VARIABLE.findall(line)
+        if not name.startswith("NCCL_DEBUG") and str(want.get(name)) != value
+    ]
 
 
 def test_containers_get_the_settings(host: Host, wanted: NcclPromise) -> None:

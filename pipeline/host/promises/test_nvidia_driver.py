@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from pipeline.host.facts import HostFacts
 from pipeline.host.fleet.promised import DriverPromise
+from pipeline.host.known import Unknown
 from pipeline.host.promises.answers import Broken, Unsure, known_by, moot, require, require_none
-from pipeline.host.promises.look import Host, require_packages, require_text, require_unit, text_of
+from pipeline.host.promises.look import (
+    Host,
+    require_packages,
+    require_text,
+    require_unit,
+    require_untouched_unit,
+    text_of,
+    words_of,
+)
+from pipeline.host.promises.modules import ModuleLine, module_settings
 from pipeline.lock.host_model import TargetLock
 
 _LOADED = "/proc/driver/nvidia/version"
+_MODULES = {"nvidia", "nvidia_uvm"}
+ROLE = Path(__file__).resolve().parents[3] / "ansible" / "roles" / "nvidia_driver" / "files"
 _BUILD = "Look at `dkms status` and `dmesg | grep -i nvrm`, then reboot."
 
 
@@ -56,14 +69,64 @@ def test_nouveau_is_kept_away(host: Host) -> None:
     require(loaded in ("", "0"), "nouveau is loaded", "Reboot the host.")
 
 
+def test_nothing_keeps_its_modules_from_loading(host: Host) -> None:
+    """A line in any of modprobe's folders, or a word of the kernel's command line."""
+    wrong = [
+        f"{r.path}: {r.word} {r.module} {r.rest}".strip()
+        for r in module_settings(host)
+        if _keeps_away(r)
+    ]
+    words = [w.partition("=") for w in words_of(host, "/proc/cmdline")]
+    wrong += [
+        f"booted with {name}={value}"
+        for name, _, value in words
+        if name in ("modprobe.blacklist", "module_blacklist") and _MODULES & set(value.split(","))
+    ]
+    fix = "Take it out of that file (a word of the kernel: out of GRUB's settings), then reboot."
+    require_none(wrong, "kept away by", fix)
+
+
+def _keeps_away(row: ModuleLine) -> bool:
+    if row.module not in _MODULES:
+        return False
+    # without its firmware the open module finds no card
+    no_firmware = row.word == "options" and row.options.get("NVreg_EnableGpuFirmware") == "0"
+    other_program = row.word == "install" and "modprobe" not in row.rest
+    return row.word == "blacklist" or other_program or no_firmware
+
+
 def test_the_driver_stays_initialised_between_jobs(host: Host) -> None:
     """Without it settings are forgotten whenever the last program ends."""
     require_unit(host, "nvidia-persistenced")
+    require_untouched_unit(host, "nvidia-persistenced.service")
+
+
+def test_every_card_is_in_persistence_mode(facts: HostFacts) -> None:
+    """As the cards say: a daemon that runs may have been told to leave the mode off."""
+    if not facts.pci.gpus:
+        moot("no GPU is on the bus of this host")
+    if isinstance(facts.gpus, Unknown):
+        raise Unsure(facts.gpus.unknown)
+    modes = {f"GPU {g.index}": g.persistence for g in facts.gpus}
+    lost = next((m for m in modes.values() if isinstance(m, Unknown)), None)
+    if lost is not None or not modes:
+        raise Unsure(lost.unknown if lost is not None else "no card answers")
+    fix = "systemctl restart nvidia-persistenced; `systemctl cat` of it shows its options."
+    require_none([n for n, mode in modes.items() if not mode], "the mode is off", fix)
 
 
 def test_dkms_can_build_it_for_the_running_kernel(host: Host, wanted: DriverPromise) -> None:
     """After a kernel update there would be no module."""
     require_packages(host, ["dkms", wanted.headers])
+
+
+def test_the_headers_that_follow_updates_are_installed(host: Host) -> None:
+    """linux-headers-generic for linux-image-generic: else the next kernel has no driver."""
+    script = (ROLE / "following_headers.sh").read_text(encoding="utf-8")
+    names = host.run("/bin/sh -c %s", script).stdout.split()
+    if not names:
+        moot("no kernel of this host follows updates")
+    require_packages(host, names)
 
 
 def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock) -> None:
@@ -87,4 +150,6 @@ def test_no_other_driver_is_installed_beside_it(host: Host, lock: TargetLock) ->
     said = host.run(f"dpkg-query --show --showformat {form} 'nvidia-driver-*' nvidia-open").stdout
     have = [x.split()[0] for x in said.splitlines() if x.endswith(" installed")]
     ours = {pin.name for pin in lock.driver.debs}
-    require_none([n for n in have if n not in ours], "also installed")
+    others = [n for n in have if n not in ours]
+    fix = f"apt-get purge {' '.join(others)}; then run the playbook again and reboot."
+    require_none(others, "also installed", fix)

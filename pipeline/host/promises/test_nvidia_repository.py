@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pipeline.host.fleet.promised import RepositoryPromise
-from pipeline.host.promises.answers import require
-from pipeline.host.promises.look import Host, require_same_file, text_of
+from pipeline.host.promises.answers import require, require_none
+from pipeline.host.promises.look import Host, require_same_file, text_of, texts_in
 
 _SOURCE = "/etc/apt/sources.list.d/sm120-nvidia.sources"
+_WITHOUT = ("trusted", "allow-insecure", "allow-weak", "allow-downgrade-to-insecure")
+_OPTIONS = re.compile(rf"(?<=[\[\s])(?:{'|'.join(_WITHOUT)})=[^\s\]]+(?=[^\[]*\])")
+# settings of apt: unsigned sources, checks of certificates, another judge of signatures
+_ALLOWS = re.compile(r"::Allow(Unauthenticated|\w*Insecure\w*|Weak\w*)$", re.I)
+_CHECKS = re.compile(r"::Verify-(Peer|Host)$", re.I)
+_PROGRAM = re.compile(r"^APT::Key::gpgvcommand$", re.I)
 
 
 def test_the_source_is_the_one_of_the_inventory(host: Host, wanted: RepositoryPromise) -> None:
@@ -27,6 +34,57 @@ def test_the_source_is_believed_by_its_own_key_only(host: Host, wanted: Reposito
     require_same_file(host, wanted.key_place, Path(wanted.key))
 
 
+def test_no_source_of_the_host_is_believed_without_a_signature(host: Host) -> None:
+    """Whoever answers at its address could bring any package, as root."""
+    texts = texts_in(
+        host,
+        "/etc/apt/sources.list",
+        "/etc/apt/sources.list.d/*.list",
+        "/etc/apt/sources.list.d/*.sources",
+    )
+    wrong = [f"{path} has {word}" for path, text in texts.items() for word in unsigned(path, text)]
+    fix = "Name the source's key with Signed-By instead of it, or remove the file."
+    require_none(wrong, "believed without a signature", fix)
+
+
+def unsigned(path: str, text: str) -> list[str]:
+    """Words of a source by which apt does without a signature; a stanza that is off has none."""
+    lines = [x for x in text.splitlines() if not x.lstrip().startswith("#")]
+    if not path.endswith(".sources"):
+        return [w for x in lines for w in _OPTIONS.findall(x.lower()) if _is_on(w.split("=")[-1])]
+    stanzas = [_fields(part) for part in re.split(r"\n\s*\n", "\n".join(lines))]
+    return [
+        f"{name.title()}: {stanza[name]}"
+        for stanza in stanzas
+        if _is_on(stanza.get("enabled", "yes"))
+        for name in _WITHOUT
+        if _is_on(stanza.get(name, "no"))
+    ]
+
+
+def _fields(stanza: str) -> dict[str, str]:
+    rows = (line.partition(":") for line in stanza.splitlines() if line[:1].strip())
+    return {name.strip().lower(): value.strip() for name, _, value in rows}
+
+
+def _is_on(value: str) -> bool:
+    """As apt reads it."""
+    return value.strip().lower() not in ("no", "false", "without", "off", "disable", "0", "")
+
+
+def test_apt_checks_signatures_and_certificates(host: Host) -> None:
+    """As apt itself reads its settings."""
+    said = dict(re.findall(r'^(\S+) "([^"]*)";$', host.run("apt-config dump").stdout, re.M))
+    wrong = [f"{n} is {v}" for n, v in said.items() if _ALLOWS.search(n) and _is_on(v)]
+    wrong += [f"{n} is {v}" for n, v in said.items() if _CHECKS.search(n) and not _is_on(v)]
+    wrong += [f"{n} is {v}" for n, v in said.items() if _PROGRAM.search(n) and v]
+    names = "|".join(x.split()[0].rpartition("::")[2] for x in wrong)
+    fix = f"Take it out of the file that `grep -riE '{names}' /etc/apt/apt.conf*` names."
+    require_none(wrong, "apt's settings", fix)
+
+
 def test_what_the_host_had_before_is_noted(host: Host) -> None:
     """Without it `state: absent` would not know what to leave."""
-    require(text_of(host, "/var/lib/sm120/before/packages").strip(), "the note is empty")
+    path = "/var/lib/sm120/before/packages"
+    fix = f"rm {path}, then run the playbook again; it notes what is installed now, ours with it."
+    require(text_of(host, path).strip(), "the note is empty", fix)

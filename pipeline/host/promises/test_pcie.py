@@ -2,51 +2,75 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pipeline.host.facts import HostFacts
 from pipeline.host.fleet.promised import PciePromise
 from pipeline.host.known import Unknown
 from pipeline.host.promises.answers import Unsure, known_by, moot, require, require_none
+from pipeline.host.promises.boot_words import (
+    GRUB,
+    ROLE,
+    culprit,
+    made_by_grub,
+    without_effect,
+)
 from pipeline.host.promises.look import (
     Host,
     require_gone,
     require_same_file,
     require_text,
     require_unit,
+    require_untouched_unit,
     text_of,
     words_of,
 )
+from pipeline.host.promises.modules import module_settings, other_values
 
-_GRUB = "/etc/default/grub.d/60-sm120.cfg"
 _MODPROBE = "/etc/modprobe.d/sm120-pcie.conf"
 _MIB = 1 << 20
-ROLE = Path(__file__).resolve().parents[3] / "ansible" / "roles" / "pcie" / "files"
+_LATER = (
+    "{} is read after ours and takes its words away: mend or remove it, then update-grub, reboot."
+)
 
 
 def test_the_kernel_was_booted_with_its_words(host: Host, wanted: PciePromise) -> None:
     """What is set in GRUB counts only after a boot."""
-    booted = words_of(host, "/proc/cmdline")
-    cure = "Reboot; if it stays so, the boot loader does not read /etc/default/grub.d."
-    require_none([w for w in wanted.cmdline if w not in booted], "booted without", cure)
+    lost = without_effect(wanted.cmdline, words_of(host, "/proc/cmdline"))
+    later = culprit(made_by_grub(host), wanted.cmdline) if lost else None
+    fix = "Reboot; if it stays so, the boot loader does not read /etc/default/grub.d."
+    require_none(lost, "booted without", _LATER.format(later) if later else fix)
 
 
 def test_the_next_boot_has_its_words_too(host: Host, wanted: PciePromise) -> None:
     """As GRUB's own file says, not only ours."""
     if not wanted.cmdline:
-        return require_gone(host, [_GRUB])
-    ours = text_of(host, _GRUB).split('"')[1::2]
+        return require_gone(host, [GRUB])
+    ours = text_of(host, GRUB).split('"')[1::2]
     written = " ".join(ours).split()
-    require_none([w for w in wanted.cmdline if w not in written], f"{_GRUB} does not say")
+    require_none([w for w in wanted.cmdline if w not in written], f"{GRUB} does not say")
     made = host.run("grep -E '^[[:space:]]*linux' /boot/grub/grub.cfg")
     if made.rc != 0:
         raise Unsure("/boot/grub/grub.cfg names no kernel: does another loader boot this host?")
     lines = made.stdout.splitlines()
     normal = [x for x in lines if "recovery" not in x and " single" not in x]
-    lost = [w for w in wanted.cmdline if any(w not in x.split() for x in normal)]
-    require_none(lost, "/boot/grub/grub.cfg boots without", "update-grub, then reboot.")
+    lost = {w for x in normal for w in without_effect(wanted.cmdline, x.split())}
+    later = culprit(made_by_grub(host), wanted.cmdline) if lost else None
+    fix = _LATER.format(later) if later else "update-grub, then reboot."
+    require_none(sorted(lost), "/boot/grub/grub.cfg boots without", fix)
+
+
+def test_no_other_file_of_grub_takes_its_words_away(host: Host, wanted: PciePromise) -> None:
+    """The next update of a kernel makes GRUB's file again, from all settings in their order."""
+    if not wanted.cmdline:
+        moot("the profile sets no words")
+    rows = made_by_grub(host)
+    if not rows:
+        raise Unsure("GRUB's settings cannot be read")
+    later = culprit(rows, wanted.cmdline)
+    lost = without_effect(wanted.cmdline, rows[-1][1])
+    fix = _LATER.format(later) if later else ""
+    require_none(lost, f"{later or GRUB} leaves the next update of GRUB without", fix)
 
 
 def test_the_mitigations_are_on(host: Host) -> None:
@@ -84,6 +108,17 @@ def test_the_modules_options_are_written(host: Host, wanted: PciePromise) -> Non
     require_text(host, _MODPROBE, "\n".join([head, *wanted.module_lines]))
 
 
+def test_no_other_file_sets_the_modules_options(host: Host, wanted: PciePromise) -> None:
+    """Of two files that set one option, their names decide."""
+    if not wanted.module_lines:
+        moot("the profile sets no options")
+    wrong = other_values(module_settings(host), wanted.module_lines, _MODPROBE)
+    fix = (
+        f"Take the option out of that file: {_MODPROBE} sets it. Then update-initramfs -u, reboot."
+    )
+    require_none(wrong, "set otherwise", fix)
+
+
 @known_by("HMM")
 def test_hmm_is_off_in_the_loaded_module(facts: HostFacts, wanted: PciePromise) -> None:
     """An option counts only for a module that was loaded after it."""
@@ -103,7 +138,7 @@ def test_the_driver_was_loaded_with_its_registry_keys(
     if isinstance(facts.driver.registry, Unknown):
         raise Unsure(facts.driver.registry.unknown)
     have = {f"{name}={value}" for name, value in facts.driver.registry.items()}
-    cure = "Keep one file in /etc/modprobe.d that sets NVreg_RegistryDwords, and reboot."
+    cure = "Reboot; if it stays so, another file in /etc/modprobe.d sets NVreg_RegistryDwords."
     require_none([k for k in wanted.p2p_keys.split(";") if k not in have], "loaded without", cure)
 
 
@@ -115,6 +150,7 @@ def test_acs_is_switched_off_at_each_boot(host: Host, wanted: PciePromise) -> No
     require_unit(host, "sm120-acs")
     require_same_file(host, program, ROLE / "sm120-acs")
     require_same_file(host, unit, ROLE / "sm120-acs.service")
+    require_untouched_unit(host, "sm120-acs.service")
 
 
 @known_by("ACS")

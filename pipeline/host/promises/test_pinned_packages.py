@@ -9,6 +9,7 @@ from pipeline.host.promises.look import Host, installed, part_of, text_of
 from pipeline.lock.host_model import TargetLock
 
 _POLICY = re.compile(r"^(\S+):\n(?:  .*\n)*?  Candidate: (\S+)$", re.M)
+_OFFERED = re.compile(r"^Package: (\S+)\n(?:.+\n)*?SHA256: ([0-9a-f]{64})$", re.M)
 
 
 def pins_of(lock: TargetLock, part: str) -> dict[str, str]:
@@ -41,6 +42,19 @@ def test_apt_would_install_nothing_else(host: Host, lock: TargetLock, part: str)
     wrong = [f"{n} {offered.get(n, '(none)')}" for n, v in pins.items() if offered.get(n) != v]
     cure = "Another file in /etc/apt/preferences.d is stronger: `apt-cache policy NAME` shows it."
     require_none(wrong, "apt would take", cure)
+
+
+def test_no_source_offers_other_bytes_under_a_locked_version(
+    host: Host, lock: TargetLock, part: str
+) -> None:
+    """The name and the version decide what apt installs, not who offers them."""
+    debs = part_of(lock, part).debs
+    said = host.run(f"apt-cache show {' '.join(f'{d.name}={d.version}' for d in debs)}").stdout
+    offered = {(name, digest) for name, digest in _OFFERED.findall(said)}
+    locked = {d.name: d.sha256 for d in debs}
+    wrong = [f"{n} with SHA-256 {d[:12]}…" for n, d in sorted(offered) if locked.get(n, d) != d]
+    fix = "Remove the source that offers it: `apt-cache policy NAME` names all of them."
+    require_none(wrong, "other bytes are offered", fix)
 
 
 def test_the_preferences_pin_these_and_no_others(host: Host, lock: TargetLock, part: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pipeline.host.fleet.promised import RegistryPromise
 from pipeline.host.promises.answers import Broken, require
-from pipeline.host.promises.look import Host, require_unit, text_of
+from pipeline.host.promises.look import Host, require_unit, require_untouched_unit, text_of
 from pipeline.proc import last_line
 
 _DAYS = 30
+_DROP_IN = "/etc/systemd/system/docker-registry.service.d/sm120.conf"
 # asks the registry as a client would: by its own name, trusting only its own CA, without a password
 _ASK = """
 import http.client, os, socket, ssl, sys
@@ -22,6 +23,7 @@ print(raw.makefile("rb").readline().split()[1].decode())
 def test_it_runs_and_starts_at_boot(host: Host) -> None:
     """By the system's own unit with our settings."""
     require_unit(host, "docker-registry")
+    require_untouched_unit(host, "docker-registry.service", ours=[_DROP_IN])
 
 
 def test_it_answers_over_tls_and_asks_for_a_password(host: Host, wanted: RegistryPromise) -> None:
@@ -61,5 +63,5 @@ def test_its_settings_are_ours(host: Host, wanted: RegistryPromise) -> None:
     said = text_of(host, f"{wanted.home}/config.yml")
     for words in (f'addr: ":{wanted.port}"', f'rootdirectory: "{wanted.storage}"', "htpasswd:"):
         require(words in said, f"{wanted.home}/config.yml does not say {words}")
-    unit = text_of(host, "/etc/systemd/system/docker-registry.service.d/sm120.conf")
+    unit = text_of(host, _DROP_IN)
     require(f"{wanted.home}/config.yml" in unit, "the unit does not use our settings")

@@ -6,7 +6,13 @@ from pathlib import Path
 
 from pipeline.host.fleet.promised import WeightsPromise
 from pipeline.host.promises.answers import Broken, moot, require, require_none
-from pipeline.host.promises.look import Host, require_same_file, require_unit, text_of
+from pipeline.host.promises.look import (
+    Host,
+    require_same_file,
+    require_unit,
+    require_untouched_unit,
+    text_of,
+)
 
 _DAMAGED, _NOT_KNOWN = 71, 70
 
@@ -49,6 +55,8 @@ def test_a_part_is_read_again_each_night(host: Host, wanted: WeightsPromise) -> 
     if not wanted.sets:
         moot("the host is to have no sets")
     require_unit(host, "sm120-scrub.timer")
+    for name in ("sm120-scrub.timer", "sm120-scrub.service"):
+        require_untouched_unit(host, name)
     timer = text_of(host, "/etc/systemd/system/sm120-scrub.timer")
     require(f"OnCalendar={wanted.scrub_at}" in timer, "the timer waits for another moment")
     service = text_of(host, "/etc/systemd/system/sm120-scrub.service")

@@ -11,7 +11,7 @@ import yaml
 from pipeline.cli.host_verify import ROLES
 from pipeline.host.fleet.promised import Roles
 from pipeline.host.fleet.verifying import PROMISES
-from pipeline.host.promises.test_absent import LEFT
+from pipeline.host.promises.owned import LEFT, OWNED
 from tests.testbed.playbook import PLAYBOOK, ROOT
 from tests.unit.ansible.test_roles import PUBLIC
 
@@ -30,6 +30,7 @@ def test_a_role_says_what_it_promises_in_the_very_fields_that_are_proved(name: s
     assert set(said) == set(kind.model_fields)
     assert (PROMISES / f"test_{name}.py").is_file()
     assert LEFT[name]
+    assert set(LEFT[name]) <= set(OWNED[name])
 
 
 def test_no_role_is_left_out() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import stat
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,11 +60,20 @@ class FakeHost:
 
     def run(self, command: str, *args: str) -> SimpleNamespace:
         full = command % args if args else command
+        if full.startswith("for f in "):
+            return SimpleNamespace(
+                rc=0, stdout=self._texts(full.split(";")[0].split()[3:]), stderr=""
+            )
         best = max((b for b in self.says if full.startswith(b)), key=len, default=None)
         rc, out = self.says[best] if best is not None else (1, "")
         if best is None and full.startswith("cat ") and full[4:] in self.files:
             rc, out = 0, self.files[full[4:]]
         return SimpleNamespace(rc=rc, stdout=out, stderr="" if rc == 0 else out)
+
+    def _texts(self, patterns: list[str]) -> str:
+        """What the loop of `texts_in` says."""
+        found = {p: None for x in patterns for p in sorted(self.files) if fnmatchcase(p, x)}
+        return "".join(f"\x1e{p}\n{self.files[p]}" for p in found)
 
     def but(self, **changes: Any) -> FakeHost:
         """The same host with some things otherwise; None takes a file away."""

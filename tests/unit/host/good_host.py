@@ -15,7 +15,8 @@ from pipeline.host.fleet.promised import (
     RuntimePromise,
     TuningPromise,
 )
-from pipeline.host.promises import test_pcie as pcie
+from pipeline.host.promises.boot_words import ROLE
+from pipeline.host.promises.owned import LOOSE
 from pipeline.lock.host_model import Part, TargetLock
 from pipeline.lock.model import DebPin
 from tests.unit.host.fake_host import FakeHost
@@ -58,6 +59,39 @@ def machine(**more: Any) -> HostFacts:
     return facts(changed(blackwell(2, iommu="identity", **more), files=files))
 
 
+def shown(name: str, *drop_ins: str, fragment: str = "/usr/lib/systemd/system") -> str:
+    """What `systemctl show` says of a unit."""
+    return (
+        f"FragmentPath={fragment}/{name}\nDropInPaths={' '.join(drop_ins)}\nNeedDaemonReload=no\n"
+    )
+
+
+OURS_IN = "/etc/systemd/system"
+SHOWN = {
+    **{
+        f"systemctl show {name} --property=FragmentPath": (0, shown(name))
+        for name in (
+            *("nvidia-persistenced.service", "nvidia-cdi-refresh.service"),
+            *("nvidia-cdi-refresh.path", "docker-registry.service"),
+        )
+    },
+    **{
+        f"systemctl show {name} --property=FragmentPath": (0, shown(name, fragment=OURS_IN))
+        for name in (
+            *("sm120-acs.service", "sm120-governor.service", "sm120-power-limit.service"),
+            *("sm120-scrub.service", "sm120-scrub.timer"),
+        )
+    },
+}
+GRUB_WORDS = "/bin/sh -c #!/bin/sh\n# The kernel's words"
+GRUB_ROWS = (
+    "/etc/default/grub\tquiet\n/etc/default/grub.d/60-sm120.cfg\tquiet iommu=pt pcie_aspm=off\n"
+)
+HEADERS = "/bin/sh -c #!/bin/sh\n# The headers"
+SYSCTL = "/lib/systemd/systemd-sysctl --cat-config"
+KNOBS = "# /etc/sysctl.d/60-sm120.conf\nvm.swappiness = 0\n"
+WHO = f"python3 -c {LOOSE[:20]}"
+OFFERED = f"Package: nvidia-open\nVersion: 595.58.03-1\nSHA256: {'0' * 64}\n"
 GOOD = FakeHost(
     files={
         "/proc/cmdline": CMDLINE,
@@ -69,8 +103,8 @@ GOOD = FakeHost(
         "/etc/modprobe.d/sm120-pcie.conf": (
             "# Written by the role pcie; pcie_state=absent removes it.\noptions a b=1\n"
         ),
-        ACS: (pcie.ROLE / "sm120-acs").read_text(),
-        UNIT: (pcie.ROLE / "sm120-acs.service").read_text(),
+        ACS: (ROLE / "sm120-acs").read_text(),
+        UNIT: (ROLE / "sm120-acs.service").read_text(),
         "/var/lib/sm120/pcie/before.txt": "cmdline: none\n",
         "/var/lib/sm120/before/packages": "apt\n",
         SOURCE: (
@@ -78,6 +112,12 @@ GOOD = FakeHost(
             "Signed-By: /etc/apt/keyrings/sm120-nvidia.gpg\n"
         ),
         "/etc/apt/keyrings/sm120-nvidia.gpg": "key",
+        "/etc/apt/sources.list": "# deb [trusted=yes] http://old x main\ndeb http://a x main\n",
+        "/etc/apt/sources.list.d/off.sources": "Types: deb\nEnabled: no\nTrusted: yes\n",
+        "/etc/passwd": "root:x:0:0::/root:/bin/sh\nops:x:1000:1000::/home/ops:/bin/sh\n",
+        "/etc/environment": "# NCCL_PROTO=Simple\nLANG=C\n",
+        "/root/.nccl.conf": "NCCL_PROTO=LL\nNCCL_DEBUG=INFO\n",
+        "/usr/lib/modprobe.d/nvidia.conf": "options nvidia-drm modeset=1\noptions a c=2\n",
         "/etc/apt/preferences.d/sm120-driver.pref": f"# ours\n\n{PREF}\n{DKMS}",
         "/usr/local/cuda-13.2/version.json": '{"cuda": {"version": "13.2.0"}}',
         "/etc/nccl.conf": "# Written by the role nccl; profile latency.\nNCCL_PROTO=LL\n",
@@ -103,10 +143,19 @@ GOOD = FakeHost(
     units={
         **dict.fromkeys(("docker", "chrony", "sm120-acs", "sm120-governor"), (True, True)),
         **dict.fromkeys(("nvidia-persistenced", "docker-registry"), (True, True)),
+        "nvidia-cdi-refresh.path": (True, True),
         **dict.fromkeys(("nvidia-cdi-refresh", "sm120-power-limit"), (True, False)),
         "sm120-scrub.timer": (True, True),
     },
     says={
+        **SHOWN,
+        WHO: (0, "\n"),
+        GRUB_WORDS: (0, GRUB_ROWS),
+        HEADERS: (0, "headers\n"),
+        SYSCTL: (0, KNOBS),
+        "find /etc/apt": (0, ""),
+        "systemctl show-environment": (0, "PATH=/usr/bin\nNCCL_DEBUG=INFO\n"),
+        "apt-cache show": (0, OFFERED),
         "ls /run/sm120/reboot": (2, ""),
         "dpkg --audit": (0, ""),
         "grep -c '^nouveau '": (1, "0\n"),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +28,13 @@ from pipeline.host.promises import test_host_tuning as tuning
 from pipeline.host.promises import test_nccl as nccl
 from pipeline.host.promises import test_nvidia_driver as driver
 from pipeline.host.promises import test_nvidia_repository as repository
+from pipeline.host.promises import test_owned as owned
 from pipeline.host.promises import test_pcie as pcie
 from pipeline.host.promises import test_pinned_packages as pins
 from pipeline.host.promises import test_registry as registry
 from pipeline.host.promises import test_weights as weights
 from pipeline.host.promises.answers import Answer, Broken, Moot, Unsure
+from pipeline.host.promises.owned import LEFT, LOOSE
 from pipeline.lock.host_model import HostLock, sealed_host, write_host_lock
 from pipeline.wish.host import HostWish
 from tests.unit.host.fake_host import FakeHost
@@ -39,9 +45,15 @@ from tests.unit.host.good_host import (
     DRIVER,
     GOOD,
     GRUB,
+    GRUB_ROWS,
+    GRUB_WORDS,
+    HEADERS,
+    KNOBS,
     LOADED,
     LOCK,
     NCCL,
+    OFFERED,
+    OURS_IN,
     PCIE,
     PREF,
     QUERY,
@@ -49,10 +61,13 @@ from tests.unit.host.good_host import (
     REPOSITORY,
     RUNTIME,
     SOURCE,
+    SYSCTL,
     TUNING,
     UNIT,
+    WHO,
     machine,
     saying,
+    shown,
     unit,
     with_file,
 )
@@ -90,6 +105,20 @@ def keyed(promise: Any, key: Path) -> Any:
     return promise.model_copy(update=dict.fromkeys(fields, str(key)))
 
 
+def changed_unit(name: str, fragment: str = "/usr/lib/systemd/system") -> list[FakeHost]:
+    """Hosts on which a unit is not as it was shipped."""
+    asked = f"systemctl show {name} --property=FragmentPath"
+    drop_in = f"/etc/systemd/system/{name}.d/x.conf"
+    return [
+        saying(asked, shown(name, drop_in, fragment=fragment)),
+        # a file that systemd has not read yet
+        saying(asked, shown(name, fragment=fragment) + f"{drop_in}\n"),
+        saying(asked, shown(name).replace("=no", "=yes")),
+        saying(asked, shown(name, fragment="/etc/systemd/system")),
+        saying(asked, "FragmentPath=\n"),
+    ]
+
+
 # each promise that is judged by the host alone, with hosts on which it must not hold
 ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
     (base.test_no_change_waits_for_a_reboot, (), [saying("ls /run/sm120/reboot", "pcie\n")]),
@@ -110,6 +139,131 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         [
             with_file("/etc/apt/keyrings/sm120-nvidia.gpg", "other"),
             with_file("/etc/apt/keyrings/sm120-nvidia.gpg", None),
+        ],
+    ),
+    (
+        base.test_nobody_else_can_change_what_the_system_reads,
+        (),
+        [saying("find /etc/apt", x) for x in ("/etc/sysctl.d\n", "/usr/local/sbin/sm120-acs\n")],
+    ),
+    (
+        owned.test_nobody_but_root_can_change_its_files,
+        ("pcie",),
+        [
+            saying(WHO, "/usr/local/sbin/sm120-acs has mode 0777\n"),
+            saying(WHO, "/usr/local/sbin belongs to ops\n"),
+        ],
+    ),
+    (
+        repository.test_no_source_of_the_host_is_believed_without_a_signature,
+        (),
+        [
+            with_file("/etc/apt/sources.list", "deb [arch=amd64 Trusted=yes] http://x y main\n"),
+            with_file(
+                "/etc/apt/sources.list.d/x.list", "deb-src [ allow-insecure=yes ] http://x y\n"
+            ),
+            with_file("/etc/apt/sources.list.d/x.sources", "Types: deb\nTRUSTED:yes\n"),
+            with_file("/etc/apt/sources.list.d/x.sources", "Types: deb\n\nAllow-Weak: true\n"),
+            with_file("/etc/apt/sources.list.d/x.sources", "Enabled: yes\nTrusted: 1\n"),
+        ],
+    ),
+    (
+        repository.test_apt_checks_signatures_and_certificates,
+        (),
+        [
+            saying("apt-config dump", f"{x};\n")
+            for x in (
+                'APT::Get::AllowUnauthenticated "true"',
+                'Acquire::AllowInsecureRepositories "1"',
+                'Acquire::AllowDowngradeToInsecureRepositories "yes"',
+                'Acquire::https::mirror.example::Verify-Peer "false"',
+                'Acquire::https::Verify-Host "0"',
+                'APT::Key::gpgvcommand "/bin/true"',
+            )
+        ],
+    ),
+    (
+        pins.test_no_source_offers_other_bytes_under_a_locked_version,
+        (LOCK, "driver"),
+        [
+            saying("apt-cache show", f"{OFFERED}\n{OFFERED.replace('0000', '1111')}"),
+            saying("apt-cache show", OFFERED.replace("00000000", "0000000a", 1)),
+        ],
+    ),
+    (
+        driver.test_nothing_keeps_its_modules_from_loading,
+        (),
+        [
+            *(
+                with_file("/run/modprobe.d/x.conf", x)
+                for x in (
+                    "blacklist nvidia\n",
+                    " blacklist nvidia-uvm\n",
+                    "install nvidia /bin/false\n",
+                    "options nvidia \\\n NVreg_EnableGpuFirmware=0\n",
+                )
+            ),
+            with_file("/proc/cmdline", f"{CMDLINE} modprobe.blacklist=nouveau,nvidia"),
+        ],
+    ),
+    (
+        driver.test_the_headers_that_follow_updates_are_installed,
+        (),
+        [
+            saying(HEADERS, "headers\nlinux-headers-generic\n"),
+            saying(QUERY, "dkms\t3\tinstall\tinstalled\n"),
+        ],
+    ),
+    (
+        pcie.test_no_other_file_of_grub_takes_its_words_away,
+        (PCIE,),
+        [
+            saying(GRUB_WORDS, f"{GRUB_ROWS}/etc/default/grub.d/99-x.cfg\tquiet\n"),
+            saying(
+                GRUB_WORDS,
+                f"{GRUB_ROWS}/etc/default/grub.d/99-x.cfg\tiommu=pt pcie_aspm=off iommu=nopt\n",
+            ),
+            saying(GRUB_WORDS, "/etc/default/grub\tquiet\n"),
+        ],
+    ),
+    (
+        pcie.test_no_other_file_sets_the_modules_options,
+        (PCIE,),
+        [
+            with_file("/etc/modprobe.d/aaa.conf", "options a b=0\n"),
+            with_file("/run/modprobe.d/zzz.conf", 'options a c=1 b="2"\n'),
+            with_file("/usr/lib/modprobe.d/zzz.conf", "options a \\\nb=0\n"),
+        ],
+    ),
+    (
+        nccl.test_no_home_has_settings_of_its_own,
+        (NCCL,),
+        [
+            with_file("/root/.nccl.conf", "NCCL_PROTO=Simple\n"),
+            with_file("/home/ops/.nccl.conf", "NCCL_P2P_DISABLE=1\n"),
+        ],
+    ),
+    (
+        nccl.test_no_environment_has_settings_of_its_own,
+        (NCCL,),
+        [
+            with_file("/etc/environment", 'NCCL_PROTO="Simple"\n'),
+            with_file("/etc/profile.d/x.sh", "LANG=C; export NCCL_P2P_DISABLE=1\n"),
+            with_file("/etc/security/pam_env.conf", "NCCL_PROTO DEFAULT=Simple\n"),
+            with_file(
+                "/etc/systemd/system.conf.d/x.conf", 'DefaultEnvironment="NCCL_PROTO=LL128" A=b\n'
+            ),
+            with_file("/etc/containers/containers.conf", 'env = ["A=b", "NCCL_CONF_FILE=/x"]\n'),
+            saying("systemctl show-environment", "NCCL_PROTO=Simple\n"),
+        ],
+    ),
+    (
+        tuning.test_no_later_file_sets_the_kernel_knobs_otherwise,
+        (TUNING,),
+        [
+            saying(SYSCTL, f"{KNOBS}# /etc/sysctl.d/99-x.conf\nvm.swappiness=60\n"),
+            saying(SYSCTL, f"{KNOBS}# /run/sysctl.d/99-x.conf\n-vm/swappiness = 1\n"),
+            saying(SYSCTL, "# /etc/sysctl.d/10-x.conf\nvm.other = 0\n"),
         ],
     ),
     (
@@ -194,7 +348,11 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
     (
         driver.test_the_driver_stays_initialised_between_jobs,
         (),
-        [unit("nvidia-persistenced", False, True), unit("nvidia-persistenced", True, False)],
+        [
+            unit("nvidia-persistenced", False, True),
+            unit("nvidia-persistenced", True, False),
+            *changed_unit("nvidia-persistenced.service"),
+        ],
     ),
     (
         driver.test_dkms_can_build_it_for_the_running_kernel,
@@ -268,6 +426,7 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
             unit("sm120-acs", False, True),
             with_file(ACS, "#!/bin/sh\nexit 0\n"),
             with_file(UNIT, None),
+            *changed_unit("sm120-acs.service", OURS_IN)[:2],
         ],
     ),
     (
@@ -322,7 +481,13 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
     (
         runtime.test_cdi_is_made_again_after_each_change_of_the_driver,
         (),
-        [unit("nvidia-cdi-refresh", False, True)],
+        [
+            unit("nvidia-cdi-refresh", False, True),
+            unit("nvidia-cdi-refresh.path", False, True),
+            unit("nvidia-cdi-refresh.path", True, False),
+            *changed_unit("nvidia-cdi-refresh.service"),
+            *changed_unit("nvidia-cdi-refresh.path"),
+        ],
     ),
     (
         runtime.test_the_private_registry_is_trusted_by_its_own_ca,
@@ -357,12 +522,19 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
     (
         tuning.test_the_governor_is_set_at_each_boot,
         (TUNING,),
-        [unit("sm120-governor", False, True), unit("sm120-governor", True, False)],
+        [
+            unit("sm120-governor", False, True),
+            unit("sm120-governor", True, False),
+            *changed_unit("sm120-governor.service", OURS_IN)[:2],
+        ],
     ),
     (
         tuning.test_the_power_limit_is_set_at_each_boot,
         (TUNING,),
-        [unit("sm120-power-limit", False, True)],
+        [
+            unit("sm120-power-limit", False, True),
+            *changed_unit("sm120-power-limit.service", OURS_IN)[:2],
+        ],
     ),
     (tuning.test_the_clock_is_kept, (TUNING,), [saying(QUERY, ""), unit("chrony", True, False)]),
     (
@@ -370,7 +542,11 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         (TUNING,),
         [saying("apt-config dump", 'X "";\n'), saying("apt-config dump", 'X:: "nvidia-";\n')],
     ),
-    (registry.test_it_runs_and_starts_at_boot, (), [unit("docker-registry", True, False)]),
+    (
+        registry.test_it_runs_and_starts_at_boot,
+        (),
+        [unit("docker-registry", True, False), *changed_unit("docker-registry.service")],
+    ),
     (
         registry.test_it_answers_over_tls_and_asks_for_a_password,
         (REGISTRY,),
@@ -463,6 +639,11 @@ NO_HMM = {"/sys/module/nvidia_uvm/parameters/uvm_disable_hmm": "N\n"}
 ONE_SLOW = {"/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave\n"}
 BY_FACTS: list[tuple[Any, tuple[Any, ...], list[HostFacts]]] = [
     (driver.test_the_open_kernel_modules_are_loaded, (), [CLOSED]),
+    (
+        driver.test_every_card_is_in_persistence_mode,
+        (),
+        [machine(persistence_mode="Disabled")],
+    ),
     (pcie.test_the_iommu_does_not_translate, (PCIE,), [TRANSLATING]),
     (
         pcie.test_links_are_kept_awake,
@@ -603,11 +784,11 @@ def test_the_toolkit_must_be_the_locked_release(promised: Promised) -> None:
         check(GOOD, promised, wanted.model_copy(update={"toolkit": False}))
 
 
-@pytest.mark.parametrize("role", sorted(absent.LEFT))
+@pytest.mark.parametrize("role", sorted(LEFT))
 def test_a_role_that_was_undone_leaves_nothing(promised: Promised, role: str) -> None:
     clean = FakeHost()
     absent.test_nothing_of_the_role_is_left(clean, promised, role)
-    for path in absent.LEFT[role]:
+    for path in LEFT[role]:
         with pytest.raises(Broken, match="still there"):
             absent.test_nothing_of_the_role_is_left(FakeHost(files={path: "x"}), promised, role)
 
@@ -627,3 +808,105 @@ def _window(mib: int) -> str:
     """A device's `resource` file whose second line is BAR1."""
     end = 0x10000000 + mib * (1 << 20) - 1
     return f"0x1000 0x1fff 0x0\n0x0000000010000000 {end:#018x} 0x000000000014220c\n"
+
+
+def loose(*paths: Path) -> list[str]:
+    """What the program of `require_root_alone` says of a tree that is ours."""
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    done = subprocess.run(
+        [sys.executable, "-c", LOOSE, owner, *map(str, paths)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_files_and_folders_that_others_can_change_are_named_and_no_others(tmp_path: Path) -> None:
+    tree = tmp_path / "opt"
+    (tree / "bin").mkdir(parents=True)
+    for name in ("good", "open", "bin/tool"):
+        (tree / name).write_text("x")
+        (tree / name).chmod(0o644)
+    tree.chmod(0o755)
+    (tree / "bin").chmod(0o755)
+    (tree / "link").symlink_to("good")
+
+    def named() -> list[str]:
+        return [x for x in loose(tree, tmp_path / "gone") if str(tree) in x]
+
+    assert named() == []
+    (tree / "open").chmod(0o666)
+    (tree / "bin").chmod(0o775)
+    assert named() == [f"{tree}/bin has mode 0775", f"{tree}/open has mode 0666"]
+    # the folder above decides who may put another file in the place of this one
+    assert f"{tree}/bin has mode 0775" in loose(tree / "bin" / "tool")
+    assert f"{tree}/link is a link to good" in loose(tree / "link")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="Only root can give files away.")
+def test_a_file_of_another_owner_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x").touch(mode=0o644)
+    os.chown(tmp_path / "x", 65534, 65534)
+    owner = pwd.getpwuid(65534).pw_name
+    assert f"{tmp_path}/x belongs to {owner}" in loose(tmp_path / "x")
+    os.chown(tmp_path / "x", 54321, 0)
+    assert f"{tmp_path}/x belongs to 54321" in loose(tmp_path / "x")
+
+
+def test_a_file_that_takes_our_words_away_is_named_and_not_the_boot_loader() -> None:
+    later = f"{GRUB_ROWS}/etc/default/grub.d/99-mine.cfg\tquiet\n"
+    host = GOOD.but(says={GRUB_WORDS: (0, later)}, files={"/proc/cmdline": "quiet"})
+    with pytest.raises(Broken) as found:
+        pcie.test_the_kernel_was_booted_with_its_words(host, PCIE)
+    assert "/etc/default/grub.d/99-mine.cfg is read after ours" in found.value.cure
+    with pytest.raises(Broken) as found:
+        pcie.test_the_kernel_was_booted_with_its_words(with_file("/proc/cmdline", "quiet"), PCIE)
+    assert "the boot loader" in found.value.cure
+
+
+@pytest.mark.parametrize(
+    ("check", "given", "host", "words"),
+    [
+        (
+            nccl.test_programs_on_the_host_get_the_settings,
+            NCCL,
+            saying("head -n 1 /etc/nccl.conf", "NCCL_PROTO=Simple\n"),
+            "nccl_extra",
+        ),
+        (
+            runtime.test_the_limits_are_set,
+            RUNTIME,
+            with_file("/etc/docker/daemon.json", "{"),
+            "Mend or remove /etc/docker/daemon.json",
+        ),
+        (
+            runtime.test_the_login_is_there_and_nobody_elses_to_read,
+            RUNTIME,
+            with_file("/root/.docker/config.json", "no JSON"),
+            "Mend or remove /root/.docker/config.json",
+        ),
+    ],
+)
+def test_where_the_play_refuses_nobody_is_told_to_run_it_again(
+    check: Any, given: Any, host: FakeHost, words: str
+) -> None:
+    with pytest.raises(Broken) as found:
+        check(host, given)
+    assert words in found.value.cure
+
+
+PODMAN = RUNTIME.model_copy(update={"engine": "podman", "limits": 'shm_size = "16g"\n'})
+FOLDER = "/etc/containers/containers.conf.d"
+
+
+def test_podmans_limits_are_those_of_the_last_file_that_sets_them() -> None:
+    ours = GOOD.but(files={f"{FOLDER}/60-sm120.conf": PODMAN.limits})
+    runtime.test_the_limits_are_set(ours, PODMAN)
+    runtime.test_the_limits_are_set(
+        ours.but(files={f"{FOLDER}/10-x.conf": PODMAN.limits, f"{FOLDER}/99-x.conf": "a = 1\n"}),
+        PODMAN,
+    )
+    for line in ('shm_size = "64m"\n', "default_ulimits=[]\n"):
+        with pytest.raises(Broken, match=r"99-x\.conf"):
+            runtime.test_the_limits_are_set(ours.but(files={f"{FOLDER}/99-x.conf": line}), PODMAN)

@@ -1,0 +1,91 @@
+"""What each role owns on a host, and who may write there."""
+
+from __future__ import annotations
+
+from pipeline.host.promises.answers import Unsure, require_none
+from pipeline.host.promises.look import Host
+
+_SYSTEMD = "/etc/systemd/system"
+_PINS = "/etc/apt/preferences.d"
+# gone when a role was undone
+LEFT = {
+    "nvidia_repository": [
+        "/etc/apt/sources.list.d/sm120-nvidia.sources",
+        *("/etc/apt/keyrings/sm120-nvidia.gpg", "/etc/apt/keyrings/sm120-nvidia.asc"),
+    ],
+    "nvidia_driver": [f"{_PINS}/sm120-driver.pref", "/etc/modprobe.d/sm120-nouveau.conf"],
+    "cuda": [f"{_PINS}/sm120-cuda.pref"],
+    "pcie": [
+        *("/etc/default/grub.d/60-sm120.cfg", "/etc/modprobe.d/sm120-pcie.conf"),
+        *(f"{_SYSTEMD}/sm120-acs.service", "/usr/local/sbin/sm120-acs"),
+    ],
+    "nccl": ["/etc/sm120", "/usr/local/lib/sm120", f"{_PINS}/sm120-nccl.pref"],
+    "container_runtime": [
+        f"{_PINS}/sm120-container_toolkit.pref",
+        "/etc/containers/containers.conf.d/60-sm120.conf",
+    ],
+    "host_tuning": [
+        *("/etc/sysctl.d/60-sm120.conf", "/etc/apt/apt.conf.d/60sm120-keep-driver"),
+        *(f"{_SYSTEMD}/sm120-governor.service", f"{_SYSTEMD}/sm120-power-limit.service"),
+    ],
+    "registry": ["/etc/sm120-registry", f"{_SYSTEMD}/docker-registry.service.d"],
+    "weights": [
+        *("/opt/sm120", f"{_SYSTEMD}/sm120-scrub.timer"),
+        f"{_SYSTEMD}/sm120-scrub.service",
+    ],
+}
+# written or read as root by a role, though not its own or gone with a boot
+_USED = {
+    "nvidia_repository": ["/var/lib/sm120"],
+    "pcie": ["/run/sm120/acs", "/etc/default/grub"],
+    "nccl": ["/etc/nccl.conf"],
+    "container_runtime": [
+        *("/etc/docker/daemon.json", "/etc/docker/certs.d"),
+        "/etc/containers/certs.d",
+    ],
+    "host_tuning": ["/run/sm120/governor"],
+}
+OWNED = {role: [*paths, *_USED.get(role, [])] for role, paths in LEFT.items()}
+# beside root
+OWNERS = {"registry": "docker-registry"}
+
+# says what somebody else can change: of these paths, of what lies below, of the folders above
+LOOSE = """
+import os, pwd, stat, sys
+def name(uid):
+    try: return pwd.getpwuid(uid).pw_name
+    except KeyError: return str(uid)
+def fault(path, owners):
+    seen = os.lstat(path)
+    if stat.S_ISLNK(seen.st_mode): return
+    if name(seen.st_uid) not in owners: return "%s belongs to %s" % (path, name(seen.st_uid))
+    if seen.st_mode & 0o022: return "%s has mode %04o" % (path, stat.S_IMODE(seen.st_mode))
+def above(path):
+    while path != "/":
+        path = os.path.dirname(path)
+        yield path
+def below(path):
+    yield path
+    for place, folders, files in os.walk(path):
+        for one in folders + files: yield os.path.join(place, one)
+owners, found = sys.argv[1].split(","), []
+for path in filter(os.path.lexists, sys.argv[2:]):
+    if os.path.islink(path): found.append("%s is a link to %s" % (path, os.readlink(path)))
+    places = [path, os.path.realpath(path)]
+    found += [fault(p, ["root"]) for place in places for p in above(place)]
+    found += [fault(p, owners) for p in below(places[1]) if os.path.lexists(p)]
+print("\\n".join(dict.fromkeys(filter(None, found))))
+"""
+
+
+def require_root_alone(host: Host, role: str) -> None:
+    """Nobody but root can change what the role owns, what lies below it, and the folders above."""
+    owners = ",".join(["root", *([OWNERS[role]] if role in OWNERS else [])])
+    said = host.run(f"python3 -c %s {owners} {' '.join(OWNED[role])}", LOOSE)
+    if said.rc != 0:
+        raise Unsure(f"owners and modes cannot be read: {said.stderr.strip()[-100:]}")
+    fix = (
+        "`chown root:root` and `chmod go-w` what is named (replace a link by the file), then run "
+        "the playbook again: somebody else could have changed what is in it."
+    )
+    require_none([x for x in said.stdout.splitlines() if x], "others can change it", fix)
