@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 @fleet_options
 @click.option("-C", "--check", is_flag=True, help="Show what would change; change nothing.")
 @click.option("-D", "--diff", is_flag=True, help="Show the differences in files.")
+@click.option(
+    "--even-if-busy", is_flag=True, help="Reboot and restart Docker although the GPUs are at work."
+)
 @click.option("-t", "--tags", multiple=True, help="Only these roles.")
 @click.option("--forks", type=int, default=20, show_default=True, help="Hosts at once.")
 @click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[ANSIBLE'S OPTIONS]")
@@ -32,6 +35,7 @@ def provision(
     /,
     check: bool,
     diff: bool,
+    even_if_busy: bool,
     tags: tuple[str, ...],
     forks: int,
     more: tuple[str, ...],
@@ -51,7 +55,10 @@ def provision(
     # what a run by hand has left becomes records too, and is not taken for this run's
     keep_records(fleet.records)
     words = [*fleet.arguments(), "--forks", str(forks), *more]
-    words += ["--extra-vars", json.dumps({"sm120_records": str(fleet.records)})]
+    variables = {"sm120_records": str(fleet.records)}
+    if even_if_busy:
+        variables |= {"reboot_even_if_busy": "true"}
+    words += ["--extra-vars", json.dumps(variables)]
     words += [x for t in tags for x in ("--tags", t)]
     words += ["--check"] * check + ["--diff"] * diff
     with fleet.password_file() as password:
