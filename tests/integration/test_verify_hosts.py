@@ -404,7 +404,8 @@ def test_settings_that_others_planted_are_found_all_at_once_and_one_by_one(
         site.second.shell(undo)
     for plant, undo, promise in PLANTED:
         site.second.shell(plant)
-        alone = verify(site, "--limit", "v2", **whole)
+        role = promise.partition(":")[0]
+        alone = verify(site, "--limit", "v2", "--role", role, **whole)
         site.second.shell(undo)
         assert alone.rows("v2", "failed", "unknown") == {promise}
         (row,) = [r for r in alone.host("v2")["rows"] if r["verdict"] == "failed"]
