@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -56,10 +57,13 @@ def test_bytes_that_are_taken_back_break_nothing(
 
 
 def test_no_time_passed_is_no_division_by_zero(
-    clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+    clock: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(log, "QUIET_LINE_EVERY_S", 0)
     log.LineBar("fetched", 10).advance(5)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_live_bar_counts_right_from_many_threads() -> None:
@@ -102,9 +106,17 @@ def test_a_table_is_aligned() -> None:
     assert text.splitlines() == ["a    bb", "---  --", "ccc  d"]
 
 
-def test_an_unheard_word_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unheard_word_is_no_failure_and_later_ones_go_nowhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr("builtins.print", broken)
-    log.say("hello")
+    place = tmp_path / "stderr"
+    with place.open("w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        with monkeypatch.context() as patch:
+            patch.setattr("builtins.print", broken)
+            log.say("hello")
+        log.say("later")
+    assert place.read_text() == ""

@@ -31,8 +31,9 @@ def refused(got: GoldenImage, match: str, name: str = "x.amd64") -> str:
     return caught.value.hint
 
 
-def test_the_same_digest_is_fine() -> None:
+def test_the_same_digest_is_fine_and_no_other() -> None:
     check(GOLDEN, "x.amd64", image())
+    refused(image("b"), "instead of")
 
 
 def test_a_missing_golden_says_what_came_out() -> None:

@@ -102,6 +102,7 @@ def test_no_flipped_bit_crashes_the_reader(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, 200))] ^= 1 << data.draw(st.integers(0, 7))
     try:
-        targets_of(bytes(whole))
+        found = targets_of(bytes(whole))
     except Unreadable:
         return
+    assert len(found) <= len(whole) // 64

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -110,7 +111,10 @@ def test_every_field_exists_in_the_real_wheel() -> None:
     engine = pytest.importorskip("xllamacpp", reason="The xllamacpp wheel is not installed.")
     every_option = [flag for o in launcher.OPTIONS for flag in (o.flags[0], "1")]
     every_switch = [switch.flags[0] for switch in launcher.SWITCHES]
-    launcher.set_fields(engine.CommonParams(), fields_for(*every_option, *every_switch))
+    fields = fields_for(*every_option, *every_switch)
+    params = engine.CommonParams()
+    launcher.set_fields(params, fields)
+    assert {name: attrgetter(name)(params) for name in fields}.keys() == fields.keys()
 
 
 def test_a_missing_model_is_one_line_and_its_own_exit_code(

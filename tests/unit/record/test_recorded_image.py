@@ -343,6 +343,8 @@ BENCHMARK: dict[str, Any] = {
 def test_a_field_is_there_or_says_why_not() -> None:
     check_predicate(KINDS["benchmark-run"], BENCHMARK)
     check_predicate("urn:of:others", {"anything": 1})
+    with pytest.raises(RecordInvalid, match="anything"):
+        check_predicate(KINDS["benchmark-run"], {**BENCHMARK, "anything": 1})
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,12 @@ def test_texts_of_others_are_made_plain() -> None:
     read_json(json.dumps(plain("".join(map(chr, range(0x3000))))).encode(), "it")
 
 
-@pytest.mark.parametrize("text", ["", "QQ==", "QUI=", "QUJD", "+/+/"])
-def test_base64_is_read(text: str) -> None:
-    read_base64(text, "it")
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [("", b""), ("QQ==", b"A"), ("QUI=", b"AB"), ("QUJD", b"ABC"), ("+/+/", b"\xfb\xff\xbf")],
+)
+def test_base64_is_read(text: str, data: bytes) -> None:
+    assert read_base64(text, "it") == data
 
 
 @pytest.mark.parametrize(

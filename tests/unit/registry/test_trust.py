@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,22 @@ def count(context: ssl.SSLContext) -> int:
     return context.cert_store_stats()["x509_ca"]
 
 
+def certificate_shown(client: ssl.SSLContext, certificates: Path) -> bytes | None:
+    """What a server that asks for a certificate gets to see."""
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates / "ca.crt")
+    server.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+    server.verify_mode = ssl.CERT_OPTIONAL
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(back, there, server_hostname="127.0.0.1"),
+        server.wrap_bio(there, back, server_side=True),
+    ]
+    for end in ends * 3:
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    return ends[1].getpeercert(binary_form=True)
+
+
 def test_a_ca_named_by_hand_is_believed_besides_the_systems(kept: Path, certificates: Path) -> None:
     before = count(trust.tls_context(HOST, None))
     assert count(trust.tls_context(HOST, certificates / "ca.crt")) == before + 1
@@ -52,7 +69,15 @@ def test_a_ca_kept_for_docker_is_believed_for_its_registry_alone(
 def test_a_client_certificate_is_taken_with_its_key(kept: Path, certificates: Path) -> None:
     (kept / "client.cert").write_bytes((certificates / "server.crt").read_bytes())
     (kept / "client.key").write_bytes((certificates / "server.key").read_bytes())
-    trust.tls_context(HOST, None)
+    client = trust.tls_context(HOST, certificates / "ca.crt")
+    shown = certificate_shown(client, certificates)
+    assert shown == ssl.PEM_cert_to_DER_cert((certificates / "server.crt").read_text())
+
+
+def test_without_a_client_certificate_none_is_shown(kept: Path, certificates: Path) -> None:
+    (kept / "client.cert").write_bytes((certificates / "server.crt").read_bytes())
+    client = trust.tls_context(HOST, certificates / "ca.crt")
+    assert certificate_shown(client, certificates) is None
 
 
 def test_nobody_is_believed_without_a_certificate(kept: Path) -> None:
