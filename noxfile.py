@@ -147,3 +147,12 @@ def perf(session: nox.Session) -> None:
     """Measure our claims side by side with the usual way, in one run."""
     set_up(session, "test")
     session.run("python", "-m", "tests.perf", *session.posargs)
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Do a room's unit tests notice small wrong changes to its code? (-- ROOM [--sample N] …)."""
+    set_up(session, "test")
+    # after Ctrl-C it removes its copies of the tree
+    command = ("python", "-m", "tests.mutants", *(session.posargs or ("--help",)))
+    session.run(*command, interrupt_timeout=30, terminate_timeout=30)
