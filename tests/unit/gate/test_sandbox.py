@@ -307,7 +307,9 @@ def test_code_that_no_lock_names_is_not_run_beside_the_callers_files(held: list[
 
 
 def test_network_and_files_are_enough_to_run_it() -> None:
-    sandbox.require_isolation(Sandbox(kind="restrictions", held=["network", "files"]))
+    enough = Sandbox(kind="restrictions", held=["network", "files"])
+    assert enough.isolates
+    sandbox.require_isolation(enough)
 
 
 def test_patches_against_another_version_is_refused_where_nothing_isolates(

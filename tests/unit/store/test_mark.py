@@ -139,7 +139,9 @@ def test_many_may_make_one_store_at_the_same_time(tmp_path: Path) -> None:
     for number in range(10):
         root = tmp_path / str(number)
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(open_store, [root] * 8))
+            stores = list(pool.map(open_store, [root] * 8))
+        assert {store.root for store in stores} == {root}
+        assert (root / "store.json").is_file()
 
 
 def test_a_store_of_an_earlier_version_is_known_by_its_shape_and_marked(tmp_path: Path) -> None:
