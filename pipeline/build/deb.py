@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from pipeline.build.entry import Entry, Kind, Slice, parents
+from pipeline.build.entry import Entry, Kind, Slice, parents, path_fault
 from pipeline.build.tar import BLOCK
 from pipeline.errors import CorruptArchive, HostileArchive, IndexBroken
 from pipeline.files import os_errors_explained
@@ -28,6 +29,8 @@ _MAX_XZ_MEMORY_BYTES = 128 * 1024**2
 _MAX_NAME_BYTES = 4096
 _MAX_ENTRIES = 1_000_000
 _CHUNK_BYTES = 1024**2
+# as Debian's policy has it
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{0,99}")
 _AR_MAGIC = b"!<arch>\n"
 _AR_HEADER_BYTES = 60
 _KINDS = {
@@ -69,11 +72,22 @@ def unpack(deb: Path, scratch: Path, *, limit_bytes: int = MAX_DATA_BYTES) -> De
                 out.writelines(_inflate(archive, data, limit_bytes))
         with data_tar.open("rb") as tar:
             entries = _checked(list(islice(_entries(tar, str(data_tar)), _MAX_ENTRIES + 1)))
-        return DebContents(read_stanza(control_text), control_text, conffiles, entries)
+        control_fields = read_stanza(control_text)
+        _require_name(control_fields)
+        return DebContents(control_fields, control_text, conffiles, entries)
     except IndexBroken as error:
         raise CorruptArchive(f"{deb.name}: control file: {error}") from error
     except (CorruptArchive, HostileArchive) as error:
         raise type(error)(f"{deb.name}: {error}") from error
+
+
+def _require_name(control: dict[str, str]) -> None:
+    """Files of dpkg's are named after the package, so its name may be nothing but one."""
+    name = control.get("Package", "")
+    if not name:
+        raise CorruptArchive("its control file names no package")
+    if not _PACKAGE.fullmatch(name):
+        raise HostileArchive(f"its control file names the package {name[:100]!r}")
 
 
 def _members(archive: BinaryIO) -> list[_Member]:
@@ -317,7 +331,10 @@ def _relative(name: str) -> str:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or not name:
         raise HostileArchive(f"the path {name!r} leaves the package's root")
-    return "/".join(parts)
+    path = "/".join(parts)
+    if path and (fault := path_fault(path)):
+        raise HostileArchive(f"the path {path[:200]!r} {fault}")
+    return path
 
 
 def _require_inside(path: str, target: str) -> None:

@@ -6,6 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+# What every Linux file system allows; the path less what engines put before it when they unpack.
+_LONGEST_NAME_BYTES = 255
+_LONGEST_PATH_BYTES = 4096 - 256
+# In a layer, a file of such a name deletes another one, or all that a folder held below.
+_WHITEOUT = ".wh."
+
 
 class Kind(Enum):
     """What an entry is."""
@@ -23,6 +29,7 @@ class Slice:
     path: str
     offset: int
     size_bytes: int
+    crc32: int | None = None  # where the archive states one
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,20 @@ class Entry:
     gid: int = 0
     owner: str = ""  # the wheel or .deb it comes from, for people and for `prefer`
     sha256: str = ""  # what a RECORD promises (hex); checked while the layer is written
+
+
+def path_fault(path: str) -> str:
+    """Why nothing may be written under a path in a layer; empty for a good one."""
+    if len(path.encode(errors="replace")) > _LONGEST_PATH_BYTES:
+        return "is longer than a path can be"
+    for part in path.split("/"):
+        if part in ("", ".", ".."):
+            return "leaves its folder"
+        if part.startswith(_WHITEOUT):
+            return "would delete files of others when it is unpacked"
+        if len(part.encode(errors="replace")) > _LONGEST_NAME_BYTES:
+            return "has a longer name than a file can have"
+    return ""
 
 
 def parents(path: str) -> Iterator[str]:

@@ -27,12 +27,13 @@ from pipeline.build.deflate import (
     squeeze,
     trailer,
 )
-from pipeline.build.entry import Deflated, Entry, Kind, Slice
-from pipeline.errors import CorruptArchive, StoreDamaged
+from pipeline.build.entry import Deflated, Entry, Kind, Slice, path_fault
+from pipeline.errors import CorruptArchive, HostileArchive, StoreDamaged
 from pipeline.store.record import FileRow, LayerFacts
 
 _FLUSH_BYTES = 1 << 20
 _PENDING_BYTES = 1 << 15
+_LONGEST_TARGET_BYTES = 4095
 
 
 class _HashedSink:
@@ -74,6 +75,7 @@ class LayerWriter:
 
     def add(self, entry: Entry) -> None:
         """Append one entry."""
+        _require_writable(entry)
         size = content_size(entry.content)
         self._pending += tar.header(entry, size)
         digest, offset = "", 0
@@ -107,6 +109,8 @@ class LayerWriter:
             else:
                 offset = self._compressed(entry, sha)
             self._pending += tar.padding(size)
+        else:
+            self._require_empty(entry.path, entry.content)
         if entry.sha256 and sha.hexdigest() != entry.sha256:
             raise CorruptArchive(f"{entry.path}: its RECORD promises {entry.sha256}")
         return sha.hexdigest(), offset
@@ -120,8 +124,7 @@ class LayerWriter:
             self._tar.write(chunk)
             sha.update(chunk)
             crc = isal_zlib.crc32(chunk, crc)
-        if crc != content.crc32:
-            raise CorruptArchive(f"{name}: CRC is {crc:08x}, its archive says {content.crc32:08x}")
+        _require_crc(name, crc, content.crc32)
         whole = isal_zlib.crc32_combine(crc_before, crc, content.size_bytes)
         self._blob.write(trailer(whole, size_before + content.size_bytes))
         return offset
@@ -133,15 +136,27 @@ class LayerWriter:
 
     def _compressed(self, entry: Entry, sha: hashlib._Hash) -> int:
         """Compress plain bytes, a gzip member for each piece; the first carries the header."""
-        offset = 0
+        offset, whole_crc = 0, 0
         for piece in self._pieces(entry.content):
             crc, size = self._open_member()
             offset = offset or self._blob.size_bytes
             sha.update(piece)
+            whole_crc = isal_zlib.crc32(piece, whole_crc)
             self._tar.write(piece)
             self._blob.write(compress(piece))
             self._blob.write(trailer(isal_zlib.crc32(piece, crc), size + len(piece)))
+        if isinstance(entry.content, Slice):
+            _require_crc(entry.path, whole_crc, entry.content.crc32)
         return offset
+
+    def _require_empty(self, name: str, content: bytes | Slice | Deflated | None) -> None:
+        """The bytes of an empty file are left out; there must be none, all the same."""
+        if isinstance(content, Deflated):
+            packed = self._read(content.path, content.offset, content.packed_bytes)
+            for _ in inflate(packed, 0, name):
+                pass
+        if isinstance(content, Deflated | Slice):
+            _require_crc(name, 0, content.crc32)
 
     def _pieces(self, content: bytes | Slice | Deflated | None) -> Iterator[bytes]:
         if isinstance(content, Slice):
@@ -173,6 +188,20 @@ class LayerWriter:
     def _flush_pending(self) -> None:
         crc, size = self._open_member()
         self._blob.write(FINAL_BLOCK + trailer(crc, size))
+
+
+def _require_writable(entry: Entry) -> None:
+    """The last look at a path, wherever it came from, before it is part of a layer."""
+    fault = path_fault(entry.path)
+    if not fault and len(entry.target.encode(errors="replace")) > _LONGEST_TARGET_BYTES:
+        fault = "is a link to a longer path than there can be"
+    if fault:
+        raise HostileArchive(f"{entry.owner or 'the image'}: /{entry.path[:200]} {fault}")
+
+
+def _require_crc(name: str, got: int, stated: int | None) -> None:
+    if stated is not None and got != stated:
+        raise CorruptArchive(f"{name}: CRC is {got:08x}, its archive says {stated:08x}")
 
 
 def content_size(content: bytes | Slice | Deflated | None) -> int:

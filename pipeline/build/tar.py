@@ -9,7 +9,8 @@ END = b"\0" * (2 * BLOCK)
 # 1980-01-01, the first day that zip archives can name: old enough to be nobody's build date.
 MTIME = 315532800
 _FLAGS = {Kind.FILE: b"0", Kind.HARDLINK: b"1", Kind.SYMLINK: b"2", Kind.DIR: b"5"}
-_OCTAL_LIMIT = 8**11
+# The first numbers that have too many octal digits for their field.
+_SIZE_LIMIT, _ID_LIMIT = 8**11, 8**7
 
 
 def padding(size_bytes: int) -> bytes:
@@ -29,9 +30,11 @@ def header(entry: Entry, size_bytes: int) -> bytes:
     if len(target) > 100 or not target.isascii():
         records["linkpath"] = target
         target = target[:100].decode(errors="ignore").encode()
-    if size_bytes >= _OCTAL_LIMIT:
+    if size_bytes >= _SIZE_LIMIT:
         records["size"] = str(size_bytes).encode()
         size_bytes = 0
+    ids = {"uid": entry.uid, "gid": entry.gid}
+    records |= {key: str(number).encode() for key, number in ids.items() if number >= _ID_LIMIT}
     block = _block(prefix, name, _FLAGS[entry.kind], entry, size_bytes, target)
     return _pax(records) + block if records else block
 
@@ -65,11 +68,12 @@ def _record(key: str, value: bytes) -> bytes:
 def _block(
     prefix: bytes, name: bytes, flag: bytes, entry: Entry, size_bytes: int, target: bytes
 ) -> bytes:
+    uid, gid = (number if number < _ID_LIMIT else 0 for number in (entry.uid, entry.gid))
     fields = (
         name.ljust(100, b"\0"),
         b"%07o\0" % entry.mode,
-        b"%07o\0" % entry.uid,
-        b"%07o\0" % entry.gid,
+        b"%07o\0" % uid,
+        b"%07o\0" % gid,
         b"%011o\0" % size_bytes,
         b"%011o\0" % MTIME,
         b"        ",

@@ -11,6 +11,11 @@ _KINDS = {
     **{b"1": "hardlink", b"2": "symlink", b"3": "device", b"4": "device"},
     **{b"5": "dir", b"6": "fifo"},
 }
+LONGEST_NAME = 1 << 16
+SPARSE = "GNU.sparse"
+_WANTED = (b"path", b"linkpath", b"size", b"uid", b"gid")
+_MOST_LENGTH_DIGITS = 9
+_NO_OWNER = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ def read_header(block: bytes, size: int, records: dict[str, str]) -> Header:
     name = records.get("path") or decoded(_name(block))
     path, flag = _clean_path(name), block[156:157]
     kind = _KINDS.get(flag)
-    if kind is None or any(key.startswith("GNU.sparse") for key in records):
+    if kind is None or SPARSE in records:
         raise CorruptArchive(f"{path}: a tar entry of a kind that layers do not have: {flag!r}")
     target = records.get("linkpath") or decoded(block[157:257])
     if kind == "hardlink":
@@ -61,8 +66,8 @@ def read_header(block: bytes, size: int, records: dict[str, str]) -> Header:
         # old archives write folders as files whose names end with a slash
         kind="dir" if kind == "file" and name.endswith("/") else kind,
         mode=_number(block[100:108]) & 0o7777,
-        uid=_decimal(records.get("uid"), _number(block[108:116])),
-        gid=_decimal(records.get("gid"), _number(block[116:124])),
+        uid=_owner(_decimal(records.get("uid"), _number(block[108:116])), path),
+        gid=_owner(_decimal(records.get("gid"), _number(block[116:124])), path),
         size_bytes=size,
         target=target if kind in ("symlink", "hardlink") else "",
     )
@@ -91,6 +96,13 @@ def _decimal(text: str | None, otherwise: int) -> int:
     return int(text)
 
 
+def _owner(number: int, path: str) -> int:
+    """Linux has no user or group beyond 32 bits, and the last one means `nobody in particular`."""
+    if number >= _NO_OWNER:
+        raise CorruptArchive(f"{path}: belongs to {number}, which is no user or group")
+    return number
+
+
 def _clean_path(name: str) -> str:
     """`./usr/bin/` as `usr/bin`; the root itself as an empty path."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -100,15 +112,24 @@ def _clean_path(name: str) -> str:
 
 
 def pax_records(data: bytes, name: str) -> dict[str, str]:
-    """`LENGTH key=value` lines; a value may hold anything, its length counts."""
+    """`LENGTH key=value` lines; a value may hold anything, its length counts.
+
+    Only what is asked of entries is kept, so a header of any size costs no memory.
+    """
     found: dict[str, str] = {}
-    while data.strip(b"\0"):
-        length, space, _ = data.partition(b" ")
-        end = int(length) if space and length.isdigit() and len(length) < 10 else 0
-        line = data[len(length) + 1 : end]
+    at, end = 0, len(data.rstrip(b"\0"))
+    while at < end:
+        space = data.find(b" ", at, at + _MOST_LENGTH_DIGITS + 1)
+        length = data[at:space] if space > at else b""
+        start, at = at, at + (int(length) if length.isdigit() else 0)
+        line = data[space + 1 : at]
         key, sign, value = line.partition(b"=")
-        if not sign or not line.endswith(b"\n") or end > len(data):
+        if at <= start or at > len(data) or not sign or not line.endswith(b"\n"):
             raise CorruptArchive(f"{name}: a pax header is damaged")
-        found[key.decode(errors="backslashreplace")] = decoded(value[:-1])
-        data = data[end:]
+        if key in _WANTED:
+            if len(value) > LONGEST_NAME:
+                raise HostileArchive(f"{name}: a {key.decode()} of {len(value)} bytes")
+            found[key.decode()] = decoded(value[:-1])
+        elif key.startswith(SPARSE.encode()):
+            found[SPARSE] = ""
     return found

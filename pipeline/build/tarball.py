@@ -14,14 +14,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.build.tar import BLOCK
-from pipeline.build.tar_header import Header, decoded, header_size, pax_records, read_header
+from pipeline.build.tar_header import (
+    LONGEST_NAME,
+    Header,
+    decoded,
+    header_size,
+    pax_records,
+    read_header,
+)
 from pipeline.errors import CorruptArchive, HostileArchive, StoreDamaged
 from pipeline.store.record import GZIP_LAYER
 
 _CHUNK_BYTES = 1 << 20
 _MOST_BYTES = 512 << 30
 _MOST_ENTRIES = 5_000_000
-_LONGEST_NAME = 1 << 16
 _MOST_PAX_BYTES = 4 << 20  # file capabilities and other attributes come this way
 _LONG = {b"L": "path", b"K": "linkpath"}
 
@@ -76,7 +82,7 @@ class TarStream:
             self._left -= len(self._some(self._left))
 
     def _long_name(self, size: int) -> str:
-        if size > _LONGEST_NAME:
+        if size > LONGEST_NAME:
             raise HostileArchive(f"{self._name}: a name of {size} bytes")
         return decoded(self._padded(size))
 

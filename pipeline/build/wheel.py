@@ -11,24 +11,39 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import (
+    InvalidWheelFilename,
+    NormalizedName,
+    canonicalize_name,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
 
 from pipeline.build.deflate import CHUNK_BYTES, inflate
-from pipeline.build.entry import Deflated, Entry, Kind, Slice
+from pipeline.build.entry import Deflated, Entry, Kind, Slice, path_fault
 from pipeline.build.venv import Venv
 from pipeline.errors import CorruptArchive, HostileArchive
 
 INSTALLER = b"sm120-pipeline\n"
 # The largest wheel of today's engines unpacks to under 3 GB.
 UNPACKED_LIMIT_BYTES = 64 << 30
-# The largest RECORD of today's engines is under 2 MB.
+# The largest RECORD of today's engines is under 2 MB, the most files are some 20,000.
 _SMALL_LIMIT_BYTES = 64 << 20
+_MOST_MEMBERS = 500_000
+# The longest entry_points.txt of today's engines has 2.4 kB; reading them takes its time.
+_MOST_ENTRY_POINT_BYTES = 256 << 10
+_MOST_SCRIPTS = 1_000
+# A second name for an entry, which some tools read and others do not.
+_UNICODE_PATH = 0x7075
+_HAS_DESCRIPTOR = 0x8
+_IN_ZIP64 = 0xFFFFFFFF
+_METADATA_FOLDERS = (".dist-info", ".egg-info")
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _ENTRY_POINT = re.compile(r"^([\w.]+)\s*:\s*([\w.]+)\s*(\[.*\])?$")
 _SCRIPT_NAME = re.compile(r"^[\w.+-]+$")
@@ -65,11 +80,12 @@ class Wheel:
 def open_wheel(path: Path, filename: str) -> Wheel:
     """Read a wheel's directory and RECORD, refusing what no honest wheel holds."""
     try:
-        project, _, _, _ = parse_wheel_filename(filename)
+        project, version, _, _ = parse_wheel_filename(filename)
     except InvalidWheelFilename as error:
         raise CorruptArchive(f"{filename}: not a wheel's file name") from error
     members = _members(path, filename)
-    dist_info = _dist_info(members, filename, canonicalize_name(project))
+    dist_info = _dist_info(members, filename)
+    _require_own_metadata(members, dist_info, filename, project, version)
     record = _record(members, dist_info, filename)
     return Wheel(filename, str(canonicalize_name(project)), dist_info, members, record)
 
@@ -80,6 +96,8 @@ def _members(path: Path, filename: str) -> dict[str, Member]:
             infos, directory_start = archive.infolist(), archive.start_dir
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, struct.error) as error:
         raise CorruptArchive(f"{filename}: not a readable zip archive ({error})") from error
+    if len(infos) > _MOST_MEMBERS:
+        raise HostileArchive(f"{filename}: holds more than {_MOST_MEMBERS} entries")
     members: dict[str, Member] = {}
     end = 0
     with path.open("rb") as handle:
@@ -107,24 +125,47 @@ def _data_offset(handle: BinaryIO, info: zipfile.ZipInfo, filename: str) -> int:
     raw = handle.read(_LOCAL_HEADER.size)
     if len(raw) < _LOCAL_HEADER.size:
         raise CorruptArchive(f"{filename}: {info.filename!r} begins past the end of the file")
-    magic, _, _, method, *_, name_length, extra_length = _LOCAL_HEADER.unpack(raw)
-    name = handle.read(name_length)
-    if magic != b"PK\x03\x04" or method != info.compress_type:
+    magic, _, flags, method, _, _, *stated, name_length, extra_length = _LOCAL_HEADER.unpack(raw)
+    name, extra = handle.read(name_length), handle.read(extra_length)
+    is_same = method == info.compress_type and _agree(stated, flags, info)
+    if magic != b"PK\x03\x04" or not is_same or len(extra) != extra_length:
         raise CorruptArchive(
             f"{filename}: the header of {info.filename!r} contradicts the directory"
         )
     if name not in (info.orig_filename.encode(), info.orig_filename.encode("cp437", "replace")):
         raise HostileArchive(f"{filename}: {info.filename!r} has another name in its own header")
+    if _UNICODE_PATH in _extra_kinds(info.extra) | _extra_kinds(extra):
+        raise HostileArchive(f"{filename}: {info.filename!r} has a second name besides its own")
     return info.header_offset + _LOCAL_HEADER.size + int(name_length) + int(extra_length)
+
+
+def _agree(stated: Sequence[int], flags: int, info: zipfile.ZipInfo) -> bool:
+    """Whether CRC and sizes are those of the directory, where an entry's own header has them."""
+    if flags & _HAS_DESCRIPTOR and not any(stated):
+        return True
+    crc, *sizes = stated
+    pairs = zip(sizes, (info.compress_size, info.file_size), strict=True)
+    return crc == info.CRC and all(a in (b, _IN_ZIP64) for a, b in pairs)
+
+
+def _extra_kinds(extra: bytes) -> set[int]:
+    """Which extra fields an entry has; what is damaged ends the list."""
+    kinds, at = set(), 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        kinds.add(kind)
+        at += 4 + length
+    return kinds
 
 
 def _check_name(info: zipfile.ZipInfo, filename: str) -> None:
     name = info.filename
-    parts = name.split("/")
+    first = name.partition("/")[0]
     if name.startswith("/") or "\\" in name or not info.orig_filename.isprintable():
         raise HostileArchive(f"{filename}: entry name {name!r} is not a plain relative path")
-    if any(p in ("", ".", "..") for p in parts) or (len(parts[0]) == 2 and parts[0][1] == ":"):
-        raise HostileArchive(f"{filename}: entry name {name!r} leaves its folder")
+    fault = "leaves its folder" if len(first) == 2 and first[1] == ":" else path_fault(name)
+    if fault:
+        raise HostileArchive(f"{filename}: entry name {name[:200]!r} {fault}")
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind not in (0, stat.S_IFREG):
         raise HostileArchive(f"{filename}: {name!r} is a link or a device, wheels hold files")
@@ -140,22 +181,49 @@ def _member(path: Path, info: zipfile.ZipInfo, start: int, filename: str) -> Mem
         data = Deflated(str(path), start, info.compress_size, info.file_size, info.CRC)
         return Member(info.filename, executable, data, info.CRC)
     if info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size:
-        data_as_is = Slice(str(path), start, info.file_size)
+        data_as_is = Slice(str(path), start, info.file_size, info.CRC)
         return Member(info.filename, executable, data_as_is, info.CRC)
     raise CorruptArchive(f"{filename}: {info.filename!r} is packed in a way wheels do not use")
 
 
-def _dist_info(members: dict[str, Member], filename: str, project: str) -> str:
-    found = {n.split("/")[0] for n in members if n.split("/")[0].endswith(".dist-info")}
+def _dist_info(members: dict[str, Member], filename: str) -> str:
+    tops = {n.split("/")[0] for n in members}
+    found = {top for top in tops if top.lower().endswith(".dist-info")}
     if len(found) != 1:
         raise CorruptArchive(f"{filename}: holds {len(found)} .dist-info folders, not one")
     name = found.pop()
-    if canonicalize_name(name.split("-")[0]) != project:
-        raise CorruptArchive(f"{filename}: its metadata folder is {name}")
     for needed in ("METADATA", "RECORD", "WHEEL"):
         if f"{name}/{needed}" not in members:
             raise CorruptArchive(f"{filename}: has no {name}/{needed}")
     return name
+
+
+def _require_own_metadata(
+    members: dict[str, Member],
+    dist_info: str,
+    filename: str,
+    project: NormalizedName,
+    version: Version,
+) -> None:
+    """A wheel speaks of itself only: the same name and version in file, folder and METADATA."""
+    name, _, number = dist_info.removesuffix(".dist-info").partition("-")
+    if not _is_release(name, number, project, version):
+        raise CorruptArchive(f"{filename}: its metadata folder is {dist_info}")
+    head = read_member(members[f"{dist_info}/METADATA"]).replace(b"\r\n", b"\n")
+    fields = [line.partition(b":") for line in head.partition(b"\n\n")[0].split(b"\n")]
+    told = [
+        [v.strip().decode(errors="replace") for k, _, v in fields if k.lower() == field]
+        for field in (b"name", b"version")
+    ]
+    if any(len(x) != 1 for x in told) or not _is_release(told[0][0], told[1][0], project, version):
+        raise CorruptArchive(f"{filename}: its METADATA is of another release")
+
+
+def _is_release(name: str, number: str, project: NormalizedName, version: Version) -> bool:
+    try:
+        return canonicalize_name(name) == project and Version(number) == version
+    except InvalidVersion:
+        return False
 
 
 def read_member(member: Member) -> bytes:
@@ -248,6 +316,7 @@ def wheel_entries(wheel: Wheel, venv: Venv, *, record_is_untrue: bool = False) -
         if name == record_name:
             continue
         entry = _placed(wheel, member, venv)
+        _require_own_place(wheel, entry.path, venv)
         entries.append(entry)
         size = len(entry.content) if isinstance(entry.content, bytes) else member.content.size_bytes
         rows.append(_row(venv.record_path(entry.path), entry.sha256, size))
@@ -265,6 +334,17 @@ def wheel_entries(wheel: Wheel, venv: Venv, *, record_is_untrue: bool = False) -
     text = "".join(sorted(rows)).encode()
     entries.append(Entry(f"{venv.site}/{record_name}", Kind.FILE, 0o644, text))
     return [replace(entry, owner=wheel.project) for entry in entries]
+
+
+def _require_own_place(wheel: Wheel, path: str, venv: Venv) -> None:
+    """`.data` folders lead to site-packages, too, where another's metadata would be believed."""
+    below = path.removeprefix(f"{venv.site}/")
+    top = below.partition("/")[0]
+    if below == path or not top.lower().endswith(_METADATA_FOLDERS) or top == wheel.dist_info:
+        return
+    name = top.rpartition(".")[0].partition("-")[0]
+    if not top.lower().endswith(".egg-info") or canonicalize_name(name) != wheel.project:
+        raise HostileArchive(f"{wheel.filename}: writes {top}, the metadata of another package")
 
 
 def _true_record(wheel: Wheel) -> dict[str, str]:
@@ -313,7 +393,14 @@ def _console_scripts(wheel: Wheel, venv: Venv) -> list[Entry]:
     member = wheel.members.get(f"{wheel.dist_info}/entry_points.txt")
     if member is None:
         return []
-    parser = configparser.ConfigParser(delimiters=("=",), strict=False, interpolation=None)
+    if member.content.size_bytes > _MOST_ENTRY_POINT_BYTES:
+        raise HostileArchive(
+            f"{wheel.filename}: {member.content.size_bytes} bytes of entry points is absurd"
+        )
+    # no section of a wheel's is a default for the others
+    parser = configparser.ConfigParser(
+        delimiters=("=",), strict=False, interpolation=None, default_section="\0"
+    )
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
         parser.read_string(read_member(member).decode())
@@ -325,6 +412,8 @@ def _console_scripts(wheel: Wheel, venv: Venv) -> list[Entry]:
         if parser.has_section(section)
         for point in parser.items(section)
     ]
+    if len(points) > _MOST_SCRIPTS:
+        raise HostileArchive(f"{wheel.filename}: {len(points)} scripts are absurd")
     return [_console_script(wheel, name, value, venv) for name, value in points]
 
 

@@ -22,6 +22,8 @@ from pipeline.wish.base import BaseText, ForeignBase, parse_foreign
 
 def _stays_inside(path: str) -> str:
     stays_below(path.removeprefix("/"))
+    if "/.wh." in path:
+        raise ValueError("names that begin with .wh. delete files when a layer is unpacked")
     return path
 
 

@@ -174,6 +174,9 @@ CORRUPT = {
         control_member=ar_member("control.tar.gz", gzip.compress(tar([Item("./md5sums")])))
     ),
     "control is no stanza": deb_bytes(tar(GOOD), "no field\n"),
+    "no package": deb_bytes(tar(GOOD), "Version: 1.0\nArchitecture: amd64\n"),
+    "an empty package": deb_bytes(tar(GOOD), control("")),
+    "a package in small letters": deb_bytes(tar(GOOD), control("a").lower()),
     "two control stanzas": deb_bytes(tar(GOOD), control("a") + "\n" + control("b")),
 }
 HOSTILE = {
@@ -199,6 +202,15 @@ HOSTILE = {
     "fifo": [Item("./pipe", flag=b"6")],
     "pax header": [Item("./x", b"12 path=/etc\n", flag=b"x"), Item("./a")],
     "two long names": [Item("L", b"a\0", flag=b"L"), Item("L", b"b\0", flag=b"L"), Item("./a")],
+    "whiteout": [Item("./usr/.wh.bin", b"")],
+    "whiteout of a file": [folder("./etc/"), Item("./etc/.wh.passwd")],
+    "opaque folder": [Item("./usr/bin/.wh..wh..opq")],
+    "whiteout as a folder": [folder("./.wh.usr/")],
+    "whiteout as a link": [symlink("./etc/.wh.shadow", "x")],
+    "whiteout as a hard link": [Item("./a", b"x"), hard_link("./.wh.etc", "./a")],
+    "256 letters": [Item("./" + "x" * 256)],
+    "256 bytes of 128 letters": [Item("./" + "é" * 128)],
+    "a path of 4,000 letters": [Item("./" + "/".join(["z" * 99] * 40))],
     "endless long name": [Item("L", b"a" * 5000, flag=b"L"), Item("./a")],
 }
 
@@ -213,6 +225,37 @@ def test_a_damaged_deb_is_refused(tmp_path: Path, raw: bytes) -> None:
 def test_a_hostile_deb_is_refused(tmp_path: Path, items: list[Item]) -> None:
     with pytest.raises(HostileArchive, match=r"^sample\.deb: "):
         unpacked(tmp_path, deb_bytes(tar(items)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../evil",
+        "/etc/passwd",
+        "a/b",
+        "..",
+        ".wh.x",
+        "Tool",
+        "a b",
+        "a\n b",
+        "-a",
+        "x" * 101,
+        "ä",
+    ],
+)
+def test_a_package_whose_name_is_none_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(HostileArchive, match=r"^sample\.deb: its control file names"):
+        unpacked(tmp_path, deb_bytes(tar(GOOD), control(name)))
+
+
+@pytest.mark.parametrize("name", ["libstdc++6", "0ad", "python3.11", "a", "x" * 100])
+def test_a_package_may_have_any_name_that_debian_gives(tmp_path: Path, name: str) -> None:
+    assert unpacked(tmp_path, deb_bytes(tar(GOOD), control(name))).control["Package"] == name
+
+
+def test_a_name_that_a_file_system_can_hold_is_fine(tmp_path: Path) -> None:
+    items = [Item("./" + "x" * 255), Item("./" + "é" * 127), Item("./.whale"), Item("./a.wh.b")]
+    assert len(unpacked(tmp_path, deb_bytes(tar(items))).entries) == 4
 
 
 @pytest.mark.parametrize("packing", ["tar", "tar.gz", "tar.xz"])

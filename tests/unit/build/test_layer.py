@@ -20,7 +20,7 @@ from pipeline.build import layer
 from pipeline.build.deflate import compress
 from pipeline.build.entry import Deflated, Entry, Kind, Slice, with_parents
 from pipeline.build.layer import read_file, write_layer
-from pipeline.errors import CorruptArchive, PipelineError, StoreDamaged
+from pipeline.errors import CorruptArchive, HostileArchive, PipelineError, StoreDamaged
 from pipeline.store.record import FileRow, LayerFacts
 from tests.makers import make_wheel
 
@@ -253,6 +253,35 @@ def refused(entry: Entry, match: str) -> None:
 def changed(entry: Entry, **fields: Any) -> Entry:
     assert isinstance(entry.content, Deflated)
     return replace(entry, content=replace(entry.content, **fields))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "etc/.wh.passwd",
+            ".wh..wh..opq",
+            ".wh.usr/x",
+            "a/../../b",
+            "a//b",
+            "./a",
+            "",
+            "/a",
+            "a/",
+        ),
+        *("x" * 256, "a/" + "é" * 128, "/".join(["z" * 99] * 40)),
+    ],
+)
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_path_that_no_layer_may_have_is_refused_whoever_brings_it(path: str, kind: Kind) -> None:
+    with pytest.raises(HostileArchive, match=r"^pkg: /"):
+        write_layer([Entry(path, kind, 0o644, target="t", owner="pkg")], io.BytesIO())
+
+
+def test_a_link_to_a_path_longer_than_any_is_refused() -> None:
+    write_layer([Entry("a", Kind.SYMLINK, 0o777, target="t" * 4095)], io.BytesIO())
+    with pytest.raises(HostileArchive, match="the image: /a is a link to a longer path"):
+        write_layer([Entry("a", Kind.SYMLINK, 0o777, target="t" * 4096)], io.BytesIO())
 
 
 def test_a_wrong_crc_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
+import subprocess
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,7 @@ from pipeline.errors import (
     HostileArchive,
     LockEdited,
     OfflineMiss,
+    StoreDamaged,
     WishInvalid,
 )
 from pipeline.fetch.base import Bases, BaseSettings
@@ -27,6 +31,7 @@ from pipeline.wish.base import ForeignBase
 from pipeline.wish.load import Checkout
 from tests.makers import AMD64, Image, build, make_checkout, make_wheel
 from tests.testbed.foreign_image import (
+    PLAIN_LAYER,
     REPOSITORY,
     SETTINGS,
     ForeignImage,
@@ -209,6 +214,56 @@ def test_folders_above_our_files_keep_the_bases_owner_and_mode(tmp_path: Path) -
         found = {m.name: (m.mode, m.uid, m.gid) for m in archive if m.isdir()}
     assert found["home/app"] == (0o750, 1001, 1002)
     assert found["srv"] == (0o1777, 0, 0)
+
+
+def test_an_owner_with_a_large_number_is_kept_and_the_layer_stays_readable(tmp_path: Path) -> None:
+    owned = Thing("srv/big", kind=tarfile.DIRTYPE, mode=0o750, uid=3_000_000, gid=4_000_000_000)
+    image = foreign_image(system_layer(), layer_of(owned))
+    files = [{"from": "tool", "to": "/srv/big/tool"}]
+    built, store = built_on(tmp_path, image, files=files)
+    blob = store.blob_path(built.layers[-1].record.digest)
+    with tarfile.open(blob) as archive:
+        found = {m.name: (m.mode, m.uid, m.gid) for m in archive}
+    assert found["srv/big"] == (0o750, 3_000_000, 4_000_000_000)
+    assert "srv/big/tool" in found
+    listed = subprocess.run(["tar", "-tzf", blob], capture_output=True, text=True, check=True)
+    assert "srv/big/tool" in listed.stdout.split()
+
+
+def test_a_base_that_belongs_to_no_possible_user_is_refused(tmp_path: Path) -> None:
+    owned = Thing("srv/big", kind=tarfile.DIRTYPE, uid=2**32)
+    with pytest.raises(CorruptArchive, match="which is no user"):
+        built_on(tmp_path, foreign_image(system_layer(), layer_of(owned)))
+
+
+def plain_base() -> tuple[ForeignImage, bytes]:
+    """A base whose layer is not packed, and a forged layer of the same size."""
+    tar = gzip.decompress(system_layer().blob)
+    image = foreign_image(Layer(tar, f"sha256:{hashlib.sha256(tar).hexdigest()}", PLAIN_LAYER))
+    return image, tar.replace(b":1001:1002:", b":0000:0000:")
+
+
+def test_a_planted_layer_of_a_base_is_fetched_again(tmp_path: Path) -> None:
+    image, forged = plain_base()
+    checkout = checkout_on(tmp_path, image, user="app")
+    store = open_store(tmp_path / "store")
+    place = store.blob_path(image.layers[0].described["digest"])
+    place.write_bytes(forged)
+    built = build(checkout, store, tmp_path / "mirror", "mine")[0]
+    assert place.read_bytes() == image.layers[0].blob
+    assert config(store, built)["config"]["User"] == "1001:1002"
+
+
+def test_a_layer_of_a_base_that_changed_since_is_not_believed(tmp_path: Path) -> None:
+    image, forged = plain_base()
+    checkout = checkout_on(tmp_path, image, user="app")
+    store = open_store(tmp_path / "store")
+    build(checkout, store, tmp_path / "mirror", "mine")
+    assert len(forged) == len(image.layers[0].blob)
+    store.blob_path(image.layers[0].described["digest"]).write_bytes(forged)
+    (checkout.folder("mine") / "tool").write_text("another")
+    with pytest.raises(StoreDamaged, match="is not what its name says"):
+        build(checkout, store, tmp_path / "mirror", "mine")
 
 
 @pytest.mark.parametrize(

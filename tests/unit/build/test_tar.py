@@ -61,6 +61,16 @@ def test_mode_owner_and_time_are_what_they_should_be() -> None:
     assert (found.mtime, found.uname, found.gname) == (MTIME, "", "")
 
 
+@pytest.mark.parametrize("uid", [0, 8**7 - 1, 8**7, 8**8, 2**32 - 2])
+@pytest.mark.parametrize("gid", [0, 8**7 - 1, 8**7, 2**32 - 2])
+def test_any_owner_is_read_back_as_it_was(uid: int, gid: int) -> None:
+    entry = Entry("a", Kind.DIR, 0o755, uid=uid, gid=gid)
+    found = read_back(entry)
+    assert (found.name, found.isdir(), found.uid, found.gid) == ("a", True, uid, gid)
+    has_record = uid >= 8**7 or gid >= 8**7
+    assert len(header(entry, 0)) == (3 * BLOCK if has_record else BLOCK)
+
+
 def test_a_hard_link_names_its_file() -> None:
     found = read_back(Entry("b", Kind.HARDLINK, 0o644, target="a" * 120))
     assert (found.islnk(), found.linkname, found.size) == (True, "a" * 120, 0)

@@ -6,6 +6,9 @@ import gzip
 import hashlib
 import io
 import tarfile
+import time
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,6 +98,10 @@ def test_a_name_that_is_no_UTF8_is_kept_apart() -> None:
         (Thing("a", pax={"size": "-1"}), CorruptArchive),
         (Thing("a", pax={"uid": "9" * 30}), CorruptArchive),
         (Thing("a", pax={"size": "999999999999"}), CorruptArchive),
+        (Thing("a", pax={"uid": str(2**32 - 1)}), CorruptArchive),
+        (Thing("a", pax={"gid": str(2**40)}), CorruptArchive),
+        (Thing("a", pax={"path": "x" * 70_000}), HostileArchive),
+        (Thing("a", kind=b"2", pax={"linkpath": "x" * 70_000}), HostileArchive),
         (Thing("a", pax={"path": "../../x"}), HostileArchive),
         (Thing("a", kind=b"1", pax={"linkpath": "/../x"}), HostileArchive),
     ],
@@ -105,7 +112,19 @@ def test_what_layers_do_not_have_is_refused(thing: Thing, error: type[Exception]
 
 
 @pytest.mark.parametrize(
-    "body", [b"8 path=x\n", b"99999 path=x\n", b"x path=y\n", b"7 path\n", b"-5 a=b\n", b"\xff" * 9]
+    "body",
+    [
+        *(b"8 path=x\n", b"99999 path=x\n", b"x path=y\n", b"7 path\n", b"-5 a=b\n", b"\xff" * 9),
+        *(
+            b"0 a=b\n",
+            b" a=b\n",
+            b"1 a=b\n",
+            b"2 a=b\n",
+            b"0000000006 a=b\n",
+            b"6 a=b\n6 a=",
+            b"6a=bc\n",
+        ),
+    ],
 )
 def test_a_damaged_pax_header_is_refused(body: bytes) -> None:
     info = tarfile.TarInfo("pax")
@@ -113,6 +132,48 @@ def test_a_damaged_pax_header_is_refused(body: bytes) -> None:
     head = info.tobuf(tarfile.USTAR_FORMAT) + body.ljust(512, b"\0")
     with pytest.raises(CorruptArchive):
         read(head + tar_of(Thing("a")))
+
+
+def pax_header(body: bytes) -> bytes:
+    info = tarfile.TarInfo("pax")
+    info.type, info.size = tarfile.XHDTYPE, len(body)
+    return info.tobuf(tarfile.USTAR_FORMAT) + body + b"\0" * (-len(body) % 512)
+
+
+@pytest.mark.parametrize("body", [b"6 a=b\n" * 650_000, b"8 a=bcd\n" * 500_000])
+def test_a_pax_header_takes_time_by_its_length_only(body: bytes) -> None:
+    start = time.process_time()
+    found, _ = read(pax_header(body) + tar_of(Thing("a")), 1 << 20)
+    assert time.process_time() - start < 5
+    assert found[0][0].path == "a"
+
+
+def test_pax_headers_in_a_row_take_no_more_memory_than_one() -> None:
+    body = b"".join(pax_line(f"key{n}", b"x" * 900) for n in range(1000))
+    start = tar_of(Thing("a"))
+
+    def source() -> Iterator[bytes]:
+        for _ in range(60):
+            yield pax_header(body)
+        yield start
+
+    tracemalloc.start()
+    try:
+        assert len(list(TarStream(source(), "it").entries())) == 1
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def pax_line(key: str, value: bytes) -> bytes:
+    rest = b" " + key.encode() + b"=" + value + b"\n"
+    return str(len(rest) + 3).encode() + rest
+
+
+def test_the_last_of_several_pax_headers_counts() -> None:
+    first, last = pax_line("path", b"f" * 100), pax_line("path", b"l" * 100)
+    found, _ = read(pax_header(first) + pax_header(last) + tar_of(Thing("a")))
+    assert found[0][0].path == "l" * 100
 
 
 def test_an_empty_blob_is_no_layer(tmp_path: Path) -> None:

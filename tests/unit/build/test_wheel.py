@@ -9,6 +9,7 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -315,9 +316,11 @@ def header_at(raw: bytes | bytearray, name: str, *, local: bool) -> int:
 
 
 def edited(path: Path, name: str, at: int, form: str, value: int, *, local: bool = False) -> Path:
-    """One field of one header, changed."""
+    """One field of one header, changed; CRC and sizes in both, as a forger would do it."""
     raw = bytearray(path.read_bytes())
     struct.pack_into(form, raw, header_at(raw, name, local=local) + at, value)
+    if not local and at in (CRC, PACKED, SIZE):
+        struct.pack_into(form, raw, header_at(raw, name, local=True) + at - 2, value)
     path.write_bytes(raw)
     return path
 
@@ -379,6 +382,76 @@ def test_a_wrong_crc_of_RECORD_itself_is_found(wheel: Path) -> None:
     refused(edited(wheel, f"{INFO}/RECORD", CRC, "<I", 7), match="CRC is wrong")
 
 
+STORED: Parts = {**GOOD, "pkg/mod.py": Part(MODULE, method=zipfile.ZIP_STORED)}
+
+
+def test_a_wrong_crc_of_a_file_that_is_not_packed_is_found(tmp_path: Path) -> None:
+    written(make_wheel(tmp_path, "pkg", STORED))
+    refused(edited(make_wheel(tmp_path, "pkg", STORED), "pkg/mod.py", CRC, "<I", 7), match="CRC is")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_wrong_crc_of_an_empty_file_is_found(tmp_path: Path, method: int) -> None:
+    wheel = make_wheel(tmp_path, "pkg", {**GOOD, "pkg/none.py": Part(b"", method=method)})
+    refused(edited(wheel, "pkg/none.py", CRC, "<I", 7), match="CRC is")
+
+
+def test_a_file_that_states_no_bytes_and_holds_some_is_refused(wheel: Path) -> None:
+    edited(wheel, "pkg/mod.py", CRC, "<I", 0)
+    refused(edited(wheel, "pkg/mod.py", SIZE, "<I", 0))
+
+
+@pytest.mark.parametrize("at", [14, 18, 22])
+def test_a_header_with_another_crc_or_size_than_the_directory_is_refused(
+    wheel: Path, at: int
+) -> None:
+    refused(edited(wheel, "pkg/mod.py", at, "<I", 5, local=True), match="contradicts")
+
+
+def test_crc_and_sizes_may_follow_the_bytes(tmp_path: Path) -> None:
+    class Pipe(io.BytesIO):
+        """What cannot be gone back in: zip writers then put CRC and sizes behind the bytes."""
+
+        def seekable(self) -> bool:
+            return False
+
+        def tell(self) -> int:
+            raise OSError
+
+    out = Pipe()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in wheel_parts("pkg", "1.0", GOOD).items():
+            assert isinstance(data, bytes)
+            archive.writestr(name, data)
+    path = tmp_path / "pkg-1.0-py3-none-any.whl"
+    path.write_bytes(out.getvalue())
+    with zipfile.ZipFile(path) as archive:
+        assert all(info.flag_bits & 8 for info in archive.infolist())
+    written(path)
+
+
+@pytest.mark.parametrize("where", ["both", "directory", "header"])
+def test_a_second_name_in_an_extra_field_is_refused(tmp_path: Path, where: str) -> None:
+    second = b"\x01" + struct.pack("<I", zlib.crc32(b"pkg/mod.py")) + b"pkg/bad.py"
+    field = struct.pack("<HH", 0x7075, len(second)) + second
+    harmless = struct.pack("<HH", 0x5455, len(second)) + second
+    path = tmp_path / "pkg-1.0-py3-none-any.whl"
+    for extra in (harmless, field):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in wheel_parts("pkg", "1.0", GOOD).items():
+                info = zipfile.ZipInfo(name)
+                info.extra = extra if name == "pkg/mod.py" else b""
+                assert isinstance(data, bytes)
+                archive.writestr(info, data)
+        if extra is harmless:
+            written(path)
+    raw = path.read_bytes()
+    if where != "both":
+        cut = raw.index(field) if where == "directory" else raw.rindex(field)
+        path.write_bytes(raw[:cut] + harmless + raw[cut + len(field) :])
+    refused(path, HostileArchive, "second name|readable zip")
+
+
 def test_a_script_that_is_rewritten_is_checked_before(tmp_path: Path) -> None:
     name = "pkg-1.0.data/scripts/tool"
     parts = wheel_parts("pkg", "1.0", {**GOOD, name: b"#!python\nprint(1)\n"})
@@ -433,12 +506,29 @@ BAD_NAMES = {
     "newline": "pkg/a\nb.py",
     "escape": "pkg/\x1b[2J.py",
     "line separator": "pkg/a\u2028b.py",
+    "whiteout": "pkg/.wh.mod.py",
+    "whiteout of a folder": ".wh.numpy/x.py",
+    "opaque folder": "pkg/.wh..wh..opq",
+    "whiteout by a script": "pkg-1.0.data/scripts/.wh.python",
+    "whiteout by data": "pkg-1.0.data/data/lib/.wh.python3.11",
+    "256 letters": "pkg/" + "x" * 256,
+    "256 bytes of 128 letters": "pkg/" + "é" * 128,
+    "a folder of 300 letters": "y" * 300 + "/x.py",
+    "a path of 4,000 letters": "/".join(["z" * 99] * 40),
 }
 
 
 @pytest.mark.parametrize("name", BAD_NAMES.values(), ids=BAD_NAMES.keys())
 def test_a_name_that_is_no_plain_path_is_refused(tmp_path: Path, name: str) -> None:
     refused(make_wheel(tmp_path, "pkg", {**GOOD, name: b"x"}), HostileArchive)
+
+
+@pytest.mark.parametrize(
+    "name", ["pkg/" + "x" * 255, "pkg/" + "é" * 127, "pkg/.whale", "pkg/a.wh.b"]
+)
+def test_a_name_that_a_file_system_can_hold_is_fine(tmp_path: Path, name: str) -> None:
+    path = make_wheel(tmp_path, "pkg", {**GOOD, name: b"x"})
+    assert f"{SITE}/{name}" in {row.path for row in written(path).rows}
 
 
 def test_a_name_with_a_nul_is_refused(tmp_path: Path) -> None:
@@ -631,3 +721,95 @@ def test_no_flipped_byte_ends_in_anything_but_our_own_error_or_the_same_files(wh
         except PipelineError:
             refused_at += 1
     assert refused_at > len(raw) // 6
+
+
+# Metadata that is not the wheel's own.
+
+OTHER = b"Metadata-Version: 2.1\nName: other\nVersion: 9\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pkg-1.0.data/purelib/other-9.dist-info/METADATA",
+        "pkg-1.0.data/platlib/pkg-9.dist-info/METADATA",
+        "pkg-1.0.data/data/lib/python3.11/site-packages/other-9.dist-info/METADATA",
+        "pkg-1.0.data/purelib/Other-9.DIST-INFO/METADATA",
+        "other-9.DIST-INFO/METADATA",
+        "other-9.dist-info/METADATA",
+        "other-9.egg-info/PKG-INFO",
+        "other.egg-info",
+        "pkg-1.0.data/purelib/other.Egg-Info",
+    ],
+)
+def test_metadata_of_another_package_is_refused(tmp_path: Path, name: str) -> None:
+    refused(
+        make_wheel(tmp_path, "pkg", {**GOOD, name: OTHER}),
+        PipelineError,
+        "other|2 .dist-info|pkg-9",
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["pkg/_vendor/other-9.dist-info/METADATA", "pkg.egg-info/PKG-INFO", "PKG-1.0.egg-info"]
+)
+def test_metadata_below_a_package_or_of_ones_own_is_fine(tmp_path: Path, name: str) -> None:
+    written(make_wheel(tmp_path, "pkg", {**GOOD, name: OTHER}))
+
+
+@pytest.mark.parametrize("info", ["pkg-1.1.dist-info", "pkg.dist-info", "pkg-x.dist-info"])
+def test_a_metadata_folder_of_another_version_is_refused(tmp_path: Path, info: str) -> None:
+    parts = {n.replace(INFO, info): p for n, p in wheel_parts("pkg", "1.0", GOOD).items()}
+    del parts[f"{info}/RECORD"]
+    parts[f"{info}/RECORD"] = record_of(parts, f"{info}/RECORD").encode()
+    refused(write_zip(tmp_path / "pkg-1.0-py3-none-any.whl", parts), match="metadata folder")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Name: pkg\n",
+        "Version: 1.0\n",
+        "Name: other\nVersion: 1.0\n",
+        "Name: pkg\nVersion: 1.1\n",
+        "Name: pkg\nVersion: one\n",
+        "Name: pkg\nName: other\nVersion: 1.0\n",
+        "Metadata-Version: 2.1\n\nName: pkg\nVersion: 1.0\n",
+    ],
+)
+def test_metadata_that_names_another_release_is_refused(tmp_path: Path, text: str) -> None:
+    parts = {**GOOD, f"{INFO}/METADATA": text.encode()}
+    refused(make_wheel(tmp_path, "pkg", parts), match="of another release")
+
+
+@pytest.mark.parametrize(
+    "text", ["Name: PKG\r\nVersion: 1.0.0\r\n\r\nName: x\n", "name:pkg\nversion:v1.0"]
+)
+def test_metadata_may_be_written_otherwise(tmp_path: Path, text: str) -> None:
+    written(make_wheel(tmp_path, "pkg", {**GOOD, f"{INFO}/METADATA": text.encode()}))
+
+
+# Entry points without end.
+
+
+@pytest.mark.parametrize("count", [1_001, 5_000, 1_000_000])
+def test_more_scripts_than_anybody_ships_are_refused_at_once(tmp_path: Path, count: int) -> None:
+    lines = "".join(f"t{number}=pkg.mod:main\n" for number in range(count))
+    wheel = make_wheel(tmp_path, "pkg", with_points("[console_scripts]\n" + lines))
+    start = time.process_time()
+    refused(wheel, HostileArchive, "absurd")
+    assert time.process_time() - start < 3
+
+
+def test_a_thousand_scripts_are_fine(tmp_path: Path) -> None:
+    lines = "".join(f"t{number}=pkg.mod:main\n" for number in range(1_000))
+    found = placed(make_wheel(tmp_path, "pkg", with_points("[console_scripts]\n" + lines)))
+    assert "opt/venv/bin/t999" in found
+
+
+def test_no_section_of_entry_points_adds_to_the_others(tmp_path: Path) -> None:
+    text = "[DEFAULT]\nevil = pkg.mod:main\n[console_scripts]\ngood = pkg.mod:main\n"
+    found = placed(make_wheel(tmp_path, "pkg", with_points(text)))
+    assert "opt/venv/bin/good" in found
+    assert "opt/venv/bin/evil" not in found

@@ -63,6 +63,8 @@ BAD: dict[str, dict[str, Any]] = {
     "a file to a relative place": {"files": [{"from": "x", "to": "x"}]},
     "a file to the root itself": {"files": [{"from": "x", "to": "/"}]},
     "a file to a folder": {"files": [{"from": "x", "to": "/x/"}]},
+    "a file that deletes another": {"files": [{"from": "x", "to": "/etc/.wh.passwd"}]},
+    "a file that empties a folder": {"files": [{"from": "x", "to": "/etc/.wh..wh..opq"}]},
     "a file under its other name": {"files": [{"source": "x", "to": "/x"}]},
     "a mode that is a number": {"files": [{"from": "x", "to": "/x", "mode": 644}]},
     "a mode that sets the user id": {"files": [{"from": "x", "to": "/x", "mode": "4755"}]},
