@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pipeline import proc
 from pipeline.errors import KeyExists, KeyInvalid, SigningFailed
 from pipeline.files import os_errors_explained, read_at_most
+from pipeline.keyring import own_key
 from pipeline.model import sha256_of
 
 PrivateKey = ec.EllipticCurvePrivateKey
@@ -61,12 +62,6 @@ def holds(public: PublicKey, signature: bytes, data: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
-
-
-def pae(payload_type: str, payload: bytes) -> bytes:
-    """DSSE's pre-authentication encoding: what is really signed of a statement."""
-    kind = payload_type.encode()
-    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 def new_key() -> PrivateKey:
@@ -198,7 +193,7 @@ class AgentSigner:
 
 
 def find_signer(path: Path | None, environment: Mapping[str, str]) -> Signer | None:
-    """The key that was named, else the environment's, else its agent; none where there is none."""
+    """The key that was named, else the environment's or its agent, else the user's own; or none."""
     passphrase = environment.get("SM120_KEY_PASSPHRASE")
     secret = passphrase.encode() if passphrase else None
     if path is not None:
@@ -214,10 +209,5 @@ def find_signer(path: Path | None, environment: Mapping[str, str]) -> Signer | N
             )
         public = read_public(read_key_file(Path(named)), named)
         return AgentSigner(tuple(shlex.split(agent)), public)
-    return None
-
-
-def default_folder(environment: Mapping[str, str]) -> Path:
-    """Where a user's keys lie unless told otherwise."""
-    config = environment.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(config).expanduser() / "sm120" / "keys"
+    own = own_key(environment)
+    return LocalSigner(read_private_file(own, secret)) if own else None

@@ -10,6 +10,8 @@ import click
 from pipeline import log
 from pipeline.cli.common import checkout_of, json_option, platform_option, say_json, store_of
 from pipeline.cli.images import find_image
+from pipeline.cli.signing import Signing
+from pipeline.cli.statements import leave_gate_statements
 from pipeline.errors import NoKernelImage
 
 if TYPE_CHECKING:
@@ -39,13 +41,14 @@ def gate_arch(
 
     Needs no GPU and none of NVIDIA's tools, and judges amd64 images on arm64 too.
     """
+    from pipeline.build.plan import plan_image
     from pipeline.gate.arch import judge_image, read_image, report_json
     from pipeline.gate.arch_wish import read_arch_wish
     from pipeline.gate.evidence import keep_evidence
     from pipeline.gate.findings import arch_evidence
     from pipeline.gate.stage import promised
 
-    start = time.monotonic()
+    start, signing = time.monotonic(), Signing()
     checkout, store = checkout_of(context), store_of(context)
     wish, cards = read_arch_wish(checkout, name), promised(checkout.wish(name))
     wanted = [_checked(arch)] if arch else cards
@@ -56,6 +59,8 @@ def gate_arch(
         share = (time.monotonic() - start) / len(reports)
         said = [(arch_evidence(checkout, name, r), share) for r in reports if r.arch in cards]
         keep_evidence(store, name, built.platform, built.digest, said)
+        plan = plan_image(checkout, name, built.platform)
+        leave_gate_statements(checkout, store, plan, signing)
     if as_json:
         found = [report_json(r) for r in reports]
         say_json({"image": name, "digest": built.digest, "reports": found})

@@ -18,6 +18,8 @@ from pipeline.cli.common import (
     say_json,
     store_of,
 )
+from pipeline.cli.signing import Signing
+from pipeline.cli.statements import leave_gate_statements
 from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
 
 if TYPE_CHECKING:
@@ -126,7 +128,7 @@ def run(
 
     if discover and only:
         raise click.UsageError("--discover looks at all cases; leave --only out")
-    card = card_for(arch)
+    card, signing = card_for(arch), Signing()
     shop = make_workshop(context, mirrors, offline)
     with shop.store.in_use():
         opened = _opened(shop, name, platform, series)
@@ -136,6 +138,7 @@ def run(
         if result.image_digest:
             found = gate_evidence(opened, result)
             keep_evidence(shop.store, name, result.platform, result.image_digest, found)
+            leave_gate_statements(shop.checkout, shop.store, opened.plan, signing)
     if as_json:
         say_json(result.model_dump(mode="json"))
     else:

@@ -13,6 +13,8 @@ from pipeline.cli.common import checkout_of
 from pipeline.cli.fleet_options import fleet_of, fleet_options
 from pipeline.cli.host_verify import ROLES, end, look, moved_line, say_result
 from pipeline.cli.records import key_option, signer_of
+from pipeline.cli.signing import Signing
+from pipeline.cli.statements import leave_host_statement, say_statement
 from pipeline.errors import ProvisionFailed
 
 if TYPE_CHECKING:
@@ -44,14 +46,15 @@ def provision(
     """Bring the hosts of an inventory to what is locked, and prove that they are there.
 
     The first host is a canary; the others follow in batches, and a failure stops the run. What each
-    host was before and after is kept as its record (--records).
+    host was before and after is kept as its record (--records), and what it is now is stated beside
+    that, signed where there is a key.
     """
     from pipeline.host.fleet.playbook import stream_playbook
     from pipeline.host.fleet.records import keep_records
     from pipeline.host.fleet.verifying import Asked
 
     _require_lock(context)
-    fleet = fleet_of(given)
+    fleet, signing = fleet_of(given), Signing()
     # what a run by hand has left becomes records too, and is not taken for this run's
     keep_records(fleet.records)
     words = [*fleet.arguments(), "--forks", str(forks), *more]
@@ -66,7 +69,7 @@ def provision(
     if check:
         log.say("Check mode: nothing was changed, so nothing is recorded or verified.")
     else:
-        _say_moves(fleet.records)
+        say_moves(fleet.records, signing)
     if code != 0:
         hint = "" if check else "The hosts were not verified; `sm120 host verify` does that alone."
         raise ProvisionFailed(f"ansible-playbook ended with code {code}", hint)
@@ -88,12 +91,14 @@ def _require_lock(context: click.Context) -> None:
     current_host_lock(host_lock_path(checkout), read_host_wish(checkout))
 
 
-def _say_moves(folder: Path) -> None:
-    from pipeline.host.fleet.records import keep_records
+def say_moves(folder: Path, signing: Signing) -> None:
+    """Keep and state what a run left of each host, and say what moved on it."""
+    from pipeline.host.fleet.records import keep_records, record_path
 
     for move in keep_records(folder):
         for line in _lines(move):
             click.echo(line)
+        say_statement(leave_host_statement(record_path(folder, move.host), signing))
 
 
 def _lines(move: Move) -> list[str]:

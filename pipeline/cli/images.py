@@ -25,7 +25,9 @@ from pipeline.cli.common import (
     store_of,
     store_to_read,
 )
+from pipeline.cli.signing import Signing
 from pipeline.cli.stage import judge_images, require_all_passed, stage_json, stage_table
+from pipeline.cli.statements import evidence_table, leave_statements
 from pipeline.errors import NotReproducible, UnknownImage
 
 if TYPE_CHECKING:
@@ -179,11 +181,14 @@ def build(
     Needs no Docker, no root and no emulation. Interrupt it whenever you like: run it again and
     it goes on. A digest that differs from the committed one is an error. With --gate, so is an
     image that does not fit its card; it is kept, with what the gates said of it.
+
+    What each image is made of, and what its gates found, is stated beside it: signed where there
+    is a key, unsigned otherwise. `sm120 verify IMAGE` checks it.
     """
     from pipeline.build.image import build_images
 
     start = time.monotonic()
-    checkout, store = checkout_of(context), store_of(context)
+    checkout, store, signing = checkout_of(context), store_of(context), Signing()
     plans = _plans(checkout, names, platform)
     with store.in_use():
         built = build_images(
@@ -194,14 +199,23 @@ def build(
             keep_inputs=keep_inputs,
             accept=accept,
         )
+        if accept:
+            plans = _plans(checkout, names, platform)
+        left = leave_statements(checkout, store, zip(plans, built, strict=True), signing)
     stages = judge_images(context, built, mirrors, offline) if gated else {}
+    if stages:
+        with store.in_use():
+            left = leave_statements(checkout, store, zip(plans, built, strict=True), signing)
     elapsed = time.monotonic() - start
     if as_json:
-        say_json([{**_built_json(b), **stage_json(stages.get(b))} for b in built])
+        rows = [{**_built_json(b), "evidence": left[b].as_json()} for b in built]
+        say_json([{**row, **stage_json(stages.get(b))} for row, b in zip(rows, built, strict=True)])
         return require_all_passed(stages)
     click.echo(_built_table(built))
     if stages:
         click.echo(f"\n{stage_table(stages)}")
+    click.echo(f"\n{evidence_table(left.values(), signing)}")
+    signing.offer_key(store, any(not x.stated.signed_by for x in left.values()))
     require_all_passed(stages)
     what = "nothing to do" if all(b.cached for b in built) else "done"
     click.echo(f"\n{what} in {log.seconds(elapsed)}; store {store.root}")

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline import log
-from pipeline.cli.common import checkout_of, json_option, say_json
+from pipeline.cli.common import checkout_of, json_option, say_json, store_of
 from pipeline.errors import KeyInvalid, UnknownImage
 
 if TYPE_CHECKING:
+    from pipeline.keys import Signer
     from pipeline.record.trust import Trust, TrustedKey
 
 trust_option = click.option(
@@ -21,7 +22,7 @@ trust_option = click.option(
     "trust_path",
     envvar="SM120_TRUST",
     type=click.Path(path_type=Path),
-    help="The trust file [SM120_TRUST]; else lockfiles/trust.yaml.",
+    help="The trust file [SM120_TRUST]; else lockfiles/trust.yaml and your own keys.",
 )
 
 
@@ -34,9 +35,15 @@ def keys() -> None:
 @click.argument("name")
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="Into this folder.")
 @click.option("--passphrase", "ask", is_flag=True, help="Ask for one [SM120_KEY_PASSPHRASE].")
-def new(name: str, folder: Path | None, ask: bool) -> None:
-    """Make a key (ECDSA P-256) that only you can read; an old one is never overwritten."""
-    from pipeline.keys import default_folder, new_key, write_key
+@click.pass_context
+def new(context: click.Context, name: str, folder: Path | None, ask: bool) -> None:
+    """Make a key (ECDSA P-256) that only you can read; an old one is never overwritten.
+
+    Your first key signs what every later command states, and at once what the store holds unsigned,
+    where that is still true. Here it is trusted without an entry. With --to neither is done.
+    """
+    from pipeline.keyring import default_folder, use_first_key
+    from pipeline.keys import LocalSigner, new_key, write_key
 
     _require_plain(name)
     secret = os.environ.get("SM120_KEY_PASSPHRASE")
@@ -48,6 +55,23 @@ def new(name: str, folder: Path | None, ask: bool) -> None:
     log.say(f"{path}: keep it secret\n{public}: give it to those who verify\n")
     log.say("For their trust file, under `keys:` (shorten `for` to what it may sign):")
     click.echo(_entry(name, public))
+    if folder is None and use_first_key(os.environ, name):
+        _sign_store(context, LocalSigner(key))
+
+
+def _sign_store(context: click.Context, signer: Signer) -> None:
+    """Sign the statements of all images that the store holds and the checkout still describes."""
+    from pipeline.cli.statements import sign_store
+    from pipeline.store.store import default_root
+
+    root = context.obj["store"] or default_root()
+    try:
+        checkout = checkout_of(context)
+    except UnknownImage:
+        return
+    if (root / "images").is_dir():
+        for line in sign_store(checkout, store_of(context), signer):
+            log.say(line)
 
 
 def _require_plain(name: str) -> None:
@@ -75,7 +99,7 @@ def _entry(name: str, public: Path) -> str:
 @click.argument("name", metavar="NAME|FILE.pub")
 def show(name: str) -> None:
     """Print a key's entry for a trust file: its id, its public half, what it is for."""
-    from pipeline.keys import default_folder
+    from pipeline.keyring import default_folder
 
     path = Path(name)
     if not path.exists():
@@ -114,13 +138,15 @@ def _row(key: TrustedKey, now: datetime) -> dict[str, Any]:
 
 
 def trust_of(context: click.Context, named: Path | None) -> Trust | None:
-    """The trust file that was named, else the checkout's; none where there is none."""
-    from pipeline.record.trust import FILE_NAME, read_trust
+    """The trust file that was named, else the checkout's with the user's own keys; or none."""
+    from pipeline.keyring import own_public_keys
+    from pipeline.record.trust import FILE_NAME, read_trust, with_own_keys
 
     if named is not None:
         return read_trust(named)
     try:
         path = checkout_of(context).root / "lockfiles" / FILE_NAME
     except UnknownImage:
-        return None
-    return read_trust(path) if path.exists() else None
+        path = None
+    trust = read_trust(path) if path and path.exists() else None
+    return with_own_keys(trust, own_public_keys(os.environ))

@@ -25,7 +25,8 @@ The usual way through:
   sm120 build sglang-k2    build it: no Docker, no root, the same digest everywhere
   sm120 load sglang-k2     put it into Docker
   sm120 rebuild sglang-k2  prove that it comes out bit for bit the same
-  sm120 record sglang-k2   sign what it is made of, and `sm120 verify sglang-k2` checks it
+  sm120 verify sglang-k2   check what a build stated: what it is made of, and how
+  sm120 keys new NAME      make a key that signs it, and all that follows
   sm120 publish sglang-k2 REGISTRY/REPO:TAG   with its evidence
 
 Exit codes are listed in the README; each error says what to try."""

@@ -184,7 +184,7 @@ def _say_evidence(name: str, done: Published) -> None:
     if done.evidence == "left out":
         log.say(f"{name} is published without evidence, as asked")
     elif done.evidence == "none":
-        log.say(f"{name} has no signed record: published without evidence (--key FILE signs it)")
+        log.say(f"{name} has no signed record: published without evidence (`sm120 keys new NAME`)")
     elif done.evidence != "signed":
         log.say(f"no key was given: nothing signs that {name} goes by this tag (--key FILE does)")
 

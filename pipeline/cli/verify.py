@@ -208,9 +208,10 @@ def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
     from pipeline.verify.chain import Chain
     from pipeline.verify.evidence import gather
     from pipeline.verify.verdict import Node
-    from pipeline.verify.weights import judge_weights, record_path
+    from pipeline.verify.weights import judge_weights
     from pipeline.weights.model import kept_locks
     from pipeline.weights.place import find_places
+    from pipeline.weights.record import record_path
 
     try:
         sets = find_places(path, kept_locks(judge.checkout) if judge.checkout else ())
@@ -252,5 +253,6 @@ def _built(
     with store.in_use():
         exhibits = gather(places or kept(store, artifact, chosen, digest))
         opened = open_image(store.blob_path(digest).parent, digest, f"{artifact} {chosen}")
-    found = walk(opened, exhibits, judge.trust, judge.checkout, judge.now)
+    given = (judge.trust, judge.checkout, judge.now)
+    found = walk(opened, exhibits, *given, gates_may_wait=not places)
     return Chain(found.node, (found,))

@@ -12,10 +12,13 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import json_option, offline_option, say_json
+from pipeline.cli.signing import Signing
+from pipeline.cli.statements import leave_weights_statement, say_statement
 from pipeline.cli.weights_places import places_in
 from pipeline.errors import WeightsDamaged, WishInvalid
 
 if TYPE_CHECKING:
+    from pipeline.cli.statements import LeftBeside
     from pipeline.weights.place import Place
     from pipeline.weights.repair import Mended
     from pipeline.weights.survey import Finding
@@ -56,10 +59,15 @@ def verify(
     jobs: int | None,
     as_json: bool,
 ) -> None:
-    """Prove a folder's files against their lock: offline, on all cores."""
+    """Prove a folder's files against their lock: offline, on all cores.
+
+    What was found, good or bad, is stated beside the files (.sm120/record.dsse.json), signed where
+    there is a key. A statement that somebody else signed is left as it is.
+    """
     from pipeline.weights.hashing import cores
     from pipeline.weights.verify import Request
 
+    signing = Signing()
     request = Request(only=only, full=full, jobs=jobs or cores())
     places = _places(context, folder, lock_file)
     checked = [_verified(place, request, places) for place in places]
@@ -71,9 +79,26 @@ def verify(
                 again = Request(only=only, jobs=request.jobs)
                 checked[i] = _verified(place, again, places)
     reports = [c.report for c in checked]
+    # of part of a set, or by somebody's own lock, nothing is said of the set
+    is_all = not only and lock_file is None
+    said = [_stated(p, r, signing) for p, r in zip(places, reports, strict=True) if is_all]
     if as_json:
-        return _answer_json(reports, mended)
+        return _answer_json(reports, mended, said)
+    for each in said:
+        say_statement(each)
     _answer(reports, mended)
+
+
+def _stated(place: Place, report: Report, signing: Signing) -> LeftBeside:
+    from pipeline.weights.record import reasons
+
+    return leave_weights_statement(
+        place,
+        signing,
+        read=report.files_read,
+        by_receipt=report.by_receipt,
+        why=reasons(report.damage),
+    )
 
 
 def _places(context: click.Context, folder: Path, lock_file: Path | None) -> list[Place]:
@@ -150,13 +175,16 @@ def _counted(damage: Sequence[Finding]) -> str:
     return f"{len({f.path for f in damage})} files are not as locked: {words}"
 
 
-def _answer_json(reports: Sequence[Report], mended: Sequence[Mended]) -> None:
+def _answer_json(
+    reports: Sequence[Report], mended: Sequence[Mended], said: Sequence[LeftBeside]
+) -> None:
     whole = all(report.is_whole for report in reports)
     say_json(
         {
             "whole": whole,
             "sets": [report.model_dump() | {"whole": report.is_whole} for report in reports],
             "repaired": [m.model_dump() for m in mended],
+            "statements": [each._asdict() for each in said],
         }
     )
     sys.exit(0 if whole else WeightsDamaged.exit_code)

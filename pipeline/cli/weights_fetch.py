@@ -9,6 +9,8 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import checkout_of, json_option, offline_option, say_json
+from pipeline.cli.signing import Signing
+from pipeline.cli.statements import leave_weights_statement, say_statement
 from pipeline.errors import StoreUnwritable
 
 _UNITS = {
@@ -69,7 +71,8 @@ def fetch_set(
 ) -> None:
     """Bring locked weights to a folder; no file stands there before its hash is right.
 
-    What an earlier run brought, even one that was killed, is not brought again. A neighbour is
+    What an earlier run brought, even one that was killed, is not brought again. What was found is
+    stated beside the files (.sm120/record.dsse.json), signed where there is a key. A neighbour is
     shown the token in SM120_NEIGHBOUR_TOKEN, never the Hub's.
     """
     from pipeline.weights.chosen import chosen_files
@@ -79,7 +82,7 @@ def fetch_set(
     from pipeline.weights.settle import name_revision
     from pipeline.weights.sources import open_routes
 
-    checkout = checkout_of(context)
+    checkout, signing = checkout_of(context), Signing()
     lock = current_lock(checkout, name)
     pins = chosen_files(lock, only)
     place = new_place(folder, lock, hub_cache=hub_cache)
@@ -93,10 +96,14 @@ def fetch_set(
         if error.hint != StoreUnwritable.hint:
             raise
         raise StoreUnwritable(str(error), "Choose a folder you may write with --to.") from error
-    size = sum(pin.size_bytes for pin in brought)
+    size, said = sum(pin.size_bytes for pin in brought), None
+    if not only:
+        kept = len(pins) - len(brought)
+        said = leave_weights_statement(place, signing, read=len(brought), by_receipt=kept)
     if as_json:
         return say_json(
             {
+                "statement": said._asdict() if said else None,
                 "name": name,
                 "folder": str(place.snapshot),
                 "commit": lock.commit,
@@ -107,3 +114,5 @@ def fetch_set(
         )
     here = f"{len(pins)} files are right, {len(brought)} of them new ({log.size(size)})"
     click.echo(f"{place.snapshot}: {here}")
+    if said:
+        say_statement(said)

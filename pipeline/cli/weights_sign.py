@@ -12,11 +12,12 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import json_option, say_json
-from pipeline.cli.records import key_option, signer_of
+from pipeline.cli.records import key_option
 from pipeline.cli.weights_places import places_in
 from pipeline.errors import KeyInvalid, WeightsDamaged, WeightsUnknown
 
 if TYPE_CHECKING:
+    from pipeline.keys import Signer
     from pipeline.weights.place import Place
 
 _folder = click.argument(
@@ -129,16 +130,18 @@ def record(
 ) -> None:
     """Say what a set is and how it was verified, as an in-toto statement.
 
-    With --key it is also signed and kept beside the set, where `sm120 verify DIR` looks for it.
+    With a key it is also signed and kept beside the set, where `sm120 verify DIR` looks for it, in
+    the place of the one that `fetch` or `verify` left.
     """
+    from pipeline.keys import find_signer
     from pipeline.weights import record as records
 
     sets = places_in(context, folder)
     place = _one(sets, folder, name)
     made = records.record(place, sets, full=full)
     say_json(records.as_json(made))
-    if key_path:
-        _keep(place, records.as_json(made), key_path)
+    if signer := find_signer(key_path, os.environ):
+        _keep(place, records.as_json(made), signer)
     found = made.predicate.verification
     if found.result != "verified":
         log.say(f"{found.result}: {'; '.join(found.why)}")
@@ -146,15 +149,15 @@ def record(
         sys.exit(WeightsDamaged.exit_code)
 
 
-def _keep(place: Place, said: dict[str, Any], key_path: Path) -> None:
+def _keep(place: Place, said: dict[str, Any], signer: Signer) -> None:
     from pipeline.files import write_bytes
     from pipeline.model import canonical_json
     from pipeline.record.envelope import enclose
     from pipeline.record.statement import read_statement
-    from pipeline.verify.weights import record_path
+    from pipeline.weights.record import record_path
 
     statement = read_statement(canonical_json(said), place.lock.name)
-    write_bytes(record_path(place), enclose(statement, [signer_of(key_path)]).dump())
+    write_bytes(record_path(place), enclose(statement, [signer]).dump())
     log.say(f"signed and kept as {record_path(place)}")
 
 

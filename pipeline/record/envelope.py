@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from pipeline.dsse import pae
 from pipeline.errors import RecordInvalid
-from pipeline.keys import Signer, pae
 from pipeline.model import Digest, Frozen, canonical_json
 from pipeline.record.names import PAYLOAD
 from pipeline.record.statement import Statement, read_statement
 from pipeline.record.strict import as_model, read_base64, read_json
+
+if TYPE_CHECKING:
+    from pipeline.keys import Signer
 
 MOST_SIGNATURES = 16
 

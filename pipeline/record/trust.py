@@ -9,14 +9,15 @@ was only replaced keeps what it signed before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field, StringConstraints, model_validator
+from pydantic import AwareDatetime, Field, StringConstraints, ValidationError, model_validator
 
 from pipeline.errors import KeyInvalid, TrustInvalid, WishInvalid
-from pipeline.keys import PublicKey, key_id, read_public
+from pipeline.keys import PublicKey, key_id, public_pem, read_key_file, read_public
 from pipeline.model import Digest, Frozen, Name
 from pipeline.record.names import KINDS, Kind, kind_of
 from pipeline.wish.load import read_yaml
@@ -109,6 +110,42 @@ def read_trust(path: Path) -> Trust:
         return read_yaml(path, Trust)
     except WishInvalid as error:
         raise TrustInvalid(str(error)) from error
+
+
+def with_own_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | None:
+    """The trust file's keys, and those that this user holds, whom one need not introduce.
+
+    What the file says of a key counts, also that it is revoked.
+    """
+    known, bases = (trust.keys, trust.bases) if trust else ([], {})
+    ids, names = {key.id for key in known}, {key.name for key in known}
+    own = []
+    for path in public_keys:
+        try:
+            public = read_public(read_key_file(path), str(path))
+            name = path.stem if path.stem not in names else f"{path.stem}-own"
+            key = _own_key(name, public)
+        except (KeyInvalid, ValidationError):
+            continue
+        if key.id not in ids and key.name not in names:
+            own.append(key)
+            names.add(key.name)
+            ids.add(key.id)
+    return Trust(keys=[*known, *own], bases=bases) if trust or own else None
+
+
+def _own_key(name: str, public: PublicKey) -> TrustedKey:
+    return TrustedKey.model_validate(
+        {
+            "name": name,
+            "id": key_id(public),
+            "public": public_pem(public),
+            "for": list(KINDS),
+            # one's own key ends when it is deleted
+            "not_before": datetime(2000, 1, 1, tzinfo=UTC),
+            "until": datetime(9999, 1, 1, tzinfo=UTC),
+        }
+    )
 
 
 def trust_entry(name: str, public: str, kid: str, now: datetime, days: int = 365) -> str:

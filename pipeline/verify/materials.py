@@ -9,6 +9,7 @@ from pipeline.build.golden import read_golden
 from pipeline.errors import LockEdited, LockMissing, PipelineError
 from pipeline.lock.model import DebPin, ImageLock, Pin, read_lock
 from pipeline.model import sha256_of, stays_below
+from pipeline.record.strict import plain
 from pipeline.record.trust import Trust
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.base import judge_base
@@ -21,7 +22,7 @@ def judge_materials(
     found: Provenance, artifact: Artifact, checkout: Checkout | None, trust: Trust | None = None
 ) -> tuple[Node, ...]:
     """Every claim of the provenance against what is really there."""
-    nodes = [_layers(found, artifact), _notes(found, artifact)]
+    nodes = [_layers(found, artifact), _notes(found, artifact), _builder(found)]
     if checkout is None:
         nodes += judge_base(found, {}, artifact, trust)
         words = "there is no checkout to compare wish, lock and patches with"
@@ -76,6 +77,13 @@ def _notes(found: Provenance, artifact: Artifact) -> Node:
             words = f"{name} is {got}, but {value} was recorded"
             return Node("manifest's own words", Verdict.BROKEN, words)
     return Node("manifest's own words", words="the same image, lock and format")
+
+
+def _builder(found: Provenance) -> Node:
+    """By what it says it was built; that the same comes out again is what a rebuild proves."""
+    versions = ", ".join(f"{name} {v}" for name, v in sorted(found.run.builder.version.items()))
+    code = found.definition.internal.builder_code
+    return Node("builder", words=plain(f"{found.run.builder.id}, {versions}, code {code[:19]}…"))
 
 
 def _wish(found: Provenance, checkout: Checkout) -> Node:

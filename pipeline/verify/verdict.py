@@ -102,5 +102,5 @@ def ending(node: Node) -> PipelineError | None:
     found = node.culprit()
     where = found.title if found is node else f"{node.title}: {found.title}"
     if node.verdict is Verdict.UNSIGNED:
-        return kind(f"{where}: {found.words}; valid but for that")
+        return kind(f"{node.title}: valid but unsigned ({found.title}: {found.words})")
     return kind(f"{where}: {found.words or found.verdict.value}")

@@ -23,12 +23,7 @@ from pipeline.weights.verify import Request, verify
 from pipeline.weights.vouched import look
 from pipeline.wish.load import Checkout
 
-RECORD = "record.dsse.json"
-
-
-def record_path(place: Place) -> Path:
-    """Where a set's signed record lies."""
-    return place.state / RECORD
+SIGNATURE = "model signature"
 
 
 def judge_weights(
@@ -43,12 +38,20 @@ def judge_weights(
         nodes.append(_signature(place, signature, judge))
     if exhibits:
         walked = walk(artifact, exhibits, judge.trust, judge.checkout, judge.now)
-        nodes += walked.node.children
+        vouched = nodes[-1].title == SIGNATURE and nodes[-1].verdict is Verdict.VALID
+        nodes += [_covered(x) if vouched else x for x in walked.node.children]
     else:
         walked = Walk(Node(artifact.title), ())
     if not exhibits and not signature.exists():
         nodes.append(Node("signature", Verdict.UNSIGNED, "nobody signed the set or a record of it"))
     return replace(walked, node=Node(f"{lock.name} {artifact.digest}", children=tuple(nodes)))
+
+
+def _covered(node: Node) -> Node:
+    """A statement that `fetch` or `verify` left unsigned takes nothing from a signed set."""
+    if node.verdict is not Verdict.UNSIGNED:
+        return node
+    return Node(node.title, words="unsigned; the model signature vouches for the set")
 
 
 def _lock(place: Place, checkout: Checkout | None) -> Node:
@@ -87,7 +90,7 @@ def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
 
 
 def _signature(place: Place, path: Path, judge: Judge) -> Node:
-    title = "model signature"
+    title = SIGNATURE
     if judge.trust is None:
         return Node(title, Verdict.INCOMPLETE, "there is no trust file to judge it by")
     try:

@@ -14,9 +14,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pipeline.dsse import pae
 from pipeline.errors import ModelSignatureInvalid
 from pipeline.files import read_at_most
-from pipeline.keys import pae, public_pem
+from pipeline.keys import public_pem
 
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -47,6 +48,11 @@ class Record(Frozen):
     predicate: Weights
 
 
+def record_path(place: Place) -> Path:
+    """Where a set's statement lies."""
+    return place.state / "record.dsse.json"
+
+
 def set_digest(lock: WeightsLock) -> str:
     """The set as one number: SHA-256 of the canonical JSON list of path, size and hash."""
     rows = [[pin.path, pin.size_bytes, pin.want] for pin in lock.files]
@@ -61,8 +67,35 @@ def record(
     now: datetime | None = None,
 ) -> Record:
     """The statement. Unless `full`, nothing is read: what no receipt vouches for is unknown."""
+    return _record(place, (_full if full else _by_receipt)(place, neighbours, _stamp(now)))
+
+
+def record_found(
+    place: Place,
+    *,
+    files_read: int,
+    files_by_receipt: int,
+    why: Sequence[str] = (),
+    now: datetime | None = None,
+) -> Record:
+    """The statement about what was just found out of all files of a set: whole, or why not."""
+    found = WeightsVerification(
+        result="damaged" if why else "verified",
+        how="receipt" if files_by_receipt else "full",
+        at=_stamp(now),
+        files_read=files_read,
+        files_by_receipt=files_by_receipt,
+        why=list(why),
+    )
+    return _record(place, found)
+
+
+def _stamp(now: datetime | None) -> str:
+    return (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _record(place: Place, found: WeightsVerification) -> Record:
     lock = place.lock
-    at = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Record(
         subject=[
             _subject(f"{lock.name}.lock.yaml", sha256_of(dump(lock).encode())),
@@ -75,7 +108,7 @@ def record(
             files=len(lock.files),
             size_bytes=lock.size_bytes,
             layout="hub-cache" if place.hub_cache else "plain",
-            verification=(_full if full else _by_receipt)(place, neighbours, at),
+            verification=found,
             tool=Tool(name="sm120-pipeline", version=__version__),
         ),
     )
@@ -87,7 +120,7 @@ def _subject(name: str, digest: str) -> Subject:
 
 def _full(place: Place, neighbours: Collection[Place], at: str) -> WeightsVerification:
     report = verify(place, Request(full=True), neighbours).report
-    why = [_words(finding) for finding in report.damage]
+    why = reasons(report.damage)
     return WeightsVerification(
         result="damaged" if why else "verified",
         how="full",
@@ -114,6 +147,11 @@ def _by_receipt(place: Place, neighbours: Collection[Place], at: str) -> Weights
         files_by_receipt=len(seen.vouched),
         why=why,
     )
+
+
+def reasons(findings: Iterable[Finding]) -> list[str]:
+    """Findings as a statement lists them."""
+    return [_words(finding) for finding in findings]
 
 
 def _words(finding: Finding) -> str:

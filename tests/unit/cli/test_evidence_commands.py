@@ -149,7 +149,7 @@ def test_without_a_key_it_says_what_is_missing(
 def test_a_rehearsal_signs_nothing(built: str, sm120: Command, door: Door, tmp_path: Path) -> None:
     at = f"{door.host_port}/{PLACE}"
     sm120("publish", "tiny", f"{at}:v1", *key_in(tmp_path), "--dry-run")
-    assert sm120("verify", "tiny").code == EvidenceIncomplete.exit_code
+    assert sm120("verify", "tiny").code == EvidenceUnsigned.exit_code
 
 
 def test_a_bad_key_ends_it_before_anything_is_sent(
@@ -224,7 +224,7 @@ def test_a_statement_alone_is_judged_but_never_valid(
 ) -> None:
     sm120("record", "tiny", *key_in(tmp_path))
     folder = shelf(open_store(default_root()), "tiny", "linux/amd64", built)
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*.dsse.json")):
         alone = sm120("verify", path)
         assert alone.code == EvidenceIncomplete.exit_code, path.name
         assert "by builder" in alone.out

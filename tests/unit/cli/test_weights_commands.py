@@ -54,6 +54,7 @@ def test_from_a_wish_to_files_in_two_commands(hub: TestHub, sm120: Command) -> N
     ended = sm120("weights", "fetch", "tiny", "--to", "w")
     assert ended.code == 0, ended.err
     assert "3 files are right, 3 of them new" in ended.out
+    assert "statement: w/.sm120/record.dsse.json, unsigned" in ended.out
     for path, data in FILES.items():
         assert (sm120.cwd / "w" / path).read_bytes() == data
     (place,) = find_places(sm120.cwd / "w")

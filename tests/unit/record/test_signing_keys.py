@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from pipeline.errors import KeyExists, KeyInvalid, SigningFailed
+from pipeline.keyring import default_folder
 from pipeline.keys import (
     AgentSigner,
     LocalSigner,
-    default_folder,
     find_signer,
     holds,
     key_id,

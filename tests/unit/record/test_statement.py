@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.dsse import pae
 from pipeline.errors import RecordInvalid
-from pipeline.keys import LocalSigner, holds, new_key, pae
+from pipeline.keys import LocalSigner, holds, new_key
 from pipeline.record.cosign import (
     SIGNATURE_NOTE,
     attestation_attachment,

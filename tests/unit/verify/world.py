@@ -168,7 +168,7 @@ class World:
 
 def sign_bytes(payload: bytes, key: PrivateKey) -> Envelope:
     """An envelope around any bytes: what a liar with a good key can make."""
-    from pipeline.keys import pae
+    from pipeline.dsse import pae
     from pipeline.record.names import PAYLOAD
 
     signer = LocalSigner(key)

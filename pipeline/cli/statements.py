@@ -1,0 +1,181 @@
+"""What the stages leave by themselves: a statement beside each artifact, and a line about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from pipeline import log
+from pipeline.cli.signing import Signing
+from pipeline.errors import DiskFull, PipelineError, RecordInvalid, StoreUnwritable
+
+if TYPE_CHECKING:
+    from pipeline.build.image import Built
+    from pipeline.build.plan import ImagePlan
+    from pipeline.keys import Signer
+    from pipeline.record.stated import Stated
+    from pipeline.record.statement import Statement
+    from pipeline.store.store import Store
+    from pipeline.weights.place import Place
+    from pipeline.wish.load import Checkout
+
+
+class LeftBeside(NamedTuple):
+    """A statement beside a file, and whether it is signed."""
+
+    file: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """The statements beside an image, as a command's end names them."""
+
+    image: str
+    folder: Path
+    stated: Stated
+
+    def words(self, signing: Signing) -> str:
+        return signing.words(self.stated.signed_by)
+
+    def row(self, signing: Signing) -> list[str]:
+        names = ", ".join(self.stated.statements)
+        return [self.image, self.words(signing), names, str(self.folder)]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), **self.stated.model_dump(exclude={"inputs"})}
+
+
+def leave_statements(
+    checkout: Checkout,
+    store: Store,
+    made: Iterable[tuple[ImagePlan, Built]],
+    signing: Signing,
+) -> dict[Built, Left]:
+    """State every image of which something new can be said, or whose statements lack our key."""
+    from pipeline.record.stated import evidence_folder, find_stated, state_image
+
+    found = {}
+    for plan, built in made:
+        stated = find_stated(checkout, store, plan, built)
+        if stated is None or _can_sign(stated, signing):
+            stated = state_image(checkout, store, plan, built, signing.signers)
+        found[built] = Left(built.name, evidence_folder(store, built), stated)
+    return found
+
+
+def _can_sign(stated: Stated, signing: Signing) -> bool:
+    return signing.key_id not in (None, *stated.signed_by) and bool(signing.signers)
+
+
+def evidence_table(left: Iterable[Left], signing: Signing) -> str:
+    """Which statements lie where, and who signed them."""
+    return log.table(["image", "evidence", "statements", "in"], [x.row(signing) for x in left])
+
+
+def leave_gate_statements(
+    checkout: Checkout, store: Store, plan: ImagePlan, signing: Signing
+) -> None:
+    """State what a gate just found of an image, good or bad."""
+    from pipeline.build.image import find_built
+
+    built = find_built(store, plan)
+    if built is None:
+        return
+    (left,) = leave_statements(checkout, store, [(plan, built)], signing).values()
+    log.say(f"{left.folder}: {len(left.stated.statements)} statements, {left.words(signing)}")
+
+
+def sign_store(checkout: Checkout, store: Store, signer: Signer) -> Iterator[str]:
+    """Sign what the store holds of this checkout's images; a line of each."""
+    for name in checkout.images():
+        for platform in checkout.wish(name).platforms:
+            if store.image_record(name, platform) is not None:
+                yield f"{name} for {platform}: {_signed(checkout, store, name, platform, signer)}"
+
+
+def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: Signer) -> str:
+    from pipeline.build.image import find_built
+    from pipeline.build.plan import plan_image
+    from pipeline.record.stated import evidence_folder, sign_stated, state_image
+
+    try:
+        plan = plan_image(checkout, name, platform)
+        built = find_built(store, plan)
+        if built is None:
+            return f"not signed: it is not what the checkout describes (`sm120 build {name}`)"
+        with store.in_use():
+            if not evidence_folder(store, built).is_dir():
+                stated = state_image(checkout, store, plan, built, [signer])
+                return f"{len(stated.statements)} statements made and signed"
+            wrong = sign_stated(checkout, store, plan, built, signer)
+    except PipelineError as error:
+        return f"not signed: {error}"
+    if not wrong:
+        return "its statements are signed"
+    first, why = next(iter(wrong.items()))
+    return f"not signed: {first} {why} (`sm120 record {name}` states it anew)"
+
+
+def leave_weights_statement(
+    place: Place, signing: Signing, *, read: int, by_receipt: int, why: Sequence[str] = ()
+) -> LeftBeside:
+    """State what a fetch or a verify has just found of a set, beside its files."""
+    from pipeline.model import canonical_json
+    from pipeline.record.statement import read_statement
+    from pipeline.weights import record as records
+    from pipeline.weights.record import record_path
+
+    made = records.record_found(place, files_read=read, files_by_receipt=by_receipt, why=why)
+    statement = read_statement(canonical_json(records.as_json(made)), place.lock.name)
+    return _keep_beside(record_path(place), statement, signing)
+
+
+def say_statement(said: LeftBeside) -> None:
+    """The line about a statement that a command ends with."""
+    click.echo(f"statement: {said.file}, {said.state}")
+
+
+def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
+    """State what a host is after a run, beside its record."""
+    from pipeline.host.drift import read_facts
+    from pipeline.host.predicate import predicate
+    from pipeline.record.names import HOST_FACTS
+    from pipeline.record.predicates import check_predicate
+    from pipeline.record.shelf import ENDING
+    from pipeline.record.statement import moment, state
+    from pipeline.verify.artifact import open_file
+
+    target = path.with_name(f"{path.name}{ENDING}")
+    try:
+        said = predicate(read_facts(path))
+        check_predicate(HOST_FACTS, said)
+    except RecordInvalid as error:
+        return LeftBeside(str(target), f"not stated: {error}")
+    digest = open_file(path).digest
+    return _keep_beside(target, state(path.name, digest, HOST_FACTS, said, moment()), signing)
+
+
+def _keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBeside:
+    """Write a statement, but never over one that somebody else signed."""
+    from pipeline.files import write_bytes
+    from pipeline.record.envelope import enclose, read_envelope
+
+    try:
+        before = read_envelope(path.read_bytes(), path.name)
+    except (OSError, RecordInvalid):
+        before = None
+    keys = [s.key_id or "an unnamed key" for s in before.signatures] if before else []
+    if keys and signing.key_id not in keys:
+        return LeftBeside(str(path), f"left as it was, {signing.words(keys)}")
+    envelope = enclose(statement, signing.signers)
+    try:
+        write_bytes(path, envelope.dump())
+    except (StoreUnwritable, DiskFull) as error:
+        return LeftBeside(str(path), f"not written: {error}")
+    keys = [signer.key_id for signer in signing.signers]
+    return LeftBeside(str(path), signing.words(keys))

@@ -1,0 +1,58 @@
+"""Where a user's own keys lie. Knows of files only, so that asking for one costs nothing."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.files import read_at_most, write_bytes
+from pipeline.model import sha256_of
+
+DEFAULT = "default"  # names the key that signs, where there are several
+_NAME = re.compile(r"[a-z0-9][a-z0-9.+-]{0,79}")
+_PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)-----END PUBLIC KEY-----\s*")
+_MOST_BYTES = 1 << 16
+
+
+def default_folder(environment: Mapping[str, str]) -> Path:
+    """Where a user's keys lie unless told otherwise."""
+    config = environment.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(config).expanduser() / "sm120" / "keys"
+
+
+def own_key(environment: Mapping[str, str]) -> Path | None:
+    """The key that signs unless another is named: the one of `default`, else the only one."""
+    folder = default_folder(environment)
+    try:
+        name = (read_at_most(folder / DEFAULT, _MOST_BYTES) or b"").decode("ascii", "replace")
+    except OSError:
+        keys = sorted(folder.glob("*.pem"))
+        return keys[0] if len(keys) == 1 else None
+    name = name.strip()
+    return folder / f"{name}.pem" if _NAME.fullmatch(name) else None
+
+
+def use_first_key(environment: Mapping[str, str], name: str) -> bool:
+    """Let a new key sign from now on, unless another one does."""
+    if (known := own_key(environment)) is not None and known.stem != name:
+        return False
+    write_bytes(default_folder(environment) / DEFAULT, f"{name}\n".encode())
+    return True
+
+
+def own_public_keys(environment: Mapping[str, str]) -> list[Path]:
+    """The public halves of the keys that this user holds."""
+    folder = default_folder(environment)
+    return [p for p in sorted(folder.glob("*.pub")) if p.with_suffix(".pem").is_file()]
+
+
+def public_id(path: Path) -> str | None:
+    """The id of the key whose public half lies there, by its bytes alone."""
+    try:
+        found = _PEM.fullmatch(read_at_most(path, _MOST_BYTES) or b"")
+        return sha256_of(base64.b64decode(b"".join(found[1].split()))) if found else None
+    except (OSError, binascii.Error):
+        return None

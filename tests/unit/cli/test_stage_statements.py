@@ -1,0 +1,460 @@
+"""Each stage leaves its statement by itself: build, gate, weights, provisioning."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.build.image import Built
+from pipeline.cli.host_provision import say_moves
+from pipeline.cli.signing import Signing
+from pipeline.cli.statements import leave_host_statement
+from pipeline.errors import GateFailed
+from pipeline.gate.evidence import Evidence, Row, keep_evidence
+from pipeline.gate.results import CaseVerdict
+from pipeline.gate.stage import Staged
+from pipeline.keys import LocalSigner, new_key, write_key
+from pipeline.record.envelope import Envelope, countersigned, enclose, read_envelope
+from pipeline.record.shelf import shelf
+from pipeline.store.store import Store, default_root, open_store
+from pipeline.weights.place import Place
+from pipeline.weights.record import record_path
+from pipeline.wish.load import Checkout
+from tests.testbed.locked_set import SMALL, make_set
+from tests.unit.host.machines import blackwell, facts
+from tests.unit.support import Command, Ended, build_tiny, make_checkout, make_wheel, write_wish
+from tests.unit.support import tiny_wish as wish_of
+
+AMD64 = "linux/amd64"
+
+pytestmark = pytest.mark.usefixtures("no_slow_helpers")
+
+
+@pytest.fixture
+def built(checkout: Checkout, sm120: Command) -> str:
+    ended = build_tiny(sm120, "--accept", "--json")
+    return str(ended.json[0]["digest"])
+
+
+def store() -> Store:
+    return open_store(default_root())
+
+
+def folder(digest: str) -> Path:
+    return shelf(store(), "tiny", AMD64, digest)
+
+
+def kept(digest: str) -> dict[str, Envelope]:
+    paths = sorted(folder(digest).glob("*.dsse.json"))
+    return {p.name.partition(".")[0]: read_envelope(p.read_bytes(), p.name) for p in paths}
+
+
+def own_keys() -> Path:
+    return Path(os.environ["HOME"]) / ".config" / "sm120" / "keys"
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, int]]:
+    """Every file that is no lock, with its inode and time of change."""
+    found = {p: p.stat() for p in root.rglob("*") if p.is_file() and "locks" not in p.parts}
+    return {str(p): (s.st_ino, s.st_mtime_ns) for p, s in found.items()}
+
+
+def test_a_build_leaves_its_statements_and_says_where_and_that_nobody_signed(
+    checkout: Checkout, sm120: Command
+) -> None:
+    ended = build_tiny(sm120, "--accept")
+    assert ended.code == 0, ended.err
+    assert "image  evidence  statements" in ended.out
+    assert "tiny   unsigned  provenance, sbom-cyclonedx, evidence-set" in ended.out
+    (digest,) = {p.name for p in store().root.glob("images/tiny/*/records/*")}
+    assert str(folder(digest)) in ended.out
+    assert set(kept(digest)) == {"provenance", "sbom-cyclonedx", "evidence-set"}
+    assert all(not e.signatures for e in kept(digest).values())
+
+
+def test_what_was_just_built_is_valid_but_unsigned_with_its_whole_tree(
+    built: str, sm120: Command
+) -> None:
+    ended = sm120("verify", "tiny")
+    assert ended.code == 87
+    assert "valid but unsigned" in ended.err
+    assert "sm120 keys new NAME" in ended.err
+    for words in ("layers", "builder", "wheels", "Debian packages", "patches", "golden digest"):
+        assert words in ended.out
+    assert "there is no evidence" not in ended.out
+    answer = json.loads(sm120("verify", "tiny", "--json").out)
+    assert answer["verdict"] == "unsigned"
+
+
+def test_with_a_key_made_in_one_command_it_is_valid(built: str, sm120: Command) -> None:
+    made = sm120("keys", "new", "me")
+    assert made.code == 0, made.err
+    assert "tiny for linux/amd64: its statements are signed" in made.err
+    assert made.out.startswith("- name: me\n")
+    ended = sm120("verify", "tiny")
+    assert ended.code == 0, ended.err
+    assert "by me" in ended.out
+
+
+def test_with_a_key_the_next_build_is_signed_as_it_finishes(
+    checkout: Checkout, sm120: Command
+) -> None:
+    sm120("keys", "new", "me")
+    ended = build_tiny(sm120, "--accept")
+    assert "tiny   signed by me  provenance" in ended.out
+    assert sm120("verify", "tiny").code == 0
+    sm120("keys", "new", "second")
+    again = build_tiny(sm120)
+    assert "signed by me  " in again.out, "the first key goes on signing"
+
+
+def test_a_build_with_nothing_to_do_writes_nothing(built: str, sm120: Command) -> None:
+    build_tiny(sm120)
+    before = snapshot(store().root)
+    ended = build_tiny(sm120)
+    assert "nothing to do" in ended.out
+    assert "tiny   unsigned  provenance" in ended.out
+    assert snapshot(store().root) == before
+
+
+def test_a_build_by_an_earlier_version_is_stated_when_it_is_built_again(
+    built: str, sm120: Command
+) -> None:
+    for path in folder(built).iterdir():
+        path.unlink()
+    folder(built).rmdir()
+    assert "no evidence" in sm120("verify", "tiny").err
+    assert "nothing to do" in build_tiny(sm120).out
+    assert sm120("verify", "tiny").code == 87
+
+
+@pytest.mark.parametrize("name", ["provenance", "sbom-cyclonedx", "evidence-set"])
+def test_a_statement_that_is_gone_is_made_again(built: str, sm120: Command, name: str) -> None:
+    (folder(built) / f"{name}.dsse.json").unlink()
+    assert sm120("verify", "tiny").code in (86, 88)
+    build_tiny(sm120)
+    assert sm120("verify", "tiny").code == 87
+
+
+def test_a_changed_wish_of_the_same_image_is_stated_anew(
+    checkout: Checkout, built: str, sm120: Command
+) -> None:
+    write_wish(checkout, wish_of(summary="the same bytes in other words"))
+    stale = sm120("verify", "tiny")
+    ended = build_tiny(sm120, "--accept")
+    assert ended.code == 0, ended.err
+    assert (stale.code, sm120("verify", "tiny").code) == (85, 87)
+
+
+def test_the_same_lock_gives_the_same_statements_elsewhere_but_for_the_time(
+    tmp_path: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[dict[str, bytes]] = []
+    for place in ("here", "far/away/from/here"):
+        root = tmp_path / place
+        make_checkout(root, [make_wheel(root / "mirror", "thing")])
+        monkeypatch.setenv("SM120_STORE", str(root / "some store"))
+        monkeypatch.setenv("TZ", "Asia/Tokyo" if found else "UTC")
+        where = ("--checkout", root, "build", "tiny", "--offline", "--mirror", root / "mirror")
+        ended = sm120(*where, "--accept", "--json")
+        assert ended.code == 0, ended.err
+        envelopes = kept(ended.json[0]["digest"])
+        found.append({n: e.statement.core() for n, e in envelopes.items() if n != "evidence-set"})
+        payloads = b"".join(e.payload for e in envelopes.values())
+        assert str(tmp_path).encode() not in payloads
+    assert found[0] == found[1]
+    core = json.loads(found[0]["provenance"])["predicate"]
+    assert "metadata" not in core["runDetails"]
+
+
+def test_a_key_is_offered_once(checkout: Checkout, sm120: Command) -> None:
+    offered = [build_tiny(sm120, *more).err for more in (("--accept",), (), ())]
+    assert ["sm120 keys new NAME" in err for err in offered] == [True, False, False]
+    assert all(ended.code == 0 for ended in [build_tiny(sm120)])
+
+
+def test_with_a_key_none_is_offered(checkout: Checkout, sm120: Command) -> None:
+    sm120("keys", "new", "me")
+    assert "keys new" not in build_tiny(sm120, "--accept").err
+
+
+def test_a_named_key_that_is_no_good_ends_a_build_before_it_begins(
+    checkout: Checkout, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SM120_SIGNING_KEY", "nothing")
+    ended = build_tiny(sm120, "--accept")
+    assert ended.code == 81
+    assert store().image_record("tiny", AMD64) is None
+
+
+def test_an_own_key_that_needs_its_passphrase_leaves_a_build_unsigned_and_says_why(
+    checkout: Checkout, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SM120_KEY_PASSPHRASE", "secret")
+    sm120("keys", "new", "guarded")
+    monkeypatch.delenv("SM120_KEY_PASSPHRASE")
+    ended = build_tiny(sm120, "--accept")
+    assert ended.code == 0, ended.err
+    assert "unsigned (" in ended.out
+    assert "needs its passphrase" in ended.out
+    before = snapshot(store().root)
+    assert build_tiny(sm120).code == 0
+    assert snapshot(store().root) == before
+    monkeypatch.setenv("SM120_KEY_PASSPHRASE", "secret")
+    assert "signed by guarded" in build_tiny(sm120).out
+    assert sm120("verify", "tiny").code == 0
+
+
+def test_an_open_own_key_signs_nothing(checkout: Checkout, sm120: Command) -> None:
+    sm120("keys", "new", "me")
+    (own_keys() / "me.pem").chmod(0o644)
+    assert "others can read it" in build_tiny(sm120, "--accept").out
+    assert sm120("verify", "tiny").code == 87
+
+
+def test_a_key_made_elsewhere_is_neither_used_nor_trusted_by_itself(
+    built: str, sm120: Command, tmp_path: Path
+) -> None:
+    sm120("keys", "new", "me", "--to", tmp_path / "usb")
+    assert "unsigned" in build_tiny(sm120).out
+    sm120("record", "tiny", "--key", tmp_path / "usb" / "me.pem")
+    assert sm120("verify", "tiny").code == 88
+
+
+def test_a_trust_file_has_the_last_word_on_an_own_key(
+    checkout: Checkout, built: str, sm120: Command
+) -> None:
+    entry = sm120("keys", "new", "me").out
+    assert sm120("verify", "tiny").code == 0
+    gone = "  revoked: {since: 2026-01-01T00:00:00Z, reason: was stolen, compromised: true}\n"
+    path = checkout.root / "lockfiles" / "trust.yaml"
+    path.write_text(f"format: 1\nkeys:\n{entry}{gone}")
+    assert sm120("verify", "tiny").code == 86
+    other = sm120("keys", "new", "other", "--to", checkout.root / "x").out
+    path.write_text(f"format: 1\nkeys:\n{other.replace('- name: other', '- name: me')}")
+    assert sm120("verify", "tiny").code == 0, "a stranger of the same name takes nothing away"
+    assert sm120("verify", "tiny", "--trust", path).code == 86, "a named file stands alone"
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change an unsigned statement as whoever can write to a store could."""
+    envelope = read_envelope(path.read_bytes(), path.name)
+    body = envelope.statement.model_dump(mode="json", by_alias=True)
+    change(body["predicate"])
+    path.write_bytes(enclose(type(envelope.statement).model_validate(body)).dump())
+
+
+def lie_about_a_wheel(digest: str) -> None:
+    def change(predicate: dict[str, Any]) -> None:
+        predicate["buildDefinition"]["resolvedDependencies"][0]["digest"]["sha256"] = "0" * 64
+
+    rewrite(folder(digest) / "provenance.dsse.json", change)
+
+
+def drop_from_the_bill(digest: str) -> None:
+    def change(predicate: dict[str, Any]) -> None:
+        predicate["components"] = predicate["components"][:-1]
+
+    rewrite(folder(digest) / "sbom-cyclonedx.dsse.json", change)
+
+
+def damage(digest: str) -> None:
+    (folder(digest) / "sbom-cyclonedx.dsse.json").write_bytes(b"{}")
+
+
+def delete(digest: str) -> None:
+    (folder(digest) / "sbom-cyclonedx.dsse.json").unlink()
+
+
+def plant_a_result(digest: str) -> None:
+    envelope = enclose(kept(digest)["provenance"].statement)
+    (folder(digest) / "gate-numerics-sm_120.dsse.json").write_bytes(envelope.dump())
+
+
+def change_the_set(digest: str) -> None:
+    rewrite(folder(digest) / "evidence-set.dsse.json", lambda p: p["statements"].pop())
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        (lie_about_a_wheel, "provenance does not say what the image is"),
+        (drop_from_the_bill, "sbom-cyclonedx does not say what the image is"),
+        (damage, "sbom-cyclonedx cannot be read"),
+        (delete, "sbom-cyclonedx is missing"),
+        (plant_a_result, "gate-numerics-sm_120 is of nobody"),
+        (change_the_set, "evidence-set names other statements"),
+    ],
+)
+def test_a_new_key_signs_nothing_that_is_not_true(
+    built: str, sm120: Command, lie: Callable[[str], None], words: str
+) -> None:
+    lie(built)
+    made = sm120("keys", "new", "me")
+    assert made.code == 0, made.err
+    assert f"not signed: {words}" in made.err
+    for path in folder(built).glob("*.dsse.json"):
+        assert b'"keyid"' not in path.read_bytes()
+    assert sm120("verify", "tiny").code != 0
+
+
+def test_a_new_key_signs_no_image_that_the_checkout_no_longer_describes(
+    checkout: Checkout, built: str, sm120: Command
+) -> None:
+    write_wish(checkout, wish_of(labels={"made": "later"}))
+    made = sm120("keys", "new", "me")
+    assert "not signed: it is not what the checkout describes" in made.err
+    assert all(not e.signatures for e in kept(built).values())
+
+
+def found(verdict: CaseVerdict, gate: str = "smem") -> Evidence:
+    rows = [Row(name="case-1", verdict=verdict, words="needs 106496 bytes")]
+    given = {"gate": gate, "arch": "sm_120", "verdict": verdict, "inputs": {}, "made_by": {}}
+    return Evidence.model_validate({**given, "rows": rows})
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("passed", 87), ("failed", 86), ("unknown", 88)])
+def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
+    checkout: Checkout,
+    sm120: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: CaseVerdict,
+    code: int,
+) -> None:
+    def judge(shop: Any, built: Built) -> Staged:
+        gates = [(found(verdict), 1.0), (found(verdict, "numerics"), 1.0)]
+        kept = keep_evidence(shop.store, built.name, built.platform, built.digest, gates)
+        bad = GateFailed("too much") if verdict == "failed" else None
+        return Staged(kept, {}, None, bad)
+
+    monkeypatch.setattr("pipeline.gate.stage.judge_built", judge)
+    write_wish(checkout, wish_of(gates=["smem"]))
+    built = build_tiny(sm120, "--accept", "--json")
+    not_run = sm120("verify", "tiny")
+    assert (not_run.code, "not run yet: smem" in not_run.out) == (87, True)
+    gated = build_tiny(sm120, "--gate")
+    assert gated.code == (61 if verdict == "failed" else 0), gated.err
+    assert "gate-smem-sm_120, gate-numerics-sm_120, evidence-set" in gated.out
+    assert "gate-smem-sm_120" in kept(built.json[0]["digest"])
+    ended = sm120("verify", "tiny")
+    assert ended.code == code, ended.out
+    assert sm120("keys", "new", "me").code == 0
+    assert sm120("verify", "tiny").code == {87: 0}.get(code, code)
+
+
+def test_a_failed_result_deleted_from_the_store_is_missed(
+    checkout: Checkout, sm120: Command
+) -> None:
+    sm120("keys", "new", "me")
+    digest = build_tiny(sm120, "--accept", "--json").json[0]["digest"]
+    keep_evidence(store(), "tiny", AMD64, digest, [(found("failed", "numerics"), 1.0)])
+    build_tiny(sm120)
+    assert sm120("verify", "tiny").code == 86
+    (folder(digest) / "gate-numerics-sm_120.dsse.json").unlink()
+    ended = sm120("verify", "tiny")
+    assert ended.code == 86
+    assert "numerics on sm_120, failed: is named by the set, but is missing" in ended.err
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr("pipeline.weights.receipt._CLOCK_TICK_NS", -(10**9))
+    return make_set(tmp_path / "set", SMALL, {"model.safetensors": b"weights" * 1000})
+
+
+def statement_of(place: Place) -> Envelope:
+    return read_envelope(record_path(place).read_bytes(), "it")
+
+
+def verified(sm120: Command, place: Place, *more: str) -> Ended:
+    return sm120("weights", "verify", str(place.root), *more)
+
+
+def test_a_verify_of_weights_states_what_it_found(weights: Place, sm120: Command) -> None:
+    ended = verified(sm120, weights)
+    assert ended.code == 0, ended.err
+    assert f"statement: {record_path(weights)}, unsigned" in ended.out
+    said = statement_of(weights).statement.predicate["verification"]
+    assert (said["result"], said["how"]) == ("verified", "full")
+    assert sm120("verify", str(weights.root)).code == 87
+    sm120("keys", "new", "me")
+    assert "signed by me" in verified(sm120, weights).out
+    assert statement_of(weights).statement.predicate["verification"]["how"] == "receipt"
+    assert sm120("verify", str(weights.root)).code == 0
+
+
+def test_damaged_weights_are_stated_too(weights: Place, sm120: Command) -> None:
+    path = weights.root / "model.safetensors"
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    ended = verified(sm120, weights, "--json")
+    assert ended.code == 71
+    assert json.loads(ended.out)["statements"][0]["state"] == "unsigned"
+    said = statement_of(weights).statement.predicate["verification"]
+    assert said["result"] == "damaged"
+    assert "model.safetensors" in said["why"][0]
+    assert sm120("verify", str(weights.root)).code == 86
+
+
+def test_a_verify_of_some_files_states_nothing_of_the_set(weights: Place, sm120: Command) -> None:
+    assert verified(sm120, weights, "--only", "config.json").code == 0
+    assert not record_path(weights).exists()
+
+
+def test_what_somebody_else_signed_of_weights_is_left_as_it_is(
+    weights: Place, sm120: Command
+) -> None:
+    verified(sm120, weights)
+    theirs = countersigned(statement_of(weights), LocalSigner(new_key())).dump()
+    record_path(weights).write_bytes(theirs)
+    assert "left as it was, signed by sha256:" in verified(sm120, weights, "--full").out
+    sm120("keys", "new", "me")
+    assert "left as it was" in verified(sm120, weights).out
+    assert record_path(weights).read_bytes() == theirs
+
+
+def test_a_host_is_stated_beside_its_record(tmp_path: Path, sm120: Command) -> None:
+    record = tmp_path / "n1.json"
+    record.write_text(facts(blackwell(2), name="n1").model_dump_json())
+    assert leave_host_statement(record, Signing()).state == "unsigned"
+    assert sm120("verify", record).code == 87
+    sm120("keys", "new", "fleet")
+    assert leave_host_statement(record, Signing()).state == "signed by fleet"
+    assert sm120("verify", record).code == 0
+    record.write_text(record.read_text().replace("n1", "n2", 1))
+    assert sm120("verify", record).code == 86
+
+
+def test_of_several_own_keys_the_default_one_signs(tmp_path: Path) -> None:
+    environment = {"XDG_CONFIG_HOME": str(tmp_path)}
+    keys = tmp_path / "sm120" / "keys"
+    assert Signing(environment).key_id is None
+    write_key(keys / "b.pem", new_key())
+    only = Signing(environment)
+    assert only.key_id == only.signers[0].key_id
+    write_key(keys / "a.pem", new_key())
+    assert Signing(environment).signers == ()
+    (keys / "default").write_text("b\n")
+    assert Signing(environment).signers[0].key_id == only.key_id
+    for name in ("../b", "", "nobody", "b\nc", "\xff"):
+        (keys / "default").write_bytes(name.encode("latin-1"))
+        assert Signing(environment).signers == ()
+
+
+def test_a_provisioning_run_states_each_host_that_came_to_its_end(
+    tmp_path: Path, sm120: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
+    captures = tmp_path / "records" / "captures"
+    captures.mkdir(parents=True)
+    for name in ("n1.before", "n1.after", "n2.before"):
+        text = blackwell(2).model_dump_json(exclude_none=True)
+        (captures / f"{name}.json").write_text(text)
+    say_moves(tmp_path / "records", Signing())
+    said = capfd.readouterr().out
+    assert f"statement: {tmp_path}/records/n1.json.dsse.json, unsigned" in said
+    assert "n2" not in said
+    assert sm120("verify", tmp_path / "records" / "n1.json").code == 87
