@@ -58,6 +58,7 @@ def make_lock(
                 ask.index_args,
                 Path(scratch),
                 ask.index_env,
+                needs_cuda=any(link.cuda for link in chain),
             )
     debs = _debs(chain, below, platform, ask)
     base_seal = below[-1].seal if below else None

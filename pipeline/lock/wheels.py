@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from pipeline import proc
+from pipeline import log, proc
 from pipeline.errors import ResolveFailed
 from pipeline.lock.model import WheelPin
 from pipeline.wish.image import PythonWish
@@ -23,6 +23,8 @@ from pipeline.wish.image import PythonWish
 # Debian 12's glibc.
 GLIBC_MINOR = 36
 _MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+# As PyTorch's own indexes name builds for other machines; CUDA's are `cu130` and the like.
+_NO_CUDA = ("cpu", "rocm", "xpu", "hpu")
 _LEGACY = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 
@@ -39,9 +41,24 @@ def resolve_wheels(
     index_args: Sequence[str],
     scratch: Path,
     index_env: Mapping[str, str] | None = None,
+    *,
+    needs_cuda: bool = False,
 ) -> list[WheelPin]:
-    """Ask uv for the closure and pick, for each project, the wheel an installer would."""
-    lock = _ask_uv(wish, platform, index_args, index_env or {}, scratch)
+    """Ask uv for the closure and pick, for each project, the wheel an installer would.
+
+    With `needs_cuda`, builds that say they are for something else are passed over: `2.13.0+cpu`
+    is newer than `2.13.0` by the rules of versions, and a folder of such wheels is easily at hand.
+    """
+    refused: list[str] = []
+    while True:
+        lock = _ask_uv(wish, platform, index_args, index_env or {}, scratch, refused)
+        without = _without_cuda(lock) if needs_cuda else []
+        if not without:
+            break
+        if set(without) & set(refused):
+            raise ResolveFailed(f"{without[0]}: has no CUDA, and uv takes nothing else")
+        log.say(f"passed over, as the image needs CUDA: {', '.join(without)}")
+        refused += without
     chosen = choose_wheels(lock, wish, platform)
     with ThreadPoolExecutor(8) as pool:
         sizes = list(pool.map(lambda c: size_of(c[0], c[2], c[3]), chosen))
@@ -57,15 +74,21 @@ def _ask_uv(
     index_args: Sequence[str],
     index_env: Mapping[str, str],
     scratch: Path,
+    refused: Sequence[str],
 ) -> dict[str, Any]:
     wanted, answer = scratch / "requirements.in", scratch / "pylock.image.toml"
     wanted.write_text("\n".join(wish.requirements) + "\n", encoding="utf-8")
+    unwanted = scratch / "refused.txt"
+    lines = [release.replace("==", "!=") for release in refused]
+    unwanted.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    answer.unlink(missing_ok=True)  # uv would keep to what it says
     args = [
         *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-progress"),
         *("--format", "pylock.toml", "--only-binary", ":all:", "--no-annotate"),
         *("--python-version", wish.version),
         *("--python-platform", f"{_MACHINES[platform]}-manylinux_2_{GLIBC_MINOR}"),
         *index_args,
+        *("--constraint", str(unwanted)),
         *(str(wanted), "--output-file", str(answer)),
     ]
     prefixes = ("UV_", "SSL_", "http_", "https_", "HTTP", "all_proxy", "ALL_PROXY", "no_", "NO_")
@@ -73,8 +96,19 @@ def _ask_uv(
     result = proc.read(args, env=proc.environment(*names, **index_env))
     if result.returncode != 0 or not answer.exists():
         words = " ".join(result.stderr.decode(errors="replace").split())
-        raise ResolveFailed(f"uv found no set of wheels: {words[:600]}")
+        without = f" without {', '.join(refused)}" if refused else ""
+        raise ResolveFailed(f"uv found no set of wheels{without}: {words[:600]}")
     return tomllib.loads(answer.read_text(encoding="utf-8"))
+
+
+def _without_cuda(lock: dict[str, Any]) -> list[str]:
+    """Releases whose local version names another kind of machine, as requirements write them."""
+    found = []
+    for package in lock.get("packages", []):
+        local = str(package.get("version", "")).partition("+")[2]
+        if local.lower().startswith(_NO_CUDA):
+            found.append(f"{canonicalize_name(package['name'])}=={package['version']}")
+    return found
 
 
 def choose_wheels(

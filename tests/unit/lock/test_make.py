@@ -79,3 +79,23 @@ def test_a_fresh_lock_of_the_base_counts_more_than_the_kept_one(
     fresh = make_lock(checkout, "root", AMD64, ASK)
     lock = make_lock(checkout, "engine", AMD64, ASK, {"root": fresh})
     assert (lock.base_lock, lock.debs) == (fresh.seal, [])
+
+
+@pytest.mark.parametrize("where", ["itself", "base", "nowhere"])
+def test_an_image_with_a_CUDA_home_is_locked_to_wheels_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    asked: list[bool] = []
+
+    def resolve(*_: Any, needs_cuda: bool) -> list[Any]:
+        asked.append(needs_cuda)
+        return []
+
+    monkeypatch.setattr(make, "resolve_wheels", resolve)
+    deb, wheel = make_deb(tmp_path / "mirror", "tool"), make_wheel(tmp_path / "mirror", "pkg")
+    cuda = {"cuda": {"from": ["nvidia/cu13"]}}
+    first = wheel_image("first", [wheel], **(cuda if where == "base" else {}))
+    second = wheel_image("second", [wheel], base="first", **(cuda if where == "itself" else {}))
+    checkout = make_checkout(tmp_path, root_image([deb]), first, second)
+    make_lock(checkout, "second", AMD64, ASK)
+    assert asked == [where != "nowhere"]

@@ -152,14 +152,20 @@ def index(server: FaultServer, tmp_path: Path) -> FaultServer:
 
 
 def resolve(
-    requirements: list[str], settings: Settings, scratch: Path, platform: str = AMD64
+    requirements: list[str],
+    settings: Settings,
+    scratch: Path,
+    platform: str = AMD64,
+    *,
+    needs_cuda: bool = False,
 ) -> dict[str, tuple[str, int]]:
     wish = PythonWish(requirements=requirements)
     client = Client(settings, first_wait_s=0.001)
     scratch.mkdir()
     args = [] if settings.indexes else ["--no-index"]
     env = {**uv_environment(settings), "UV_CACHE_DIR": str(scratch / "cache")}
-    pins = resolve_wheels(wish, platform, _size_finder(client), args, scratch, env)
+    finder = _size_finder(client)
+    pins = resolve_wheels(wish, platform, finder, args, scratch, env, needs_cuda=needs_cuda)
     return {p.name: (p.file, p.size_bytes) for p in pins}
 
 
@@ -196,6 +202,54 @@ def test_a_folder_alone_is_enough(index: FaultServer, tmp_path: Path) -> None:
     settings = Settings(indexes=(), folders=(tmp_path / "wheels", tmp_path / "gone"))
     assert resolve(["thing"], settings, tmp_path / "s").keys() == {"thing", "dep-a"}
     assert index.asked == []
+
+
+@pytest.fixture
+def two_kinds(index: FaultServer, tmp_path: Path) -> Settings:
+    """An index with torch as published, and a folder with the same version for other machines."""
+    index_wheels, folder = tmp_path / "published", tmp_path / "links"
+    make_wheel(index_wheels, "torch", "2.13.0")
+    make_wheel(index_wheels, "engine", requires=["torch==2.13.0"])
+    for path in index_wheels.iterdir():
+        index.add(path.name, path.read_bytes())
+    for local in ("cpu", "cpu.cxx11.abi", "rocm6.4", "xpu"):
+        make_wheel(folder, "torch", f"2.13.0+{local}")
+    return Settings(indexes=(index.index,), folders=(folder,))
+
+
+def test_an_image_with_CUDA_gets_no_build_for_another_machine(
+    two_kinds: Settings, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = resolve(["engine"], two_kinds, tmp_path / "s", needs_cuda=True)
+    assert found["torch"][0] == "torch-2.13.0-py3-none-any.whl"
+    assert "passed over, as the image needs CUDA: torch==2.13.0+xpu" in capfd.readouterr().err
+
+
+def test_an_image_without_CUDA_gets_what_uv_chooses(two_kinds: Settings, tmp_path: Path) -> None:
+    found = resolve(["engine"], two_kinds, tmp_path / "s")
+    assert found["torch"][0].startswith("torch-2.13.0+")
+
+
+def test_a_build_for_CUDA_is_taken(two_kinds: Settings, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "links", "torch", "2.13.0+cu130")
+    found = resolve(["engine"], two_kinds, tmp_path / "s", needs_cuda=True)
+    assert found["torch"][0] == "torch-2.13.0+cu130-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("wanted", ["torch==2.13.0+cpu", "torch===2.13.0+rocm6.4"])
+def test_a_build_without_CUDA_that_is_asked_for_is_refused(
+    two_kinds: Settings, tmp_path: Path, wanted: str
+) -> None:
+    with pytest.raises(ResolveFailed, match=r"torch==2\.13\.0\+"):
+        resolve([wanted], two_kinds, tmp_path / "s", needs_cuda=True)
+
+
+def test_where_there_is_only_a_build_without_CUDA_nothing_is_locked(
+    two_kinds: Settings, tmp_path: Path
+) -> None:
+    make_wheel(tmp_path / "links", "torchaudio", "2.13.0+cpu")
+    with pytest.raises(ResolveFailed, match=r"without torchaudio==2\.13\.0\+cpu"):
+        resolve(["torchaudio"], two_kinds, tmp_path / "s", needs_cuda=True)
 
 
 def test_uvs_words_show_no_password(index: FaultServer, tmp_path: Path) -> None:
