@@ -34,6 +34,8 @@ from pipeline.store.record import FileRow, LayerFacts
 _FLUSH_BYTES = 1 << 20
 _PENDING_BYTES = 1 << 15
 _LONGEST_TARGET_BYTES = 4095
+_TRAILER_BYTES = 8
+_STEP_BYTES = 4 << 20
 
 
 class _HashedSink:
@@ -222,23 +224,47 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO) -> LayerFacts:
 
 def read_file(blob: Path, row: FileRow) -> bytes:
     """One file out of a finished layer, found by its row, checked by its hash."""
-    out = bytearray()
-    with blob.open("rb") as handle:
-        at = row.offset
-        while len(out) < row.size_bytes:
+    return b"".join(read_pieces(blob, row))
+
+
+def read_pieces(blob: Path, row: FileRow, step_bytes: int = _STEP_BYTES) -> Iterator[bytes]:
+    """The same in pieces of bounded size, checked at the end; a reader may stop early."""
+    sha, left, at = hashlib.sha256(), row.size_bytes, row.offset
+    with _opened(blob) as handle:
+        while left:
             handle.seek(at)
             # not ISA-L, which miscounts the bytes that follow a stream
             engine = zlib.decompressobj(-15)
+            chunk = b""
             while not engine.eof:
-                chunk = handle.read(CHUNK_BYTES)
                 if not chunk:
-                    raise StoreDamaged(f"{blob.name}: ends inside {row.path}")
-                at += len(chunk)
-                try:
-                    out += engine.decompress(chunk)
-                except zlib.error as error:
-                    raise StoreDamaged(f"{blob.name}: {row.path} is damaged ({error})") from error
-            at += len(GZIP_HEAD) + 8 - len(engine.unused_data)
-    if hashlib.sha256(out).hexdigest() != row.sha256:
+                    chunk = handle.read(min(CHUNK_BYTES, step_bytes))
+                    at += len(chunk)
+                    if not chunk:
+                        raise StoreDamaged(f"{blob.name}: ends inside {row.path}")
+                piece = _inflated(engine, chunk, step_bytes, blob, row)
+                chunk = engine.unconsumed_tail
+                sha.update(piece)
+                left -= len(piece)
+                if left < 0:
+                    raise StoreDamaged(f"{blob.name}: {row.path} is longer than it should be")
+                yield piece
+            at += len(GZIP_HEAD) + _TRAILER_BYTES - len(engine.unused_data)
+    if sha.hexdigest() != row.sha256:
         raise StoreDamaged(f"{blob.name}: {row.path} is not what the table of contents says")
-    return bytes(out)
+
+
+def _opened(blob: Path) -> BinaryIO:
+    try:
+        return blob.open("rb")
+    except FileNotFoundError as error:
+        raise StoreDamaged(f"{blob.name}: not in the store") from error
+
+
+def _inflated(
+    engine: zlib._Decompress, chunk: bytes, step_bytes: int, blob: Path, row: FileRow
+) -> bytes:
+    try:
+        return engine.decompress(chunk, step_bytes)
+    except zlib.error as error:
+        raise StoreDamaged(f"{blob.name}: {row.path} is damaged ({error})") from error

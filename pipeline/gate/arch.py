@@ -15,9 +15,9 @@ from typing import Any
 from pipeline import __version__, log
 from pipeline.build.entry import Kind
 from pipeline.build.image import Built
+from pipeline.build.layer import read_pieces
 from pipeline.errors import GateUnknown, Interrupted
 from pipeline.gate.arch_facts import Facts, keep_facts, kept_facts, read_facts, reader_digest
-from pipeline.gate.arch_member import read_pieces
 from pipeline.gate.arch_verdict import Judgement, Verdict, card_of, judge
 from pipeline.gate.arch_wish import ArchWish
 from pipeline.gate.elf import MAGIC

@@ -85,7 +85,7 @@ def _records(store: Store) -> list[Path]:
 def _reads(read: Callable[[Path], object], path: Path) -> bool:
     try:
         read(path)
-    except StoreDamaged:
+    except (StoreDamaged, FileNotFoundError):
         return not path.exists()
     return True
 

@@ -148,6 +148,20 @@ def test_a_stream_without_end_is_stopped_at_its_stated_size() -> None:
     assert peak < 8 << 20
 
 
+@pytest.mark.parametrize("size", [0, 1, 1000, 1 << 20])
+def test_what_follows_the_stated_size_is_never_inflated(size: int) -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    good = packer.compress(bytes(size)) + packer.flush(zlib.Z_FULL_FLUSH)
+    bomb = packer.compress(bytes(200 << 20)) + packer.flush()
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptArchive, match=f"more than the {size} bytes"):
+            list(inflate(iter([good, bomb]), size, "bomb"))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
 @given(st.integers(0, len(STREAM) - 1), st.integers(1, 255))
 def test_a_flipped_byte_ends_in_our_own_error_or_other_bytes(at: int, flip: int) -> None:
     raw = bytearray(STREAM)

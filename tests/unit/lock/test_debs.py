@@ -162,3 +162,32 @@ def test_an_index_that_inflates_too_far_or_not_at_all_is_refused(
 ) -> None:
     with pytest.raises(PipelineError):
         inflated(packed, packing, 1000)
+
+
+PACKED = {".xz": lzma.compress(b"Package: a\n" * 80), ".gz": gzip.compress(b"Package: a\n" * 80)}
+# an xz file ends with its index and a footer, a gzip file with a checksum and a length
+ENDS = {".xz": 36, ".gz": 8}
+
+
+@pytest.mark.parametrize("packing", [".xz", ".gz"])
+def test_no_damage_to_the_end_of_an_index_file_is_passed_over(packing: str) -> None:
+    whole = PACKED[packing]
+    assert inflated(whole, packing, 1000) == b"Package: a\n" * 80
+    for at in range(1, ENDS[packing] + 1):
+        packed = bytearray(whole)
+        packed[-at] ^= 0x10
+        with pytest.raises(IndexBroken, match="cannot be decompressed"):
+            inflated(bytes(packed), packing, 1000)
+        with pytest.raises(IndexBroken, match="cannot be decompressed"):
+            inflated(whole[:-at], packing, 1000)
+
+
+@pytest.mark.parametrize("packing", [".xz", ".gz"])
+def test_an_index_file_of_just_the_limit_is_read_and_its_end_is_checked(packing: str) -> None:
+    whole = PACKED[packing]
+    assert len(inflated(whole, packing, 880)) == 880
+    with pytest.raises(IndexBroken, match="larger than 879"):
+        inflated(whole, packing, 879)
+    packed = whole[:-1] + bytes([whole[-1] ^ 1])
+    with pytest.raises(IndexBroken, match="cannot be decompressed"):
+        inflated(packed, packing, 880)

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pipeline.store import upkeep
 from pipeline.store.store import Store, open_store
 from pipeline.wish.load import Checkout
 from tests.unit.support import AMD64, Command, build_tiny, make_checkout, make_wheel, misnamed
@@ -150,3 +152,64 @@ def test_a_rebuild_leaves_nothing_behind(store: Store, digest: str, sm120: Comma
     assert ended.json == {"image": "tiny", "digest": digest, "identical": True}
     assert list(store.tmp.iterdir()) == []
     assert not list(store.root.glob("rebuild-*"))
+
+
+# Files that a build takes away while the store is looked at.
+
+
+def test_a_file_that_vanishes_during_a_check_is_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    paths = sorted(store.blob_path(store.put_blob(bytes([n]))) for n in range(4))
+    seen: list[int] = []
+
+    def advance(n_bytes: int) -> None:
+        seen.append(n_bytes)
+        paths[-1].unlink(missing_ok=True)
+        paths[-2].unlink(missing_ok=True)
+
+    assert upkeep.damaged(store, advance) == []
+    assert seen == [1, 1]
+
+
+def test_a_file_that_vanishes_hides_no_damage_of_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    paths = sorted(store.blob_path(store.put_blob(bytes([n]))) for n in range(3))
+    paths[-1].write_bytes(b"bad")
+
+    def advance(n_bytes: int) -> None:
+        paths[1].unlink(missing_ok=True)
+
+    assert upkeep.damaged(store, advance) == [paths[-1]]
+
+
+def test_a_table_or_record_that_vanishes_during_a_check_is_no_damage(
+    store: Store, digest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("read_table", "read_image_record"):
+        real = getattr(upkeep, name)
+
+        def read(path: Path, real: Callable[[Path], object] = real) -> object:
+            path.unlink()
+            return real(path)
+
+        monkeypatch.setattr(upkeep, name, read)
+    assert upkeep.damaged(store, lambda n_bytes: None) == []
+    assert list((store.root / "contents").iterdir()) == []
+
+
+def test_a_file_that_vanishes_while_the_store_is_counted_counts_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = upkeep._files
+
+    def files(folder: Path) -> Iterator[Path]:
+        yield from real(folder)
+        yield folder / ("0" * 64)
+
+    monkeypatch.setattr(upkeep, "_files", files)
+    assert {s.size_bytes for s in upkeep.shelves(store)} == {0}
+    assert upkeep.total_bytes(store) == 0
