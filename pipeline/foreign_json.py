@@ -8,6 +8,7 @@ from typing import Any
 
 MOST_DEPTH = 48
 _LARGEST_INT = 2**63
+_MOST_DIGITS = 1000
 # Strings and brackets; a string that never ends is taken whole, so that this stays linear.
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.S)
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -17,8 +18,13 @@ class JsonInvalid(ValueError):
     """Something that is no JSON, or that two readers would read in two ways."""
 
 
-def read_json(data: bytes, *, most_bytes: int, most_depth: int = MOST_DEPTH) -> Any:
-    """A JSON value that every reader understands alike, or an error that says why not."""
+def read_json(
+    data: bytes, *, most_bytes: int, most_depth: int = MOST_DEPTH, any_int: bool = False
+) -> Any:
+    """A JSON value that every reader understands alike, or an error that says why not.
+
+    `any_int` is for texts whose numbers are not used: some models have 10**30 in their settings.
+    """
     if len(data) > most_bytes:
         raise JsonInvalid(f"larger than {most_bytes} bytes")
     if data.startswith(b"\xef\xbb\xbf"):
@@ -30,7 +36,7 @@ def read_json(data: bytes, *, most_bytes: int, most_depth: int = MOST_DEPTH) -> 
             object_pairs_hook=_unique,
             parse_constant=_no_constant,
             parse_float=_finite,
-            parse_int=_small,
+            parse_int=_long if any_int else _small,
         )
     except UnicodeDecodeError as error:
         raise JsonInvalid("is not UTF-8") from error
@@ -80,6 +86,12 @@ def _finite(text: str) -> float:
     if value in (float("inf"), float("-inf")):
         raise JsonInvalid(f"{text[:20]} is too large a number")
     return value
+
+
+def _long(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise JsonInvalid(f"{text[:20]} is too large a number")
+    return int(text)
 
 
 def _small(text: str) -> int:

@@ -130,7 +130,10 @@ def _repository(
 
     client = Client(read_settings())
     return Repository(
-        lambda path: read_below(client, [address], path), keyring, suite, tuple(components)
+        lambda path, most_bytes: read_below(client, [address], path, most_bytes),
+        keyring,
+        suite,
+        tuple(components),
     )
 
 

@@ -182,11 +182,11 @@ def make_transport() -> Transport:
     settings = read_settings()
     client = Client(settings)
 
-    def debian(path: str) -> bytes:
-        return read_below(client, debian_mirror().main, path)
+    def debian(path: str, most_bytes: int) -> bytes:
+        return read_below(client, debian_mirror().main, path, most_bytes)
 
-    def security(path: str) -> bytes:
-        return read_below(client, debian_mirror().security, path)
+    def security(path: str, most_bytes: int) -> bytes:
+        return read_below(client, debian_mirror().security, path, most_bytes)
 
     args = [] if settings.indexes else ["--no-index"]
     return Transport(debian, security, _size_finder(client), args, uv_environment(settings))
@@ -272,8 +272,9 @@ def fetch(
 def sources(as_json: bool) -> None:
     """Show where files would come from on this machine: indexes, folders, mirrors, certificates."""
     from pipeline.errors import MirrorUnknown
-    from pipeline.fetch.settings import masked, read_settings
+    from pipeline.fetch.settings import read_settings
     from pipeline.fetch.sources import debian_mirror
+    from pipeline.net.display import masked
 
     settings = read_settings()
     registries = os.environ.get("SM120_BASE_REGISTRIES", "").split()

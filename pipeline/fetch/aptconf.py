@@ -172,7 +172,7 @@ def _addresses(uri: str, root: Path) -> Iterator[str]:
 
 def _bases(uris: Iterable[str]) -> tuple[str, ...]:
     """Usable addresses without their trailing slash, each once, in order."""
-    usable = (uri.rstrip("/") for uri in uris if urlsplit(uri).scheme in _SCHEMES)
+    usable = (uri.rstrip("/") for uri in uris if uri.partition(":")[0].lower() in _SCHEMES)
     return tuple(dict.fromkeys(usable))
 
 

@@ -1,136 +1,91 @@
-"""HTTP as pip and uv would do it here, and one careful, resumable download."""
+"""Files and pages as pip and uv would get them here, and one careful, resumable download."""
 
 from __future__ import annotations
 
 import threading
-import time
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import requests
-from requests.adapters import HTTPAdapter
-from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, TooManyRedirects
-from urllib3.exceptions import HTTPError
-
+from pipeline import log
 from pipeline.errors import DigestMismatch, Interrupted, SourceUnreachable
-from pipeline.fetch.settings import Settings, masked
+from pipeline.fetch.settings import Settings
 from pipeline.files import hash_so_far, os_errors_explained, size_so_far
 from pipeline.log import Bar
+from pipeline.net.answer import Answer
+from pipeline.net.client import MAY_PASS, Reply
+from pipeline.net.client import Client as HttpClient
+from pipeline.net.display import masked
+from pipeline.net.failures import BadProxy, Lost, NetError, Untrusted
+from pipeline.net.limits import Limits
+from pipeline.net.tls import tls_context
+from pipeline.net.waits import asked_wait_s
 
-CONNECT_TIMEOUT_S = 15
-READ_TIMEOUT_S = 60
 ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0
-# A thread that waits for a connection cannot be stopped; the process does not wait for it.
-LONGEST_GOODBYE_S = 3.0
+LONGEST_ASKED_S = 330.0  # the Hub counts in windows of five minutes
+_REPORTED_FROM_S = 5.0  # shorter waits nobody wonders about
 _CHUNK_BYTES = 1 << 20
-# half the CPU and wall time of taking each TLS record as it comes, measured on 267 MB
-_PIECE_BYTES = 1 << 18
-
-_HOPELESS = (InvalidSchema, InvalidURL, MissingSchema, TooManyRedirects)
-
-
-class _Session(requests.Session):
-    """A session whose CA bundle and proxy are the configured ones, whatever variables say."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__()
-        self._settings = settings
-
-    def merge_environment_settings(self, *args: Any, **kwargs: Any) -> Any:
-        merged = super().merge_environment_settings(*args, **kwargs)
-        if self._settings.ca_file:
-            merged["verify"] = self._settings.ca_file
-        if proxy := self._settings.proxy:
-            merged["proxies"] = {"http": proxy, "https": proxy}
-        return merged
 
 
 class Client:
-    """Sessions, one a thread, that share settings and a stop sign."""
+    """The one HTTP client with pip's and uv's settings, and with patience."""
 
-    def __init__(self, settings: Settings, *, first_wait_s: float = 0.5) -> None:
+    def __init__(
+        self, settings: Settings, *, first_wait_s: float = 0.5, limits: Limits | None = None
+    ) -> None:
         self.settings = settings
-        self.stop = threading.Event()
         self._first_wait_s = first_wait_s
-        self._of_thread = threading.local()
-        self._answers: weakref.WeakSet[requests.Response] = weakref.WeakSet()
-        self._guard = threading.Lock()
+        try:
+            self.http = HttpClient(
+                proxy=settings.proxy,
+                make_context=lambda: tls_context(settings.ca_file),
+                limits=limits,
+                use_netrc=True,
+            )
+        except NetError as error:
+            raise unreachable(error) from error
 
     @property
-    def session(self) -> requests.Session:
-        if not hasattr(self._of_thread, "session"):
-            self._of_thread.session = self._new_session()
-        session: requests.Session = self._of_thread.session
-        return session
-
-    def _new_session(self) -> requests.Session:
-        session = _Session(self.settings)
-        session.headers["User-Agent"] = "sm120-pipeline"
-        session.hooks["response"] = [self._note]
-        for scheme in ("https://", "http://"):
-            session.mount(scheme, HTTPAdapter(pool_maxsize=4))
-        return session
-
-    def _note(self, answer: requests.Response, **_: Any) -> None:
-        """Remember an answer whose body is still to come; either this or `hang_up` ends it."""
-        with self._guard:
-            self._answers.add(answer)
-        if self.stop.is_set():
-            answer.close()
-            raise Interrupted("stopped")
+    def stop(self) -> threading.Event:
+        return self.http.stop
 
     def hang_up(self) -> None:
         """Tell every thread to stop, also those that wait for a server's next bytes."""
-        self.stop.set()
-        with self._guard:
-            answers = list(self._answers)
-        for answer in answers:
-            with suppress(OSError, ValueError, RuntimeError):
-                answer.raw.shutdown()
+        self.http.hang_up()
 
-    def see_off(self, threads: Sequence[threading.Thread]) -> bool:
+    def join(self, threads: Sequence[threading.Thread]) -> bool:
         """Wait a little for threads that were told to stop; with all gone, asking goes on."""
-        deadline = time.monotonic() + LONGEST_GOODBYE_S
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
-        all_gone = not any(thread.is_alive() for thread in threads)
-        if all_gone:
-            self.stop.clear()
-        return all_gone
+        return self.http.join(threads)
 
-    def get(self, url: str, start: int = 0) -> requests.Response:
+    def get(self, url: str, start: int = 0) -> Answer:
         """A streaming answer: 200, or for a later start also 206 or 416."""
-        headers = {"Accept-Encoding": "identity"}
-        if start:
-            headers["Range"] = f"bytes={start}-"
-        return self._ask("GET", url, headers)
+        return self._ask("GET", url, {"Range": f"bytes={start}-"} if start else {})
 
     def size_of(self, url: str) -> int:
         """A file's size without its bytes."""
-        answer = self._ask("HEAD", url, {"Accept-Encoding": "identity"})
-        answer.close()
-        length = answer.headers.get("Content-Length", "")
-        if not length.isdigit():
-            raise SourceUnreachable(f"{masked(url)}: does not say how large it is")
-        return int(length)
+        with self._ask("HEAD", url, {}) as answer:
+            if answer.length is None:
+                raise SourceUnreachable(f"{masked(url)}: does not say how large it is")
+            return answer.length
 
-    def read(self, url: str) -> bytes:
-        """A small file, whole."""
-        reason = ""
+    def read(self, url: str, most_bytes: int) -> bytes:
+        """A small file, whole, as it lies there; a larger one is an error."""
+        lost: Lost | None = None
         for attempt in range(ATTEMPTS):
-            if attempt:
-                self.pause(attempt - 1, None)
+            if lost:
+                self.pause(attempt - 1, lost.wait_s)
             try:
                 with self.get(url) as answer:
-                    return bytes(answer.content)
-            except (requests.RequestException, HTTPError, OSError) as error:
-                reason = _reason(error)
-        raise SourceUnreachable(f"{masked(url)}: {reason}")
+                    return answer.read(most_bytes, decode=False)
+            except Lost as error:
+                lost = error
+            except NetError as error:
+                raise unreachable(error) from error
+        raise SourceUnreachable(str(lost))
+
+    def page(self, url: str, most_bytes: int, headers: Mapping[str, str] | None = None) -> Reply:
+        """What a server says about something, in one try, whatever its status."""
+        return self.http.fetch(url, most_bytes=most_bytes, headers=headers)
 
     def read_span(self, url: str, start: int, length: int) -> bytes:
         """A part of a file; an error where the server only gives files as a whole."""
@@ -140,68 +95,60 @@ class Client:
             if attempt:
                 self.pause(attempt - 1, None)
             try:
-                headers = {"Accept-Encoding": "identity", "Range": span}
-                with self._ask("GET", url, headers) as answer:
-                    given = answer.headers.get("Content-Range", "")
-                    from_there = answer.status_code == 206 and given.startswith(f"bytes {start}-")
-                    if not from_there and not (answer.status_code == 200 and start == 0):
+                with self._ask("GET", url, {"Range": span}) as answer:
+                    given = answer.header("Content-Range")
+                    from_there = answer.status == 206 and given.startswith(f"bytes {start}-")
+                    if not from_there and not (answer.status == 200 and start == 0):
                         raise SourceUnreachable(f"{masked(url)}: does not serve parts of files")
-                    data = b"".join(_chunks(answer, length))
-            except (requests.RequestException, HTTPError, OSError) as error:
-                reason = _reason(error)
+                    data = b"".join(map(bytes, answer.pieces(length)))
+            except Lost as error:
+                reason = str(error)
                 continue
             if len(data) == length:
                 return data
-            reason = f"ended after {len(data)} of {length} bytes"
-        raise SourceUnreachable(f"{masked(url)}: {reason}")
+            reason = f"{masked(url)}: ended after {len(data)} of {length} bytes"
+        raise SourceUnreachable(reason)
 
-    def _ask(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
+    def _ask(self, method: str, url: str, headers: dict[str, str]) -> Answer:
         """Retry what may pass, refuse what will not."""
         good = (200, 206, 416) if "Range" in headers else (200,)
-        reason, retry_after = "", None
+        reason, wait_s = "", None
         for attempt in range(ATTEMPTS):
             if attempt:
-                self.pause(attempt - 1, retry_after)
+                self.pause(attempt - 1, wait_s)
             try:
-                answer = self._request(method, url, headers)
-            except _HOPELESS as error:
-                reason = _reason(error)
-                break
-            except requests.RequestException as error:
-                reason, retry_after = _reason(error), None
+                answer = self.http.open(method, url, headers=headers)
+            except Lost as error:
+                reason, wait_s = str(error), error.wait_s
                 continue
-            if answer.status_code in good:
+            except NetError as error:
+                raise unreachable(error) from error
+            if answer.status in good:
                 return answer
             answer.close()
-            reason, retry_after = f"answers {answer.status_code}", answer.headers.get("Retry-After")
-            if answer.status_code < 500 and answer.status_code not in (408, 429):
+            reason, wait_s = f"{masked(url)}: answers {answer.status}", asked_wait_s(answer.headers)
+            if answer.status < 500 and answer.status not in MAY_PASS:
                 break
-        raise SourceUnreachable(f"{masked(url)}: {reason}")
+        raise SourceUnreachable(reason)
 
-    def _request(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
-        return self.session.request(
-            method,
-            url,
-            headers=headers,
-            stream=True,
-            allow_redirects=True,
-            timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
-        )
-
-    def pause(self, attempt: int, retry_after: str | None) -> None:
+    def pause(self, attempt: int, wait_s: float | None) -> None:
         """Wait longer each time, or as long as the server asks; a stop ends it."""
-        wait_s = self._first_wait_s * 2**attempt
-        if retry_after and retry_after.isdigit():
-            wait_s = float(retry_after)
-        if self.stop.wait(min(wait_s, LONGEST_WAIT_S)):
+        own_s = min(self._first_wait_s * 2**attempt, LONGEST_WAIT_S)
+        seconds = own_s if wait_s is None else min(wait_s, LONGEST_ASKED_S)
+        if seconds >= _REPORTED_FROM_S:
+            log.say(f"  a server asks for a pause of {seconds:.0f} s")
+        if self.stop.wait(seconds):
             raise Interrupted("stopped")
 
 
-def _reason(error: BaseException) -> str:
-    """The innermost cause in a few words."""
-    while error.__cause__ is not None or error.__context__ is not None:
-        error = error.__cause__ or error.__context__ or error
-    return masked(" ".join(str(error).split()))[:200] or type(error).__name__
+def unreachable(error: NetError) -> SourceUnreachable:
+    """A failure that another try does not mend, with what to do about it."""
+    hint = ""
+    if isinstance(error, Untrusted):
+        hint = "Name the CA of your network in SSL_CERT_FILE, or in pip's `cert` setting."
+    if isinstance(error, BadProxy):
+        hint = "Correct it where it is set: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY or pip's `proxy`."
+    return SourceUnreachable(str(error), hint)
 
 
 class Tally:
@@ -227,13 +174,13 @@ def download(
         tally, before = Tally(bar), size_so_far(partial)
         try:
             digest = _attempt(client, url, partial, size_bytes, tally)
-        except (requests.RequestException, HTTPError, ConnectionError, TimeoutError) as error:
+        except Lost as error:
             tally.take_back()
             has_moved = size_so_far(partial) >= before + _CHUNK_BYTES
             failures = 1 if has_moved else failures + 1
             if failures == ATTEMPTS:
-                raise SourceUnreachable(f"{masked(url)}: {_reason(error)}") from error
-            client.pause(failures - 1, None)
+                raise SourceUnreachable(str(error)) from error
+            client.pause(failures - 1, error.wait_s)
             continue
         if digest == sha256:
             return
@@ -253,45 +200,40 @@ def _attempt(client: Client, url: str, partial: Path, size_bytes: int, bar: Bar)
     if have == size_bytes:
         return hash_so_far(partial, bar.advance).hexdigest()
     with _open_at(client, url, have) as answer:
-        if answer.status_code == 200:
+        if answer.status == 200:
             have = 0
         _require_length(answer, url, size_bytes - have, size_bytes)
         if not have:
             partial.unlink(missing_ok=True)
-        return _pour(client, answer, partial, size_bytes, bar)
+        return _pour(answer, partial, size_bytes, bar)
 
 
-def _open_at(client: Client, url: str, have: int) -> requests.Response:
+def _open_at(client: Client, url: str, have: int) -> Answer:
     """An answer that begins at our byte or, where the server cannot do that, at the first."""
     answer = client.get(url, have)
-    span = answer.headers.get("Content-Range", "")
-    goes_on = answer.status_code == 206 and span.startswith(f"bytes {have}-")
-    if answer.status_code == 200 or goes_on:
+    span = answer.header("Content-Range")
+    goes_on = answer.status == 206 and span.startswith(f"bytes {have}-")
+    if answer.status == 200 or goes_on:
         return answer
     answer.close()
     return client.get(url)
 
 
-def _require_length(answer: requests.Response, url: str, want: int, size_bytes: int) -> None:
+def _require_length(answer: Answer, url: str, want: int, size_bytes: int) -> None:
     """Refuse a file of another size before its first byte."""
-    length = answer.headers.get("Content-Length", "")
-    if length.isdigit() and int(length) != want:
+    if answer.length is not None and answer.length != want:
         raise DigestMismatch(
             f"{masked(url)}: locked with {size_bytes} bytes, received a file of"
-            f" {size_bytes - want + int(length)}"
+            f" {size_bytes - want + answer.length}"
         )
 
 
-def _pour(
-    client: Client, answer: requests.Response, partial: Path, size_bytes: int, bar: Bar
-) -> str:
+def _pour(answer: Answer, partial: Path, size_bytes: int, bar: Bar) -> str:
     """Append the answer to the file; return the whole file's hash."""
     sha = hash_so_far(partial, bar.advance)
     got = size_so_far(partial)
     with os_errors_explained(partial), partial.open("ab") as out:
-        for chunk in _chunks(answer):
-            if client.stop.is_set():
-                raise Interrupted("stopped")
+        for chunk in answer.pieces():
             got += len(chunk)
             if got > size_bytes:
                 return f"more than the locked {size_bytes} bytes"
@@ -299,18 +241,6 @@ def _pour(
             sha.update(chunk)
             bar.advance(len(chunk))
     # only a chunked answer says where it ends; any other that is short was cut off
-    if got < size_bytes and answer.headers.get("Transfer-Encoding") != "chunked":
-        raise ConnectionError(f"ended after {got} of {size_bytes} bytes")
+    if got < size_bytes and answer.header("Transfer-Encoding") != "chunked":
+        raise Lost(f"{masked(answer.url)}: ended after {got} of {size_bytes} bytes")
     return sha.hexdigest()
-
-
-def _chunks(answer: requests.Response, most_bytes: int | None = None) -> Iterator[bytes]:
-    """Pieces large enough that hashing them, not Python, is the work; `hang_up` ends a wait."""
-    left = most_bytes
-    while left != 0:
-        wanted = _PIECE_BYTES if left is None else min(left, _PIECE_BYTES)
-        chunk = answer.raw.read(wanted, decode_content=False)
-        if not chunk:
-            return
-        left = None if left is None else left - len(chunk)
-        yield chunk

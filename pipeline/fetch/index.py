@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import re
 
+from packaging.utils import canonicalize_name
 from pypi_simple import (
     ACCEPT_ANY,
     DistributionPackage,
     ProjectPage,
-    PyPISimple,
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
 )
-from requests import RequestException, Response
 
 from pipeline.errors import SourceUnreachable
-from pipeline.fetch import http
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import masked
+from pipeline.fetch.http import Client, unreachable
+from pipeline.foreign_json import read_json
+from pipeline.net.client import MAY_PASS, Reply
+from pipeline.net.display import clean, masked
+from pipeline.net.failures import Lost, NetError
+from pipeline.net.waits import asked_wait_s
 
 PAGE_ATTEMPTS = 3
+# PyPI's largest pages, of projects with a build a day, have some tens of megabytes
+MOST_PAGE_BYTES = 128 << 20
 _HEAD_BYTES = 4096
 _BASE_TAG = re.compile(rb"<base\b", re.I)
 
@@ -38,43 +42,49 @@ def list_files(client: Client, index: str, project: str) -> list[DistributionPac
 def _ask_patiently(
     client: Client, index: str, project: str, filename: str
 ) -> list[DistributionPackage]:
-    reason: object = ""
+    reason, wait_s = "", None
     for attempt in range(PAGE_ATTEMPTS):
         if attempt:
-            client.pause(attempt - 1, None)
+            client.pause(attempt - 1, wait_s)
         try:
-            return _ask(client, index, project, filename)
+            reply = _ask(client, index, project)
+            if reply.status == 200:
+                return _packages(reply, project, filename)
         except (UnsupportedContentTypeError, UnsupportedRepoVersionError) as error:
-            reason = error
+            reason = str(error)
             break
-        except (RequestException, ValueError, KeyError, TypeError) as error:
-            reason = error
-            if _is_refusal(error):
-                break
-    words = masked(" ".join(str(reason).split()))[:160]
-    raise SourceUnreachable(f"{masked(index)}: no answer about {project} ({words})")
+        except (ValueError, KeyError, TypeError, AttributeError, Lost) as error:
+            reason, wait_s = str(error), None
+            continue
+        except NetError as error:
+            raise unreachable(error) from error
+        if reply.status == 404:
+            return []
+        reason, wait_s = f"answers {reply.status}", asked_wait_s(reply.headers)
+        if reply.status < 500 and reply.status not in MAY_PASS:
+            break
+    raise SourceUnreachable(
+        f"{masked(index)}: no answer about {project} ({clean(masked(reason))[:160]})"
+    )
 
 
-def _ask(client: Client, index: str, project: str, filename: str) -> list[DistributionPackage]:
-    url = PyPISimple(index, session=client.session).get_project_url(project)
-    answer = client.session.get(url, timeout=http.READ_TIMEOUT_S, headers={"Accept": ACCEPT_ANY})
-    if answer.status_code == 404:
-        return []
-    answer.raise_for_status()
-    page = _page(answer, project, filename) if filename else None
-    return (page or ProjectPage.from_response(answer, project)).packages
+def _ask(client: Client, index: str, project: str) -> Reply:
+    url = f"{index.rstrip('/')}/{canonicalize_name(project)}/"
+    return client.page(url, MOST_PAGE_BYTES, {"Accept": ACCEPT_ANY})
 
 
-def _page(answer: Response, project: str, filename: str) -> ProjectPage:
+def _packages(reply: Reply, project: str, filename: str) -> list[DistributionPackage]:
     """The page, cut down to one file first: the library takes a second for ten thousand."""
-    kind = answer.headers.get("content-type", "text/html").partition(";")[0].strip().lower()
+    kind = (reply.header("Content-Type") or "text/html").partition(";")[0].strip().lower()
     if kind.endswith("+json"):
-        data = answer.json()
-        data["files"] = [f for f in data["files"] if f["filename"] == filename]
-        return ProjectPage.from_json_data(data, answer.url)
+        data = read_json(reply.data, most_bytes=MOST_PAGE_BYTES)
+        if filename:
+            data["files"] = [f for f in data["files"] if f["filename"] == filename]
+        return ProjectPage.from_json_data(data, reply.url).packages
     if kind.endswith("html"):
-        return ProjectPage.from_html(project, narrowed(answer.content, filename), answer.url)
-    return ProjectPage.from_response(answer, project)
+        page = narrowed(reply.data, filename) if filename else reply.data
+        return ProjectPage.from_html(project, page, reply.url).packages
+    raise UnsupportedContentTypeError(masked(reply.url), kind)
 
 
 def narrowed(page: bytes, filename: str) -> bytes:
@@ -88,9 +98,3 @@ def narrowed(page: bytes, filename: str) -> bytes:
         links.append(page[page.rfind(b"<a", 0, at) : at + len(needle)])
         at = page.find(needle, at + 1)
     return b"<html><body>" + b"".join(links) + b"</body></html>"
-
-
-def _is_refusal(error: Exception) -> bool:
-    """An answer that will be the same next time, like 403."""
-    answer = error.response if isinstance(error, RequestException) else None
-    return answer is not None and 400 <= answer.status_code < 500 and answer.status_code != 429

@@ -105,7 +105,7 @@ class Fetcher:
                 yield pin, got
         finally:
             self._client.hang_up()
-            self._client.see_off(threads)
+            self._client.join(threads)
 
     def _work(self, take: Callable[[], Pin], done: SimpleQueue[Result], bar: Bar) -> None:
         while not self._client.stop.is_set():

@@ -8,7 +8,7 @@ import zipfile
 
 from pipeline.errors import CorruptArchive
 from pipeline.fetch.http import Client
-from pipeline.fetch.settings import masked
+from pipeline.net.display import masked
 
 # Directories of engine wheels are some hundred kilobytes; their members tens.
 _BUFFER_BYTES = 1 << 17

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import sys
 import tomllib
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ _SYSTEM_BUNDLES = (
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/cert.pem",
 )
-_LOGIN = re.compile(r"(^|//)[^/\s]+@")
 _YES = ("1", "y", "yes", "t", "true", "on")
 
 
@@ -145,11 +143,6 @@ def _ca_file(pip: dict[str, list[str]]) -> str | None:
     names = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
     candidates = [chosen, *(os.environ.get(n) for n in names), *_SYSTEM_BUNDLES]
     return next((c for c in candidates if c and Path(c).is_file()), None)
-
-
-def masked(text: str) -> str:
-    """An address, or a sentence with addresses in it, without user names and passwords."""
-    return _LOGIN.sub(r"\1***@", text)
 
 
 def with_login(url: str, index: str) -> str:

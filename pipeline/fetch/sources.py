@@ -13,14 +13,17 @@ from functools import cache, partial
 from pathlib import Path
 from urllib.parse import quote
 
-from requests import RequestException
-
 from pipeline.errors import DigestMismatch, MirrorUnknown, SourceUnreachable
 from pipeline.fetch.aptconf import DebianMirror, find_mirror
 from pipeline.fetch.http import Client
 from pipeline.fetch.index import find_file
 from pipeline.fetch.settings import folder_of, with_login
+from pipeline.files import read_at_most
+from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.lock.model import DebPin, Pin, WheelPin
+from pipeline.net.failures import NetError
+
+_MOST_SNAPSHOT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +91,14 @@ def _in_folder(folder: Path, pin: Pin) -> Iterator[Place]:
             yield Place(str(path), local=True)
 
 
-def read_below(client: Client, bases: Sequence[str], path: str) -> bytes:
-    """A file of Debian's archive, from the first mirror that delivers it."""
+def read_below(client: Client, bases: Sequence[str], path: str, most_bytes: int) -> bytes:
+    """A file of Debian's archive, from the first mirror that delivers it; larger is an error."""
     failures = []
     for base in bases:
         try:
             if folder := folder_of(base):
-                return (folder / path).read_bytes()
-            return client.read(f"{base.rstrip('/')}/{path}")
+                return _small_file(folder / path, most_bytes)
+            return client.read(f"{base.rstrip('/')}/{path}", most_bytes)
         except OSError as error:
             failures.append(f"{base}: {error.strerror}")
         except SourceUnreachable as error:
@@ -105,6 +108,13 @@ def read_below(client: Client, bases: Sequence[str], path: str) -> bytes:
             f"no mirror is known for {path}", "Set SM120_DEBIAN_SECURITY_MIRROR to its address."
         )
     raise SourceUnreachable("; ".join(failures))
+
+
+def _small_file(path: Path, most_bytes: int) -> bytes:
+    data = read_at_most(path, most_bytes)
+    if data is None:
+        raise SourceUnreachable(f"{path}: is larger than {most_bytes} bytes")
+    return data
 
 
 def debian_mirror() -> DebianMirror:
@@ -118,15 +128,15 @@ def debian_mirror() -> DebianMirror:
 def snapshot_places(client: Client, base: str, pin: DebPin) -> Iterator[Place]:
     """Debian's snapshot archive keeps every version ever published, by SHA-1."""
     version = quote(pin.version.replace("%3a", ":"), safe="")
+    url = f"{base.rstrip('/')}/mr/binary/{pin.name}/{version}/binfiles?fileinfo=1"
     try:
-        answer = client.session.get(
-            f"{base.rstrip('/')}/mr/binary/{pin.name}/{version}/binfiles?fileinfo=1",
-            timeout=60,
-        )
-        found = answer.json()["fileinfo"] if answer.ok else {}
-    except (RequestException, ValueError, KeyError):
-        return
-    for sha1, copies in found.items():
+        reply = client.page(url, _MOST_SNAPSHOT_BYTES)
+        found = read_json(reply.data, most_bytes=_MOST_SNAPSHOT_BYTES)["fileinfo"]
         # epochs are not part of a file's name there, so the size tells the architectures apart
-        if any(c.get("size") == pin.size_bytes for c in copies):
-            yield Place(f"{base.rstrip('/')}/file/{sha1}")
+        fitting = [
+            sha1 for sha1, copies in found.items() if pin.size_bytes in {c["size"] for c in copies}
+        ]
+    except (NetError, JsonInvalid, KeyError, TypeError, AttributeError):
+        return
+    for sha1 in fitting:
+        yield Place(f"{base.rstrip('/')}/file/{quote(sha1, safe='')}")

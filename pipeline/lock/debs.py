@@ -17,10 +17,13 @@ from pipeline.lock.closure import FIELDS, DebRow, resolve_closure
 from pipeline.lock.deb822 import Stanza, read_stanzas
 from pipeline.lock.release import DEBIAN_12_KEYRING, IndexFile, Release, read_release
 
-Get = Callable[[str], bytes]
+Get = Callable[[str, int], bytes]  # a path, and how many bytes its file may have at most
 
 # Debian 12's largest Packages file has 50 MB; a small file that inflates past this is an attack.
 MAX_INDEX_BYTES = 512 * 1024 * 1024
+# Debian's and Ubuntu's largest have some hundred kilobytes; nobody has signed it before it is read.
+MAX_RELEASE_BYTES = 16 * 1024 * 1024
+_SLACK_BYTES = 1024 * 1024
 _PACKINGS = (".xz", ".gz", "")
 
 
@@ -45,12 +48,14 @@ def resolve_debs(
 ) -> list[DebRow]:
     """Lock the closure of the wanted packages.
 
-    `get("dists/bookworm/InRelease")` returns a file below the archive's root.
+    `get("dists/bookworm/InRelease", most_bytes)` returns a file below the archive's root.
     """
     indexes: list[Iterator[Stanza]] = []
     for suite in (Suite(s) if isinstance(s, str) else s for s in suites):
         fetch = suite.get or get
-        release = read_release(fetch(f"dists/{suite.name}/InRelease"), keyring=keyring, now=now)
+        release = read_release(
+            fetch(f"dists/{suite.name}/InRelease", MAX_RELEASE_BYTES), keyring=keyring, now=now
+        )
         _require_suite(release, suite.name)
         for component in components:
             folder = f"{component}/binary-{architecture}"
@@ -82,7 +87,9 @@ def read_packages(get: Get, base: str, release: Release, folder: str) -> Iterato
     plain = f"{below}Packages{packing}"
     hashed = f"{below}by-hash/SHA256/{promised.sha256}"
     where = f"{base}/" if base else ""
-    packed = get(f"{where}{hashed if release.by_hash else plain}")
+    # a mirror in the middle of an update has another index; of any size it need not be read
+    most_bytes = 2 * promised.size_bytes + _SLACK_BYTES
+    packed = get(f"{where}{hashed if release.by_hash else plain}", most_bytes)
     _require_bytes(packed, promised, f"{where}{plain}")
     return read_stanzas(_text(inflated(packed, packing, MAX_INDEX_BYTES), plain), FIELDS)
 

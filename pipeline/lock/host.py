@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.errors import ResolveFailed, UnknownPackage
 from pipeline.lock.closure import Alternatives, Catalogue, read_relations, shown
 from pipeline.lock.deb822 import Stanza
-from pipeline.lock.debs import Get, read_packages
+from pipeline.lock.debs import MAX_RELEASE_BYTES, Get, read_packages
 from pipeline.lock.debversion import version_key
 from pipeline.lock.host_model import Part, TargetLock
 from pipeline.lock.model import DebPin
@@ -60,7 +60,7 @@ class Shelf:
 def read_shelf(repository: Repository, architecture: str) -> Shelf:
     """What the repository offers for one architecture, believed only where it is signed."""
     base = f"dists/{repository.suite}" if repository.suite else ""
-    inrelease = repository.get(f"{base}/InRelease" if base else "InRelease")
+    inrelease = repository.get(f"{base}/InRelease" if base else "InRelease", MAX_RELEASE_BYTES)
     release = read_release(inrelease, keyring=repository.keyring)
     folders = [f"{c}/binary-{architecture}" for c in repository.components] if base else [""]
     weak = release.signers & sha1_bound(read_keyring(repository.keyring))

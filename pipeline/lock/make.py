@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.errors import BaseUnplaced
 from pipeline.lock.base import BasePin
-from pipeline.lock.debs import Suite, resolve_debs
+from pipeline.lock.debs import Get, Suite, resolve_debs
 from pipeline.lock.model import DebPin, ImageLock, read_lock, sealed
 from pipeline.lock.release import DEBIAN_12_KEYRING
 from pipeline.lock.wheels import SizeFinder, resolve_wheels
@@ -17,7 +17,6 @@ from pipeline.wish.base import ForeignBase
 from pipeline.wish.image import DebianWish, ImageWish
 from pipeline.wish.load import Checkout
 
-Get = Callable[[str], bytes]
 FindBase = Callable[[ForeignBase, str], BasePin]
 
 

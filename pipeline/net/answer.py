@@ -102,13 +102,16 @@ class Answer:
             left = None if left is None else left - count
             yield buffer[:count]
 
-    def read(self, most_bytes: int) -> bytes:
-        """The whole body, decompressed; more bytes than that, or too slow, is an error."""
+    def read(self, most_bytes: int, *, decode: bool = True) -> bytes:
+        """The whole body, decompressed; more bytes than that, or too slow, is an error.
+
+        A file is not decoded: some servers call every `.gz` an encoding of something else.
+        """
         if not self._has_body:
             self.close()
             return b""
         data = bytearray()
-        encoding = self.header("Content-Encoding").strip().lower()
+        encoding = self.header("Content-Encoding").strip().lower() if decode else ""
         try:
             for piece in decoded(self._steadily(most_bytes), encoding):
                 data += piece

@@ -21,7 +21,7 @@ from pipeline.net.address import next_address, origin_of, parts_of
 from pipeline.net.answer import BREAKS, Answer
 from pipeline.net.connections import Connections
 from pipeline.net.display import reason_of, shown
-from pipeline.net.failures import BadAddress, BadAnswer, Lost, Untrusted
+from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, Untrusted
 from pipeline.net.limits import Limits
 from pipeline.net.proxies import Proxies
 
@@ -98,12 +98,33 @@ class Client:
         if body is not None:
             sent["Content-Length"] = str(body.size_bytes)
         try:
-            raw = self._connections.send(method, url, sent, body.pieces() if body else None, bounds)
+            raw = self._send(method, url, sent, body, bounds)
         except urllib3.exceptions.LocationValueError as error:
             raise BadAddress(f"{shown(url)!r} is no address") from error
         except BREAKS as error:
             raise self._failure(url, error) from error
         return Answer(raw, method, url, self._connections, bounds)
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: Body | None,
+        limits: Limits,
+    ) -> urllib3.BaseHTTPResponse:
+        """A kept connection that the server closed meanwhile says nothing about this request."""
+        while True:
+            try:
+                pieces = body.pieces() if body else None
+                return self._connections.send(method, url, headers, pieces, limits)
+            except urllib3.exceptions.ProtocolError as error:
+                is_closed = any(isinstance(part, ConnectionError) for part in error.args)
+                # what carries a body may have arrived, and its sender knows how to ask
+                if body is not None or not is_closed or not self._connections.slot.is_kept:
+                    raise
+                if self.stop.is_set():
+                    raise
 
     def _failure(self, url: str, error: Exception) -> Exception:
         if self.stop.is_set():
@@ -140,10 +161,10 @@ class Client:
                 answer.drain()
                 here = next_address(here, place)
             except (BadAddress, BadAnswer) as error:
-                if not hop and isinstance(error, BadAddress):
+                if isinstance(error, BadProxy) or (not hop and isinstance(error, BadAddress)):
                     raise
                 raise BadAnswer(f"{shown(url)}: {error}") from error
-        raise BadAnswer(f"{shown(url)}: sends us from place to place without end")
+        raise BadAnswer(f"{shown(url)}: answers with redirects without end")
 
     def fetch(
         self,

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import urllib3
@@ -31,6 +32,7 @@ class Slot:
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
         self.limits = Limits()
+        self.is_kept = False  # the connection was there from an earlier request
 
     def cut(self) -> None:
         """End what the thread is at."""
@@ -102,12 +104,14 @@ class Connections:
         return manager
 
     def _pool_classes(self) -> dict[str, Any]:
-        """Pools whose connections tell us of their sockets."""
-        plain = type("Plain", (_Noted, HTTPConnection), {"owner": self})
-        secure = type("Secure", (_Noted, HTTPSConnection), {"owner": self})
+        """Pools whose connections tell us of their sockets.
+
+        They know us only weakly: with the last use of a client its connections close.
+        """
+        me = weakref.ref(self)
         return {
-            "http": type("Plain", (HTTPConnectionPool,), {"ConnectionCls": plain}),
-            "https": type("Secure", (HTTPSConnectionPool,), {"ConnectionCls": secure}),
+            "http": partial(_new_pool, HTTPConnectionPool, partial(_Plain, me)),
+            "https": partial(_new_pool, HTTPSConnectionPool, partial(_Secure, me)),
         }
 
     def note(self, sock: socket.socket) -> None:
@@ -155,28 +159,53 @@ def end_socket(sock: socket.socket | None) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)  # type: ignore[arg-type]
 
 
+def _new_pool(kind: Any, new_connection: Any, host: str, port: int, **settings: Any) -> Any:
+    pool = kind(host, port, **settings)
+    pool.ConnectionCls = new_connection
+    return pool
+
+
 class _Noted:
     """A connection whose socket its owner knows while it connects, asks and listens."""
 
-    owner: Connections
     sock: Any
+
+    def __init__(self, owner: weakref.ref[Connections], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._owner_ref = owner
+
+    @property
+    def _owner(self) -> Connections:
+        owner = self._owner_ref()
+        if owner is None:
+            raise Interrupted("stopped")
+        return owner
 
     def _new_conn(self) -> socket.socket:
         sock: socket.socket = super()._new_conn()  # type: ignore[misc]
-        self.owner.note(sock)
+        self._owner.note(sock)
         return sock
 
     def connect(self) -> None:
         # a proxy may answer for ever to CONNECT
-        with self.owner.in_time(2 * self.owner.slot.limits.connect_s, "connection"):
+        with self._owner.in_time(2 * self._owner.slot.limits.connect_s, "connection"):
             super().connect()  # type: ignore[misc]
-        self.owner.note(self.sock)
-
-    def getresponse(self) -> Any:
-        with self.owner.in_time(self.owner.slot.limits.head_s, "whole answer"):
-            return super().getresponse()  # type: ignore[misc]
+        self._owner.note(self.sock)
 
     def request(self, *args: Any, **kwargs: Any) -> None:
+        self._owner.slot.is_kept = self.sock is not None
         if self.sock is not None:
-            self.owner.note(self.sock)
+            self._owner.note(self.sock)
         super().request(*args, **kwargs)  # type: ignore[misc]
+
+    def getresponse(self) -> Any:
+        with self._owner.in_time(self._owner.slot.limits.head_s, "whole answer"):
+            return super().getresponse()  # type: ignore[misc]
+
+
+class _Plain(_Noted, HTTPConnection):
+    pass
+
+
+class _Secure(_Noted, HTTPSConnection):
+    pass

@@ -23,5 +23,9 @@ class BadAddress(NetError):
     """What was to be asked is no address."""
 
 
+class BadProxy(BadAddress):
+    """What is configured as a proxy is none."""
+
+
 class Untrusted(NetError):
     """The server's certificate, or the CA file that should judge it, is no good."""

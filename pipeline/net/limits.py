@@ -20,3 +20,4 @@ class Limits:
     # … and longer only while it comes at least this fast
     least_bytes_per_s: float = 8192.0
     most_hops: int = 10
+    pages_s: float = 900.0  # of a list with all of its pages

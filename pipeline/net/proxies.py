@@ -11,7 +11,7 @@ from urllib3.util import make_headers
 
 from pipeline.net.address import is_loopback
 from pipeline.net.display import masked
-from pipeline.net.failures import BadAddress
+from pipeline.net.failures import BadProxy
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ def read_proxy(address: str) -> Proxy:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise BadAddress(f"the proxy {masked(address)!r} is no address") from error
+        raise BadProxy(f"the proxy {masked(address)!r} is no address") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise BadAddress(f"the proxy {masked(address)!r} is no http or https address")
+        raise BadProxy(f"the proxy {masked(address)!r} is no http or https address")
     name = f"[{host}]" if ":" in host else host
     login = ""
     if "@" in parts.netloc:

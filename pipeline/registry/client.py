@@ -21,8 +21,9 @@ from pipeline.net.answer import Answer
 from pipeline.net.client import MAY_PASS, REDIRECTS, Body, Reply
 from pipeline.net.client import Client as HttpClient
 from pipeline.net.display import shown
-from pipeline.net.failures import BadAddress, BadAnswer, Lost, NetError, Untrusted
+from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, NetError, Untrusted
 from pipeline.net.limits import Limits
+from pipeline.net.pages import Pages
 from pipeline.net.waits import asked_wait_s
 from pipeline.registry.answer import Refusal, location_of
 from pipeline.registry.auth import MOST_TOKEN_BYTES, Authority, Scope
@@ -161,6 +162,9 @@ class Client:
             raise RegistryUnreachable(
                 str(error), "Name its CA with --ca FILE, or put it where Docker looks for it."
             ) from error
+        except BadProxy as error:
+            hint = "Correct it where it is set: HTTPS_PROXY, HTTP_PROXY or ALL_PROXY."
+            raise RegistryUnreachable(str(error), hint) from error
         except BadAddress as error:
             raise RegistryBroken(f"{self.name}: sends us to {error}") from error
 
@@ -210,6 +214,10 @@ class Client:
         except BadAnswer as error:
             raise RegistryBroken(str(error)) from error
 
+    def pages(self, what: str, most_pages: int) -> _Pages:
+        """A list that comes page by page, and ends."""
+        return _Pages(what, most_pages, self._access.limits.pages_s)
+
     def pause(self, attempt: int, lost: Lost | None = None) -> None:
         """Wait longer each time, or as long as the server asks; a stop ends it."""
         wait_s = self._access.first_wait_s * 2**attempt
@@ -231,6 +239,16 @@ class Client:
     def hang_up(self) -> None:
         """End everything under way."""
         self._http.hang_up()
+
+
+class _Pages(Pages):
+    """A registry that never ends its list is broken."""
+
+    def take(self, address: str) -> None:
+        try:
+            super().take(address)
+        except BadAnswer as error:
+            raise RegistryBroken(str(error)) from error
 
 
 def _error_body(answer: Answer) -> bytes:

@@ -71,10 +71,10 @@ def kind_of(document: Document) -> str:
 def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
     """All pages of the referrers API; none where the registry has no such API."""
     place: str | None = f"{repository.path}/referrers/{digest}"
+    pages = repository.client.pages(f"{repository}: its list of referrers", _MOST_PAGES)
     found: list[Descriptor] = []
-    for _ in range(_MOST_PAGES):
-        if place is None:
-            return found
+    while place is not None:
+        pages.take(place)
         answer = repository.look(place, MOST_MANIFEST_BYTES)
         if answer is None:
             return None
@@ -85,7 +85,7 @@ def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
         if len(found) > _MOST_LISTED:
             raise RegistryBroken(f"{repository}: lists more than {_MOST_LISTED} things of {digest}")
         place = next_page(answer)
-    raise RegistryBroken(f"{repository}: its list of referrers does not end")
+    return found
 
 
 def _fallback_index(repository: Repository, digest: str) -> Document | None:

@@ -92,10 +92,10 @@ class Repository:
     def tags(self) -> list[str]:
         """All tags, page by page."""
         place: str | None = f"{self.path}/tags/list?n=1000"
+        pages = self.client.pages(f"{self}: its list of tags", _MOST_PAGES)
         found: list[str] = []
-        for _ in range(_MOST_PAGES):
-            if place is None:
-                return sorted(set(found))
+        while place is not None:
+            pages.take(place)
             answer = self.look(place, MOST_MANIFEST_BYTES)
             if answer is None:
                 raise NotInRegistry(f"{self}: there is no such repository")
@@ -103,7 +103,7 @@ class Repository:
             if len(found) > _MOST_TAGS:
                 raise RegistryBroken(f"{self}: lists more than {_MOST_TAGS} tags")
             place = next_page(answer)
-        raise RegistryBroken(f"{self}: its list of tags does not end")
+        return sorted(set(found))
 
     def delete_manifest(self, digest: str) -> None:
         """Take a manifest out; a registry that does not allow it says so."""

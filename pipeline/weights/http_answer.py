@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from email.utils import parsedate_to_datetime
-
-import requests
 
 from pipeline.errors import (
     DigestMismatch,
@@ -15,7 +11,8 @@ from pipeline.errors import (
     PipelineError,
     RevisionMoved,
 )
-from pipeline.fetch.settings import masked
+from pipeline.net.answer import Answer
+from pipeline.net.waits import asked_wait_s
 from pipeline.weights.model import FilePin
 from pipeline.weights.routes import Lost, NotHere, wrong_bytes
 
@@ -25,10 +22,10 @@ _SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _NUMBER = re.compile(r"\d{1,18}")
 
 
-def require_same_file(answer: requests.Response, pin: FilePin) -> None:
+def require_same_file(answer: Answer, pin: FilePin) -> None:
     """Before a large file is followed elsewhere, the Hub says which one it is."""
-    etag = answer.headers.get("X-Linked-Etag", "").removeprefix("W/").strip('"')
-    size = answer.headers.get("X-Linked-Size", "")
+    etag = answer.header("X-Linked-Etag").removeprefix("W/").strip('"')
+    size = answer.header("X-Linked-Size")
     if _HEX.fullmatch(etag) and len(etag) == len(pin.want) and etag != pin.want:
         raise NotHere(wrong_bytes(f"{pin.path}: locked as {pin.want}, the server has {etag}"))
     if _NUMBER.fullmatch(size) and int(size) != pin.size_bytes:
@@ -39,17 +36,17 @@ def _other_size(pin: FilePin, size: int) -> DigestMismatch:
     return wrong_bytes(f"{pin.path}: locked with {pin.size_bytes} bytes, the server has {size}")
 
 
-def judge(answer: requests.Response, pin: FilePin, start: int, stop: int) -> bool:
+def judge(answer: Answer, pin: FilePin, start: int, stop: int) -> bool:
     """Refuse what cannot be the range that was asked for; whether the whole file comes instead."""
-    status = answer.status_code
+    status = answer.status
     if status not in (200, 206):
         raise _refusal(answer, pin)
-    if answer.headers.get("Content-Encoding", "identity") != "identity":
+    if answer.header("Content-Encoding") not in ("", "identity"):
         raise Lost(f"{pin.path}: comes compressed, though that was declined", ending=HubBroken)
     is_part = (start, stop) != (0, pin.size_bytes)
-    length = answer.headers.get("Content-Length", "")
+    length = answer.header("Content-Length")
     if status == 206:
-        span = _SPAN.fullmatch(answer.headers.get("Content-Range", ""))
+        span = _SPAN.fullmatch(answer.header("Content-Range"))
         if not is_part or not span or (int(span[1]), int(span[2]) + 1) != (start, stop):
             raise Lost(f"{pin.path}: another range than {start}-{stop - 1} came", ending=HubBroken)
         if span[3] not in ("*", str(pin.size_bytes)):
@@ -63,11 +60,11 @@ def judge(answer: requests.Response, pin: FilePin, start: int, stop: int) -> boo
     return is_part and status == 200
 
 
-def _refusal(answer: requests.Response, pin: FilePin) -> Exception:
+def _refusal(answer: Answer, pin: FilePin) -> Exception:
     """What a status means for us."""
-    status, code = answer.status_code, answer.headers.get("X-Error-Code", "")
+    status, code = answer.status, answer.header("X-Error-Code")
     if status >= 500 or status in _MAY_PASS:
-        wait_s = retry_after_s(answer.headers.get("Retry-After", ""))
+        wait_s = asked_wait_s(answer.headers)
         return Lost(f"{pin.path}: the server answers {status}", wait_s=wait_s)
     return NotHere(_ending(status, code, pin))
 
@@ -85,20 +82,3 @@ def _ending(status: int, code: str, pin: FilePin) -> PipelineError:
         f"{pin.path}: the server answers {status} {code}".rstrip(),
         "It has no such file at the locked commit; see `sm120 weights lock NAME --diff`.",
     )
-
-
-def retry_after_s(text: str) -> float | None:
-    """How long a server asks us to wait: seconds, or a date."""
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None
-
-
-def few_words(error: BaseException) -> str:
-    """The innermost cause in a few words."""
-    while error.__cause__ is not None or error.__context__ is not None:
-        error = error.__cause__ or error.__context__ or error
-    return masked(" ".join(str(error).split()))[:200] or type(error).__name__

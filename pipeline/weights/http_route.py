@@ -6,38 +6,23 @@ The token goes to the origin it is for and to no other: redirects are followed h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from http.client import HTTPException
-from typing import Any
-from urllib.parse import quote, urljoin, urlsplit
-
-import requests
-from urllib3.exceptions import HTTPError
+from urllib.parse import quote
 
 from pipeline.errors import HubBroken
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import masked
-from pipeline.weights.http_answer import few_words, judge, require_same_file
+from pipeline.fetch.http import Client, unreachable
+from pipeline.net.address import next_address, origin_of
+from pipeline.net.answer import Answer
+from pipeline.net.client import REDIRECTS
+from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
+from pipeline.net.failures import Lost as ConnectionLost
+from pipeline.net.limits import Limits
+from pipeline.weights.http_answer import judge, require_same_file
 from pipeline.weights.model import FilePin
 from pipeline.weights.routes import Body, Lost, NotHere
-from pipeline.weights.watchdog import Watchdog
 
-CONNECT_TIMEOUT_S = 15
 STALL_S = 30.0
 _MOST_HOPS = 5
-_REDIRECTS = (301, 302, 303, 307, 308)
 _STALE_LINK = (400, 401, 403, 404, 410)
-
-
-class Bearer(requests.auth.AuthBase):
-    """The token, or none: given as `auth`, so that no netrc entry takes its place."""
-
-    def __init__(self, token: str | None) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._token:
-            request.headers["Authorization"] = f"Bearer {self._token}"
-        return request
 
 
 @dataclass(frozen=True)
@@ -52,6 +37,11 @@ class Repository:
     def address(self, path: str) -> str:
         return f"{self.endpoint}/{self.name}/resolve/{self.commit}/{quote(path)}"
 
+    @property
+    def login(self) -> dict[str, str]:
+        """The token as a header; none where there is none."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
 
 class HttpRoute:
     """Ranges of a repository's files; remembers where the Hub sends us for each."""
@@ -60,12 +50,12 @@ class HttpRoute:
         self, client: Client, repository: Repository, name: str, stall_s: float = STALL_S
     ) -> None:
         self.name = name
-        self._client, self._repository, self._stall_s = client, repository, stall_s
+        self._client, self._repository = client, repository
+        self._limits = stall_limits(stall_s)
         self._links: dict[str, str] = {}
-        self._watch = Watchdog(2 * stall_s, client.stop)
 
     def open(self, pin: FilePin, start: int, stop: int) -> Body:
-        headers = {"Accept-Encoding": "identity"}
+        headers = {}
         if (start, stop) != (0, pin.size_bytes):
             headers["Range"] = f"bytes={start}-{stop - 1}"
         answer = self._ask_link(pin, headers) or self._ask_hub(pin, headers)
@@ -75,88 +65,77 @@ class HttpRoute:
             answer.close()
             raise
         span = (0, pin.size_bytes) if is_whole else (start, stop)
-        return _HttpBody(answer, span, is_whole, self._watch)
+        return _HttpBody(answer, span, is_whole)
 
-    def _ask_link(self, pin: FilePin, headers: dict[str, str]) -> requests.Response | None:
+    def _ask_link(self, pin: FilePin, headers: dict[str, str]) -> Answer | None:
         """The place we were sent to last time; signed links end, then the Hub is asked anew."""
         link = self._links.get(pin.path)
         if link is None:
             return None
-        answer = self._request(link, headers, None)
-        if answer.status_code in (*_REDIRECTS, *_STALE_LINK):
+        answer = self._request(pin, link, headers)
+        if answer.status in (*REDIRECTS, *_STALE_LINK):
             answer.close()
             self._links.pop(pin.path, None)
             return None
         return answer
 
-    def _ask_hub(self, pin: FilePin, headers: dict[str, str]) -> requests.Response:
+    def _ask_hub(self, pin: FilePin, headers: dict[str, str]) -> Answer:
         url = home = self._repository.address(pin.path)
         for _ in range(_MOST_HOPS):
-            token = self._repository.token if _origin(url) == _origin(home) else None
-            answer = self._request(url, headers, token)
-            if answer.status_code not in _REDIRECTS or "Location" not in answer.headers:
-                if _origin(url) != _origin(home) and answer.status_code < 400:
+            is_home = url == home or origin_of(url) == origin_of(home)
+            login = self._repository.login if is_home else {}
+            answer = self._request(pin, url, {**headers, **login})
+            place = answer.header("Location")
+            if answer.status not in REDIRECTS or not place:
+                if not is_home and answer.status < 400:
                     self._links[pin.path] = url
                 return answer
             answer.close()
             require_same_file(answer, pin)
-            url = urljoin(url, answer.headers["Location"])
-            if urlsplit(url).scheme not in ("http", "https"):
-                raise NotHere(HubBroken(f"{pin.path}: is said to be at {masked(url)[:100]}"))
+            try:
+                url = next_address(url, place)
+            except BadAnswer as error:
+                raise NotHere(HubBroken(f"{pin.path}: the server {error}")) from error
         raise Lost(f"{pin.path}: more than {_MOST_HOPS} redirects", ending=HubBroken)
 
-    def _request(self, url: str, headers: dict[str, str], token: str | None) -> requests.Response:
+    def _request(self, pin: FilePin, url: str, headers: dict[str, str]) -> Answer:
         try:
-            return self._client.session.request(
-                "GET",
-                url,
-                headers=headers,
-                auth=Bearer(token),
-                stream=True,
-                allow_redirects=False,
-                timeout=(CONNECT_TIMEOUT_S, self._stall_s),
-            )
-        except requests.RequestException as error:
-            is_stall = isinstance(error, requests.exceptions.ReadTimeout)
-            raise Lost(f"{masked(url)}: {few_words(error)}", is_stall=is_stall) from error
+            return self._client.http.ask("GET", url, headers=headers, limits=self._limits)
+        except NetError as error:
+            raise route_failure(pin, error) from error
 
 
-def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.netloc.rpartition("@")[2]
+def stall_limits(stall_s: float) -> Limits:
+    """Bounds for a route that is left when it stalls."""
+    return Limits(silence_s=stall_s, head_s=2 * stall_s, piece_s=2 * stall_s)
+
+
+def route_failure(pin: FilePin, error: NetError) -> Lost | NotHere:
+    """What a failed exchange means for a route."""
+    if isinstance(error, ConnectionLost):
+        return Lost(str(error), is_stall=error.is_stall, wait_s=error.wait_s)
+    if isinstance(error, BadAddress | BadAnswer) and not isinstance(error, BadProxy):
+        return NotHere(HubBroken(f"{pin.path}: {error}"))
+    return NotHere(unreachable(error))
 
 
 class _HttpBody:
     """Reads from the socket straight into the caller's buffer."""
 
-    def __init__(
-        self, answer: requests.Response, span: tuple[int, int], is_whole: bool, watch: Watchdog
-    ) -> None:
+    def __init__(self, answer: Answer, span: tuple[int, int], is_whole: bool) -> None:
         self.is_whole = is_whole
-        self._answer, self._watch = answer, watch
+        self._answer = answer
         self._left = span[1] - span[0]
-        # urllib3's own `readinto` makes a copy; below it, the standard library's does not
-        self._source: Any = answer.raw._original_response
 
     def readinto(self, buffer: memoryview) -> int:
-        self._watch.begin(id(self), self._answer.raw.shutdown)
         try:
-            count: int = self._source.readinto(buffer[: self._left])
-        except TimeoutError as error:
-            raise Lost("no byte came any more", is_stall=True) from error
-        except (OSError, HTTPError, HTTPException, ValueError) as error:
-            raise Lost(few_words(error)) from error
-        finally:
-            in_time = self._watch.end(id(self))
-        if not in_time:
-            raise Lost("the bytes only drip", is_stall=True)
+            count = self._answer.readinto(buffer[: self._left])
+        except ConnectionLost as error:
+            raise Lost(str(error), is_stall=error.is_stall) from error
         if not count:
             raise Lost(f"the connection ended {self._left} bytes early")
         self._left -= count
         return count
 
     def close(self) -> None:
-        if self._left:
-            self._answer.close()
-        else:
-            self._answer.raw.release_conn()
+        self._answer.close()

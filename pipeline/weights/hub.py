@@ -1,31 +1,18 @@
-"""The Hub, a mirror or a neighbour, asked through `huggingface_hub`: which commit, which files.
+"""The Hub, a mirror or a neighbour: which commit a revision names, and which files it has.
 
-Endpoint, token and offline mode are read as the Hub's own client reads them. On top of what it
-checks, a listing must not go round in circles nor lead away from the endpoint with our token.
+Endpoint, token and offline mode are read as the Hub's own client reads them. A listing must not
+go round in circles, nor go on for ever, nor lead away from the endpoint with our token.
 """
 
 from __future__ import annotations
 
 import os
-import ssl
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
-from urllib.parse import urlsplit
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlsplit
 
-import httpx2
-from huggingface_hub import HfApi, constants, get_token, set_client_factory
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils._http import default_client_factory
-from pydantic import ValidationError
+from huggingface_hub import constants, get_token
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.errors import (
     HubBroken,
@@ -33,16 +20,23 @@ from pipeline.errors import (
     PipelineError,
     SourceUnreachable,
 )
-from pipeline.fetch.settings import Settings, masked
-from pipeline.weights.http_answer import retry_after_s
+from pipeline.fetch.http import Client, unreachable
+from pipeline.fetch.settings import Settings
+from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.net.address import linked_page, next_address, origin_of
+from pipeline.net.client import MAY_PASS, Reply
+from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, NetError
+from pipeline.net.limits import Limits
+from pipeline.net.pages import Pages
+from pipeline.net.waits import asked_wait_s
 from pipeline.weights.model import MOST_FILES, FilePin
 
 ATTEMPTS = 5
-TIMEOUT_S = 30.0
-_MAY_PASS = (408, 425, 429, 500, 502, 503, 504)
-_LONGEST_WAIT_S = 120.0
+MOST_PAGE_BYTES = 64 << 20
+_MOST_PAGES = 1000
+_MOST_ENTRIES = 5 * MOST_FILES  # folders are listed, too
 _YES = ("1", "on", "yes", "true")
-Answer = TypeVar("Answer")
+_HEX = frozenset("0123456789abcdef")
 
 
 def endpoint() -> str:
@@ -59,6 +53,26 @@ def _says_yes(name: str) -> bool:
     return os.environ.get(name, "").lower() in _YES
 
 
+class _Part(BaseModel):
+    """Closed for what is used, open for what is not."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class _Lfs(_Part):
+    oid: str
+    size: int
+
+
+class _Entry(_Part):
+    """A file as the Hub lists it."""
+
+    path: str
+    size: int
+    oid: str
+    lfs: _Lfs | None = None
+
+
 class Hub:
     """Questions about repositories; every answer is checked before it is believed."""
 
@@ -69,141 +83,131 @@ class Hub:
         endpoint: str,
         token: str | None = None,
         first_wait_s: float = 0.5,
+        limits: Limits | None = None,
     ) -> None:
         self.endpoint, self.token = endpoint, token
-        self._settings, self._first_wait_s = settings, first_wait_s
-        self._api = HfApi(endpoint=endpoint, token=token or False, library_name="sm120-pipeline")
+        self._client = Client(settings, first_wait_s=first_wait_s, limits=limits)
 
     def commit_of(self, repository: str, revision: str) -> str:
         """The commit that a revision names at this moment."""
-        info = self._asked(
-            repository,
-            lambda: self._api.model_info(repository, revision=revision, timeout=TIMEOUT_S),
-            ATTEMPTS,
-        )
-        commit = info.sha or ""
-        if len(commit) != 40 or set(commit) - set("0123456789abcdef"):
-            raise HubBroken(f"{repository}: {revision} is said to be commit {commit[:50]!r}")
+        place = f"{self.endpoint}/api/models/{repository}/revision/{quote(revision, safe='')}"
+        info = _value(repository, self._ask(repository, place), any_int=True)
+        commit = info.get("sha") if isinstance(info, dict) else None
+        if not isinstance(commit, str) or len(commit) != 40 or set(commit) - _HEX:
+            raise HubBroken(f"{repository}: {revision} is said to be commit {str(commit)[:50]!r}")
         return commit
 
     def files(self, repository: str, commit: str) -> list[FilePin]:
         """Every file of a commit, with its size and the hash that the Hub knows it by."""
-        # the Hub's client itself asks again for pages, as it does not for anything else
-        entries = self._asked(repository, lambda: self._list(repository, commit), 1)
         pins: dict[str, FilePin] = {}
-        for entry in entries:
-            if entry.path in pins:
-                raise HubBroken(f"{repository}: {entry.path!r} is listed twice")
-            pins[entry.path] = _pin(repository, entry)
+        for n_entries, found in enumerate(self._entries(repository, commit), 1):
+            if len(pins) > MOST_FILES or n_entries > _MOST_ENTRIES:
+                raise HubBroken(f"{repository}: more than {MOST_FILES} files are listed")
+            if not isinstance(found, dict) or not isinstance(found.get("type"), str):
+                raise HubBroken(f"{repository}: lists what is neither a file nor a folder")
+            if found["type"] != "file":
+                continue
+            pin = _pin(repository, found)
+            if pin.path in pins:
+                raise HubBroken(f"{repository}: {pin.path!r} is listed twice")
+            pins[pin.path] = pin
         return list(pins.values())
 
-    def _list(self, repository: str, commit: str) -> list[RepoFile]:
-        found = []
-        for entry in self._api.list_repo_tree(repository, recursive=True, revision=commit):
-            if isinstance(entry, RepoFile):
-                found.append(entry)
-            if len(found) > MOST_FILES:
-                raise HubBroken(f"{repository}: more than {MOST_FILES} files are listed")
-        return found
-
-    def _asked(self, repository: str, ask: Callable[[], Answer], attempts: int) -> Answer:
-        """Try again what may pass; give every other failure its own ending."""
-        for attempt in range(attempts):
+    def _entries(self, repository: str, commit: str) -> Iterator[Any]:
+        """What all pages of a tree list."""
+        place: str | None = f"{self.endpoint}/api/models/{repository}/tree/{commit}?recursive=true"
+        pages = Pages(f"{repository}: its listing", _MOST_PAGES, self._client.http.limits.pages_s)
+        while place is not None:
             try:
-                with _guarded(self.endpoint, self._settings):
-                    return ask()
-            except HfHubHTTPError as error:
-                ending, wait_s = (
-                    _ending(repository, error),
-                    retry_after_s(error.response.headers.get("Retry-After", "")),
-                )
-                if error.response.status_code not in _MAY_PASS:
-                    raise ending from error
-            except httpx2.HTTPError as error:
-                words = masked(" ".join(str(error).split())) or type(error).__name__
-                ending, wait_s = SourceUnreachable(f"{repository}: {words}"), None
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                # what is not JSON, or is not the JSON of a listing
-                words = " ".join(str(error).split())[:100]
-                raise HubBroken(f"{repository}: the answer makes no sense ({words})") from error
-            if attempt + 1 < attempts:
-                pause_s = self._first_wait_s * 2**attempt if wait_s is None else wait_s
-                time.sleep(min(pause_s, _LONGEST_WAIT_S))
-        raise ending
+                pages.take(place)
+            except BadAnswer as error:
+                raise HubBroken(str(error)) from error
+            reply = self._ask(repository, place)
+            entries = _value(repository, reply)
+            if not isinstance(entries, list):
+                raise HubBroken(f"{repository}: the answer makes no sense (no list of files)")
+            yield from entries
+            place = self._next_page(repository, reply)
+
+    def _next_page(self, repository: str, reply: Reply) -> str | None:
+        link = linked_page(reply.header("Link"))
+        if link is None:
+            return None
+        try:
+            place = next_address(reply.url, link)
+        except BadAnswer as error:
+            raise HubBroken(f"{repository}: a page {error}") from error
+        if origin_of(place) != origin_of(self.endpoint):
+            where = urlsplit(place).netloc
+            raise HubBroken(f"{repository}: a page leads to {where}, which our token is not for")
+        return place
+
+    def _ask(self, repository: str, url: str) -> Reply:
+        """Try again what may pass; give every other failure its own error."""
+        login = f"Bearer {self.token}" if self.token else ""
+        error: PipelineError
+        for attempt in range(ATTEMPTS):
+            wait_s = None
+            try:
+                reply = self._client.http.fetch(url, most_bytes=MOST_PAGE_BYTES, login=login)
+            except Lost as lost:
+                error, wait_s = SourceUnreachable(f"{repository}: {lost}"), lost.wait_s
+            except NetError as failure:
+                raise _failure(repository, failure) from failure
+            else:
+                if reply.status == 200:
+                    return reply
+                error, wait_s = _refusal(repository, reply), asked_wait_s(reply.headers)
+                if reply.status not in MAY_PASS:
+                    break
+            if attempt + 1 < ATTEMPTS:
+                self._client.pause(attempt, wait_s)
+        raise error
 
 
-def _pin(repository: str, entry: RepoFile) -> FilePin:
+def _value(repository: str, reply: Reply, *, any_int: bool = False) -> Any:
     try:
+        return read_json(reply.data, most_bytes=MOST_PAGE_BYTES, any_int=any_int)
+    except JsonInvalid as error:
+        raise HubBroken(f"{repository}: the answer makes no sense ({error})") from error
+
+
+def _failure(repository: str, error: NetError) -> PipelineError:
+    if isinstance(error, BadAnswer):
+        return HubBroken(f"{repository}: {error}")
+    if isinstance(error, BadAddress) and not isinstance(error, BadProxy):
+        return SourceUnreachable(f"{repository}: {error}", "Correct HF_ENDPOINT.")
+    return unreachable(error)
+
+
+def _pin(repository: str, found: dict[str, Any]) -> FilePin:
+    try:
+        entry = _Entry.model_validate(found)
         if entry.lfs is None:
-            return FilePin(path=entry.path, size_bytes=entry.size, git_sha1=entry.blob_id)
+            return FilePin(path=entry.path, size_bytes=entry.size, git_sha1=entry.oid)
         if entry.lfs.size != entry.size:
             raise HubBroken(f"{repository}: {entry.path} is said to have two sizes")
-        return FilePin(path=entry.path, size_bytes=entry.size, sha256=entry.lfs.sha256)
+        return FilePin(path=entry.path, size_bytes=entry.size, sha256=entry.lfs.oid)
     except ValidationError as error:
         first = error.errors()[0]
         words = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise HubBroken(f"{repository}: {str(entry.path)[:100]!r}: {words}") from error
+        raise HubBroken(f"{repository}: {str(found.get('path'))[:100]!r}: {words}") from error
 
 
-def _ending(repository: str, error: HfHubHTTPError) -> PipelineError:
-    status = error.response.status_code
-    if isinstance(error, GatedRepoError):
+def _refusal(repository: str, reply: Reply) -> PipelineError:
+    status, code = reply.status, reply.header("X-Error-Code")
+    if code == "GatedRepo":
         return HubRefused(f"{repository}: is gated, and not open to this user")
-    if isinstance(error, RevisionNotFoundError):
+    if code == "RevisionNotFound":
         return HubRefused(
             f"{repository}: has no such revision", "Correct `revision` in the weights wish."
         )
-    if isinstance(error, RepositoryNotFoundError):
+    # the Hub does not tell a stranger whether a repository is private or not there
+    if code == "RepoNotFound" or status == 401:
         return HubRefused(f"{repository}: is not there, or not for this user ({status})")
-    if status in (401, 403):
+    if status == 403:
         return HubRefused(f"{repository}: the Hub answers {status}")
     return SourceUnreachable(f"{repository}: the Hub answers {status}")
-
-
-class _Guard:
-    """Watches a listing: pages must be new ones, and at the endpoint."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._origin = urlsplit(endpoint)[:2]
-        self._next_pages: set[str] = set()
-
-    def look_at_request(self, request: httpx2.Request) -> None:
-        here = urlsplit(str(request.url))
-        if here[:2] != self._origin and "authorization" in request.headers:
-            raise HubBroken(f"an answer leads to {here.netloc}, which our token is not for")
-
-    def look_at_answer(self, answer: httpx2.Response) -> None:
-        page = answer.links.get("next", {}).get("url")
-        if page is None or answer.status_code != 200:
-            return
-        if page in self._next_pages:
-            raise HubBroken("the pages of a listing go round in a circle")
-        self._next_pages.add(page)
-
-
-_ONE_AT_A_TIME = threading.Lock()  # the Hub's client has one factory a process
-
-
-@contextmanager
-def _guarded(endpoint: str, settings: Settings) -> Iterator[None]:
-    """The Hub's client with our certificates, proxy and eyes; afterwards as it was."""
-    guard = _Guard(endpoint)
-
-    def client() -> httpx2.Client:
-        return httpx2.Client(
-            event_hooks={"request": [guard.look_at_request], "response": [guard.look_at_answer]},
-            follow_redirects=True,
-            timeout=TIMEOUT_S,
-            proxy=settings.proxy,
-            verify=ssl.create_default_context(cafile=settings.ca_file),
-        )
-
-    with _ONE_AT_A_TIME:
-        set_client_factory(client)
-        try:
-            yield
-        finally:
-            set_client_factory(default_client_factory)
 
 
 def saved_token() -> str | None:

@@ -63,7 +63,7 @@ class Crew:
         if any(thread.is_alive() for thread in threads):
             self._client.hang_up()
         self._tell()
-        if self._client.see_off(threads):
+        if self._client.join(threads):
             for arrival in self._begun:
                 arrival.close()
 

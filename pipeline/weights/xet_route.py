@@ -10,14 +10,16 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import requests
-
 from pipeline.errors import SourceUnreachable
 from pipeline.fetch.http import Client
-from pipeline.weights.http_route import CONNECT_TIMEOUT_S, Bearer, Repository
+from pipeline.net.client import MAY_PASS
+from pipeline.net.display import reason_of
+from pipeline.net.failures import NetError
+from pipeline.net.waits import asked_wait_s
+from pipeline.net.watchdog import Watchdog
+from pipeline.weights.http_route import Repository, route_failure, stall_limits
 from pipeline.weights.model import FilePin
 from pipeline.weights.routes import Body, Lost, NotHere
-from pipeline.weights.watchdog import Watchdog
 
 _HASH = "X-Xet-Hash"
 
@@ -42,7 +44,7 @@ class XetRoute:
         self._client, self._repository, self._stall_s = client, repository, stall_s
         self._new_group = new_group or _store_group
         self._group: Any = None
-        self._watch = Watchdog(stall_s, client.stop)
+        self._watch = Watchdog()
         self._guard = threading.Lock()
 
     def open(self, pin: FilePin, start: int, stop: int) -> Body:
@@ -53,27 +55,29 @@ class XetRoute:
             info = _file_info(name, pin.size_bytes)
             stream = self._group.download_stream(info, start=start, end=stop)
         except Exception as error:  # the store's client has no common kind of error
-            words = f"{pin.path}: the Xet store refuses: {_line(error)}"
+            words = f"{pin.path}: the Xet store refuses: {reason_of(error)}"
             raise NotHere(SourceUnreachable(words)) from error
-        return _XetBody(stream, stop - start, self._watch)
+        return _XetBody(stream, stop - start, self._watch, self._stall_s)
 
     def _hash_of(self, pin: FilePin) -> str:
         """The store's name for a file, from the header of the Hub's redirect."""
-        repository = self._repository
+        place, limits = self._repository.address(pin.path), stall_limits(self._stall_s)
         try:
-            answer = self._client.session.request(
-                "HEAD",
-                repository.address(pin.path),
-                auth=Bearer(repository.token),
-                allow_redirects=False,
-                timeout=(CONNECT_TIMEOUT_S, self._stall_s),
+            answer = self._client.http.ask(
+                "HEAD", place, headers=self._repository.login, limits=limits
             )
-        except requests.RequestException as error:
-            raise Lost(f"{pin.path}: {_line(error)}") from error
-        found = answer.headers.get(_HASH)
-        if found is None:
-            raise NotHere(SourceUnreachable(f"{pin.path}: is not offered through Xet"))
-        return found
+        except NetError as error:
+            raise route_failure(pin, error) from error
+        answer.close()
+        if name := answer.header(_HASH):
+            return name
+        if answer.status in MAY_PASS:
+            why = f"{pin.path}: the Hub answers {answer.status}"
+            raise Lost(why, wait_s=asked_wait_s(answer.headers))
+        why = "is not offered through Xet"
+        if answer.status >= 400:
+            why = f"the Hub answers {answer.status} {answer.header('X-Error-Code')}".rstrip()
+        raise NotHere(SourceUnreachable(f"{pin.path}: {why}"))
 
 
 def _store_group(repository: Repository) -> Any:
@@ -92,17 +96,14 @@ def _file_info(name: str, size_bytes: int) -> Any:
     return hf_xet.XetFileInfo(name, size_bytes)
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
 class _XetBody:
     """A stream as a body: its pieces have their own sizes, and a silent one is cancelled."""
 
     is_whole = False
 
-    def __init__(self, stream: Any, left: int, watch: Watchdog) -> None:
-        self._stream, self._left, self._watch = stream, left, watch
+    def __init__(self, stream: Any, left: int, watch: Watchdog, stall_s: float) -> None:
+        self._stream, self._left = stream, left
+        self._watch, self._stall_s = watch, stall_s
         self._pieces: Iterator[bytes] = iter(stream)
         self._piece = memoryview(b"")
 
@@ -118,15 +119,18 @@ class _XetBody:
         return count
 
     def _next(self) -> bytes:
-        self._watch.begin(id(self), self._stream.cancel)
+        self._watch.begin(id(self), self._stream.cancel, self._stall_s)
+        piece, why = b"", None
         try:
             piece = next(self._pieces, b"")
         except Exception as error:  # the store's client has no common kind of error
-            raise Lost(f"Xet: {_line(error)}") from error
+            why = error
         finally:
             in_time = self._watch.end(id(self))
         if not in_time:
-            raise Lost("no byte came any more from Xet", is_stall=True)
+            raise Lost("no byte came any more from Xet", is_stall=True) from why
+        if why is not None:
+            raise Lost(f"Xet: {reason_of(why)}") from why
         return piece
 
     def close(self) -> None:

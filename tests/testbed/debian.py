@@ -79,14 +79,14 @@ def bring_packages(
         mirror = mirror_of(system)
         keyring = ubuntu_keyring(folder) if system.is_ubuntu else debian_keyring(system)
 
-        def get(path: str) -> bytes:
-            return read_below(client, mirror, path)
+        def get(path: str, most_bytes: int) -> bytes:
+            return read_below(client, mirror, path, most_bytes)
 
         rows = resolve_debs(
             wanted, [], [system.suite], system.components, system.architecture, get, keyring
         )
         with ThreadPoolExecutor(8) as pool:
-            stanzas = pool.map(lambda row: _kept(folder, row, get(row.path)), rows)
+            stanzas = pool.map(lambda row: _kept(folder, row, get(row.path, row.size_bytes)), rows)
             return dict(zip((row.name for row in rows), stanzas, strict=True))
     except PipelineError as error:
         raise CannotHave(f"{system.name}'s packages cannot be had here: {error}") from error

@@ -23,6 +23,7 @@ from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import Settings
 from pipeline.fetch.sources import Sources
 from pipeline.lock.model import Pin, WheelPin
+from pipeline.net.limits import Limits
 from pipeline.store.store import Store, open_store
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import Fault, FaultServer
@@ -48,7 +49,6 @@ class Count:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "READ_TIMEOUT_S", 0.2)
     monkeypatch.setattr(http, "LONGEST_WAIT_S", 0.05)
 
 
@@ -63,8 +63,9 @@ def fetcher_of(
     *,
     offline: bool = False,
     mirror: Callable[[], DebianMirror] | None = None,
+    silence_s: float = 0.2,
 ) -> Fetcher:
-    client = Client(settings, first_wait_s=0.001)
+    client = Client(settings, first_wait_s=0.001, limits=Limits(silence_s=silence_s))
     return Fetcher(store, client, Sources(client, mirror), offline=offline)
 
 
@@ -528,28 +529,24 @@ def test_nothing_to_fetch_is_done_at_once(store: Store) -> None:
 
 
 def test_one_failure_ends_the_whole_fetch_and_its_threads(
-    store: Store, server: FaultServer, monkeypatch: pytest.MonkeyPatch
+    store: Store, server: FaultServer
 ) -> None:
-    monkeypatch.setattr(http, "READ_TIMEOUT_S", 30)
     pins = many(server, 8)
     server.fail_file(pins[0].file, faults.status(404))
     for pin in pins[3:]:
         server.fail_file(pin.file, faults.stall(30), 5)
     start = time.monotonic()
     with pytest.raises(SourceUnreachable, match="404"):
-        list(fetcher_of(store, from_index(server)).fetch_all(pins, Count()))
+        list(fetcher_of(store, from_index(server), silence_s=30).fetch_all(pins, Count()))
     assert time.monotonic() - start < 20
     assert fetch_threads() == []
 
 
-def test_a_caller_that_stops_early_leaves_no_thread(
-    store: Store, server: FaultServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "READ_TIMEOUT_S", 30)
+def test_a_caller_that_stops_early_leaves_no_thread(store: Store, server: FaultServer) -> None:
     pins = many(server, 8)
     for pin in pins[:5]:
         server.fail_file(pin.file, faults.stall(10), 5)
-    fetcher = fetcher_of(store, from_index(server))
+    fetcher = fetcher_of(store, from_index(server), silence_s=30)
     with closing(fetcher.fetch_all(pins, Count())) as arrivals:
         next(arrivals)
     assert fetch_threads() == []
@@ -558,16 +555,16 @@ def test_a_caller_that_stops_early_leaves_no_thread(
 
 
 def test_a_server_that_says_nothing_does_not_hold_up_the_end_for_long(
-    store: Store, server: FaultServer, monkeypatch: pytest.MonkeyPatch
+    store: Store, server: FaultServer
 ) -> None:
-    monkeypatch.setattr(http, "READ_TIMEOUT_S", 5)
-    monkeypatch.setattr(http, "LONGEST_GOODBYE_S", 0.2)
     pins = many(server, 3)
     server.fail_file(pins[0].file, faults.silent())
     start = time.monotonic()
-    with closing(fetcher_of(store, from_index(server)).fetch_all(pins, Count())) as arrivals:
+    fetcher = fetcher_of(store, from_index(server), silence_s=30)
+    with closing(fetcher.fetch_all(pins, Count())) as arrivals:
         next(arrivals)
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 2
+    assert fetch_threads() == []
 
 
 def test_a_thread_that_waits_for_another_process_can_be_stopped(

@@ -18,13 +18,15 @@ from pipeline.fetch.index import find_file
 from pipeline.fetch.settings import (
     Settings,
     folder_of,
-    masked,
     pip_settings,
     read_settings,
     uv_settings,
     with_login,
 )
 from pipeline.fetch.sources import Sources, debian_mirror, read_below
+from pipeline.net.address import parts_of
+from pipeline.net.display import masked
+from pipeline.net.limits import Limits
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import pin_for
@@ -194,38 +196,47 @@ def test_pips_certificate_wins_if_it_exists(
     assert read_settings().ca_file == str(ours)
 
 
-def test_the_configured_certificate_and_proxy_win_over_variables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/env.pem")
+def proxy_of(settings: Settings) -> str:
+    proxy = Client(settings).http._connections._proxies.of(parts_of(INDEX))
+    return proxy.url if proxy else ""
+
+
+def test_the_configured_proxy_wins_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://env:1")
     monkeypatch.delenv("no_proxy")
-    client = Client(Settings(indexes=(), ca_file="/ours.pem", proxy="http://ours:2"))
-    merged = client.session.merge_environment_settings(INDEX, {}, False, None, None)
-    assert merged["verify"] == "/ours.pem"
-    assert merged["proxies"]["https"] == "http://ours:2"
+    assert proxy_of(Settings(indexes=(), proxy="http://ours:2")) == "http://ours:2"
+    assert proxy_of(Settings(indexes=())) == "http://env:1"
 
 
-def test_without_settings_the_environments_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("https_proxy", "http://env:1")
-    client = Client(Settings(indexes=()))
-    merged = client.session.merge_environment_settings(INDEX, {}, False, None, None)
-    assert merged["proxies"]["https"] == "http://env:1"
+def test_the_configured_certificate_is_the_one_that_judges(tmp_path: Path) -> None:
+    client = Client(Settings(indexes=(), ca_file=str(tmp_path / "ours.pem")), first_wait_s=0)
+    with pytest.raises(SourceUnreachable, match=r"ours\.pem") as caught:
+        client.read("https://127.0.0.1:9/x", 9)
+    assert "SSL_CERT_FILE" in caught.value.hint
 
 
-def test_two_clients_never_share_a_session() -> None:
-    proxies = []
-    for number in range(20):
-        client = Client(Settings(indexes=(), proxy=f"http://p:{number}"))
-        merged = client.session.merge_environment_settings(INDEX, {}, False, None, None)
-        proxies.append(merged["proxies"]["https"])
-    assert proxies == [f"http://p:{number}" for number in range(20)]
+def test_two_clients_never_share_a_proxy() -> None:
+    asked = [proxy_of(Settings(indexes=(), proxy=f"http://p:{n}")) for n in range(1, 20)]
+    assert asked == [f"http://p:{n}" for n in range(1, 20)]
+
+
+@pytest.mark.parametrize("proxy", ["http://[", "socks5://p:1", "http://me:tr0ub4dor@p:99999"])
+def test_a_proxy_that_is_none_is_named_with_a_hint(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("no_proxy")
+    monkeypatch.setenv("https_proxy", proxy)
+    for settings in (Settings(indexes=(), proxy=proxy), Settings(indexes=())):
+        with pytest.raises(SourceUnreachable, match="the proxy") as caught:
+            Client(settings, first_wait_s=0).read(f"{INDEX}/x", 9)
+        assert "HTTPS_PROXY" in caught.value.hint
+        assert SECRET not in str(caught.value)
 
 
 def test_requests_really_go_through_the_proxy(server: FaultServer) -> None:
     server.files["http://far.example.invalid/x"] = b"through the proxy"
     client = Client(Settings(indexes=(), proxy=server.url))
-    assert client.read("http://far.example.invalid/x") == b"through the proxy"
+    assert client.read("http://far.example.invalid/x", 99) == b"through the proxy"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +281,7 @@ def test_the_indexes_login_is_used_for_its_files(
     server.add(pin.file, data)
     client = Client(Settings(indexes=(private,)), first_wait_s=0.001)
     places = [p for find in Sources(client).finders(pin, offline=False) for p in find()]
-    assert client.read(places[0].where) == data
+    assert client.read(places[0].where, 99) == data
 
 
 def test_a_login_is_not_given_to_another_server() -> None:
@@ -339,7 +350,7 @@ class _NoBar:
 def test_no_error_about_a_proxy_shows_its_password() -> None:
     client = Client(Settings(indexes=(), proxy=f"http://me:{SECRET}@127.0.0.1:9"), first_wait_s=0)
     with pytest.raises(SourceUnreachable) as caught:
-        client.read("http://far.example.invalid/x")
+        client.read("http://far.example.invalid/x", 99)
     assert SECRET not in str(caught.value)
 
 
@@ -380,28 +391,38 @@ def test_debians_indexes_come_from_the_first_mirror_that_works(
     server.files["/debian/dists/x"] = b"index"
     client = Client(Settings(indexes=()), first_wait_s=0.001)
     bases = [tmp_path.as_uri(), "http://127.0.0.1:9", f"{server.url}/debian"]
-    assert read_below(client, bases, "dists/x") == b"index"
+    assert read_below(client, bases, "dists/x", 99) == b"index"
     (tmp_path / "dists").mkdir()
     (tmp_path / "dists" / "x").write_bytes(b"nearer")
-    assert read_below(client, bases, "dists/x") == b"nearer"
+    assert read_below(client, bases, "dists/x", 99) == b"nearer"
 
 
 def test_no_mirror_that_works_names_them_all(server: FaultServer, tmp_path: Path) -> None:
     client = Client(Settings(indexes=()), first_wait_s=0.001)
     with pytest.raises(SourceUnreachable, match=r"No such file.*answers 404"):
-        read_below(client, [tmp_path.as_uri(), server.url], "dists/x")
+        read_below(client, [tmp_path.as_uri(), server.url], "dists/x", 99)
     with pytest.raises(Exception, match="no mirror is known"):
-        read_below(client, [], "dists/x")
+        read_below(client, [], "dists/x", 99)
 
 
 @pytest.mark.parametrize("fault", [faults.cut(3), faults.status(500), faults.stall(3)])
 def test_a_small_file_is_read_again_after_a_passing_fault(
-    server: FaultServer, fault: faults.Fault, monkeypatch: pytest.MonkeyPatch
+    server: FaultServer, fault: faults.Fault
 ) -> None:
-    monkeypatch.setattr(http, "READ_TIMEOUT_S", 0.2)
     url = server.add("x", b"whole")
     server.fail_file("x", fault, 2)
-    assert Client(Settings(indexes=()), first_wait_s=0.001).read(url) == b"whole"
+    client = Client(Settings(indexes=()), first_wait_s=0.001, limits=Limits(silence_s=0.2))
+    assert client.read(url, 99) == b"whole"
+
+
+def test_a_file_larger_than_it_may_be_is_not_read(server: FaultServer, tmp_path: Path) -> None:
+    client = Client(Settings(indexes=()), first_wait_s=0.001)
+    url = server.add("x", b"12345")
+    (tmp_path / "x").write_bytes(b"12345")
+    with pytest.raises(SourceUnreachable, match="larger than 4 bytes"):
+        client.read(url, 4)
+    with pytest.raises(SourceUnreachable, match="larger than 4 bytes"):
+        read_below(client, [tmp_path.as_uri()], "x", 4)
 
 
 def test_a_size_is_asked_without_the_bytes(server: FaultServer) -> None:

@@ -37,8 +37,9 @@ class Mirror:
     files: dict[str, bytes] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
-    def get(self, path: str) -> bytes:
+    def get(self, path: str, most_bytes: int) -> bytes:
         self.asked.append(path)
+        assert len(self.files[path]) <= most_bytes
         return self.files[path]
 
     def add(

@@ -77,7 +77,9 @@ def wish_for(**driver: Any) -> HostWish:
 
 
 def locked(repository: AptRepository, target: str = DEBIAN, **driver: Any) -> TargetLock:
-    place = Repository(lambda path: (repository.root / path).read_bytes(), repository.keyring)
+    place = Repository(
+        lambda path, most_bytes: (repository.root / path).read_bytes(), repository.keyring
+    )
     return lock_target(wish_for(**driver), target, read_shelf(place, target.partition("/")[2]))
 
 
@@ -221,7 +223,9 @@ def test_a_wish_that_cannot_work_is_refused(change: dict[str, Any], tmp_path: Pa
 
 
 def test_an_index_by_a_stranger_is_refused(repository: AptRepository, stranger: Signer) -> None:
-    place = Repository(lambda path: (repository.root / path).read_bytes(), stranger.keyring)
+    place = Repository(
+        lambda path, most_bytes: (repository.root / path).read_bytes(), stranger.keyring
+    )
     with pytest.raises(SignatureInvalid, match="unknown key"):
         read_shelf(place, "amd64")
 

@@ -14,7 +14,7 @@ from pipeline.lock.make import Transport, make_lock
 from tests.makers import AMD64, make_checkout, make_deb, make_wheel, root_image, wheel_image
 
 
-def nobody(name: str) -> bytes:
+def nobody(name: str, most_bytes: int) -> bytes:
     raise AssertionError(f"{name} was asked for")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import gzip
 import socket
 import threading
@@ -96,6 +97,33 @@ def test_a_connection_is_used_again_after_a_whole_answer() -> None:
         for _ in range(3):
             assert asker.fetch(url, most_bytes=9).data == b"{}"
     assert len(seen) == 1
+
+
+def test_the_connections_of_a_client_close_with_its_last_use() -> None:
+    closed = threading.Event()
+
+    def answer(conn: socket.socket, request: bytes) -> None:
+        conn.sendall(hostile.OK + b"Content-Length: 2\r\n\r\n{}")
+        conn.settimeout(2)
+        if conn.recv(1) == b"":
+            closed.set()
+
+    asker = client()
+    with hostile_server(answer) as url:
+        asker.fetch(url, most_bytes=9)
+        gc.disable()
+        try:
+            del asker
+            assert closed.wait(2)
+        finally:
+            gc.enable()
+
+
+def test_a_kept_connection_that_the_server_closed_is_no_failure() -> None:
+    asker, rude = client(), hostile.body(b"{}")  # says nothing of closing, and closes
+    with hostile_server(rude) as url:
+        for _ in range(20):
+            assert asker.fetch(url, most_bytes=9).data == b"{}"
 
 
 def test_a_stop_ends_a_thread_that_waits_for_bytes() -> None:

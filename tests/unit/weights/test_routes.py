@@ -10,14 +10,14 @@ import pytest
 
 from pipeline.errors import DigestMismatch, HubRefused, OfflineMiss, SourceUnreachable
 from pipeline.fetch.http import Client
+from pipeline.net.waits import retry_after_s
+from pipeline.net.watchdog import Watchdog
 from pipeline.weights import xet_route
 from pipeline.weights.fetch import Options, fetch_files, fetch_range
-from pipeline.weights.http_answer import retry_after_s
 from pipeline.weights.http_route import HttpRoute, Repository
 from pipeline.weights.model import FilePin
 from pipeline.weights.routes import Body, Lost, NotHere, Route, Router
 from pipeline.weights.throttle import Throttle
-from pipeline.weights.watchdog import Watchdog
 from pipeline.weights.xet_route import XetRoute, has_xet
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS
@@ -205,15 +205,14 @@ def test_a_connection_that_only_drips_is_cut(bed: Bed) -> None:
 
 
 def test_the_watchdog_cuts_what_is_late_and_nothing_else() -> None:
-    stop, late, soon = threading.Event(), threading.Event(), threading.Event()
-    dog = Watchdog(0.2, stop)
-    dog.begin(1, late.set)
-    dog.begin(2, soon.set)
+    late, soon = threading.Event(), threading.Event()
+    dog = Watchdog()
+    dog.begin(1, late.set, 0.2)
+    dog.begin(2, soon.set, 0.2)
     assert dog.end(2)
     assert late.wait(2)
     assert not dog.end(1)
     assert not soon.is_set()
-    stop.set()
 
 
 def test_a_throttle_counts_all_threads_together() -> None:

@@ -98,8 +98,7 @@ def test_a_hostile_token_service_ends_like_any_other_server(login: None, kind: s
     def ask(url: str) -> object:
         tiny = TinyRegistry(login="ann:secret", realm=f"{url}/token")
         with oci_door(tiny) as door:
-            access = {"insecure_http": True, "limits": hostile.SHORT}
-            return repository_at(door, **access).tags()
+            return repository_at(door, insecure_http=True, limits=hostile.SHORT).tags()
 
     assert hostile.endings(ask, getattr(hostile, kind)) == {}
 
