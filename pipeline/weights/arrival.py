@@ -102,7 +102,8 @@ class Arrival:
         """What did not come after all."""
         with self._guard:
             self._busy -= 1
-            self._todo = sorted([*(s for s in spans if s[0] < s[1]), *self._todo])
+            if not self._is_claimed:
+                self._todo = sorted([*(s for s in spans if s[0] < s[1]), *self._todo])
 
     def write(self, span: Span, at: int, piece: memoryview) -> None:
         """Put bytes in their place, and hash them if it is their turn."""
@@ -169,6 +170,13 @@ class Arrival:
     @property
     def digest(self) -> str:
         return self._hash.hexdigest()
+
+    def give_up(self) -> bool:
+        """Nobody brings the rest in this run; true for one caller only."""
+        with self._guard:
+            self._todo = []
+            is_first, self._is_claimed = not self._is_claimed, True
+            return is_first
 
     def start_over(self) -> None:
         """Everything once more, compared with what came the first time."""

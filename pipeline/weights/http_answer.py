@@ -27,9 +27,10 @@ def require_same_file(answer: Answer, pin: FilePin) -> None:
     etag = answer.header("X-Linked-Etag").removeprefix("W/").strip('"')
     size = answer.header("X-Linked-Size")
     if _HEX.fullmatch(etag) and len(etag) == len(pin.want) and etag != pin.want:
-        raise NotHere(wrong_bytes(f"{pin.path}: locked as {pin.want}, the server has {etag}"))
+        wrong = wrong_bytes(f"{pin.path}: locked as {pin.want}, the server has {etag}")
+        raise NotHere(wrong, only_this=True)
     if _NUMBER.fullmatch(size) and int(size) != pin.size_bytes:
-        raise NotHere(_other_size(pin, int(size)))
+        raise NotHere(_other_size(pin, int(size)), only_this=True)
 
 
 def _other_size(pin: FilePin, size: int) -> DigestMismatch:
@@ -66,7 +67,8 @@ def _refusal(answer: Answer, pin: FilePin) -> Exception:
     if status >= 500 or status in _MAY_PASS:
         wait_s = asked_wait_s(answer.headers)
         return Lost(f"{pin.path}: the server answers {status}", wait_s=wait_s)
-    return NotHere(_ending(status, code, pin))
+    is_own = status in (404, 410, 416) and code in ("", "EntryNotFound")
+    return NotHere(_ending(status, code, pin), only_this=is_own)
 
 
 def _ending(status: int, code: str, pin: FilePin) -> PipelineError:

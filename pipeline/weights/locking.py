@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from pipeline.errors import DigestMismatch, HubBroken, RevisionMoved, WishInvalid
+from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Frozen
 from pipeline.weights.model import FilePin, WeightsLock, WeightsWish, sealed
 
@@ -112,8 +112,8 @@ def checked(pin: FilePin, data: bytes) -> bytes:
 
 def _shards(pin: FilePin, data: bytes) -> set[str]:
     try:
-        shards = set(json.loads(data)["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        shards = set(read_json(data, most_bytes=MOST_INDEX_BYTES)["weight_map"].values())
+    except (JsonInvalid, KeyError, TypeError, AttributeError) as error:
         raise HubBroken(f"{pin.path}: is not an index of shards") from error
     if not all(isinstance(shard, str) for shard in shards):
         raise HubBroken(f"{pin.path}: is not an index of shards")

@@ -66,11 +66,14 @@ class Lost(Exception):
 
 
 class NotHere(Exception):
-    """This route will not deliver this file; `ending` is what to say if none does."""
+    """This route will not deliver this file; `ending` is what to say if none does.
 
-    def __init__(self, ending: PipelineError) -> None:
+    `only_this` where the reason is the file's own, like a 404, and others may still come.
+    """
+
+    def __init__(self, ending: PipelineError, *, only_this: bool = False) -> None:
         super().__init__(str(ending))
-        self.ending = ending
+        self.ending, self.only_this = ending, only_this
 
 
 class Router:
@@ -79,7 +82,7 @@ class Router:
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = list(routes)
         self._strikes = dict.fromkeys(range(len(self._routes)), 0)
-        self._absent: dict[str, dict[int, PipelineError]] = {}
+        self._absent: dict[str, dict[int, NotHere]] = {}
         self._held_until: dict[int, float] = {}
         self._guard = threading.Lock()
 
@@ -93,19 +96,41 @@ class Router:
             left = [i for i in range(len(self._routes)) if i not in absent]
             left.sort(key=lambda i: (self._strikes[i] >= STRIKES, i))
             if not left:
-                raise self._ending(pin, list(absent.values()))
+                raise self._ending(pin, absent)
             return self._routes[left[turn % len(left)]]
 
-    def _ending(self, pin: FilePin, endings: list[PipelineError]) -> PipelineError:
-        """The most telling of the reasons; among equals the last, as the Hub comes after others."""
-        told = [e for kind in _TELLING for e in reversed(endings) if isinstance(e, kind)]
-        words = f"{pin.path}: is not here, and no server may be asked"
-        return told[0] if told else _offline(words)
+    def _ending(self, pin: FilePin, absent: dict[int, NotHere]) -> PipelineError:
+        """The most telling reason, then the others; among equals the last, as the Hub is."""
+        if not absent:
+            return _offline(f"{pin.path}: is not here, and no server may be asked")
+        endings = [nothing.ending for nothing in absent.values()]
+        first = next(e for kind in _TELLING for e in reversed(endings) if isinstance(e, kind))
+        others = [why for why in self._reasons(pin, absent) if not str(first).endswith(why[0])]
+        if not others:
+            return first
+        more = "; ".join(f"{words} ({name})" for words, name in others)
+        return type(first)(f"{first}; {more}", first.hint)
 
-    def has_no(self, route: Route, pin: FilePin, ending: PipelineError) -> None:
+    def _reasons(self, pin: FilePin, absent: dict[int, NotHere]) -> list[tuple[str, str]]:
+        rows = ((str(n.ending).removeprefix(f"{pin.path}: "), i) for i, n in absent.items())
+        return [(words, self._routes[i].name) for words, i in rows]
+
+    def reasons(self, pin: FilePin) -> list[tuple[str, str]]:
+        """Why routes do not deliver a file, each with the route's name."""
+        with self._guard:
+            return self._reasons(pin, self._absent.get(pin.want, {}))
+
+    def has_no(self, route: Route, pin: FilePin, nothing: NotHere) -> None:
         """Never ask this route for this file again."""
         with self._guard:
-            self._absent.setdefault(pin.want, {})[self._routes.index(route)] = ending
+            self._absent.setdefault(pin.want, {})[self._routes.index(route)] = nothing
+
+    def lacks_only(self, pin: FilePin) -> bool:
+        """Whether no route has this one file, for reasons that say nothing of other files."""
+        with self._guard:
+            absent = self._absent.get(pin.want, {})
+            everywhere = 0 < len(absent) == len(self._routes)
+            return everywhere and all(n.only_this for n in absent.values())
 
     def stalled(self, route: Route) -> None:
         with self._guard:
@@ -144,7 +169,7 @@ class FolderRoute:
                     return _FileBody(path.open("rb"), start, stop)
             except OSError:
                 continue
-        raise NotHere(_offline(f"{pin.path}: is not in {self.name}"))
+        raise NotHere(_offline(f"{pin.path}: is not in {self.name}"), only_this=True)
 
 
 def wrong_bytes(words: str) -> DigestMismatch:

@@ -7,7 +7,6 @@ is made here, and what `model_signing sign key` makes is accepted here.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,6 +17,7 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
 from pipeline.errors import ModelSignatureInvalid, WeightsDamaged
 from pipeline.files import write_bytes
+from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Hex, stays_below
 from pipeline.weights import bundle
 from pipeline.weights.manifest import (
@@ -182,8 +182,8 @@ def check(
 
 def _statement(signature: Path, payload: bytes) -> _Statement:
     try:
-        said = _Statement.model_validate(json.loads(payload))
-    except (ValidationError, ValueError, RecursionError) as error:
+        said = _Statement.model_validate(read_json(payload, most_bytes=len(payload)))
+    except (ValidationError, JsonInvalid) as error:
         raise ModelSignatureInvalid(
             f"{signature.name}: holds no model-signing statement over files with SHA-256"
         ) from error

@@ -32,7 +32,7 @@ class Tries:
             try:
                 return route.open(pin, start, stop)
             except NotHere as nothing:
-                self._router.has_no(route, pin, nothing.ending)
+                self._router.has_no(route, pin, nothing)
 
     def moved(self) -> None:
         """Bytes came."""
@@ -65,7 +65,8 @@ class Tries:
         if lost.is_stall or self._failures % 2 == 0:
             self._turn += 1
         if self._failures >= ATTEMPTS or self._held >= HELD_ATTEMPTS:
-            why = "; ".join(f"{words} ({name})" for name, words in self._said.items())
+            rows = [*self._router.reasons(pin), *((w, n) for n, w in self._said.items())]
+            why = "; ".join(f"{words} ({name})" for words, name in rows)
             raise lost.ending(f"{pin.path}: {why}") from lost
         self._wait(min(self._first_wait_s * 2 ** (self._failures - 1), LONGEST_WAIT_S))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
 from pipeline import log
-from pipeline.errors import DigestMismatch, Interrupted
+from pipeline.errors import Interrupted, PipelineError
 from pipeline.fetch.http import Client
 from pipeline.log import Bar
 from pipeline.weights.arrival import Arrival, Span
@@ -18,6 +18,7 @@ from pipeline.weights.throttle import Throttle
 from pipeline.weights.tries import Tries
 
 PIECE_BYTES = 1 << 18
+_MOST_REPORTED = 10
 NOTE_BYTES = 8 << 20  # so much of a range may be lost with the process
 
 
@@ -42,10 +43,13 @@ class Crew:
         self._first_wait_s, self._bar, self._settle = first_wait_s, bar, settle
         self._news = threading.Condition()
         self._ended: SimpleQueue[Exception | None] = SimpleQueue()
-        self._wrong: list[DigestMismatch] = []
+        self._failed: list[PipelineError] = []
 
     def run(self, jobs: int) -> None:
-        """Work until everything is settled; raises the first reason why it is not."""
+        """Work until everything is settled; raises the first reason why it is not.
+
+        A file that nobody has, or that comes wrong, does not keep the others away.
+        """
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(jobs)]
         try:
             for thread in threads:
@@ -55,8 +59,8 @@ class Crew:
                     raise error
         finally:
             self._say_goodbye(threads)
-        if self._wrong:
-            raise self._wrong[0]
+        if self._failed:
+            raise self._failed[0]
 
     def _say_goodbye(self, threads: Sequence[threading.Thread]) -> None:
         """Also on Ctrl-C: nobody reads, waits or hashes any more."""
@@ -121,11 +125,28 @@ class Crew:
         except Lost as lost:
             self._put_back(arrival, spans)
             tries.failed(arrival.pin, lost)
+        except PipelineError as error:
+            self._put_back(arrival, spans)
+            if not self._router.lacks_only(arrival.pin):
+                raise
+            self._give_up(arrival, error)
         except BaseException:
             self._put_back(arrival, spans)
             raise
         else:
             self._put_back(arrival, [])
+
+    def _give_up(self, arrival: Arrival, error: PipelineError) -> None:
+        """Leave one file as it is, once, and go on with the others."""
+        if not arrival.give_up():
+            return
+        with self._news:
+            self._failed.append(error)
+            self._left -= 1
+            is_last = not self._left
+        if not is_last and len(self._failed) <= _MOST_REPORTED:
+            log.say(f"  {error}; the other files go on")
+        self._tell()
 
     def _put_back(self, arrival: Arrival, spans: list[Span]) -> None:
         arrival.give_back(spans)
@@ -183,7 +204,7 @@ class Crew:
         else:
             where = arrival.differing() or "both times the same bytes"
             arrival.forget()
-            self._wrong.append(
+            self._failed.append(
                 wrong_bytes(f"{pin.path}: locked as {pin.want}, received {got} ({where})")
             )
         with self._news:

@@ -56,7 +56,7 @@ class XetRoute:
             stream = self._group.download_stream(info, start=start, end=stop)
         except Exception as error:  # the store's client has no common kind of error
             words = f"{pin.path}: the Xet store refuses: {reason_of(error)}"
-            raise NotHere(SourceUnreachable(words)) from error
+            raise NotHere(SourceUnreachable(words), only_this=True) from error
         return _XetBody(stream, stop - start, self._watch, self._stall_s)
 
     def _hash_of(self, pin: FilePin) -> str:
@@ -77,7 +77,7 @@ class XetRoute:
         why = "is not offered through Xet"
         if answer.status >= 400:
             why = f"the Hub answers {answer.status} {answer.header('X-Error-Code')}".rstrip()
-        raise NotHere(SourceUnreachable(f"{pin.path}: {why}"))
+        raise NotHere(SourceUnreachable(f"{pin.path}: {why}"), only_this=True)
 
 
 def _store_group(repository: Repository) -> Any:

@@ -173,6 +173,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         data = read_at_most(path, MOST_BYTES)
         if data is None:
             raise ValueError("is larger than any config")
+        # as engines read it, not strictly: published configs do hold Infinity and 10**30
         value = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnreadable(f"{path}: cannot be read: {error}") from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
+from pipeline.foreign_json import read_json
 from pipeline.weights.serve.http import Refused, Request
 
 Query = dict[str, list[str]]
@@ -35,10 +35,11 @@ def paths(request: Request) -> list[str]:
     """The paths of a question, as a form (the Hub's client) or as JSON (others)."""
     try:
         if "json" in request.header("content-type"):
-            found: Any = json.loads(request.body).get("paths", [])
+            body = read_json(request.body, most_bytes=len(request.body))
+            found: Any = body.get("paths", [])
         else:
             found = parse_qs(request.body.decode(), max_num_fields=20_000).get("paths", [])
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError):
         raise Refused(400, "the body is neither a form nor JSON") from None
     found = [found] if isinstance(found, str) else found
     if not isinstance(found, list) or not all(isinstance(path, str) for path in found):

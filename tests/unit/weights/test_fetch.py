@@ -28,7 +28,7 @@ from pipeline.errors import (
 from pipeline.fetch.http import Client
 from pipeline.weights import fetch as fetching
 from pipeline.weights.arrival import Arrival
-from pipeline.weights.fetch import fetch_range
+from pipeline.weights.fetch import Options, fetch_range
 from pipeline.weights.hashing import Reading, identity_of, read_file
 from pipeline.weights.model import FilePin, sealed
 from pipeline.weights.place import new_place
@@ -89,6 +89,73 @@ def test_a_link_that_no_longer_works_is_asked_for_again(bed: Bed) -> None:
     bed.hub.fail(BIG, fault.status(403))
     assert b"".join(fetch_range(routes, bed.pin(), 1000, 2000, client=client))
     assert len([a for a in bed.hub.asked if a.stage == "resolve"]) == 2
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 410])
+def test_a_link_that_expired_is_asked_for_again_however_that_is_said(bed: Bed, status: int) -> None:
+    client = Client(bed.settings)
+    routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN, with_xet=False)
+    assert b"".join(fetch_range(routes, bed.pin(), 0, 1000, client=client))
+    bed.hub.fail(BIG, fault.status(status))
+    got = b"".join(fetch_range(routes, bed.pin(), 1000, 2000, client=client))
+    assert got == bed.files[BIG][1000:2000]
+    stages = [a.stage for a in bed.hub.asked if a.name == BIG]
+    assert stages == ["resolve", "body", "body", "resolve", "body"]
+
+
+@pytest.mark.parametrize("status", [416, 500])
+def test_a_link_with_another_trouble_is_not_called_expired(bed: Bed, status: int) -> None:
+    client = Client(bed.settings)
+    routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN, with_xet=False)
+    assert b"".join(fetch_range(routes, bed.pin(), 0, 1000, client=client))
+    bed.hub.fail(BIG, fault.status(status), times=ALWAYS)
+    options = Options(first_wait_s=0.001)
+    with pytest.raises(PipelineError, match=BIG):
+        list(fetch_range(routes, bed.pin(), 1000, 2000, client=client, options=options))
+    assert len([a for a in bed.hub.asked if a.stage == "resolve"]) == 1
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_file_that_the_hub_no_longer_has_does_not_keep_the_others_away(
+    bed: Bed, jobs: int, status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bed.publish({**bed.files, "gone.json": b"gone", "late.bin": big_bytes(seed=7)})
+    bed.lock()
+    bed.hub.fail("gone.json", fault.status(status), times=ALWAYS)
+    with pytest.raises(HubRefused, match=rf"gone\.json: the server answers {status}"):
+        bed.fetch(jobs=jobs)
+    assert "the other files go on" in capfd.readouterr().err
+    for path, data in bed.files.items():
+        assert path == "gone.json" or (bed.folder / path).read_bytes() == data
+    assert not (bed.folder / "gone.json").exists()
+    bed.hub.forgive()
+    assert bed.fetch(jobs=jobs) == ["gone.json"]
+
+
+def test_a_set_that_is_closed_to_us_ends_at_its_first_file(bed: Bed) -> None:
+    bed.publish({f"part-{i}.json": b"%d" % i for i in range(30)})
+    bed.lock()
+    bed.hub.fail("*", fault.gated(403), times=ALWAYS)
+    with pytest.raises(HubRefused, match="gated"):
+        bed.fetch(jobs=1)
+    assert len(bed.hub.bodies()) <= 2
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"RateLimit": '"resolvers";r=0;t=1'},
+        {"RateLimit": "limit=100, remaining=0, reset=1"},
+        {"X_RateLimit_Remaining": "0", "X_RateLimit_Reset": "1"},
+    ],
+)
+def test_the_hubs_own_word_for_a_pause_is_kept(bed: Bed, headers: dict[str, str]) -> None:
+    bed.hub.fail(BIG, fault.status(429, **headers))
+    start = time.monotonic()
+    bed.fetch(jobs=1)
+    assert time.monotonic() - start >= 1
+    bed.require_right()
 
 
 WIRE_FAULTS = {

@@ -8,7 +8,7 @@ import pytest
 from pipeline.errors import HubBroken, HubRefused, PipelineError, SourceUnreachable
 from pipeline.weights.hub import endpoint, is_offline, saved_token
 from tests.testbed import hub_faults as fault
-from tests.testbed.hub import ALWAYS, test_hub
+from tests.testbed.hub import ALWAYS, Stage, test_hub
 from tests.unit.weights.conftest import BIG, SMALL, TOKEN, Bed
 
 
@@ -119,6 +119,15 @@ def test_a_pause_that_the_hub_asks_for_is_kept(bed: Bed) -> None:
     bed.hub.fail("*", fault.status(429, Retry_After="1"), stage="info")
     start = time.monotonic()
     assert bed.asker().commit_of("org/tiny", "main") == bed.commit
+    assert time.monotonic() - start >= 1
+
+
+@pytest.mark.parametrize("stage", ["info", "tree"])
+def test_the_hubs_ratelimit_is_waited_for(bed: Bed, stage: Stage) -> None:
+    bed.hub.fail("*", fault.status(429, RateLimit='"api";r=0;t=1'), stage=stage)
+    start = time.monotonic()
+    hub = bed.asker()
+    assert len(hub.files("org/tiny", hub.commit_of("org/tiny", "main"))) == len(bed.files)
     assert time.monotonic() - start >= 1
 
 

@@ -103,7 +103,13 @@ def test_a_whole_index_is_quiet(bed: Bed) -> None:
 
 @pytest.mark.parametrize(
     ("data", "ending"),
-    [(index(BIG)[:-1], HubBroken), (b"[]", HubBroken), (b'{"weight_map": {"a": 1}}', HubBroken)],
+    [
+        (index(BIG)[:-1], HubBroken),
+        (b"[]", HubBroken),
+        (b'{"weight_map": {"a": 1}}', HubBroken),
+        (b'{"weight_map": {"a": "b", "a": "c"}}', HubBroken),
+        (b"[" * 100_000, HubBroken),
+    ],
 )
 def test_an_index_that_is_none_is_refused(bed: Bed, data: bytes, ending: type[HubBroken]) -> None:
     bed.publish({**bed.files, INDEX: data})

@@ -56,16 +56,16 @@ def test_a_route_that_stalls_twice_is_asked_last_until_it_delivers() -> None:
 def test_a_route_without_the_file_is_not_asked_again() -> None:
     http, xet = Named("http"), Named("xet")
     router = Router([http, xet])
-    router.has_no(http, PIN, HubRefused("gated"))
+    router.has_no(http, PIN, NotHere(HubRefused("gated")))
     assert names(router) == ["xet"] * 4
 
 
 def test_the_most_telling_reason_is_given_when_no_route_is_left() -> None:
     routes = [Named("folder"), Named("http"), Named("xet")]
     router = Router(routes)
-    router.has_no(routes[0], PIN, OfflineMiss("not in the folder"))
-    router.has_no(routes[1], PIN, DigestMismatch("another file"))
-    router.has_no(routes[2], PIN, SourceUnreachable("not offered"))
+    router.has_no(routes[0], PIN, NotHere(OfflineMiss("not in the folder")))
+    router.has_no(routes[1], PIN, NotHere(DigestMismatch("another file")))
+    router.has_no(routes[2], PIN, NotHere(SourceUnreachable("not offered")))
     with pytest.raises(DigestMismatch):
         router.pick(PIN, 0)
 
@@ -166,6 +166,36 @@ def test_a_xet_store_that_refuses_leaves_it_to_plain_http(bed: Bed) -> None:
     http, xet = both(bed, client, Store(bed, refuses=True))
     pull(bed, client, (xet, http))
     assert bed.hub.sent_bytes(BIG) == len(bed.files[BIG])
+
+
+def test_why_xet_refused_is_told_where_plain_http_fails_too(bed: Bed) -> None:
+    bed.hub.xet = True
+    bed.hub.fail(BIG, fault.status(503), times=ALWAYS)
+    client = Client(bed.settings)
+    http, xet = both(bed, client, Store(bed, refuses=True))
+    for routes in ((http, xet), (xet, http)):
+        with pytest.raises(SourceUnreachable, match=r"no token \(Xet\).*503 \(plain HTTP\)"):
+            pull(bed, client, routes)
+
+
+def test_why_xet_refused_is_told_where_the_hub_has_no_such_file(bed: Bed) -> None:
+    bed.hub.xet = True
+    bed.hub.fail(BIG, fault.status(404), times=ALWAYS)
+    client = Client(bed.settings)
+    with pytest.raises(HubRefused, match=r"404; the Xet store refuses: no token \(Xet\)"):
+        pull(bed, client, both(bed, client, Store(bed, refuses=True)))
+
+
+def test_a_busy_hub_is_not_taken_for_one_without_xet(bed: Bed) -> None:
+    bed.hub.xet = True
+    bed.hub.fail(BIG, fault.status(429, RateLimit='"resolvers";r=0;t=1'), stage="resolve")
+    client, store = Client(bed.settings), Store(bed)
+    _, xet = both(bed, client, store)
+    with pytest.raises(Lost) as caught:
+        xet.open(bed.pin(), 0, 10)
+    assert caught.value.wait_s == 1
+    xet.open(bed.pin(), 0, 10)
+    assert store.asked == [(0, 10)]
 
 
 def test_a_file_that_is_not_offered_through_xet_comes_by_plain_http(bed: Bed) -> None:
