@@ -26,7 +26,14 @@ from tests.testbed.apt_repository import (
 from tests.testbed.debian import BOOKWORM, System, bring_packages
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.nodes import PASSWORD, Fleet, Node, base_tar, fleet
-from tests.testbed.playbook import ROOT, Run, ansible_program, run_playbook, write_inventory
+from tests.testbed.playbook import (
+    ROLLBACK,
+    ROOT,
+    Run,
+    ansible_program,
+    run_playbook,
+    write_inventory,
+)
 from tests.testbed.signer import new_signer
 
 # What a node keeps when every role was taken back, and why that is right.
@@ -73,10 +80,16 @@ class Site:
 
     def run(self, *args: str, password: str = PASSWORD, **values: Any) -> Run:
         """One run of the playbook over the fleet."""
-        inventory = write_inventory(
-            self.tmp / "inventory.json", self.fleet, self.values, password=password
-        )
-        return run_playbook(inventory, *args, **values)
+        return run_playbook(self.inventory(password), *args, **values)
+
+    def roll_back(self, *args: str, **values: Any) -> Run:
+        """One run of the playbook that goes back to the driver that worked last."""
+        return run_playbook(self.inventory(), *args, playbook=ROLLBACK, **values)
+
+    def inventory(self, password: str = PASSWORD) -> Path:
+        """All nodes, with the site's variables."""
+        place = self.tmp / "inventory.json"
+        return write_inventory(place, self.fleet, self.values, password=password)
 
 
 @contextmanager
@@ -90,7 +103,7 @@ def new_site(
         signer = stack.enter_context(new_signer("testbed"))
         nodes = stack.enter_context(fleet(daemon, tar, names, tmp))
         repository = new_repository(tmp / "nvidia", signer, nvidia_packages())
-        archive = new_repository(tmp / "system", signer, system_packages())
+        archive = new_repository(tmp / "system", signer, system_packages(system.suite == "trixie"))
         for place in (repository, archive):
             stack.enter_context(served(place, nodes.gateway))
         with ThreadPoolExecutor(4) as pool:

@@ -246,8 +246,11 @@ def user_programs(version: str) -> list[Item]:
     ]
 
 
-def system_packages() -> list[StandIn]:
-    """What comes from the system's own archive on a real host."""
+def system_packages(command_apart: bool = False) -> list[StandIn]:
+    """What comes from the system's own archive on a real host.
+
+    `command_apart`: docker.io has no `docker`, as in Debian 13.
+    """
     kernel = os.uname().release
     daemon = "/bin/sleep infinity"
     return [
@@ -261,16 +264,26 @@ def system_packages() -> list[StandIn]:
         # as in Debian, the one takes the other's place
         time_service("chrony", "4.3-2"),
         time_service("systemd-timesyncd", "252.39-1~deb12u1"),
-        StandIn(
-            "docker.io", "20.10.24+dfsg1-1", "containerd", files=[unit("docker", "exec", daemon)]
-        ),
+        *docker(command_apart),
         StandIn(
             *("docker-ce", "5:29.0.0-1"),
-            files=[unit("docker", "exec", daemon)],
+            files=[unit("docker", "exec", daemon), DOCKER],
             conflicts="docker.io",
         ),
         StandIn("containerd", "1.6.20~ds1-1", files=[unit("containerd", "exec", daemon)]),
         StandIn("podman", "4.3.1+ds1-8", files=[script("usr/bin/podman", "exit 0")]),
+    ]
+
+
+def docker(command_apart: bool) -> list[StandIn]:
+    """The daemon with its command, or both apart."""
+    daemon = unit("docker", "exec", "/bin/sleep infinity")
+    if not command_apart:
+        return [StandIn("docker.io", "20.10.24+dfsg1-1", "containerd", files=[daemon, DOCKER])]
+    version = "26.1.5+dfsg1-9"
+    return [
+        StandIn("docker.io", version, "containerd", files=[daemon]),
+        StandIn("docker-cli", version, files=[DOCKER]),
     ]
 
 
@@ -306,3 +319,6 @@ def unit(name: str, kind: str, command: str) -> Item:
         "[Install]\nWantedBy=multi-user.target\n"
     )
     return Item(f"usr/lib/systemd/system/{name}.service", text.encode())
+
+
+DOCKER = script("usr/bin/docker", 'echo "stand-in: docker $*"')

@@ -20,6 +20,7 @@ from tests.testbed.packages import CannotHave, system_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOK = ROOT / "ansible" / "site.yml"
+ROLLBACK = ROOT / "ansible" / "rollback.yml"
 _RECAP = re.compile(r"^(?P<host>\S+)\s+: (?P<counts>ok=.*)$", re.M)
 _TASK = re.compile(r"^(TASK|RUNNING HANDLER) \[", re.M)
 
@@ -75,9 +76,15 @@ def write_inventory(
     return place
 
 
-def run_playbook(inventory: Path, *args: str, cut_off_at: str | None = None, **values: Any) -> Run:
+def run_playbook(
+    inventory: Path,
+    *args: str,
+    playbook: Path = PLAYBOOK,
+    cut_off_at: str | None = None,
+    **values: Any,
+) -> Run:
     """One run; `cut_off_at` kills it when it begins a task of that name."""
-    command = [ansible_program("ansible-playbook"), "--inventory", str(inventory), str(PLAYBOOK)]
+    command = [ansible_program("ansible-playbook"), "--inventory", str(inventory), str(playbook)]
     command += ["--extra-vars", json.dumps({"sm120_batches": "100%", **values}), *args]
     begun = time.monotonic()
     with subprocess.Popen(

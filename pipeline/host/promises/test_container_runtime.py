@@ -46,6 +46,13 @@ def test_the_engine_is_installed_and_runs(host: Host, wanted: RuntimePromise) ->
         require_unit(host, "docker")
 
 
+def test_the_engines_command_is_there(host: Host, wanted: RuntimePromise) -> None:
+    """On Debian 13 the daemon comes without it."""
+    cure = "" if wanted.engine == "podman" else "apt-get install docker-cli, or docker-ce-cli."
+    said = host.run(f"command -v {wanted.engine}")
+    require(said.rc == 0, f"there is no command `{wanted.engine}`", cure)
+
+
 def test_the_limits_are_set(host: Host, wanted: RuntimePromise) -> None:
     """Locked memory, shared memory, CDI and NVIDIA's runtime."""
     if wanted.engine == "podman":

@@ -158,6 +158,7 @@ GOOD = FakeHost(
         "apt-cache show": (0, OFFERED),
         "ls /run/sm120/reboot": (2, ""),
         "dpkg --audit": (0, ""),
+        "command -v docker": (0, "/usr/bin/docker\n"),
         "grep -c '^nouveau '": (1, "0\n"),
         "ls -v /boot": (0, "grub\nvmlinuz\nvmlinuz-6.8.0-9-generic\nvmlinuz-6.8.0-11-generic\n"),
         "/sbin/modinfo --set-version 6.8.0-11-generic ": (0, "595.58.03\n"),

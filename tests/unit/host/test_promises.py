@@ -465,6 +465,14 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         [saying(QUERY, ""), unit("docker", True, False), unit("docker", False, True)],
     ),
     (
+        runtime.test_the_engines_command_is_there,
+        (RUNTIME,),
+        [
+            GOOD.but(says={"command -v docker": (1, "")}),
+            GOOD.but(says={"command -v docker": (127, "")}),
+        ],
+    ),
+    (
         runtime.test_the_limits_are_set,
         (RUNTIME,),
         [
