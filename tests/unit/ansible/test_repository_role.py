@@ -2,48 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from tests.testbed.playbook import ROOT, ansible_environment, ansible_program
 from tests.testbed.signer import new_signer
+from tests.unit.ansible.role_values import role_values
 
-ROLE = ROOT / "ansible" / "roles" / "nvidia_repository"
+evaluated = partial(role_values, "nvidia_repository")
 BINARY, ARMORED = (f"/etc/apt/keyrings/sm120-nvidia.{end}" for end in ("gpg", "asc"))
-
-
-def evaluated(tmp_path: Path, expression: str, **values: Any) -> str:
-    """What an expression over the role's variables gives."""
-    play = [
-        {
-            "hosts": "localhost",
-            "connection": "local",
-            "gather_facts": False,
-            "vars_files": [str(ROLE / "vars" / "main.yml")],
-            "tasks": [
-                {
-                    "ansible.builtin.copy": {
-                        "content": f"{{{{ {expression} }}}}",
-                        "dest": str(tmp_path / "answer"),
-                        "mode": "0600",
-                    }
-                }
-            ],
-        }
-    ]
-    (tmp_path / "play.yml").write_text(json.dumps(play))
-    forced = {"ansible_python_interpreter": sys.executable, **values}
-    command = [ansible_program("ansible-playbook"), "--inventory", "localhost,"]
-    command += ["--extra-vars", json.dumps(forced), str(tmp_path / "play.yml")]
-    env = {**ansible_environment(), "HOME": str(tmp_path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return (tmp_path / "answer").read_text()
 
 
 def test_apt_gets_an_armored_key_and_a_binary_one_under_the_name_it_reads_them_by(
@@ -52,10 +18,9 @@ def test_apt_gets_an_armored_key_and_a_binary_one_under_the_name_it_reads_them_b
     with new_signer("vendor@example.invalid") as signer:
         (tmp_path / "armored").write_bytes(signer.armored())
         (tmp_path / "binary").write_bytes(signer.keyring.read_bytes())
-    places = [
-        evaluated(tmp_path, "nvidia_repository_key_place", nvidia_repository_key=str(path))
-        for path in (tmp_path / "armored", tmp_path / "binary", tmp_path / "missing")
-    ]
+    names = ("armored", "binary", "missing")
+    cases = [{"nvidia_repository_key": str(tmp_path / name)} for name in names]
+    places = evaluated(tmp_path, "nvidia_repository_key_place", cases)
     assert places == [ARMORED, BINARY, BINARY]
 
 
@@ -75,26 +40,21 @@ HELD = (
 LOST = "E: Failed to fetch http://m/./InRelease  Could not connect to m:80\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (SQV, "is bound by SHA-1 only"),
-        (FORGED, "was REFUSED"),
-        (HELD, "Another program has been reading apt's indexes"),
-        (LOST, "cannot be read from this host"),
-    ],
-    ids=["an old key", "a forged index", "a busy apt", "no way there"],
-)
-def test_each_reason_for_which_apt_refuses_is_told_as_what_it_is(
-    tmp_path: Path, words: str, said: str
-) -> None:
-    answer = evaluated(
-        tmp_path,
-        "nvidia_repository_why",
-        nvidia_repository_url="http://m",
-        nvidia_repository_key="/k/3bf863cc.pub",
-        pinned_packages_updated={"rc": 100, "stderr": words},
-    )
-    assert said in answer
-    others = {"SHA-1 only", "was REFUSED", "Another program", "cannot be read"}
-    assert sum(other in answer for other in others) == 1
+def test_each_reason_for_which_apt_refuses_is_told_as_what_it_is(tmp_path: Path) -> None:
+    told = {
+        SQV: "is bound by SHA-1 only",
+        FORGED: "was REFUSED",
+        HELD: "Another program has been reading apt's indexes",
+        LOST: "cannot be read from this host",
+    }
+    cases = [
+        {
+            "nvidia_repository_url": "http://m",
+            "nvidia_repository_key": "/k/3bf863cc.pub",
+            "pinned_packages_updated": {"rc": 100, "stderr": words},
+        }
+        for words in told
+    ]
+    answers = evaluated(tmp_path, "nvidia_repository_why", cases)
+    for answer, said in zip(answers, told.values(), strict=True):
+        assert [words for words in told.values() if words in answer] == [said]
