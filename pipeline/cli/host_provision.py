@@ -10,7 +10,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import checkout_of
-from pipeline.cli.fleet_options import fleet_of, fleet_options
+from pipeline.cli.fleet_options import Fleet, fleet_of, fleet_options
 from pipeline.cli.host_verify import ROLES, end, look, moved_line, say_result
 from pipeline.cli.records import key_option, signer_of
 from pipeline.cli.signing import Signing
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from pipeline.host.fleet.records import Move
 
 
+_busy_option = click.option(
+    "--even-if-busy", is_flag=True, help="Reboot and restart Docker although the GPUs are at work."
+)
+
+
 @click.command("provision", context_settings={"ignore_unknown_options": True})
 @fleet_options
 @click.option("-C", "--check", is_flag=True, help="Show what would change; change nothing.")
 @click.option("-D", "--diff", is_flag=True, help="Show the differences in files.")
-@click.option(
-    "--even-if-busy", is_flag=True, help="Reboot and restart Docker although the GPUs are at work."
-)
+@_busy_option
 @click.option("-t", "--tags", multiple=True, help="Only these roles.")
 @click.option("--forks", type=int, default=20, show_default=True, help="Hosts at once.")
 @click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[ANSIBLE'S OPTIONS]")
@@ -49,30 +52,13 @@ def provision(
     host was before and after is kept as its record (--records), and what it is now is stated beside
     that, signed where there is a key.
     """
-    from pipeline.host.fleet.playbook import stream_playbook
-    from pipeline.host.fleet.records import keep_records
     from pipeline.host.fleet.verifying import Asked
 
     _require_lock(context)
-    fleet, signing = fleet_of(given), Signing()
-    # what a run by hand has left becomes records too, and is not taken for this run's
-    keep_records(fleet.records)
-    words = [*fleet.arguments(), "--forks", str(forks), *more]
-    variables = {"sm120_records": str(fleet.records)}
-    if even_if_busy:
-        variables |= {"reboot_even_if_busy": "true"}
-    words += ["--extra-vars", json.dumps(variables)]
-    words += [x for t in tags for x in ("--tags", t)]
+    fleet = fleet_of(given)
+    words = ["--forks", str(forks), *more, *(x for t in tags for x in ("--tags", t))]
     words += ["--check"] * check + ["--diff"] * diff
-    with fleet.password_file() as password:
-        code = stream_playbook(checkout_of(context), "site.yml", [*words, *password])
-    if check:
-        log.say("Check mode: nothing was changed, so nothing is recorded or verified.")
-    else:
-        say_moves(fleet.records, signing)
-    if code != 0:
-        hint = "" if check else "The hosts were not verified; `sm120 host verify` does that alone."
-        raise ProvisionFailed(f"ansible-playbook ended with code {code}", hint)
+    _play(context, fleet, "site.yml", words, even_if_busy)
     if check:
         return
     roles = tuple(role for tag in tags for role in tag.split(",") if role in ROLES)
@@ -80,6 +66,62 @@ def provision(
     found = look(context, fleet, asked, forks)
     say_result(found, asked, brief=True)
     end(found)
+
+
+@click.command("rollback", context_settings={"ignore_unknown_options": True})
+@fleet_options
+@click.option("-C", "--check", is_flag=True, help="Show what would change; change nothing.")
+@_busy_option
+@click.option("--forks", type=int, default=20, show_default=True, help="Hosts at once.")
+@click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[ANSIBLE'S OPTIONS]")
+@click.pass_context
+def rollback(
+    context: click.Context,
+    /,
+    check: bool,
+    even_if_busy: bool,
+    forks: int,
+    more: tuple[str, ...],
+    **given: Any,
+) -> None:
+    """Bring hosts back to the driver that worked last.
+
+    Its packages lie on each host, so no repository is asked. Where the present driver is the one
+    that worked last, the one before it comes back; a second rollback returns.
+    """
+    words = ["--forks", str(forks), *more, *["--check"] * check]
+    _play(context, fleet_of(given), "rollback.yml", words, even_if_busy)
+    if not check:
+        log.say(
+            "The lock is unchanged, so the next provision installs its driver again. To stay,\n"
+            "name this driver's version in lockfiles/host.yaml and lock it with `sm120 host lock`."
+        )
+
+
+def _play(
+    context: click.Context, fleet: Fleet, playbook: str, words: list[str], even_if_busy: bool
+) -> None:
+    """Run a playbook over a fleet, and keep and state what each host was before and after."""
+    from pipeline.host.fleet.playbook import stream_playbook
+    from pipeline.host.fleet.records import keep_records
+
+    signing = Signing()
+    # what a run by hand has left becomes records too, and is not taken for this run's
+    keep_records(fleet.records)
+    variables = {"sm120_records": str(fleet.records)}
+    if even_if_busy:
+        variables |= {"reboot_even_if_busy": "true"}
+    words = [*fleet.arguments(), *words, "--extra-vars", json.dumps(variables)]
+    with fleet.password_file() as password:
+        code = stream_playbook(checkout_of(context), playbook, [*words, *password])
+    check = "--check" in words
+    if check:
+        log.say("Check mode: nothing was changed, so nothing is recorded or verified.")
+    else:
+        say_moves(fleet.records, signing)
+    if code != 0:
+        hint = "" if check else "The hosts were not verified; `sm120 host verify` does that alone."
+        raise ProvisionFailed(f"ansible-playbook ended with code {code}", hint)
 
 
 def _require_lock(context: click.Context) -> None:

@@ -10,7 +10,7 @@ import click
 from pipeline import log
 from pipeline.cli.common import checkout_of, json_option, say_json
 from pipeline.cli.host_check import HOST_COMMANDS
-from pipeline.cli.host_provision import provision, record
+from pipeline.cli.host_provision import provision, record, rollback
 from pipeline.cli.host_verify import verify
 from pipeline.errors import LockEdited, LockMissing, WishInvalid
 
@@ -37,7 +37,7 @@ def host() -> None:
     """Lock what hosts get, say what they are, and prove that they work."""
 
 
-for command in (*HOST_COMMANDS, provision, verify, record):
+for command in (*HOST_COMMANDS, provision, rollback, verify, record):
     host.add_command(command)
 
 

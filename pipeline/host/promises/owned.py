@@ -13,7 +13,10 @@ LEFT = {
         "/etc/apt/sources.list.d/sm120-nvidia.sources",
         *("/etc/apt/keyrings/sm120-nvidia.gpg", "/etc/apt/keyrings/sm120-nvidia.asc"),
     ],
-    "nvidia_driver": [f"{_PINS}/sm120-driver.pref", "/etc/modprobe.d/sm120-nouveau.conf"],
+    "nvidia_driver": [
+        *(f"{_PINS}/sm120-driver.pref", "/etc/modprobe.d/sm120-nouveau.conf"),
+        "/var/lib/sm120/packages/driver",
+    ],
     "cuda": [f"{_PINS}/sm120-cuda.pref"],
     "pcie": [
         *("/etc/default/grub.d/60-sm120.cfg", "/etc/modprobe.d/sm120-pcie.conf"),

@@ -15,7 +15,7 @@ import yaml
 from tests.testbed.playbook import PLAYBOOK, ROOT, ansible_environment, ansible_program
 
 ROLES = sorted((ROOT / "ansible" / "roles").iterdir())
-PLAYBOOKS = ["ansible/site.yml", "ansible/promises.yml"]
+PLAYBOOKS = ["ansible/site.yml", "ansible/promises.yml", "ansible/rollback.yml"]
 NAMES = [role.name for role in ROLES]
 PUBLIC = [
     *("nvidia_repository", "nvidia_driver", "cuda", "pcie", "nccl", "container_runtime"),

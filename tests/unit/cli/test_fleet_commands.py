@@ -62,6 +62,7 @@ def test_records_lie_beside_the_inventory_and_never_inside_one(tmp_path: Path) -
 def test_an_inventory_is_required(sm120: Command) -> None:
     assert sm120("host", "verify").code == 2
     assert sm120("host", "provision").code == 2
+    assert sm120("host", "rollback").code == 2
 
 
 @pytest.mark.parametrize("text", [None, "all: {hosts: {}}"])
@@ -85,6 +86,32 @@ def test_without_a_lock_nothing_is_provisioned(sm120: Command, tmp_path: Path) -
     ended = sm120("--checkout", tmp_path, "host", "provision", "-i", "localhost,")
     assert ended.code == 11
     assert "PLAY" not in ended.out
+
+
+def test_a_rollback_plays_its_own_playbook_and_says_what_the_next_provision_does(
+    sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[list[str]] = []
+
+    def play(checkout: object, name: str, words: list[str]) -> int:
+        played.append([name, *words])
+        return 0 if len(played) < 3 else 2
+
+    monkeypatch.setattr("pipeline.host.fleet.playbook.stream_playbook", play)
+    inventory = tmp_path / "hosts.yml"
+    inventory.touch()
+    asked = ("--checkout", ROOT, "host", "rollback", "-i", inventory)
+    back = sm120(*asked, "--limit", "n1", "-vv")
+    assert back.code == 0
+    assert "next provision installs its driver again" in back.err
+    assert played[0][0] == "rollback.yml"
+    assert {"n1", "-vv"} <= set(played[0])
+    assert "--check" not in played[0]
+    plan = sm120(*asked, "--check")
+    assert plan.code == 0
+    assert "--check" in played[1]
+    assert "next provision" not in plan.err
+    assert sm120(*asked).code == 112
 
 
 @pytest.fixture
