@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.testbed.playbook import Run
 pytestmark = pytest.mark.timeout(1800)
 ONLY = ("--tags", "nvidia_repository,nvidia_driver")
 KEPT = "/var/lib/sm120/packages/driver"
-NEW_NAMES = {"packages": ["nvidia-driver-580-open"], "version": NEW_DRIVER}
+NEW_NAMES: dict[str, Any] = {"packages": ["nvidia-driver-580-open"], "version": NEW_DRIVER}
 
 
 @pytest.fixture(scope="module")

@@ -250,17 +250,18 @@ def test_a_disk_that_fills_up_while_apt_works_is_named_with_its_cure(
     provisioned: tuple[Site, Run],
 ) -> None:
     site, _ = provisioned
-    archives = "/var/cache/apt/archives"
+    archives = "/var/lib/sm120/packages/cuda"
     fill = f"dd if=/dev/zero of={archives}/full bs=4k count=9 2>/dev/null || true"
     site.first.shell(
-        f"mount -t tmpfs -o size=4k tmpfs {archives} && mkdir {archives}/partial; {fill}"
+        f"mkdir -p {archives} && mount -t tmpfs -o size=4k tmpfs {archives}"
+        f" && mkdir {archives}/partial; {fill}"
     )
     try:
         run = site.run("--tags", "cuda", "--limit", "n1", sm120_parts=["cuda"])
     finally:
         site.first.shell(f"umount --lazy {archives}")
     assert run.count("failed") == 1
-    assert "cuda: the disk is full. Free some" in " ".join(run.text.split())
+    assert "the disk is full. Free some" in " ".join(run.text.split())
     site.run(
         "--tags", "cuda", "--limit", "n1", sm120_parts=["cuda"], cuda_state="absent"
     ).require_good()

@@ -14,6 +14,7 @@ from tests.integration.site import LEFT, Site, new_site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER
 from tests.testbed.debian import NOBLE, TRIXIE, System
 from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.signer import new_old_signer
 from tests.testbed.snapshot import differences, snapshot
 
 pytestmark = pytest.mark.timeout(3600)
@@ -56,8 +57,32 @@ def test_a_fresh_node_is_planned_provisioned_left_alone_and_given_back_on_stand_
     query = f"dpkg-query -W -f '${{Version}} ${{db:Status-Want}}' {package}"
     assert site.first.shell(query) == f"{version} hold"
     assert version.partition("-")[0] in site.first.shell("cat /proc/driver/nvidia/version")
+    assert site.first.shell("command -v docker") == "/usr/bin/docker\n"
     assert site.run().require_good().count("changed") == 0
     gone = {f"{name}_state": "absent" for name in PARTS}
     site.run(**gone).require_good()
     assert differences(before, snapshot(site.first), LEFT) == []
     assert site.run(**gone).require_good().count("changed") == 0
+
+
+def test_a_key_bound_by_sha1_is_refused_by_debian_13s_own_apt_and_the_reason_is_told(
+    elsewhere: tuple[Site, list[str]],
+) -> None:
+    site, _ = elsewhere
+    if site.system.suite != "trixie":
+        pytest.skip("Only Debian 13's apt verifies with Sequoia.")
+    with new_old_signer("old") as old:
+        kept = site.repository.signer
+        site.repository.signer = old
+        site.repository.publish()
+        try:
+            run = site.run("--tags", "nvidia_repository", nvidia_repository_key=str(old.keyring))
+        finally:
+            site.repository.signer = kept
+            site.repository.publish()
+    assert run.count("failed") == 1
+    said = " ".join(run.text.split())
+    assert "it is bound by SHA-1 only" in said
+    assert "was REFUSED" not in said
+    site.run("--tags", "nvidia_repository").require_good()
+    site.run("--tags", "nvidia_repository", nvidia_repository_state="absent").require_good()
