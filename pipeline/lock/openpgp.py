@@ -8,15 +8,11 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import re
 from collections.abc import Iterator
 
 from pipeline.model import Frozen
 
-_ARMOR = re.compile(
-    rb"^-----BEGIN PGP PUBLIC KEY BLOCK-----[ \t]*\r?\n(.*?)^-----END PGP PUBLIC KEY BLOCK-----",
-    re.M | re.S,
-)
+_BEGIN, _END = (b"-----%s PGP PUBLIC KEY BLOCK-----" % word for word in (b"BEGIN", b"END"))
 _PUBLIC_KEY, _SUBKEY, _SIGNATURE = 6, 14, 2
 # the self-signatures that make a key usable: user IDs, the key itself, its subkeys
 _BINDINGS = (0x10, 0x11, 0x12, 0x13, 0x18, 0x1F)
@@ -33,15 +29,27 @@ def binary_keyring(data: bytes) -> bytes:
     """The keys as gpgv reads them, whether they came armored or not."""
     if data[8:12] == b"KBXf" or (data and data[0] & 0x80):
         return data
-    blocks = [match.group(1) for match in _ARMOR.finditer(data)]
+    blocks = list(_armored_blocks(data))
     if not blocks:
         private = b"BEGIN PGP PRIVATE KEY" in data
         raise KeyUnreadable("holds a private key" if private else "holds no OpenPGP public key")
     return b"".join(_unarmored(block) for block in blocks)
 
 
-def _unarmored(block: bytes) -> bytes:
-    lines = [line.strip() for line in block.splitlines()]
+def _armored_blocks(data: bytes) -> Iterator[list[bytes]]:
+    """The lines of each block, whatever stands around it."""
+    block: list[bytes] | None = None
+    for line in map(bytes.strip, data.splitlines()):
+        if line == _BEGIN:
+            block = []
+        elif line == _END and block is not None:
+            yield block
+            block = None
+        elif block is not None:
+            block.append(line)
+
+
+def _unarmored(lines: list[bytes]) -> bytes:
     # headers such as `Version:` end at an empty line; `=` begins the checksum
     body = lines[lines.index(b"") + 1 :] if b"" in lines else lines
     try:
@@ -69,7 +77,7 @@ def sha1_bound(keyring: bytes) -> frozenset[str]:
     """
     try:
         keys = list(_keys(keyring))
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, OverflowError):
         return frozenset()  # a keybox, or packets that gpgv will judge
     weak = {key.fingerprint for key in keys if key.is_weak}
     return frozenset({k.fingerprint for k in keys if k.fingerprint in weak or k.primary in weak})

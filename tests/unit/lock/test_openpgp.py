@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -76,3 +77,11 @@ def test_a_keybox_and_a_binary_key_are_taken_as_they_are(old: Signer) -> None:
 def test_what_is_no_key_is_refused(data: bytes) -> None:
     with pytest.raises(KeyUnreadable):
         binary_keyring(data)
+
+
+def test_a_large_file_that_is_no_key_is_refused_at_once() -> None:
+    begun = time.monotonic()
+    with pytest.raises(KeyUnreadable):
+        binary_keyring(b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n" * 20_000)
+    assert sha1_bound(b"\x9a" + (70_000).to_bytes(4) + b"\x04" + bytes(69_999)) == frozenset()
+    assert time.monotonic() - begun < 5
