@@ -197,6 +197,7 @@ def test_the_packages_of_two_drivers_are_kept_and_no_more(with_driver: Site) -> 
     assert sorted(n for n in kept if n.endswith(".json")) == ["before.json", "working.json"]
     versions = {n.split("_")[1] for n in kept if n.endswith(".deb")}
     assert versions == {f"{v}-0ubuntu1" for v in (OLD_DRIVER, NEW_DRIVER)}
+    assert site.first.shell(f"find {KEPT} ! -user root -o -perm /022") == ""
     working = json.loads(site.first.shell(f"cat {KEPT}/working.json"))
     assert {pin["version"] for pin in working["pins"]} == {f"{NEW_DRIVER}-0ubuntu1"}
 
