@@ -68,3 +68,11 @@ def test_what_a_host_is_is_recorded_before_anything_and_after_all() -> None:
 
 def test_the_command_knows_the_roles_of_the_playbook() -> None:
     assert set(ROLES) == set(PUBLIC)
+
+
+def test_what_a_run_of_one_role_includes_at_its_end_runs_by_that_roles_tag() -> None:
+    (play,) = yaml_of(PLAYBOOK)
+    included = [t for t in play["tasks"] if "ansible.builtin.include_role" in t]
+    assert included
+    for task in included:
+        assert [task["ansible.builtin.include_role"]["apply"]["tags"]] == task["tags"], task["name"]
