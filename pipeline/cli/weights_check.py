@@ -12,13 +12,15 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import json_option, offline_option, say_json
+from pipeline.cli.keys import trust_option
 from pipeline.cli.signing import Signing
 from pipeline.cli.statements import leave_weights_statement, say_statement
-from pipeline.cli.weights_places import places_in
+from pipeline.cli.weights_places import backing_of, places_in, signed_backing_of
 from pipeline.errors import WeightsDamaged, WishInvalid
 
 if TYPE_CHECKING:
     from pipeline.cli.statements import LeftBeside
+    from pipeline.weights.backing import Backing
     from pipeline.weights.place import Place
     from pipeline.weights.repair import Mended
     from pipeline.weights.survey import Finding
@@ -45,6 +47,7 @@ _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 @click.option(
     "--jobs", type=click.IntRange(1, 256), help="Files read at once; all cores if unsaid."
 )
+@trust_option
 @json_option
 @click.pass_context
 def verify(
@@ -57,19 +60,27 @@ def verify(
     neighbours: tuple[str, ...],
     offline: bool,
     jobs: int | None,
+    trust_path: Path | None,
     as_json: bool,
 ) -> None:
     """Prove a folder's files against their lock: offline, on all cores.
 
-    What was found, good or bad, is stated beside the files (.sm120/record.dsse.json), signed where
-    there is a key. A statement that somebody else signed is left as it is.
+    A lock beside the files that the checkout's lock or a trusted signature contradicts judges
+    nothing; where neither knows it, the answer says that nothing vouches for it. What was found,
+    good or bad, is stated beside the files (.sm120/record.dsse.json), signed where there is a key.
+    A statement that somebody else signed is left as it is.
     """
+    from pipeline.weights.backing import Backing
     from pipeline.weights.hashing import cores
     from pipeline.weights.verify import Request
 
     signing = Signing()
     request = Request(only=only, full=full, jobs=jobs or cores())
     places = _places(context, folder, lock_file)
+    if lock_file is None:
+        backings = [signed_backing_of(context, place, trust_path) for place in places]
+    else:
+        backings = [Backing(lock_from="given") for _ in places]
     checked = [_verified(place, request, places) for place in places]
     mended: list[Mended] = []
     if wants_repair:
@@ -83,10 +94,10 @@ def verify(
     is_all = not only and lock_file is None
     said = [_stated(p, r, signing) for p, r in zip(places, reports, strict=True) if is_all]
     if as_json:
-        return _answer_json(reports, mended, said)
+        return _answer_json(reports, mended, backings, said)
     for each in said:
         say_statement(each)
-    _answer(reports, mended)
+    _answer(reports, mended, backings)
 
 
 def _stated(place: Place, report: Report, signing: Signing) -> LeftBeside:
@@ -140,20 +151,23 @@ def _repaired(
         return repair(place, checked, Routes(routes, client))
 
 
-def _answer(reports: Sequence[Report], mended: Sequence[Mended]) -> None:
+def _answer(
+    reports: Sequence[Report], mended: Sequence[Mended], backings: Sequence[Backing]
+) -> None:
     if mended:
         rows = [[m.path, m.error or m.how, log.size(m.fetched_bytes)] for m in mended]
         click.echo(log.table(["file", "repair", "fetched"], rows) + "\n")
     findings = [finding for report in reports for finding in report.findings]
     if findings:
         click.echo(_table(findings) + "\n")
-    for report in reports:
+    for report, backing in zip(reports, backings, strict=True):
         if report.is_whole:
             read = f"{report.files_read} read, {report.by_receipt} by receipt"
             click.echo(
                 f"{report.name}: {report.files} files, {log.size(report.size_bytes)}, as locked"
                 f" ({read}, {log.seconds(report.seconds)})"
             )
+        click.echo(f"{report.name}: {backing.sentence()}")
     _end_if_damaged(reports)
 
 
@@ -176,13 +190,19 @@ def _counted(damage: Sequence[Finding]) -> str:
 
 
 def _answer_json(
-    reports: Sequence[Report], mended: Sequence[Mended], said: Sequence[LeftBeside]
+    reports: Sequence[Report],
+    mended: Sequence[Mended],
+    backings: Sequence[Backing],
+    said: Sequence[LeftBeside],
 ) -> None:
     whole = all(report.is_whole for report in reports)
     say_json(
         {
             "whole": whole,
-            "sets": [report.model_dump() | {"whole": report.is_whole} for report in reports],
+            "sets": [
+                report.model_dump() | {"whole": report.is_whole} | backing.model_dump()
+                for report, backing in zip(reports, backings, strict=True)
+            ],
             "repaired": [m.model_dump() for m in mended],
             "statements": [each._asdict() for each in said],
         }
@@ -215,6 +235,7 @@ def scrub(
     for folder in folders:
         places = places_in(context, folder)
         for place in places:
+            log.say(f"{place.lock.name}: {backing_of(context, place, strict=False).sentence()}")
             with log.step(f"Scrubbing {place.lock.name}"):
                 others = [p for p in places if p != place]
                 done = read_slice(place, Pace(every_days, left), int(time.time()), others)

@@ -1,16 +1,19 @@
-"""Which locked sets the folders of a command hold."""
+"""Which locked sets the folders of a command hold, and whose word their locks are."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from pipeline import log
 from pipeline.cli.common import checkout_of
 from pipeline.errors import UnknownImage
 
 if TYPE_CHECKING:
+    from pipeline.weights.backing import Backing
     from pipeline.weights.place import Place
     from pipeline.wish.load import Checkout
 
@@ -30,3 +33,33 @@ def checkout_or_none(context: click.Context) -> Checkout | None:
         return checkout_of(context)
     except UnknownImage:
         return None
+
+
+def backing_of(context: click.Context, place: Place, *, strict: bool = True) -> Backing:
+    """Whose word a set's lock is, by the checkout; raises where the checkout says otherwise.
+
+    Unless `strict`, a checkout that has moved on to another revision is only named.
+    """
+    from pipeline.errors import LockStale
+    from pipeline.weights.backing import Backing, checkout_backing
+
+    try:
+        return checkout_backing(place, checkout_or_none(context))
+    except LockStale as error:
+        if strict:
+            raise
+        log.say(f"{error}")
+        return Backing()
+
+
+def signed_backing_of(context: click.Context, place: Place, trust_path: Path | None) -> Backing:
+    """The same, where signatures beside the set are asked, too."""
+    backing = backing_of(context, place)
+    kept = (place.state / name for name in ("model.sig", "record.dsse.json"))
+    if backing.lock_from == "checkout" or not any(path.exists() for path in kept):
+        return backing
+    from pipeline.cli.keys import trust_of  # slow to load
+    from pipeline.verify.lock_backing import signed_backing
+
+    trust = trust_of(context, trust_path)
+    return signed_backing(place, backing, trust, datetime.now(UTC)) if trust else backing

@@ -14,7 +14,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import json_option
-from pipeline.cli.weights_places import places_in
+from pipeline.cli.weights_places import backing_of, places_in
 from pipeline.errors import AddressUnusable
 
 if TYPE_CHECKING:
@@ -68,7 +68,10 @@ def serve(
     from pipeline.weights.serve.shelf import Shelf
 
     tls = _tls(tls_cert, tls_key)
-    shelf = Shelf(place for folder in folders for place in places_in(context, folder))
+    places = [place for folder in folders for place in places_in(context, folder)]
+    for place in places:
+        log.say(f"{place.lock.name}: {backing_of(context, place, strict=False).sentence()}")
+    shelf = Shelf(places)
     tokens = _tokens(token_file) if token_file else frozenset()
     keeper = _keeper(shelf)
     scheme = "https" if tls else "http"

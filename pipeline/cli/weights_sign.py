@@ -13,7 +13,7 @@ import click
 from pipeline import log
 from pipeline.cli.common import json_option, say_json
 from pipeline.cli.records import key_option
-from pipeline.cli.weights_places import places_in
+from pipeline.cli.weights_places import backing_of, places_in
 from pipeline.errors import KeyInvalid, WeightsDamaged, WeightsUnknown
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def sign(
     from pipeline.weights import signing
 
     place = _one(places_in(context, folder), folder, name)
+    log.say(f"{place.lock.name}: {backing_of(context, place).sentence()}")
     loaded = read_private_file(key, _password(password_file), ANY_NIST)
     target = signature or signing.default_signature(place)
     done = signing.sign(place, loaded, target, full=full)
@@ -138,6 +139,7 @@ def record(
 
     sets = places_in(context, folder)
     place = _one(sets, folder, name)
+    backing_of(context, place)
     made = records.record(place, sets, full=full)
     say_json(records.as_json(made))
     if signer := find_signer(key_path, os.environ):

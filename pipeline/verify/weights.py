@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline import log
-from pipeline.errors import ModelSignatureInvalid, PipelineError
+from pipeline.errors import LockEdited, LockStale, ModelSignatureInvalid, PipelineError
 from pipeline.record.names import WEIGHTS
 from pipeline.record.trust import TrustedKey
 from pipeline.verify.artifact import Artifact
@@ -16,7 +16,7 @@ from pipeline.verify.evidence import Exhibit
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
 from pipeline.weights import bundle, signing
-from pipeline.weights.model import lock_path, read_lock
+from pipeline.weights.backing import checkout_backing
 from pipeline.weights.place import Place
 from pipeline.weights.record import set_digest
 from pipeline.weights.verify import Request, verify
@@ -58,16 +58,15 @@ def _lock(place: Place, checkout: Checkout | None) -> Node:
     """The lock beside the files; a checkout may have a newer one."""
     lock = place.lock
     words = f"{len(lock.files)} files of {lock.repository} at {lock.commit[:12]}"
-    path = lock_path(checkout, lock.name) if checkout else None
-    if path is None or not path.exists():
-        return Node("lock", words=words)
     try:
-        now = read_lock(path)
+        backing = checkout_backing(place, checkout)
+    except LockStale as error:
+        return Node("lock", Verdict.STALE, str(error))
+    except LockEdited as error:
+        return Node("lock", Verdict.BROKEN, str(error))
     except PipelineError as error:
         return Node("lock", Verdict.INCOMPLETE, str(error))
-    if now.seal != lock.seal:
-        return Node("lock", Verdict.STALE, f"{words}; the checkout's is {now.seal[:19]}… now")
-    return Node("lock", words=f"{words}, as in the checkout")
+    return Node("lock", words=f"{words}, as in the checkout" if backing.vouched_by else words)
 
 
 def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
@@ -94,7 +93,7 @@ def _signature(place: Place, path: Path, judge: Judge) -> Node:
     if judge.trust is None:
         return Node(title, Verdict.INCOMPLETE, "there is no trust file to judge it by")
     try:
-        key = _signer(path, judge.trust.keys)
+        key = signer_of(path, judge.trust.keys)
         known = {p.path: p.sha256 for p in look(place).vouched if p.sha256}
         done = signing.check(place.snapshot, path, key.key, {} if judge.deep else known)
     except ModelSignatureInvalid as error:
@@ -104,7 +103,8 @@ def _signature(place: Place, path: Path, judge: Judge) -> Node:
     return Node(title, words=f"by {key.name}, over {done.files} files, {done.files_read} read")
 
 
-def _signer(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:
+def signer_of(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:
+    """The trusted key that made a model signature."""
     reasons = []
     for key in keys:
         try:

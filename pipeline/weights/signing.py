@@ -141,6 +141,25 @@ def sign(
     )
 
 
+@dataclass(frozen=True)
+class SignedFiles:
+    """What a signature says of files, before any of them is looked at."""
+
+    files: dict[str, str]
+    ignored: tuple[str, ...]
+
+    def ignores(self, path: str) -> bool:
+        """Whether the signature says nothing of it."""
+        return is_below(path, self.ignored)
+
+
+def signed_files(signature: Path, key: ec.EllipticCurvePublicKey) -> SignedFiles:
+    """The SHA-256 of each file, as its signer says."""
+    said = _statement(signature, bundle.opened(signature, key)).predicate
+    files = {resource.name: resource.digest for resource in said.resources}
+    return SignedFiles(files, tuple(said.serialization.ignore_paths))
+
+
 def check(
     folder: Path,
     signature: Path,

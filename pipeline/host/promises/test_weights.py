@@ -41,7 +41,8 @@ def test_every_set_is_what_its_lock_says(host: Host, wanted: WeightsPromise) -> 
         moot("the host is to have no sets")
     damaged = []
     for name in wanted.sets:
-        said = host.run(f"{wanted.command} weights verify {wanted.root}/{name}")
+        command = f"{wanted.command} --checkout {wanted.home}/checkout"
+        said = host.run(f"{command} weights verify {wanted.root}/{name}")
         if said.rc in (_DAMAGED, _NOT_KNOWN):
             damaged.append(f"{name} ({said.stderr.strip().splitlines()[0]})")
         elif said.rc != 0:

@@ -189,7 +189,7 @@ GOOD = FakeHost(
         "python3 -c": (0, "401\n"),
         "openssl x509": (0, "notAfter=…\n"),
         "/opt/sm120/venv/bin/sm120 --version": (0, "1\n"),
-        "/opt/sm120/venv/bin/sm120 weights verify": (0, ""),
+        "/opt/sm120/venv/bin/sm120 --checkout /opt/sm120/checkout weights verify": (0, ""),
         "systemctl show sm120-scrub": (0, "success\n"),
     },
     mounted=("/models",),

@@ -603,9 +603,21 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         weights.test_every_set_is_what_its_lock_says,
         ("weights",),
         [
-            saying("/opt/sm120/venv/bin/sm120 weights verify", "damaged: x\n", 71),
-            saying("/opt/sm120/venv/bin/sm120 weights verify", "no set\n", 70),
-            saying("/opt/sm120/venv/bin/sm120 weights verify", "Traceback\n", 1),
+            saying(
+                "/opt/sm120/venv/bin/sm120 --checkout /opt/sm120/checkout weights verify",
+                "damaged: x\n",
+                71,
+            ),
+            saying(
+                "/opt/sm120/venv/bin/sm120 --checkout /opt/sm120/checkout weights verify",
+                "no set\n",
+                70,
+            ),
+            saying(
+                "/opt/sm120/venv/bin/sm120 --checkout /opt/sm120/checkout weights verify",
+                "Traceback\n",
+                1,
+            ),
         ],
     ),
     (

@@ -1,0 +1,75 @@
+"""What signatures beside a set say of its lock: they may vouch for it, or contradict it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pipeline.errors import LockEdited, ModelSignatureInvalid, RecordInvalid
+from pipeline.model import sha256_of
+from pipeline.record.envelope import read_envelope
+from pipeline.record.names import WEIGHTS
+from pipeline.record.trust import Trust
+from pipeline.verify.signature import judge_signatures
+from pipeline.verify.weights import signer_of
+from pipeline.weights import signing
+from pipeline.weights.backing import Backing, some
+from pipeline.weights.manifest import files_digests
+from pipeline.weights.model import dump
+from pipeline.weights.place import Place
+from pipeline.weights.record import record_path
+
+_HINT = (
+    "Nothing was judged. If the set was changed on purpose, sign it anew;"
+    " `--lock FILE` chooses another lock to judge by."
+)
+
+
+def signed_backing(place: Place, backing: Backing, trust: Trust, now: datetime) -> Backing:
+    """Who else vouches for the lock; raises where somebody trusted signed another one.
+
+    A signature by nobody who is trusted says nothing, whichever way. A record is made of every
+    verify, so it shows whether the lock was exchanged since, and does not vouch for it.
+    """
+    recorded, signed = _by_record(place, trust, now), _by_signature(place, trust, now)
+    names = [name for name in (backing.vouched_by, signed) if name]
+    return backing.model_copy(update={"vouched_by": " and ".join(names), "recorded_by": recorded})
+
+
+def _by_record(place: Place, trust: Trust, now: datetime) -> str:
+    """A signed record names the lock by its digest, and the commit it is of."""
+    path, lock = record_path(place), place.lock
+    try:
+        envelope = read_envelope(path.read_bytes(), path.name)
+    except (OSError, RecordInvalid):
+        return ""
+    _, keys = judge_signatures(envelope, trust, now)
+    statement = envelope.statement
+    subjects = {s.name: f"sha256:{s.digest.sha256}" for s in statement.subject}
+    is_of_this = f"{lock.repository}@{lock.commit}" in subjects
+    if not keys or statement.predicate_type != WEIGHTS or not is_of_this:
+        return ""
+    if sha256_of(dump(lock).encode()) not in subjects.values():
+        raise LockEdited(
+            f"{place.lock_file} is not the lock that {keys[0].name} signed in {path.name}", _HINT
+        )
+    return keys[0].name
+
+
+def _by_signature(place: Place, trust: Trust, now: datetime) -> str:
+    """A model signature names files by their SHA-256; small ones are read for theirs."""
+    path, lock = signing.default_signature(place), place.lock
+    try:
+        key = signer_of(path, trust.keys)
+        signed = signing.signed_files(path, key.key)
+    except (OSError, ModelSignatureInvalid):
+        return ""
+    if key.objection(WEIGHTS, None, now):
+        return ""
+    digests = files_digests(place, [pin for pin in lock.files if pin.path in signed.files])
+    if wrong := sorted(p for p, digest in digests.items() if digest != signed.files[p]):
+        raise ModelSignatureInvalid(
+            f"{place.lock_file} contradicts what {key.name} signed in {path.name}: {some(wrong)}",
+            _HINT,
+        )
+    covered = {pin.path for pin in lock.files if not signed.ignores(pin.path)}
+    return f"the signature of {key.name}" if covered <= digests.keys() else ""

@@ -1,0 +1,94 @@
+"""Whose word a lock is.
+
+The lock beside the files is there for machines without a checkout. But whoever can change a file
+can change it too, and seal it again. So a checkout's lock goes before it: where the two disagree
+nothing is judged, and where nobody else knows the set, the answer says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pipeline.errors import LockEdited, LockStale
+from pipeline.model import Frozen
+from pipeline.weights.model import FilePin, WeightsLock, lock_path, read_lock
+from pipeline.weights.place import Place
+from pipeline.wish.load import Checkout
+
+_NAMED = 3
+
+
+class Backing(Frozen):
+    """Where the lock of a judgement came from, and who else says the same."""
+
+    lock_from: Literal["beside", "checkout", "given"] = "beside"
+    vouched_by: str = ""
+    recorded_by: str = ""  # who signed a record of an earlier judgement by this lock
+
+    def sentence(self) -> str:
+        """For people."""
+        if self.lock_from == "given":
+            return "judged by the lock that --lock names"
+        if self.lock_from == "checkout":
+            return "judged by the checkout's lock"
+        if self.vouched_by:
+            return f"judged by the lock beside the files, vouched for by {self.vouched_by}"
+        words = "judged by the lock beside the files, which nothing vouches for"
+        if self.recorded_by:
+            return f"{words}; it is the one of the record that {self.recorded_by} signed"
+        return words
+
+
+def checkout_backing(place: Place, checkout: Checkout | None) -> Backing:
+    """Hold the lock beside the files against those of the checkout; raises where they disagree."""
+    if checkout is None:
+        return Backing()
+    if not place.lock_file.is_file():
+        return Backing(lock_from="checkout", vouched_by="the checkout")
+    own = lock_path(checkout, place.lock.name)
+    for path in sorted(own.parent.glob("*.lock.yaml")):
+        # a forged lock may have another name, so the others of its commit are asked, too
+        if path != own and place.lock.commit in path.read_text(encoding="utf-8", errors="replace"):
+            _require_no_contradiction(place, path, read_lock(path))
+    if not own.is_file():
+        return Backing()
+    _require_same(place, own, read_lock(own))
+    return Backing(vouched_by="the checkout")
+
+
+def _require_same(place: Place, path: Path, known: WeightsLock) -> None:
+    _require_no_contradiction(place, path, known)
+    lock = place.lock
+    if (lock.repository, lock.commit) != (known.repository, known.commit):
+        difference = f"{lock.repository} at {lock.commit}, {known.repository} at {known.commit}"
+    elif lock.files != known.files:
+        apart = {pin.path for pin in lock.files} ^ {pin.path for pin in known.files}
+        difference = f"only one of them has {some(sorted(apart))}"
+    else:
+        return
+    raise LockStale(
+        f"{place.lock_file} and the checkout's {path.name} are of different sets: {difference}",
+        f"`sm120 weights fetch {known.name}` brings the checkout's set; `--lock FILE` chooses"
+        " which of the two locks judges.",
+    )
+
+
+def _require_no_contradiction(place: Place, path: Path, known: WeightsLock) -> None:
+    """One commit has one content: two locks of it that differ cannot both be right."""
+    lock = place.lock
+    if (lock.repository, lock.commit) != (known.repository, known.commit):
+        return
+    pins: dict[str, FilePin] = {pin.path: pin for pin in known.files}
+    differing = [pin.path for pin in lock.files if pins.get(pin.path, pin) != pin]
+    if differing:
+        raise LockEdited(
+            f"{place.lock_file} contradicts the checkout's {path.name} about {some(differing)}",
+            f"One of them was changed, so nothing was judged. `--lock {path}` takes the latter.",
+        )
+
+
+def some(paths: list[str]) -> str:
+    """The first few of them."""
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return f"{', '.join(paths[:_NAMED])}{more}"
