@@ -6,6 +6,7 @@ children; a program that a test starts is not seen.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -82,6 +83,9 @@ class Watch:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        # a value that an earlier test left in a cache would hide who depends on the function
+        for cached in _caches():
+            cached.cache_clear()
         self._change(f"test {item.nodeid}")
         self._write("uses", sorted(getattr(item, "fixturenames", ())))
         try:
@@ -112,3 +116,12 @@ class Watch:
 
     def _write(self, what: str, value: Any) -> None:
         os.write(self._out, (json.dumps([self._name, what, value]) + "\n").encode())
+
+
+def _caches() -> list[Any]:
+    """Functions of the pipeline that remember their answers (`functools.cache`)."""
+    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "pipeline"]
+    spaces = [vars(m) for m in modules]
+    spaces += [vars(v) for space in spaces[:] for v in space.values() if isinstance(v, type)]
+    kind = functools._lru_cache_wrapper
+    return [value for space in spaces for value in space.values() if isinstance(value, kind)]

@@ -173,6 +173,8 @@ def test_a_wanted_virtual_package_brings_its_providers() -> None:
         ([package("a", Depends="gone")], ResolveFailed),
         ([package("a", Depends="b (>= 2)"), package("b", "1")], ResolveFailed),
         ([package("a", Depends="b (<< 1)"), package("b", "1")], ResolveFailed),
+        ([package("a", Depends="b (>> 1)"), package("b", "1")], ResolveFailed),
+        ([package("a", Depends="b (<= 1)"), package("b", "2")], ResolveFailed),
         ([package("a", Depends="b (= 1-2)"), package("b", "1-1")], ResolveFailed),
         ([package("a", Depends="b:i386"), package("b")], ResolveFailed),
         ([package("a", Depends="b (> 1)"), package("b")], IndexBroken),

@@ -6,6 +6,7 @@ import lzma
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 
@@ -112,6 +113,25 @@ def test_nothing_but_the_release_is_asked_for_when_its_signature_is_bad(mirror: 
     with pytest.raises(SignatureInvalid):
         mirror.resolve()
     assert mirror.asked == ["dists/s/InRelease"]
+
+
+@pytest.mark.parametrize("day", [1, 3])
+def test_an_expired_release_is_judged_by_the_time_it_is_given(mirror: Mirror, day: int) -> None:
+    index = mirror.add("s", stanza("a"))
+    text = (
+        "Codename: s\nDate: Thu, 01 Jan 2026 10:00:00 UTC\n"
+        "Valid-Until: Fri, 02 Jan 2026 10:00:00 UTC\n"
+        f"SHA256:\n {hashlib.sha256(mirror.files[index]).hexdigest()} {len(mirror.files[index])}"
+        " main/binary-amd64/Packages.xz\n"
+    )
+    mirror.files["dists/s/InRelease"] = mirror.signer.sign(text)
+    now = datetime(2026, 1, day, tzinfo=UTC)
+    asked = (["a"], [], ["s"], ["main"], "amd64", mirror.get, mirror.signer.keyring)
+    if day == 1:
+        assert [row.name for row in resolve_debs(*asked, now=now)] == ["a"]
+        return
+    with pytest.raises(IndexBroken, match="expired on 2026-01-02"):
+        resolve_debs(*asked, now=now)
 
 
 def test_another_suites_release_is_refused_though_its_signature_is_good(mirror: Mirror) -> None:

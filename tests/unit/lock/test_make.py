@@ -11,6 +11,7 @@ from pipeline.lock import make
 from pipeline.lock.closure import DebRow
 from pipeline.lock.debs import Suite
 from pipeline.lock.make import Transport, make_lock
+from pipeline.lock.model import read_lock
 from tests.makers import AMD64, make_checkout, make_deb, make_wheel, root_image, wheel_image
 
 
@@ -99,3 +100,16 @@ def test_an_image_with_a_CUDA_home_is_locked_to_wheels_for_it(
     checkout = make_checkout(tmp_path, root_image([deb]), first, second)
     make_lock(checkout, "second", AMD64, ASK)
     assert asked == [where != "nowhere"]
+
+
+def test_a_lock_names_the_image_right_below_it(
+    tmp_path: Path, asked: list[tuple[Any, ...]]
+) -> None:
+    root = root_image([make_deb(tmp_path / "mirror", "tool")])
+    middle = wheel_image("middle", [make_wheel(tmp_path / "mirror", "pkg")])
+    top = wheel_image("top", [make_wheel(tmp_path / "mirror", "more")], base="middle")
+    for image in (middle, top):
+        del image.wish["python"]
+    checkout = make_checkout(tmp_path, root, middle, top)
+    lock = make_lock(checkout, "top", AMD64, ASK)
+    assert lock.base_lock == read_lock(checkout.lock_path("middle", AMD64)).seal

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.errors import LockEdited, LockMissing, LockStale
+from pipeline.lock.base import BasePin
 from pipeline.lock.diff import diff_locks
 from pipeline.lock.model import (
     DebPin,
@@ -252,3 +253,41 @@ def test_other_bytes_under_the_same_version_are_told_apart() -> None:
     moved = WHEEL.model_copy(update={"sha256": "cd" * 32})
     (move,) = diff_locks(LOCK, sealed("tiny", AMD64, DIGEST, None, [moved], [DEB]))
     assert (move.before, move.after) == ("1.0 (abababababab)", "1.0 (cdcdcdcdcdcd)")
+
+
+GZIPPED = "application/vnd.oci.image.layer.v1.tar+gzip"
+
+
+def on_base(letter: str) -> ImageLock:
+    def blob(name: str) -> dict[str, Any]:
+        return {"digest": f"sha256:{name * 64}", "size_bytes": 7}
+
+    base = BasePin.model_validate(
+        {
+            "repository": f"library/{letter}",
+            "index": None,
+            "manifest": blob(letter),
+            "config": blob("e"),
+            "layers": [{**blob("f"), "diff_id": DIGEST, "media_type": GZIPPED}],
+        }
+    )
+    return sealed("tiny", AMD64, DIGEST, None, [WHEEL], [DEB], base)
+
+
+def test_another_foreign_base_is_told_by_its_digests() -> None:
+    one, other = on_base("a"), on_base("b")
+    (moved,) = diff_locks(one, other)
+    assert (moved.image, moved.platform, moved.kind) == ("tiny", AMD64, "base")
+    assert (moved.name, moved.before, moved.after) == (
+        "library/b",
+        f"sha256:{'a' * 64}",
+        f"sha256:{'b' * 64}",
+    )
+    assert diff_locks(one, on_base("a")) == []
+
+
+def test_a_foreign_base_that_came_or_went_is_told() -> None:
+    based = on_base("a")
+    (came,), (went,) = diff_locks(LOCK, based), diff_locks(based, LOCK)
+    assert (came.name, came.before, came.after) == ("library/a", None, f"sha256:{'a' * 64}")
+    assert (went.name, went.before, went.after) == ("library/a", f"sha256:{'a' * 64}", None)

@@ -24,9 +24,16 @@ def bigger(a, b):
     return a > b
 """
 TOY = f"""{BIGGER}
+from functools import cache
+
 
 def unused(a):
     return a + 1
+
+
+@cache
+def remembered(a):
+    return a.upper()
 
 
 class Shared:
@@ -35,7 +42,7 @@ class Shared:
 """
 TESTS = """
 import pytest
-from pipeline.toy import Shared, bigger
+from pipeline.toy import Shared, bigger, remembered
 
 @pytest.fixture(scope="module")
 def shared():
@@ -46,6 +53,12 @@ def test_first_user_asserts_little(shared):
 
 def test_second_user_looks_at_it(shared):
     assert shared.size == 4
+
+def test_first_asks_and_does_not_look():
+    assert remembered("a") != 1
+
+def test_second_asks_and_looks():
+    assert remembered("a") == "A"
 
 def test_bigger():
     assert bigger(2, 1)
@@ -99,6 +112,8 @@ def test_mutants_meet_the_tests_that_enter_their_function(project: Path) -> None
     assert outcomes["unused", "return a - 1"].outcome == "not entered"
     # entered while the first user's fixture was made, and noticed by the second user
     assert outcomes["Shared.__init__", "self.size = size * 3"].killed_by.endswith("looks_at_it")
+    # remembered since the first one asked, and noticed by the second
+    assert outcomes["remembered", "return"].killed_by.endswith("asks_and_looks")
     assert {t.outcome for t in report.trials} == {"killed", "survived", "not entered"}
     after = {p: p.read_bytes() for p in project.rglob("*") if p.is_file()}
     assert {p: d for p, d in after.items() if ".nox" not in p.parts} == before
