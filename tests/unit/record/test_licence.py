@@ -38,6 +38,8 @@ def metadata(*lines: str) -> bytes:
 def test_a_certain_licence_is_an_expression(lines: list[str], expression: str | None) -> None:
     found = wheel_licence(metadata(*lines))
     assert found.expression == (expression or "MIT OR (Apache-2.0 AND BSD-3-Clause)")
+    field = "classifiers" if "Classifier" in lines[-1] else lines[0].partition(":")[0]
+    assert found.reason.startswith(f"METADATA {field}")
 
 
 @pytest.mark.parametrize(

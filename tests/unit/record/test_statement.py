@@ -16,6 +16,7 @@ from pipeline.keys import LocalSigner, holds, new_key
 from pipeline.record.cosign import (
     SIGNATURE_NOTE,
     attestation_attachment,
+    read_payload,
     signature_attachment,
     signature_payload,
 )
@@ -27,13 +28,15 @@ from pipeline.record.names import (
     PROVENANCE,
     SPDX,
     WEIGHTS,
+    deb_purl,
     kind_of,
+    wheel_purl,
 )
 from pipeline.record.shelf import keep, kept, shelf
 from pipeline.record.statement import Moment, moment, read_stamp, read_statement, stamp, state
 from pipeline.store.store import open_store
 
-DIGEST = "sha256:" + "a" * 64
+DIGEST, OTHER_DIGEST = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 EARLY = Moment(at="2026-01-01T00:00:00Z", invocation="urn:uuid:1")
 LATE = Moment(at="2026-02-01T00:00:00Z", invocation="urn:uuid:2")
 PREDICATES: dict[str, dict[str, Any]] = {
@@ -83,6 +86,13 @@ def test_other_times_are_refused(text: Any) -> None:
 def test_a_kind_of_others_is_its_own_name() -> None:
     assert kind_of(PROVENANCE) == "provenance"
     assert kind_of("urn:x:y") == "urn:x:y"
+
+
+def test_what_parts_a_package_url_is_quoted_in_its_pieces() -> None:
+    wheel = wheel_purl("pkg", "1!2.0/x+y", "pkg 1/2?.whl")
+    assert wheel == "pkg:pypi/pkg@1%212.0%2Fx%2By?file_name=pkg%201%2F2%3F.whl"
+    deb = deb_purl("g++/x", "1:2+b/1", "amd64", "deb 12/x")
+    assert deb == "pkg:deb/debian/g%2B%2B%2Fx@1%3A2%2Bb%2F1?arch=amd64&distro=deb%2012%2Fx"
 
 
 def test_the_frame_is_the_one_of_the_DSSE_specification() -> None:
@@ -143,6 +153,33 @@ def test_an_image_signature_is_what_cosign_reads() -> None:
     assert found.data == signature_payload(DIGEST, "registry.example/engine")
     sig = base64.b64decode(found.annotations[SIGNATURE_NOTE])
     assert holds(signer.key.public_key(), sig, found.data)
+
+
+def test_a_payload_says_digest_name_time_and_set_and_others_may_say_more() -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    said = read_payload(signature_payload(DIGEST, "registry.example/engine", at, OTHER_DIGEST))
+    assert (said.digest, said.reference) == (DIGEST, "registry.example/engine")
+    assert (said.at, said.evidence_set) == (at, OTHER_DIGEST)
+    plain = json.loads(signature_payload(DIGEST, "registry.example/engine"))
+    assert plain["optional"] is None
+    said = read_payload(json.dumps(plain | {"optional": {"creator": "cosign"}}).encode())
+    assert (said.digest, said.at, said.evidence_set) == (DIGEST, None, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"critical": {}},
+        {"optional": {"sm120.named_at": "yesterday"}},
+        {"optional": {"sm120.evidence_set": "latest"}},
+        {"optional": []},
+        {"more": 1},
+    ],
+)
+def test_a_payload_of_another_shape_is_refused(change: dict[str, Any]) -> None:
+    body = json.loads(signature_payload(DIGEST, "registry.example/engine"))
+    with pytest.raises(RecordInvalid):
+        read_payload(json.dumps(body | change).encode())
 
 
 def test_an_attestation_is_attached_as_it_was_signed() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RecordInvalid
+from pipeline.model import Frozen
 from pipeline.record import strict
-from pipeline.record.strict import MAX_DEPTH, plain, read_base64, read_json
+from pipeline.record.strict import MAX_DEPTH, as_model, plain, read_base64, read_json
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,18 @@ def test_hostile_text_takes_linear_time(unit: bytes) -> None:
     with pytest.raises(RecordInvalid):
         read_json(b'"' + unit * 500_000, "it")
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [({"a": "x"}, "it: a: "), ([], "it: the list: "), ({}, "it: a: ")]
+)
+def test_what_fits_no_model_is_told_by_its_field_or_as_a_whole(value: Any, words: str) -> None:
+    class Number(Frozen):
+        a: int
+
+    with pytest.raises(RecordInvalid) as caught:
+        as_model(Number, value, "it", "the list")
+    assert str(caught.value).startswith(words)
 
 
 def test_texts_of_others_are_made_plain() -> None:

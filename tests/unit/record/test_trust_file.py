@@ -82,6 +82,22 @@ def test_the_window_bounds_are_inside(tmp_path: Path) -> None:
     assert "ended" in key.objection(HOST_FACTS, None, now)
 
 
+REVOKED = FILE + "  revoked: {since: 2026-03-01T00:00:00Z, reason: laptop lost"
+
+
+@pytest.mark.parametrize(
+    ("compromised", "month", "is_revoked"),
+    [("false", 2, False), ("false", 3, True), ("false", 4, True), ("true", 2, True)],
+)
+def test_a_revoked_key_is_not_believed_from_then_on_or_never(
+    tmp_path: Path, compromised: str, month: int, is_revoked: bool
+) -> None:
+    (key,) = read(tmp_path, f"{REVOKED}, compromised: {compromised}}}\n").keys
+    said, now = datetime(2026, month, 1, tzinfo=UTC), datetime(2026, 6, 1, tzinfo=UTC)
+    want = "the key builder is revoked: laptop lost" if is_revoked else ""
+    assert key.objection(PROVENANCE, said, now) == want
+
+
 def test_clocks_may_be_a_little_apart_and_no_more(tmp_path: Path) -> None:
     (key,) = read(tmp_path, FILE).keys
     now = datetime(2026, 6, 1, tzinfo=UTC)

@@ -9,16 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 from pipeline.build.plan import plan_image
 from pipeline.errors import UnknownImage
 from pipeline.keys import new_key
-from pipeline.record.bill import Bill, bill_of
 from pipeline.record.image import image_statements
-from pipeline.record.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
-from pipeline.record.sbom_spdx import spdx, spdx_bytes
 from pipeline.record.trust import Trust
 from pipeline.store.store import open_store
 from pipeline.verify.explain import explain
@@ -36,7 +31,6 @@ from tests.testbed.foreign_image import (
 )
 from tests.testbed.tiny_registry import digest_of
 from tests.unit.build.test_on_a_foreign_base import wish_on
-from tests.unit.record.test_recorded_image import spdx_problems
 from tests.unit.verify.world import WHEN, World, trusted
 
 IMAGE = foreign_image(
@@ -82,43 +76,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_foreign_world(tmp_path_factory.mktemp("world"))
 
 
-@pytest.fixture(scope="module")
-def bill(world: World) -> Bill:
-    return bill_of(world.checkout, world.store, world.plan, world.built)
-
-
 def vouching(world: World, digest: str = IMAGE.digest) -> Trust:
     body = {"keys": [trusted(world.key)], "bases": {digest: "read and scanned by us"}}
     return Trust.model_validate(body)
-
-
-def test_provenance_names_the_base_and_its_layers(world: World) -> None:
-    found = world.statements["provenance"].predicate["buildDefinition"]["resolvedDependencies"]
-    base = found[0]
-    assert base["uri"].startswith("pkg:oci/base@sha256%3A")
-    assert base["digest"]["sha256"] == IMAGE.digest.removeprefix("sha256:")
-    assert base["annotations"]["index"] == digest_of(INDEX)
-    assert base["annotations"]["contents"].startswith("unknown")
-    layers = [x["digest"]["sha256"] for x in found if ":layer:mine:base%20layer" in x["uri"]]
-    assert [f"sha256:{x}" for x in layers] == [digest_of(x.blob) for x in IMAGE.layers]
-
-
-def test_the_bill_names_the_base_and_says_that_its_contents_are_unknown(bill: Bill) -> None:
-    found = cyclonedx(bill)
-    base = found["components"][0]
-    assert (base["type"], base["name"]) == ("container", REPOSITORY)
-    assert base["hashes"][0]["content"] == IMAGE.digest.removeprefix("sha256:")
-    notes = {p["name"]: p["value"] for p in base["properties"]}
-    assert notes["sm120:contents"].startswith("unknown")
-    assert {c["aggregate"] for c in found["compositions"]} == {"incomplete", "unknown"}
-
-
-def test_the_bills_are_valid_by_their_own_tools(bill: Bill, tmp_path: Path) -> None:
-    validator = JsonStrictValidator(SchemaVersion.V1_6)
-    assert validator.validate_str(cyclonedx_bytes(bill).decode()) is None
-    assert spdx_problems(spdx_bytes(bill), tmp_path) == []
-    kinds = {r["relationshipType"] for r in spdx(bill)["relationships"]}
-    assert "DESCENDANT_OF" in kinds
 
 
 def test_a_base_that_nobody_vouches_for_is_incomplete_never_valid(world: World) -> None:
