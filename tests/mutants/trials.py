@@ -47,7 +47,7 @@ class EnteredMap:
 
     def limit_s(self, tests: Sequence[str]) -> float:
         """How long these tests may take on a busy machine before a mutant counts as endless."""
-        return 60 + 5 * sum(self.seconds[t] for t in tests)
+        return 30 + 3 * sum(self.seconds[t] for t in tests)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,77 @@
+"""A statement without what it is about: its signature and form are judged, never the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.keys import LocalSigner, new_key
+from pipeline.record.envelope import enclose
+from pipeline.record.names import CYCLONEDX, PROVENANCE, REBUILD, SPDX, TEST_RESULT
+from pipeline.record.statement import state
+from pipeline.verify.chain import Judge
+from pipeline.verify.evidence import Exhibit, read_exhibit
+from pipeline.verify.loose import judge_statement
+from pipeline.verify.verdict import Verdict
+from tests.unit.verify.world import NOW, World, make_world, trust_in, trusted
+
+KEY = new_key()
+BY = Judge(trust_in(trusted(KEY)), None, NOW)
+DIGEST = "sha256:" + "a" * 64
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("loose"))
+
+
+def of(world: World, name: str) -> Exhibit:
+    return read_exhibit(f"{name}.dsse.json", world.signed(name, KEY).dump())
+
+
+@pytest.mark.parametrize("name", ["provenance", "sbom-cyclonedx", "gate-smem-sm_120", "rebuild"])
+def test_a_good_statement_is_incomplete_for_want_of_its_subject(world: World, name: str) -> None:
+    walked = judge_statement(of(world, name), BY)
+    assert walked.node.verdict is Verdict.INCOMPLETE
+    nodes = {node.title: node for node in walked.node.children}
+    assert nodes["subject"].own is Verdict.INCOMPLETE
+    assert nodes["subject"].words.startswith(f"engine {world.built.digest} is not at hand")
+    assert len(nodes) == 3
+    assert walked.node.title.endswith(f"({name}.dsse.json)")
+    (believed,) = walked.believed
+    assert believed.name == f"{name}.dsse.json"
+    assert believed.statement == world.statements[name]
+
+
+def test_nobody_believes_a_statement_of_an_unknown_key(world: World) -> None:
+    stranger = replace(BY, trust=trust_in(trusted(new_key())))
+    walked = judge_statement(of(world, "provenance"), stranger)
+    assert walked.believed == ()
+    assert walked.node.verdict in (Verdict.BROKEN, Verdict.UNSIGNED)
+
+
+def test_what_is_no_envelope_is_broken(tmp_path: Path) -> None:
+    walked = judge_statement(read_exhibit("it", b"no envelope"), BY)
+    assert (walked.node.title, walked.node.verdict) == ("it", Verdict.BROKEN)
+    assert walked.believed == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "predicate"),
+    [
+        (PROVENANCE, {"buildDefinition": {}}),
+        (TEST_RESULT, {"result": "PASSED"}),
+        (CYCLONEDX, {"bomFormat": "other"}),
+        (SPDX, {"spdxVersion": "SPDX-1.0"}),
+        (REBUILD, {"identical": "yes"}),
+    ],
+)
+def test_a_predicate_that_is_not_what_its_kind_promises_is_broken(
+    kind: str, predicate: dict[str, Any]
+) -> None:
+    envelope = enclose(state("x", DIGEST, kind, predicate), [LocalSigner(KEY)])
+    walked = judge_statement(read_exhibit("it", envelope.dump()), BY)
+    assert walked.node.verdict is Verdict.BROKEN

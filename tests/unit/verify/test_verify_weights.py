@@ -1,0 +1,173 @@
+"""Weights on a disk are judged by their lock, their bytes, and what was signed of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.keys import LocalSigner, new_key
+from pipeline.record.envelope import enclose
+from pipeline.record.names import HOST_FACTS
+from pipeline.record.statement import state
+from pipeline.verify.chain import Judge
+from pipeline.verify.evidence import read_exhibit
+from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.weights import judge_weights, record_path
+from pipeline.weights import signing
+from pipeline.weights.model import lock_path, write_lock
+from pipeline.weights.place import Place
+from pipeline.weights.record import set_digest
+from pipeline.weights.verify import Request, verify
+from pipeline.wish.load import Checkout
+from tests.testbed.locked_set import SMALL, make_set
+from tests.unit.verify.world import NOW, trust_in, trusted
+
+LARGE = {"model.safetensors": b"weights" * 1000, "sub dir/b.safetensors": b"more"}
+KEY, OTHER = new_key(), new_key()
+BY = Judge(trust_in(trusted(KEY)), None, NOW)
+FILES = len(SMALL) + len(LARGE)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A set that was verified once, well after it was written."""
+    place = make_set(tmp_path / "set", SMALL, LARGE)
+    now = time.time_ns()
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.weights.receipt.disk_time_ns", lambda _: now + 3_600 * 10**9)
+        verify(place, Request(full=True))
+    return place
+
+
+def judged(place: Place, judge: Judge = BY, **changes: Any) -> dict[str, Node]:
+    walked = judge_weights(place, [], [], replace(judge, **changes))
+    assert walked.node.title == f"tiny {set_digest(place.lock)}"
+    return {node.title: node for node in walked.node.children}
+
+
+def sign(place: Place) -> None:
+    signing.sign(place, KEY, signing.default_signature(place))
+
+
+def test_a_verified_set_that_nobody_signed_is_unsigned_and_not_read(place: Place) -> None:
+    found = judged(place)
+    assert list(found) == ["lock", "files", "signature"]
+    assert found["signature"].own is Verdict.UNSIGNED
+    assert found["files"].own is Verdict.VALID
+    assert found["files"].words.startswith(f"{FILES} as the receipt saw them, not read")
+    assert found["lock"].words == f"{FILES} files of org/tiny at {place.lock.commit[:12]}"
+
+
+def test_a_set_that_nothing_vouches_for_is_incomplete_until_it_is_read(tmp_path: Path) -> None:
+    place = make_set(tmp_path / "set", SMALL, LARGE)
+    files = judged(place)["files"]
+    assert files.own is Verdict.INCOMPLETE
+    assert files.words == f"no receipt vouches for {FILES} of them; --deep reads them"
+    read = judged(place, deep=True)["files"]
+    assert (read.own, read.words.partition(",")[0]) == (Verdict.VALID, f"{FILES} read")
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_damage_is_broken_and_named(place: Place, deep: bool) -> None:
+    (place.root / "config.json").unlink()
+    files = judged(place, deep=deep)["files"]
+    assert files.own is Verdict.BROKEN
+    assert files.words.startswith("config.json: missing")
+
+
+def test_bytes_that_changed_under_the_receipt_are_found_by_reading(place: Place) -> None:
+    path = place.root / "model.safetensors"
+    path.write_bytes(b"Weights" * 1000)
+    assert judged(place)["files"].own is Verdict.INCOMPLETE
+    files = judged(place, deep=True)["files"]
+    assert files.own is Verdict.BROKEN
+    assert files.words.startswith("model.safetensors: ")
+
+
+def test_a_signed_set_is_valid_for_a_trusted_key_and_says_what_was_read(place: Place) -> None:
+    sign(place)
+    found = judged(place)
+    assert list(found) == ["lock", "files", "model signature"]
+    signature = found["model signature"]
+    assert signature.own is Verdict.VALID
+    small = len(SMALL) - 1  # no signature covers .gitattributes
+    files = small + len(LARGE)
+    assert signature.words == f"by builder, over {files} files, {small} read"
+    deep = judged(place, deep=True)["model signature"]
+    assert deep.words == f"by builder, over {files} files, {files} read"
+
+
+def test_without_a_trust_file_a_signature_proves_nothing(place: Place) -> None:
+    sign(place)
+    signature = judged(place, trust=None)["model signature"]
+    assert signature.own is Verdict.INCOMPLETE
+    assert "no trust file" in signature.words
+
+
+@pytest.mark.parametrize("keys", [[OTHER], [OTHER, new_key()]])
+def test_a_signature_by_a_key_that_nobody_trusts_is_broken(place: Place, keys: list[Any]) -> None:
+    sign(place)
+    trust = trust_in(*(trusted(key, f"key-{at}") for at, key in enumerate(keys)))
+    signature = judged(place, trust=trust)["model signature"]
+    assert signature.own is Verdict.BROKEN
+    assert ("no key of the trust file made it" in signature.words) is (len(keys) > 1)
+
+
+def test_the_right_key_is_found_among_others(place: Place) -> None:
+    sign(place)
+    trust = trust_in(trusted(OTHER, "another"), trusted(KEY))
+    assert judged(place, trust=trust)["model signature"].words.startswith("by builder")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"for": ["host-facts"]},
+        {"until": datetime(2026, 1, 2, tzinfo=UTC)},
+        {
+            "revoked": {
+                "since": datetime(2026, 1, 1, tzinfo=UTC),
+                "reason": "was lost",
+                "compromised": False,
+            }
+        },
+    ],
+)
+def test_a_key_that_is_not_for_weights_or_not_for_now_is_broken(
+    place: Place, change: dict[str, Any]
+) -> None:
+    sign(place)
+    signature = judged(place, trust=trust_in(trusted(KEY, **change)))["model signature"]
+    assert signature.own is Verdict.BROKEN
+    assert "the key builder" in signature.words
+
+
+def test_the_lock_is_compared_with_that_of_the_checkout(place: Place, tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path / "checkout")
+    assert judged(place, checkout=checkout)["lock"].words.endswith(place.lock.commit[:12])
+    path = lock_path(checkout, "tiny")
+    path.parent.mkdir(parents=True)
+    write_lock(path, place.lock)
+    same = judged(place, checkout=checkout)["lock"]
+    assert (same.own, same.words.rpartition(", ")[2]) == (Verdict.VALID, "as in the checkout")
+    newer = make_set(tmp_path / "newer", SMALL, LARGE, commit="f" * 40).lock
+    write_lock(path, newer)
+    stale = judged(place, checkout=checkout)["lock"]
+    assert stale.own is Verdict.STALE
+    assert stale.words.endswith(f"the checkout's is {newer.seal[:19]}… now")
+    path.write_text("edited\n")
+    assert judged(place, checkout=checkout)["lock"].own is Verdict.INCOMPLETE
+
+
+def test_a_record_about_something_else_breaks_the_set(place: Place) -> None:
+    statement = state("x", "sha256:" + "0" * 64, HOST_FACTS, {})
+    exhibit = read_exhibit("facts", enclose(statement, [LocalSigner(KEY)]).dump())
+    walked = judge_weights(place, [], [exhibit], BY)
+    assert walked.node.verdict is Verdict.BROKEN
+    assert "signature" not in {node.title for node in walked.node.children}
+    assert record_path(place) == place.state / "record.dsse.json"
