@@ -25,6 +25,8 @@ def test_a_file_of_a_wheel(world: World) -> None:
     found = origin(world, f"/{SITE}/other/__init__.py")
     assert found.origin == "other"
     assert found.package == "pkg:pypi/other@1.0?file_name=other-1.0-py3-none-any.whl"
+    (pin,) = [p for p in world.plan.lock.wheels if p.name == "other"]
+    assert found.package_sha256 == pin.sha256
     assert found.patches == ()
 
 

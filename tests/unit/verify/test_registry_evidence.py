@@ -117,9 +117,9 @@ class Site:
         self.list(document.digest)
         return document.digest
 
-    def list(self, digest: str) -> None:
+    def list(self, digest: str, about: str = "") -> None:
         """Into the fallback tag."""
-        tag = fallback_tag(self.digest)
+        tag = fallback_tag(about or self.digest)
         index = json.loads(self.tiny.manifests[NAME, self.tiny.tags[NAME, tag]][1])
         size = len(self.tiny.manifests.get((NAME, digest), ("", b""))[1])
         entry = {**described(b"", "application/vnd.oci.image.manifest.v1+json")}
@@ -143,6 +143,9 @@ def site(world: World, tiny: TinyRegistry, tmp_path: Path) -> Iterator[Site]:
 def test_what_was_published_is_valid_by_tag_and_by_digest(site: Site) -> None:
     by_tag = site.judge()
     assert by_tag.verdict is Verdict.VALID, show(by_tag)
+    bills = [c for c in by_tag.children[-1].children if c.title.startswith("plain bill")]
+    assert bills
+    assert all(bill.words.startswith("the same as in sha256:") for bill in bills)
     assert "signed under it" in by_tag.children[0].words
     assert site.judge(f"@{site.digest}", deep=True).verdict is Verdict.VALID
     assert site.judge(f":v1@{site.digest}").verdict is Verdict.VALID
@@ -173,6 +176,11 @@ def test_every_platform_of_an_index_is_judged_and_the_index_is_signed(site: Site
     found = site.judge(":both")
     assert found.verdict is Verdict.VALID, show(found)
     assert any(world.built.digest in child.title for child in found.children)
+    index = site.tiny.tags[NAME, "both"]
+    loose = site.attach(b"hello", kind="text/plain", about=index)
+    site.list(loose, about=index)
+    (note,) = [c.words for c in site.judge(":both").children if c.title == "passed over"]
+    assert "text/plain" in note
 
 
 def test_a_pulled_layout_verifies_without_the_registry(site: Site) -> None:

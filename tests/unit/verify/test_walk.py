@@ -21,7 +21,7 @@ from pipeline.record.statement import state
 from pipeline.verify.artifact import open_file
 from pipeline.verify.evidence import read_exhibit
 from pipeline.verify.results import judge_tests, read_test_result
-from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.verdict import Node, Verdict, show
 from pipeline.verify.walk import walk
 from pipeline.wish.load import Checkout
 from tests.makers import AMD64
@@ -34,6 +34,13 @@ def test_good_evidence_is_valid(world: World) -> None:
     kinds = [b.kind for b in found.believed]
     tests = ["test-result", "test-result"]
     assert kinds == ["provenance", "cyclonedx", "spdx", *tests, "rebuild", "evidence-set"]
+
+
+def test_packages_that_are_as_locked_are_counted_and_not_shown_one_by_one(world: World) -> None:
+    text = show(world.walk().node)
+    count = len([p for plan in world.plan.chain() for p in plan.lock.wheels])
+    assert f"{count} wheels" in text
+    assert "other-1.0-py3-none-any.whl" not in text
 
 
 def test_two_signatures_are_two_believed_keys(world: World) -> None:
