@@ -14,10 +14,11 @@ from pipeline.keys import LocalSigner, new_key
 from pipeline.record.envelope import enclose
 from pipeline.record.names import HOST_FACTS
 from pipeline.record.statement import state
+from pipeline.record.trust import Trust
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import read_exhibit
 from pipeline.verify.verdict import Node, Verdict
-from pipeline.verify.weights import judge_weights, record_path
+from pipeline.verify.weights import judge_weights
 from pipeline.weights import signing
 from pipeline.weights.model import lock_path, write_lock
 from pipeline.weights.place import Place
@@ -170,4 +171,24 @@ def test_a_record_about_something_else_breaks_the_set(place: Place) -> None:
     walked = judge_weights(place, [], [exhibit], BY)
     assert walked.node.verdict is Verdict.BROKEN
     assert "signature" not in {node.title for node in walked.node.children}
-    assert record_path(place) == place.state / "record.dsse.json"
+
+
+@pytest.mark.parametrize(
+    ("is_signed", "trust", "want"),
+    [
+        (False, BY.trust, Verdict.UNSIGNED),
+        (True, None, Verdict.UNSIGNED),
+        (True, BY.trust, Verdict.VALID),
+    ],
+)
+def test_an_unsigned_record_takes_nothing_from_a_set_whose_signature_holds(
+    place: Place, is_signed: bool, trust: Trust | None, want: Verdict
+) -> None:
+    statement = state("tiny", set_digest(place.lock), "urn:of:others", {"anything": 1})
+    exhibit = read_exhibit("note", enclose(statement, []).dump())
+    if is_signed:
+        sign(place)
+    walked = judge_weights(place, [], [exhibit], replace(BY, trust=trust))
+    (node,) = [n for n in walked.node.children if "note" in n.title]
+    assert node.verdict is want
+    assert ("the model signature vouches" in node.words) is (want is Verdict.VALID)
