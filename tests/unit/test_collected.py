@@ -48,4 +48,4 @@ def test_every_test_asserts_something() -> None:
     silent = [
         f"{file.relative_to(TESTS)}: {f.name}" for file, f in tests if not asserts(f, helpers)
     ]
-    assert silent == []
+    assert not silent, "\n".join(silent)

@@ -754,7 +754,8 @@ def test_metadata_of_another_package_is_refused(tmp_path: Path, name: str) -> No
     "name", ["pkg/_vendor/other-9.dist-info/METADATA", "pkg.egg-info/PKG-INFO", "PKG-1.0.egg-info"]
 )
 def test_metadata_below_a_package_or_of_ones_own_is_fine(tmp_path: Path, name: str) -> None:
-    written(make_wheel(tmp_path, "pkg", {**GOOD, name: OTHER}))
+    found = written(make_wheel(tmp_path, "pkg", {**GOOD, name: OTHER}))
+    assert f"{SITE}/{name}" in {row.path for row in found.rows}
 
 
 @pytest.mark.parametrize("info", ["pkg-1.1.dist-info", "pkg.dist-info", "pkg-x.dist-info"])
@@ -787,7 +788,8 @@ def test_metadata_that_names_another_release_is_refused(tmp_path: Path, text: st
     "text", ["Name: PKG\r\nVersion: 1.0.0\r\n\r\nName: x\n", "name:pkg\nversion:v1.0"]
 )
 def test_metadata_may_be_written_otherwise(tmp_path: Path, text: str) -> None:
-    written(make_wheel(tmp_path, "pkg", {**GOOD, f"{INFO}/METADATA": text.encode()}))
+    found = written(make_wheel(tmp_path, "pkg", {**GOOD, f"{INFO}/METADATA": text.encode()}))
+    assert f"{SITE}/pkg/mod.py" in {row.path for row in found.rows}
 
 
 # Entry points without end.
