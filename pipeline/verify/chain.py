@@ -15,7 +15,7 @@ from pipeline.verify.artifact import Artifact
 from pipeline.verify.attached import Attached, Loose
 from pipeline.verify.evidence import Exhibit
 from pipeline.verify.memory import Memory
-from pipeline.verify.naming import Named, believed_names, judge_names, judge_tag
+from pipeline.verify.naming import Named, believed_names, judge_commitment, judge_names, judge_tag
 from pipeline.verify.opened import Believed
 from pipeline.verify.remote import Remote, attached_to, named_elsewhere, open_remote_image
 from pipeline.verify.verdict import Node, Verdict
@@ -43,11 +43,14 @@ class Chain:
     walks: tuple[Walk, ...]
 
 
-def judge_attached(artifact: Artifact, found: Attached, judge: Judge) -> Walk:
-    """An image with what is attached to it."""
+def judge_attached(
+    artifact: Artifact, found: Attached, judge: Judge, *, is_named: bool = False
+) -> Walk:
+    """An image with what is attached to it; `is_named` where an index over it has a signed name."""
     walked = walk(artifact, found.exhibits, judge.trust, judge.checkout, judge.now)
     names, doubts = believed_names(found.signatures, judge.trust, judge.now)
     nodes = judge_names(artifact.digest, names, walked.sets)
+    nodes += judge_commitment(names, walked.sets, is_named=is_named)
     nodes += [_bill(bill, walked.believed) for bill in found.bills]
     nodes += [_note(note) for note in found.notes]
     nodes += _passed_over([*found.passed_over, *doubts])
@@ -85,18 +88,19 @@ def judge_remote(remote: Remote, judge: Judge, more: Sequence[Exhibit] = ()) -> 
     """All images that a reference names and, where it is a tag, whether the tag may name them."""
     walks, own = [], []
     names: list[Named] = []
-    for image in remote.images:
-        artifact = open_remote_image(remote, image, deep=judge.deep, jobs=judge.jobs)
-        found = attached_to(remote, image, judge.jobs)
-        names += believed_names(found.signatures, judge.trust, judge.now)[0]
-        found.exhibits += more
-        walks.append(judge_attached(artifact, found, judge))
     if remote.root not in remote.images:
         found = attached_to(remote, remote.root, judge.jobs)
         of_index, doubts = believed_names(found.signatures, judge.trust, judge.now)
         own += judge_names(remote.root.digest, of_index)
         own += _passed_over([*found.passed_over, *doubts])
         names += of_index
+    is_named = bool(names)
+    for image in remote.images:
+        artifact = open_remote_image(remote, image, deep=judge.deep, jobs=judge.jobs)
+        found = attached_to(remote, image, judge.jobs)
+        names += believed_names(found.signatures, judge.trust, judge.now)[0]
+        found.exhibits += more
+        walks.append(judge_attached(artifact, found, judge, is_named=is_named))
     nodes = [_depth(remote, judge), *own, *(w.node for w in walks)]
     if remote.tag:
         nodes.insert(0, _tag(remote, names, judge))

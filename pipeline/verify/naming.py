@@ -89,6 +89,19 @@ def judge_names(digest: str, names: Sequence[Named], sets: Collection[str] = ())
     return nodes
 
 
+def judge_commitment(
+    names: Sequence[Named], sets: Collection[str], *, is_named: bool = False
+) -> list[Node]:
+    """Who signs a name signs with which evidence: without that, older evidence could stand there.
+
+    An index is signed like the images in it, so it tells of an image whose own name was deleted.
+    """
+    if not sets or not (names or is_named) or any(n.evidence_set in sets for n in names):
+        return []
+    words = "no signed name commits to its evidence: it may be older than what was published"
+    return [Node("image signature", Verdict.INCOMPLETE, words)]
+
+
 def _has_later(name: Named, names: Sequence[Named]) -> bool:
     same = [n for n in names if (n.key_id, n.reference) == (name.key_id, name.reference)]
     return any(n.digest == name.digest and n.is_later_than(name) for n in same)

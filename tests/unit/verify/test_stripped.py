@@ -19,7 +19,8 @@ from pipeline.gate.results import CaseVerdict
 from pipeline.keys import LocalSigner, PrivateKey
 from pipeline.model import canonical_json
 from pipeline.publish.evidence import Dossier
-from pipeline.record.cosign import UNGATED_MEDIA
+from pipeline.publish.shipment import make_shipment
+from pipeline.record.cosign import UNGATED_MEDIA, signature_attachment
 from pipeline.record.envelope import Envelope, countersigned, enclose
 from pipeline.record.evidence_set import NAME as SET
 from pipeline.record.gates import gate_statements
@@ -35,8 +36,8 @@ from pipeline.verify.layout import attached_in, open_layout
 from pipeline.verify.verdict import Node, Verdict, show
 from tests.makers import AMD64
 from tests.testbed.oci_door import oci_door
-from tests.testbed.tiny_registry import TinyRegistry
-from tests.unit.registry.support import NAME, index_json, put
+from tests.testbed.tiny_registry import TinyRegistry, digest_of
+from tests.unit.registry.support import NAME, described, index_json, put
 from tests.unit.verify.test_registry_evidence import Site
 from tests.unit.verify.world import NOW, WHEN, World, evidence, sign_bytes, trust_in, trusted
 
@@ -320,3 +321,38 @@ def test_the_plain_note_of_a_registry_still_counts(places: Places, world: World)
     site.publish()
     site.attach(b'{"gates":"numerics: failed","reason":"why not"}', kind=UNGATED_MEDIA)
     assert site.judge().verdict is Verdict.INCOMPLETE
+
+
+def test_in_an_index_an_image_whose_own_name_was_deleted_is_told(
+    places: Places, world: World
+) -> None:
+    """The name of the index stays; older evidence is put back under the image without its name."""
+    site = places.site
+    both = make_shipment(world.store, [world.built], index=True)
+    dossier = Dossier({AMD64: list(failed(world).values())}, LocalSigner(world.key))
+    site.publish("both", shipment=both, dossier=dossier)
+    tag = fallback_tag(site.digest)
+    for name in (f"{tag}.att", f"{tag}.sig"):
+        del site.tiny.tags[NAME, name]
+    put(site.tiny, index_json(), tag)
+    for envelope in before(world).values():
+        site.attach(envelope.dump())
+    node = site.judge(":both")
+    assert node.verdict is Verdict.INCOMPLETE, show(node)
+    assert "commits to its evidence" in node.culprit().words
+
+
+def test_a_name_by_cosign_alone_does_not_vouch_for_evidence(places: Places, world: World) -> None:
+    site, tag = places.site, fallback_tag(places.site.digest)
+    site.publish()
+    made = signature_attachment(site.digest, f"{site.repository}:v1", LocalSigner(world.key))
+    site.tiny.blobs[NAME, digest_of(made.data)] = made.data
+    body = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, f"{tag}.sig"]][1])
+    layer = {**described(made.data, made.media_type), "annotations": made.annotations}
+    put(site.tiny, {**body, "layers": [*body["layers"], layer]}, f"{tag}.sig")
+    assert site.judge(f"@{site.digest}").verdict is Verdict.VALID  # beside the one that commits
+    put(site.tiny, {**body, "layers": [layer]}, f"{tag}.sig")
+    index = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, tag]][1])
+    kept = [d for d in index["manifests"] if "cosign.artifact.sig" not in d.get("artifactType", "")]
+    put(site.tiny, {**index, "manifests": kept}, tag)
+    assert site.judge(f"@{site.digest}").verdict is Verdict.INCOMPLETE
