@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from pipeline.cli.common import (
 from pipeline.cli.signing import Signing
 from pipeline.cli.stage import judge_images, require_all_passed, stage_json, stage_table
 from pipeline.cli.statements import evidence_table, leave_statements
-from pipeline.errors import NotReproducible, UnknownImage
+from pipeline.errors import NotReproducible, StoreDamaged, UnknownImage
 
 if TYPE_CHECKING:
     from pipeline.build.image import Built
@@ -201,11 +201,14 @@ def build(
         )
         if accept:
             plans = _plans(checkout, names, platform)
-        left = leave_statements(checkout, store, zip(plans, built, strict=True), signing)
+        made = list(zip(plans, built, strict=True))
+        # gates that run now may replace a record of gates that is damaged
+        with suppress(*([StoreDamaged] if gated else [])):
+            left = leave_statements(checkout, store, made, signing)
     stages = judge_images(context, built, mirrors, offline) if gated else {}
-    if stages:
+    if gated:
         with store.in_use():
-            left = leave_statements(checkout, store, zip(plans, built, strict=True), signing)
+            left = leave_statements(checkout, store, made, signing)
     elapsed = time.monotonic() - start
     if as_json:
         rows = [{**_built_json(b), "evidence": left[b].as_json()} for b in built]

@@ -11,7 +11,13 @@ import click
 
 from pipeline import log
 from pipeline.cli.signing import Signing
-from pipeline.errors import DiskFull, PipelineError, RecordInvalid, StoreUnwritable
+from pipeline.errors import (
+    DiskFull,
+    PipelineError,
+    RecordInvalid,
+    SigningFailed,
+    StoreUnwritable,
+)
 
 if TYPE_CHECKING:
     from pipeline.build.image import Built
@@ -161,21 +167,25 @@ def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
 
 
 def _keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBeside:
-    """Write a statement, but never over one that somebody else signed."""
-    from pipeline.files import write_bytes
-    from pipeline.record.envelope import enclose, read_envelope
+    """Write a statement, but never over one that somebody else signed.
 
-    try:
-        before = read_envelope(path.read_bytes(), path.name)
-    except (OSError, RecordInvalid):
-        before = None
-    keys = [s.key_id or "an unnamed key" for s in before.signatures] if before else []
+    What was found took hours, perhaps: that it cannot be signed or written does not hide it.
+    """
+    from pipeline.files import write_bytes
+    from pipeline.record.envelope import enclose
+    from pipeline.record.shelf import read_kept
+
+    before = read_kept(path)
+    keys = [s.key_id or "a key without a name" for s in before.signatures] if before else []
     if keys and signing.key_id not in keys:
         return LeftBeside(str(path), f"left as it was, {signing.words(keys)}")
-    envelope = enclose(statement, signing.signers)
+    try:
+        envelope = enclose(statement, signing.signers)
+        state = signing.words([signer.key_id for signer in signing.signers])
+    except SigningFailed as error:
+        envelope, state = enclose(statement), f"unsigned ({error})"
     try:
         write_bytes(path, envelope.dump())
     except (StoreUnwritable, DiskFull) as error:
         return LeftBeside(str(path), f"not written: {error}")
-    keys = [signer.key_id for signer in signing.signers]
-    return LeftBeside(str(path), signing.words(keys))
+    return LeftBeside(str(path), state)

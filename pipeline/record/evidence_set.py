@@ -12,13 +12,12 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from pipeline.errors import RecordInvalid
 from pipeline.keys import Signer
 from pipeline.model import sha256_of
-from pipeline.record.envelope import Envelope, read_envelope
+from pipeline.record.envelope import Envelope
 from pipeline.record.names import EVIDENCE_SET, REBUILD, TEST_RESULT
 from pipeline.record.predicates import Committed, EvidenceSet, check_predicate
-from pipeline.record.shelf import ENDING, keep
+from pipeline.record.shelf import ENDING, keep, read_kept
 from pipeline.record.statement import RECORDED, Moment, Statement, read_stamp, stamp, state
 from pipeline.store.store import Store
 
@@ -80,22 +79,13 @@ def keep_set(
     store: Store, folder: Path, statement: Statement, signers: Sequence[Signer]
 ) -> Envelope:
     """Keep a set in the place of the one before, and as later than it: the latest one counts."""
-    before = read_kept_set(folder)
+    before = read_kept(folder / f"{NAME}{ENDING}")
     if before and before.statement.recorded and statement.recorded:
         at = max(statement.recorded, before.statement.recorded + timedelta(seconds=1))
         recorded = {**statement.predicate[RECORDED], "at": stamp(at)}
         predicate = {**statement.predicate, RECORDED: recorded}
         statement = statement.model_copy(update={"predicate": predicate})
     return keep(store, folder, NAME, statement, signers)
-
-
-def read_kept_set(folder: Path) -> Envelope | None:
-    """The set that lies in a folder; none where there is none, or none that can be read."""
-    path = folder / f"{NAME}{ENDING}"
-    try:
-        return read_envelope(path.read_bytes(), path.name)
-    except (OSError, RecordInvalid):
-        return None
 
 
 def latest(sets: Sequence[Envelope]) -> list[Envelope]:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import RecordInvalid
+from pipeline.files import read_at_most
 from pipeline.keys import Signer
 from pipeline.record.envelope import Envelope, countersigned, enclose, read_envelope
 from pipeline.record.statement import Statement
+from pipeline.record.strict import MAX_BYTES
 from pipeline.store.store import Store
 
 ENDING = ".dsse.json"
@@ -26,13 +28,18 @@ def kept(store: Store, image: str, platform: str, digest: str) -> list[Path]:
 
 def readable(folder: Path) -> dict[str, Envelope]:
     """The envelopes of a folder by their names; a damaged one is passed over."""
-    found = {}
-    for path in sorted(folder.glob(f"*{ENDING}")):
-        try:
-            found[path.name.removesuffix(ENDING)] = read_envelope(path.read_bytes(), path.name)
-        except (OSError, RecordInvalid):
-            continue
-    return found
+    paths = sorted(folder.glob(f"*{ENDING}"))
+    read = {path.name.removesuffix(ENDING): read_kept(path) for path in paths}
+    return {name: envelope for name, envelope in read.items() if envelope}
+
+
+def read_kept(path: Path) -> Envelope | None:
+    """A kept envelope; none where there is none that can be read, also one of any size."""
+    try:
+        data = read_at_most(path, MAX_BYTES)
+        return read_envelope(data, path.name) if data is not None else None
+    except (OSError, RecordInvalid):
+        return None
 
 
 def keep(
@@ -55,8 +62,5 @@ def keep(
 
 
 def _same(path: Path, statement: Statement) -> Envelope | None:
-    try:
-        found = read_envelope(path.read_bytes(), path.name)
-    except (OSError, RecordInvalid):
-        return None
-    return found if found.statement.core() == statement.core() else None
+    found = read_kept(path)
+    return found if found and found.statement.core() == statement.core() else None

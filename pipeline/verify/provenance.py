@@ -12,6 +12,8 @@ from pipeline.record.names import BUILD_TYPE, BUILDER
 from pipeline.record.statement import DigestSet
 from pipeline.record.strict import as_model
 
+DEFAULT_CARD = "sm_120"
+
 
 class Resource(Frozen):
     """A thing by digest; without one it says why."""
@@ -38,6 +40,14 @@ class Wished(Frozen):
         found = self.wish.get("gates")
         gates = [str(g) for g in found] if isinstance(found, list) else []
         return [*gates, "patches"] if "smem" in gates and self.series.get("patches") else gates
+
+    @property
+    def cards(self) -> list[str]:
+        """The cards it was for, and the one that every image is judged for."""
+        cuda = self.wish.get("cuda")
+        found = cuda.get("architectures") if isinstance(cuda, dict) else None
+        named = [str(card) for card in found] if isinstance(found, list) else []
+        return [DEFAULT_CARD, *named]
 
 
 class _External(Frozen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 from pydantic import Field
@@ -72,9 +73,19 @@ def read_test_result(predicate: dict[str, Any]) -> TestResult:
     return found
 
 
-def judge_tests(found: TestResult, image: str | None, checkout: Checkout | None) -> Node:
-    """A gate that failed breaks the chain; one that could not judge leaves it incomplete."""
+def judge_tests(
+    found: TestResult,
+    image: str | None,
+    checkout: Checkout | None,
+    cards: Collection[str] | None = None,
+) -> Node:
+    """A gate that failed breaks the chain; one that could not judge leaves it incomplete.
+
+    What a gate says about a card that the image is not for decides nothing, here as at publishing.
+    """
     title = f"gate {found.gate} on {found.card}"
+    if cards is not None and found.card not in cards:
+        return Node(title, words=f"{found.verdict}; the image is not for this card")
     counts = f"{len(found.passed)} passed, {len(found.warned)} accepted"
     if not found.passed and not found.warned:
         counts = "nothing in it to judge"

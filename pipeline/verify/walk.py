@@ -161,8 +161,10 @@ def _content(
     if kind == PROVENANCE:
         return judge_materials(read_provenance(predicate), artifact, checkout, opened.trust)
     if kind == TEST_RESULT:
-        image = made.definition.external.image if made else None
-        return (judge_tests(read_test_result(predicate), image, checkout),)
+        external = made.definition.external if made else None
+        image = external.image if external else None
+        cards = external.images[external.image].cards if external else None
+        return (judge_tests(read_test_result(predicate), image, checkout, cards),)
     if kind in (CYCLONEDX, SPDX):
         return (judge_bill(kind, predicate, made),)
     check_predicate(kind, predicate)

@@ -347,6 +347,24 @@ def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
     assert sm120("verify", "tiny").code == {87: 0}.get(code, code)
 
 
+def test_a_damaged_record_of_gates_is_told_and_replaced_by_gates_that_run(
+    checkout: Checkout, built: str, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(shop: Any, built: Built) -> Staged:
+        gates = [(found("passed"), 1.0)]
+        kept = keep_evidence(shop.store, built.name, built.platform, built.digest, gates)
+        return Staged(kept, {}, None, None)
+
+    monkeypatch.setattr("pipeline.gate.stage.judge_built", judge)
+    write_wish(checkout, wish_of(gates=["smem"]))
+    assert build_tiny(sm120, "--accept").code == 0
+    (store().image_folder("tiny", AMD64) / "gates.json").write_text("{")
+    ended = build_tiny(sm120)
+    assert (ended.code, "sm120 build tiny --gate" in ended.err) == (42, True)
+    assert build_tiny(sm120, "--gate").code == 0
+    assert sm120("verify", "tiny").code == 87
+
+
 def test_a_failed_result_deleted_from_the_store_is_missed(
     checkout: Checkout, sm120: Command
 ) -> None:
@@ -415,6 +433,32 @@ def test_what_somebody_else_signed_of_weights_is_left_as_it_is(
     sm120("keys", "new", "me")
     assert "left as it was" in verified(sm120, weights).out
     assert record_path(weights).read_bytes() == theirs
+
+
+def test_a_signing_program_that_fails_does_not_hide_what_a_verify_found(
+    weights: Place, sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public = write_key(tmp_path / "hsm.pem", new_key())
+    monkeypatch.setenv("SM120_SIGNING_AGENT", "/bin/false")
+    monkeypatch.setenv("SM120_SIGNING_PUBLIC_KEY", str(public))
+    ended = verified(sm120, weights)
+    assert ended.code == 0, ended.err
+    assert "unsigned (/bin/false: ended with 1" in ended.out
+    assert "as locked" in ended.out
+    assert statement_of(weights).signatures == ()
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[" * 100_000, bytes(17 << 20)])
+def test_junk_in_the_place_of_a_statement_is_replaced(
+    weights: Place, built: str, sm120: Command, data: bytes
+) -> None:
+    (folder(built) / "provenance.dsse.json").write_bytes(data)
+    (folder(built) / "evidence-set.dsse.json").write_bytes(data)
+    (folder(built) / "stated.json").write_bytes(data)
+    record_path(weights).write_bytes(data)
+    assert sm120("verify", "tiny").code in (80, 86)
+    assert verified(sm120, weights).code == build_tiny(sm120).code == 0
+    assert sm120("verify", "tiny").code == sm120("verify", str(weights.root)).code == 87
 
 
 def test_a_host_is_stated_beside_its_record(tmp_path: Path, sm120: Command) -> None:

@@ -356,3 +356,21 @@ def test_a_name_by_cosign_alone_does_not_vouch_for_evidence(places: Places, worl
     kept = [d for d in index["manifests"] if "cosign.artifact.sig" not in d.get("artifactType", "")]
     put(site.tiny, {**index, "manifests": kept}, tag)
     assert site.judge(f"@{site.digest}").verdict is Verdict.INCOMPLETE
+
+
+@pytest.mark.parametrize(
+    ("card", "verdict", "wanted"),
+    [
+        ("sm_120", "failed", Verdict.BROKEN),
+        ("sm_120", "unknown", Verdict.INCOMPLETE),
+        ("sm_100", "failed", Verdict.VALID),
+        ("sm_100", "unknown", Verdict.VALID),
+    ],
+)
+def test_a_card_that_the_image_is_not_for_decides_nothing(
+    world: World, card: str, verdict: CaseVerdict, wanted: Verdict
+) -> None:
+    """Somebody was curious about another card; publishing does not count it either."""
+    node = world.walk(world.with_set({**world.envelopes(), "x": result(world, verdict, card)})).node
+    assert node.verdict is wanted, show(node)
+    assert f"gate numerics on {card}" in show(node)
