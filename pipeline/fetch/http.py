@@ -15,7 +15,7 @@ from pipeline.net.answer import Answer
 from pipeline.net.client import MAY_PASS, Reply
 from pipeline.net.client import Client as HttpClient
 from pipeline.net.display import masked
-from pipeline.net.failures import BadProxy, Lost, NetError, Untrusted
+from pipeline.net.failures import BadHeader, BadProxy, Lost, NetError, Untrusted
 from pipeline.net.limits import Limits
 from pipeline.net.tls import tls_context
 from pipeline.net.waits import asked_wait_s
@@ -148,6 +148,8 @@ def unreachable(error: NetError) -> SourceUnreachable:
         hint = "Name the CA of your network in SSL_CERT_FILE, or in pip's `cert` setting."
     if isinstance(error, BadProxy):
         hint = "Correct it where it is set: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY or pip's `proxy`."
+    if isinstance(error, BadHeader):
+        hint = "Set the login or token anew: a line end or another odd character got into it."
     return SourceUnreachable(str(error), hint)
 
 

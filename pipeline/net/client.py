@@ -21,7 +21,7 @@ from pipeline.net.address import next_address, origin_of, parts_of
 from pipeline.net.answer import BREAKS, Answer
 from pipeline.net.connections import Connections
 from pipeline.net.display import reason_of, shown
-from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, Untrusted
+from pipeline.net.failures import BadAddress, BadAnswer, BadHeader, BadProxy, Lost, Untrusted
 from pipeline.net.limits import Limits
 from pipeline.net.proxies import Proxies
 
@@ -97,6 +97,10 @@ class Client:
         sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
         if body is not None:
             sent["Content-Length"] = str(body.size_bytes)
+        for name, value in sent.items():
+            # the standard library would show the value in its error
+            if not (value.isascii() and value.isprintable()):
+                raise BadHeader(f"{shown(url)}: the {name} header holds characters it may not hold")
         try:
             raw = self._send(method, url, sent, body, bounds)
         except urllib3.exceptions.LocationValueError as error:
@@ -136,7 +140,9 @@ class Client:
                 return Untrusted(f"{shown(url)}: {why}")
             inner = inner.__cause__ or inner.__context__
         is_stall = isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError)
-        return Lost(f"{shown(url)}: {reason_of(error)}", is_stall=is_stall)
+        is_proxys = isinstance(error, urllib3.exceptions.ProxyError)
+        why = f"the proxy fails: {reason_of(error)}" if is_proxys else reason_of(error)
+        return Lost(f"{shown(url)}: {why}", is_stall=is_stall)
 
     def open(
         self,

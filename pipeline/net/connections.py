@@ -169,6 +169,7 @@ class _Noted:
     """A connection whose socket its owner knows while it connects, asks and listens."""
 
     sock: Any
+    timeout: Any
 
     def __init__(self, owner: weakref.ref[Connections], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -183,7 +184,8 @@ class _Noted:
 
     def _new_conn(self) -> socket.socket:
         sock: socket.socket = super()._new_conn()  # type: ignore[misc]
-        self._owner.note(sock)
+        # another handle on it, as TLS takes the first away: a handshake that drips is cut, too
+        self._owner.note(sock.dup())
         return sock
 
     def connect(self) -> None:
@@ -191,11 +193,14 @@ class _Noted:
         with self._owner.in_time(2 * self._owner.slot.limits.connect_s, "connection"):
             super().connect()  # type: ignore[misc]
         self._owner.note(self.sock)
+        # urllib3 would send with the limit for connecting; a server may read its disk full first
+        self.sock.settimeout(self._owner.slot.limits.silence_s)
 
     def request(self, *args: Any, **kwargs: Any) -> None:
         self._owner.slot.is_kept = self.sock is not None
         if self.sock is not None:
             self._owner.note(self.sock)
+            self.timeout = self._owner.slot.limits.silence_s
         super().request(*args, **kwargs)  # type: ignore[misc]
 
     def getresponse(self) -> Any:

@@ -27,5 +27,9 @@ class BadProxy(BadAddress):
     """What is configured as a proxy is none."""
 
 
+class BadHeader(NetError):
+    """A header, most likely a login, that cannot be sent; its value is never shown."""
+
+
 class Untrusted(NetError):
     """The server's certificate, or the CA file that should judge it, is no good."""

@@ -21,7 +21,15 @@ from pipeline.net.answer import Answer
 from pipeline.net.client import MAY_PASS, REDIRECTS, Body, Reply
 from pipeline.net.client import Client as HttpClient
 from pipeline.net.display import shown
-from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, NetError, Untrusted
+from pipeline.net.failures import (
+    BadAddress,
+    BadAnswer,
+    BadHeader,
+    BadProxy,
+    Lost,
+    NetError,
+    Untrusted,
+)
 from pipeline.net.limits import Limits
 from pipeline.net.pages import Pages
 from pipeline.net.waits import asked_wait_s
@@ -34,6 +42,7 @@ from pipeline.registry.words import MOST_ERROR_BYTES, error_words
 
 ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0
+LONGEST_ASKED_S = 300.0
 _SAID_FROM_S = 1.0  # shorter waits nobody wonders about
 _MOST_REDIRECTS = 5
 MOST_ANSWER_BYTES = 1 << 16
@@ -162,6 +171,9 @@ class Client:
             raise RegistryUnreachable(
                 str(error), "Name its CA with --ca FILE, or put it where Docker looks for it."
             ) from error
+        except BadHeader as error:
+            hint = "`docker login REGISTRY` keeps a new login in the place of the damaged one."
+            raise RegistryRefused(str(error), hint) from error
         except BadProxy as error:
             hint = "Correct it where it is set: HTTPS_PROXY, HTTP_PROXY or ALL_PROXY."
             raise RegistryUnreachable(str(error), hint) from error
@@ -222,7 +234,7 @@ class Client:
         """Wait longer each time, or as long as the server asks; a stop ends it."""
         wait_s = self._access.first_wait_s * 2**attempt
         asked_s = lost.wait_s if lost else None
-        wait_s = min(wait_s if asked_s is None else asked_s, LONGEST_WAIT_S)
+        wait_s = min(wait_s, LONGEST_WAIT_S) if asked_s is None else min(asked_s, LONGEST_ASKED_S)
         if lost and wait_s >= _SAID_FROM_S:
             self._say_once(f"  {lost}; trying again in {wait_s:.0f} s")
         if self.stop.wait(wait_s):

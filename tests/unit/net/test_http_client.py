@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from pipeline.errors import Interrupted
 from pipeline.net.address import linked_page, next_address, number_in, parts_of
 from pipeline.net.client import Client, Small
-from pipeline.net.failures import BadAddress, BadAnswer, Lost, NetError, Untrusted
+from pipeline.net.failures import BadAddress, BadAnswer, BadHeader, Lost, NetError, Untrusted
 from pipeline.net.limits import Limits
 from pipeline.net.proxies import Proxies, read_proxy
 from pipeline.net.tls import tls_context
@@ -124,6 +125,54 @@ def test_a_kept_connection_that_the_server_closed_is_no_failure() -> None:
     with hostile_server(rude) as url:
         for _ in range(20):
             assert asker.fetch(url, most_bytes=9).data == b"{}"
+
+
+def test_a_tls_handshake_that_only_drips_is_left() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def drip() -> None:
+        conn, _ = listener.accept()
+        with suppress(OSError), conn:
+            conn.sendall(b"\x16\x03\x03\x40\x00\x02")
+            while True:
+                conn.sendall(b"\x00")
+                time.sleep(hostile.DRIP_S)
+
+    threading.Thread(target=drip, daemon=True).start()
+    start, url = time.monotonic(), f"https://127.0.0.1:{listener.getsockname()[1]}/x"
+    with listener, pytest.raises(Lost):
+        Client(limits=Limits(connect_s=0.2)).fetch(url, most_bytes=9)
+    assert time.monotonic() - start < 2
+
+
+def test_a_server_may_take_longer_to_read_than_to_be_reached() -> None:
+    def slow(conn: socket.socket, request: bytes) -> None:
+        time.sleep(0.5)
+        left = (8 << 20) - len(request.partition(b"\r\n\r\n")[2])
+        while left > 0:
+            left -= len(conn.recv(1 << 20))
+        conn.sendall(b"HTTP/1.1 201 Made\r\nContent-Length: 0\r\n\r\n")
+
+    asker = Client(limits=Limits(connect_s=0.2, silence_s=5))
+    with hostile_server(slow) as url:
+        assert asker.ask("PUT", url, body=Small(bytes(8 << 20))).status == 201
+
+
+@pytest.mark.parametrize("login", ["Bearer hf_s3cret\nX: y", "Bearer s3cret\u2028", "s3cret\0"])
+def test_a_login_that_cannot_be_sent_is_not_shown(login: str) -> None:
+    with pytest.raises(BadHeader, match="Authorization") as caught:
+        client().fetch("http://127.0.0.1:9/x", most_bytes=9, login=login)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_proxy_that_is_not_there_is_blamed_and_not_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for scheme in ("http", "https"):
+        with pytest.raises(Lost, match="the proxy fails"):
+            client().fetch(f"{scheme}://far.example/x", most_bytes=9)
 
 
 def test_a_stop_ends_a_thread_that_waits_for_bytes() -> None:
