@@ -253,7 +253,16 @@ def show(result: GateResult) -> str:
     counts = {v: sum(c.verdict == v for c in result.cases) for v in _VERDICTS}
     told = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
     lines.append(f"{result.image} on {result.card.arch}: {told} in {log.seconds(result.seconds)}")
+    if counts["passed"]:
+        lines.append(_unchecked(result, counts["passed"]))
     return "\n".join(lines)
+
+
+def _unchecked(result: GateResult, passed: int) -> str:
+    """How much of what fits was also seen to compute the right thing."""
+    if result.numerics is None:
+        return f"No numbers were compared for the {passed} passed; --numerics does that"
+    return f"{len(result.without_numbers)} of the {passed} passed have no number check"
 
 
 _VERDICTS = ("passed", "accepted", "failed", "unknown")
@@ -314,6 +323,8 @@ def patches(
 ) -> None:
     """Say of each patch whether it is needed, upstreamed, superseded, inert or in conflict.
 
+    At a version older than the locked one it may also be not needed yet.
+
     The gate decides, with the patch and without it. `--against 0.5.9` or `--against ">=0.5.9"`
     asks about other versions on the index and fetches only the engine's own wheel.
     """
@@ -345,6 +356,10 @@ def patches(
         )
     if sandbox.missing:
         log.say(sandbox.sentence())
+    unknown = [v for v in found if v.state == "unknown"]
+    if against is not None and unknown:
+        named = ", ".join(f"{v.patch} at {v.version}" for v in unknown[:4])
+        raise GateUnknown(f"{name}: {len(unknown)} verdicts are unknown: {named}")
     if against is None and unproved(found):
         named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(found))
         raise PatchUnproved(f"{name}: {named}")

@@ -101,6 +101,18 @@ class ViewArgument(Frozen):
     columns: Size
 
 
+class RouteArgument(Frozen):
+    """What sorting tokens by expert gives: pairs of token and expert, in blocks of one expert each.
+
+    `to` names the expert of every pair. Blocks have the size that the call's configuration asks
+    for, which must stand above; what fills a block up is a number past the last pair.
+    """
+
+    part: Literal["pairs", "experts", "count"]
+    to: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, max_length=256)
+    config: Word = "config"
+
+
 class CallArgument(Frozen):
     """What another function of the engine returns, e.g. its default configuration."""
 
@@ -113,6 +125,7 @@ class Argument(Frozen):
 
     tensor: TensorArgument | None = None
     view: ViewArgument | None = None
+    route: RouteArgument | None = None
     call: CallArgument | None = None
     size: Size | None = None
     dtype: Dtype | None = None
@@ -155,10 +168,17 @@ class AcceptedKernel(Frozen):
     """A kernel known to be over the limit, with the reason and where it is being fixed."""
 
     kernel: Word
-    case: str | None = None  # all cases, where none is named
+    case: str | list[str] | None = None  # all cases, where none is named
     most_bytes: Annotated[int, Field(gt=0)]
     reason: Reason
     upstream: list[Upstream] = Field(min_length=1)
+
+    def covers(self, case: str) -> bool:
+        """Whether a case is meant: by its name, or as one of the sizes that `each` makes of it."""
+        if self.case is None:
+            return True
+        names = [self.case] if isinstance(self.case, str) else self.case
+        return any(re.fullmatch(rf"{re.escape(name)}(-\d+)*", case) for name in names)
 
 
 class CaseWish(Frozen):
@@ -267,6 +287,7 @@ class Case(Frozen):
     timeout_s: int
     override: Override | None = None
     numerics: Numerics | None = None
+    base: str = ""  # the name that `each` made this one from
 
 
 class EngineSetup(Frozen):
@@ -326,7 +347,19 @@ def _checked(gates: Gates, folder: Path) -> Gates:
     for case in cases:
         for argument in case.arguments.values():
             require_small(case.name, argument)
+    for name in gates.gates:
+        _require_known(name, gates, folder)
     return gates
+
+
+def _require_known(name: str, gates: Gates, folder: Path) -> None:
+    """What is accepted must be there: a name that fits nothing would accept nothing."""
+    cases = [case.name for case in gates.cases(only=name)]
+    for accepted in gates.accepted(name):
+        for each in [accepted.case] if isinstance(accepted.case, str) else accepted.case or []:
+            one = accepted.model_copy(update={"case": each})
+            if not any(one.covers(case) for case in cases):
+                raise GateInvalid(f"{folder / name}.yaml: accepted: there is no case {each!r}")
 
 
 def require_small(name: str, argument: Any) -> None:
@@ -363,6 +396,7 @@ def expanded(gate: str, wish: CaseWish) -> Iterator[Case]:
             kernels=wish.kernels,
             spill_free=wish.spill_free,
             timeout_s=wish.timeout_s,
+            base=wish.name,
         )
 
 
@@ -386,6 +420,8 @@ def _resolved(argument: Argument, sizes: Mapping[str, int], label: str) -> dict[
         }
     if argument.view:
         return {"view": {"of": argument.view.of, "columns": number(argument.view.columns)}}
+    if argument.route:
+        return {"route": argument.route.model_dump()}
     if argument.call:
         inner = {k: _resolved(a, sizes, label) for k, a in argument.call.arguments.items()}
         return {"call": {"function": argument.call.function, "arguments": inner}}

@@ -77,6 +77,7 @@ def judge_numbers(case: Case, answer: Answer, *, cached: bool) -> NumericsResult
         launches=answer.records,
         seconds=answer.seconds,
         cached=cached,
+        base=case.base,
     )
 
 

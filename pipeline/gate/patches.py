@@ -10,6 +10,7 @@ words. A gate compares what the kernels need:
     weak        fails without it, and still fails with it, differently
     conflict    fails without it, and it cannot be applied
     wrong       passes with it, and a kernel then computes wrong numbers
+    not needed yet: as superseded, or without such code at all, in a version before the locked one
     unknown     a case could not be judged: never taken for any of the others
 """
 
@@ -22,6 +23,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipeline.errors import GateInvalid, PatchConflict, PipelineError
+from pipeline.gate.cases import Case
 from pipeline.gate.engine import (
     EngineTree,
     compiler_requirements,
@@ -32,6 +34,7 @@ from pipeline.gate.engine import (
 )
 from pipeline.gate.gate import ImageGate
 from pipeline.gate.limits import Card
+from pipeline.gate.moved import places_now
 from pipeline.gate.numerics import check_numbers
 from pipeline.gate.results import (
     CaseResult,
@@ -44,7 +47,15 @@ from pipeline.model import Frozen
 from pipeline.wish.image import PatchWish
 
 State = Literal[
-    "needed", "upstreamed", "superseded", "inert", "weak", "conflict", "wrong", "unknown"
+    "needed",
+    "upstreamed",
+    "superseded",
+    "not needed yet",
+    "inert",
+    "weak",
+    "conflict",
+    "wrong",
+    "unknown",
 ]
 MOST_VERSIONS = 40
 
@@ -70,14 +81,24 @@ def decide(
     *,
     applied: bool,
     conflict: str,
+    is_older: bool = False,
+    is_absent: bool = False,
 ) -> tuple[State, str]:
-    """The verdict, from what the gate found; `with_patch` is none where it does not apply."""
+    """The verdict, from what the gate found; `with_patch` is none where it does not apply.
+
+    `is_older` says that the version is before the locked one, `is_absent` that no function the
+    gate calls is anywhere in it.
+    """
     before = overall(without)
+    if is_older and is_absent:
+        return "not needed yet", "this older version does not have the code yet"
     if before == "unknown":
         return "unknown", _first_words(without, "unknown")
     if before != "failed":
         if applied:
             return "upstreamed", "upstream holds the patch's own lines, and the gate passes"
+        if is_older:
+            return "not needed yet", "the gate passes without it at this older version"
         return "superseded", "the gate passes without it"
     if with_patch is None:
         return "conflict", conflict
@@ -125,7 +146,14 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> Pa
     full, conflict = _with_patches(gate, tree, gate.series.patches)
     after = None if conflict else gate.judge(full, card, cases)
     applied = is_applied(tree, wish, gate.patch_folder)
-    state, words = decide(without, after, applied=applied, conflict=conflict)
+    state, words = decide(
+        without,
+        after,
+        applied=applied,
+        conflict=conflict,
+        is_older=Version(tree.version) < Version(gate.tree.version),
+        is_absent=_is_absent(tree, cases, without),
+    )
     numbers = None
     if state == "needed":
         small = gate.numeric_cases(only=wish.gate)
@@ -148,6 +176,15 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> Pa
     )
 
 
+def _is_absent(tree: EngineTree, cases: Sequence[Case], found: Sequence[CaseResult]) -> bool:
+    """Whether every case's functions are gone, and not only from where the case looks for them."""
+    for case, result in zip(cases, found, strict=True):
+        names = tuple(name.partition(":")[2] for name in case.function)
+        if not result.gone or places_now(tree.folder, tree.package, names, tuple(case.kernels)):
+            return False
+    return True
+
+
 def _with_patches(
     gate: ImageGate, tree: EngineTree, patches: Sequence[PatchWish]
 ) -> tuple[EngineTree, str]:
@@ -166,9 +203,13 @@ def versions_against(gate: ImageGate, wanted: str) -> list[str]:
     """`0.5.9`, `0.5.9,0.5.10` or a range such as `>=0.5.9,<0.6`, as versions of the engine."""
     parts = [part.strip() for part in wanted.split(",") if part.strip()]
     try:
-        return [str(Version(part)) for part in parts]
+        named = [str(Version(part)) for part in parts]
     except InvalidVersion:
-        pass
+        named = []
+    if named:
+        return _require_offered(gate, named)
+    if not parts:
+        raise GateInvalid(f"{wanted!r}: neither a version nor a range of versions")
     try:
         accepted = SpecifierSet(wanted)
     except InvalidSpecifier as error:
@@ -180,6 +221,23 @@ def versions_against(gate: ImageGate, wanted: str) -> list[str]:
     if len(found) > MOST_VERSIONS:
         raise GateInvalid(f"{wanted}: {len(found)} versions; name a range of {MOST_VERSIONS}")
     return found
+
+
+def _require_offered(gate: ImageGate, versions: list[str]) -> list[str]:
+    """The versions, or an error that names one that no index has."""
+    package, locked = gate.gates.setup.package, gate.tree.version
+    others = [version for version in versions if Version(version) != Version(locked)]
+    if others:
+        finder = gate.shop.make_finder()
+        for version in others:
+            if not finder.offers(package, version):
+                newest = ", ".join(map(str, finder.versions(package)[-3:])) or "none"
+                raise GateInvalid(
+                    f"{package} {version}: no index has a wheel of this version"
+                    f" (its newest: {newest})",
+                    "Name a version that exists, or a range such as '>=0.5.8,<0.6'.",
+                )
+    return versions
 
 
 def judge_against(

@@ -82,6 +82,7 @@ class CaseResult(Frozen):
     cached: bool = False
     stand_ins: list[str] = []
     gone: bool = False  # none of the case's functions is in this version
+    base: str = ""
 
     @property
     def worst(self) -> KernelResult | None:
@@ -127,6 +128,7 @@ class NumericsResult(Frozen):
     launches: list[Record] = []
     seconds: float = 0.0
     cached: bool = False
+    base: str = ""
 
 
 class NumericsResults(Frozen):
@@ -166,6 +168,14 @@ class GateResult(Frozen):
     )
     seconds: float = 0.0
 
+    @property
+    def without_numbers(self) -> list[str]:
+        """Cases that passed, of which no size had its numbers compared and found right."""
+        compared = self.numerics.cases if self.numerics else []
+        right = {(case.gate, case.base) for case in compared if case.verdict == "right"}
+        passed = [case for case in self.cases if case.verdict == "passed"]
+        return [case.name for case in passed if (case.gate, case.base) not in right]
+
 
 def judge_case(
     case: Case, answer: Answer, card: Card, accepted: Sequence[AcceptedKernel], *, cached: bool
@@ -184,6 +194,7 @@ def judge_case(
         cached=cached,
         stand_ins=answer.stand_ins,
         gone=answer.ended == "function gone",
+        base=case.base,
     )
 
 
@@ -209,8 +220,8 @@ def _judge_kernel(
     if is_spare:
         return KernelResult(record=record, verdict="spare", words="another configuration fits")
     for known in accepted:
-        here = known.case is None or case == known.case or case.startswith(f"{known.case}-")
-        if known.kernel == record.kernel and here and record.shared_bytes <= known.most_bytes:
+        fits = record.shared_bytes <= known.most_bytes
+        if known.kernel == record.kernel and known.covers(case) and fits:
             return KernelResult(record=record, verdict="accepted", words=known.reason)
     return KernelResult(record=record, verdict="over")
 

@@ -74,6 +74,17 @@ class WheelFinder:
             name=name, version=version, file=package.filename, size_bytes=size, sha256=sha256
         )
 
+    def offers(self, project: str, version: str) -> bool:
+        """Whether some index has a wheel of a version, withdrawn or not."""
+        wanted = Version(version)
+        for _, package in self._listed(project):
+            try:
+                if package.package_type == "wheel" and Version(package.version or "") == wanted:
+                    return True
+            except InvalidVersion:
+                continue
+        return False
+
     def versions(self, project: str) -> list[Version]:
         """Every version that has a wheel and was not withdrawn, oldest first."""
         found = set()

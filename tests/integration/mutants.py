@@ -7,6 +7,9 @@ from dataclasses import dataclass
 EXTEND = "sglang/srt/layers/attention/triton_ops/extend_attention.py"
 PREFILL = "sglang/kernels/ops/attention/prefill_attention.py"
 DECODE = "vllm/v1/attention/ops/triton_decode_attention.py"
+K2_MOE = "sglang/srt/layers/moe/fused_moe_triton/fused_moe_triton_kernels.py"
+SGLANG_MOE = "sglang/kernels/ops/moe/fused_moe_triton_kernels.py"
+VLLM_MOE = "vllm/model_executor/layers/fused_moe/fused_moe.py"
 
 
 @dataclass(frozen=True)
@@ -175,5 +178,88 @@ MUTANTS = [
         "splits put together without their weights",
         *("vllm", DECODE, "mla-decode-bf16-64-8", "            acc *= old_scale\n"),
         "            acc *= 1.0\n",
+    ),
+    *(
+        _numbers(f"{name} ({image})", image, file, case, old, new)
+        for image, file in (("sglang-k2", K2_MOE), ("sglang", SGLANG_MOE))
+        for name, case, old, new in (
+            (
+                "scales of an fp8 mixture forgotten, one for each expert",
+                "moe-fp8-tensor-e128-6",
+                "            b_scale = tl.load(b_scale_ptr + off_experts)\n",
+                "            b_scale = 1.0\n",
+            ),
+            (
+                "scales of an fp8 mixture forgotten, one for each channel",
+                "moe-fp8-channel-e128-6",
+                "            accumulator *= a_scale * b_scale\n",
+                "            accumulator *= a_scale\n",
+            ),
+            (
+                "scales of an fp8 mixture forgotten, one for each block",
+                "moe-fp8-blocks-e128-6",
+                "accumulator += tl.dot(a, b) * (a_scale[:, None] * b_scale)\n",
+                "accumulator += tl.dot(a, b) * a_scale[:, None]\n",
+            ),
+            (
+                "halves of int4 bytes swapped",
+                "moe-int4-w4a16-6",
+                "        b_shifter = (offs_k[:, None] % 2) * 4\n",
+                "        b_shifter = (1 - offs_k[:, None] % 2) * 4\n",
+            ),
+            (
+                "zero of int8 weights off by one",
+                "moe-int8-w8a16-6",
+                "        b_zp_num = 128\n",
+                "        b_zp_num = 127\n",
+            ),
+            (
+                "scales of int4 weights forgotten",
+                "moe-int4-w4a16-6",
+                "            b = ((b.to(tl.float32) - b_zp_num) * b_scale).to(compute_type)\n",
+                "            b = (b.to(tl.float32) - b_zp_num).to(compute_type)\n",
+            ),
+        )
+    ),
+    _numbers(
+        "scales of an fp8 mixture forgotten, one for each channel (vllm)",
+        *("vllm", VLLM_MOE, "moe-fp8-channel-e128-6"),
+        "        accumulator = accumulator * a_scale * b_scale\n",
+        "        accumulator = accumulator * a_scale\n",
+    ),
+    _numbers(
+        "scales of an fp8 mixture forgotten, one for each expert (vllm)",
+        *("vllm", VLLM_MOE, "moe-fp8-tensor-e128-6"),
+        "            b_scale = tl.load(b_scale_ptr + off_experts)\n",
+        "            b_scale = 1.0\n",
+    ),
+    _numbers(
+        "scales of an fp8 mixture forgotten, one for each block (vllm)",
+        *("vllm", VLLM_MOE, "moe-fp8-blocks-e128-6"),
+        "                    accumulator += tl.dot(a, b) * a_scale[:, None] * b_scale[None, :]",
+        "                    accumulator += tl.dot(a, b) * a_scale[:, None]",
+    ),
+    _numbers(
+        "scale of the wrong expert (vllm)",
+        *("vllm", VLLM_MOE, "moe-fp8-tensor-e128-6"),
+        "            b_scale = tl.load(b_scale_ptr + off_experts)\n",
+        "            b_scale = tl.load(b_scale_ptr)\n",
+    ),
+    _numbers(
+        "scales of int4 weights one group late (vllm)",
+        *("vllm", VLLM_MOE, "moe-int4-w4a16-6"),
+        "            + ((offs_k[:, None] + BLOCK_SIZE_K * k) // group_size) * stride_bsk\n",
+        "            + ((offs_k[:, None] + BLOCK_SIZE_K * (k + 1)) // group_size) * stride_bsk\n",
+    ),
+    _numbers(
+        "halves of int4 bytes swapped (vllm)",
+        *("vllm", VLLM_MOE, "moe-int4-w4a16-6"),
+        "        b_shifter = (offs_k[:, None] % 2) * 4\n",
+        "        b_shifter = (1 - offs_k[:, None] % 2) * 4\n",
+    ),
+    _numbers(
+        "zero of int8 weights off by one (vllm)",
+        *("vllm", VLLM_MOE, "moe-int8-w8a16-6", "        b_zp_num = 128\n"),
+        "        b_zp_num = 127\n",
     ),
 ]

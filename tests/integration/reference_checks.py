@@ -23,6 +23,9 @@ def checks(worker: str) -> None:
     masks(attention)
     layouts(references)
     mixture(references)
+    narrow_mixtures(references)
+    routes(importlib.import_module("gate_worker.arguments"))
+    quantization(importlib.import_module("gate_worker.operators"))
     rounding(importlib.import_module("gate_worker.interpreter"))
 
 
@@ -123,12 +126,88 @@ def mixture(references: Any) -> None:
     assert weighed.reshape(-1).tolist() == [100.0, 2.0, 60.0, 1200.0]
     # fp8: one scale for the tokens, one for each expert
     scaled = {**given, "use_fp8_w8a8": True, "block_shape": None, "A_scale": torch.tensor([2.0])}
+    scaled["A"] = scaled["A"].to(torch.float8_e4m3fn)
     scaled["B_scale"] = torch.tensor([1.0, 0.5, 0.25])
     assert references.fused_moe(scaled)["C"].want.reshape(-1).tolist() == [100.0, 4.0, 30.0, 150.0]
     # one scale for each block of a number by a number: here for each number
     blocks = {**scaled, "block_shape": [1, 1], "A_scale": torch.tensor([[2.0], [4.0]])}
     blocks["B_scale"] = scaled["B_scale"].reshape(3, 1, 1)
     assert references.fused_moe(blocks)["C"].want.reshape(-1).tolist() == [100.0, 4.0, 60.0, 300.0]
+
+
+def narrow_mixtures(references: Any) -> None:
+    """Weights and rows of 8 and 4 bits, as their bytes say by hand."""
+    import torch
+
+    one = {
+        **{"topk_weights": torch.ones(1, 1), "top_k": 1, "mul_routed_weight": False},
+        **{"sorted_token_ids": torch.tensor([0]), "expert_ids": torch.tensor([0])},
+        **{"num_tokens_post_padded": torch.tensor([1]), "config": {"BLOCK_SIZE_M": 1}},
+    }
+    rows = torch.tensor([[1.0, 2.0, 4.0, 8.0]], dtype=torch.bfloat16)
+
+    def product(**more: Any) -> list[float]:
+        found: list[float] = references.fused_moe({**one, "A": rows, **more})["C"].want[0, 0]
+        return [float(x) for x in found]
+
+    # 0x98: first 8 (zero), then 9 (one); 0xA7: first 7 (minus one), then 10 (two)
+    packed = torch.tensor([[[0x98, 0xA7]]], dtype=torch.uint8)
+    by_group = torch.tensor([[[10.0, 100.0]]])
+    int4 = {"use_int4_w4a16": True, "B": packed, "B_scale": by_group, "block_shape": [0, 2]}
+    assert product(**int4) == [10 * 2 + 100 * (-4 + 16)]
+    eight = torch.tensor([[[128, 129, 127, 130]]], dtype=torch.uint8)
+    int8 = {"use_int8_w8a16": True, "B": eight, "B_scale": by_group, "block_shape": [0, 2]}
+    assert product(**int8) == [10 * 2 + 100 * (-4 + 16)]
+    # fp8 with a scale for each channel; powers of two, which fp8 holds as they are
+    fp8 = {"use_fp8_w8a8": True, "block_shape": None, "per_channel_quant": True}
+    fp8["B"] = torch.tensor([[[1.0] * 4, [2.0] * 4]]).to(torch.float8_e4m3fn)
+    fp8["B_scale"] = torch.tensor([[[1.0], [10.0]]])
+    given = {"A": rows.to(torch.float8_e4m3fn), "A_scale": torch.tensor([[3.0]])}
+    assert product(**fp8, **given) == [45.0, 900.0]
+    # rows of 16 bits are narrowed: 8 becomes 448, and what 1 becomes is held to 4 digits
+    assert product(**fp8, A_scale=None) == [15.0, 300.0]
+    odd = torch.tensor([[1.0, 1.0, 1.0, 448.0 / 17]], dtype=torch.float64)
+    (narrowed, _) = product(**fp8, A=odd.float(), A_scale=None)
+    assert abs(narrowed - (3 * 16 / 17 + 448 / 17)) < 1e-5
+    static = product(**{**fp8, "per_channel_quant": False}, A_scale=torch.tensor([1.0]))
+    assert static == [15.0, 300.0]
+
+
+def routes(arguments: Any) -> None:
+    """Four pairs of three experts, in blocks of two."""
+    made = {"config": {"BLOCK_SIZE_M": 2}}
+
+    def part(name: str) -> list[int]:
+        wanted = {"part": name, "to": [2, 0, 1, 2], "config": "config"}
+        found: list[int] = arguments.routed(wanted, made).tolist()
+        return found
+
+    assert part("pairs") == [1, 4, 2, 4, 0, 3]
+    assert part("experts") == [0, 1, 2]
+    assert part("count") == [6]
+
+
+def quantization(operators: Any) -> None:
+    """What the largest number becomes, and where the others then lie."""
+    import torch
+
+    rows = torch.tensor([[1.0, -4.0, 2.0, 0.5], [0.0, 0.25, -0.5, 0.125]], dtype=torch.bfloat16)
+    narrow, one, each = torch.empty(2, 4).to(torch.float8_e4m3fn), torch.zeros(1), torch.ones(2, 1)
+    operators.per_tensor_quant_fp8(rows, narrow, one)
+    assert abs(float(one) - 4 / 448) < 1e-9
+    assert narrow.float()[0].tolist() == [112.0, -448.0, 224.0, 56.0]
+    operators.per_token_quant_fp8(rows, narrow, each)
+    assert torch.allclose(each, torch.tensor([[4 / 448], [0.5 / 448]]))
+    assert narrow.float()[1].tolist() == [0.0, 224.0, -448.0, 112.0]
+    by_group = torch.zeros(2, 2)
+    operators.per_token_group_quant_8bit(rows, narrow, by_group, 2, 1e-10, -448.0, 448.0)
+    assert torch.allclose(by_group, torch.tensor([[4.0, 2.0], [0.25, 0.5]]) / 448)
+    assert narrow.float()[0].tolist() == [112.0, -448.0, 448.0, 112.0]
+    try:
+        operators.per_token_group_quant_8bit(rows, narrow, by_group, 2, 1e-10, -448, 448, True)
+    except operators.Stopped:
+        return
+    raise AssertionError("another way to quantize was taken for the plain one")
 
 
 def rounding(interpreter: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .endings import Json
+from .endings import Json, Stopped
 from .engines import find
 
 
@@ -18,6 +18,8 @@ def build(argument: Json, made: Json, package: str) -> Any:
         return tensor(value)
     if kind == "view":
         return made[value["of"]][..., : value["columns"]]
+    if kind == "route":
+        return routed(value, made)
     if kind == "call":
         inner = {k: build(a, made, package) for k, a in value["arguments"].items()}
         return find([value["function"]], package)(**inner)
@@ -77,6 +79,25 @@ def tensor(wanted: Json) -> Any:
     if wanted["fill"] == "arange":
         return (torch.arange(math.prod(shape)) * wanted["step"]).to(dtype).reshape(shape)
     return FILLS[wanted["fill"]](shape).to(dtype)
+
+
+def routed(wanted: Json, made: Json) -> Any:
+    """Pairs sorted by expert, each expert's filled up to whole blocks; or whose the blocks are."""
+    import torch
+
+    config = made.get(wanted["config"])
+    if not config:
+        raise Stopped(f"{wanted['config']} does not stand above what is sorted for it")
+    block, experts = config["BLOCK_SIZE_M"], wanted["to"]
+    pairs: list[int] = []
+    owners: list[int] = []
+    for expert in sorted(set(experts)):
+        own = [pair for pair, chosen in enumerate(experts) if chosen == expert]
+        own += [len(experts)] * (-len(own) % block)
+        pairs += own
+        owners += [expert] * (len(own) // block)
+    parts = {"pairs": pairs, "experts": owners, "count": [len(pairs)]}
+    return torch.tensor(parts[wanted["part"]], dtype=torch.int32)
 
 
 def _triton_dtype(name: str) -> Any:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from .endings import FunctionGone, Json, Stopped
+from .operators import define_operators
 from .stand_ins import StandIn
 
 
@@ -61,6 +62,7 @@ def settle() -> None:
     ):
         if module in sys.modules:
             setattr(sys.modules[module], name, StandIn())
+    define_operators()
 
 
 def find(functions: list[str], package: str) -> Any:

@@ -165,18 +165,55 @@ def unified_attention(a: Json) -> Outputs:
     return {"out": together(found)}
 
 
-def _dequantized_pair(a: Json) -> tuple[Any, Any]:
-    """Tokens and experts as numbers: fp8 ones times their scale, one each or one for each block."""
-    rows, matrices = a["A"].double(), a["B"].double()
+def _tokens(a: Json) -> Any:
+    """A mixture's rows as numbers: 8-bit ones times their scale, for all, each row or each group.
+
+    SGLang is given rows of 16 bits and narrows them itself: by a scale it is given, else by their
+    largest magnitudes.
+    """
+    rows = a["A"]
+    tokens, hidden = rows.shape
+    if rows.element_size() == 1:
+        by_row = a["A_scale"].double().reshape(-1, a["A_scale"].shape[-1])
+        wide = a["block_shape"][1] if a.get("block_shape") else hidden
+        return rows.double() * by_row.repeat_interleave(wide, 1)[:, :hidden]
     if not a.get("use_fp8_w8a8"):
-        return rows, matrices
-    if not a["block_shape"]:
-        return rows * _number(a["A_scale"]), matrices * a["B_scale"].double()[:, None, None]
-    high, wide = a["block_shape"]
-    inner, hidden = matrices.shape[1:]
-    by_row = a["A_scale"].double().repeat_interleave(wide, 1)[:, :hidden]
-    by_expert = a["B_scale"].double().repeat_interleave(high, 1).repeat_interleave(wide, 2)
-    return rows * by_row, matrices * by_expert[:, :inner, :hidden]
+        return rows.double()
+    return _narrowed(rows.double(), a).reshape(tokens, hidden)
+
+
+def _narrowed(rows: Any, a: Json) -> Any:
+    """Rows as fp8 holds them when the largest of a group is its largest number."""
+    import torch
+
+    tokens, hidden = rows.shape
+    if a["block_shape"]:
+        groups = rows.reshape(-1, a["block_shape"][1])
+    else:
+        groups = rows.reshape((tokens, hidden) if a["per_channel_quant"] else (1, -1))
+    given = a.get("A_scale")
+    scale = groups.abs().amax(1, keepdim=True) / 448.0 if given is None else _number(given)
+    return rounded(groups / scale, torch.float8_e4m3fn) * scale
+
+
+def _experts(a: Json) -> Any:
+    """A mixture's matrices as numbers, each times the scale of its expert, row, group or block."""
+    import torch
+
+    packed, scale = a["B"], a.get("B_scale")
+    if a.get("use_int4_w4a16"):
+        # two numbers to a byte, the first in the lower half; 8 stands for zero
+        both = torch.stack([packed & 15, packed >> 4], dim=-1)
+        matrices = both.flatten(-2).double() - 8.0
+    else:
+        matrices = packed.double() - (128.0 if a.get("use_int8_w8a16") else 0.0)
+    if scale is None:
+        return matrices
+    experts, inner, hidden = matrices.shape
+    high, wide = a.get("block_shape") or (0, 0)
+    by_expert = scale.double().reshape(experts, -1, scale.shape[-1] if wide else 1)
+    spread = by_expert.repeat_interleave(high or 1, 1).repeat_interleave(wide or 1, 2)
+    return matrices * spread[:, :inner, :hidden]
 
 
 def fused_moe(a: Json) -> Outputs:
@@ -187,7 +224,7 @@ def fused_moe(a: Json) -> Outputs:
     import torch
 
     tokens, chosen = a["topk_weights"].shape
-    rows, matrices = _dequantized_pair(a)
+    rows, matrices = _tokens(a), _experts(a)
     inner = matrices.shape[1]
     want = torch.full((tokens * chosen, inner), float("nan"), dtype=torch.float64)
     size, block = want.clone(), a["config"]["BLOCK_SIZE_M"]

@@ -198,3 +198,38 @@ def test_every_shipped_case_file_is_valid() -> None:
         assert len(gates.cases()) >= 30
         for wish in checkout.series(checkout.wish(image)).patches:
             assert gates.cases(only=wish.gate), f"{wish.file} names no gate of {image}"
+
+
+def accepting(case: object) -> dict[str, Any]:
+    reason = "because a test wants to see it"
+    upstream = ["https://example.org/1"]
+    return {"kernel": "_fwd", "case": case, "most_bytes": 1, "reason": reason, "upstream": upstream}
+
+
+@pytest.mark.parametrize("case", ["decode", ["decode"], None, "decode-8"])
+def test_what_is_accepted_names_a_case_that_is_there(tmp_path: Path, case: object) -> None:
+    wish = {**CASE, "each": {"heads": [8]}}
+    assert read(tmp_path, wish, accepted=[accepting(case)]).accepted("smem-decode")
+
+
+@pytest.mark.parametrize("case", ["decod", "decode-16", ["decode", "prefill"], ["Decode"]])
+def test_a_case_that_is_accepted_and_not_there_is_an_error(tmp_path: Path, case: object) -> None:
+    wish = {**CASE, "each": {"heads": [8]}}
+    with pytest.raises(GateInvalid, match="accepted: there is no case"):
+        read(tmp_path, wish, accepted=[accepting(case)])
+
+
+def routed(part: str, to: list[int]) -> dict[str, Any]:
+    return {**CASE, "arguments": {**CASE["arguments"], "ids": {"route": {"part": part, "to": to}}}}
+
+
+def test_a_route_is_handed_on_as_it_is(tmp_path: Path) -> None:
+    (case,) = read(tmp_path, routed("pairs", [2, 0, 2])).cases()
+    want = {"part": "pairs", "to": [2, 0, 2], "config": "config"}
+    assert case.arguments["ids"] == {"route": want}
+
+
+@pytest.mark.parametrize(("part", "to"), [("tokens", [1]), ("pairs", []), ("pairs", [-1])])
+def test_a_route_to_nowhere_is_an_error(tmp_path: Path, part: str, to: list[int]) -> None:
+    with pytest.raises(GateInvalid):
+        read(tmp_path, routed(part, to))

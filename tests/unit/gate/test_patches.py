@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
+from packaging.version import Version
 
+from pipeline.errors import GateInvalid
 from pipeline.gate.engine import EngineTree, compiler_requirements, is_applied
-from pipeline.gate.patches import PatchVerdict, decide, unproved
+from pipeline.gate.patches import PatchVerdict, State, decide, unproved, versions_against
 from pipeline.gate.results import CaseResult
 from pipeline.wish.image import PatchWish
 from tests.unit.gate.test_results import judged, record
@@ -64,11 +70,9 @@ def test_unknown_with_the_patch_is_not_needed() -> None:
 
 
 def test_only_a_needed_patch_may_be_in_a_build() -> None:
-    states = ("needed", "upstreamed", "superseded", "inert", "weak", "conflict", "wrong", "unknown")
-    found = [
-        PatchVerdict(patch=s, gate="smem", version="1", state=s, words="")  # type: ignore[arg-type]
-        for s in states
-    ]
+    states = get_args(State)
+    found = [PatchVerdict(patch=s, gate="smem", version="1", state=s, words="") for s in states]
+    assert states[0] == "needed"
     assert [v.state for v in unproved(found)] == list(states[1:])
 
 
@@ -132,3 +136,75 @@ def test_what_a_version_asks_for_is_read_from_its_own_metadata(
 def test_a_version_without_metadata_asks_for_nothing(tmp_path: Path) -> None:
     tree = EngineTree(tmp_path, "engine", "1.0", "sha256:" + "0" * 64)
     assert compiler_requirements(tree) == []
+
+
+def test_a_gate_that_passes_before_the_locked_version_does_not_need_the_patch_yet() -> None:
+    older = decide([judged(FITS)], None, applied=False, conflict="", is_older=True)
+    assert older[0] == "not needed yet"
+    assert decide([judged(FITS)], None, applied=False, conflict="")[0] == "superseded"
+
+
+def test_code_that_an_older_version_does_not_have_yet_is_not_unknown_there() -> None:
+    gone = [judged(ended="function gone")]
+
+    def said(*, is_older: bool, is_absent: bool) -> str:
+        age = {"is_older": is_older, "is_absent": is_absent}
+        return decide(gone, None, applied=False, conflict="", **age)[0]
+
+    assert said(is_older=True, is_absent=True) == "not needed yet"
+    # moved elsewhere, or gone from a newer version: nobody has seen whether it fits
+    assert said(is_older=True, is_absent=False) == "unknown"
+    assert said(is_older=False, is_absent=True) == "unknown"
+
+
+@pytest.mark.parametrize("found", [judged(OVER), judged(ended="died"), judged()])
+def test_an_older_version_that_fails_or_was_not_judged_is_no_better_for_its_age(
+    found: CaseResult,
+) -> None:
+    newer = decide([found], [found], applied=False, conflict="")[0]
+    assert decide([found], [found], applied=False, conflict="", is_older=True)[0] == newer
+    assert newer in ("inert", "unknown")
+
+
+@dataclass(frozen=True)
+class Offers:
+    """What an index has of an engine."""
+
+    known: tuple[str, ...]
+
+    def offers(self, project: str, version: str) -> bool:
+        return version in self.known
+
+    def versions(self, project: str) -> list[Version]:
+        return [Version(v) for v in self.known]
+
+
+def gate_offering(*known: str) -> Any:
+    tree = SimpleNamespace(version="0.5.8.post1")
+    setup = SimpleNamespace(package="sglang")
+    shop = SimpleNamespace(make_finder=lambda: Offers(known))
+    return SimpleNamespace(tree=tree, gates=SimpleNamespace(setup=setup), shop=shop)
+
+
+def test_versions_that_the_index_has_are_judged_in_the_order_they_were_named() -> None:
+    gate = gate_offering("0.5.9", "0.5.10")
+    assert versions_against(gate, "0.5.10, 0.5.9") == ["0.5.10", "0.5.9"]
+    # the locked one needs no index
+    assert versions_against(gate_offering(), "0.5.8.post1") == ["0.5.8.post1"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("9.9.9", "sglang 9.9.9: no index has a wheel of this version"),
+        ("0.5.9,9.9.9", "sglang 9.9.9"),
+        ("0.5", "its newest: 0.5.9, 0.5.10"),
+        (">=7", "no version answers >=7"),
+        ("latest", "neither a version nor a range"),
+        ("", "neither a version nor a range"),
+        (",", "neither a version nor a range"),
+    ],
+)
+def test_a_version_that_nobody_has_ends_the_command(wanted: str, words: str) -> None:
+    with pytest.raises(GateInvalid, match=re.escape(words)):
+        versions_against(gate_offering("0.5.9", "0.5.10"), wanted)

@@ -148,3 +148,56 @@ def test_a_kernel_that_needs_nothing_is_shown_with_its_zero() -> None:
     worst = judged(record(0)).worst
     assert worst is not None
     assert worst.record.shared_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("accepted", "names"),
+    [
+        ("decode-8", ["decode-8"]),
+        ("decode", ["decode", "decode-8", "decode-8-16"]),
+        (["prefill", "decode"], ["decode", "prefill-64"]),
+        (None, ["decode", "anything-at-all"]),
+    ],
+)
+def test_what_is_accepted_is_meant_by_its_name_or_as_one_of_its_sizes(
+    accepted: str | list[str] | None, names: list[str]
+) -> None:
+    assert all(accepting(accepted).covers(name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "name"),
+    [
+        ("decode", "decode-fp8"),
+        ("decode", "decode-fp8-8"),
+        ("decode", "decode8"),
+        ("decode", "decoder"),
+        ("decode", "decode-"),
+        ("decode", "decode-8x"),
+        ("decode", "a-decode"),
+        ("decode-8", "decode"),
+        ("decode-8", "decode-88"),
+        ("decode-8", "decode-16"),
+        ("d.code", "decode"),
+        (["decode", "prefill"], "extend-8"),
+        ([], "decode"),
+        ("", "decode"),
+    ],
+)
+def test_another_case_is_not_accepted_along_with_it(accepted: str | list[str], name: str) -> None:
+    assert not accepting(accepted).covers(name)
+    answer = Answer.model_validate(
+        {"case": name, "ended": "called", "records": [record(LIMIT + 1)]}
+    )
+    found = judge_case(case(name=name), answer, CARD, [accepting(accepted)], cached=False)
+    assert found.verdict == "failed"
+
+
+def accepting(case: str | list[str] | None) -> AcceptedKernel:
+    return AcceptedKernel(
+        kernel="_fwd",
+        case=case,
+        most_bytes=LIMIT + 1,
+        reason="known upstream, being fixed",
+        upstream=["https://example.org/1"],
+    )
