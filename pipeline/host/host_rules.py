@@ -103,13 +103,23 @@ def xids(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
 
 def tuning(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
     """The host's own settings."""
-    governors, lock = facts.cpu.governors, facts.kernel.memlock
+    governors = facts.cpu.governors
     good = governors if isinstance(governors, Unknown) else governors == ["performance"]
     yield row("governor", "host", good, f"{governors}", "Set it to performance (`host_tuning`).")
-    free = lock if isinstance(lock, Unknown) else lock == "unlimited"
-    cure = "Raise memlock to unlimited for the service and its containers."
-    yield row("memlock", "host", free, f"{lock}", cure)
+    yield locked_memory(facts)
     line = facts.kernel.command_line
     safe = line if isinstance(line, Unknown) else "mitigations=off" not in line.split()
     cure = "Take mitigations=off away: it buys little and opens the machine."
     yield row("mitigations", "host", safe, "the kernel's mitigations", cure)
+
+
+def locked_memory(facts: HostFacts) -> Judged:
+    """What engines may lock: containers have a limit of their own, programs that of their login."""
+    lock, software = facts.kernel.memlock, facts.software
+    engines = (software.docker, software.podman)
+    if lock != "unlimited" and any(not isinstance(engine, Unknown) for engine in engines):
+        why = "containers have their own limit; the role `container_runtime` sets it"
+        return Judged(rule="memlock", subject="host", verdict="not applicable", why=why)
+    free = lock if isinstance(lock, Unknown) else lock == "unlimited"
+    cure = "LimitMEMLOCK=infinity in the engine's unit, or `ulimit -l unlimited` before it starts."
+    return row("memlock", "host", free, f"{lock}", cure)

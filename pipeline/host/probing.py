@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,8 +21,13 @@ from pipeline.model import Frozen
 
 _NAME = "answer.json"
 PROBES = Path(__file__).with_name("probes")
+LIMIT_S = 1800.0
+# what the role `nccl` leaves for containers: settings, and a patched library where it applies
+NCCL_SETTINGS = Path("/etc/sm120/nccl.env")
+NCCL_LIBRARY = Path("/usr/local/lib/sm120")
 # What the engine's own environment decides about CUDA and NCCL must reach the tests too.
 _BY_CDI = ("--device", "nvidia.com/gpu=all")
+NAME = "sm120-probes"  # of the container
 _CDI_SINCE = 25  # Docker's major version
 _PASSED = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME")
 
@@ -84,18 +91,37 @@ def run_probes(
 def run_in_image(
     image: str, arguments: Sequence[str], settings: dict[str, str] | None = None
 ) -> ProbeAnswer:
-    """Run them in a container of an engine image, with all cards."""
+    """Run them in a container of an engine image, with all cards.
+
+    Without settings of the caller the container has those of the host, as an engine there.
+    """
     proc.find_tool("docker", "Install Docker, or name a Python that has torch with --python.")
     env = proc.environment("DOCKER_HOST")
     said = proc.read(["docker", "version", "--format", "{{.Server.Version}}"], env=env)
     cards = card_words("docker", said.stdout.decode(errors="replace"))
+    nccl = nccl_words() if not settings else ()
+    name = f"sm120-probes-{secrets.token_hex(4)}"
 
     def command(folder: Path) -> list[str]:
         # the image's user is not ours
         folder.chmod(0o777)
-        return container_command(image, folder, arguments, settings or {}, cards=cards)
+        return container_command(
+            image, folder, arguments, settings or {}, name=name, cards=cards, nccl=nccl
+        )
 
-    return _answer(command, env)
+    try:
+        return _answer(command, env)
+    except BaseException:
+        # the program that started the container is gone; the container is not
+        proc.read(["docker", "rm", "--force", name], env=env, timeout_s=60.0)
+        raise
+
+
+def nccl_words() -> tuple[str, ...]:
+    """How a container is given the host's NCCL settings and patched library, if any."""
+    words = ("--env-file", str(NCCL_SETTINGS)) if NCCL_SETTINGS.is_file() else ()
+    volume = ("--volume", f"{NCCL_LIBRARY}:{NCCL_LIBRARY}:ro") if NCCL_LIBRARY.is_dir() else ()
+    return (*words, *volume)
 
 
 def card_words(engine: str, version: object) -> tuple[str, ...]:
@@ -111,13 +137,17 @@ def container_command(
     folder: Path,
     arguments: Sequence[str],
     settings: dict[str, str],
+    *,
+    name: str = NAME,
     probes: Path = PROBES,
     cards: Sequence[str] = _BY_CDI,
+    nccl: Sequence[str] = (),
 ) -> list[str]:
     """Nothing is pulled, no network; shared memory and locked pages as engines need them."""
     return [
-        *("docker", "run", "--rm", "--pull=never", "--network=none", "--ipc=host"),
-        *("--ulimit", "memlock=-1", *cards),
+        *("docker", "run", "--rm", "--name", name),
+        *("--pull=never", "--network=none", "--ipc=host"),
+        *("--ulimit", "memlock=-1", *cards, *nccl),
         *(x for k, v in sorted(settings.items()) for x in ("--env", f"{k}={v}")),
         *("--volume", f"{probes}:/probes:ro", "--volume", f"{folder}:/answer"),
         *("--entrypoint", "python3", image, "/probes", f"/answer/{_NAME}", *arguments),
@@ -127,7 +157,10 @@ def container_command(
 def _answer(command: Callable[[Path], list[str]], env: dict[str, str]) -> ProbeAnswer:
     with tempfile.TemporaryDirectory(prefix="sm120-probes-") as name:
         folder = Path(name)
-        done = proc.read(command(folder), env=env)
+        try:
+            done = proc.read(command(folder), env=env, timeout_s=LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise ProbeUnstarted(f"the function tests did not end within {LIMIT_S:g} s") from error
         if not (folder / _NAME).is_file():
             raise ProbeUnstarted(last_words(done.stderr.decode(errors="replace")))
         return read_answer(folder / _NAME)

@@ -41,10 +41,13 @@ def here(docker_daemon: DockerDaemon, monkeypatch: pytest.MonkeyPatch) -> docker
         folder: Path,
         arguments: Sequence[str],
         settings: dict[str, str],
+        *,
+        name: str,
         cards: Sequence[str],
+        nccl: Sequence[str],
     ) -> list[str]:
         assert cards
-        words = given(image, folder, arguments, settings, cards=())
+        words = given(image, folder, arguments, settings, name=name, cards=(), nccl=nccl)
         at = words.index("--ulimit")
         return words[:at] + words[at + 2 :]
 

@@ -15,6 +15,10 @@ from pipeline.host.fleet.promised import Promised
 from pipeline.host.fleet.remote import Remote
 from pipeline.host.fleet.result import not_tested
 from pipeline.host.probing import (
+    LIMIT_S,
+    NAME,
+    NCCL_LIBRARY,
+    NCCL_SETTINGS,
     PROBES,
     ProbeAnswer,
     ProbeRow,
@@ -24,7 +28,8 @@ from pipeline.host.probing import (
     parse_answer,
 )
 
-LIMIT_S = 1800.0
+# the script's own limit comes first, so that it can tidy up
+_TIDY_S = 60.0
 _FOLDER = Path("/run/sm120/probes")
 
 
@@ -53,12 +58,14 @@ def _answer(
     remote: Remote, engine: str, image: str, arguments: Sequence[str], cards: Sequence[str]
 ) -> ProbeAnswer | str:
     """What the tests found, or why they did not start."""
-    said = remote.run(function_script(engine, image, arguments, cards), LIMIT_S)
+    said = remote.run(function_script(engine, image, arguments, cards), LIMIT_S + _TIDY_S)
     try:
         return parse_answer(said.out, "the function tests")
     except FactsUnreadable:
+        # a script that was killed could not
+        remote.run(tidy_up(engine), _TIDY_S)
         words = last_words((said.err.strip() or said.out).decode(errors="replace"))
-        return f"the function tests did not start: {words}"
+        return f"the function tests gave no answer: {words}"
 
 
 def function_script(engine: str, image: str, arguments: Sequence[str], cards: Sequence[str]) -> str:
@@ -67,19 +74,31 @@ def function_script(engine: str, image: str, arguments: Sequence[str], cards: Se
     The image's user is not root, so the folder of the answer is open while the tests run.
     """
     command = container_command(
-        image, _FOLDER / "answer", arguments, {}, probes=_FOLDER / "code", cards=cards
+        *(image, _FOLDER / "answer", arguments, {}),
+        **{"probes": _FOLDER / "code", "cards": cards, "nccl": ["@NCCL@"]},
     )
+    run = shlex.join([engine, *command[1:]]).replace("@NCCL@", '"$@"')
+    limit = f"{LIMIT_S:.0f}"
     return "\n".join(
         [
-            f"rm -rf {_FOLDER} && mkdir -p {_FOLDER}/code {_FOLDER}/answer || exit 1",
-            f"trap 'rm -rf {_FOLDER}' EXIT",
+            f"{tidy_up(engine)}; mkdir -p {_FOLDER}/code {_FOLDER}/answer || exit 1",
+            f"trap '{tidy_up(engine)}' EXIT",
             f"chmod 755 {_FOLDER} {_FOLDER}/code && chmod 777 {_FOLDER}/answer",
             f"echo {_packed()} | base64 -d | tar -xz -C {_FOLDER}/code || exit 1",
-            f"{shlex.join([engine, *command[1:]])} >&2",
+            # as an engine on this host gets them
+            f"set --; [ ! -f {NCCL_SETTINGS} ] || set -- --env-file {NCCL_SETTINGS}",
+            f'[ ! -d {NCCL_LIBRARY} ] || set -- "$@" --volume {NCCL_LIBRARY}:{NCCL_LIBRARY}:ro',
+            f"timeout --kill-after=10 {limit} {run} >&2",
+            f'[ $? -ne 124 ] || echo "did not end within {limit} s and were ended" >&2',
             # why there is no answer was said above
             f"cat {_FOLDER}/answer/answer.json 2>/dev/null",
         ]
     )
+
+
+def tidy_up(engine: str) -> str:
+    """Commands that end the tests' container, whoever left it, and remove their folder."""
+    return f"{engine} rm --force {NAME} >/dev/null 2>&1; rm -rf {_FOLDER}"
 
 
 def _packed() -> str:

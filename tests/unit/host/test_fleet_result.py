@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from pipeline.errors import (
     HostUnreached,
     PipelineError,
     ProbeFailed,
+    ProbeUnstarted,
     PromiseBroken,
 )
+from pipeline.host import probing
 from pipeline.host.drift import Difference
-from pipeline.host.fleet import verifying
+from pipeline.host.fleet import functions, verifying
 from pipeline.host.fleet.functions import run_functions
 from pipeline.host.fleet.promised import DriverPromise, Promised, Roles, read_promised
 from pipeline.host.fleet.records import keep_records, recorded
@@ -156,7 +159,7 @@ def test_function_tests_run_in_the_image_and_leave_nothing_behind(programs: Path
     seen = programs.parent / "seen"
     look = 'case "$1" in *:/probes:ro) ls "${1%%:*}";; *:/answer) to="${1%%:*}";; esac'
     body = f'echo "$@"; while [ $# -gt 0 ]; do {look}; shift; done; cp {answer} "$to/answer.json"'
-    program(programs, "docker", f"({body}) > {seen}")
+    program(programs, "docker", f"[ $1 = run ] || exit 0\n({body}) > {seen}")
     with Scripted(programs) as remote:
         rows, _ = run_functions(remote, promised(), facts(blackwell(2)), "img:1", ("--ranks", "2"))
     assert {r.check for r in rows} >= {"cards", "copy"}
@@ -185,8 +188,81 @@ def test_function_tests_that_do_not_start_are_unknown(
     with Scripted(programs) as remote:
         rows, _ = run_functions(remote, promised(), facts(blackwell(2)), "img:1", ())
     assert [r.verdict for r in rows] == ["unknown"]
-    assert "did not start" in rows[0].why
+    assert "gave no answer" in rows[0].why
     assert words in rows[0].why
+
+
+@pytest.mark.usefixtures("root")
+def test_function_tests_that_do_not_end_are_ended_with_their_container(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functions, "LIMIT_S", 1.0)
+    seen = programs.parent / "seen"
+    program(programs, "docker", f'echo "$*" >> {seen}\n[ $1 != run ] || sleep 60')
+    begun = time.monotonic()
+    with Scripted(programs) as remote:
+        rows, _ = run_functions(remote, promised(), facts(blackwell(2)), "img:1", ())
+    assert time.monotonic() - begun < 30
+    assert "did not end within 1 s" in rows[0].why
+    calls = seen.read_text().splitlines()
+    at = next(n for n, line in enumerate(calls) if line.startswith("run "))
+    assert "--name sm120-probes " in calls[at]
+    assert "rm --force sm120-probes" in calls[at + 1 :]
+    assert not (programs.parent / "run").exists()
+
+
+@pytest.mark.usefixtures("root")
+def test_a_script_that_is_killed_leaves_no_container_either(programs: Path) -> None:
+    seen = programs.parent / "seen"
+    # the parent is timeout(1), whose parent is the script
+    kill = 'kill -9 $(cut -d" " -f4 /proc/$PPID/stat)'
+    program(programs, "docker", f'echo "$*" >> {seen}\n[ $1 != run ] || {kill}')
+    with Scripted(programs) as remote:
+        run_functions(remote, promised(), facts(blackwell(2)), "img:1", ())
+    assert seen.read_text().splitlines()[-1] == "rm --force sm120-probes"
+    assert not (programs.parent / "run").exists()
+
+
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize("there", [True, False])
+def test_function_tests_have_the_nccl_settings_of_the_host(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    home = programs.parent
+    settings, library = home / "nccl.env", home / "lib"
+    if there:
+        settings.write_text("NCCL_PROTO=LL\n")
+        library.mkdir()
+    for module in (functions, probing):
+        monkeypatch.setattr(module, "NCCL_SETTINGS", settings)
+        monkeypatch.setattr(module, "NCCL_LIBRARY", library)
+    seen = home / "seen"
+    program(programs, "docker", f'[ $1 != run ] || echo "$*" > {seen}')
+    with Scripted(programs) as remote:
+        run_functions(remote, promised(), facts(blackwell(2)), "img:1", ())
+    words = seen.read_text()
+    assert (f"--env-file {settings} " in words) is there
+    assert (f"--volume {library}:{library}:ro" in words) is there
+    with pytest.raises(ProbeUnstarted):
+        probing.run_in_image("img:1", [])
+    assert (f"--env-file {settings} " in seen.read_text()) is there
+    # what is compared must not be hidden by the host's own settings
+    with pytest.raises(ProbeUnstarted):
+        probing.run_in_image("img:1", [], {"NCCL_PROTO": "Simple"})
+    assert "--env-file" not in seen.read_text()
+
+
+def test_a_container_of_this_machine_ends_with_its_limit(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "LIMIT_S", 1.0)
+    seen = programs.parent / "seen"
+    program(programs, "docker", f'echo "$*" >> {seen}\n[ $1 != run ] || exec sleep 60')
+    with pytest.raises(ProbeUnstarted, match="did not end within 1 s"):
+        probing.run_in_image("img:1", [])
+    calls = seen.read_text().splitlines()
+    name = calls[1].partition("--name ")[2].split()[0]
+    assert calls[-1] == f"rm --force {name}"
 
 
 def keep(folder: Path, name: str, capture: Any) -> None:

@@ -154,6 +154,18 @@ def test_a_host_set_up_badly_fails(path: str, text: str, rule: str) -> None:
     assert verdicts(changed(blackwell(1), files={path: text}), rule) == ["failed"]
 
 
+LITTLE = {"/proc/self/limits": "Max locked memory  8388608  8388608  bytes\n"}
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_where_containers_run_their_own_limit_counts_and_not_that_of_the_login(engine: str) -> None:
+    capture = changed(blackwell(1), files=LITTLE, said={engine: "29.0.0\n"})
+    assert verdicts(capture, "memlock") == ["not applicable"]
+    free = {"/proc/self/limits": "Max locked memory  unlimited  unlimited  bytes\n"}
+    assert verdicts(changed(blackwell(1), files=free), "memlock") == ["passed"]
+    assert verdicts(changed(blackwell(1), files=LITTLE), "memlock") == ["failed"]
+
+
 def test_registers_nobody_may_read_leave_acs_unknown() -> None:
     capture = blackwell(2)
     files = {p: s for p, s in capture.files.items() if not p.endswith("/config")}
