@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipeline import proc
 from pipeline.cli.common import Command
 
 if TYPE_CHECKING:
     from pipeline.host.fleet.promised import Promised
 
+_ASK_LIMIT_S = 60.0
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _OPTIONS: Sequence[Callable[[Any], Any]] = (
     click.option("-i", "--inventory", "inventories", multiple=True, required=True),
@@ -24,15 +26,38 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     click.option("-e", "--extra-vars", multiple=True, help="Variables over the inventory's."),
     click.option("-u", "--user", help="The user on the hosts."),
     click.option("--private-key", type=_FILE, help="The SSH key."),
-    click.option("--vault-password-file", type=_FILE, help="Ansible's vault."),
+    click.option("--vault-password-file", type=_FILE, help="The password of Ansible's vault."),
+    click.option("--vault-id", "vault_ids", multiple=True, help="As Ansible's own option."),
+    click.option("-J", "--ask-vault-pass", is_flag=True, help="Ask for the vault's password once."),
+    click.option("-k", "--ask-pass", is_flag=True, help="Ask for the SSH password once."),
+    click.option(
+        "--connection-password-file",
+        type=_FILE,
+        envvar="ANSIBLE_CONNECTION_PASSWORD_FILE",
+        help="The SSH password.",
+    ),
     click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for sudo's password once."),
-    click.option("--become-password-file", type=_FILE, help="sudo's password."),
+    click.option(
+        "--become-password-file",
+        type=_FILE,
+        envvar="ANSIBLE_BECOME_PASSWORD_FILE",
+        help="sudo's password.",
+    ),
     click.option(
         "--records",
         type=click.Path(path_type=Path, file_okay=False),
         help="Where host records lie [default: records/ beside the inventory].",
     ),
 )
+
+
+@dataclass(frozen=True, repr=False)
+class Secrets:
+    """Passwords that a person typed or a file holds; empty where there is none."""
+
+    ssh: str = ""
+    sudo: str = ""
+    vault: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,13 +70,15 @@ class Fleet:
     user: str | None
     private_key: Path | None
     vault_password_file: Path | None
-    password: str
+    vault_ids: tuple[str, ...]
+    secrets: Secrets
     records: Path
 
     def arguments(self) -> list[str]:
         """The same for Ansible."""
         pairs = [("--inventory", i) for i in self.inventories]
         pairs += [("--extra-vars", e) for e in self.extra_vars]
+        pairs += [("--vault-id", v) for v in self.vault_ids]
         single = {
             "--limit": self.limit,
             "--user": self.user,
@@ -67,21 +94,28 @@ class Fleet:
         filled = {
             "user": to.user or self.user or "",
             "key": to.key or str(self.private_key or ""),
-            "become_password": to.become_password or self.password,
+            "password": to.password or self.secrets.ssh,
+            "become_password": to.become_password or self.secrets.sudo,
         }
         return promised.model_copy(update={"connection": to.model_copy(update=filled)})
 
     @contextmanager
-    def password_file(self) -> Iterator[list[str]]:
-        """sudo's password for Ansible, in a file of our own that is gone with the block."""
-        if not self.password:
-            yield []
-            return
+    def password_files(self) -> Iterator[list[str]]:
+        """The passwords for Ansible, in files of our own that are gone with the block."""
+        given = {
+            "--connection-password-file": self.secrets.ssh,
+            "--become-password-file": self.secrets.sudo,
+            "--vault-password-file": self.secrets.vault,
+        }
+        words: list[str] = []
         with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
-            path = Path(folder, "become")
-            path.touch(mode=0o600)
-            path.write_text(self.password + "\n", encoding="utf-8")
-            yield ["--become-password-file", str(path)]
+            for option, secret in given.items():
+                if secret:
+                    path = Path(folder, option.strip("-"))
+                    path.touch(mode=0o600)
+                    path.write_text(secret + "\n", encoding="utf-8")
+                    words += [option, str(path)]
+            yield words
 
 
 def fleet_options(command: Command) -> Command:
@@ -92,15 +126,31 @@ def fleet_options(command: Command) -> Command:
 
 
 def fleet_of(given: dict[str, Any]) -> Fleet:
-    """The Fleet of these options; asks for a password where that was asked for."""
-    password = ""
-    if given["become_password_file"] is not None:
-        password = given["become_password_file"].read_text("utf-8").rstrip("\r\n")
-    elif given["ask_become_pass"]:
-        password = click.prompt("sudo password", hide_input=True, err=True)
+    """The Fleet of these options; asks for passwords where that was asked for."""
     names = ("inventories", "limit", "extra_vars", "user", "private_key", "vault_password_file")
     records = given["records"] or _beside(given["inventories"][0])
-    return Fleet(**{n: given[n] for n in names}, password=password, records=records)
+    secrets = Secrets(
+        ssh=_secret(given["connection_password_file"], given["ask_pass"], "SSH password"),
+        sudo=_secret(given["become_password_file"], given["ask_become_pass"], "sudo password"),
+        vault=_secret(None, given["ask_vault_pass"], "Vault password"),
+    )
+    chosen = {n: given[n] for n in (*names, "vault_ids")}
+    return Fleet(**chosen, secrets=secrets, records=records)
+
+
+def _secret(path: Path | None, ask: bool, prompt: str) -> str:
+    """From a file, from what a program says that stands in a file's place, or from the user."""
+    if ask:
+        typed: str = click.prompt(prompt, hide_input=True, err=True)
+        return typed
+    if path is None:
+        return ""
+    if not os.access(path, os.X_OK):
+        return path.read_text("utf-8").rstrip("\r\n")
+    done = proc.read([os.path.abspath(path)], timeout_s=_ASK_LIMIT_S)  # noqa: PTH100
+    if done.returncode != 0:
+        raise click.UsageError(f"{path}: the program that says the password failed")
+    return done.stdout.decode("utf-8").rstrip("\r\n")
 
 
 def _beside(inventory: str) -> Path:

@@ -112,8 +112,8 @@ def _play(
     if even_if_busy:
         variables |= {"reboot_even_if_busy": "true"}
     words = [*fleet.arguments(), *words, "--extra-vars", json.dumps(variables)]
-    with fleet.password_file() as password:
-        code = stream_playbook(checkout_of(context), playbook, [*words, *password])
+    with fleet.password_files() as passwords:
+        code = stream_playbook(checkout_of(context), playbook, [*words, *passwords])
     check = "--check" in words
     if check:
         log.say("Check mode: nothing was changed, so nothing is recorded or verified.")

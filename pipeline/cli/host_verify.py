@@ -95,7 +95,8 @@ def look(context: click.Context, fleet: Fleet, asked: Asked, forks: int) -> Flee
     checkout = checkout_of(context)
     with (
         log.step("Asking Ansible what was promised"),
-        promises_of(checkout, fleet.arguments()) as promised,
+        fleet.password_files() as passwords,
+        promises_of(checkout, [*fleet.arguments(), *passwords]) as promised,
     ):
         hosts = [fleet.reach(p) for p in promised]
     with log.step(f"Looking at {len(hosts)} hosts"):

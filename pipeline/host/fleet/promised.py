@@ -22,7 +22,7 @@ class Connection(Frozen):
     user: str
     key: str
     arguments: str
-    password: bool  # the inventory has one for SSH itself
+    password: str  # of SSH itself; empty where a key or an agent lets us in
     become_method: str
     become_password: str
 

@@ -8,8 +8,11 @@ import os
 import select
 import shlex
 import subprocess
+import tempfile
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +25,10 @@ CONNECT_S = 10
 LIMIT_S = 120.0
 _START_S = 60.0
 _PROMPT = "sm120-sudo-password:"
+# ssh also asks whether to believe an unknown host, and for the passphrases of keys
+_ASK = """#!/bin/sh
+case $1 in *yes/no*) echo no ;; *assphrase*) exit 1 ;; *) cat {} ;; esac
+"""
 
 
 class Unreached(Exception):
@@ -78,8 +85,9 @@ class Remote:
 
     def _opened(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            self._process = proc.talk(connect_command(self._to), env=_environment())
-            who = self._line(_START_S)
+            with _answering(self._to) as env:
+                self._process = proc.talk(connect_command(self._to), env=env)
+                who = self._line(_START_S)
             if who != f"{shell.READY} 0".encode():
                 raise Unreached(f"cannot become root: {who[:100]!r}")
         return self._process
@@ -128,8 +136,6 @@ def connect_command(to: Connection) -> list[str]:
     """The program that ends up as our root process on the host."""
     if to.kind not in ("ssh", "local", "smart"):
         raise Unreached(f"ansible_connection {to.kind} is not ssh or local")
-    if to.password:
-        raise Unreached("SSH with a password is not supported; use a key or an agent")
     if to.become_method != "sudo":
         raise Unreached(f"become by {to.become_method} is not supported, only sudo")
     code = f"python3 -u -c {shlex.quote(one_line(Path(shell.__file__)))}"
@@ -138,13 +144,33 @@ def connect_command(to: Connection) -> list[str]:
     if to.kind == "local":
         return ["/bin/sh", "-c", script]
     return [
-        *(proc.find_tool("ssh", "Install an SSH client."), "-o", "BatchMode=yes"),
+        *(proc.find_tool("ssh", "Install an SSH client."), "-o", _asking(to)),
         *("-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=15"),
         *(("-p", str(to.port)) if to.port else ()),
         *(("-l", to.user) if to.user else ()),
         *(("-i", to.key) if to.key else ()),
         *(*shlex.split(to.arguments), to.address, "--", script),
     ]
+
+
+def _asking(to: Connection) -> str:
+    """Without a password ssh asks nobody for anything; with one it asks our program, once."""
+    return "NumberOfPasswordPrompts=1" if to.password else "BatchMode=yes"
+
+
+@contextmanager
+def _answering(to: Connection) -> Iterator[dict[str, str]]:
+    """The environment in which ssh gets its password from a program that is gone with the block."""
+    if not to.password or to.kind == "local":
+        yield _environment()
+        return
+    with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
+        secret, program = Path(folder, "password"), Path(folder, "ask")
+        secret.touch(mode=0o600)
+        secret.write_text(to.password + "\n", encoding="utf-8")
+        program.write_text(_ASK.format(shlex.quote(str(secret))), encoding="utf-8")
+        program.chmod(0o700)
+        yield _environment() | {"SSH_ASKPASS": str(program), "SSH_ASKPASS_REQUIRE": "force"}
 
 
 def one_line(source: Path) -> str:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from pipeline.cli.fleet_options import fleet_of
-from pipeline.host.fleet.playbook import ansible_program
+from pipeline.host.fleet.playbook import ansible_program, promises_of
 from pipeline.host.fleet.promised import Promised
-from tests.unit.host.fake_host import LOCAL
+from pipeline.wish.load import Checkout
+from tests.unit.host.fake_host import LOCAL, program
 from tests.unit.host.machines import blackwell, facts
 from tests.unit.support import ROOT, Command
 
 NOTHING = {
     **dict.fromkeys(("limit", "user", "private_key", "vault_password_file", "records"), None),
-    **{"extra_vars": (), "ask_become_pass": False, "become_password_file": None},
+    **dict.fromkeys(("become_password_file", "connection_password_file"), None),
+    **dict.fromkeys(("ask_become_pass", "ask_pass", "ask_vault_pass"), False),
+    **{"extra_vars": (), "vault_ids": ()},
 }
 
 
@@ -43,12 +49,87 @@ def test_the_password_for_ansible_lies_in_a_closed_file_and_is_gone_after(tmp_pa
     file = tmp_path / "secret"
     file.write_text("from file\n")
     fleet = fleet_of({**NOTHING, "inventories": ("a",), "become_password_file": file})
-    with fleet.password_file() as words:
+    with fleet.password_files() as words:
         path = Path(words[1])
         assert words[0] == "--become-password-file"
         assert path.stat().st_mode & 0o077 == 0
         assert path.read_text() == "from file\n"
     assert not path.exists()
+
+
+def test_every_password_that_is_typed_reaches_ansible_and_our_own_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(click, "prompt", lambda text, **_: f"typed {text}")
+    asked = dict.fromkeys(("ask_become_pass", "ask_pass", "ask_vault_pass"), True)
+    fleet = fleet_of({**NOTHING, **asked, "inventories": ("a",), "vault_ids": ("site@x",)})
+    assert fleet.arguments()[-2:] == ["--vault-id", "site@x"]
+    assert "typed" not in repr(fleet)
+    with fleet.password_files() as words:
+        said = {n: Path(p).read_text() for n, p in zip(words[::2], words[1::2], strict=True)}
+    assert said == {
+        "--connection-password-file": "typed SSH password\n",
+        "--become-password-file": "typed sudo password\n",
+        "--vault-password-file": "typed Vault password\n",
+    }
+    to = fleet.reach(Promised(host="n", connection=LOCAL)).connection
+    assert (to.password, to.become_password) == ("typed SSH password", "typed sudo password")
+
+
+@pytest.mark.parametrize(("body", "code"), [("echo said", 0), ("exit 3", 2)])
+def test_a_program_may_stand_in_the_place_of_a_password_file(
+    sm120: Command, tmp_path: Path, body: str, code: int
+) -> None:
+    program(tmp_path, "ask", body)
+    given = {**NOTHING, "inventories": ("a",), "connection_password_file": tmp_path / "ask"}
+    if code == 0:
+        assert fleet_of(given).secrets.ssh == "said"
+        return
+    ended = sm120("host", "verify", "-i", "a", "--connection-password-file", tmp_path / "ask")
+    assert ended.code == code
+    assert "the program that says the password failed" in ended.err
+
+
+def test_what_ansible_knows_by_vault_and_environment_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "vault"
+    key.write_text("open sesame\n")
+    made = subprocess.run(
+        [
+            *(
+                ansible_program("ansible-vault"),
+                "encrypt_string",
+                "--vault-password-file",
+                str(key),
+            ),
+            *("--name", "ansible_become_password", "of sudo"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = [
+        *(f"ansible_python_interpreter: {sys.executable}", "ansible_connection: local"),
+        *("ansible_password: of ssh", "nvidia_repository_url: http://x", "sm120_parts: []"),
+        "nvidia_repository_key: /x.gpg",
+    ]
+    text = "\n".join([*rows, made.stdout.rstrip()]).replace("\n", "\n    ")
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(f"all:\n  hosts: {{n1: {{}}}}\n  vars:\n    {text}\n")
+    monkeypatch.setenv("ANSIBLE_REMOTE_USER", "ops")
+    monkeypatch.setenv("ANSIBLE_PRIVATE_KEY_FILE", "/keys/ops")
+    monkeypatch.setenv("ANSIBLE_HOST_KEY_CHECKING", "False")
+    monkeypatch.setattr(click, "prompt", lambda text, **_: "open sesame")
+    fleet = fleet_of({**NOTHING, "inventories": (str(inventory),), "ask_vault_pass": True})
+    with (
+        fleet.password_files() as passwords,
+        promises_of(Checkout(ROOT), [*fleet.arguments(), *passwords]) as promised,
+    ):
+        (to,) = [p.connection for p in promised]
+    assert (to.user, to.key, to.port) == ("ops", "/keys/ops", 0)
+    assert (to.password, to.become_password) == ("of ssh", "of sudo")
+    assert to.arguments.split() == ["-o", "StrictHostKeyChecking=no"]
 
 
 def test_records_lie_beside_the_inventory_and_never_inside_one(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ LOCAL = Connection(
     user="",
     key="",
     arguments="",
-    password=False,
+    password="",
     become_method="sudo",
     become_password="",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -42,7 +43,6 @@ def test_a_command_that_hangs_is_ended_with_its_children_and_the_next_one_answer
     ("change", "words"),
     [
         ({"kind": "winrm"}, "is not ssh or local"),
-        ({"password": True}, "use a key"),
         ({"become_method": "su"}, "only sudo"),
     ],
 )
@@ -110,3 +110,37 @@ def test_the_inventorys_key_user_port_and_arguments_are_in_the_ssh_command(progr
 def test_what_the_inventory_leaves_open_ssh_decides_itself(programs: Path) -> None:
     program(programs, "ssh", "exit 255")
     assert {"-i", "-l", "-p"} & set(ssh_words()) == set()
+
+
+# asks as ssh does, and becomes what it was told to run where the answer is right
+ASKING = """
+got=$("$SSH_ASKPASS" "ops@n1's password: ") || exit 255
+host=$("$SSH_ASKPASS" "Are you sure you want to continue connecting (yes/no/[fingerprint])? ")
+"$SSH_ASKPASS" "Enter passphrase for key '/k': " && exit 9
+[ "$host" = no ] || exit 8
+[ "$got" = right ] || { echo 'Permission denied (publickey,password).' >&2; exit 255; }
+ls "${SSH_ASKPASS%/*}" >SEEN
+while [ "$1" != -- ]; do shift; done
+exec /bin/sh -c "$2"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="Only root is root at once.")
+def test_ssh_gets_its_password_from_us_and_nothing_of_it_is_left(
+    programs: Path, tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+    program(programs, "ssh", ASKING.replace("SEEN", str(seen)))
+    with Remote(OVER_SSH.model_copy(update={"password": "right"})) as remote:
+        assert remote.run("env | grep -c -e right -e ASKPASS").out == b"0\n"
+    assert seen.read_text().split() == ["ask", "password"]
+    assert list(Path(tempfile.gettempdir()).glob("sm120-*/password")) == []
+    with pytest.raises(Unreached, match="Permission denied"):
+        Remote(OVER_SSH.model_copy(update={"password": "wrong"})).run("true")
+
+
+def test_without_a_password_ssh_asks_nobody(programs: Path) -> None:
+    program(programs, "ssh", "exit 255")
+    assert ssh_words()[:2] == ["-o", "BatchMode=yes"]
+    assert "BatchMode=yes" not in ssh_words(password="x")
+    assert "NumberOfPasswordPrompts=1" in ssh_words(password="x")

@@ -771,7 +771,7 @@ def promised(tmp_path: Path) -> Promised:
             "target": "debian-12/amd64",
             "connection": {
                 **dict.fromkeys(("address", "user", "key", "arguments", "become_password"), ""),
-                **{"kind": "local", "port": 0, "password": False, "become_method": "sudo"},
+                **{"kind": "local", "port": 0, "password": "", "become_method": "sudo"},
             },
         }
     )
