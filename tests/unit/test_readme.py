@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from pipeline.cli.main import cli
 from pipeline.errors import exit_codes
+from pipeline.host.probing import NCCL_LIBRARY, NCCL_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -69,3 +70,14 @@ def test_the_fit_in_the_readme_is_what_the_command_says() -> None:
     command, _, said = block.partition("\n")
     found = CliRunner().invoke(cli, command.split(), obj={})
     assert found.stdout.rstrip() == said
+
+
+def test_an_engine_is_started_with_the_hosts_nccl_settings_and_library() -> None:
+    (block,) = [b for b in re.findall(r"```sh\n(.*?)```", README, re.S) if "docker run" in b]
+    settings, library = map(str, (NCCL_SETTINGS, NCCL_LIBRARY))
+    assert f"--env-file {settings}" in block
+    assert f"-v {library}:{library}:ro" in block
+    assert '"${nccl[@]}"' in block.partition("docker run")[2]
+    role = yaml.safe_load((ROOT / "ansible/roles/nccl/vars/main.yml").read_text(encoding="utf-8"))
+    assert str(Path(role["nccl_library"]).parent) == library
+    assert settings in (ROOT / "ansible/roles/nccl/tasks/present.yml").read_text(encoding="utf-8")

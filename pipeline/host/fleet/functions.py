@@ -74,8 +74,13 @@ def function_script(engine: str, image: str, arguments: Sequence[str], cards: Se
     The image's user is not root, so the folder of the answer is open while the tests run.
     """
     command = container_command(
-        *(image, _FOLDER / "answer", arguments, {}),
-        **{"probes": _FOLDER / "code", "cards": cards, "nccl": ["@NCCL@"]},
+        image,
+        _FOLDER / "answer",
+        arguments,
+        {},
+        probes=_FOLDER / "code",
+        cards=cards,
+        nccl=["@NCCL@"],
     )
     run = shlex.join([engine, *command[1:]]).replace("@NCCL@", '"$@"')
     limit = f"{LIMIT_S:.0f}"
