@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -145,12 +146,18 @@ def _secret(path: Path | None, ask: bool, prompt: str) -> str:
         return typed
     if path is None:
         return ""
-    if not os.access(path, os.X_OK):
-        return path.read_text("utf-8").rstrip("\r\n")
-    done = proc.read([os.path.abspath(path)], timeout_s=_ASK_LIMIT_S)  # noqa: PTH100
-    if done.returncode != 0:
-        raise click.UsageError(f"{path}: the program that says the password failed")
-    return done.stdout.decode("utf-8").rstrip("\r\n")
+    try:
+        said = _said_by(path) if os.access(path, os.X_OK) else path.read_bytes()
+        return said.decode("utf-8").rstrip("\r\n")
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        what = "its program failed" if os.access(path, os.X_OK) else "it is no text"
+        raise click.UsageError(f"{path}: no password can be read: {what}") from error
+
+
+def _said_by(program: Path) -> bytes:
+    done = proc.read([os.path.abspath(program)], timeout_s=_ASK_LIMIT_S)  # noqa: PTH100
+    done.check_returncode()
+    return done.stdout
 
 
 def _beside(inventory: str) -> Path:

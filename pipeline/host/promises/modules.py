@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
 from pipeline.host.promises.look import Host, texts_in
 from pipeline.model import Frozen
@@ -32,7 +33,9 @@ class ModuleLine(Frozen):
 def module_settings(host: Host) -> list[ModuleLine]:
     """Every line about a module, of every file that modprobe reads."""
     texts = texts_in(host, *(f"{folder}/modprobe.d/*.conf" for folder in _FOLDERS))
-    return [row for path, text in texts.items() for row in parse_lines(path, text)]
+    # of two files of one name modprobe reads that of the first folder only
+    first = {PurePosixPath(path).name: path for path in reversed(texts)}
+    return [row for path in first.values() for row in parse_lines(path, texts[path])]
 
 
 def parse_lines(path: str, text: str) -> list[ModuleLine]:

@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"/[\w./@+-]*")
 # NAME=value, as files of shells, systemd, Podman and NCCL have it, and `NAME DEFAULT=value` of PAM
 _VARIABLE = re.compile(
     r"(?<![\w$])(NCCL_[A-Z0-9_]+|VLLM_NCCL_SO_PATH)\s*(?:\s(?:DEFAULT|OVERRIDE))?"
-    r"=\s*[\"']?([^\s\"';,\]]*)"
+    r"=\s*[\"']?([^\s\"';\]]*)"
 )
 _ENVIRONMENTS = (
     *("/etc/environment", "/etc/environment.d/*.conf", "/usr/lib/environment.d/*.conf"),

@@ -87,7 +87,19 @@ def test_a_program_may_stand_in_the_place_of_a_password_file(
         return
     ended = sm120("host", "verify", "-i", "a", "--connection-password-file", tmp_path / "ask")
     assert ended.code == code
-    assert "the program that says the password failed" in ended.err
+    assert "no password can be read: its program failed" in ended.err
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o700])
+def test_a_password_file_that_is_no_text_is_refused_in_one_line(
+    sm120: Command, tmp_path: Path, mode: int
+) -> None:
+    (tmp_path / "ask").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "ask").chmod(mode)
+    ended = sm120("host", "verify", "-i", "a", "--become-password-file", tmp_path / "ask")
+    assert ended.code == 2
+    assert "no password can be read" in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_what_ansible_knows_by_vault_and_environment_is_handed_on(

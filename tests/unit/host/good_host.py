@@ -87,6 +87,7 @@ GRUB_WORDS = "/bin/sh -c #!/bin/sh\n# The kernel's words"
 GRUB_ROWS = (
     "/etc/default/grub\tquiet\n/etc/default/grub.d/60-sm120.cfg\tquiet iommu=pt pcie_aspm=off\n"
 )
+END = "end\t\n"
 HEADERS = "/bin/sh -c #!/bin/sh\n# The headers"
 SYSCTL = "/lib/systemd/systemd-sysctl --cat-config"
 KNOBS = "# /etc/sysctl.d/60-sm120.conf\nvm.swappiness = 0\n"
@@ -118,6 +119,9 @@ GOOD = FakeHost(
         "/etc/environment": "# NCCL_PROTO=Simple\nLANG=C\n",
         "/root/.nccl.conf": "NCCL_PROTO=LL\nNCCL_DEBUG=INFO\n",
         "/usr/lib/modprobe.d/nvidia.conf": "options nvidia-drm modeset=1\noptions a c=2\n",
+        # switched off by the site
+        "/usr/lib/modprobe.d/off.conf": "options a b=7\nblacklist nvidia\n",
+        "/etc/modprobe.d/off.conf": "",
         "/etc/apt/preferences.d/sm120-driver.pref": f"# ours\n\n{PREF}\n{DKMS}",
         "/usr/local/cuda-13.2/version.json": '{"cuda": {"version": "13.2.0"}}',
         "/etc/nccl.conf": "# Written by the role nccl; profile latency.\nNCCL_PROTO=LL\n",
@@ -150,7 +154,7 @@ GOOD = FakeHost(
     says={
         **SHOWN,
         WHO: (0, "\n"),
-        GRUB_WORDS: (0, GRUB_ROWS),
+        GRUB_WORDS: (0, GRUB_ROWS + END),
         HEADERS: (0, "headers\n"),
         SYSCTL: (0, KNOBS),
         "find /etc/apt": (0, ""),

@@ -34,6 +34,7 @@ from pipeline.host.promises import test_pinned_packages as pins
 from pipeline.host.promises import test_registry as registry
 from pipeline.host.promises import test_weights as weights
 from pipeline.host.promises.answers import Answer, Broken, Moot, Unsure
+from pipeline.host.promises.boot_words import without_effect
 from pipeline.host.promises.owned import LEFT, LOOSE
 from pipeline.lock.host_model import HostLock, sealed_host, write_host_lock
 from pipeline.wish.host import HostWish
@@ -43,6 +44,7 @@ from tests.unit.host.good_host import (
     CMDLINE,
     DKMS,
     DRIVER,
+    END,
     GOOD,
     GRUB,
     GRUB_ROWS,
@@ -218,12 +220,14 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         pcie.test_no_other_file_of_grub_takes_its_words_away,
         (PCIE,),
         [
-            saying(GRUB_WORDS, f"{GRUB_ROWS}/etc/default/grub.d/99-x.cfg\tquiet\n"),
+            saying(GRUB_WORDS, f"{GRUB_ROWS}/etc/default/grub.d/99-x.cfg\tquiet\n{END}"),
             saying(
                 GRUB_WORDS,
-                f"{GRUB_ROWS}/etc/default/grub.d/99-x.cfg\tiommu=pt pcie_aspm=off iommu=nopt\n",
+                f"{GRUB_ROWS}/etc/default/grub.d/99-x.cfg\tpcie_aspm=off iommu=pt iommu=on\n{END}",
             ),
-            saying(GRUB_WORDS, "/etc/default/grub\tquiet\n"),
+            saying(GRUB_WORDS, f"/etc/default/grub\tquiet\n{END}"),
+            # a file that cannot be read to its end
+            saying(GRUB_WORDS, GRUB_ROWS),
         ],
     ),
     (
@@ -875,7 +879,7 @@ def test_a_file_of_another_owner_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_takes_our_words_away_is_named_and_not_the_boot_loader() -> None:
-    later = f"{GRUB_ROWS}/etc/default/grub.d/99-mine.cfg\tquiet\n"
+    later = f"{GRUB_ROWS}/etc/default/grub.d/99-mine.cfg\tquiet\n{END}"
     host = GOOD.but(says={GRUB_WORDS: (0, later)}, files={"/proc/cmdline": "quiet"})
     with pytest.raises(Broken) as found:
         pcie.test_the_kernel_was_booted_with_its_words(host, PCIE)
@@ -883,6 +887,34 @@ def test_a_file_that_takes_our_words_away_is_named_and_not_the_boot_loader() -> 
     with pytest.raises(Broken) as found:
         pcie.test_the_kernel_was_booted_with_its_words(with_file("/proc/cmdline", "quiet"), PCIE)
     assert "the boot loader" in found.value.cure
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words", "lost"),
+    [
+        (["iommu=pt"], "iommu=nopt iommu=pt", []),
+        (["console=ttyS0"], "console=ttyS0 console=tty1", []),
+        (["pci=noaer", "pci=realloc"], "pci=noaer pci=realloc", []),
+        (["iommu=pt"], "iommu=pt iommu=nopt", ["iommu=pt"]),
+        (["pcie_aspm=off"], "pcie_aspm=off pcie_aspm=force", ["pcie_aspm=off"]),
+        (["pci=noaer"], "pci=noae", ["pci=noaer"]),
+    ],
+)
+def test_of_words_that_have_one_value_the_last_counts(
+    wanted: list[str], words: str, lost: list[str]
+) -> None:
+    assert without_effect(wanted, words.split()) == lost
+
+
+def test_an_environment_that_says_what_we_say_is_as_promised() -> None:
+    several = NCCL.model_copy(update={"settings": {"NCCL_PROTO": "LL,LL128,Simple"}})
+    good = with_file("/etc/environment", "NCCL_PROTO=LL,LL128,Simple\n")
+    nccl.test_no_environment_has_settings_of_its_own(good, several)
+    for text in ("NCCL_PROTO=LL,LL128\n", "NCCL_PROTO=LL\n"):
+        with pytest.raises(Broken):
+            nccl.test_no_environment_has_settings_of_its_own(
+                with_file("/etc/environment", text), several
+            )
 
 
 @pytest.mark.parametrize(
