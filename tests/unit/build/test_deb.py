@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
+import tarfile
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -88,6 +90,17 @@ def test_a_long_name_and_one_in_another_script_are_kept(tmp_path: Path) -> None:
     names = ["usr/" + "x" * 150 + "/" + "y" * 90, "usr/Főtanúsítvány.crt"]
     contents = unpacked(tmp_path, deb_bytes(tar([Item(f"./{name}", b"1") for name in names])))
     assert [entry.path for entry in contents.entries] == names
+
+
+def test_a_name_in_two_fields_of_the_header_is_joined(tmp_path: Path) -> None:
+    name = "usr/" + "x" * 90 + "/" + "y" * 90
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        info = tarfile.TarInfo(f"./{name}")
+        info.size = 1
+        archive.addfile(info, io.BytesIO(b"1"))
+    (entry,) = unpacked(tmp_path, data_member(gzip.compress(raw.getvalue()))).entries
+    assert (entry.path, content(entry)) == (name, b"1")
 
 
 @pytest.mark.parametrize("packing", ["tar", "tar.gz", "tar.xz"])

@@ -180,6 +180,8 @@ def test_text_that_is_no_diff_is_refused(text: str) -> None:
         "--- a/pkg/mod.py\n+++ /dev/null\n",
         "--- a/pkg/mod.py\n+++ b/pkg/other.py\n",
         "--- pkg/mod.py\n+++ pkg/mod.py\n",
+        "--- a/pkg/mod.py\n+++ a/pkg/mod.py\n",
+        "--- b/pkg/mod.py\n+++ b/pkg/mod.py\n",
         "--- a/pkg/mod.py\n",
         "--- a/pkg/mod.py\n??? b/pkg/mod.py\n",
     ],
@@ -224,6 +226,7 @@ def test_a_missing_last_newline_that_is_only_said_is_refused() -> None:
 def test_the_end_of_the_file_in_its_middle_is_refused() -> None:
     marker = "\\ No newline at end of file\n"
     refused(HEAD + f"@@ -4,2 +4,2 @@\n-line 4\n+four\n{marker} line 5\n", "in its middle")
+    refused(HEAD + f"@@ -4,2 +4 @@\n-line 4\n{marker}-line 5\n+four\n", "in its middle")
     refused(HEAD + f"@@ -4 +4 @@\n-line 4\n+four\n{marker}", "does not end at line 4")
 
 

@@ -140,6 +140,9 @@ def test_only_wheels_of_the_layer_are_preferred_in_it(tmp_path: Path, small_limi
     big, small = planned(tmp_path, *images(tmp_path, python=python)).layers
     assert (big.prefer, big.untrue_records) == ((), ("big",))
     assert (small.prefer, small.untrue_records) == (("pkg",), ())
+    python = {"untrue_records": {"pkg": "it lies"}}
+    big, small = planned(tmp_path / "other", *images(tmp_path, python=python)).layers
+    assert (big.untrue_records, small.untrue_records) == ((), ("pkg",))
 
 
 def test_two_images_plan_the_same_layer_for_the_same_wheel(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -105,6 +106,15 @@ def test_the_first_difference_is_named(
     world.place = place
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(difference(world.store, world.first, store, second))
+
+
+def test_other_numbers_of_layers_and_other_configs_are_named(world: World) -> None:
+    first, store = world.first, world.store
+    fewer = replace(first, layers=first.layers[:-1])
+    assert difference(store, first, store, fewer) == "3 layers against 2"
+    assert difference(store, fewer, store, first) == "2 layers against 3"
+    words = "all layers are equal, the config or manifest differs"
+    assert difference(store, first, store, first) == words
 
 
 def test_a_file_is_read_as_a_container_would_see_it(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import random
 import tarfile
 import time
 import tracemalloc
@@ -74,6 +75,16 @@ def test_gzip_members_in_a_row_are_one_layer(tmp_path: Path) -> None:
     with open_layer(path, GZIP_LAYER) as stream:
         assert len(list(stream.entries())) == len(THINGS)
     assert stream.unpacked_bytes == len(data)
+
+
+def test_what_was_packed_with_the_largest_window_is_read(tmp_path: Path) -> None:
+    far = random.Random(1).randbytes(30_000)
+    data = tar_of(Thing("far", far + far))
+    packed = gzip.compress(data)
+    assert len(packed) < 40_000  # the second half is found in the first
+    (tmp_path / "blob").write_bytes(packed)
+    with open_layer(tmp_path / "blob", GZIP_LAYER) as stream:
+        assert [b"".join(stream.content(header)) for header in stream.entries()] == [far + far]
 
 
 def test_names_that_would_steer_a_terminal_are_shown_by_their_numbers() -> None:
