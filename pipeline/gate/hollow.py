@@ -12,8 +12,11 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-_DT_NEEDED, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ = 1, 4, 5, 6, 7, 8
+from pipeline.errors import GateEnvironment
+
+_DT_NULL, _DT_NEEDED, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ = 0, 1, 4, 5, 6, 7, 8
 _DT_RELAENT, _DT_STRSZ, _DT_SYMENT, _DT_SONAME = 9, 10, 11, 14
 _DT_VERSYM, _DT_VERDEF, _DT_VERDEFNUM = 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFD
 _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED, _SHT_VERSYM = 6, 11, 0x6FFFFFFE, 0x6FFFFFFF
@@ -45,6 +48,17 @@ def read_links(path: Path) -> Links | None:
     """The dynamic links of a 64-bit little-endian ELF file; none for any other file."""
     if not path.is_file():
         return None
+    try:
+        return _read_links(path)
+    except (struct.error, IndexError, ValueError) as error:
+        raise GateEnvironment(
+            f"{path.name}: its ELF tables are damaged or cut off ({error})",
+            "The library comes from a wheel of the lock: fetch it again, or lock another build.",
+        ) from error
+
+
+def _read_links(path: Path) -> Links | None:
+    size_bytes = path.stat().st_size
     with path.open("rb") as handle:
         head = handle.read(64)
         if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
@@ -54,18 +68,15 @@ def read_links(path: Path) -> Links | None:
             struct.unpack_from("<Q", head, 40)[0],
             *struct.unpack_from("<HH", head, 58),
         )
-        handle.seek(at)
-        table = handle.read(size * count)
+        table = _stretch(handle, at, size * count, size_bytes)
         sections = [struct.unpack_from("<IIQQQQIIQQ", table, size * i) for i in range(count)]
 
         def bytes_of(kind: int) -> tuple[bytes, bytes]:
             for section in sections:
                 if section[1] == kind:
-                    handle.seek(section[4])
-                    own = handle.read(section[5])
                     strings = sections[section[6]]
-                    handle.seek(strings[4])
-                    return own, handle.read(strings[5])
+                    own = _stretch(handle, section[4], section[5], size_bytes)
+                    return own, _stretch(handle, strings[4], strings[5], size_bytes)
             return b"", b""
 
         symbols, names = bytes_of(_SHT_DYNSYM)
@@ -74,6 +85,8 @@ def read_links(path: Path) -> Links | None:
         dynamic, dynamic_names = bytes_of(_SHT_DYNAMIC)
     links = Links(machine)
     for tag, value in struct.iter_unpack("<QQ", dynamic):
+        if tag == _DT_NULL:
+            break
         if tag == _DT_NEEDED:
             links.needed.append(_text(dynamic_names, value))
     by_index = dict(_version_needs(needs, need_names))
@@ -87,6 +100,13 @@ def read_links(path: Path) -> Links | None:
             library, label = by_index.get(version, ("", ""))
             links.wanted.add((library, label, _text(names, name)))
     return links
+
+
+def _stretch(handle: BinaryIO, at: int, size: int, file_bytes: int) -> bytes:
+    if at + size > file_bytes:
+        raise ValueError("a table lies outside the file")
+    handle.seek(at)
+    return handle.read(size)
 
 
 def _version_needs(data: bytes, names: bytes) -> Iterable[tuple[int, tuple[str, str]]]:

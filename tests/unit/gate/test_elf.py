@@ -158,3 +158,81 @@ def test_no_section_table_crashes_the_reader(noise: bytes) -> None:
     except elf.Unreadable:
         return
     assert [s.name for s in names] == [""] * header.sections
+
+
+MIXED = (DATA / "mixed.so").read_bytes()
+
+
+def table_of(data: bytes) -> list[bytes]:
+    header = header_of(data)
+    table = data[header.table_offset :][: header.table_bytes]
+    return [table[i : i + 64] for i in range(0, len(table), 64)]
+
+
+def with_table(data: bytes, rows: list[bytes], names_index: int) -> bytes:
+    """The same file with its section headers in another order."""
+    at = header_of(data).table_offset
+    whole = data[:at] + b"".join(rows) + data[at + 64 * len(rows) :]
+    return changed(whole, 62, "<H", names_index)
+
+
+@pytest.mark.parametrize("data", [PLAIN, MIXED])
+def test_section_headers_in_any_order_name_the_same_sections(data: bytes) -> None:
+    rows = table_of(data)
+    last = len(rows) - 1
+    backwards = with_table(data, rows[::-1], last - header_of(data).names_index)
+    assert sections_of(backwards) == sections_of(data)[::-1]
+    names = header_of(data).names_index
+    first = with_table(data, [rows[names], *rows[:names], *rows[names + 1 :]], 0)
+    assert {s.name for s in sections_of(first)} == {s.name for s in sections_of(data)}
+
+
+@pytest.mark.parametrize("short", [1, 63, 64, 128])
+def test_a_table_shorter_than_its_header_says_is_cut_off(short: int) -> None:
+    header = header_of(PLAIN)
+    table = PLAIN[header.table_offset :][: header.table_bytes]
+    with pytest.raises(elf.Unreadable, match="cut off"):
+        elf.read_sections(header, table[:-short], len(PLAIN))
+    with pytest.raises(elf.Unreadable, match="cut off"):
+        elf.read_sections(header, table + bytes(short), len(PLAIN))
+
+
+def test_what_ends_with_the_file_is_inside_and_one_byte_more_is_not() -> None:
+    header = header_of(PLAIN)
+    end = header.table_offset + header.table_bytes
+    assert elf.read_header(PLAIN[:64], end).sections == header.sections
+    with pytest.raises(elf.Unreadable, match="section headers lie outside"):
+        elf.read_header(PLAIN[:64], end - 1)
+    at = header.table_offset + 64
+    offset = len(PLAIN) - 8
+    whole = changed(
+        changed(changed(PLAIN, at + 4, "<I", 1), at + 24, "<Q", offset), at + 32, "<Q", 8
+    )
+    assert sections_of(whole)[1].end == len(PLAIN)
+    with pytest.raises(elf.Unreadable, match="a section lies outside"):
+        sections_of(changed(whole, at + 32, "<Q", 9))
+
+
+def test_the_end_of_what_a_header_points_at_is_the_later_of_its_two_tables() -> None:
+    header = header_of(PLAIN)
+    assert header.end == header.table_offset + header.table_bytes
+    segments = changed(changed(PLAIN, 54, "<H", 56), 56, "<H", 1)
+    late = len(PLAIN) - 56
+    assert header_of(changed(segments, 32, "<Q", late)).end == len(PLAIN)
+    with pytest.raises(elf.Unreadable, match="program headers lie outside"):
+        header_of(changed(segments, 32, "<Q", late + 1))
+
+
+def test_a_names_index_past_the_last_section_is_missing() -> None:
+    count = header_of(PLAIN).sections
+    with pytest.raises(elf.Unreadable, match="names of its sections are missing"):
+        sections_of(changed(PLAIN, 62, "<H", count))
+    with pytest.raises(elf.Unreadable, match="missing"):
+        sections_of(changed(PLAIN, 62, "<H", 0xFFFF))
+
+
+def test_a_name_may_be_the_last_byte_of_the_names_and_no_later() -> None:
+    section = [(2, elf.Section("", 0, 0))]
+    assert elf.named(section, b"\0a\0")[0].name == ""
+    with pytest.raises(elf.Unreadable, match="outside the names"):
+        elf.named([(3, section[0][1])], b"\0a\0")
