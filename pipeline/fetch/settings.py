@@ -133,7 +133,9 @@ def _unnamed(index: str) -> str:
 def folder_of(place: str) -> Path | None:
     """A local folder behind a path or file: address, else nothing."""
     if place.startswith("file:"):
-        return Path(unquote(urlsplit(place).path))
+        # file:///folder, file://localhost/folder or file:/folder
+        path = place.removeprefix("file:").partition("#")[0].partition("?")[0]
+        return Path(unquote(f"/{path[2:].partition('/')[2]}" if path.startswith("//") else path))
     return None if "://" in place else Path(place).expanduser()
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from huggingface_hub import constants, get_token
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.errors import (
@@ -23,7 +22,7 @@ from pipeline.errors import (
 from pipeline.fetch.http import Client, unreachable
 from pipeline.fetch.settings import Settings
 from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.net.address import linked_page, next_address, origin_of
+from pipeline.net.address import linked_page, next_address, origin_of, parts_of
 from pipeline.net.client import MAY_PASS, Reply
 from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, NetError
 from pipeline.net.limits import Limits
@@ -41,7 +40,14 @@ _HEX = frozenset("0123456789abcdef")
 
 def endpoint() -> str:
     """HF_ENDPOINT as it is now, else the Hub."""
-    return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    from huggingface_hub import constants
+
+    address = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    try:
+        parts_of(address)
+    except BadAddress as error:
+        raise SourceUnreachable(f"HF_ENDPOINT: {error}", "Correct HF_ENDPOINT.") from error
+    return address
 
 
 def is_offline() -> bool:
@@ -212,7 +218,13 @@ def _refusal(repository: str, reply: Reply) -> PipelineError:
 
 def saved_token() -> str | None:
     """HF_TOKEN, or what `hf auth login` left; none where the user forbids to send it unasked."""
-    return None if _says_yes("HF_HUB_DISABLE_IMPLICIT_TOKEN") else get_token()
+    if _says_yes("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        return None
+    # it knows all the places where a login may lie, but cannot be loaded with a wrong endpoint
+    endpoint()
+    from huggingface_hub import get_token
+
+    return get_token()
 
 
 def may_use_xet() -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from pipeline.errors import WishInvalid
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import folder_of, plain_settings
+from pipeline.net.address import parts_of
+from pipeline.net.display import masked
+from pipeline.net.failures import BadAddress
 from pipeline.weights import hub
 from pipeline.weights.http_route import STALL_S, HttpRoute, Repository
 from pipeline.weights.model import WeightsLock
@@ -57,11 +59,16 @@ def find_routes(
     if offline:
         return routes
     for address in (place for place in neighbours if folder_of(place) is None):
-        if urlsplit(address).scheme not in ("http", "https"):
-            raise WishInvalid(f"--from {address}: is neither a folder nor an http address")
+        try:
+            name = parts_of(address).netloc.rpartition("@")[2]
+        except BadAddress as error:
+            raise WishInvalid(
+                f"--from {masked(address)}: is neither a folder nor an http address",
+                "Name a folder, or http://HOST:PORT of a neighbour.",
+            ) from error
         secret = os.environ.get(NEIGHBOUR_TOKEN)
         there = Repository(address.rstrip("/"), lock.repository, lock.commit, secret)
-        routes.append(HttpRoute(client, there, urlsplit(address).netloc, stall_s))
+        routes.append(HttpRoute(client, there, name, stall_s))
     home = Repository(endpoint, lock.repository, lock.commit, token)
     routes.append(HttpRoute(client, home, "plain HTTP", stall_s))
     if with_xet and has_xet():

@@ -375,7 +375,9 @@ def test_uv_is_told_the_same_and_no_password_is_an_argument(tmp_path: Path) -> N
 def test_a_place_is_a_folder_or_an_address() -> None:
     assert folder_of("file:///a%20b") == Path("/a b")
     assert folder_of("a/b") == Path("a/b")
+    assert folder_of("file://localhost/a") == folder_of("file:/a") == Path("/a")
     assert folder_of("http://[broken") is None
+    assert folder_of("file://[") == Path("/")
 
 
 def test_the_debian_mirror_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

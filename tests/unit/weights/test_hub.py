@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 
 import pytest
@@ -143,6 +144,18 @@ def test_the_hubs_own_client_is_left_as_it_was(bed: Bed) -> None:
     bed.asker().commit_of("org/tiny", "main")
     api = huggingface_hub.HfApi(endpoint=bed.hub.url, token=False)
     assert api.model_info("org/tiny").sha == bed.commit
+
+
+@pytest.mark.parametrize("address", ["http://[", "http://x:99999", "ftp://x", "hub.example"])
+def test_an_endpoint_that_is_no_address_is_said_to_be_none(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for ask in (endpoint, saved_token):
+        with pytest.raises(SourceUnreachable, match="no address") as caught:
+            ask()
+        assert "HF_ENDPOINT" in caught.value.hint
 
 
 def test_settings_are_read_as_they_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
