@@ -16,6 +16,7 @@ from pipeline.record.evidence_set import is_set, latest, read_set, verdict_of
 from pipeline.record.names import REBUILD, UNGATED
 from pipeline.record.predicates import Committed
 from pipeline.verify.opened import Opened
+from pipeline.verify.provenance import Provenance
 from pipeline.verify.verdict import Node, Verdict
 
 TITLE = "all its evidence"
@@ -68,18 +69,22 @@ class SetJudge:
         replaced = any(c.predicate_type == kind and c.about == about for c in self._named.values())
         return "replaced since, by what the latest set names" if replaced else ""
 
-    def judge(self) -> list[Node]:
+    def judge(self, made: Provenance | None) -> list[Node]:
         """What is missing, what was added, and what the sets themselves say."""
         if not self._counted:
             return []
         if not self._current:
             words = "nothing signed says which statements belong to it: some may be missing"
             return [Node(TITLE, Verdict.INCOMPLETE, words)]
-        nodes = [self._present(x) for x in self._current]
+        nodes = [self._present(x, made) for x in self._current]
         return [*nodes, *self._added()]
 
-    def _present(self, opened: Opened) -> Node:
+    def _present(self, opened: Opened, made: Provenance | None) -> Node:
         found = read_set(opened.envelope.statement)
+        said = made.definition.external if made else None
+        if said and (said.image, said.platform) != (found.image, found.platform):
+            words = f"its set is of {found.image} for {found.platform}"
+            return Node(TITLE, Verdict.BROKEN, words)
         here = {x.payload: x for x in self._opened}
         nodes = []
         for named in found.statements:

@@ -81,7 +81,7 @@ def walk(
         if isinstance(x, Opened) and x.is_believed and not sets.superseded(x)
     )
     if artifact.is_image:
-        nodes += sets.judge()
+        nodes += sets.judge(made)
         nodes += _missing(counted, made, gates_may_wait=gates_may_wait)
     return Walk(Node(title, children=tuple(nodes)), believed, sets.believed)
 

@@ -7,6 +7,7 @@ tried on an image in a registry, on a pulled layout, and on statements in a fold
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,10 @@ import pytest
 from pipeline.gate.evidence import ImageGates
 from pipeline.gate.results import CaseVerdict
 from pipeline.keys import LocalSigner, PrivateKey
-from pipeline.model import canonical_json
+from pipeline.model import canonical_json, sha256_of
 from pipeline.publish.evidence import Dossier
 from pipeline.publish.shipment import make_shipment
-from pipeline.record.cosign import UNGATED_MEDIA, signature_attachment
+from pipeline.record.cosign import SIGNATURE_NOTE, UNGATED_MEDIA, signature_attachment
 from pipeline.record.envelope import Envelope, countersigned, enclose
 from pipeline.record.evidence_set import NAME as SET
 from pipeline.record.gates import gate_statements
@@ -30,8 +31,9 @@ from pipeline.record.statement import Moment, state
 from pipeline.registry.pull import pull_layout
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.wanted import plan_pull
+from pipeline.verify.attached import Attached, Loose
 from pipeline.verify.chain import Judge, judge_attached
-from pipeline.verify.evidence import gather
+from pipeline.verify.evidence import gather, read_exhibit
 from pipeline.verify.layout import attached_in, open_layout
 from pipeline.verify.verdict import Node, Verdict, show
 from tests.makers import AMD64
@@ -316,6 +318,16 @@ def test_a_set_that_contradicts_a_statement_is_broken(world: World) -> None:
     assert "says otherwise than the set" in show(node)
 
 
+@pytest.mark.parametrize(("field", "value"), [("image", "other"), ("platform", "linux/arm64")])
+def test_a_set_of_another_image_is_broken(world: World, field: str, value: str) -> None:
+    body = json.loads(world.envelopes()[SET].payload)
+    body["predicate"][field] = value
+    lie = sign_bytes(canonical_json(body), world.key)
+    node = world.walk({**world.envelopes(), SET: lie}).node
+    assert node.verdict is Verdict.BROKEN
+    assert "its set is of" in node.culprit().words
+
+
 def test_the_plain_note_of_a_registry_still_counts(places: Places, world: World) -> None:
     site = places.site
     site.publish()
@@ -374,3 +386,29 @@ def test_a_card_that_the_image_is_not_for_decides_nothing(
     node = world.walk(world.with_set({**world.envelopes(), "x": result(world, verdict, card)})).node
     assert node.verdict is wanted, show(node)
     assert f"gate numerics on {card}" in show(node)
+
+
+def test_no_selection_of_all_that_was_ever_signed_makes_a_failed_image_valid(
+    world: World,
+) -> None:
+    """Two hundred attackers with all statements of both days, a stranger's and unsigned copies."""
+    dice = random.Random(12)
+    newer, older = failed(world), before(world)
+    pool = [*newer.values(), *older.values(), result(world, "passed", key=world.other_key)]
+    pool += [enclose(e.statement) for e in (*newer.values(), *older.values())]
+    pool.append(enclose(older[SET].statement, [LocalSigner(world.other_key)]))
+    given = ("x.example/y:v1", LocalSigner(world.key), NOW, sha256_of(newer[SET].payload))
+    name = signature_attachment(world.built.digest, *given)
+    signed = Loose("name", name.media_type, name.data, name.annotations[SIGNATURE_NOTE])
+    judge = Judge(world.trust, world.checkout, NOW)
+    seen = set()
+    for _ in range(200):
+        chosen = dice.sample(pool, dice.randint(1, len(pool)))
+        if dice.random() < 0.5:  # begin with what would do, but for the name
+            chosen = [*older.values(), *dice.sample(chosen, dice.randint(0, min(3, len(chosen))))]
+        exhibits = [read_exhibit(str(i), e.dump()) for i, e in enumerate(chosen)]
+        found = Attached(exhibits=exhibits, signatures=[signed])
+        seen.add(judge_attached(world.artifact, found, judge).node.verdict)
+    assert seen == {Verdict.BROKEN}
+    good = Attached([read_exhibit(k, e.dump()) for k, e in older.items()])
+    assert judge_attached(world.artifact, good, judge).node.verdict is Verdict.VALID

@@ -127,7 +127,7 @@ class World:
         """Envelopes and the set of them, signed with the good key: also of a liar's."""
         found = {name: e for name, e in envelopes.items() if name != SET}
         readable = [read_exhibit(name, e.dump()).envelope for name, e in found.items()]
-        subject = ("engine", AMD64, self.built.digest)
+        subject = (self.built.name, AMD64, self.built.digest)
         said = set_statement(*subject, [e for e in readable if e], ungated, when)
         return {**found, SET: enclose(said, [LocalSigner(self.key)])}
 
