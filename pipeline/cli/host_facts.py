@@ -10,6 +10,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import json_option, say_json
+from pipeline.cli.statements import without_statements
 from pipeline.errors import FactsUnreadable, HostDrifted, HostOutlier, IssueFound
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ def outliers(files: tuple[Path, ...], checks: tuple[Path, ...], as_json: bool) -
     from pipeline.host.drift import read_facts
     from pipeline.host.outliers import find_outliers
 
+    files = without_statements(files)
     hosts = {f.stem: read_facts(f) for f in files}
     if len(hosts) != len(files):
         raise FactsUnreadable("two of the files have the same name", "Name each after its host.")

@@ -14,7 +14,7 @@ from pipeline.cli.fleet_options import Fleet, fleet_of, fleet_options
 from pipeline.cli.host_verify import ROLES, end, look, moved_line, say_result
 from pipeline.cli.records import key_option, signer_of
 from pipeline.cli.signing import Signing
-from pipeline.cli.statements import leave_host_statement, say_statement
+from pipeline.cli.statements import leave_host_statement, say_statement, without_statements
 from pipeline.errors import ProvisionFailed
 
 if TYPE_CHECKING:
@@ -167,5 +167,5 @@ def record(files: tuple[Path, ...], key_path: Path | None) -> None:
     from pipeline.host.predicate import predicate
 
     signer = signer_of(key_path)
-    for path in files:
+    for path in without_statements(files):
         click.echo(str(attest_file(path, "host-facts", predicate(read_facts(path)), signer)))

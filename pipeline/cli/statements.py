@@ -146,6 +146,11 @@ def say_statement(said: LeftBeside) -> None:
     click.echo(f"statement: {said.file}, {said.state}")
 
 
+def without_statements(files: Sequence[Path]) -> tuple[Path, ...]:
+    """The records among `records/*.json`, which also names the statements beside them."""
+    return tuple(path for path in files if not path.name.endswith(".dsse.json"))
+
+
 def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
     """State what a host is after a run, beside its record."""
     from pipeline.host.drift import read_facts

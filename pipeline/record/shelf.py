@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.errors import RecordInvalid
 from pipeline.files import read_at_most
-from pipeline.keys import Signer
 from pipeline.record.envelope import Envelope, countersigned, enclose, read_envelope
 from pipeline.record.statement import Statement
 from pipeline.record.strict import MAX_BYTES
 from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.keys import Signer
 
 ENDING = ".dsse.json"
 

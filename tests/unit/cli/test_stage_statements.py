@@ -473,6 +473,21 @@ def test_a_host_is_stated_beside_its_record(tmp_path: Path, sm120: Command) -> N
     assert sm120("verify", record).code == 86
 
 
+def test_statements_beside_host_records_are_not_taken_for_records(
+    tmp_path: Path, sm120: Command
+) -> None:
+    for name in ("n1", "n2"):
+        record = tmp_path / f"{name}.json"
+        record.write_text(facts(blackwell(2), name=name).model_dump_json())
+        leave_host_statement(record, Signing())
+    files = sorted(tmp_path.glob("*.json"))
+    assert len(files) == 4
+    assert sm120("host", "outliers", *files).code in (0, 106)
+    sm120("keys", "new", "fleet")
+    signed = sm120("host", "record", *files)
+    assert (signed.code, len(signed.out.splitlines())) == (0, 2), signed.err
+
+
 def test_of_several_own_keys_the_default_one_signs(tmp_path: Path) -> None:
     environment = {"XDG_CONFIG_HOME": str(tmp_path)}
     keys = tmp_path / "sm120" / "keys"
