@@ -35,21 +35,20 @@ class Mark(Frozen):
     format: int
 
 
-def is_store(root: Path) -> bool:
-    """Whether a folder is a store already; false where one may be made, an error elsewhere."""
+def require_store(root: Path) -> None:
+    """Refuse a folder that is neither a store nor a place where one may be made."""
     if not _is_marked(root) and not _has_earlier_shape(root):
         stranger = _stranger(root)
         # somebody else may just have made it one
         if stranger and not _is_marked(root):
             raise NotAStore(f"{root}: is not a store, and not empty: it holds {stranger!r}")
-        return bool(stranger)
+        return
     for name in OWN:
         if (root / name).is_symlink():
             raise NotAStore(
                 f"{root / name}: is a link, and a store's own folders are not",
                 "Move the whole store instead: SM120_STORE names its place.",
             )
-    return True
 
 
 def write_mark(root: Path) -> None:

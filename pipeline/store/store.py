@@ -31,7 +31,7 @@ from pipeline.errors import DiskFull, StoreDamaged
 from pipeline.files import is_free, locked, os_errors_explained, write_bytes
 from pipeline.log import size
 from pipeline.model import canonical_json, sha256_of
-from pipeline.store.mark import FOLDERS, LAYOUT, MARK, is_store, write_mark
+from pipeline.store.mark import FOLDERS, LAYOUT, MARK, require_store, write_mark
 from pipeline.store.record import FileRow, LayerFacts, LayerRecord
 
 
@@ -45,7 +45,7 @@ class Store:
         """Make the folders, and find out now rather than later that they cannot be written."""
         with os_errors_explained(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-            is_store(self.root)
+            require_store(self.root)
             write_mark(self.root)
             for name in FOLDERS:
                 (self.root / name).mkdir(exist_ok=True)
@@ -332,7 +332,7 @@ def open_to_read(root: Path | None = None) -> Store:
     """
     store = Store(root or default_root())
     with os_errors_explained(store.root):
-        is_store(store.root)
+        require_store(store.root)
     return store
 
 

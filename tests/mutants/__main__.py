@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline import log
+from pipeline.errors import PipelineError
 from tests.mutants import trials
 from tests.mutants.accepted import read_accepted, stale
 from tests.mutants.changes import Mutant
@@ -67,13 +68,7 @@ class Run:
             if not mutants:
                 raise CannotTest(f"nothing to change in {', '.join(self.options.file)}")
         if self.options.again:
-            before = json.loads(self.options.again.read_text(encoding="utf-8"))
-            left = {
-                (m["file"], m["function"], m["before"], m["after"])
-                for report in before
-                for m in report["mutants"]
-                if m["outcome"] in ("survived", "not entered")
-            }
+            left = survivors_in(self.options.again)
             mutants = [m for m in mutants if m.name in left]
         return mutants
 
@@ -107,6 +102,19 @@ class Run:
         if entered.unsound:
             log.say(f"  left out, they fail unchanged: {', '.join(entered.unsound)}")
         return entered
+
+
+def survivors_in(output: Path) -> set[tuple[str, ...]]:
+    """The names of those that an earlier run's `--json` lists as survivors."""
+    try:
+        return {
+            tuple(m[field] for field in ("file", "function", "before", "after"))
+            for report in json.loads(output.read_text(encoding="utf-8"))
+            for m in report["mutants"]
+            if m["outcome"] in ("survived", "not entered")
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CannotTest(f"{output}: is no output of --json ({error!r})") from error
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -152,7 +160,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         reports = run(ROOT, options)
-    except CannotTest as why:
+    except (CannotTest, PipelineError) as why:
         print(f"mutants: {why}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, Stopped):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.model import Frozen
 from tests.mutants.changes import Mutant
+from tests.mutants.trials import CannotTest
 
 FILE = Path(__file__).with_name("accepted.toml")
 
@@ -31,8 +32,11 @@ def read_accepted(path: Path = FILE) -> list[Accepted]:
     """The list, in its order."""
     if not path.exists():
         return []
-    entries = tomllib.loads(path.read_text(encoding="utf-8")).get("accepted", [])
-    return [Accepted.model_validate(entry) for entry in entries]
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("accepted", [])
+        return [Accepted.model_validate(entry) for entry in entries]
+    except ValueError as error:
+        raise CannotTest(f"{path}: {error}") from error
 
 
 def stale(

@@ -39,6 +39,9 @@ _BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 # asserts are for the type checker, and what a person reads is not judged to the letter
 _LEFT_ALONE = (ast.Assert, ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom)
 
+# zip's own assert, and a name that is the default on every machine this runs on
+_GUARDS = ("strict", "encoding")
+
 Apply = Callable[[], Callable[[], None]]
 
 
@@ -211,7 +214,7 @@ def _replacements(node: ast.expr, parent: ast.AST) -> Iterator[tuple[str, ast.ex
     """What may stand in an expression's place."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield "not", node.operand
-    elif isinstance(node, ast.Constant):
+    elif isinstance(node, ast.Constant) and getattr(parent, "arg", None) not in _GUARDS:
         yield from (("constant", ast.Constant(new)) for new in _other_constants(node.value))
     elif isinstance(node, ast.BoolOp):
         yield from (("operand", _without(node, at)) for at in range(len(node.values)))
@@ -278,7 +281,7 @@ def _alike(first: ast.expr, second: ast.expr) -> bool:
 
 def _of_call(node: ast.Call) -> Iterator[_Change]:
     for at, keyword in enumerate(node.keywords):
-        if keyword.arg is not None:
+        if keyword.arg not in (None, *_GUARDS):
             rest = node.keywords[:at] + node.keywords[at + 1 :]
             yield _Change("keyword", _setting(node, "keywords", rest))
     checks_type = isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass")

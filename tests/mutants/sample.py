@@ -13,12 +13,12 @@ from tests.mutants.trials import CannotTest
 
 def files_of(root: Path, room: str) -> list[str]:
     """The modules of a room: a folder of `pipeline/`, or one module of it."""
-    place = root / "pipeline" / room
+    place = (root / "pipeline" / room).resolve()
     module = place.with_suffix(".py")
     found = [module] if module.is_file() else sorted(place.rglob("*.py"))
-    if not found:
+    if not found or not place.is_relative_to(root.resolve() / "pipeline"):
         raise CannotTest(f"pipeline/ has no room or module named {room}")
-    return [str(path.relative_to(root)) for path in found]
+    return [str(path.relative_to(root.resolve())) for path in found]
 
 
 def tests_of(root: Path, room: str) -> str:

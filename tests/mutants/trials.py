@@ -181,7 +181,8 @@ def read_map(lines: str) -> EnteredMap:
 
 def tracked(root: Path) -> list[str]:
     """The files of a working tree, new ones too, ignored ones not."""
-    said = proc.read(["git", "-C", str(root), "ls-files", "-z", "-c", "-o", "--exclude-standard"])
+    git = proc.find_tool("git", "Install git: the copies are made of what it lists.")
+    said = proc.read([git, "-C", str(root), "ls-files", "-z", "-c", "-o", "--exclude-standard"])
     if said.returncode != 0:
         raise CannotTest(f"{root} is not a git checkout")
     names = sorted({n for n in said.stdout.decode().split("\0") if n})

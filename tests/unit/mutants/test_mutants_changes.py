@@ -60,6 +60,8 @@ def test_each_change_is_made_once(body: str, want: set[str]) -> None:
         "x = a / 'name'",
         "x = 'text' + a",
         "x = isinstance(a, str)",
+        "for x in zip(a, *b, strict=True):\n    pass",
+        "x = a.decode(encoding='utf-8')",
         "x: dict[str, 1] = a",
     ],
 )

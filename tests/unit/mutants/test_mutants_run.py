@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import sample
-from tests.mutants.__main__ import arguments, run
+from tests.mutants.__main__ import arguments, run, survivors_in
+from tests.mutants.accepted import read_accepted
 from tests.mutants.changes import mutants_of
 from tests.mutants.report import RoomReport, tell
 from tests.mutants.trials import CannotTest, read_map
@@ -181,6 +182,29 @@ def test_a_room_that_is_not_there_is_an_error(small: Path) -> None:
         run(small, arguments(["nowhere"]))
     with pytest.raises(CannotTest, match="nothing to change in pipeline/other"):
         run(small, arguments(["toy", "--file", str(ROOT / "pipeline/other.py")]))
+
+
+@pytest.mark.parametrize("room", ["../tests/unit", "/etc", "..", "toy.py/x", "../../project"])
+def test_a_room_outside_the_pipeline_is_an_error(small: Path, room: str) -> None:
+    with pytest.raises(CannotTest, match="no room or module"):
+        sample.files_of(small, room)
+
+
+@pytest.mark.parametrize("text", ["", "[]x", "[1]", '[{"mutants": [{"outcome": "survived"}]}]'])
+def test_what_is_no_output_of_a_run_cannot_be_tried_again(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "before.json"
+    path.write_text(text)
+    with pytest.raises(CannotTest, match=r"before\.json: is no output of --json"):
+        survivors_in(path)
+
+
+@pytest.mark.parametrize("text", ["[[accepted]", '[[accepted]]\nfile = "x"', "accepted = [1]"])
+def test_a_list_of_accepted_mutants_that_cannot_be_read_is_an_error(
+    tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "accepted.toml").write_text(text)
+    with pytest.raises(CannotTest, match=r"accepted\.toml"):
+        read_accepted(tmp_path / "accepted.toml")
 
 
 def test_the_sample_is_fixed_by_its_seed_and_barely_moves_with_the_code() -> None:

@@ -67,6 +67,7 @@ STRANGERS = [
     stranger_with_a_layout,
     stranger_with_almost_all,
     stranger_with_links,
+    lambda root: (earlier(root) / "oci" / "oci-layout").unlink(),
     lambda root: (root / "notes.txt").write_text("x"),
     lambda root: (root / ".hidden").mkdir(),
     lambda root: (root / "store.json").write_text("{}"),

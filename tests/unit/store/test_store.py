@@ -23,7 +23,7 @@ from pipeline.fetch.sources import Sources
 from pipeline.files import atomic_file, explained, is_free, locked, write_bytes
 from pipeline.log import NoBar
 from pipeline.model import sha256_of
-from pipeline.store.record import FileRow, LayerFacts
+from pipeline.store.record import FileRow, LayerFacts, LayerRecord
 from pipeline.store.store import Store, default_root, open_store
 from tests.makers import folder_fetcher
 from tests.testbed.fault_server import FaultServer
@@ -182,6 +182,67 @@ def test_a_kept_layer_is_found_with_its_contents(store: Store) -> None:
     assert store.contents(facts.digest) == ROWS
 
 
+def test_a_foreign_layer_has_a_table_of_its_own(store: Store) -> None:
+    facts = kept_layer(store)
+    other = "sha256:" + "cd" * 32
+    record = LayerRecord(
+        digest=facts.digest, diff_id=KEY, size_bytes=5, unpacked_bytes=5, is_foreign=True
+    )
+    rows = [FileRow("b", "file", 0o600, 2, "11", 0, "", "y")]
+    store.keep_foreign_layer(other, record, rows)
+    assert store.layer(other) == record
+    assert store.table(record) == rows
+    assert store.contents(facts.digest) == ROWS
+
+
+def test_a_row_is_found_by_the_end_of_its_path(store: Store) -> None:
+    digest = kept_layer(store).digest
+    assert store.find_rows(digest, "a") == ROWS
+    assert store.find_rows(digest, "b") == []
+    with pytest.raises(StoreDamaged, match="table of contents of sha256:0"):
+        store.find_rows("sha256:" + "0" * 64, "a")
+
+
+def test_a_small_file_with_other_words_is_replaced(store: Store) -> None:
+    path = store.root / "layers" / "x.json"
+    for data in (b"one", b"one", b"two"):
+        store.write(path, data)
+        assert path.read_bytes() == data
+
+
+def test_many_may_use_a_store_and_one_alone_waits_for_all(store: Store) -> None:
+    lock = store.root / "locks" / "store"
+    entered = threading.Event()
+
+    def use() -> None:
+        with store.in_use():
+            entered.set()
+
+    with store.in_use():
+        second = threading.Thread(target=use, daemon=True)
+        second.start()
+        assert entered.wait(20)
+        second.join()
+        assert not is_free(lock)
+    with store.alone():
+        assert not is_free(lock)
+    assert is_free(lock)
+
+
+def test_a_store_whose_tmp_cannot_be_written_is_noticed_when_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp = open_store(tmp_path / "store").tmp
+
+    def refuse(*_: object, dir: Path | None = None) -> None:
+        if dir == tmp:
+            raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(StoreUnwritable, match="Read-only file system"):
+        open_store(tmp_path / "store")
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -224,7 +285,11 @@ def test_a_built_image_is_remembered_and_named_in_the_index(store: Store) -> Non
     store.keep_image("tiny", AMD64, record)
     assert store.image_record("tiny", AMD64) == record
     index = json.loads((store.root / "oci" / "index.json").read_bytes())
-    assert index["manifests"] == [record["descriptor"]]
+    assert index == {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [record["descriptor"]],
+    }
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"descriptor": 3}', "null"])

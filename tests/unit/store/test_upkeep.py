@@ -132,6 +132,46 @@ def test_trim_keeps_what_a_built_image_needs(store: Store, digest: str, sm120: C
     assert (answer[0]["digest"], answer[0]["cached"]) == (digest, True)
 
 
+def test_trim_keeps_the_documents_of_a_foreign_base(store: Store) -> None:
+    kept, gone = "1" * 64, "2" * 64
+    folder = store.root / "oci" / "blobs" / "sha256"
+    for name in (kept, gone):
+        (folder / name).write_bytes(b"document")
+    digest = f"sha256:{'3' * 64}"
+    layer = {"digest": digest, "diff_id": digest, "size_bytes": 1, "unpacked_bytes": 1}
+    record = {
+        "key": digest,
+        "config": f"sha256:{'4' * 64}",
+        "descriptor": {"digest": f"sha256:{'5' * 64}"},
+        "layers": [{"title": "x", "record": layer}],
+        "base": [f"sha256:{kept}"],
+    }
+    store.keep_image("tiny", AMD64, record)
+    assert upkeep.unreachable(store) == [folder / gone]
+    assert upkeep.trim(store) == len(b"document")
+    assert [p.name for p in blobs(store)] == [kept]
+
+
+def test_nothing_is_trimmed_behind_a_folder_that_became_a_link(
+    store: Store, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ("0" * 64)).write_bytes(b"mine")
+    (store.root / "inputs").rmdir()
+    (store.root / "inputs").symlink_to(elsewhere)
+    assert upkeep.unreachable(store) == []
+    assert upkeep.trim(store) == 0
+    assert (elsewhere / ("0" * 64)).exists()
+
+
+def test_a_file_that_vanishes_before_it_is_trimmed_frees_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "unreachable", lambda _: [store.root / "inputs" / ("0" * 64)])
+    assert upkeep.trim(store) == 0
+
+
 def test_trim_keeps_downloads_that_may_still_go_on(store: Store, sm120: Command) -> None:
     fresh, stale = store.partial_path("a" * 64), store.partial_path("b" * 64)
     fresh.write_bytes(b"x")
