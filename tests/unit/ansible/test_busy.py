@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.testbed.playbook import ROOT
+from tests.testbed.playbook import ROOT, ansible_environment, ansible_program
 
 ROLES = ROOT / "ansible" / "roles"
 # containers as `docker inspect` shows them in the script's form
@@ -93,3 +94,45 @@ def test_work_is_looked_for_before_a_reboot_and_before_dockers_settings_are_writ
         tasks = yaml.safe_load((ROLES / path).read_text())
         at = [t["name"] for t in tasks].index(before)
         assert "busy" in str(tasks[at - 1]), path
+
+
+PLAY = """
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  environment: {{PATH: "{path}"}}
+  tasks:
+    - ansible.builtin.include_role: {{name: reboot, tasks_from: busy}}
+      vars: {{reboot_busy_for: Restarting Docker, reboot_busy_what: "{what}"}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("containers", "what", "more", "refused"),
+    [
+        (["a"], "in Docker$|^container", [], True),
+        (["d"], ".", [], True),
+        (["a"], ".", ["-e", "reboot_even_if_busy=true"], False),
+        (["e"], ".", [], False),
+    ],
+)
+def test_the_play_stops_at_work_on_the_gpus_unless_it_is_told_to_go_on(
+    tmp_path: Path, containers: list[str], what: str, more: list[str], refused: bool
+) -> None:
+    busy(tmp_path, *containers)
+    play = tmp_path / "play.yml"
+    play.write_text(PLAY.format(path=f"{tmp_path}/bin:/usr/bin:/bin", what=what))
+    python = ["-e", f"ansible_python_interpreter={sys.executable}"]
+    done = subprocess.run(
+        [ansible_program("ansible-playbook"), "-i", "localhost,", str(play), *python, *more],
+        env={**ansible_environment(), "ANSIBLE_ROLES_PATH": str(ROLES)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode != 0) is refused, done.stdout
+    words = " ".join(done.stdout.split())
+    named = CONTAINERS[containers[0]].rpartition("/")[2]
+    said = f"Restarting Docker would end work on this host's GPUs: container {named}"
+    assert (said in words) is refused
+    assert ("--even-if-busy" in words) is refused

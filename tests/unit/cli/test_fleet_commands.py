@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -234,3 +235,22 @@ def test_what_is_no_record_is_not_signed(sm120: Command, tmp_path: Path, key: Pa
     path.write_text("{}")
     assert sm120("host", "record", path, "--key", key).code == 100
     assert sm120("host", "record", path).code == 83
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_work_on_the_gpus_is_ended_only_where_the_user_says_so(
+    sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    seen: list[str] = []
+
+    def stream(checkout: Checkout, name: str, arguments: list[str]) -> int:
+        seen.extend(arguments)
+        return 2
+
+    monkeypatch.setattr("pipeline.host.fleet.playbook.stream_playbook", stream)
+    monkeypatch.setattr("pipeline.cli.host_provision._require_lock", lambda _: None)
+    words = ["--even-if-busy"] if busy else []
+    ended = sm120("--checkout", ROOT, "host", "provision", "-i", tmp_path / "hosts.yml", *words)
+    assert ended.code == 112
+    variables = [json.loads(x) for x in seen if x.startswith("{")]
+    assert [v.get("reboot_even_if_busy") for v in variables] == ["true" if busy else None]
