@@ -15,6 +15,9 @@ from pipeline.errors import FleetUnready
 from pipeline.host.fleet.promised import Promised, read_promised
 from pipeline.wish.load import Checkout
 
+_VAULT = (
+    "Give the vault's right password with --ask-vault-pass, --vault-password-file or --vault-id."
+)
 # Ansible's own settings and secrets of the person who runs it
 _PASSED = ("SSH_AUTH_SOCK", "USER", "LOGNAME", "TERM", "VIRTUAL_ENV")
 
@@ -54,7 +57,8 @@ def promises_of(checkout: Checkout, arguments: Sequence[str]) -> Iterator[list[P
         done = proc.read(command, env=ansible_environment(checkout))
         found = [read_promised(path) for path in sorted(place.glob("*.json"))]
         if done.returncode != 0 or not found:
-            raise FleetUnready(_words(done))
+            words = _words(done)
+            raise FleetUnready(words, _VAULT if "vault" in words.lower() else "")
         yield found
 
 

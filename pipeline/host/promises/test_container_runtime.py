@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,10 @@ def test_the_engine_was_started_with_them(host: Host, wanted: RuntimePromise) ->
     if len(said) != 2:
         raise Broken(f"docker does not run, or {_DAEMON} is missing")
     require(int(said[0]) >= int(said[1]), f"{_DAEMON} is newer", "systemctl restart docker")
+    command = host.run("systemctl show docker --property=ExecStart --value").stdout
+    other = re.search(r"--config-file[= ](\S+)", command)
+    fix = "Take --config-file out of the unit: `systemctl cat docker` shows where it stands."
+    require(not other or other[1] == _DAEMON, f"Docker reads {other and other[1]} instead", fix)
 
 
 def test_cdi_is_made_again_after_each_change_of_the_driver(host: Host) -> None:

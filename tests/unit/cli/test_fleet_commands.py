@@ -11,6 +11,7 @@ import click
 import pytest
 
 from pipeline.cli.fleet_options import fleet_of
+from pipeline.errors import FleetUnready
 from pipeline.host.fleet.playbook import ansible_program, promises_of
 from pipeline.host.fleet.promised import Promised
 from pipeline.wish.load import Checkout
@@ -140,6 +141,12 @@ def test_what_ansible_knows_by_vault_and_environment_is_handed_on(
         promises_of(Checkout(ROOT), [*fleet.arguments(), *passwords]) as promised,
     ):
         (to,) = [p.connection for p in promised]
+    with (
+        pytest.raises(FleetUnready, match="vault") as found,
+        promises_of(Checkout(ROOT), fleet.arguments()),
+    ):
+        pass
+    assert "--ask-vault-pass" in found.value.hint
     assert (to.user, to.key, to.port) == ("ops", "/keys/ops", 0)
     assert (to.password, to.become_password) == ("of ssh", "of sudo")
     assert to.arguments.split() == ["-o", "StrictHostKeyChecking=no"]

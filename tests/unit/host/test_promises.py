@@ -488,7 +488,12 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
     (
         runtime.test_the_engine_was_started_with_them,
         (RUNTIME,),
-        [saying("date +%s", "100\n200\n"), saying("date +%s", "200\n")],
+        [
+            saying("date +%s", "100\n200\n"),
+            saying("date +%s", "200\n"),
+            saying("systemctl show docker --property=ExecStart", "dockerd --config-file /x.json"),
+            saying("systemctl show docker --property=ExecStart", "dockerd --config-file=/x.json ;"),
+        ],
     ),
     (
         runtime.test_cdi_is_made_again_after_each_change_of_the_driver,
