@@ -31,7 +31,12 @@ class Client:
     """The one HTTP client with pip's and uv's settings, and with patience."""
 
     def __init__(
-        self, settings: Settings, *, first_wait_s: float = 0.5, limits: Limits | None = None
+        self,
+        settings: Settings,
+        *,
+        first_wait_s: float = 0.5,
+        limits: Limits | None = None,
+        use_netrc: bool = True,
     ) -> None:
         self.settings = settings
         self._first_wait_s = first_wait_s
@@ -40,7 +45,7 @@ class Client:
                 proxy=settings.proxy,
                 make_context=lambda: tls_context(settings.ca_file),
                 limits=limits,
-                use_netrc=True,
+                use_netrc=use_netrc,
             )
         except NetError as error:
             raise unreachable(error) from error

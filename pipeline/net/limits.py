@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MEBIBYTE = 1 << 20
-
 
 @dataclass(frozen=True)
 class Limits:

@@ -38,8 +38,8 @@ class Proxies:
         if self._configured is not None:
             return self._configured
         address = self._environment.get(parts.scheme) or self._environment.get("all")
-        host = parts.hostname or ""
-        if not address or is_loopback(host) or self._is_exempt(parts):
+        host_port = parts.netloc.rpartition("@")[2]
+        if not address or is_loopback(host_port) or self._is_exempt(parts):
             return None
         return read_proxy(address)
 

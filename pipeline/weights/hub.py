@@ -92,7 +92,8 @@ class Hub:
         limits: Limits | None = None,
     ) -> None:
         self.endpoint, self.token = endpoint, token
-        self._client = Client(settings, first_wait_s=first_wait_s, limits=limits)
+        # a login of ~/.netrc is not for the Hub: it has a token, or none on purpose
+        self._client = Client(settings, first_wait_s=first_wait_s, limits=limits, use_netrc=False)
 
     def commit_of(self, repository: str, revision: str) -> str:
         """The commit that a revision names at this moment."""

@@ -345,6 +345,8 @@ def test_a_proxy_that_is_none_is_refused_without_its_password(address: str) -> N
         ("near.example", "http://far.example/", True),
         ("", "http://127.0.0.1:5000/", False),
         ("", "http://localhost/", False),
+        ("", "http://[::1]:5000/", False),
+        ("", "http://[::2]:5000/", True),
     ],
 )
 def test_no_proxy_is_obeyed(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,15 @@ def test_a_revision_is_a_commit_and_a_commit_is_files_with_hashes(bed: Bed) -> N
         found = pin.new_hash()
         found.update(bed.files[path])
         assert (found.hexdigest(), len(bed.files[path])) == (pin.want, pin.size_bytes)
+
+
+def test_a_netrc_entry_is_not_shown_to_the_hub(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login ann password s3cret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    bed.asker(None).files("org/tiny", bed.asker(None).commit_of("org/tiny", "main"))
+    assert not any(asked.has_token for asked in bed.hub.asked)
 
 
 def test_all_pages_of_a_tree_are_read(bed: Bed) -> None:

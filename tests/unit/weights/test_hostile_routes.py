@@ -1,0 +1,84 @@
+"""A Hub, a mirror or a neighbour that means harm, asked for the bytes of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import PipelineError
+from pipeline.fetch.http import Client
+from pipeline.fetch.settings import Settings
+from pipeline.weights.fetch import Options, fetch_files
+from pipeline.weights.http_route import HttpRoute, Repository
+from pipeline.weights.model import FilePin, WeightsLock, WeightsWish, sealed
+from pipeline.weights.place import new_place
+from pipeline.weights.routes import Lost, NotHere
+from pipeline.weights.sources import find_routes
+from pipeline.weights.xet_route import XetRoute
+from tests.testbed import hostile
+from tests.testbed.hostile import hostile_server
+
+COMMIT = "a" * 40
+PIN = FilePin(path="model.safetensors", size_bytes=5000, sha256="b" * 64)
+
+
+def lock_of(*pins: FilePin) -> WeightsLock:
+    about = "A set of weights that is only here for the tests."
+    names = {"name": "tiny", "repository": "org/tiny", "format": "safetensors", "quant": "bf16"}
+    return sealed(WeightsWish.model_validate({**names, "about": about}), COMMIT, list(pins))
+
+
+@pytest.fixture(autouse=True)
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.weights.tries.ATTEMPTS", 1)
+    monkeypatch.setenv("no_proxy", "*")
+
+
+def test_no_hostile_answer_leaves_a_file_or_a_defect(tmp_path: Path) -> None:
+    def ask(url: str) -> object:
+        folder = tmp_path / url.rpartition(":")[2]
+        client, lock = Client(Settings(indexes=())), lock_of(PIN)
+        there = Repository(url, "org/tiny", COMMIT, "hf_secret")
+        routes = [HttpRoute(client, there, "plain HTTP", 0.2)]
+        place, options = (
+            new_place(folder, lock, hub_cache=False),
+            Options(jobs=1, first_wait_s=0.001),
+        )
+        return fetch_files(place, [PIN], routes, client=client, options=options)
+
+    assert hostile.endings(ask, hostile.ANSWERS) == {}
+    assert list(tmp_path.rglob(PIN.path)) == []
+
+
+def test_no_hostile_answer_about_xet_is_a_defect() -> None:
+    client = Client(Settings(indexes=()))
+    for name, script in hostile.ANSWERS.items():
+        if name in hostile.ENDLESS and "head" not in name and "silence" not in name:
+            continue  # a HEAD has no body that could be endless
+        with hostile_server(script) as url:
+            there = Repository(url, "org/tiny", COMMIT, "hf_secret")
+            with pytest.raises((Lost, NotHere)):
+                XetRoute(client, there, 0.2, lambda _: None).open(PIN, 0, 10)
+
+
+@pytest.mark.parametrize(
+    "address", ["http://[", "http://x:99999", "http://ann:s3cret@[", "ftp://x"]
+)
+def test_a_neighbour_that_is_no_address_is_named_without_its_password(address: str) -> None:
+    client = Client(Settings(indexes=()))
+    with pytest.raises(PipelineError, match="--from") as caught:
+        find_routes(client, lock_of(PIN), endpoint="http://x", token=None, neighbours=[address])
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.exit_code > 1
+
+
+@pytest.mark.parametrize("endpoint", ["http://[", "http://x:99999", "nowhere"])
+def test_an_endpoint_that_is_no_address_ends_without_a_defect(
+    endpoint: str, tmp_path: Path
+) -> None:
+    client, lock = Client(Settings(indexes=())), lock_of(PIN)
+    routes = find_routes(client, lock, endpoint=endpoint, token="t", with_xet=False)
+    place, options = new_place(tmp_path, lock, hub_cache=False), Options(jobs=1, first_wait_s=0.001)
+    with pytest.raises(PipelineError, match="no address"):
+        fetch_files(place, [PIN], routes, client=client, options=options)
