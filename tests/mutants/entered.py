@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -121,7 +121,7 @@ class Watch:
 def _caches() -> list[Any]:
     """Functions of the pipeline that remember their answers (`functools.cache`)."""
     modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "pipeline"]
-    spaces = [vars(m) for m in modules]
+    spaces: list[Mapping[str, Any]] = [vars(m) for m in modules]
     spaces += [vars(v) for space in spaces[:] for v in space.values() if isinstance(v, type)]
     kind = functools._lru_cache_wrapper
     return [value for space in spaces for value in space.values() if isinstance(value, kind)]

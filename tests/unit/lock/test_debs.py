@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 
@@ -126,12 +127,12 @@ def test_an_expired_release_is_judged_by_the_time_it_is_given(mirror: Mirror, da
     )
     mirror.files["dists/s/InRelease"] = mirror.signer.sign(text)
     now = datetime(2026, 1, day, tzinfo=UTC)
-    asked = (["a"], [], ["s"], ["main"], "amd64", mirror.get, mirror.signer.keyring)
+    resolve = partial(resolve_debs, ["a"], [], ["s"], ["main"], "amd64", mirror.get)
     if day == 1:
-        assert [row.name for row in resolve_debs(*asked, now=now)] == ["a"]
+        assert [row.name for row in resolve(mirror.signer.keyring, now=now)] == ["a"]
         return
     with pytest.raises(IndexBroken, match="expired on 2026-01-02"):
-        resolve_debs(*asked, now=now)
+        resolve(mirror.signer.keyring, now=now)
 
 
 def test_another_suites_release_is_refused_though_its_signature_is_good(mirror: Mirror) -> None:
