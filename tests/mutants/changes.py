@@ -109,7 +109,7 @@ def _statements(body: list[ast.stmt], within: str) -> Iterator[tuple[str, ast.AS
             for statement in _own_statements(node):
                 yield name, statement
             yield from _statements(_inner(node), f"{name}.<locals>.")
-        elif within.endswith("<locals>.") or isinstance(node, _BLOCKS):
+        elif isinstance(node, _BLOCKS):
             yield from _statements(_inner(node), within)
 
 
