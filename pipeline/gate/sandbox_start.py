@@ -38,6 +38,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 22, 24
+CAP_DAC_OVERRIDE = 1
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
 # These numbers are the same on every processor.
 SYS_MOUNT_SETATTR, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 442, 444, 445, 446
@@ -105,6 +106,17 @@ def bind(source: str, root: str, *, writable: bool) -> None:
     syscall(SYS_MOUNT_SETATTR, *call, ctypes.c_size_t(len(packed)), what="mount_setattr")
 
 
+def place_links(path: Path, root: str) -> None:
+    """The links on the way to a path: under a new root its written name leads there too."""
+    for part in (*reversed(path.parents), path):
+        if part.is_symlink():
+            link = Path(f"{root}{part}")
+            if not link.is_symlink():
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(part.resolve())
+            return place_links(part.resolve() / path.relative_to(part), root)
+
+
 def make_root(request: dict[str, Any]) -> None:
     """A file system of the system's programs, what was named, and nothing else."""
     root = request["root"]
@@ -120,10 +132,13 @@ def make_root(request: dict[str, Any]) -> None:
     for folder in ("dev/shm", "tmp"):
         flags = MS_NOSUID | MS_NODEV
         mount("tmpfs", f"{root}/{folder}", "tmpfs", flags, "mode=1777,size=256m")
-    named = {**dict.fromkeys(request["read"], False), **dict.fromkeys(request["write"], True)}
+    named = {str(Path(path).resolve()): False for path in request["read"]}
+    named |= {str(Path(path).resolve()): True for path in request["write"]}
     # folders before what lies in them
     for path in sorted(named, key=lambda name: name.count("/")):
         bind(path, root, writable=named[path])
+    for path in (*request["read"], *request["write"]):
+        place_links(Path(path), root)
     for path in DEVICES:
         Path(root + path).touch()
         mount(path, root + path, None, MS_BIND)
@@ -146,17 +161,28 @@ def _numbers() -> tuple[int, int]:
     return known
 
 
-def drop_powers() -> None:
-    """No capability now, and none by starting another program."""
+def drop_powers(request: dict[str, Any]) -> None:
+    """No capability now, and none by starting another program.
+
+    Root in somebody else's store keeps the one to open files whoever owns them: what is not to be
+    seen is not there, and what is not to be written is on a read-only mount.
+    """
+    kept = 0
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):
             os.setgroups([])
+        named = [*request["read"], *request["write"]]
+        if any(Path(path).stat().st_uid != 0 for path in named):
+            kept = 1 << CAP_DAC_OVERRIDE
     for number in range(64):
+        if kept >> number & 1:
+            continue
         if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) < 0:
             break
     with contextlib.suppress(OSError):
         prctl(PR_CAP_AMBIENT, 4)
-    check(_libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
+    sets = struct.pack("6I", kept, kept, 0, 0, 0, 0)
+    check(_libc.capset(struct.pack("Ii", 0x20080522, 0), sets), "capset")
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -226,7 +252,7 @@ def forbid_calls() -> None:
 def restrict(request: dict[str, Any]) -> list[str]:
     """As many barriers as this system allows a process to put up for itself."""
     held = ["capabilities", "environment"]
-    drop_powers()
+    drop_powers(request)
     with contextlib.suppress(OSError):
         if forbid_files(request) >= 6:
             held.append("processes")
@@ -264,7 +290,7 @@ def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:
     child = os.fork()
     if child:
         os._exit(wait(child))
-    drop_powers()
+    drop_powers(request)
     if not command:
         print(json.dumps(BARRIERS), flush=True)
         os._exit(0)

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from pipeline.gate import run, sandbox
 from pipeline.gate.engine import EngineTree
 from pipeline.gate.sandbox import NO_SANDBOX, START, Sandbox
 from pipeline.gate.sandbox_start import BARRIERS
+from pipeline.store.store import open_store
 from tests.unit.gate.test_run import HEAD, bench, cases, worker
 from tests.unit.support import Command
 
@@ -331,3 +333,70 @@ def test_an_engine_that_no_lock_names_keeps_its_kernels_for_itself(bench: run.Be
 def test_this_machine_is_tried_and_not_guessed() -> None:
     found = sandbox.find_sandbox()
     assert found.kind == "none" or found.run(["/bin/true"]).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
+def test_root_can_judge_in_a_store_that_is_somebody_elses(
+    kind: str, bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("Only root can give files away.")
+    worker(monkeypatch, tmp_path, HEAD + KEEPS)
+    for name in ("kernels", "answers"):
+        folder = bench.folder(name)
+        folder.mkdir(parents=True)
+        folder.chmod(0o700)
+        os.chown(folder, 65534, 65534)
+    (answer,) = run.ask(replace(bench, sandbox=of_kind(kind)), cases("a"))
+    assert (answer.ended, answer.words) == ("stopped", "kept")
+
+
+KEEPS = """
+case = job["cases"][0]
+begin(case)
+open(job["cache"] + "/own", "w").write("x")
+try:
+    open("/etc/shadow").close()
+    words = "read the system's passwords"
+except OSError:
+    words = "kept"
+say({"case": case["name"], "ended": "stopped", "words": words})
+"""
+
+
+@pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
+def test_it_ends_with_a_caller_that_was_killed(kind: str, tmp_path: Path) -> None:
+    inside = of_kind(kind)
+    (tmp_path / "root").mkdir()
+    alive = tmp_path / "alive"
+    alive.touch()
+    beats = f"while true; do date +%s%N > {alive}; sleep 0.05; done"
+    command = inside.command(
+        ["/bin/sh", "-c", beats],
+        **{"read": [], "write": [alive]},
+        root=tmp_path / "root",
+        cwd=Path("/"),
+    )
+    start = "import json, subprocess, sys; subprocess.run(json.loads(sys.argv[1]))"
+    caller = subprocess.Popen([sys.executable, "-c", start, json.dumps(command)])
+    deadline = time.monotonic() + 20
+    while not alive.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert alive.read_text()
+    caller.kill()
+    caller.wait()
+    time.sleep(1)
+    before = alive.read_text()
+    time.sleep(0.5)
+    assert alive.read_text() == before
+
+
+def test_a_store_behind_a_link_is_reached_by_its_written_name(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, HEAD + KEEPS)
+    (tmp_path / "a link with blanks").symlink_to(tmp_path)
+    there = open_store(tmp_path / "a link with blanks" / "store")
+    for kind in ("namespaces", "restrictions"):
+        (answer,) = run.ask(replace(bench, store=there, sandbox=of_kind(kind)), cases("a"))
+        assert (answer.ended, answer.words) == ("stopped", "kept")
