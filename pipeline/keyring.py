@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline.errors import KeyInvalid
 from pipeline.files import read_at_most, write_bytes
 from pipeline.model import sha256_of
 
@@ -20,12 +21,19 @@ _MOST_BYTES = 1 << 16
 def default_folder(environment: Mapping[str, str]) -> Path:
     """Where a user's keys lie unless told otherwise."""
     config = environment.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(config).expanduser() / "sm120" / "keys"
+    try:
+        return Path(config).expanduser() / "sm120" / "keys"
+    except RuntimeError as error:
+        hint = "Set HOME or XDG_CONFIG_HOME, or name a folder."
+        raise KeyInvalid("this user has no home, so no folder for keys", hint) from error
 
 
 def own_key(environment: Mapping[str, str]) -> Path | None:
     """The key that signs unless another is named: the one of `default`, else the only one."""
-    folder = default_folder(environment)
+    try:
+        folder = default_folder(environment)
+    except KeyInvalid:
+        return None  # as in a container with a user that nobody made
     try:
         name = (read_at_most(folder / DEFAULT, _MOST_BYTES) or b"").decode("ascii", "replace")
     except OSError:
@@ -45,8 +53,11 @@ def use_first_key(environment: Mapping[str, str], name: str) -> bool:
 
 def own_public_keys(environment: Mapping[str, str]) -> list[Path]:
     """The public halves of the keys that this user holds."""
-    folder = default_folder(environment)
-    return [p for p in sorted(folder.glob("*.pub")) if p.with_suffix(".pem").is_file()]
+    try:
+        found = sorted(default_folder(environment).glob("*.pub"))
+        return [path for path in found if path.with_suffix(".pem").is_file()]
+    except (KeyInvalid, OSError):
+        return []
 
 
 def public_id(path: Path) -> str | None:

@@ -517,3 +517,31 @@ def test_a_provisioning_run_states_each_host_that_came_to_its_end(
     assert f"statement: {tmp_path}/records/n1.json.dsse.json, unsigned" in said
     assert "n2" not in said
     assert sm120("verify", tmp_path / "records" / "n1.json").code == 87
+
+
+def test_a_user_without_a_home_has_no_key_and_is_told_so_only_when_making_one(
+    built: str, sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(path: Path) -> Path:
+        if str(path).startswith("~"):
+            raise RuntimeError("Could not determine home directory.")
+        return path
+
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    assert "unsigned" in build_tiny(sm120).out
+    assert sm120("verify", "tiny").code == 87
+    ended = sm120("keys", "new", "me")
+    assert (ended.code, "Set HOME" in ended.err) == (81, True)
+    assert sm120("keys", "new", "me", "--to", tmp_path / "keys").code == 0
+
+
+@pytest.mark.parametrize("junk", [b"", b"no key", bytes(1 << 17)])
+def test_a_public_half_that_is_none_is_passed_over(built: str, sm120: Command, junk: bytes) -> None:
+    sm120("keys", "new", "me")
+    (own_keys() / "other.pem").write_bytes(junk)
+    (own_keys() / "other.pub").write_bytes(junk)
+    assert sm120("verify", "tiny").code == 0
+    assert [row["name"] for row in sm120("keys", "list", "--json").json] == ["me"]
+    (own_keys() / "me.pub").write_bytes(junk)
+    assert build_tiny(sm120).code == 0
+    assert sm120("verify", "tiny").code == 88, "nobody is trusted any more"
