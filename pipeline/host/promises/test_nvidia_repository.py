@@ -11,7 +11,7 @@ from pipeline.host.promises.look import Host, require_same_file, text_of, texts_
 
 _SOURCE = "/etc/apt/sources.list.d/sm120-nvidia.sources"
 _WITHOUT = ("trusted", "allow-insecure", "allow-weak", "allow-downgrade-to-insecure")
-_OPTIONS = re.compile(rf"(?<=[\[\s])(?:{'|'.join(_WITHOUT)})=[^\s\]]+(?=[^\[]*\])")
+_OPTIONS = re.compile(r"^\s*deb(?:-src)?\s+\[([^\]]*)\]")
 # settings of apt: unsigned sources, checks of certificates, another judge of signatures
 _ALLOWS = re.compile(r"::Allow(Unauthenticated|\w*Insecure\w*|Weak\w*)$", re.I)
 _CHECKS = re.compile(r"::Verify-(Peer|Host)$", re.I)
@@ -51,8 +51,13 @@ def unsigned(path: str, text: str) -> list[str]:
     """Words of a source by which apt does without a signature; a stanza that is off has none."""
     lines = [x for x in text.splitlines() if not x.lstrip().startswith("#")]
     if not path.endswith(".sources"):
-        return [w for x in lines for w in _OPTIONS.findall(x.lower()) if _is_on(w.split("=")[-1])]
-    stanzas = [_fields(part) for part in re.split(r"\n\s*\n", "\n".join(lines))]
+        words = [
+            w for x in lines for options in _OPTIONS.findall(x.lower()) for w in options.split()
+        ]
+        pairs = [w.partition("=") for w in words]
+        return ["".join(pair) for pair in pairs if pair[0] in _WITHOUT and _is_on(pair[2])]
+    unfolded = re.sub(r"\n[ \t]+(?=\S)", " ", "\n".join(lines))
+    stanzas = [_fields(part) for part in re.split(r"\n\s*\n", unfolded)]
     return [
         f"{name.title()}: {stanza[name]}"
         for stanza in stanzas

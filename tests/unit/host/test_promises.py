@@ -967,3 +967,23 @@ def test_podmans_limits_are_those_of_the_last_file_that_sets_them() -> None:
     for line in ('shm_size = "64m"\n', "default_ulimits=[]\n"):
         with pytest.raises(Broken, match=r"99-x\.conf"):
             runtime.test_the_limits_are_set(ours.but(files={f"{FOLDER}/99-x.conf": line}), PODMAN)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "unsigned"),
+    [
+        ("a.list", "deb [ trusted=yes ] http://x y", True),
+        ("a.list", "deb\t[arch=amd64,arm64\ttrusted=1] http://x y", True),
+        ("a.list", "deb [signed-by=/k TRUSTED=YES] http://x y", True),
+        ("a.list", "deb [trusted=no] http://x y", False),
+        ("a.list", "deb http://x/[trusted=yes] y", False),
+        ("a.list", "deb http://x y # [trusted=yes]", False),
+        ("a.sources", "Types: deb\nTrusted:\tyes\n", True),
+        ("a.sources", "Types: deb\nTrusted:\n yes\n", True),
+        ("a.sources", "Enabled: no\nTrusted: yes\n\nTypes: deb\nTrusted: yes", True),
+        ("a.sources", "Types: deb\nX-Trusted: yes\n", False),
+        ("a.sources", "Types: deb\nSigned-By:\n -----BEGIN\n .\n Trusted: yes\n", False),
+    ],
+)
+def test_sources_are_read_as_apt_reads_them(name: str, text: str, unsigned: bool) -> None:
+    assert bool(repository.unsigned(f"/etc/apt/{name}", text)) is unsigned
