@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from pipeline.host.promises.look import Host, texts_in
+from pipeline.host.promises.look import Host, texts_in, words_of
 from pipeline.model import Frozen
 
 _FOLDERS = ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
@@ -31,11 +31,27 @@ class ModuleLine(Frozen):
 
 
 def module_settings(host: Host) -> list[ModuleLine]:
-    """Every line about a module, of every file that modprobe reads."""
+    """Every line about a module, of every file that modprobe reads, and of the kernel's words."""
     texts = texts_in(host, *(f"{folder}/modprobe.d/*.conf" for folder in _FOLDERS))
     # of two files of one name modprobe reads that of the first folder only
     first = {PurePosixPath(path).name: path for path in reversed(texts)}
-    return [row for path in first.values() for row in parse_lines(path, texts[path])]
+    rows = [row for path in first.values() for row in parse_lines(path, texts[path])]
+    return [*rows, *_booted_with(words_of(host, "/proc/cmdline"))]
+
+
+def _booted_with(words: Sequence[str]) -> list[ModuleLine]:
+    """`nvidia_uvm.uvm_disable_hmm=0` on the kernel's command line is an option too."""
+    parts = [(w, *w.partition("=")[0].rpartition(".")) for w in words]
+    return [
+        ModuleLine(
+            path="/proc/cmdline",
+            word="options",
+            module=module.replace("-", "_"),
+            rest=word.removeprefix(f"{module}."),
+        )
+        for word, module, dot, _ in parts
+        if dot
+    ]
 
 
 def parse_lines(path: str, text: str) -> list[ModuleLine]:

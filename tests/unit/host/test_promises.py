@@ -206,6 +206,7 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
                 )
             ),
             with_file("/proc/cmdline", f"{CMDLINE} modprobe.blacklist=nouveau,nvidia"),
+            with_file("/proc/cmdline", f"{CMDLINE} nvidia.NVreg_EnableGpuFirmware=0"),
         ],
     ),
     (
@@ -237,6 +238,7 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
             with_file("/etc/modprobe.d/aaa.conf", "options a b=0\n"),
             with_file("/run/modprobe.d/zzz.conf", 'options a c=1 b="2"\n'),
             with_file("/usr/lib/modprobe.d/zzz.conf", "options a \\\nb=0\n"),
+            with_file("/proc/cmdline", f"{CMDLINE} a.b=0"),
         ],
     ),
     (
