@@ -176,7 +176,7 @@ def _functions(path: Path) -> dict[str, object]:
         found = value.get("functions", value)
         assert isinstance(found, dict)
         assert isinstance(found["rows"], list)
-    except (OSError, ValueError, AssertionError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, AssertionError, KeyError, AttributeError) as error:
         raise FactsUnreadable(f"{path}: is no answer of `host check --json`") from error
     return found
 

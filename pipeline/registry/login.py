@@ -58,7 +58,7 @@ def _read_config() -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RegistryRefused(f"{path}: cannot be read", "Repair it, or log in again.") from error
     return found if isinstance(found, dict) else {}
 
@@ -115,6 +115,6 @@ def _ask_helper(name: str, key: str) -> Login | None:
     try:
         found = json.loads(said.stdout)
         user, secret = str(found["Username"]), str(found["Secret"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RegistryRefused(f"docker-credential-{name}: its answer cannot be read") from error
     return Login(identity_token=secret) if user == "<token>" else Login(user, secret)

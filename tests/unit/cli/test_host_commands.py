@@ -116,7 +116,9 @@ def test_checks_of_a_fleet_are_compared_too(sm120: Command, tmp_path: Path, good
     ended = sm120("host", "outliers", *files, *options)
     assert ended.code == 106
     assert "n2" in ended.out
-    assert sm120("host", "outliers", *files, "--checks", files[0]).code == 100
+    deep = keep(tmp_path / "deep.json", "[" * 100_000)
+    for wrong in (files[0], deep):
+        assert sm120("host", "outliers", *files, "--checks", wrong).code == 100
 
 
 def test_the_doctor_names_cause_and_cure(sm120: Command, tmp_path: Path) -> None:

@@ -111,10 +111,11 @@ def test_a_login_that_cannot_be_read_is_an_error(login_for: Any, auth: str) -> N
         login_for({"auths": {"reg.example:5000": {"auth": auth}}})
 
 
+@pytest.mark.parametrize("text", ["{", "[" * 100_000], ids=["cut off", "deep"])
 def test_a_damaged_configuration_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
-    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "config.json").write_text(text)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with pytest.raises(RegistryRefused):
         find_login(HERE)
