@@ -18,7 +18,10 @@ from pipeline.errors import DiskFull, Interrupted, PipelineError, StoreUnwritabl
 
 _ASK_AGAIN_S = 0.1
 _PIECE_BYTES = 1 << 20
-_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
+_UNWRITABLE = (
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ELOOP, errno.ENAMETOOLONG),
+)
 
 
 @contextmanager

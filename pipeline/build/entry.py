@@ -9,6 +9,8 @@ from enum import Enum
 # What every Linux file system allows; the path less what engines put before it when they unpack.
 _LONGEST_NAME_BYTES = 255
 _LONGEST_PATH_BYTES = 4096 - 256
+# Today's deepest path has some 20 parts; each costs a look at every folder above it.
+_MOST_PARTS = 500
 # In a layer, a file of such a name deletes another one, or all that a folder held below.
 _WHITEOUT = ".wh."
 
@@ -62,7 +64,10 @@ def path_fault(path: str) -> str:
     """Why nothing may be written under a path in a layer; empty for a good one."""
     if len(path.encode(errors="replace")) > _LONGEST_PATH_BYTES:
         return "is longer than a path can be"
-    for part in path.split("/"):
+    parts = path.split("/")
+    if len(parts) > _MOST_PARTS:
+        return "lies deeper than anybody's files"
+    for part in parts:
         if part in ("", ".", ".."):
             return "leaves its folder"
         if part.startswith(_WHITEOUT):

@@ -24,6 +24,9 @@ def export_layout(store: Store, built: Built, folder: Path) -> None:
 
     Each blob is read once where it now lies, so what is handed on is what its digest says.
     """
+    folder = folder.absolute()  # `.` has no name to put another one beside
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise StoreUnwritable(f"{folder}: is not a folder", "Name a new or empty folder.")
     if folder.exists() and any(folder.iterdir()):
         raise StoreUnwritable(f"{folder}: is not empty", "Name a new or empty folder.")
     partial = folder.with_name(f".{folder.name}.partial")

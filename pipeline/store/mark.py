@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 from pydantic import ConfigDict, ValidationError
 
 from pipeline.errors import NotAStore
-from pipeline.files import read_at_most, write_bytes
+from pipeline.files import read_at_most
 from pipeline.model import Frozen, canonical_json
 
 MARK = "store.json"
@@ -22,8 +23,8 @@ FOLDERS = (
 )
 OWN = (*FOLDERS, "gate", "gates", "published", "verified")
 _MOST_BYTES = 4096
-# A new disk has the one; a kill while a mark is written leaves the other.
-_NOTHING = ("lost+found", ".new-")
+# A new disk has the one; the other is a mark cut short, or there is nothing more to ask.
+_NOTHING = ("lost+found", MARK)
 
 
 class Mark(Frozen):
@@ -52,10 +53,20 @@ def require_store(root: Path) -> None:
 
 
 def write_mark(root: Path) -> None:
-    """Make a folder a store; done before anything else is put into it."""
-    write_bytes(
-        root / MARK, canonical_json(Mark(kind="sm120 store", format=FORMAT).model_dump()) + b"\n"
-    )
+    """Make a folder a store; done before anything else is put into it.
+
+    Written in place and in one piece, always the same: two that make one store at the same time do
+    not disturb each other, and a kill leaves no second file, but an empty mark at worst.
+    """
+    if _is_marked(root):
+        return
+    handle = os.open(root / MARK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        mark = Mark(kind="sm120 store", format=FORMAT)
+        os.write(handle, canonical_json(mark.model_dump()) + b"\n")
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _is_marked(root: Path) -> bool:
@@ -65,6 +76,8 @@ def _is_marked(root: Path) -> bool:
     try:
         is_plain = stat.S_ISREG(mark.lstat().st_mode)
         text = read_at_most(mark, _MOST_BYTES) if is_plain else None
+        if text == b"":
+            return False  # cut short while it was written
         found = Mark.model_validate_json(text or b"")
     except ValidationError:
         raise NotAStore(
@@ -93,7 +106,7 @@ def _is_plain_folder(path: Path) -> bool:
 
 def _stranger(root: Path) -> str:
     """A name in a folder that should be empty."""
-    if root.exists() and not root.is_dir():
+    if not root.is_dir() and (root.exists() or root.is_symlink()):
         raise NotAStore(f"{root}: is not a folder")
     names = sorted(p.name for p in root.iterdir()) if root.exists() else []
-    return next((name for name in names if not name.startswith(_NOTHING)), "")
+    return next((name for name in names if name not in _NOTHING), "")

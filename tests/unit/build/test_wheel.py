@@ -515,6 +515,7 @@ BAD_NAMES = {
     "256 bytes of 128 letters": "pkg/" + "é" * 128,
     "a folder of 300 letters": "y" * 300 + "/x.py",
     "a path of 4,000 letters": "/".join(["z" * 99] * 40),
+    "501 parts": "a/" * 500 + "b",
 }
 
 

@@ -129,11 +129,32 @@ def test_a_new_store_is_marked_before_anything_else_is_in_it(tmp_path: Path) -> 
     }
 
 
-@pytest.mark.parametrize("left", ["lost+found", ".new-abc"])
-def test_a_new_disk_or_a_mark_cut_short_is_still_an_empty_folder(tmp_path: Path, left: str) -> None:
-    (tmp_path / left).mkdir()
+def test_a_new_disk_is_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
     assert open_store(tmp_path).tmp.is_dir()
-    assert (tmp_path / left).is_dir()
+    assert (tmp_path / "lost+found").is_dir()
+
+
+@pytest.mark.parametrize("is_earlier", [True, False])
+def test_a_mark_that_was_cut_short_is_written_again(tmp_path: Path, is_earlier: bool) -> None:
+    root = tmp_path / "store"
+    if is_earlier:
+        earlier(root)
+    root.mkdir(exist_ok=True)
+    (root / "store.json").touch()
+    open_to_read(root)
+    open_store(root)
+    assert json.loads((root / "store.json").read_bytes())["format"] == 1
+    assert not list(root.rglob(".new-*"))
+
+
+def test_an_empty_mark_makes_no_store_of_a_folder_with_other_things(tmp_path: Path) -> None:
+    (tmp_path / "store.json").touch()
+    stranger_with_tmp(tmp_path)
+    before = tree(tmp_path)
+    with pytest.raises(NotAStore, match="it holds 'tmp'"):
+        open_store(tmp_path)
+    assert tree(tmp_path) == before
 
 
 def test_many_may_make_one_store_at_the_same_time(tmp_path: Path) -> None:
@@ -177,6 +198,23 @@ def test_a_store_whose_own_folder_is_a_link_is_refused(tmp_path: Path, name: str
         with pytest.raises(NotAStore, match=f"{name}: is a link"):
             open_it(root)
     assert tree(elsewhere) == {"in": False, HEX: b"mine"}
+
+
+@pytest.mark.parametrize("command", [["images"], ["store", "show"], ["store", "trim"], ["build"]])
+@pytest.mark.parametrize("place", ["loop", "nowhere", "file", "x" * 300, "y/" * 3000])
+def test_a_place_where_no_folder_can_be_is_told_in_one_line(
+    tmp_path: Path, sm120: Command, place: str, command: list[str]
+) -> None:
+    make_checkout(tmp_path, [make_wheel(tmp_path / "mirror", "thing")])
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("absent")
+    (tmp_path / "file").touch()
+    before = tree(tmp_path)
+    ended = sm120("--store", tmp_path / place, *command)
+    assert ended.code in (40, 44)
+    assert len(ended.err.splitlines()) == 2
+    assert "Error" not in ended.err
+    assert tree(tmp_path) == before
 
 
 def test_a_store_may_itself_be_reached_through_a_link(tmp_path: Path) -> None:

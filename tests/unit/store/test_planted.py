@@ -194,6 +194,30 @@ def test_an_export_removes_only_what_an_export_left(world: World) -> None:
     assert mine.read_bytes() == b"mine"
 
 
+def test_an_export_into_the_empty_folder_one_is_in_works(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = world.mirror.parent / "here"
+    out.mkdir()
+    monkeypatch.chdir(out)
+    export_layout(world.store, world.build(), Path())
+    assert (out / "index.json").is_file()
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "link to nothing"])
+def test_an_export_into_what_is_no_folder_is_refused(world: World, kind: str) -> None:
+    out = world.mirror.parent / "out"
+    (world.mirror.parent / "folder").mkdir()
+    if kind == "file":
+        out.write_bytes(b"mine")
+    else:
+        out.symlink_to(world.mirror.parent / ("folder" if kind == "link" else "absent"))
+    with pytest.raises(StoreUnwritable, match="is not a folder"):
+        export_layout(world.store, world.build(), out)
+    assert list((world.mirror.parent / "folder").iterdir()) == []
+    assert kind != "file" or out.read_bytes() == b"mine"
+
+
 # Reading where nothing can be written.
 
 
