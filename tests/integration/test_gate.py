@@ -57,6 +57,30 @@ def test_vllm_mla_decode_with_fp8_cache_needs_102400_bytes_and_fits_unspilled_wi
     assert case["verdict"] == "passed"
 
 
+def test_fp8_experts_without_blocks_need_147456_bytes_in_sglang_0_5_8_and_fit_in_the_newer_one(
+    big_store: Path,
+) -> None:
+    older = gate(big_store, "sglang-k2", "--only", "moe-fp8-*")
+    verdicts = {case["name"]: case["verdict"] for case in older["cases"]}
+    for kind in ("tensor", "channel"):
+        assert needs(older)[f"moe-fp8-{kind}-e384-4096"] == 147456
+        assert verdicts[f"moe-fp8-{kind}-e384-4096"] == "accepted"
+        assert verdicts[f"moe-fp8-{kind}-e384-64"] == "passed"
+    # as many tokens as experts, as the reason advises
+    assert verdicts["moe-fp8-channel-e384-384"] == "passed"
+    assert verdicts["moe-fp8-blocks-e384-4096"] == "passed"
+    newer = gate(big_store, "sglang", "--only", "moe-fp8-*")
+    assert newer["verdict"] == "passed"
+
+
+def test_a_tuned_table_for_the_card_decides_what_is_compiled(big_store: Path) -> None:
+    result = gate(big_store, "vllm", "--only", "moe-fp8-tensor-e20-*")
+    blocks = {c["name"]: c["kernels"][0]["record"]["blocks"] for c in result["cases"]}
+    # the default of 4096 tokens would be 128 columns
+    assert blocks["moe-fp8-tensor-e20-4096"]["BLOCK_SIZE_N"] == 256
+    assert result["verdict"] == "passed"
+
+
 def test_a_card_with_more_shared_memory_takes_what_sm120_does_not(big_store: Path) -> None:
     result = gate(big_store, "vllm", "--unpatched", "--arch", "sm_100")
     (case,) = [c for c in result["cases"] if c["name"] == "mla-decode-fp8-16-8"]
@@ -83,6 +107,12 @@ def test_every_kernel_of_an_image_that_has_numerics_computes_the_right_numbers(
 def test_the_seeds_patch_is_superseded_from_0_5_9_on(big_store: Path) -> None:
     done = run_sm120(big_store, "patches", "sglang-k2", "--against", "0.5.9,0.5.10", "--json")
     assert [v["state"] for v in json.loads(done.stdout)] == ["superseded", "superseded"]
+
+
+def test_a_version_that_no_index_has_ends_the_command_with_one_line(big_store: Path) -> None:
+    done = run_sm120(big_store, "patches", "sglang-k2", "--against", "9.9.9")
+    assert done.returncode == 60
+    assert "sglang 9.9.9: no index has a wheel of this version" in done.stderr
 
 
 def test_a_branch_that_is_never_reached_makes_the_patch_inert(

@@ -400,3 +400,26 @@ def test_a_store_behind_a_link_is_reached_by_its_written_name(
     for kind in ("namespaces", "restrictions"):
         (answer,) = run.ask(replace(bench, store=there, sandbox=of_kind(kind)), cases("a"))
         assert (answer.ended, answer.words) == ("stopped", "kept")
+
+
+def test_where_the_system_forbids_user_namespaces_most_of_it_still_holds() -> None:
+    """A namespace that allows none inside it, and no capabilities: as in a container."""
+    of_kind("restrictions")
+    forbid = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all"
+    told = "from pipeline.gate.sandbox import find_sandbox; print(find_sandbox().model_dump_json())"
+    text = f"{forbid} --inh-caps -all --no-new-privs {sys.executable} -c '{told}'"
+    try:
+        done = subprocess.run(
+            ["unshare", "--user", "--map-root-user", "/bin/sh", "-c", text],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        pytest.skip("There is no unshare here.")
+    if done.returncode:
+        pytest.skip(f"This machine has no such namespace: {done.stderr.strip()[-100:]}.")
+    found = Sandbox.model_validate_json(done.stdout)
+    assert found.kind == "restrictions"
+    assert "namespaces: unshare" in found.reason
+    assert found.isolates
