@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import (
+    DeleteDisabled,
     Interrupted,
     NotInRegistry,
+    PipelineError,
     RegistryBroken,
     RegistryRefused,
     RegistryUnreachable,
@@ -24,6 +26,7 @@ from pipeline.registry.reference import parse_reference
 from pipeline.registry.repository import Repository
 from tests.testbed.oci_door import (
     Door,
+    Fault,
     cut_answer,
     drop,
     oci_door,
@@ -127,7 +130,8 @@ def test_no_login_where_one_is_wanted_is_a_refusal(door: Door, tiny: TinyRegistr
 def test_a_challenge_without_a_way_in_is_an_error(door: Door, header: str) -> None:
     repository = repository_at(door)
     door.fail("GET", "tags", status(401, WWW_Authenticate=header), times=3)
-    with pytest.raises(RegistryBroken):
+    scheme = header.split(" ")[0].lower() or "nothing"
+    with pytest.raises(RegistryBroken, match=f"asks for {scheme}, which is no way in"):
         repository.tags()
 
 
@@ -258,6 +262,31 @@ def test_what_is_not_there_is_said_so(repository: Repository) -> None:
         repository.manifest("v1")
 
 
+def test_a_manifest_is_deleted_and_one_that_is_gone_is_no_error(door: Door) -> None:
+    repository, digest = repository_at(door), "sha256:" + "1" * 64
+    for code in (202, 200, 204, 404):
+        door.fail("DELETE", digest, status(code))
+        repository.delete_manifest(digest)
+    assert door.count("DELETE", digest) == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (status(405), DeleteDisabled),
+        (status(400, b'{"errors": [{"code": "UNSUPPORTED"}]}'), DeleteDisabled),
+        (status(403), RegistryRefused),
+        (status(409), RegistryBroken),
+    ],
+)
+def test_a_registry_that_deletes_nothing_says_so(
+    door: Door, fault: Fault, error: type[PipelineError]
+) -> None:
+    door.fail("DELETE", "manifests", fault)
+    with pytest.raises(error):
+        repository_at(door).delete_manifest("sha256:" + "1" * 64)
+
+
 def test_a_redirect_to_another_server_takes_no_login_along(
     login: str, door: Door, tiny: TinyRegistry
 ) -> None:
@@ -287,6 +316,7 @@ def test_redirects_that_do_not_end_are_given_up(door: Door) -> None:
     door.fail("GET", "tags", status(302, Location=f"/v2/{NAME}/tags/list"), times=20)
     with pytest.raises(RegistryBroken, match="302"):
         repository.tags()
+    assert door.count("GET", "tags") == 6
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, StoreUnwritable
 from pipeline.registry.document import Document
-from pipeline.registry.download import read_blob
+from pipeline.registry.download import pull_blob, read_blob
 from pipeline.registry.pull import LayoutShelf, pull_into, pull_layout, read_kept
 from pipeline.registry.reference import parse_reference
 from pipeline.registry.repository import Repository
@@ -180,6 +180,30 @@ def test_a_manifest_that_names_more_than_the_limit_is_refused_before_its_first_b
     with pytest.raises(RegistryBroken, match="said to be"):
         plan_pull(repository, root)
     assert door.count("GET", BLOBS) == 0
+
+
+def test_the_limit_itself_is_not_too_much(repository: Repository, image: Document) -> None:
+    size = plan_pull(repository, image).size_bytes
+    assert plan_pull(repository, image, most_bytes=size).size_bytes == size
+    with pytest.raises(RegistryBroken, match="said to be"):
+        plan_pull(repository, image, most_bytes=size - 1)
+
+
+def test_bytes_that_were_thrown_away_are_taken_off_the_bar(
+    repository: Repository, image: Document, door: Door, tmp_path: Path
+) -> None:
+    done: list[int] = []
+
+    class Counting:
+        def advance(self, n_bytes: int) -> None:
+            done.append(n_bytes)
+
+    door.fail("GET", digest_of(LAYER), with_body(LAYER[:-1] + b"x"))
+    with pytest.raises(RegistryBroken, match="received"):
+        pull_blob(repository, image.layers[0], tmp_path / "partial", Counting())
+    assert sum(done) == 0
+    pull_blob(repository, image.layers[0], tmp_path / "partial", Counting())
+    assert sum(done) == len(LAYER)
 
 
 def test_an_index_entry_of_another_size_is_refused(

@@ -45,6 +45,39 @@ def test_a_small_blob_goes_in_one_request(
     assert door.count("PATCH") == 0
 
 
+def test_a_file_is_sent_to_its_last_byte(
+    repository: Repository, tiny: TinyRegistry, tmp_path: Path
+) -> None:
+    path = tmp_path / "blob"
+    path.write_bytes(DATA)
+    blob = LocalBlob(digest_of(DATA), len(DATA), path)
+    assert b"".join(blob.pieces(5, 3 * KB)) == DATA[5 : 5 + 3 * KB]
+    blob.require_whole()
+    assert push_blob(repository, blob, CountingBar()) == "sent"
+    assert tiny.blobs[NAME, digest_of(DATA)] == DATA
+
+
+def test_waits_begin_short_and_grow_with_each_failure_in_a_row(
+    repository: Repository, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(repository.client, "pause", lambda turn, lost: waited.append(turn))
+    door.fail("PATCH", "uploads", drop(), times=99)
+    with pytest.raises(RegistryUnreachable):
+        push(repository, DATA)
+    assert waited == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("code", [403, 409, 422])
+def test_a_chunk_that_is_refused_for_good_is_not_sent_in_another_way(
+    repository: Repository, door: Door, code: int
+) -> None:
+    door.fail("PATCH", "uploads", status(code), times=9)
+    with pytest.raises(PipelineError, match=str(code)):
+        push(repository, DATA)
+    assert (door.count("PATCH"), door.count("PUT")) == (1, 0)
+
+
 def test_a_large_blob_goes_in_chunks(
     repository: Repository, door: Door, tiny: TinyRegistry
 ) -> None:
