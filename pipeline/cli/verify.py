@@ -255,4 +255,7 @@ def _built(
         opened = open_image(store.blob_path(digest).parent, digest, f"{artifact} {chosen}")
     given = (judge.trust, judge.checkout, judge.now)
     found = walk(opened, exhibits, *given, gates_may_wait=not places)
+    if not exhibits:
+        words = f"{found.node.words}; `sm120 build {artifact}` states what it is made of"
+        found = replace(found, node=replace(found.node, words=words))
     return Chain(found.node, (found,))

@@ -99,5 +99,7 @@ def keep_all(
     folder = shelf(store, built.name, built.platform, built.digest)
     found = [Recorded(name, keep(store, folder, name, s, signers)) for name, s in said.items()]
     subject = (built.name, built.platform, built.digest)
-    every = set_statement(*subject, readable(folder).values(), when=when)
-    return [*found, Recorded(SET, keep_set(store, folder, every, signers))]
+    # a build and a gate may state the same image at once: the last set must name what both left
+    with store.locked(f"set-{folder.name}"):
+        every = set_statement(*subject, readable(folder).values(), when=when)
+        return [*found, Recorded(SET, keep_set(store, folder, every, signers))]

@@ -128,7 +128,7 @@ def test_a_build_by_an_earlier_version_is_stated_when_it_is_built_again(
     for path in folder(built).iterdir():
         path.unlink()
     folder(built).rmdir()
-    assert "no evidence" in sm120("verify", "tiny").err
+    assert "no evidence of it; `sm120 build tiny` states" in sm120("verify", "tiny").err
     assert "nothing to do" in build_tiny(sm120).out
     assert sm120("verify", "tiny").code == 87
 

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import quote
 
@@ -19,9 +20,10 @@ from pipeline.keys import LocalSigner
 from pipeline.model import sha256_of
 from pipeline.record.bill import Bill, bill_of
 from pipeline.record.declared import licences_of
+from pipeline.record.envelope import Envelope
 from pipeline.record.evidence_set import keep_set, read_set, set_statement
 from pipeline.record.gates import gate_predicate, gate_statements
-from pipeline.record.image import image_statements, record_image
+from pipeline.record.image import image_statements, keep_all, record_image
 from pipeline.record.inventory import parts_of, placed_layers
 from pipeline.record.licence import Licence
 from pipeline.record.names import KINDS, TEST_RESULT
@@ -30,7 +32,7 @@ from pipeline.record.provenance import image_provenance
 from pipeline.record.rebuild import record_rebuild
 from pipeline.record.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
 from pipeline.record.sbom_spdx import spdx, spdx_bytes
-from pipeline.record.shelf import kept
+from pipeline.record.shelf import kept, readable, shelf
 from pipeline.store.store import open_store
 from pipeline.wish.load import schema
 from tests.makers import (
@@ -430,3 +432,32 @@ def test_what_is_recorded_of_other_layers_than_the_image_has_is_refused(world: W
     other = replace(world.built, layers=world.built.layers[:-1])
     with pytest.raises(StoreDamaged, match="other layers than the image"):
         image_statements(world.checkout, world.store, world.plan, other)
+
+
+def test_two_stages_that_state_one_image_at_once_are_both_in_the_last_set(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_has_read, second_is_done = Event(), Event()
+
+    def slowly(folder: Path) -> dict[str, Envelope]:
+        found = readable(folder)
+        if not first_has_read.is_set():
+            first_has_read.set()
+            second_is_done.wait(0.5)
+        return found
+
+    monkeypatch.setattr("pipeline.record.image.readable", slowly)
+    store = open_store(tmp_path)
+
+    def leave(name: str) -> None:
+        keep_all(store, world.built, {name: world.statements[name]}, [], WHEN)
+
+    first = Thread(target=leave, args=["provenance"])
+    first.start()
+    first_has_read.wait(10)
+    leave("gate-smem-sm_120")
+    second_is_done.set()
+    first.join()
+    folder = shelf(store, "engine", AMD64, world.built.digest)
+    named = read_set(readable(folder)["evidence-set"].statement).statements
+    assert len(named) == 2
