@@ -339,7 +339,7 @@ def test_the_driver_pin_moves_down_and_up_and_between_the_two_ways_of_naming_on_
 
 @pytest.mark.usefixtures("big")
 @pytest.mark.parametrize(
-    "task", ["Pin the versions", "Install exactly the locked versions", "Hold them", "Reboot"]
+    "task", ["Pin the versions", "Install exactly the locked bytes", "Hold them", "Reboot"]
 )
 def test_a_run_cut_off_in_the_middle_is_finished_by_the_next_one(
     provisioned: tuple[Site, Run], task: str
