@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.host.promises.answers import Broken, Unsure, require_none
 from pipeline.lock.host_model import Part, TargetLock, read_host_lock
+from pipeline.proc import last_line
 
 # testinfra ships no types
 Host = Any
@@ -69,8 +70,11 @@ def texts_in(host: Host, *patterns: str) -> dict[str, str]:
     # a link to /dev/null stands for an empty file: so a site switches off what a package brings
     there = '[ ! -f "$f" ] && [ ! -c "$f" ]'
     form = there + " || { printf '\\036%s\\n' \"$f\"; tr -d '\\036\\200-\\377' <\"$f\"; }"
-    said = host.run(f"for f in {' '.join(patterns)}; do {form}; done").stdout
-    parts = (x.partition("\n") for x in said.split("\x1e") if x)
+    said = host.run(f"for f in {' '.join(patterns)}; do {form}; done")
+    if said.rc != 0:
+        # such as a home on a file server that does not answer
+        raise Unsure(f"{patterns[0]} and others cannot be read: {last_line(said.stderr)}")
+    parts = (x.partition("\n") for x in said.stdout.split("\x1e") if x)
     return {path: text for path, _, text in parts}
 
 

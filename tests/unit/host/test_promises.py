@@ -989,3 +989,20 @@ def test_podmans_limits_are_those_of_the_last_file_that_sets_them() -> None:
 )
 def test_sources_are_read_as_apt_reads_them(name: str, text: str, unsigned: bool) -> None:
     assert bool(repository.unsigned(f"/etc/apt/{name}", text)) is unsigned
+
+
+@pytest.mark.parametrize(
+    ("check", "given"),
+    [
+        (nccl.test_no_home_has_settings_of_its_own, (NCCL,)),
+        (nccl.test_no_environment_has_settings_of_its_own, (NCCL,)),
+        (repository.test_no_source_of_the_host_is_believed_without_a_signature, ()),
+        (pcie.test_no_other_file_sets_the_modules_options, (PCIE,)),
+        (driver.test_nothing_keeps_its_modules_from_loading, ()),
+    ],
+)
+def test_files_that_cannot_be_read_in_time_are_not_taken_for_good_ones(
+    check: Any, given: tuple[Any, ...]
+) -> None:
+    with pytest.raises(Unsure, match="cannot be read: did not end"):
+        check(saying("for f in ", "did not end within 120 s", 124), *given)
