@@ -7,10 +7,11 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,7 +20,7 @@ from pipeline.errors import DiskFull, Interrupted, PipelineError, StoreUnwritabl
 _ASK_AGAIN_S = 0.1
 _PIECE_BYTES = 1 << 20
 _UNWRITABLE = (
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST),
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ELOOP, errno.ENAMETOOLONG),
 )
 
@@ -62,10 +63,21 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a small file whole, leaving it alone when it already says the same."""
-    if path.exists() and path.read_bytes() == data:
-        return
+    with suppress(OSError):
+        if read_plain(path, len(data)) == data:
+            return
     with atomic_file(path) as out:
         out.write(data)
+
+
+def read_plain(path: Path, most_bytes: int) -> bytes | None:
+    """The same of a file beside others' files, where anything may lie: no pipe is waited for."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "is not a plain file", str(path))
+        data = file.read(most_bytes + 1)
+    return data if len(data) <= most_bytes else None
 
 
 def read_at_most(path: Path, most_bytes: int) -> bytes | None:

@@ -263,6 +263,9 @@ def _bytes(text: str) -> int:
     if number and number[-1] in _UNITS:
         number, unit = number[:-1], number[-1]
     try:
-        return int(float(number) * _UNITS[unit])
+        n_bytes = int(float(number) * _UNITS[unit])
     except (ValueError, OverflowError):
-        raise WishInvalid(f"--budget {text}: is no size", "Such as 500G or 20000000.") from None
+        n_bytes = -1
+    if n_bytes < 0:
+        raise WishInvalid(f"--budget {text}: is no size", "Such as 500G or 20000000.")
+    return n_bytes

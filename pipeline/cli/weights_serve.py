@@ -16,6 +16,7 @@ from pipeline import log
 from pipeline.cli.common import json_option
 from pipeline.cli.weights_places import backing_of, places_in
 from pipeline.errors import AddressUnusable
+from pipeline.files import read_at_most
 
 if TYPE_CHECKING:
     from pipeline.weights.serve.keeper import Keeper
@@ -29,6 +30,7 @@ _folders = click.argument(
     metavar="DIR...",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
 )
+_MOST_TOKEN_BYTES = 1 << 20
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -153,7 +155,8 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 
 def _tokens(path: Path) -> frozenset[str]:
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    text = (read_at_most(path, _MOST_TOKEN_BYTES) or b"").decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines()]
     tokens = frozenset(line for line in lines if line and not line.startswith("#"))
     if not tokens or any(len(t) < 8 or not t.isascii() or " " in t for t in tokens):
         raise AddressUnusable(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import RecordInvalid
-from pipeline.files import read_at_most
+from pipeline.files import read_plain
 from pipeline.record.envelope import Envelope, countersigned, enclose, read_envelope
 from pipeline.record.statement import Statement
 from pipeline.record.strict import MAX_BYTES
@@ -39,7 +39,7 @@ def readable(folder: Path) -> dict[str, Envelope]:
 def read_kept(path: Path) -> Envelope | None:
     """A kept envelope; none where there is none that can be read, also one of any size."""
     try:
-        data = read_at_most(path, MAX_BYTES)
+        data = read_plain(path, MAX_BYTES)
         return read_envelope(data, path.name) if data is not None else None
     except (OSError, RecordInvalid):
         return None

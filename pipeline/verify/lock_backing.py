@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pipeline.errors import LockEdited, ModelSignatureInvalid, RecordInvalid
+from pipeline.errors import LockEdited, ModelSignatureInvalid
 from pipeline.model import sha256_of
-from pipeline.record.envelope import read_envelope
 from pipeline.record.names import WEIGHTS
+from pipeline.record.shelf import read_kept
 from pipeline.record.trust import Trust
 from pipeline.verify.signature import judge_signatures
 from pipeline.verify.weights import signer_of
@@ -38,9 +38,7 @@ def signed_backing(place: Place, backing: Backing, trust: Trust, now: datetime) 
 def _by_record(place: Place, trust: Trust, now: datetime) -> str:
     """A signed record names the lock by its digest, and the commit it is of."""
     path, lock = record_path(place), place.lock
-    try:
-        envelope = read_envelope(path.read_bytes(), path.name)
-    except (OSError, RecordInvalid):
+    if (envelope := read_kept(path)) is None:
         return ""
     _, keys = judge_signatures(envelope, trust, now)
     statement = envelope.statement

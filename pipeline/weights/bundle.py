@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.dsse import pae
 from pipeline.errors import ModelSignatureInvalid
-from pipeline.files import read_at_most
+from pipeline.files import read_plain
 from pipeline.keys import public_pem
 
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -106,7 +106,7 @@ def opened(path: Path, key: ec.EllipticCurvePublicKey) -> bytes:
 
 def _read(path: Path) -> _Bundle:
     try:
-        data = read_at_most(path, _MOST_BYTES)
+        data = read_plain(path, _MOST_BYTES)
         if data is None:
             raise ModelSignatureInvalid(f"{path.name}: is too large for a signature")
         return _Bundle.model_validate_json(data)

@@ -18,6 +18,7 @@ from pathlib import Path
 from pipeline.weights.hashing import cores, on_all_cores, read_file
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place, cache_name
+from pipeline.weights.survey import walk
 
 _BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -72,19 +73,14 @@ def _files_by_size(
     sizes = {pin.size_bytes for pin in pins} - {0}
     wanted = {pin.want for pin in pins}
     found: dict[int, list[Path]] = {}
-    for folder, folders, names in os.walk(place.root):
-        if Path(folder) == place.state and place.partial_folder.name in folders:
-            folders.remove(place.partial_folder.name)
-        is_blobs = Path(folder).name == "blobs"
-        for path in (Path(folder, name) for name in names):
-            claims_another = (
-                is_blobs and _BLOB_NAME.fullmatch(path.name) and path.name not in wanted
-            )
-            if path in judged or claims_another:
-                continue
-            with suppress(OSError):
-                if (size := path.lstat().st_size) in sizes:
-                    found.setdefault(size, []).append(path)
+    partial = place.partial_folder.relative_to(place.root).as_posix()
+    for path in (place.root / name for name in walk(place.root, [partial])):
+        is_blob = path.parent.name == "blobs" and _BLOB_NAME.fullmatch(path.name)
+        if path in judged or (is_blob and path.name not in wanted):
+            continue
+        with suppress(OSError):
+            if (size := path.lstat().st_size) in sizes:
+                found.setdefault(size, []).append(path)
     return found
 
 

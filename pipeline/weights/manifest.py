@@ -87,20 +87,23 @@ def is_below(path: str, folders: Iterable[str]) -> bool:
 def files_below(root: Path, ignored: Iterable[str]) -> list[str]:
     """Every file below a folder but the ignored ones; links are named and not entered."""
     left_out = list(ignored)
-    return sorted(_walk(root, "", left_out), key=PurePosixPath)
+    return sorted(_walk(root, left_out), key=PurePosixPath)
 
 
-def _walk(root: Path, below: str, ignored: list[str]) -> Iterator[str]:
-    with os.scandir(root / below) as entries:
-        inside = sorted(entries, key=lambda entry: entry.name)
-    for entry in inside:
-        path = f"{below}{entry.name}"
-        if is_below(path, ignored):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(root, f"{path}/", ignored)
-        else:
-            yield path
+def _walk(root: Path, ignored: list[str]) -> Iterator[str]:
+    folders = [""]
+    while folders:
+        below = folders.pop()
+        with os.scandir(root / below) as entries:
+            inside = list(entries)
+        for entry in inside:
+            path = f"{below}{entry.name}"
+            if is_below(path, ignored):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(f"{path}/")
+            else:
+                yield path
 
 
 def sha256_below(root: Path, path: str) -> str:

@@ -32,6 +32,8 @@ Repository = Annotated[str, StringConstraints(pattern=f"^{_PLAIN}/{_PLAIN}$", ma
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 MOST_FILES = 20_000
+_MOST_FILE_BYTES = 1 << 44  # a file of 16 TiB is the largest that ext4 takes
+_MOST_NAME_BYTES = 255  # and this the longest name
 _NEVER_OURS = ".sm120"  # the folder in which fetches and receipts are kept
 
 
@@ -41,6 +43,8 @@ def _is_plain(path: str) -> str:
         raise ValueError("holds a character that no file name may have")
     if unicodedata.normalize("NFC", path) != path:
         raise ValueError("is not in Unicode's normal form")
+    if any(len(part.encode()) > _MOST_NAME_BYTES for part in path.split("/")):
+        raise ValueError("holds a name that is longer than a disk can have")
     if path.split("/")[0].casefold() == _NEVER_OURS:
         raise ValueError(f"{_NEVER_OURS} is this tool's own folder")
     return path
@@ -81,7 +85,7 @@ class FilePin(Frozen):
     """One file. Large ones are known by SHA-256, small ones by git's hash of their blob."""
 
     path: HubPath
-    size_bytes: Annotated[int, Field(ge=0)]
+    size_bytes: Annotated[int, Field(ge=0, le=_MOST_FILE_BYTES)]
     sha256: Hex | None = None
     git_sha1: Sha1 | None = None
 

@@ -185,7 +185,7 @@ def _beside(folder: Path, here: CachePath | None) -> Iterator[Place]:
         is_snapshot = here is not None and here.commit == lock.commit
         yield new_place(folder, lock, hub_cache=False) if is_snapshot else Place(folder, lock)
     for root in _repositories(folder, here):
-        for path in sorted((root / STATE).glob("*/lock.yaml")):
+        for path in sorted(p for p in (root / STATE).glob("*/lock.yaml") if p.is_file()):
             yield Place(root, read_lock(path), hub_cache=True)
 
 

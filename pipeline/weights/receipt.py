@@ -17,7 +17,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from pipeline.files import locked, write_bytes
+from pipeline import log
+from pipeline.errors import DiskFull, StoreUnwritable
+from pipeline.files import locked, read_plain, write_bytes
 from pipeline.lock.sealed import Sealed
 from pipeline.model import Digest, Frozen, sha256_of
 from pipeline.weights.hashing import BLOCK_BYTES, MARK_CHARS, Identity, Reading
@@ -68,9 +70,10 @@ def machine() -> str:
 def read_receipt(place: Place) -> dict[str, Entry]:
     """Entries by path; none when the receipt is damaged or for another lock or machine."""
     try:
-        if place.receipt_file.stat().st_size > _MOST_BYTES:
+        data = read_plain(place.receipt_file, _MOST_BYTES)
+        if data is None:
             return {}
-        receipt = Receipt.model_validate_json(place.receipt_file.read_bytes())
+        receipt = Receipt.model_validate_json(data)
     except (OSError, ValidationError):
         return {}
     fits = receipt.lock == place.lock.seal and receipt.machine == machine()
@@ -110,9 +113,17 @@ def keep(place: Place, entries: Iterable[Entry], doubted: Iterable[str]) -> None
     """Add what was proved, and stop vouching for what was not; the marks stay.
 
     Rot on a disk moves no time and no inode: a file found bad must not pass by its old entry.
+    A receipt only saves time: where none can be written, that is said and no more.
     """
     if disk_time_ns(place) is None:
         return
+    try:
+        _keep(place, entries, doubted)
+    except (DiskFull, StoreUnwritable) as error:
+        log.say(f"  no receipt is kept: {error}")
+
+
+def _keep(place: Place, entries: Iterable[Entry], doubted: Iterable[str]) -> None:
     with locked(place.state / "receipt.lock"):
         known = read_receipt(place)
         for path in doubted:

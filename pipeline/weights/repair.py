@@ -40,7 +40,7 @@ from pipeline.weights.ranges import (
 )
 from pipeline.weights.receipt import read_receipt
 from pipeline.weights.room import make_way, mend_link, set_aside
-from pipeline.weights.survey import Finding, right_size
+from pipeline.weights.survey import Finding, right_size, shown
 from pipeline.weights.verify import Checked
 
 AT_ONCE = 4
@@ -94,8 +94,8 @@ def _brought(place: Place, pins: list[FilePin], supply: Supply) -> list[Mended]:
 
 
 def _put_aside(place: Place, finding: Finding) -> Mended:
-    kept = set_aside(place, place.snapshot / finding.path)
-    return Mended(path=finding.path, how=f"set aside as {kept.relative_to(place.root)}")
+    kept = set_aside(place, place.snapshot / finding.name)
+    return Mended(path=finding.path, how=shown(f"set aside as {kept.relative_to(place.root)}"))
 
 
 def _relink(place: Place, pin: FilePin) -> Mended:

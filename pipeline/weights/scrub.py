@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline.files import locked, write_bytes
+from pipeline.files import locked, read_plain, write_bytes
 from pipeline.model import Frozen, canonical_json
 from pipeline.weights.hashing import Identity
 from pipeline.weights.model import FilePin
@@ -30,6 +30,7 @@ DAY_S = 86_400
 CATCH_UP_NIGHTS = 7  # after a holiday, a week's reading in one night at the most
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IDLE_CLASS = 3 << 13
+_MOST_BYTES = 64 << 20
 
 
 class Page(Frozen):
@@ -130,7 +131,7 @@ def _book_file(place: Place) -> Path:
 def read_book(place: Place) -> Book:
     """The position; a damaged one is begun anew, which only reads more."""
     try:
-        return Book.model_validate_json(_book_file(place).read_bytes())
+        return Book.model_validate_json(read_plain(_book_file(place), _MOST_BYTES) or b"")
     except (OSError, ValidationError):
         return Book()
 

@@ -31,6 +31,7 @@ from pipeline.weights.manifest import (
 )
 from pipeline.weights.place import Place
 from pipeline.weights.proof import Unfit, Unreadable
+from pipeline.weights.survey import shown
 from pipeline.weights.verify import Request, verify
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -223,7 +224,7 @@ def _compare(what: str, paths: set[str]) -> None:
 
 def _some(paths: list[str]) -> str:
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return f"{', '.join(paths[:_NAMED])}{more}"
+    return f"{', '.join(shown(path) for path in paths[:_NAMED])}{more}"
 
 
 def _inside(signature: Path, folder: Path) -> list[str]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import unicodedata
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
 
 from pipeline.model import Frozen
 from pipeline.weights.hashing import Identity, identity_of
@@ -38,13 +41,24 @@ _LOADED = (
 _OTHERS_OWN = (STATE, ".cache/huggingface", ".git")
 
 
+def shown(text: str) -> str:
+    """A name as it may go to a terminal or a document: what is odd about it is spelled out."""
+    if text.isprintable() and unicodedata.normalize("NFC", text) == text:
+        return text
+    return text.encode("unicode_escape").decode()
+
+
+Shown = Annotated[str, AfterValidator(shown)]
+
+
 class Finding(Frozen):
     """One thing that is not as the lock says. Not all of it is damage."""
 
-    path: str
+    path: Shown
     kind: Kind
-    detail: str = ""
+    detail: Shown = ""
     damage: bool = True
+    name: str = Field(default="", exclude=True)  # of what no lock names, as the disk has it
 
 
 @dataclass(frozen=True)
@@ -137,7 +151,7 @@ def extras(place: Place, known: Collection[str]) -> list[Finding]:
     """
     folders = {"", *(path.rpartition("/")[0] for path in known)}
     found = []
-    for path in _walk(place.snapshot, ""):
+    for path in walk(place.snapshot, _OTHERS_OWN):
         if path in known:
             continue
         if path.endswith("/"):
@@ -148,25 +162,31 @@ def extras(place: Place, known: Collection[str]) -> list[Finding]:
         loads = suffix in _LOADED and path.rpartition("/")[0] in folders
         damage = suffix in _CODE or loads
         detail = "no lock names it, and an engine may load it" if damage else "no lock names it"
-        found.append(Finding(path=path, kind="extra", detail=detail, damage=damage))
+        found.append(Finding(path=path, kind="extra", detail=detail, damage=damage, name=path))
     return found
 
 
-def _walk(root: Path, below: str) -> Iterator[str]:
-    """Every file, link and oddity below a folder; links are named, not followed."""
-    try:
-        with os.scandir(root / below) as entries:
-            inside = sorted(entries, key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return
-    except OSError:
-        yield below or "/"
-        return
-    for entry in inside:
-        path = f"{below}{entry.name}"
-        if path in _OTHERS_OWN:
+def walk(root: Path, skip: Collection[str] = ()) -> Iterator[str]:
+    """Every file, link and oddity below a folder; links are named, not followed.
+
+    What cannot be looked into ends with a slash.
+    """
+    folders = [""]  # not by recursion: folders can be deeper than Python's stack
+    while folders:
+        below = folders.pop()
+        try:
+            with os.scandir(root / below) as entries:
+                inside = list(entries)
+        except FileNotFoundError:
             continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(root, f"{path}/")
-        else:
-            yield path
+        except OSError:
+            yield below or "/"
+            continue
+        for entry in inside:
+            path = f"{below}{entry.name}"
+            if path in skip:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(f"{path}/")
+            else:
+                yield path
