@@ -269,7 +269,9 @@ def _add_user(tree: Tree, user: Account) -> None:
 
 
 def _require_free(table: bytes, what: str, name: str, number: int) -> None:
-    rows = [line.split(":") for line in table.decode().splitlines()]
+    rows = [line.split(":") for line in table.decode(errors="replace").split("\n")]
+    if rows.pop() != [""] or any(len(row) < 3 for row in rows):
+        raise CorruptArchive(f"the packages' list of {what}s in /etc is damaged")
     if any(row[0] == name or row[2] == str(number) for row in rows):
         raise WishInvalid(f"{what} {name} ({number}) is already one of Debian's own")
 

@@ -303,3 +303,21 @@ def test_a_damaged_package_among_good_ones_is_named(tmp_path: Path) -> None:
     bad.write_bytes(b"!<arch>\n")
     with pytest.raises(PipelineError, match=r"bad\.deb"):
         assembled(tmp_path, deb(tmp_path, "a"), bad)
+
+
+@pytest.mark.parametrize("name", ["passwd", "group"])
+@pytest.mark.parametrize(
+    "table", [b"x", b"x\n", b"\xff\xfe", b"root:x:0:0\nno newline:x:1:1", b"\n"]
+)
+def test_a_damaged_list_of_users_is_told_by_whoever_adds_one(
+    tmp_path: Path, name: str, table: bytes
+) -> None:
+    shipped = deb(tmp_path, "a", Item(f"./etc/{name}", table))
+    with pytest.raises(CorruptArchive, match="in /etc is damaged"):
+        assembled(tmp_path, shipped, users=[APP])
+
+
+def test_a_name_that_is_no_UTF8_in_a_list_of_users_is_none_of_ours(tmp_path: Path) -> None:
+    table = b"root:x:0:0::/root:/bin/sh\n\xff\xfe:x:7:7::/:/bin/sh\n"
+    tree = assembled(tmp_path, deb(tmp_path, "a", Item("./etc/passwd", table)), users=[APP])
+    assert content(tree["etc/passwd"]).startswith(table + b"app:*:1000:1001:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,24 @@ def test_a_machine_that_cannot_remember_verifies_and_says_so(
     (tmp_path / "file").write_text("no folder")
     said = sm120("--store", tmp_path / "file" / "store", "verify", place)
     assert (said.code, "nothing new is remembered of this tag" in said.err) == (0, True), said.err
+
+
+def test_a_store_that_cannot_be_written_still_knows_what_it_saw(
+    checkout: Checkout, built: str, sm120: Command, door: Door, tiny: TinyRegistry, tmp_path: Path
+) -> None:
+    place = f"{door.host_port}/{PLACE}:v1"
+    sm120("publish", "tiny", place, *key_in(tmp_path))
+    write_wish(checkout, wish_of(labels={"made": "later"}))
+    build_tiny(sm120, "--accept")
+    sm120("publish", "tiny", place, *key_in(tmp_path))
+    assert sm120("verify", place).code == 0
+    tiny.tags[PLACE, "v1"] = built
+    # a tmp/ that is a file makes a store unwritable for root, too
+    folder = Path(os.environ["SM120_STORE"]) / "tmp"
+    folder.rmdir()
+    folder.touch()
+    back = sm120("verify", place)
+    assert (back.code, "nothing new is remembered of this tag" in back.err) == (79, True)
 
 
 def test_without_a_key_it_says_what_is_missing(
