@@ -106,6 +106,9 @@ def test_a_file_that_says_the_same_is_left_alone(tmp_path: Path) -> None:
         (errno.EACCES, StoreUnwritable),
         (errno.EPERM, StoreUnwritable),
         (errno.ENOTDIR, StoreUnwritable),
+        (errno.EISDIR, StoreUnwritable),
+        (errno.ELOOP, StoreUnwritable),
+        (errno.ENAMETOOLONG, StoreUnwritable),
     ],
 )
 def test_the_disks_refusals_have_endings(number: int, ending: type[PipelineError]) -> None:
@@ -113,8 +116,8 @@ def test_the_disks_refusals_have_endings(number: int, ending: type[PipelineError
 
 
 def test_an_error_without_an_ending_stays_what_it_is() -> None:
-    with pytest.raises(IsADirectoryError):
-        explained(IsADirectoryError(errno.EISDIR, "x"), Path("/p"))
+    with pytest.raises(BlockingIOError):
+        explained(BlockingIOError(errno.EAGAIN, "x"), Path("/p"))
 
 
 def test_a_lock_keeps_others_out_until_its_process_ends(tmp_path: Path) -> None:
