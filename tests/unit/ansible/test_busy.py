@@ -74,7 +74,9 @@ def test_a_process_that_has_a_card_open_is_named(tmp_path: Path, device: str) ->
     assert busy(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["nvidia-persistenced", "nvidia-smi", "nv-hostengine"])
+@pytest.mark.parametrize(
+    "name", ["nvidia-persistenced", "nvidia-smi", "nv-hostengine", "nvidia-device-plugin"]
+)
 def test_what_only_watches_the_cards_is_no_work(tmp_path: Path, name: str) -> None:
     with holder(tmp_path, "nvidia0", name) as pid:
         assert [x for x in busy(tmp_path) if f" {pid} " in x] == []

@@ -7,7 +7,8 @@ find /proc/[0-9]*/fd -maxdepth 1 \( -lname '/dev/nvidia[0-9]*' -o -lname '/dev/n
     name=$(cat "/proc/$pid/comm" 2>/dev/null) || continue
     # these watch cards or keep them awake, and lose nothing
     case "$name" in
-    nvidia-persiste* | nvidia-smi | nv-hostengine | nv-fabricmanage* | nvidia-powerd | dcgm-exporter | nvtop) continue ;;
+    nvidia-persiste* | nvidia-smi | nv-hostengine | nv-fabricmanage* | nvidia-powerd) continue ;;
+    dcgm-exporter | nvtop | nvidia-device-p*) continue ;;
     esac
     where=
     ! grep -q docker "/proc/$pid/cgroup" 2>/dev/null || where=' in Docker'
