@@ -126,7 +126,7 @@ def test_mutants_meet_the_tests_that_enter_their_function(project: Path) -> None
 def test_a_mutant_that_never_ends_is_stopped_and_counts_as_found(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.mutants.trials.EnteredMap.limit_s", lambda *_: 4)
+    monkeypatch.setattr("tests.mutants.trials.EnteredMap.limit_s", lambda *_: 3)
     (project / "pipeline/toy.py").write_text("def waits(n):\n    while n:\n        n -= 1\n")
     (project / "tests/unit/test_toy.py").write_text(
         "from pipeline.toy import waits\ndef test_waits():\n    waits(2)\n"
