@@ -26,7 +26,7 @@ from tests.mutants.accepted import read_accepted, stale
 from tests.mutants.changes import Mutant
 from tests.mutants.report import Progress, RoomReport, tell
 from tests.mutants.sample import choose, files_of, mutants_in, tests_of
-from tests.mutants.trials import CannotTest, EnteredMap, Stopped, Tree, Trial
+from tests.mutants.trials import CannotTest, EnteredMap, Outcome, Stopped, Tree, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,20 +57,20 @@ class Run:
         mutants = mutants_in(self.root, files)
         old = stale(accepted, mutants, files)
         chosen = choose(self._wanted(mutants), self.options.sample, self.options.seed)
-        names = {entry.name for entry in accepted}
-        tried = self._try(room, [m for m in chosen if m.name not in names])
-        allowed = [Trial(m, "accepted") for m in chosen if m.name in names]
-        return RoomReport(room, self.options.seed, [*tried, *allowed], old)
+        settled = self._killed_before() | {e.name: "accepted" for e in accepted}
+        tried = self._try(room, [m for m in chosen if m.name not in settled])
+        known = [Trial(m, settled[m.name]) for m in chosen if m.name in settled]
+        return RoomReport(room, self.options.seed, [*tried, *known], old)
 
     def _wanted(self, mutants: list[Mutant]) -> list[Mutant]:
         if self.options.file:
             mutants = [m for m in mutants if m.file in self.options.file]
             if not mutants:
                 raise CannotTest(f"nothing to change in {', '.join(self.options.file)}")
-        if self.options.again:
-            left = survivors_in(self.options.again)
-            mutants = [m for m in mutants if m.name in left]
         return mutants
+
+    def _killed_before(self) -> dict[tuple[str, ...], Outcome]:
+        return dict.fromkeys(killed_in(self.options.again), "killed") if self.options.again else {}
 
     def _try(self, room: str, mutants: list[Mutant]) -> list[Trial]:
         entered = self._map(room)
@@ -104,14 +104,14 @@ class Run:
         return entered
 
 
-def survivors_in(output: Path) -> set[tuple[str, ...]]:
-    """The names of those that an earlier run's `--json` lists as survivors."""
+def killed_in(output: Path) -> set[tuple[str, ...]]:
+    """The names of those that an earlier run's `--json` lists as killed."""
     try:
         return {
             tuple(m[field] for field in ("file", "function", "before", "after"))
             for report in json.loads(output.read_text(encoding="utf-8"))
             for m in report["mutants"]
-            if m["outcome"] in ("survived", "not entered")
+            if m["outcome"] == "killed"
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CannotTest(f"{output}: is no output of --json ({error!r})") from error
@@ -129,7 +129,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=120, help="fixes the sample (default: 120)")
     parser.add_argument("--file", action="append", help="only mutants of this file; repeatable")
     parser.add_argument(
-        "--again", type=Path, metavar="JSON", help="only the survivors in the output of --json"
+        "--again",
+        type=Path,
+        metavar="JSON",
+        help="try only what that output of --json does not list as killed",
     )
     parser.add_argument(
         "--tests", action="append", metavar="PATH", help="tests to use (default: the room's own)"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import sample
-from tests.mutants.__main__ import arguments, run, survivors_in
+from tests.mutants.__main__ import arguments, killed_in, run
 from tests.mutants.accepted import read_accepted
 from tests.mutants.changes import mutants_of
 from tests.mutants.report import RoomReport, tell
@@ -154,14 +154,17 @@ def test_accepted_mutants_are_not_tried_and_stale_entries_are_told(small: Path) 
     assert report.percent == pytest.approx(100 * report.count("killed") / len(unaccepted))
 
 
-def test_survivors_can_be_tried_again(small: Path, tmp_path: Path) -> None:
+def test_only_those_that_an_earlier_run_killed_are_not_tried_again(
+    small: Path, tmp_path: Path
+) -> None:
     first = tried(small)
     (tmp_path / "first.json").write_text(json.dumps([first.dump()]))
     with (small / "tests/unit/test_toy.py").open("a") as tests:
         tests.write("\ndef test_equal():\n    assert not bigger(1, 1)\n")
     again = tried(small, "--again", str(tmp_path / "first.json"))
-    assert len(again.trials) == len(first.survivors)
-    assert "killed" in {t.outcome for t in again.trials if t.mutant.after == "return a >= b"}
+    assert len(again.trials) == len(first.trials)
+    assert [t.mutant.after for t in again.trials if t.tests] == ["return a >= b"]
+    assert again.percent == 100
 
 
 def test_a_test_that_fails_unchanged_judges_nothing(small: Path) -> None:
@@ -190,12 +193,12 @@ def test_a_room_outside_the_pipeline_is_an_error(small: Path, room: str) -> None
         sample.files_of(small, room)
 
 
-@pytest.mark.parametrize("text", ["", "[]x", "[1]", '[{"mutants": [{"outcome": "survived"}]}]'])
+@pytest.mark.parametrize("text", ["", "[]x", "[1]", '[{"mutants": [{"outcome": "killed"}]}]'])
 def test_what_is_no_output_of_a_run_cannot_be_tried_again(tmp_path: Path, text: str) -> None:
     path = tmp_path / "before.json"
     path.write_text(text)
     with pytest.raises(CannotTest, match=r"before\.json: is no output of --json"):
-        survivors_in(path)
+        killed_in(path)
 
 
 @pytest.mark.parametrize("text", ["[[accepted]", '[[accepted]]\nfile = "x"', "accepted = [1]"])
