@@ -24,7 +24,7 @@ from pipeline.gate.engine import EngineTree
 from pipeline.gate.environment import Environment
 from pipeline.gate.limits import Card
 from pipeline.gate.results import Answer, CaseResult, judge_case
-from pipeline.gate.sandbox import Sandbox, find_sandbox
+from pipeline.gate.sandbox import Sandbox, find_sandbox, hide_environment
 from pipeline.model import canonical_json, sha256_of
 from pipeline.store.store import Store
 
@@ -119,6 +119,8 @@ def ask(bench: Bench, cases: Sequence[Case]) -> list[Answer]:
     with os_errors_explained(bench.folder("kernels")):
         for folder in (bench.kernels, bench.folder("answers")):
             folder.mkdir(parents=True, exist_ok=True)
+    if "files" not in bench.sandbox.held:
+        hide_environment()
     count = min(len(os.sched_getaffinity(0)), len(cases))
     shares = _shares(cases, count)
     stop = threading.Event()

@@ -8,6 +8,7 @@ AppArmor on Ubuntu 24.04), Landlock and seccomp do most of that, and results say
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from pipeline.model import Frozen
 
 START = Path(__file__).with_name("sandbox_start.py")
 _PROBE_S = 30.0
+_PR_SET_DUMPABLE = 4
 _KINDS: tuple[Literal["namespaces", "restrictions"], ...] = ("namespaces", "restrictions")
 
 Barrier = Literal["network", "files", "processes", "capabilities", "environment"]
@@ -109,6 +111,14 @@ def find_sandbox() -> Sandbox:
             )
         reasons.append(f"{kind}: {reason}")
     return NO_SANDBOX.model_copy(update={"reason": "; ".join(reasons)})
+
+
+def hide_environment() -> None:
+    """Keep this process's variables and memory from others of the same user.
+
+    For systems where engine code can read files: /proc would show it our keys and tokens.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def require_isolation(sandbox: Sandbox) -> None:

@@ -203,6 +203,7 @@ def test_without_a_sandbox_the_same_engine_reaches_nearly_everything(
     worker(monkeypatch, tmp_path, WORKER)
     # what would harm this machine or the test itself
     places["spared"] = ["mount the root again", "read the system's passwords"]
+    monkeypatch.setattr(run, "hide_environment", lambda: None)
     found = escaped(replace(bench, sandbox=NO_SANDBOX), places, tmp_path)
     assert {
         *("connect to loopback", "connect to a socket file", "connect to an abstract socket"),
@@ -423,3 +424,35 @@ def test_where_the_system_forbids_user_namespaces_most_of_it_still_holds() -> No
     assert found.kind == "restrictions"
     assert "namespaces: unshare" in found.reason
     assert found.isolates
+
+
+SNOOP = """
+import ctypes, os, sys
+from pipeline.gate.sandbox import hide_environment
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    # another user than the one that started it: the kernel hides such a process by itself
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+if sys.argv[1] == "hidden":
+    hide_environment()
+if os.fork() == 0:
+    try:
+        found = open(f"/proc/{os.getppid()}/environ", "rb").read()
+    except OSError:
+        found = b""
+    print("read" if b"secret" in found else "refused", flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(("how", "want"), [("hidden", "refused"), ("shown", "read")])
+def test_where_files_can_be_read_the_callers_variables_are_hidden(how: str, want: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SNOOP, how],
+        env={"TOKEN": "secret", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == want
