@@ -8,6 +8,7 @@ one go that has waited longest, and none of them can take the places of those wh
 from __future__ import annotations
 
 import resource
+import select
 import socket
 import threading
 import time
@@ -40,6 +41,15 @@ class Connection:
         if self.may_read:
             self.since = time.monotonic()
 
+    def is_silent(self) -> bool:
+        """Whether nothing has come that nobody has read yet."""
+        look = select.poll()
+        try:
+            look.register(self.sock, select.POLLIN)
+            return not look.poll(0)
+        except (OSError, ValueError):  # it is being closed
+            return True
+
     def hang_up(self) -> None:
         """From any thread: whoever reads or writes here finds the end."""
         with suppress(OSError):
@@ -70,8 +80,9 @@ class Connections:
             strangers = [c for c in self._open if not c.may_read]
             own = [c for c in strangers if c.peer == connection.peer]
             if len(own) >= self.most_strangers_of_one:
-                self._end_longest_waiting(own)
-            elif len(strangers) >= self.most_strangers:
+                # one whose request is here already is only waiting for us
+                self._end_longest_waiting(c for c in own if c.is_silent())
+            if len(strangers) >= self.most_strangers:
                 counts = Counter(c.peer for c in strangers)
                 peer = counts.most_common(1)[0][0]
                 self._end_longest_waiting(c for c in strangers if c.peer == peer)

@@ -25,7 +25,7 @@ from pipeline.weights.proof import identity, open_pin
 from pipeline.weights.serve import http as wire
 from pipeline.weights.serve import keeper as keeping
 from pipeline.weights.serve import send
-from pipeline.weights.serve.connections import Connections
+from pipeline.weights.serve.connections import Connection, Connections
 from pipeline.weights.serve.hub import Hub
 from pipeline.weights.serve.keeper import Keeper
 from pipeline.weights.serve.ranges import Unsatisfiable, wanted_range
@@ -606,6 +606,28 @@ def test_strangers_that_keep_asking_do_not_outlast_a_newcomer(place: Place) -> N
         assert crowd.asked(newcomer, b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
 
 
+def test_one_that_has_asked_and_was_not_read_yet_is_not_sent_away() -> None:
+    few = Connections(most=4, most_strangers=6, most_strangers_of_one=2)
+    pairs = [socket.socketpair() for _ in range(8)]
+    held = [Connection(ours, "127.0.0.1") for ours, _ in pairs]
+    for (_, theirs), connection in zip(pairs[:4], held, strict=False):
+        theirs.send(b"GET")
+        few.add(connection)
+    assert len(few) == 4
+    for connection in held[4:6]:  # they are silent: the second makes the first go
+        few.add(connection)
+    assert len(few) == 5
+    assert is_closed(pairs[4][1])
+    for _, theirs in pairs[6:]:
+        theirs.send(b"GET")
+    for connection in held[6:]:  # but there is an end to it
+        few.add(connection)
+    assert len(few) == 6
+    for pair in pairs:
+        for sock in pair:
+            sock.close()
+
+
 def test_many_addresses_of_strangers_do_not_shut_out_another(place: Place) -> None:
     few = Connections(most=4, most_strangers=6, most_strangers_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (hub, crowd):
@@ -622,6 +644,10 @@ def test_a_reader_that_is_silent_makes_way_for_the_next(place: Place) -> None:
         readers = [crowd.connect() for _ in range(3)]
         for sock in readers:
             assert crowd.asked(sock, b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
+            deadline = time.monotonic() + 10
+            while not all(c.is_waiting for c in list(few._open) if c.may_read):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
         assert is_closed(readers[0])
         assert crowd.asked(readers[1], b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
 
