@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import queue
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -182,15 +183,17 @@ def test_evidence_that_a_registry_took_and_lost_stops_before_the_tag(
 
 
 def test_who_has_to_wait_for_another_publish_is_told_why(
-    store: Store, order: MakeOrder, capsys: pytest.CaptureFixture[str]
+    store: Store, order: MakeOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr("pipeline.publish.known.log.say", said.put)
     made = order()
     registry, name = made.repository.client.name, made.repository.name
     with ThreadPoolExecutor() as pool:
         with alone_in(store, registry, name):
             done = pool.submit(publish, store, made)
-            while "waiting for it" not in capsys.readouterr().err:
-                assert not done.done()
+            assert "waiting for it" in said.get(timeout=30)
+            assert not done.done()
         assert done.result(30).digest
 
 
