@@ -160,9 +160,14 @@ def test_the_lock_is_compared_with_that_of_the_checkout(place: Place, tmp_path: 
     write_lock(path, newer)
     stale = judged(place, checkout=checkout)["lock"]
     assert stale.own is Verdict.STALE
-    assert stale.words.endswith(f"the checkout's is {newer.seal[:19]}… now")
+    assert stale.words.endswith(f"org/tiny at {place.lock.commit}, org/tiny at {newer.commit}")
+    lying = make_set(tmp_path / "lying", SMALL, {**LARGE, "model.safetensors": b"x"}).lock
+    write_lock(path, lying)
+    assert judged(place, checkout=checkout)["lock"].own is Verdict.BROKEN
     path.write_text("edited\n")
-    assert judged(place, checkout=checkout)["lock"].own is Verdict.INCOMPLETE
+    edited = judged(place, checkout=checkout)["lock"]
+    assert edited.own is Verdict.BROKEN
+    assert edited.words.partition(": ")[0] == str(path)
 
 
 def test_a_record_about_something_else_breaks_the_set(place: Place) -> None:
