@@ -43,6 +43,10 @@ class LockEdited(PipelineError):
     hint = "Take the committed file back (`git checkout lockfiles`), or `sm120 lock` anew."
 
 
+class LocksDisagree(LockEdited):
+    meaning = "two locks of one commit name different contents"
+
+
 class GoldenMismatch(PipelineError):
     exit_code = 14
     meaning = "a build gave another digest than the committed one"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline import log
-from pipeline.errors import LockEdited, LockStale, ModelSignatureInvalid, PipelineError
+from pipeline.errors import LocksDisagree, LockStale, ModelSignatureInvalid, PipelineError
 from pipeline.record.names import WEIGHTS
 from pipeline.record.trust import TrustedKey
 from pipeline.verify.artifact import Artifact
@@ -62,7 +62,7 @@ def _lock(place: Place, checkout: Checkout | None) -> Node:
         backing = checkout_backing(place, checkout)
     except LockStale as error:
         return Node("lock", Verdict.STALE, str(error))
-    except LockEdited as error:
+    except LocksDisagree as error:
         return Node("lock", Verdict.BROKEN, str(error))
     except PipelineError as error:
         return Node("lock", Verdict.INCOMPLETE, str(error))

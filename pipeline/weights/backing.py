@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pipeline.errors import LockEdited, LockStale
+from pipeline.errors import LocksDisagree, LockStale
 from pipeline.model import Frozen
 from pipeline.weights.model import FilePin, WeightsLock, lock_path, read_lock
 from pipeline.weights.place import Place
@@ -82,7 +82,7 @@ def _require_no_contradiction(place: Place, path: Path, known: WeightsLock) -> N
     pins: dict[str, FilePin] = {pin.path: pin for pin in known.files}
     differing = [pin.path for pin in lock.files if pins.get(pin.path, pin) != pin]
     if differing:
-        raise LockEdited(
+        raise LocksDisagree(
             f"{place.lock_file} contradicts the checkout's {path.name} about {some(differing)}",
             f"One of them was changed, so nothing was judged. `--lock {path}` takes the latter.",
         )

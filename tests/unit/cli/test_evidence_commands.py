@@ -329,9 +329,13 @@ def test_weights_are_stale_when_the_checkout_locks_others(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(weights.lock_file.read_bytes())
     assert "as in the checkout" in sm120("verify", place).out
-    other = make_set(tmp_path / "other", SMALL, {"model.safetensors": b"newer"})
+    newer = {"model.safetensors": b"newer"}
+    other = make_set(tmp_path / "other", SMALL, newer, commit="f" * 40)
     path.write_bytes(other.lock_file.read_bytes())
     assert sm120("verify", place).code == EvidenceStale.exit_code
+    forged = make_set(tmp_path / "forged", SMALL, newer)  # of one commit, but with other bytes
+    path.write_bytes(forged.lock_file.read_bytes())
+    assert sm120("verify", place).code == EvidenceBroken.exit_code
     path.write_text("no lock\n")
     assert sm120("verify", place).code == EvidenceIncomplete.exit_code
 
