@@ -19,7 +19,7 @@ from pipeline.record.gates import gate_predicate, gate_statements
 from pipeline.record.names import REPORT, WEIGHTS
 from pipeline.record.statement import state
 from pipeline.verify.artifact import open_file
-from pipeline.verify.evidence import read_exhibit
+from pipeline.verify.evidence import distinct, read_exhibit
 from pipeline.verify.results import judge_tests, read_test_result
 from pipeline.verify.verdict import Node, Verdict, show
 from pipeline.verify.walk import walk
@@ -49,6 +49,22 @@ def test_two_signatures_are_two_believed_keys(world: World) -> None:
     found = world.walk({**world.envelopes(), "provenance": both}, trust)
     assert found.node.verdict is Verdict.VALID
     assert [key.name for key in found.believed[0].keys] == ["builder", "second"]
+
+
+def test_a_statement_counts_as_it_was_signed_by_the_most_keys(world: World) -> None:
+    one = world.signed("provenance")
+    both = countersigned(one, LocalSigner(world.other_key))
+    other = world.signed("provenance", world.other_key)
+    less, more, apart, unreadable = (
+        read_exhibit("less", one.dump()),
+        read_exhibit("more", both.dump()),
+        read_exhibit("apart", world.signed("rebuild").dump()),
+        read_exhibit("unreadable", b"{"),
+    )
+    assert distinct([less, more, apart, unreadable]) == [more, apart, unreadable]
+    assert distinct([more, unreadable, less, less]) == [more, unreadable]
+    stranger = read_exhibit("stranger", other.dump())
+    assert distinct([less, stranger]) == [less, stranger]
 
 
 def test_a_second_signature_by_a_stranger_changes_nothing_but_is_told(world: World) -> None:
