@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -68,6 +69,39 @@ def write_bytes(path: Path, data: bytes) -> None:
             return
     with atomic_file(path) as out:
         out.write(data)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder whatever a program made in it: any depth, any mode; as much as can be.
+
+    `shutil.rmtree` calls itself for each level. Here a folder is moved to the top before it is
+    emptied, so that neither the depth nor the length of a path has a limit.
+    """
+    todo, prefix = [folder], f".{secrets.token_hex(8)}"
+    while todo:
+        here = todo.pop()
+        with suppress(OSError):
+            here.chmod(0o700)
+        with suppress(OSError):
+            for entry in list(os.scandir(here)):
+                with suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(_moved_up(Path(entry.path), folder, prefix))
+                    else:
+                        Path(entry.path).unlink()
+        if here != folder:
+            with suppress(OSError):
+                here.rmdir()
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _moved_up(path: Path, top: Path, prefix: str) -> Path:
+    if path.parent == top:
+        return path
+    with suppress(OSError):
+        path.chmod(0o700)
+    return path.rename(top / f"{prefix}.{path.stat().st_ino}")
 
 
 def read_plain(path: Path, most_bytes: int) -> bytes | None:

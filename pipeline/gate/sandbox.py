@@ -20,6 +20,7 @@ from typing import Literal
 
 from pipeline import proc
 from pipeline.errors import GateEnvironment
+from pipeline.files import remove_tree
 from pipeline.gate.sandbox_start import BARRIERS
 from pipeline.model import Frozen
 
@@ -87,13 +88,16 @@ class Sandbox(Frozen):
         timeout_s: float | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a program inside to its end; its home is an empty folder that goes with it."""
-        with tempfile.TemporaryDirectory() as folder:
-            root, work = Path(folder, "root"), Path(folder, "work")
+        folder = Path(tempfile.mkdtemp())
+        try:
+            root, work = folder / "root", folder / "work"
             for path in (root, work):
                 path.mkdir()
             inside = self.command(command, read=read, write=[*write, work], root=root, cwd=work)
             variables = {"PATH": "/usr/bin:/bin", "HOME": str(work), **(env or {})}
             return proc.read(inside, env=variables, timeout_s=timeout_s)
+        finally:
+            remove_tree(folder)
 
 
 NO_SANDBOX = Sandbox(kind="none", held=["environment"], reason="none can be made on this system")

@@ -7,7 +7,8 @@ working folder `cwd`. Without a program it only tries, and prints as JSON which 
 
 `namespaces` gives the program a file system, a network, processes and message queues of its own,
 as root or through a user namespace. `restrictions` is for systems and containers that forbid this:
-Landlock keeps it from files and from signalling others, seccomp from opening sockets.
+Landlock keeps it from files and from signalling others, seccomp from opening sockets and from
+what Landlock does not watch. The kernel's keyrings are closed to both.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import platform
 import resource
 import signal
+import socket
 import struct
 import sys
 from collections.abc import Sequence
@@ -44,12 +46,30 @@ PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
 SYS_MOUNT_SETATTR, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 442, 444, 445, 446
 # pivot_root(2), and the processor's name as seccomp sees it
 _NUMBERS = {"x86_64": (155, 0xC000003E), "aarch64": (41, 0xC00000B7)}
-# What Landlock leaves open: socket, truncate, and chmod, chown and setxattr by a file's name.
-_REFUSED = {
-    "x86_64": (41, 76, 90, 92, 94, 188, 189, 197, 198, 260, 268),
-    "aarch64": (198, 45, 5, 6, 14, 15, 53, 54),
+# Kernel keyrings (add_key, request_key, keyctl) belong to users and sessions, not to namespaces.
+_REFUSED = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}
+_IO_URING_SETUP = 425  # makes sockets, and opens files, past every filter
+# What Landlock leaves open: truncate; mode, owner, attributes and times of files, also of those
+# opened to be read; System V and POSIX queues; leaving the process group that is ended as one.
+_REFUSED_BY_RESTRICTIONS = {
+    "x86_64": (
+        *(76, 90, 91, 92, 93, 94, 188, 189, 190, 197, 198, 199, 260, 268),
+        *(132, 235, 261, 280),
+        *(29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 220, 240),
+        *(109, 112),
+    ),
+    "aarch64": (
+        *(45, 5, 6, 7, 14, 15, 16, 52, 53, 54, 55),
+        88,
+        *(180, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196),
+        *(154, 157),
+    ),
 }
-_REFUSED_EVERYWHERE = (425, 452, 463, 466)  # io_uring_setup, fchmodat2, setxattrat, removexattrat
+_REFUSED_EVERYWHERE = (452, 463, 466)  # fchmodat2, setxattrat, removexattrat
+_SOCKET = {"x86_64": 41, "aarch64": 198}
+_PRLIMIT = {"x86_64": 302, "aarch64": 261}
+# A network namespace does not hold others, like AF_VSOCK, which leads out of a virtual machine.
+_HELD_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -226,27 +246,44 @@ def _allow(rules: int, path: str, access: int) -> None:
     os.close(place)
 
 
-def forbid_calls() -> None:
-    """seccomp: no socket of any family, and no change to files that Landlock does not watch."""
+def forbid_calls(refused: Sequence[int], only: dict[int, Sequence[int]]) -> None:
+    """seccomp: some system calls not at all, some only with certain first arguments."""
     _, machine = _numbers()
-    refused = [*_REFUSED[platform.machine()], *_REFUSED_EVERYWHERE]
     load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
     refuse, allow, kill = 0x00050000 | errno.EACCES, 0x7FFF0000, 0x80000000
-    left = range(len(refused), 0, -1)
     steps = [
         (load, 0, 0, 4),
         (equal, 1, 0, machine),
         (end, 0, 0, kill),
         (load, 0, 0, 0),
-        (at_least, len(refused) + 1, 0, 0x40000000),
-        *((equal, jump, 0, number) for jump, number in zip(left, refused, strict=True)),
-        (end, 0, 0, allow),
+        (at_least, 0, 1, 0x40000000),
         (end, 0, 0, refuse),
     ]
+    for number in refused:
+        steps += [(equal, 0, 1, number), (end, 0, 0, refuse)]
+    for number, arguments in only.items():
+        left = range(len(arguments), 0, -1)
+        compared = [(equal, jump, 0, n) for jump, n in zip(left, arguments, strict=True)]
+        judged = [(load, 0, 0, 16), *compared, (end, 0, 0, refuse), (end, 0, 0, allow)]
+        steps += [(equal, 0, len(judged), number), *judged]
+    steps.append((end, 0, 0, allow))
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     program = struct.pack("H6xQ", len(steps), ctypes.addressof(code))
     zero = ctypes.c_ulong(0)
     check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), program, zero, zero), "seccomp")
+
+
+def forbid_what_namespaces_leave() -> None:
+    """Keys of the caller, and kinds of sockets that no namespace holds."""
+    machine = platform.machine()
+    forbid_calls([*_REFUSED[machine], _IO_URING_SETUP], {_SOCKET[machine]: _HELD_FAMILIES})
+
+
+def forbid_what_landlock_leaves() -> None:
+    """Sockets of any family, keys and queues, changes to files, limits of other processes."""
+    machine = platform.machine()
+    refused = [*_REFUSED[machine], *_REFUSED_BY_RESTRICTIONS[machine], *_REFUSED_EVERYWHERE]
+    forbid_calls([*refused, _SOCKET[machine], _IO_URING_SETUP], {_PRLIMIT[machine]: (0,)})
 
 
 def restrict(request: dict[str, Any]) -> list[str]:
@@ -258,7 +295,7 @@ def restrict(request: dict[str, Any]) -> list[str]:
             held.append("processes")
         held.append("files")
     with contextlib.suppress(OSError):
-        forbid_calls()
+        forbid_what_landlock_leaves()
         held.append("network")
     return [barrier for barrier in BARRIERS if barrier in held]
 
@@ -291,6 +328,7 @@ def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:
     if child:
         os._exit(wait(child))
     drop_powers(request)
+    forbid_what_namespaces_leave()
     if not command:
         print(json.dumps(BARRIERS), flush=True)
         os._exit(0)
@@ -299,13 +337,17 @@ def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:
 
 def in_restrictions(request: dict[str, Any], command: Sequence[str]) -> int:
     """Run the program, or only try, with what it may not do."""
-    # What its children leave behind is handed to us, so that we can end it.
+    # What its children leave behind is handed to us, so that we can end it; also when our caller
+    # is killed, of which only we are told.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGTERM, end_and_go)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     child = os.fork()
     if child:
         code = wait(child)
         end_all_children()
         return code
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.chdir(request["cwd"])
     held = restrict(request)
@@ -316,6 +358,12 @@ def in_restrictions(request: dict[str, Any], command: Sequence[str]) -> int:
     if missing:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM), " and ".join(missing))
     start(command)
+
+
+def end_and_go(*_: object) -> NoReturn:
+    """Told to end: nobody is left behind."""
+    end_all_children()
+    os._exit(128 + signal.SIGTERM)
 
 
 def end_all_children() -> None:

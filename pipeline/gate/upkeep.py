@@ -4,6 +4,7 @@ gate/environments/   interpreters with torch and Triton, unpacked: gigabytes
 gate/engines/        engines' own files, as published and patched
 gate/answers/        what workers said about cases
 gate/kernels/        what Triton and ptxas said about single kernels, for any version
+gate/kernels-unlocked/  the same of engines that no lock names, each for itself
 gate/kernels-of/     which kernels an engine's code has
 gate/moved/          since which version a function is gone
 gates/arch/          which machine code an object holds
@@ -12,7 +13,6 @@ gates/arch/          which machine code an object holds
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pipeline.build.plan import ImagePlan, plan_image
 from pipeline.errors import PatchConflict, PipelineError
-from pipeline.files import os_errors_explained
+from pipeline.files import os_errors_explained, remove_tree
 from pipeline.gate.cases import Gates, read_gates
 from pipeline.gate.coverage import kernels_key
 from pipeline.gate.engine import EngineTree, engine_key, patched_tree
@@ -40,6 +40,7 @@ _PARTS = {
     "gate engines": "gate/engines",
     "gate answers": "gate/answers",
     "gate kernels": "gate/kernels",
+    "gate kernels of other versions": "gate/kernels-unlocked",
     "gate notes on engines": "gate/kernels-of",
     "gate notes on moves": "gate/moved",
     "gate notes on objects": "gates/arch",
@@ -68,10 +69,16 @@ def gate_shelves(store: Store) -> list[Shelf]:
 
 def _stats(path: Path) -> Iterator[os.stat_result]:
     """Of every file below; trees share files, so the caller counts each only once."""
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with suppress(FileNotFoundError):
-                yield os.lstat(os.path.join(folder, name))  # noqa: PTH118
+    # not os.walk, which calls itself for each level: a worker may have made any number of them
+    todo = [path]
+    while todo:
+        with suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(Path(entry.path))
+                    continue
+                with suppress(FileNotFoundError):
+                    yield entry.stat(follow_symlinks=False)
 
 
 def gate_leftovers(store: Store, checkout: Checkout) -> list[Path]:
@@ -92,7 +99,8 @@ def gate_leftovers(store: Store, checkout: Checkout) -> list[Path]:
         *(p for p in _entries(root / "answers") if p.stem not in kept.answers),
         *(p for p in _entries(root / "kernels-of") if p.stem not in kept.notes),
         *(p for p in _entries(root / "moved") if p.stem not in kept.moves),
-        *(p for p in _entries(root / "kernels") if p.stat().st_mtime < old),
+        *(p for p in _entries(root / "kernels") if p.lstat().st_mtime < old),
+        *(p for p in _entries(root / "kernels-unlocked") if p.lstat().st_mtime < old),
         *(p for p in _entries(store.root / "gates" / "arch") if p.stem not in objects),
     ]
 
@@ -170,7 +178,7 @@ def remove(paths: list[Path]) -> int:
         with os_errors_explained(path):
             freed += size_of(path)
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                remove_tree(path)
             else:
                 path.unlink(missing_ok=True)
     return freed

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DiskFull, StoreDamaged
-from pipeline.files import is_free, locked, os_errors_explained, write_bytes
+from pipeline.files import is_free, locked, os_errors_explained, remove_tree, write_bytes
 from pipeline.log import size
 from pipeline.model import canonical_json, sha256_of
 from pipeline.store.mark import FOLDERS, LAYOUT, MARK, require_store, write_mark
@@ -108,7 +108,7 @@ class Store:
             with self.locked("scratch"), os_errors_explained(self.tmp):
                 self.tmp.mkdir(parents=True, exist_ok=True)
                 folder = Path(tempfile.mkdtemp(dir=self.tmp))
-                held.callback(shutil.rmtree, folder, ignore_errors=True)
+                held.callback(remove_tree, folder)
                 held.enter_context(locked(folder / "in-use"))
             yield folder
 
@@ -119,7 +119,7 @@ class Store:
         with self.locked("scratch"), os.scandir(self.tmp) as entries:
             for left in entries:
                 if left.is_dir(follow_symlinks=False) and is_free(Path(left.path) / "in-use"):
-                    shutil.rmtree(left.path, ignore_errors=True)
+                    remove_tree(Path(left.path))
 
     def need_space(self, n_bytes: int) -> None:
         """Stop before the first byte if the disk cannot hold what is coming."""

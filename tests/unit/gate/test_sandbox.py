@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from pipeline.gate import run, sandbox
 from pipeline.gate.engine import EngineTree
 from pipeline.gate.sandbox import NO_SANDBOX, START, Sandbox
 from pipeline.gate.sandbox_start import BARRIERS
+from pipeline.gate.upkeep import gate_shelves, remove
 from pipeline.store.store import open_store
 from tests.unit.gate.test_run import HEAD, bench, cases, worker
 from tests.unit.support import Command
@@ -29,7 +31,7 @@ __all__ = ["bench"]
 
 # Each try that comes back without an error has reached something.
 HOSTILE = """
-import ctypes, json, os, signal, socket, sys, time
+import ctypes, json, os, resource, signal, socket, sys, time
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -61,6 +63,24 @@ def mount_again():
 def see_folder(path):
     os.scandir(path).close()
 
+X86 = os.uname().machine == "x86_64"
+KEYCTL, SHMGET, IO_URING = (250, 29, 425) if X86 else (219, 194, 425)
+
+def read_keyring(key):
+    buffer = ctypes.create_string_buffer(64)
+    must(libc.syscall(KEYCTL, 8, -4, -3))  # link the user's keyring into our session
+    must(libc.syscall(KEYCTL, 11, key, buffer, 64))
+
+def open_kernels_ring():
+    must(libc.syscall(IO_URING, 8, ctypes.create_string_buffer(120)))
+
+def by_a_handle(path, change):
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        change(handle)
+    finally:
+        os.close(handle)
+
 def tries(p):
     return {
         "connect to loopback": lambda: connect(socket.AF_INET, ("127.0.0.1", p["port"])),
@@ -80,6 +100,15 @@ def tries(p):
         "signal the caller": lambda: os.kill(p["pid"], 0),
         "mount the root again": mount_again,
         "read the system's passwords": lambda: open("/etc/shadow").read(),
+        "read the caller's keyring": lambda: read_keyring(p["keyring"]),
+        "attach the caller's memory": lambda: must(libc.syscall(SHMGET, p["memory"], 4096, 0o600)),
+        "call out of the machine": lambda: socket.socket(40, socket.SOCK_STREAM),
+        "ask past the filter": open_kernels_ring,
+        "change the engine's mode": lambda: by_a_handle(__file__, lambda h: os.fchmod(h, 0o666)),
+        "mark the engine": lambda: by_a_handle(__file__, lambda h: os.setxattr(h, "user.x", b"y")),
+        "date a key back": lambda: os.utime(p["key"], (5, 5)),
+        "date the engine back": lambda: os.utime(__file__, (5, 5)),
+        "limit the caller": lambda: resource.prlimit(p["pid"], resource.RLIMIT_CORE, (0, 0)),
     }
 
 def escape(places):
@@ -96,7 +125,10 @@ def escape(places):
 
 def leave_daemon(path):
     if os.fork() == 0:
-        os.setsid()
+        try:
+            os.setsid()
+        except PermissionError:
+            pass
         if os.fork() == 0:
             for _ in range(200):
                 with open(path, "w") as f:
@@ -123,6 +155,16 @@ say({"case": case["name"], "ended": "stopped", "words": json.dumps(found)})
 )
 
 
+LIBC = ctypes.CDLL(None)
+
+
+def keyring_entry() -> int:
+    """A secret in the caller's own keyring; 0 where the machine has none."""
+    add_key = 248 if os.uname().machine == "x86_64" else 217
+    key: int = LIBC.syscall(add_key, b"user", b"sm120-test", b"secret", 6, -4)
+    return max(key, 0)
+
+
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[dict[str, object]]:
     """What a caller has that nobody should reach: keys, sockets, a process."""
@@ -130,6 +172,8 @@ def places(tmp_path: Path) -> Iterator[dict[str, object]]:
     (home / ".ssh").mkdir(parents=True)
     (home / ".ssh" / "id").write_text("secret")
     abstract = f"\0sm120-test-{os.getpid()}"
+    memory = os.getpid()
+    assert LIBC.shmget(memory, 4096, 0o1600) >= 0
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as file,
@@ -146,8 +190,11 @@ def places(tmp_path: Path) -> Iterator[dict[str, object]]:
             "home": str(home),
             "key": str(home / ".ssh" / "id"),
             "pid": os.getpid(),
+            "keyring": keyring_entry(),
+            "memory": memory,
             "spared": [],
         }
+        LIBC.shmctl(LIBC.shmget(memory, 4096, 0o600), 0, None)
 
 
 def of_kind(kind: str) -> Sandbox:
@@ -209,6 +256,7 @@ def test_without_a_sandbox_the_same_engine_reaches_nearly_everything(
         *("connect to loopback", "connect to a socket file", "connect to an abstract socket"),
         *("read a key in the home", "write to the home", "write to the engine"),
         *("read the caller's environment", "signal the caller"),
+        *("attach the caller's memory", "change the engine's mode", "date a key back"),
     } <= set(found["reached"])
     assert found["daemon"] == ["still running"]
 
@@ -390,6 +438,71 @@ def test_it_ends_with_a_caller_that_was_killed(kind: str, tmp_path: Path) -> Non
     before = alive.read_text()
     time.sleep(0.5)
     assert alive.read_text() == before
+
+
+LINGERS = (
+    HEAD
+    + """
+sys.path.insert(0, job["engine"])
+import engine
+begin(job["cases"][0])
+engine.leave_daemon(job["cache"] + "/alive")
+engine.time.sleep(60)
+"""
+)
+
+
+@pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
+def test_what_an_engine_started_ends_with_a_case_that_took_too_long(
+    kind: str, bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, LINGERS)
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    (folder / "engine.py").write_text(HOSTILE)
+    tree = EngineTree(folder, "engine", "1", f"sha256:{'1' * 64}")
+    slow = [case.model_copy(update={"timeout_s": 2}) for case in cases("a")]
+    (answer,) = run.ask(replace(bench, tree=tree, sandbox=of_kind(kind)), slow)
+    assert answer.ended == "timed out"
+    alive = bench.folder("kernels") / "alive"
+    before = alive.read_text()
+    time.sleep(0.4)
+    assert alive.read_text() == before
+
+
+DEEP = """
+for _ in range(3000):
+    os.mkdir("d")
+    os.chdir("d")
+"""
+
+
+@pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
+def test_folders_without_end_are_removed_again(kind: str, tmp_path: Path) -> None:
+    inside = of_kind(kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path))
+        python = os.path.realpath(sys.executable)
+        read = [Path(sys.base_prefix)]
+        assert inside.run([python, "-S", "-c", f"import os{DEEP}"], read=read).returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_without_end_in_a_workers_folder_harm_no_store(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shuts = 'os.mkdir("x"); os.chmod("x", 0)'
+    ends = 'say({"case": job["cases"][0]["name"], "ended": "called"})'
+    kernels = 'os.chdir(job["cache"])'
+    body = f"begin(job['cases'][0])\n{DEEP}\n{shuts}\n{kernels}\n{DEEP}"
+    link = 'os.symlink("nowhere", job["cache"] + "/link")'
+    worker(monkeypatch, tmp_path, f"{HEAD}\n{link}\n{body}\n{ends}\n")
+    (answer,) = run.ask(bench, cases("a"))
+    assert answer.ended == "called", answer.words
+    assert list(bench.store.tmp.iterdir()) == []
+    assert {shelf.name: shelf.files for shelf in gate_shelves(bench.store)}["gate kernels"] == 1
+    remove([bench.folder("kernels")])
+    assert not bench.folder("kernels").exists()
 
 
 def test_a_store_behind_a_link_is_reached_by_its_written_name(
