@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -34,6 +35,7 @@ START_S = 180.0
 _LOOK_EVERY_S = 0.05
 # The longest real answers, with thousands of kernels, are a few megabytes.
 _MOST_BYTES = 128 << 20
+_MOST_LINE_BYTES = 16 << 20
 # A worker takes a few seconds to import torch; more cases to one make the last one's wait longer.
 CASES_A_WORKER = 24
 
@@ -197,7 +199,8 @@ def _one_process(
     with said.open("rb") as heard:
         with proc.running(command, env=variables, output=words, cwd=work) as process:
             ended = _watch(process, heard, cases, stop)
-        lines = _lines(heard)
+        # one line when a case begins, one when it ends
+        lines = _lines(heard, 2 * len(cases))
     answers = _answers(lines, cases)
     began = sum("begins" in line for line in lines)
     if len(answers) < len(cases):
@@ -246,16 +249,31 @@ def _read_all(heard: BinaryIO) -> bytes:
     return heard.read(_MOST_BYTES)
 
 
-def _lines(heard: BinaryIO) -> list[dict[str, Any]]:
-    found = []
-    for line in _read_all(heard).decode(errors="replace").splitlines(keepends=True):
+def _lines(heard: BinaryIO, most: int) -> list[dict[str, Any]]:
+    """The first lines that say something; a worker that talks without end fills no memory."""
+    found: list[dict[str, Any]] = []
+    for line in io.BytesIO(_read_all(heard)):
+        if len(found) == most:
+            break
         try:
-            value = json.loads(line) if line.endswith("\n") else None
+            is_whole = line.endswith(b"\n") and len(line) <= _MOST_LINE_BYTES
+            value = json.loads(line.decode(errors="replace")) if is_whole else None
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
-            found.append(value)
+            found.append(_harmless(value))
     return found
+
+
+def _harmless(value: Any) -> Any:
+    """The same without what would steer a terminal: engine code chose some of these words."""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() or c == "\n" else " " for c in value)
+    if isinstance(value, list):
+        return [_harmless(part) for part in value]
+    if isinstance(value, dict):
+        return {_harmless(key): _harmless(part) for key, part in value.items()}
+    return value
 
 
 def _answers(lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> list[Answer]:
@@ -281,4 +299,5 @@ def _last_words(path: Path) -> str:
     with path.open("rb") as words:
         words.seek(max(0, path.stat().st_size - 4096))
         said = words.read(4096).decode(errors="replace")
-    return proc.last_line(said, "it said nothing")[:300]
+    shown: str = _harmless(proc.last_line(said, "it said nothing"))
+    return shown[:300]

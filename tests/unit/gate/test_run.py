@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -281,3 +282,33 @@ def test_numbers_and_fit_of_one_case_are_kept_apart(bench: run.Bench) -> None:
         make_case(name="a", numerics=n) for n in (None, wish, {**wish, "seed": 2})
     )
     assert len({bench.key(c) for c in (plain, numeric, other)}) == 3
+
+
+def test_what_engine_code_says_does_not_steer_a_terminal(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = '"\\x1b]0;title\\x07\\x9b2J\\u202egood\\n"'
+    said = f'say({{"case": job["cases"][0]["name"], "ended": "stopped", "words": {words}}})'
+    worker(monkeypatch, tmp_path, f"{HEAD}\nbegin(job['cases'][0])\n{said}\n")
+    (answer,) = run.ask(bench, cases("a"))
+    assert answer.words.replace("\n", "").isprintable()
+    assert "good" in answer.words
+    worker(monkeypatch, tmp_path, f"{HEAD}\nprint({words}, flush=True)\nos._exit(3)\n")
+    (answer,) = run.ask(bench, cases("b"))
+    assert answer.ended == "died"
+    assert answer.words.isprintable()
+    assert "good" in answer.words
+
+
+@pytest.mark.parametrize("line", ['"{}\\n"', '"[" + "[]," * 9 + "[]]\\n"', '"0" * 9'])
+def test_a_worker_that_talks_without_end_fills_no_memory(
+    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    monkeypatch.setattr(run, "_MOST_BYTES", 4 << 20)
+    worker(monkeypatch, tmp_path, f"{HEAD}\nout.write(({line}) * 999999)\nout.flush()\n")
+    tracemalloc.start()
+    (answer,) = run.ask(bench, cases("a"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert answer.ended == "died"
+    assert peak < 24 << 20
