@@ -148,6 +148,13 @@ class StoreDamaged(PipelineError):
     hint = "`sm120 store check --repair` removes damaged files; the next build makes them again."
 
 
+class FolderInTheWay(StoreDamaged):
+    hint = "Look what it is and move it away; the next build makes the file."
+
+    def __init__(self, path: object) -> None:
+        super().__init__(f"{path}: is a folder, where the store has a file")
+
+
 class UnknownImage(PipelineError):
     exit_code = 43
     meaning = "no such image, or it is not built yet"

@@ -107,9 +107,13 @@ def _moved_up(path: Path, top: Path, prefix: str) -> Path:
 def read_plain(path: Path, most_bytes: int) -> bytes | None:
     """The same of a file beside others' files, where anything may lie: no pipe is waited for."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not a plain file", str(path))
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "is not a plain file", str(path))
+        if found.st_size > most_bytes:
+            return None
         data = file.read(most_bytes + 1)
     return data if len(data) <= most_bytes else None
 
@@ -164,7 +168,8 @@ def locked(
         path.parent.mkdir(parents=True, exist_ok=True)
         # a lock that is there can be shared also where nothing can be written
         access = os.O_RDONLY if shared else os.O_RDWR
-        handle = os.open(path, access | os.O_CREAT, 0o666)
+        # whatever lies there: nobody waits for the other end of a pipe
+        handle = os.open(path, access | os.O_CREAT | os.O_NONBLOCK, 0o666)
     try:
         _wait_for(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, stop)
         yield

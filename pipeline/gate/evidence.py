@@ -26,7 +26,7 @@ from pipeline.files import write_bytes
 from pipeline.gate.limits import Card
 from pipeline.gate.results import CaseVerdict
 from pipeline.model import Digest, Frozen, canonical_json
-from pipeline.store.store import Store
+from pipeline.store.store import Store, read_own
 
 GateKind = Literal["smem", "numerics", "patches", "arch"]
 _ORDER = ("smem", "numerics", "patches", "arch")
@@ -111,10 +111,10 @@ def read_evidence(store: Store, image: str, platform: str, digest: str) -> Image
     """As `kept_evidence`, for those who must not take a damaged file for none."""
     path = evidence_path(store, image, platform)
     try:
-        found = ImageGates.model_validate_json(path.read_bytes())
+        found = ImageGates.model_validate_json(read_own(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
+    except (OSError, StoreDamaged, ValidationError) as error:
         hint = f"Judge it again: `sm120 build {image} --gate`."
         raise StoreDamaged(f"{path}: what the gates found cannot be read", hint) from error
     return found if found.image_digest == digest else None
@@ -149,8 +149,8 @@ class _Times(Frozen):
 
 def _keep_times(path: Path, digest: str, found: Sequence[tuple[Evidence, float]]) -> None:
     try:
-        before = _Times.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+        before = _Times.model_validate_json(read_own(path))
+    except (OSError, StoreDamaged, ValidationError):
         before = _Times(image_digest=digest, gates={})
     known = before.gates if before.image_digest == digest else {}
     ended = datetime.now(UTC).isoformat(timespec="seconds")

@@ -16,7 +16,7 @@ from pipeline.record.names import UNGATED
 from pipeline.record.predicates import Ungated
 from pipeline.record.shelf import keep, kept, shelf
 from pipeline.record.statement import Moment, moment, read_stamp, state
-from pipeline.store.store import Store
+from pipeline.store.store import Store, read_own
 from pipeline.wish.load import Checkout
 
 
@@ -45,7 +45,7 @@ def signed_records(store: Store, image: Built) -> list[Envelope]:
     A damaged file ends it, named.
     """
     found = kept(store, image.name, image.platform, image.digest)
-    envelopes = [read_envelope(path.read_bytes(), path.name) for path in found]
+    envelopes = [read_envelope(read_own(path), path.name) for path in found]
     about = [e for e in envelopes if e.statement.is_about(image.digest)]
     named = {
         each.payload

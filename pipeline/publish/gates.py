@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
+from pipeline import foreign_json
 from pipeline.build.image import Built
-from pipeline.errors import PublishRefused
+from pipeline.errors import PublishRefused, StoreDamaged
 from pipeline.model import Frozen
-from pipeline.store.store import Store
+from pipeline.store.store import Store, read_own
 from pipeline.wish.image import ImageWish
 
 _GOOD = ("passed", "accepted")
 _DEFAULT = "sm_120"
+_MOST_BYTES = 64 << 20
 
 
 class GateState(Frozen):
@@ -35,11 +36,11 @@ def gate_state(
         return GateState(platform=built.platform, state="no gates")
     path = store.image_folder(built.name, built.platform) / "gates.json"
     try:
-        found = json.loads(path.read_bytes())
+        found = foreign_json.read_json(read_own(path), most_bytes=_MOST_BYTES)
         results = _results(found) if found["image_digest"] == built.digest else None
     except FileNotFoundError:
         return _not_passed(built, "its gates were not run")
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, StoreDamaged, ValueError, KeyError, TypeError):
         return _not_passed(built, "the record of its gates is damaged")
     if results is None:
         return _not_passed(built, "its gates were run on another image")

@@ -13,9 +13,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline import log
+from pipeline.errors import StoreDamaged
 from pipeline.files import is_free
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
-from pipeline.store.store import Store
+from pipeline.store.store import Store, read_own
 
 
 class Seen(Frozen):
@@ -92,6 +93,6 @@ def _key(registry: str, repository: str) -> str:
 
 def _read(path: Path) -> Seen | None:
     try:
-        return Seen.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+        return Seen.model_validate_json(read_own(path))
+    except (OSError, StoreDamaged, ValidationError):
         return None

@@ -16,6 +16,7 @@ Everything outside partial/ and tmp/ appears by rename only, so a kill leaves no
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -23,16 +24,28 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DiskFull, StoreDamaged
-from pipeline.files import is_free, locked, os_errors_explained, remove_tree, write_bytes
+from pipeline import foreign_json
+from pipeline.errors import DiskFull, FolderInTheWay, StoreDamaged
+from pipeline.files import (
+    is_free,
+    locked,
+    os_errors_explained,
+    read_plain,
+    remove_tree,
+    write_bytes,
+)
 from pipeline.log import size
 from pipeline.model import canonical_json, sha256_of
 from pipeline.store.mark import FOLDERS, LAYOUT, MARK, require_store, write_mark
 from pipeline.store.record import FileRow, LayerFacts, LayerRecord
+
+# Documents of images; and the tables of layers, which have a line for each file.
+_MOST_BYTES = 64 << 20
+_MOST_TABLE_BYTES = 1 << 30
 
 
 class Store:
@@ -129,8 +142,11 @@ class Store:
 
     def write(self, path: Path, data: bytes) -> None:
         """A small file, whole or not there; what a kill leaves of it lies in tmp/ and is swept."""
-        if path.exists() and path.read_bytes() == data:
-            return
+        with suppress(OSError):
+            if read_plain(path, len(data)) == data:
+                return
+        if path.is_dir() and not path.is_symlink():
+            raise FolderInTheWay(path)
         with self.scratch() as folder:
             write_bytes(folder / "new", data)
             with os_errors_explained(path):
@@ -146,27 +162,31 @@ class Store:
     def read_blob(self, digest: str) -> bytes:
         """A small blob's bytes, checked."""
         path = self.blob_path(digest)
-        if not path.exists():
-            raise StoreDamaged(f"{digest}: not in the store")
-        data = path.read_bytes()
+        try:
+            data = read_own(path)
+        except FileNotFoundError:
+            raise StoreDamaged(f"{digest}: not in the store") from None
         if sha256_of(data) != digest:
             raise StoreDamaged(f"{path}: is not what its name says")
         return data
 
     def read_json(self, digest: str) -> Any:
         """A manifest, config or index."""
-        return json.loads(self.read_blob(digest))
+        try:
+            return foreign_json.read_json(self.read_blob(digest), most_bytes=_MOST_BYTES)
+        except foreign_json.JsonInvalid as error:
+            raise StoreDamaged(f"{self.blob_path(digest)}: {error}") from error
 
     def layer(self, key: str) -> LayerRecord | None:
         """The layer that a set of inputs gave before, if its blob is still whole."""
         path = self.root / "layers" / f"{_hex(key)}.json"
         try:
-            record = LayerRecord.model_validate_json(path.read_bytes())
+            record = LayerRecord.model_validate_json(read_own(path))
             if self.blob_path(record.digest).stat().st_size != record.size_bytes:
                 return None
             if not self._table_path(record).exists():
                 return None
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, StoreDamaged, ValueError):
             return None
         return record
 
@@ -201,8 +221,9 @@ class Store:
     def find_rows(self, digest: str, ending: str) -> list[FileRow]:
         """The rows whose path ends so, without reading a table of ten thousands as a whole."""
         try:
-            return search_table(self._contents_path(digest).read_bytes(), ending)
-        except (OSError, ValueError, TypeError) as error:
+            table = read_own(self._contents_path(digest), _MOST_TABLE_BYTES)
+            return search_table(table, ending)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise StoreDamaged(f"the table of contents of {digest} is damaged") from error
 
     def _table_path(self, record: LayerRecord) -> Path:
@@ -268,15 +289,31 @@ class NewBlob:
         return final
 
 
+def read_own(path: Path, most_bytes: int = _MOST_BYTES) -> bytes:
+    """A file of the store's own. No pipe is waited for, and nothing without an end is read."""
+    try:
+        data = read_plain(path, most_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENXIO, errno.ELOOP):
+            raise
+        raise StoreDamaged(f"{path}: is no plain file") from error
+    if data is None:
+        raise StoreDamaged(f"{path}: is larger than any file of its kind")
+    return data
+
+
 def read_image_record(path: Path) -> dict[str, Any]:
     """A record with all that others rely on."""
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        found: dict[str, Any] = foreign_json.read_json(read_own(path), most_bytes=_MOST_BYTES)
         named = [found["key"], found["config"], found["descriptor"]["digest"]]
         layers = [(x["title"], LayerRecord.model_validate(x["record"])) for x in found["layers"]]
+        bases = found.get("base", [])
     except (ValueError, KeyError, TypeError) as error:
         raise StoreDamaged(f"{path}: is damaged") from error
-    if not layers or not all(isinstance(n, str) for n in named):
+    if not isinstance(bases, list) or not layers:
+        raise StoreDamaged(f"{path}: is damaged")
+    if not all(isinstance(n, str) for n in (*named, *bases)):
         raise StoreDamaged(f"{path}: is damaged")
     return found
 
@@ -284,8 +321,8 @@ def read_image_record(path: Path) -> dict[str, Any]:
 def read_table(path: Path) -> list[FileRow]:
     """A layer's table of contents."""
     try:
-        return [FileRow(*row) for row in json.loads(path.read_bytes())]
-    except (ValueError, TypeError, FileNotFoundError) as error:
+        return [FileRow(*row) for row in json.loads(read_own(path, _MOST_TABLE_BYTES))]
+    except (ValueError, TypeError, FileNotFoundError, RecursionError) as error:
         raise StoreDamaged(f"the table of contents {path} is damaged") from error
 
 

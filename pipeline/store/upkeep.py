@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pipeline.errors import StoreDamaged
+from pipeline.errors import FolderInTheWay, StoreDamaged
 from pipeline.files import os_errors_explained, sha256_of_file
 from pipeline.model import Frozen
 from pipeline.store.store import Store, read_image_record, read_table
@@ -45,7 +46,7 @@ def shelves(store: Store) -> list[Shelf]:
 def _files(folder: Path) -> Iterator[Path]:
     """The store's own files of a folder; whatever else somebody put there stays."""
     found = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
-    return (p for p in found if _OWN_NAME.fullmatch(p.name) and (p.is_symlink() or p.is_file()))
+    return (p for p in found if _OWN_NAME.fullmatch(p.name))
 
 
 def _size(path: Path) -> int:
@@ -61,9 +62,9 @@ def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
     named = [*_files(store.root / "oci" / "blobs" / "sha256"), *_files(store.root / "inputs")]
 
     def check(path: Path) -> bool:
-        if path.is_symlink():
-            return False
         try:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                return False
             got = sha256_of_file(path)
         except FileNotFoundError:
             return True
@@ -98,8 +99,15 @@ def total_bytes(store: Store) -> int:
 def repair(bad: list[Path]) -> None:
     """Take damaged files out; the next build makes them again."""
     for path in bad:
-        with os_errors_explained(path):
-            path.unlink(missing_ok=True)
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Take a file out; a folder in its place is not the store's to remove."""
+    if path.is_dir() and not path.is_symlink():
+        raise FolderInTheWay(path)
+    with os_errors_explained(path):
+        path.unlink(missing_ok=True)
 
 
 def unreachable(store: Store) -> list[Path]:
@@ -122,7 +130,7 @@ def trim(store: Store) -> int:
     """Remove what is unreachable; returns the bytes freed."""
     freed = 0
     for path in unreachable(store):
-        with os_errors_explained(path):
-            freed += _size(path)
-            path.unlink(missing_ok=True)
+        n_bytes = _size(path)
+        _remove(path)
+        freed += n_bytes
     return freed

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from pydantic import AwareDatetime, ValidationError
 
+from pipeline.errors import StoreDamaged
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.record.names import IMAGE_SIGNATURE
 from pipeline.record.trust import Trust
-from pipeline.store.store import Store
+from pipeline.store.store import Store, read_own
 from pipeline.verify.naming import Named
 
 
@@ -69,8 +70,8 @@ class Memory:
 
     def _read(self, reference: str) -> _Seen:
         try:
-            found = _Seen.model_validate_json(self._path(reference).read_bytes())
-        except (OSError, ValidationError):
+            found = _Seen.model_validate_json(read_own(self._path(reference)))
+        except (OSError, StoreDamaged, ValidationError):
             return _Seen(reference=reference)
         return found if found.reference == reference else _Seen(reference=reference)
 

@@ -1,0 +1,176 @@
+"""What is no plain file, or has no end, in the place of a file of the store."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.build.image import find_built
+from pipeline.build.plan import plan_image
+from pipeline.errors import FolderInTheWay, StoreDamaged
+from pipeline.files import is_free, locked
+from pipeline.gate.evidence import evidence_path, read_evidence
+from pipeline.store.store import Store, read_image_record
+from pipeline.store.upkeep import damaged, repair, unreachable
+from tests import makers
+
+pytestmark = pytest.mark.usefixtures("no_slow_helpers")
+
+
+def pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+def endless(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as out:
+        out.truncate(40 << 30)
+
+
+def nested(path: Path) -> None:
+    path.write_bytes(b"[" * 200_000)
+
+
+def numeral(path: Path) -> None:
+    path.write_bytes(b"9" * 6000)
+
+
+Put = Callable[[Path], None]
+ODD: list[Put] = [pipe, folder, endless, huge, nested, numeral]
+odd = pytest.mark.parametrize("put", ODD)
+
+
+class World:
+    """A built image, and where its parts lie."""
+
+    def __init__(self, place: Path) -> None:
+        mirror = place / "mirror"
+        wheel, deb = makers.make_wheel(mirror, "pkg"), makers.make_deb(mirror, "tool")
+        images = makers.root_image([deb]), makers.wheel_image("child", [wheel])
+        self.checkout = makers.make_checkout(place / "checkout", *images)
+        self.store, self.mirror = Store(place / "store"), mirror
+        self.store.prepare()
+        self.built = self.build()
+
+    def build(self) -> object:
+        return makers.build(self.checkout, self.store, self.mirror, "child")[0].digest
+
+    @property
+    def record(self) -> Path:
+        return self.store.image_folder("child", makers.AMD64) / "image.json"
+
+    def found(self) -> object:
+        return find_built(self.store, plan_image(self.checkout, "child", makers.AMD64))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@odd
+def test_a_record_of_an_image_that_is_none_is_damaged_and_made_again(
+    world: World, put: Put
+) -> None:
+    put(world.record)
+    with pytest.raises(StoreDamaged):
+        read_image_record(world.record)
+    assert world.found() is None
+    assert world.record in damaged(world.store, lambda _: None)
+    if put is folder:
+        with pytest.raises(FolderInTheWay, match="is a folder"):
+            world.build()
+        assert world.record.is_dir()
+    else:
+        assert world.build() == world.built
+
+
+@odd
+def test_a_manifest_that_is_none_is_damaged_and_made_again(world: World, put: Put) -> None:
+    digest = str(world.built)
+    put(world.store.blob_path(digest))
+    with pytest.raises(StoreDamaged):
+        world.store.read_json(digest)
+    assert world.found() is None
+    if put is not huge:  # a check reads it whole, as it does a layer
+        assert world.store.blob_path(digest) in damaged(world.store, lambda _: None)
+    if put is not folder:
+        assert world.build() == world.built
+
+
+@pytest.mark.parametrize("put", [pipe, folder, endless, nested, numeral])
+def test_the_memory_of_layers_and_their_tables_are_made_again(world: World, put: Put) -> None:
+    for path in (world.store.root / "layers").iterdir():
+        put(path)
+    world.record.unlink()
+    if put is folder:
+        with pytest.raises(FolderInTheWay):
+            world.build()
+        return
+    assert world.build() == world.built
+
+
+@odd
+def test_a_table_of_contents_that_is_none_is_said_to_be_damaged(world: World, put: Put) -> None:
+    (layer, *_) = (world.store.root / "contents").iterdir()
+    put(layer)
+    with pytest.raises(StoreDamaged):
+        world.store.contents(f"sha256:{layer.stem}")
+    if put in (pipe, folder, endless, huge):
+        with pytest.raises(StoreDamaged):
+            world.store.find_rows(f"sha256:{layer.stem}", "x")
+    assert layer in damaged(world.store, lambda _: None)
+
+
+@odd
+def test_what_gates_found_that_is_none_is_said_to_be_damaged(world: World, put: Put) -> None:
+    put(evidence_path(world.store, "child", makers.AMD64))
+    with pytest.raises(StoreDamaged, match="what the gates found cannot be read"):
+        read_evidence(world.store, "child", makers.AMD64, str(world.built))
+
+
+@pytest.mark.parametrize("base", [5, "sha256:x", [5], {"a": 1}, None])
+def test_a_record_with_another_base_than_digests_is_damaged(world: World, base: object) -> None:
+    record = world.store.image_record("child", makers.AMD64)
+    assert record is not None
+    world.store.keep_image("root", makers.AMD64, {**record, "base": ["sha256:" + "a" * 64]})
+    assert unreachable(world.store) is not None
+    path = world.record
+    path.write_text(path.read_text().replace('"code"', f'"base":{json.dumps(base)},"code"'))
+    with pytest.raises(StoreDamaged):
+        unreachable(world.store)
+
+
+def test_a_repair_takes_pipes_and_links_and_leaves_a_folder_to_its_owner(world: World) -> None:
+    blobs = world.store.root / "oci" / "blobs" / "sha256"
+    pipe(blobs / ("a" * 64))
+    endless(blobs / ("b" * 64))
+    bad = damaged(world.store, lambda _: None)
+    assert [p.name[0] for p in bad] == ["a", "b"]
+    repair(bad)
+    assert damaged(world.store, lambda _: None) == []
+    folder(blobs / ("c" * 64))
+    (blobs / ("c" * 64) / "precious").write_text("mine")
+    with pytest.raises(FolderInTheWay):
+        repair(damaged(world.store, lambda _: None))
+    assert (blobs / ("c" * 64) / "precious").exists()
+
+
+def test_a_pipe_in_the_place_of_a_lock_holds_nobody_up(tmp_path: Path) -> None:
+    pipe(tmp_path / "lock")
+    with locked(tmp_path / "lock", shared=True):
+        assert not is_free(tmp_path / "lock")
