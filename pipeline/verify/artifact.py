@@ -61,6 +61,7 @@ class Artifact:
     diff_ids: tuple[str, ...] = ()
     size_bytes: int = 0
     notes: dict[str, str] = field(default_factory=dict)  # a manifest's annotations: part of it
+    platform: str = ""  # as an image's config says, such as linux/amd64
 
     @property
     def is_image(self) -> bool:
@@ -68,7 +69,9 @@ class Artifact:
 
 
 def open_file(path: Path) -> Artifact:
-    """A plain file by its bytes."""
+    """A plain file by its bytes; of a pipe or a device there is no last one."""
+    if not path.is_file():
+        raise EvidenceBroken(f"{path}: is no plain file", "Name a file, a folder or an image.")
     return Artifact(str(path), sha256_of_file(path), size_bytes=path.stat().st_size)
 
 
@@ -91,7 +94,8 @@ def read_manifest(data: bytes, title: str) -> Manifest:
 
 def make_artifact(title: str, digest: str, manifest: Manifest, config: bytes) -> Artifact:
     """An image whose manifest and config do not contradict each other."""
-    diff_ids = _diff_ids(read_json(config, "config"), title)
+    said = read_json(config, "config")
+    diff_ids = _diff_ids(said, title)
     if len(diff_ids) != len(manifest.layers):
         raise EvidenceBroken(
             f"{title}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
@@ -106,7 +110,16 @@ def make_artifact(title: str, digest: str, manifest: Manifest, config: bytes) ->
         diff_ids=diff_ids,
         size_bytes=sum(layer.size for layer in manifest.layers),
         notes=manifest.annotations,
+        platform=f"{said.get('os')}/{said.get('architecture')}",
     )
+
+
+def require_platform(artifact: Artifact, listed: str | None) -> None:
+    """Refuse an image that an index lists for another platform than it says itself it is for."""
+    if listed is not None and listed.split("/")[:2] != artifact.platform.split("/"):
+        raise EvidenceBroken(
+            f"{artifact.title}: is listed for {listed}, but is for {artifact.platform}"
+        )
 
 
 def _diff_ids(config: Any, title: str) -> tuple[str, ...]:

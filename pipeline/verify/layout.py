@@ -21,6 +21,7 @@ from pipeline.verify.artifact import (
     read_bounded,
     read_small,
     require_inside,
+    require_platform,
 )
 from pipeline.verify.attached import Attached, sort_out
 
@@ -47,11 +48,17 @@ def open_layout(folder: Path, platform: str | None = None) -> Artifact:
     if platform is not None:
         images = [d for d in images if d.platform and _platform(d.platform) == platform]
     if len(images) != 1:
+        others = {_platform(d.platform) for d in images if d.platform}
         raise UnknownImage(
             f"{folder}: holds {len(images)} images{f' for {platform}' if platform else ''}",
-            "Choose one with --platform.",
+            "Choose one with --platform."
+            if len(others) > 1
+            else "Name a layout that holds one image for the platform.",
         )
-    return open_image(folder / "blobs" / "sha256", images[0].digest, folder.name, images[0].size)
+    (chosen,) = images
+    found = open_image(folder / "blobs" / "sha256", chosen.digest, folder.name, chosen.size)
+    require_platform(found, _platform(chosen.platform) if chosen.platform else None)
+    return found
 
 
 def _listed(folder: Path, index: Index) -> list[Descriptor]:

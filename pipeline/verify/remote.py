@@ -24,7 +24,7 @@ from pipeline.registry.referrers import everything_listed, fallback_tag
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import has_blob
 from pipeline.registry.wanted import plan_pull
-from pipeline.verify.artifact import Artifact, make_artifact, read_manifest
+from pipeline.verify.artifact import Artifact, make_artifact, read_manifest, require_platform
 from pipeline.verify.attached import Attached, sort_out
 from pipeline.verify.evidence import MOST_FILES
 from pipeline.verify.naming import Named, believed_names
@@ -70,6 +70,8 @@ def open_remote_image(remote: Remote, image: Document, *, deep: bool, jobs: int)
     manifest = read_manifest(image.data, title)
     config = read_blob(repository, image.blobs[0], MOST_MANIFEST_BYTES)
     artifact = make_artifact(title, image.digest, manifest, config)
+    listed = (d.platform for d in remote.root.manifests if d.digest == image.digest)
+    require_platform(artifact, next(listed, None))
     layers = list({d.digest: d for d in image.layers}.values())
     if not deep:
         there = each(

@@ -529,6 +529,16 @@ def test_what_others_signed_under_cosigns_tag_stays(site: Site) -> None:
     assert (len(made[0].kept), len(made[0].layers)) == (1, 1)
 
 
+def test_an_image_that_an_index_lists_for_another_platform_is_refused(site: Site) -> None:
+    world = site.world
+    site.publish("both", shipment=make_shipment(world.store, [world.built], index=True))
+    index = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, "both"]][1])
+    index["manifests"][0]["platform"] = {"architecture": "arm64", "os": "linux"}
+    put(site.tiny, index, "both")
+    with pytest.raises(EvidenceBroken, match="is listed for linux/arm64, but is for linux/amd64"):
+        site.judge(":both")
+
+
 def test_an_index_of_nothing_is_no_image(site: Site) -> None:
     put(site.tiny, index_json(), "none")
     with pytest.raises(EvidenceBroken, match="index of nothing"):

@@ -286,3 +286,35 @@ def test_a_file_is_gathered_by_its_name(world: World, tmp_path: Path) -> None:
 def test_a_folder_is_no_small_file(tmp_path: Path) -> None:
     with pytest.raises(EvidenceBroken, match="cannot be read"):
         read_bounded(tmp_path)
+
+
+@pytest.mark.parametrize("odd", ["pipe", "endless", "link to endless"])
+def test_what_has_no_last_byte_is_not_read(tmp_path: Path, odd: str) -> None:
+    path = Path("/dev/zero") if odd == "endless" else tmp_path / "odd"
+    if odd == "pipe":
+        os.mkfifo(path)
+    elif odd == "link to endless":
+        path.symlink_to("/dev/zero")
+    with pytest.raises(EvidenceBroken, match="is no plain file"):
+        open_file(path)
+
+
+@pytest.mark.parametrize("chosen", [None, "linux/arm64"])
+def test_an_image_listed_for_another_platform_than_its_own_is_refused(
+    layout: Path, chosen: str | None
+) -> None:
+    index, _ = manifest_of(layout)
+    index["manifests"][0]["platform"] = {"architecture": "arm64", "os": "linux"}
+    (layout / "index.json").write_bytes(canonical_json(index))
+    with pytest.raises(EvidenceBroken, match="is listed for linux/arm64, but is for linux/amd64"):
+        open_layout(layout, chosen)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_platform_is_asked_for_only_where_it_helps(layout: Path, count: int) -> None:
+    index, _ = manifest_of(layout)
+    index["manifests"] = index["manifests"] * count
+    (layout / "index.json").write_bytes(canonical_json(index))
+    with pytest.raises(UnknownImage, match=f"holds {count} images") as refused:
+        open_layout(layout)
+    assert "--platform" not in refused.value.hint
