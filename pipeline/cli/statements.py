@@ -107,7 +107,8 @@ def sign_store(checkout: Checkout, store: Store, signer: Signer) -> Iterator[str
 def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: Signer) -> str:
     from pipeline.build.image import find_built
     from pipeline.build.plan import plan_image
-    from pipeline.record.stated import evidence_folder, sign_stated, state_image
+    from pipeline.record.stated import OF_NOBODY, evidence_folder, sign_stated, state_image
+    from pipeline.record.strict import plain
 
     try:
         plan = plan_image(checkout, name, platform)
@@ -124,7 +125,10 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
     if not wrong:
         return "its statements are signed"
     first, why = next(iter(wrong.items()))
-    return f"not signed: {first} {why} (`sm120 record {name}` states it anew)"
+    fix = f"`sm120 record {name}` states it anew"
+    if why == OF_NOBODY:
+        fix = f"look at it in {evidence_folder(store, built)}, and remove it there"
+    return f"not signed: {plain(first)} {why} ({fix})".replace("\n", " ")
 
 
 def leave_weights_statement(

@@ -12,11 +12,17 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from pipeline.errors import RecordInvalid
 from pipeline.keys import Signer
 from pipeline.model import sha256_of
 from pipeline.record.envelope import Envelope
 from pipeline.record.names import EVIDENCE_SET, REBUILD, TEST_RESULT
-from pipeline.record.predicates import Committed, EvidenceSet, check_predicate
+from pipeline.record.predicates import (
+    MOST_STATEMENTS,
+    Committed,
+    EvidenceSet,
+    check_predicate,
+)
 from pipeline.record.shelf import ENDING, keep, read_kept
 from pipeline.record.statement import RECORDED, Moment, Statement, read_stamp, stamp, state
 from pipeline.store.store import Store
@@ -64,6 +70,8 @@ def set_statement(
     """The statement about all the others; a set in it is left out."""
     each_once = {e.payload: committed(e) for e in envelopes if not is_set(e)}.values()
     named = sorted(each_once, key=lambda c: (c.predicate_type, c.about or "", c.payload))
+    if len(named) > MOST_STATEMENTS:
+        raise RecordInvalid(f"{image}: has {len(named)} statements, more than {MOST_STATEMENTS}")
     said = EvidenceSet(image=image, platform=platform, statements=named, ungated=ungated)
     return state(image, digest, EVIDENCE_SET, said.model_dump(mode="json"), when)
 
@@ -79,9 +87,9 @@ def keep_set(
     store: Store, folder: Path, statement: Statement, signers: Sequence[Signer]
 ) -> Envelope:
     """Keep a set in the place of the one before, and as later than it: the latest one counts."""
-    before = read_kept(folder / f"{NAME}{ENDING}")
-    if before and before.statement.recorded and statement.recorded:
-        at = max(statement.recorded, before.statement.recorded + timedelta(seconds=1))
+    before, now = read_kept(folder / f"{NAME}{ENDING}"), statement.recorded
+    if before and now and before.statement.has_happened(now) and before.statement.recorded:
+        at = max(now, before.statement.recorded + timedelta(seconds=1))
         recorded = {**statement.predicate[RECORDED], "at": stamp(at)}
         predicate = {**statement.predicate, RECORDED: recorded}
         statement = statement.model_copy(update={"predicate": predicate})

@@ -155,6 +155,9 @@ class Ungated(Frozen):
     reason: Text
 
 
+MOST_STATEMENTS = 1000
+
+
 class Committed(Frozen):
     """One statement of a set: its exact bytes and, where it holds a verdict, that verdict."""
 
@@ -174,7 +177,7 @@ class EvidenceSet(Frozen):
 
     image: Identity
     platform: Platform
-    statements: Annotated[list[Committed], Field(max_length=1000)]
+    statements: Annotated[list[Committed], Field(max_length=MOST_STATEMENTS)]
     ungated: Text | None  # why it was published although its gates had not passed
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,10 @@ def read_kept(path: Path) -> Envelope | None:
 def keep(
     store: Store, folder: Path, name: str, statement: Statement, signers: Sequence[Signer]
 ) -> Envelope:
-    """Sign and keep a statement. One that says the same already is signed as it is."""
+    """Sign and keep a statement. One that says the same already is signed as it is.
+
+    But not one whose time is still to come: nobody would believe it, and signed by us it stayed so.
+    """
     path = folder / f"{name}{ENDING}"
     # two people who sign at once must not lose one another's signature
     with store.locked(f"records-{folder.name}"):
@@ -56,14 +60,23 @@ def keep(
         if envelope is None:
             envelope = enclose(statement, signers)
         else:
-            known = {s.key_id for s in envelope.signatures}
             for signer in signers:
-                if signer.key_id not in known:
+                if not _is_signed(envelope, signer):
                     envelope = countersigned(envelope, signer)
         store.write(path, envelope.dump())
     return envelope
 
 
 def _same(path: Path, statement: Statement) -> Envelope | None:
-    found = read_kept(path)
-    return found if found and found.statement.core() == statement.core() else None
+    found, now = read_kept(path), statement.recorded or datetime.now(UTC)
+    if found is None or not found.statement.has_happened(now):
+        return None
+    return found if found.statement.core() == statement.core() else None
+
+
+def _is_signed(envelope: Envelope, signer: Signer) -> bool:
+    """Whether a signature under the signer's name is really theirs."""
+    from pipeline.keys import holds
+
+    mine = (s.sig for s in envelope.signatures if s.key_id == signer.key_id)
+    return any(holds(signer.public, sig, envelope.signed_bytes) for sig in mine)

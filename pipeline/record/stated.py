@@ -16,11 +16,14 @@ from pipeline import __version__
 from pipeline.build.golden import read_golden
 from pipeline.build.image import Built, code_digest
 from pipeline.build.plan import ImagePlan
+from pipeline.errors import StoreDamaged
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
-from pipeline.store.store import Store
+from pipeline.store.store import Store, read_own
 from pipeline.wish.load import Checkout
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pipeline.keys import Signer
     from pipeline.record.envelope import Envelope
     from pipeline.record.image import Recorded
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 FILE = "stated.json"
 ENDING = ".dsse.json"
+OF_NOBODY = "is of nobody, and cannot be found out again"
 
 
 class Stated(Frozen):
@@ -38,7 +42,9 @@ class Stated(Frozen):
     signed_by: list[Digest]  # the keys that signed every one of them
 
     def is_whole(self, folder: Path) -> bool:
-        return all((folder / f"{name}{ENDING}").is_file() for name in self.statements)
+        return {"provenance", "evidence-set"} <= {*self.statements} and all(
+            (folder / f"{name}{ENDING}").is_file() for name in self.statements
+        )
 
 
 def evidence_folder(store: Store, built: Built) -> Path:
@@ -51,8 +57,8 @@ def find_stated(checkout: Checkout, store: Store, plan: ImagePlan, built: Built)
     """The statements that lie there, if all do and they were made from the same."""
     folder = evidence_folder(store, built)
     try:
-        found = Stated.model_validate_json((folder / FILE).read_bytes())
-    except (OSError, ValidationError):
+        found = Stated.model_validate_json(read_own(folder / FILE))
+    except (OSError, StoreDamaged, ValidationError):
         return None
     if found.inputs != _inputs(checkout, store, plan, built) or not found.is_whole(folder):
         return None
@@ -101,7 +107,7 @@ def _inputs(checkout: Checkout, store: Store, plan: ImagePlan, built: Built) -> 
         ]
         for each in plan.chain()
     }
-    judged = sha256_of(gates.read_bytes()) if gates.exists() else None
+    judged = sha256_of(read_own(gates)) if gates.exists() else None
     must_be = golden.digest if golden else None
     made_by = [code_digest(), __version__]
     return sha256_of(canonical_json([plan.key, built.digest, made_by, wishes, must_be, judged]))
@@ -118,21 +124,26 @@ def sign_stated(
     from pipeline.record.evidence_set import NAME
     from pipeline.record.image import image_statements, keep_all
     from pipeline.record.shelf import readable
-    from pipeline.record.statement import moment
+    from pipeline.record.statement import moment, read_stamp
 
     folder = evidence_folder(store, built)
     kept = readable(folder)
     true = image_statements(checkout, store, plan, built, spdx="sbom-spdx" in kept)
-    wrong = _wrong(folder, built, kept, true)
+    when = moment()
+    wrong = _wrong(folder, built, kept, true, read_stamp(when.at))
     if not wrong:
         said = {name: e.statement for name, e in kept.items() if name in true}
-        found = keep_all(store, built, said, [signer], moment())
+        found = keep_all(store, built, said, [signer], when)
         _remember(checkout, store, plan, built, [x for x in found if x.name in (*said, NAME)])
     return wrong
 
 
 def _wrong(
-    folder: Path, built: Built, kept: Mapping[str, Envelope], true: Mapping[str, Statement]
+    folder: Path,
+    built: Built,
+    kept: Mapping[str, Envelope],
+    true: Mapping[str, Statement],
+    now: datetime,
 ) -> dict[str, str]:
     """Statements that are not true of an image, or of which nobody here can tell."""
     from pipeline.record.evidence_set import NAME, set_statement
@@ -144,8 +155,10 @@ def _wrong(
             found[name] = "cannot be read"
         elif name in true and true[name].core() != kept[name].statement.core():
             found[name] = "does not say what the image is"
+        elif name in (*true, NAME) and not kept[name].statement.has_happened(now):
+            found[name] = "says that it was made at a time that is still to come"
         elif name not in (*true, NAME) and not kept[name].signatures:
-            found[name] = "is of nobody, and cannot be found out again"
+            found[name] = OF_NOBODY
     every = set_statement(built.name, built.platform, built.digest, kept.values())
     if NAME in kept and kept[NAME].statement.core() != every.core():
         found[NAME] = "names other statements than are there"

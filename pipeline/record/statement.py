@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -19,6 +19,7 @@ from pipeline.record.names import CYCLONEDX, PROVENANCE, SPDX, STATEMENT, WEIGHT
 from pipeline.record.strict import as_model, read_json
 
 RECORDED = "sm120_recorded"
+CLOCKS_APART = timedelta(minutes=5)  # of machines that sign and machines that verify
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 
 # Where each kind of predicate says when it was made.
@@ -28,6 +29,8 @@ _PLACES: dict[str, tuple[str, ...]] = {
     SPDX: ("creationInfo", "created"),
     WEIGHTS: ("verification", "at"),
 }
+# Beside the time, in which run it was.
+_RUNS = {PROVENANCE: "invocationId", None: "invocation"}
 
 
 class DigestSet(Frozen):
@@ -59,11 +62,12 @@ class Statement(Frozen):
         return any(f"sha256:{s.digest.sha256}" == digest for s in self.subject)
 
     def core(self) -> bytes:
-        """All that was found, without when."""
-        path = ("runDetails", "metadata") if self.predicate_type == PROVENANCE else self._place[:2]
-        if self._place[0] == RECORDED:
-            path = (RECORDED,)
-        return self.model_copy(update={"predicate": _without(self.predicate, path)}).dump()
+        """All that was found, without when and in which run; what else stands there counts."""
+        *above, _ = self._place
+        run = _RUNS.get(self.predicate_type if self.predicate_type in _PLACES else None)
+        found = _without(self.predicate, self._place)
+        found = _without(found, (*above, run)) if run else found
+        return self.model_copy(update={"predicate": found}).dump()
 
     @property
     def _place(self) -> tuple[str, ...]:
@@ -81,13 +85,20 @@ class Statement(Frozen):
                 return None
         return read_stamp(value)
 
+    def has_happened(self, now: datetime) -> bool:
+        """Whether its time is not still to come; one that it does not say is not."""
+        return self.recorded is None or self.recorded <= now + CLOCKS_APART
+
 
 def _without(value: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """A copy in which one thing is missing."""
+    """A copy in which one thing is missing, and what held nothing else."""
     first, *rest = path
-    if not rest or not isinstance(value.get(first), dict):
+    if not rest:
         return {k: v for k, v in value.items() if k != first}
-    return {**value, first: _without(value[first], tuple(rest))}
+    if not isinstance(value.get(first), dict):
+        return value
+    left = _without(value[first], tuple(rest))
+    return {**value, first: left} if left else {k: v for k, v in value.items() if k != first}
 
 
 class Moment(Frozen):

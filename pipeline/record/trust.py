@@ -10,7 +10,7 @@ was only replaced keeps what it signed before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,10 +20,10 @@ from pipeline.errors import KeyInvalid, TrustInvalid, WishInvalid
 from pipeline.keys import PublicKey, key_id, public_pem, read_key_file, read_public
 from pipeline.model import Digest, Frozen, Name
 from pipeline.record.names import KINDS, Kind, kind_of
+from pipeline.record.statement import CLOCKS_APART
 from pipeline.wish.load import read_yaml
 
 FILE_NAME = "trust.yaml"
-CLOCKS_APART = timedelta(minutes=5)  # of machines that sign and machines that verify
 
 Reason = Annotated[str, StringConstraints(min_length=5, max_length=400)]
 

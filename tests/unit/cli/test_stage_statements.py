@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,44 @@ def plant_a_result(digest: str) -> None:
     (folder(digest) / "gate-numerics-sm_120.dsse.json").write_bytes(envelope.dump())
 
 
+def date(digest: str, name: str, *places: str) -> None:
+    """Say that a statement was made in a time that is still to come."""
+
+    def change(predicate: dict[str, Any]) -> None:
+        *above, last = places
+        for place in above:
+            predicate = predicate[place]
+        predicate[last] = "9999-12-31T23:59:59Z"
+
+    rewrite(folder(digest) / f"{name}.dsse.json", change)
+
+
+def date_the_provenance(digest: str) -> None:
+    date(digest, "provenance", "runDetails", "metadata", "finishedOn")
+
+
+def date_the_bill(digest: str) -> None:
+    date(digest, "sbom-cyclonedx", "metadata", "timestamp")
+
+
+def date_the_set(digest: str) -> None:
+    date(digest, "evidence-set", "sm120_recorded", "at")
+
+
+def add_beside_the_time(digest: str) -> None:
+    def change(predicate: dict[str, Any]) -> None:
+        predicate["sm120_recorded"]["note"] = "all gates passed"
+
+    rewrite(folder(digest) / "evidence-set.dsse.json", change)
+
+
+def add_beside_the_run(digest: str) -> None:
+    def change(predicate: dict[str, Any]) -> None:
+        predicate["runDetails"]["metadata"]["startedOn"] = "never"
+
+    rewrite(folder(digest) / "provenance.dsse.json", change)
+
+
 def change_the_set(digest: str) -> None:
     rewrite(folder(digest) / "evidence-set.dsse.json", lambda p: p["statements"].pop())
 
@@ -289,6 +328,11 @@ def change_the_set(digest: str) -> None:
         (delete, "sbom-cyclonedx is missing"),
         (plant_a_result, "gate-numerics-sm_120 is of nobody"),
         (change_the_set, "evidence-set names other statements"),
+        (date_the_provenance, "provenance says that it was made at a time that is still to come"),
+        (date_the_bill, "sbom-cyclonedx says that it was made at a time that is still to come"),
+        (date_the_set, "evidence-set says that it was made at a time that is still to come"),
+        (add_beside_the_time, "evidence-set names other statements"),
+        (add_beside_the_run, "provenance does not say what the image is"),
     ],
 )
 def test_a_new_key_signs_nothing_that_is_not_true(
@@ -301,6 +345,66 @@ def test_a_new_key_signs_nothing_that_is_not_true(
     for path in folder(built).glob("*.dsse.json"):
         assert b'"keyid"' not in path.read_bytes()
     assert sm120("verify", "tiny").code != 0
+
+
+@pytest.mark.parametrize(
+    "lie", [lie_about_a_wheel, damage, change_the_set, date_the_provenance, date_the_set]
+)
+def test_what_was_not_signed_is_valid_once_it_is_recorded_anew(
+    built: str, sm120: Command, lie: Callable[[str], None]
+) -> None:
+    lie(built)
+    assert "`sm120 record tiny` states it anew" in sm120("keys", "new", "me").err
+    assert sm120("record", "tiny").code == 0
+    ended = sm120("verify", "tiny")
+    assert ended.code == 0, ended.err
+
+
+def test_a_statement_of_nobody_is_to_be_removed_and_its_name_stays_on_its_line(
+    built: str, sm120: Command
+) -> None:
+    envelope = enclose(kept(built)["provenance"].statement)
+    planted = folder(built) / "gate\ntiny: its statements are signed.dsse.json"
+    planted.write_bytes(envelope.dump())
+    (line,) = [x for x in sm120("keys", "new", "me").err.splitlines() if "tiny" in x]
+    assert f"look at it in {folder(built)}, and remove it there" in line
+    planted.unlink()
+    assert sm120("record", "tiny").code == 0
+    assert sm120("verify", "tiny").code == 0
+
+
+def test_a_false_signature_under_ones_own_name_is_replaced(built: str, sm120: Command) -> None:
+    assert sm120("keys", "new", "me").code == 0
+    for path in folder(built).glob("*.dsse.json"):
+        envelope = read_envelope(path.read_bytes(), path.name)
+        (mine,) = envelope.signatures
+        false = replace(envelope, signatures=(replace(mine, sig=b"0" * 70),))
+        path.write_bytes(false.dump())
+    assert sm120("verify", "tiny").code == 86
+    assert sm120("record", "tiny").code == 0
+    assert sm120("verify", "tiny").code == 0
+
+
+def test_a_memory_that_names_no_statements_is_not_believed(built: str, sm120: Command) -> None:
+    memory = folder(built) / "stated.json"
+    said = json.loads(memory.read_bytes())
+    memory.write_text(json.dumps({**said, "statements": [], "signed_by": ["sha256:" + "a" * 64]}))
+    for path in folder(built).glob("*.dsse.json"):
+        path.unlink()
+    again = build_tiny(sm120)
+    assert "unsigned" in again.out
+    assert {"provenance", "evidence-set"} <= kept(built).keys()
+
+
+def test_more_statements_than_a_set_can_name_are_told_in_one_line(
+    built: str, sm120: Command
+) -> None:
+    statement = kept(built)["provenance"].statement
+    for number in range(1001):
+        other = statement.model_copy(update={"predicate": {"number": number}})
+        (folder(built) / f"x{number}.dsse.json").write_bytes(enclose(other).dump())
+    ended = sm120("record", "tiny", "--unsigned")
+    assert (ended.code, "1003 statements, more than 1000" in ended.err) == (80, True), ended.err
 
 
 def test_a_new_key_signs_no_image_that_the_checkout_no_longer_describes(

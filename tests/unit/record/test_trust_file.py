@@ -10,7 +10,8 @@ import pytest
 from pipeline.errors import TrustInvalid
 from pipeline.keys import key_id, new_key, public_pem
 from pipeline.record.names import HOST_FACTS, PROVENANCE
-from pipeline.record.trust import CLOCKS_APART, Trust, read_trust, trust_entry
+from pipeline.record.statement import CLOCKS_APART
+from pipeline.record.trust import Trust, read_trust, trust_entry
 
 KEY = new_key().public_key()
 ENTRY = trust_entry("builder", public_pem(KEY), key_id(KEY), datetime(2026, 1, 1, tzinfo=UTC))
