@@ -108,33 +108,57 @@ def cli(
     context.obj = {"debug": debug, "checkout": checkout, "store": store_root}
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+class _Stops:
+    """Whether a signal asked this process to stop.
+
+    A library may turn the KeyboardInterrupt into an error of its own: pydantic does where it comes
+    while a model is being made.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # who started us in the background may have told us to ignore Ctrl-C
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
 
 
 def main() -> None:
     """Run, and end with the code that belongs to what happened."""
-    signal.signal(signal.SIGTERM, _stop)
-    debug = "--debug" in sys.argv
+    stops, debug = _Stops(), "--debug" in sys.argv
     try:
-        cli(prog_name="sm120", standalone_mode=False)
+        _run()
     except (KeyboardInterrupt, click.Abort):
         _end(Interrupted("stopped"), debug)
+    except Exception as error:
+        told = _ending(error)
+        is_lost = stops.asked and not isinstance(told, Interrupted)
+        _end(Interrupted("stopped") if is_lost else told, debug)
+
+
+def _run() -> None:
+    try:
+        cli(prog_name="sm120", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except PipelineError as error:
-        _end(error, debug)
-    except OSError as error:
+
+
+def _ending(error: Exception) -> PipelineError:
+    """The error of our own that an exception is told as."""
+    if isinstance(error, PipelineError):
+        return error
+    if isinstance(error, OSError):
         try:
-            _end(explained(error, Path(error.filename or ".")), debug)
+            return explained(error, Path(error.filename or "."))
         except OSError:
-            _end(PipelineError(f"{type(error).__name__}: {error}", "--debug shows where."), debug)
-    except Exception as error:
-        words = " ".join(f"{type(error).__name__}: {error}".split())
-        _end(
-            PipelineError(words, "This is a defect; --debug shows where. Please report it."), debug
-        )
+            return PipelineError(f"{type(error).__name__}: {error}", "--debug shows where.")
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return PipelineError(words, "This is a defect; --debug shows where. Please report it.")
 
 
 def _end(error: PipelineError, debug: bool) -> None:
