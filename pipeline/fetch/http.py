@@ -11,6 +11,7 @@ from pipeline.errors import DigestMismatch, Interrupted, SourceUnreachable
 from pipeline.fetch.settings import Settings
 from pipeline.files import hash_so_far, os_errors_explained, size_so_far
 from pipeline.log import Bar
+from pipeline.net.address import goes_on
 from pipeline.net.answer import Answer
 from pipeline.net.client import MAY_PASS, Reply
 from pipeline.net.client import Client as HttpClient
@@ -206,32 +207,28 @@ def _attempt(client: Client, url: str, partial: Path, size_bytes: int, bar: Bar)
         have = 0
     if have == size_bytes:
         return hash_so_far(partial, bar.advance).hexdigest()
-    with _open_at(client, url, have) as answer:
+    with _open_at(client, url, have, size_bytes) as answer:
         if answer.status == 200:
-            have = 0
-        _require_length(answer, url, size_bytes - have, size_bytes)
-        if not have:
+            _require_length(answer, url, size_bytes)
             partial.unlink(missing_ok=True)
         return _pour(answer, partial, size_bytes, bar)
 
 
-def _open_at(client: Client, url: str, have: int) -> Answer:
+def _open_at(client: Client, url: str, have: int, size_bytes: int) -> Answer:
     """An answer that begins at our byte or, where the server cannot do that, at the first."""
     answer = client.get(url, have)
-    span = answer.header("Content-Range")
-    goes_on = answer.status == 206 and span.startswith(f"bytes {have}-")
-    if answer.status == 200 or goes_on:
+    is_rest = answer.status == 206 and goes_on(answer.header("Content-Range"), have, size_bytes)
+    if answer.status == 200 or (is_rest and (answer.length or 0) <= size_bytes - have):
         return answer
     answer.close()
     return client.get(url)
 
 
-def _require_length(answer: Answer, url: str, want: int, size_bytes: int) -> None:
+def _require_length(answer: Answer, url: str, size_bytes: int) -> None:
     """Refuse a file of another size before its first byte."""
-    if answer.length is not None and answer.length != want:
+    if answer.length is not None and answer.length != size_bytes:
         raise DigestMismatch(
-            f"{masked(url)}: locked with {size_bytes} bytes, received a file of"
-            f" {size_bytes - want + answer.length}"
+            f"{masked(url)}: locked with {size_bytes} bytes, received a file of {answer.length}"
         )
 
 
@@ -247,7 +244,8 @@ def _pour(answer: Answer, partial: Path, size_bytes: int, bar: Bar) -> str:
             out.write(chunk)
             sha.update(chunk)
             bar.advance(len(chunk))
-    # only a chunked answer says where it ends; any other that is short was cut off
-    if got < size_bytes and answer.header("Transfer-Encoding") != "chunked":
+    # only a whole file in chunks says where it ends; any other that is short was cut off
+    is_whole = answer.status == 200 and answer.header("Transfer-Encoding").lower() == "chunked"
+    if got < size_bytes and not is_whole:
         raise Lost(f"{masked(answer.url)}: ended after {got} of {size_bytes} bytes")
     return sha.hexdigest()

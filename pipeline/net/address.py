@@ -11,6 +11,10 @@ from pipeline.net.failures import BadAddress, BadAnswer
 
 _LONGEST = 16_384
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_SPAN = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+# commas and angle brackets may stand in an address and in quotes
+_LINK = re.compile(r'<([^<>]*)>((?:[^",<]|"(?:[^"\\]|\\.)*")*)')
+_MARK = re.compile(r';\s*([\w*-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;,"]*))')
 
 
 def parts_of(url: str) -> SplitResult:
@@ -51,12 +55,24 @@ def next_address(here: str, location: str) -> str:
 
 
 def linked_page(header: str) -> str | None:
-    """The address in a `Link` header that is marked as the next page."""
-    for part in header[:_LONGEST].split(","):
-        address, _, marks = part.partition(">")
-        if "<" in address and re.search(r'\brel\s*=\s*"?next"?(?:[;\s]|$)', marks):
-            return address.partition("<")[2]
+    """The address in a `Link` header that is marked as the next page (RFC 8288)."""
+    for link in _LINK.finditer(header):
+        for name, quoted, plain in _MARK.findall(link[2]):
+            relations = (quoted or plain).strip("'").lower().split()
+            if name.lower() == "rel" and "next" in relations:
+                return link[1]
     return None
+
+
+def goes_on(content_range: str, start: int, size_bytes: int) -> bool:
+    """Whether a part of a file begins at our byte, ends within it, and is of a file of this size.
+
+    It may end early: a server need not send all that it was asked for.
+    """
+    span = _SPAN.fullmatch(content_range.strip())
+    if span is None or span[3] not in ("*", str(size_bytes)):
+        return False
+    return int(span[1]) == start <= int(span[2]) < size_bytes
 
 
 def number_in(header: str) -> int | None:

@@ -44,6 +44,13 @@ class Answer:
         # library's `read` believes a chunk that says it has -1 bytes, and reads for ever.
         self._source: Any = getattr(raw, "_original_response", None)
 
+    def require_known_coding(self) -> None:
+        """Refuse a body whose framing would be taken for its content."""
+        coding = self.header("Transfer-Encoding").strip().lower()
+        if coding not in ("", "identity", "chunked"):
+            self.close()
+            raise BadAnswer(f"comes in the transfer coding {clean(coding)[:40]!r}, not asked for")
+
     def header(self, name: str) -> str:
         return self.headers.get(name) or ""
 
@@ -54,7 +61,9 @@ class Answer:
     @property
     def length(self) -> int | None:
         """How long the body is said to be; none where that is not said, or absurd."""
-        return number_in(self.header("Content-Length"))
+        # the same twice is allowed (RFC 9110, 8.6); two that differ are refused when they are read
+        stated = {part.strip() for part in self.header("Content-Length").split(",")}
+        return number_in(stated.pop()) if len(stated) == 1 else None
 
     def readinto(self, buffer: memoryview, most_s: float | None = None) -> int:
         """Fill the buffer, or what the body still has of it; 0 at its end, `Lost` before that."""

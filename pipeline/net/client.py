@@ -107,7 +107,9 @@ class Client:
             raise BadAddress(f"{shown(url)!r} is no address") from error
         except BREAKS as error:
             raise self._failure(url, error) from error
-        return Answer(raw, method, url, self._connections, bounds)
+        answer = Answer(raw, method, url, self._connections, bounds)
+        answer.require_known_coding()
+        return answer
 
     def _send(
         self,
@@ -154,10 +156,11 @@ class Client:
         limits: Limits | None = None,
     ) -> Answer:
         """An answer that is no redirect; a login goes to the first origin and to no other."""
-        here, login = url, login or _login_in(url)
+        here, login = url, login or login_in(url)
         for hop in range((limits or self.limits).most_hops + 1):
             sent = dict(headers or {})
-            if header := (login if _is_home(url, here) else "") or self._netrc_login(here):
+            own = login if _is_home(url, here) else ""
+            if header := own or self._netrc_login(here, is_first=not hop):
                 sent["Authorization"] = header
             try:
                 answer = self.ask(method, here, headers=sent, limits=limits)
@@ -186,14 +189,18 @@ class Client:
             data = answer.read(most_bytes)
             return Reply(answer.status, answer.url, answer.headers, data)
 
-    def _netrc_login(self, url: str) -> str:
-        """What ~/.netrc has for a host, as curl and pip send it."""
+    def _netrc_login(self, url: str, *, is_first: bool) -> str:
+        """What ~/.netrc has for a host, as curl and pip send it.
+
+        Its `default` is for hosts that we choose, not for those that a server sends us to.
+        """
         if not self._use_netrc:
             return ""
         named = os.environ.get("NETRC")
         try:
             path = Path(named) if named else Path("~/.netrc").expanduser()
-            found = netrc.netrc(path).authenticators(parts_of(url).hostname or "")
+            host, known = parts_of(url).hostname or "", netrc.netrc(path)
+            found = known.authenticators(host) if is_first else known.hosts.get(host)
         except (OSError, RuntimeError, netrc.NetrcParseError, UnicodeDecodeError):
             return ""
         return basic(found[0] or found[1] or "", found[2] or "") if found else ""
@@ -219,7 +226,8 @@ def basic(user: str, password: str) -> str:
     return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
 
 
-def _login_in(url: str) -> str:
+def login_in(url: str) -> str:
+    """The header that the user and password in an address make; empty where there are none."""
     parts = parts_of(url)
     if "@" not in parts.netloc:
         return ""

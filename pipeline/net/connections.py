@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http
+import http.client
 import socket
 import ssl
 import threading
@@ -24,6 +26,7 @@ from pipeline.net.watchdog import Watchdog
 
 _KEPT_A_SERVER = 32
 _SERVERS = 32
+_MOST_LINE_BYTES = 1 << 16
 
 
 class Slot:
@@ -165,9 +168,28 @@ def _new_pool(kind: Any, new_connection: Any, host: str, port: int, **settings: 
     return pool
 
 
+class _Final(http.client.HTTPResponse):
+    """An answer that is no interim one.
+
+    The standard library passes over 100 only. It would take a 103 for the answer, and the answer
+    for that of the next request on the same connection.
+    """
+
+    def _read_status(self) -> tuple[str, int, str]:
+        while True:
+            version, status, reason = super()._read_status()  # type: ignore[misc]
+            if status == http.HTTPStatus.SWITCHING_PROTOCOLS:
+                raise http.client.HTTPException("the server switches to another protocol")
+            if not http.HTTPStatus.CONTINUE < status < http.HTTPStatus.OK:
+                return version, status, reason
+            while self.fp.readline(_MOST_LINE_BYTES) not in (b"\r\n", b"\n", b""):
+                pass
+
+
 class _Noted:
     """A connection whose socket its owner knows while it connects, asks and listens."""
 
+    response_class: Any = _Final
     sock: Any
     timeout: Any
 

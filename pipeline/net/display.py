@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import re
 
-_LOGIN = re.compile(r"(^|//)[^/\s]+@")
+# In a sentence. A password may hold a slash that nobody encoded: then what follows the colon is no
+# port. The bound keeps long texts linear.
+_LOGIN = re.compile(r"(^|//)(?:[^/\s]+|[^/\s:@\[]*:(?!\d*(?:/|\s|$))\S{0,300})@")
+# In one address it may hold blanks, too; and where a question mark in it ends the address …
+_ONE_LOGIN = re.compile(r"//[^/:@\[]*:(?!\d*(?:/|$)).{0,300}@", re.S)
+# … its beginning stands where a port should.
+_CUT_LOGIN = re.compile(r"//[^/:@\[]*:(?!\d*(?:/|$)).*", re.S)
 
 
 def masked(text: str) -> str:
@@ -19,7 +25,8 @@ def clean(text: str) -> str:
 
 def shown(url: str) -> str:
     """An address without its query: upload sessions and signed links carry secrets there."""
-    return clean(masked(url.partition("?")[0]))
+    head = _ONE_LOGIN.sub("//***@", url.partition("?")[0])
+    return clean(masked(_CUT_LOGIN.sub("//***", head)))
 
 
 def reason_of(error: BaseException) -> str:

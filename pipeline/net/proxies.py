@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from urllib3.util import make_headers
+from urllib3.exceptions import LocationParseError
+from urllib3.util import make_headers, parse_url
 
 from pipeline.net.address import is_loopback
-from pipeline.net.display import masked
+from pipeline.net.display import shown
 from pipeline.net.failures import BadProxy
 
 
@@ -70,10 +71,12 @@ def read_proxy(address: str) -> Proxy:
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise BadProxy(f"the proxy {masked(address)!r} is no address") from error
+        parse_url(f"http://{parts.netloc.rpartition('@')[2]}")
+        (host or "").encode("idna")
+    except (ValueError, LocationParseError) as error:
+        raise BadProxy(f"the proxy {shown(text)!r} is no address") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise BadProxy(f"the proxy {masked(address)!r} is no http or https address")
+        raise BadProxy(f"the proxy {shown(text)!r} is no http or https address")
     name = f"[{host}]" if ":" in host else host
     login = ""
     if "@" in parts.netloc:

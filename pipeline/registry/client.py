@@ -179,6 +179,8 @@ class Client:
             raise RegistryUnreachable(str(error), hint) from error
         except BadAddress as error:
             raise RegistryBroken(f"{self.name}: sends us to {error}") from error
+        except BadAnswer as error:
+            raise RegistryBroken(f"{self.name}: {error}") from error
 
     def _ask_service(
         self, method: str, url: str, headers: dict[str, str], body: Body | None

@@ -11,6 +11,7 @@ from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable
 from pipeline.files import hash_so_far, os_errors_explained, size_so_far
 from pipeline.log import Bar
 from pipeline.model import sha256_of
+from pipeline.net.address import goes_on
 from pipeline.net.answer import Answer
 from pipeline.net.failures import Lost
 from pipeline.registry.client import ATTEMPTS
@@ -115,8 +116,9 @@ def _open_at(repository: Repository, blob: Descriptor, have: int) -> Answer:
         good=(200, 206, 416) if have else (200,),
         headers=headers,
     )
-    goes_on = answer.header("Content-Range").startswith(f"bytes {have}-")
-    if answer.status == 200 or (answer.status == 206 and goes_on):
+    span, rest = answer.header("Content-Range"), blob.size_bytes - have
+    is_rest = answer.status == 206 and goes_on(span, have, blob.size_bytes)
+    if answer.status == 200 or (is_rest and (answer.length or 0) <= rest):
         return answer
     answer.close()
     return _open_at(repository, blob, 0)
@@ -128,9 +130,9 @@ def _pour(answer: Answer, blob: Descriptor, partial: Path, gauge: Gauge) -> str:
         partial.unlink(missing_ok=True)
     sha = _hash_of(partial, gauge)
     got = size_so_far(partial)
-    if answer.length is not None and answer.length != blob.size_bytes - got:
+    if answer.status == 200 and answer.length not in (None, blob.size_bytes):
         raise RegistryBroken(
-            f"{blob.digest}: named with {blob.size_bytes} bytes, sent with {got + answer.length}"
+            f"{blob.digest}: named with {blob.size_bytes} bytes, sent with {answer.length}"
         )
     with os_errors_explained(partial), partial.open("ab") as out:
         for piece in _pieces(answer, blob, got):

@@ -73,9 +73,12 @@ def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
     place: str | None = f"{repository.path}/referrers/{digest}"
     pages = repository.client.pages(f"{repository}: its list of referrers", _MOST_PAGES)
     found: list[Descriptor] = []
+    is_later = False
     while place is not None:
         pages.take(place)
         answer = repository.look(place, MOST_MANIFEST_BYTES)
+        if answer is None and is_later:
+            raise RegistryBroken(f"{repository}: its list of referrers ends in the middle")
         if answer is None:
             return None
         page = read_document(answer.data, answer.header("Content-Type"))
@@ -84,7 +87,7 @@ def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
         found += page.manifests
         if len(found) > _MOST_LISTED:
             raise RegistryBroken(f"{repository}: lists more than {_MOST_LISTED} things of {digest}")
-        place = next_page(answer)
+        place, is_later = next_page(answer), True
     return found
 
 

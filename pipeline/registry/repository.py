@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import urljoin
 
 from pipeline.errors import DeleteDisabled, NotInRegistry, RegistryBroken
 from pipeline.net.address import linked_page, parts_of
@@ -94,15 +95,18 @@ class Repository:
         place: str | None = f"{self.path}/tags/list?n=1000"
         pages = self.client.pages(f"{self}: its list of tags", _MOST_PAGES)
         found: list[str] = []
+        is_later = False
         while place is not None:
             pages.take(place)
             answer = self.look(place, MOST_MANIFEST_BYTES)
+            if answer is None and is_later:
+                raise RegistryBroken(f"{self}: its list of tags ends in the middle")
             if answer is None:
                 raise NotInRegistry(f"{self}: there is no such repository")
             found += _tags_in(answer.data, str(self))
             if len(found) > _MOST_TAGS:
                 raise RegistryBroken(f"{self}: lists more than {_MOST_TAGS} tags")
-            place = next_page(answer)
+            place, is_later = next_page(answer), True
         return sorted(set(found))
 
     def delete_manifest(self, digest: str) -> None:
@@ -141,9 +145,12 @@ def next_page(answer: Reply) -> str | None:
     if link is None:
         return None
     try:
-        parts = parts_of(link if "://" in link else f"http://here/{link.lstrip('/')}")
-    except BadAddress as error:
-        raise RegistryBroken(f"{shown(answer.url)}: its next page {error}") from error
+        is_whole = "://" in link.partition("?")[0]
+        parts = parts_of(link if is_whole else urljoin(answer.url, link))
+    except (ValueError, BadAddress) as error:
+        raise RegistryBroken(
+            f"{shown(answer.url)}: its next page {shown(link)!r} is no address"
+        ) from error
     path = parts.path or "/"
     return f"{path}?{parts.query}" if parts.query else path
 

@@ -78,6 +78,8 @@ ENDLESS: dict[str, Script] = {
     "an endless header line": forever(OK + b"X-Long: ", b"x" * 4096),
     "dripping headers": forever(OK + b"X-Long: ", b"x", DRIP_S),
     "endless hundreds": forever(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "endless hints": forever(b"", b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"),
+    "endless headers of a hint": forever(b"HTTP/1.1 103 Early Hints\r\n", b"Link: </x>\r\n"),
     "an endless body": forever(OK + b"\r\n", b" " * 65536),
     "a dripping body": forever(OK + b"Content-Length: 9999\r\n\r\n", b" ", DRIP_S),
     "a dripping body without length": forever(OK + b"\r\n", b" ", DRIP_S),
@@ -106,6 +108,19 @@ DAMAGED: dict[str, Script] = {
     "a length of 10**5000": sends(OK + b"Content-Length: 1" + b"0" * 5000 + b"\r\n\r\n{"),
     "a negative length": sends(OK + b"Content-Length: -5\r\n\r\n{"),
     "a length of letters": sends(OK + b"Content-Length: \xb2\r\n\r\n{"),
+    "a switch of protocols": sends(b"HTTP/1.1 101 Go\r\nUpgrade: h2c\r\n\r\n" + OK + b"\r\n{}"),
+    "chunks within gzip": sends(
+        OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    ),
+    "chunks within chunks": sends(
+        OK + b"Transfer-Encoding: chunked, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    ),
+    "two lengths": sends(OK + b"Content-Length: 2\r\nContent-Length: 5\r\n\r\n{}"),
+    "gzip and garbage": body(gzip.compress(b"{}") + b"garbage", GZIPPED),
+    "gzip in gzip": body(
+        gzip.compress(gzip.compress(b"{}")), OK + b"Content-Encoding: gzip, gzip\r\n"
+    ),
+    "HTTP of another age": sends(b"HTTP/3.7 200 OK\r\nContent-Length: 2\r\n\r\n{}"),
     "damaged gzip": body(b"\x1f\x8b\x08 no gzip at all", GZIPPED),
     "gzip cut off": body(
         gzip.compress(b'{"a": "' + bytes(range(65, 91)) * 9 + b'"}')[:-9], GZIPPED

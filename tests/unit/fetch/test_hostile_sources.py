@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import tracemalloc
@@ -58,7 +59,10 @@ ASKS: dict[str, Callable[[str], object]] = {
     "Hub, listing": lambda url: hub(url).files(REPOSITORY, COMMIT),
 }
 # an archive's file is whatever its bytes are: what is damaged shows when it is verified
-AS_IT_LIES = ("damaged gzip", "gzip cut off", "an unknown encoding", "a gzip bomb")
+AS_IT_LIES = (
+    *("damaged gzip", "gzip cut off", "an unknown encoding", "a gzip bomb"),
+    *("gzip and garbage", "gzip in gzip"),
+)
 
 
 @pytest.mark.parametrize("name", ASKS)
@@ -217,3 +221,61 @@ def test_a_model_with_huge_numbers_in_its_settings_still_has_a_commit() -> None:
     text = b'{"sha": "%b", "config": {"model_max_length": 1%b}}' % (COMMIT.encode(), b"0" * 30)
     with hostile_server(hostile.body(text)) as url:
         assert hub(url).commit_of(REPOSITORY, "main") == COMMIT
+
+
+WHOLE = bytes(range(256)) * 16
+PART = b"HTTP/1.1 206 Partial Content\r\n"
+
+
+def part(stated: str, data: bytes, more: str = "") -> bytes:
+    head = f"Content-Range: {stated}\r\nContent-Length: {len(data)}\r\n{more}\r\n"
+    return PART + head.encode() + data
+
+
+# what a server answers to "bytes=1000-" of a file of 4096 bytes
+PARTS: dict[str, Callable[[int], bytes]] = {
+    "the rest": lambda at: part(f"bytes {at}-4095/4096", WHOLE[at:]),
+    "less than was asked for": lambda at: part(
+        f"bytes {at}-{min(at + 999, 4095)}/4096", WHOLE[at : at + 1000]
+    ),
+    "of a size it does not say": lambda at: part(f"bytes {at}-4095/*", WHOLE[at:]),
+    "cut off once": lambda at: part(f"bytes {at}-4095/4096", WHOLE[at:])[
+        : -500 if at == 1000 else None
+    ],
+    "the whole, called the rest": lambda at: part(f"bytes {at}-4095/4096", WHOLE),
+    "of a file of another size": lambda at: part(f"bytes {at}-4999/5000", WHOLE[at:] + bytes(904)),
+    "backwards": lambda at: part(f"bytes {at}-0/4096", b""),
+    "without a range": lambda at: PART + b"Content-Length: 4\r\n\r\nabcd",
+    "from elsewhere": lambda at: part("bytes 0-9/4096", WHOLE[:10]),
+    "in several parts": lambda at: part("", b"--x", "Content-Type: multipart/byteranges\r\n"),
+    "wrong bytes": lambda at: part(f"bytes {at}-4095/4096", bytes(4096 - at)),
+    "none": lambda at: b"HTTP/1.1 416 No\r\nContent-Length: 0\r\n\r\n",
+}
+
+
+def resuming(name: str) -> hostile.Script:
+    """A server whose parts are odd, and whose whole file is right."""
+
+    def answer(conn: socket.socket, request: bytes) -> None:
+        _, _, rest = request.partition(b"Range: bytes=")
+        if rest:
+            conn.sendall(PARTS[name](int(rest.partition(b"-")[0])))
+        else:
+            hostile.body(WHOLE)(conn, request)
+
+    return answer
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_download_goes_on_whatever_a_server_makes_of_ranges(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.fetch.http.ATTEMPTS", 9)
+    monkeypatch.setattr("pipeline.fetch.http._CHUNK_BYTES", 100)
+    (tmp_path / "partial").write_bytes(WHOLE[:1000])
+    want = hashlib.sha256(WHOLE).hexdigest()
+    with hostile_server(resuming(name)) as url:
+        download(
+            client(), url, tmp_path / "partial", sha256=want, size_bytes=len(WHOLE), bar=NoBar()
+        )
+    assert (tmp_path / "partial").read_bytes() == WHOLE

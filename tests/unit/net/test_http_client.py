@@ -17,7 +17,16 @@ import pytest
 from pipeline.errors import Interrupted
 from pipeline.net.address import linked_page, next_address, number_in, parts_of
 from pipeline.net.client import Client, Small
-from pipeline.net.failures import BadAddress, BadAnswer, BadHeader, Lost, NetError, Untrusted
+from pipeline.net.display import masked, shown
+from pipeline.net.failures import (
+    BadAddress,
+    BadAnswer,
+    BadHeader,
+    BadProxy,
+    Lost,
+    NetError,
+    Untrusted,
+)
 from pipeline.net.limits import Limits
 from pipeline.net.proxies import Proxies, read_proxy
 from pipeline.net.tls import tls_context
@@ -125,6 +134,97 @@ def test_a_kept_connection_that_the_server_closed_is_no_failure() -> None:
     with hostile_server(rude) as url:
         for _ in range(20):
             assert asker.fetch(url, most_bytes=9).data == b"{}"
+
+
+@pytest.mark.parametrize("status", [100, 102, 103, 199])
+def test_an_interim_answer_is_not_the_answer(status: int) -> None:
+    """Nor is the answer after it that of the next request on the same connection."""
+
+    def answer(conn: socket.socket, request: bytes) -> None:
+        for data in (b"one", b"two"):
+            conn.sendall(b"HTTP/1.1 %d Wait\r\nLink: </x>; rel=preload\r\n\r\n" % status)
+            time.sleep(0.02)
+            conn.sendall(hostile.OK + b"Content-Length: 3\r\n\r\n" + data)
+            conn.recv(65536)
+
+    asker = client()
+    with hostile_server(answer) as url:
+        replies = [asker.fetch(url, most_bytes=9) for _ in range(2)]
+    assert [(r.status, r.data) for r in replies] == [(200, b"one"), (200, b"two")]
+
+
+def test_a_length_that_is_said_twice_alike_is_a_length() -> None:
+    for lengths, is_good in ((b"2, 2", True), (b"2\r\nContent-Length: 2", True), (b"2, 3", False)):
+        script = hostile.sends(hostile.OK + b"Content-Length: " + lengths + b"\r\n\r\n{}")
+        with hostile_server(script) as url:
+            if is_good:
+                assert client().fetch(url, most_bytes=9).data == b"{}"
+            else:
+                with pytest.raises(NetError):
+                    client().fetch(url, most_bytes=9)
+
+
+def test_the_default_of_netrc_is_not_for_hosts_that_a_server_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads: list[bytes] = []
+
+    def answer(conn: socket.socket, request: bytes) -> None:
+        heads.append(request)
+        hostile.body(b"{}")(conn, request)
+
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    (tmp_path / "netrc").write_text("default login ann password s3cret\n")
+    with hostile_server(answer) as there:
+        elsewhere = there.replace("127.0.0.1", "localhost").encode()
+        with hostile_server(hostile.redirects_to(elsewhere)) as here:
+            client(use_netrc=True).fetch(here, most_bytes=9)
+        client(use_netrc=True).fetch(there, most_bytes=9)
+    assert [b"Authorization" in head for head in heads] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://ann:s3/cret@proxy:3128", "http://ann:s3?cret@proxy:3128", "ann:s3/cret@proxy:1"),
+        *("http://ann:s3#cret@proxy:3128", "http://ann:s3 cret@proxy:3128", "http://ann:s3@cr@["),
+        *("https://ann:s3/cr/et@host/simple/?x=1", "https://ann:cret?s3@host/simple/"),
+    ],
+)
+def test_a_password_that_nobody_encoded_is_not_shown(address: str) -> None:
+    texts = [shown(address)]
+    for ask in (read_proxy, parts_of):
+        with suppress(NetError):
+            ask(address)
+            continue
+        try:
+            ask(address)
+        except NetError as error:
+            texts.append(str(error))
+    assert not [text for text in texts if "s3" in text or "cret" in text]
+
+
+@pytest.mark.parametrize(
+    "address", ["http://h:5000/repo@sha256:ab", "h:5000/r@sha256:ab", "https://h/p@2x.png"]
+)
+def test_what_is_no_login_is_shown(address: str) -> None:
+    assert masked(address) == shown(address) == address
+
+
+def test_masking_takes_linear_time() -> None:
+    start = time.monotonic()
+    masked("//a:b" * 20_000)
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("proxy", ["http://pro xy:1", "http://a..b:1", f"http://{'a' * 70}:1"])
+def test_a_proxy_whose_name_cannot_be_is_blamed_and_not_the_server(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", proxy)
+    with pytest.raises(BadProxy, match="the proxy"):
+        client().ask("GET", "http://host.test/x")
 
 
 def test_a_tls_handshake_that_only_drips_is_left() -> None:
@@ -393,6 +493,24 @@ def test_a_ca_file_that_is_none_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
         with pytest.raises(Untrusted, match=path.name):
             tls_context(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "page"),
+    [
+        ("<https://h/x?a=1,2>; rel=next", "https://h/x?a=1,2"),
+        ('<a>; rel="prev next"', "a"),
+        ("<a>; REL=NEXT", "a"),
+        ('<a>; title="b, <c>; rel=next"; rel="first", <d>; rel="next"', "d"),
+        ('<a>; title="rel=next"', None),
+        ("<a>; rel=nextish", None),
+        ('<a>; x="rel="next"', None),
+        ("<" + "a" * 20_000 + ">; rel=next", "a" * 20_000),
+        ('<a>; x="' * 5000, None),
+    ],
+)
+def test_a_list_is_not_cut_by_an_odd_link(header: str, page: str | None) -> None:
+    assert linked_page(header) == page
 
 
 def test_the_next_page_is_found_in_a_link_and_nowhere_else() -> None:

@@ -22,8 +22,10 @@ from pipeline.registry.repository import Repository
 from pipeline.registry.upload import push_blob
 from pipeline.registry.wanted import plan_pull
 from tests.testbed import hostile
+from tests.testbed.hostile import hostile_server
 from tests.testbed.oci_door import Door, oci_door, status, with_body, with_headers
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
+from tests.unit.fetch.test_hostile_sources import PARTS, WHOLE, resuming
 from tests.unit.registry.support import (
     NAME,
     blob_of,
@@ -223,3 +225,50 @@ def test_an_error_of_nonsense_is_still_one_line(door: Door) -> None:
         door.fail("GET", "tags", status(418, data))
         with pytest.raises(RegistryBroken, match="answers 418"):
             repository.tags()
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_blob_is_gone_on_with_whatever_a_registry_makes_of_ranges(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.registry.download.ATTEMPTS", 9)
+    monkeypatch.setattr("pipeline.registry.download._PROGRESS_BYTES", 100)
+    blob = Descriptor(media_type="a/b", digest=digest_of(WHOLE), size_bytes=len(WHOLE))
+    (tmp_path / "partial").write_bytes(WHOLE[:1000])
+    with hostile_server(resuming(name)) as url:
+        pull_blob(hostile_repository(url), blob, tmp_path / "partial", NoBar())
+    assert (tmp_path / "partial").read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize("link", ["?n=9&last=a", "list?last=a", "/v2/team/app/tags/list?last=a"])
+def test_a_next_page_may_be_named_from_where_we_are(link: str) -> None:
+    def answer(conn: socket.socket, request: bytes) -> None:
+        place = request.split()[1]
+        if not place.startswith(b"/v2/team/app/tags/list?"):
+            conn.sendall(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")
+        elif b"last" in place:
+            hostile.body(b'{"tags": ["b"]}')(conn, request)
+        else:
+            more = f"Link: <{link}>; rel=next\r\n".encode()
+            hostile.body(b'{"tags": ["a"]}', hostile.OK + more)(conn, request)
+
+    with hostile_server(answer) as url:
+        assert hostile_repository(url).tags() == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["tags", "referrers"])
+def test_a_list_that_ends_in_the_middle_is_not_taken_for_the_whole(name: str) -> None:
+    page = b'{"schemaVersion": 2, "manifests": [], "tags": ["a"]}'
+
+    def answer(conn: socket.socket, request: bytes) -> None:
+        if b"more" in request.split()[1]:
+            conn.sendall(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")
+        else:
+            link = b"HTTP/1.1 200 OK\r\nLink: <?more>; rel=next\r\n"
+            hostile.body(page, link)(conn, request)
+
+    with (
+        hostile_server(answer) as url,
+        pytest.raises(RegistryBroken, match="ends in the middle"),
+    ):
+        ASKS[name](hostile_repository(url), Path())
