@@ -5,6 +5,7 @@ The token goes to the origin it is for and to no other: redirects are followed h
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ from pipeline.errors import HubBroken
 from pipeline.fetch.http import Client, unreachable
 from pipeline.net.address import next_address, origin_of
 from pipeline.net.answer import Answer
-from pipeline.net.client import REDIRECTS
+from pipeline.net.client import REDIRECTS, login_in
 from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
 from pipeline.net.failures import Lost as ConnectionLost
 from pipeline.net.limits import Limits
@@ -39,8 +40,13 @@ class Repository:
 
     @property
     def login(self) -> dict[str, str]:
-        """The token as a header; none where there is none."""
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        """The token as a header, else the login that stands in the endpoint's address."""
+        if self.token:
+            return {"Authorization": f"Bearer {self.token}"}
+        own = ""
+        with suppress(BadAddress):  # told when it is asked
+            own = login_in(self.endpoint)
+        return {"Authorization": own} if own else {}
 
 
 class HttpRoute:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from pipeline.errors import PipelineError
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import Settings
-from pipeline.weights.fetch import Options, fetch_files
+from pipeline.weights.fetch import Options, fetch_files, fetch_range
 from pipeline.weights.http_route import HttpRoute, Repository
 from pipeline.weights.model import FilePin, WeightsLock, WeightsWish, sealed
 from pipeline.weights.place import new_place
@@ -18,6 +20,7 @@ from pipeline.weights.sources import find_routes
 from pipeline.weights.xet_route import XetRoute
 from tests.testbed import hostile
 from tests.testbed.hostile import hostile_server
+from tests.unit.fetch.test_hostile_sources import WHOLE, resuming
 
 COMMIT = "a" * 40
 PIN = FilePin(path="model.safetensors", size_bytes=5000, sha256="b" * 64)
@@ -82,3 +85,46 @@ def test_an_endpoint_that_is_no_address_ends_without_a_defect(
     place, options = new_place(tmp_path, lock, hub_cache=False), Options(jobs=1, first_wait_s=0.001)
     with pytest.raises(PipelineError, match="no address"):
         fetch_files(place, [PIN], routes, client=client, options=options)
+
+
+PINNED = FilePin(path="m", size_bytes=len(WHOLE), sha256=hashlib.sha256(WHOLE).hexdigest())
+
+
+@pytest.mark.parametrize("name", ["the rest", "less than was asked for", "cut off once"])
+def test_a_range_comes_in_as_many_parts_as_the_server_likes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.weights.tries.ATTEMPTS", 3)
+    client = Client(Settings(indexes=()))
+    with hostile_server(resuming(name)) as url:
+        route = HttpRoute(client, Repository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)
+        options = Options(first_wait_s=0.001)
+        pieces = fetch_range([route], PINNED, 1000, 4096, client=client, options=options)
+        assert b"".join(pieces) == WHOLE[1000:]
+
+
+@pytest.mark.parametrize(
+    "name", ["of a file of another size", "backwards", "without a range", "from elsewhere"]
+)
+def test_a_range_that_is_not_the_one_asked_for_is_not_used(name: str) -> None:
+    client = Client(Settings(indexes=()))
+    with hostile_server(resuming(name)) as url:
+        route = HttpRoute(client, Repository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)
+        with pytest.raises(PipelineError):
+            b"".join(fetch_range([route], PINNED, 1000, 4096, client=client))
+
+
+def test_a_login_in_the_endpoint_is_sent_where_there_is_no_token() -> None:
+    heads: list[bytes] = []
+
+    def answer(conn: socket.socket, request: bytes) -> None:
+        heads.append(request)
+        hostile.body(WHOLE)(conn, request)
+
+    with hostile_server(answer) as url:
+        mirror = url.replace("//", "//ann:s3cret@")
+        for token in (None, "hf_token"):
+            there = Repository(mirror, "org/tiny", COMMIT, token)
+            HttpRoute(Client(Settings(indexes=())), there, "plain HTTP", 0.5).open(PINNED, 0, 4096)
+    assert b"Authorization: Basic YW5uOnMzY3JldA==" in heads[0]
+    assert b"Authorization: Bearer hf_token" in heads[1]
