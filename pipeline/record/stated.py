@@ -107,7 +107,12 @@ def _inputs(checkout: Checkout, store: Store, plan: ImagePlan, built: Built) -> 
         ]
         for each in plan.chain()
     }
-    judged = sha256_of(read_own(gates)) if gates.exists() else None
+    try:
+        judged = sha256_of(read_own(gates))
+    except FileNotFoundError:
+        judged = None
+    except StoreDamaged:
+        judged = "damaged"  # whoever states the image anew says so, and what to do
     must_be = golden.digest if golden else None
     made_by = [code_digest(), __version__]
     return sha256_of(canonical_json([plan.key, built.digest, made_by, wishes, must_be, judged]))

@@ -385,6 +385,16 @@ def test_a_false_signature_under_ones_own_name_is_replaced(built: str, sm120: Co
     assert sm120("verify", "tiny").code == 0
 
 
+def test_a_pipe_in_the_place_of_what_gates_found_is_told_with_what_to_do(
+    built: str, sm120: Command
+) -> None:
+    os.mkfifo(store().image_folder("tiny", AMD64) / "gates.json")
+    ended = sm120("build", "tiny", "--offline")
+    assert ended.code == 42
+    assert "what the gates found cannot be read" in ended.err
+    assert "sm120 build tiny --gate" in ended.err
+
+
 def test_a_memory_that_names_no_statements_is_not_believed(built: str, sm120: Command) -> None:
     memory = folder(built) / "stated.json"
     said = json.loads(memory.read_bytes())
