@@ -88,6 +88,8 @@ def _require_name(control: dict[str, str]) -> None:
         raise CorruptArchive("its control file names no package")
     if not _PACKAGE.fullmatch(name):
         raise HostileArchive(f"its control file names the package {name[:100]!r}")
+    if any(field.lower() == "status" for field in control):
+        raise HostileArchive("its control file says whether it is installed, which only dpkg knows")
 
 
 def _members(archive: BinaryIO) -> list[_Member]:

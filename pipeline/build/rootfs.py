@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.build.deb import DebContents, unpack
 from pipeline.build.entry import Entry, Kind, Slice, parents, with_parents
-from pipeline.errors import CorruptArchive, WishInvalid
+from pipeline.errors import CorruptArchive, HostileArchive, WishInvalid
 from pipeline.wish.image import Account
 
 # Read only by people at a terminal or by packaging tools, never by a program in a container.
@@ -30,6 +30,8 @@ LEFT_OUT = (
 # Debian 12 keeps these as links into /usr; packages still ship files below them.
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ALWAYS_MERGED = ("bin", "sbin", "lib")
+# dpkg's own, and what scanners read: packages ship folders below it, never files.
+_DATABASE = "var/lib/dpkg/"
 _CHUNK_BYTES = 1024**2
 _CA_BUNDLE = "etc/ssl/certs/ca-certificates.crt"
 _CA_FOLDER = "usr/share/ca-certificates/mozilla/"
@@ -132,6 +134,8 @@ class Tree:
             entry = _normalised(entry)
             if _is_left_out(entry):
                 continue
+            if f"{entry.path}/".startswith(_DATABASE) and entry.kind is not Kind.DIR:
+                raise HostileArchive(f"{owner}: {entry.path} would tell of other packages")
             self._require_same(entry, owner)
             self.put(entry, owner)
             paths.append(entry.path)

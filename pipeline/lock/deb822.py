@@ -21,6 +21,7 @@ def read_stanzas(
     stanza: Stanza = {}
     seen: set[str] = set()
     field: str | None = None
+    more: list[str] = []  # its continuation lines, joined once: there may be very many
     lines = source.split("\n") if isinstance(source, str) else source
     for line in lines:
         first = line[:1]
@@ -30,8 +31,11 @@ def read_stanzas(
             if not seen:
                 raise IndexBroken(f"a continuation line stands before any field: {line.strip()!r}")
             if field is not None:
-                stanza[field] += "\n" + line[1:].rstrip()
+                more.append(line[1:].rstrip())
             continue
+        if more and field is not None:
+            stanza[field] = "\n".join((stanza[field], *more))
+            more = []
         name, colon, value = line.partition(":")
         if colon:
             field = _new_field(name, seen, names)
@@ -42,6 +46,8 @@ def read_stanzas(
         elif seen:
             yield stanza
             stanza, seen, field = {}, set(), None
+    if more and field is not None:
+        stanza[field] = "\n".join((stanza[field], *more))
     if seen:
         yield stanza
 

@@ -261,6 +261,13 @@ def test_a_package_whose_name_is_none_is_refused(tmp_path: Path, name: str) -> N
         unpacked(tmp_path, deb_bytes(tar(GOOD), control(name)))
 
 
+@pytest.mark.parametrize("field", ["Status", "status"])
+def test_a_package_that_says_whether_it_is_installed_is_refused(tmp_path: Path, field: str) -> None:
+    text = control("sample", extra=f"{field}: deinstall ok config-files\n")
+    with pytest.raises(HostileArchive, match="whether it is installed"):
+        unpacked(tmp_path, deb_bytes(tar(GOOD), text))
+
+
 @pytest.mark.parametrize("name", ["libstdc++6", "0ad", "python3.11", "a", "x" * 100])
 def test_a_package_may_have_any_name_that_debian_gives(tmp_path: Path, name: str) -> None:
     assert unpacked(tmp_path, deb_bytes(tar(GOOD), control(name))).control["Package"] == name

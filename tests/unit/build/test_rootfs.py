@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from pipeline.build.entry import Entry, Kind, Slice
+from pipeline.build.overlay import assemble_overlay
 from pipeline.build.rootfs import assemble_rootfs
-from pipeline.errors import CorruptArchive, PipelineError, WishInvalid
+from pipeline.errors import CorruptArchive, HostileArchive, PipelineError, WishInvalid
 from pipeline.lock.deb822 import read_stanzas
 from pipeline.wish.image import Account
 from tests.testbed.deb_file import Item, folder, hard_link, symlink, write_deb
@@ -51,6 +52,31 @@ def test_files_move_below_usr_and_links_stand_in_their_old_place(tmp_path: Path)
     assert tops == {top: f"usr/{top}" for top in tops}
     assert "libx32" not in tree
     assert not any(path.startswith(("bin/", "lib/", "lib64/")) for path in tree)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Item("./var/lib/dpkg/status", b"Package: other\n"),
+        Item("./var/lib/dpkg/status.d/other", b"Package: other\n"),
+        Item("./var/lib/dpkg/info/other.list", b"/.\n"),
+        symlink("./var/lib/dpkg/info", "/tmp"),
+        symlink("./var/lib/dpkg", "../other"),
+    ],
+)
+@pytest.mark.parametrize("assemble", [assemble_rootfs, assemble_overlay])
+def test_no_package_tells_of_others_in_dpkgs_database(
+    tmp_path: Path, item: Item, assemble: Callable[..., object]
+) -> None:
+    given = {"users": ()} if assemble is assemble_rootfs else {}
+    with pytest.raises(HostileArchive, match="would tell of other packages"):
+        assemble([deb(tmp_path, "a", item)], tmp_path, architecture="amd64", **given)
+
+
+def test_dpkg_ships_folders_of_its_database(tmp_path: Path) -> None:
+    shipped = deb(tmp_path, "dpkg", folder("./var/lib/dpkg/"), folder("./var/lib/dpkg/parts/"))
+    tree = assembled(tmp_path, shipped)
+    assert tree["var/lib/dpkg/parts"].kind is Kind.DIR
 
 
 def test_a_package_may_ship_the_merged_links_itself(tmp_path: Path) -> None:

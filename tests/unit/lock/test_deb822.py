@@ -72,3 +72,13 @@ def test_a_tenth_of_debian_is_read_in_well_under_a_second() -> None:
     start = time.perf_counter()
     assert sum(1 for _ in read_stanzas(text, ("Package",))) == 6300
     assert time.perf_counter() - start < 2
+
+
+def test_a_field_of_very_many_lines_is_read_in_linear_time() -> None:
+    start = time.process_time()
+    (stanza,) = read_stanzas("Package: a\nX: 0\n" + " y\n" * 400_000 + "Z: 1\n")
+    assert stanza["X"] == "0" + "\ny" * 400_000
+    assert stanza["Z"] == "1"
+    (last,) = read_stanzas("X:\n" + " y\n" * 3)
+    assert last == {"X": "\ny\ny\ny"}
+    assert time.process_time() - start < 3
