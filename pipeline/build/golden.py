@@ -53,7 +53,8 @@ def check(golden: Golden, name: str, got: GoldenImage) -> None:
     raise GoldenMismatch(
         f"{name}: {got.digest} instead of {want.digest} from the same inputs;"
         f" {_first_difference(want, got)}",
-        "That is a defect: the same inputs must give the same bytes. Please report it.",
+        "Build into an empty folder (--store DIR): if that gives the expected digest, somebody"
+        " changed this store; else it is a defect, please report it.",
     )
 
 

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from pipeline import log
+from pipeline.errors import StoreUnwritable
 from pipeline.fetch.inputs import Fetcher
 from pipeline.files import link_or_copy, os_errors_explained, sha256_of_file
 from pipeline.lock.base import BasePin
@@ -51,6 +52,8 @@ def _is_there(path: Path, pin: Pin) -> bool:
 
 def _place(source: Path, target: Path) -> None:
     """A link where the disk allows it; else a copy that gets its name only when whole."""
+    if target.is_dir():
+        raise StoreUnwritable(f"{target}: is a folder", "Move it, or name another folder.")
     partial = target.with_name(f".{target.name}.partial")
     partial.unlink(missing_ok=True)
     link_or_copy(source, partial)

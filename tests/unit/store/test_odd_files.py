@@ -11,9 +11,11 @@ import pytest
 
 from pipeline.build.image import find_built
 from pipeline.build.plan import plan_image
-from pipeline.errors import FolderInTheWay, StoreDamaged
+from pipeline.errors import FolderInTheWay, GoldenMismatch, StoreDamaged, StoreUnwritable
 from pipeline.files import is_free, locked
 from pipeline.gate.evidence import evidence_path, read_evidence
+from pipeline.lock.model import Pin
+from pipeline.ship.collect import collect
 from pipeline.store.store import Store, read_image_record
 from pipeline.store.upkeep import damaged, repair, unreachable
 from tests import makers
@@ -174,3 +176,27 @@ def test_a_pipe_in_the_place_of_a_lock_holds_nobody_up(tmp_path: Path) -> None:
     pipe(tmp_path / "lock")
     with locked(tmp_path / "lock", shared=True):
         assert not is_free(tmp_path / "lock")
+
+
+def test_a_folder_where_a_collected_file_belongs_is_named_and_stays(world: World) -> None:
+    pins: list[Pin] = list(plan_image(world.checkout, "child", makers.AMD64).lock.wheels)
+    to = world.mirror.parent / "to"
+    (to / pins[0].file / "precious").mkdir(parents=True)
+    with pytest.raises(StoreUnwritable, match=f"{pins[0].file}: is a folder") as refused:
+        collect(world.store, makers.folder_fetcher(world.store, world.mirror), pins, to)
+    assert "SM120_STORE" not in refused.value.hint
+    assert [p.name for p in to.iterdir()] == [pins[0].file]
+
+
+def test_a_store_whose_memory_of_layers_was_exchanged_is_suspected_before_the_builder(
+    world: World,
+) -> None:
+    one, other, *_ = sorted((world.store.root / "layers").iterdir())
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+    world.record.unlink()
+    with pytest.raises(GoldenMismatch) as refused:
+        makers.build(world.checkout, world.store, world.mirror, "child", accept=False)
+    assert "--store DIR" in refused.value.hint
+    assert not world.record.exists()
