@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import LockEdited
+from pipeline.files import read_plain
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place, find_places
 from pipeline.weights.serve.keeper import Held
 
 MAIN = "main"
+_MOST_REF_BYTES = 256
 
 
 class Absent(Exception):
@@ -131,10 +135,23 @@ class Shelf:
         refs = place.root / "refs"
         if not place.hub_cache:
             return
-        for path in sorted(p for p in refs.rglob("*") if p.is_file() and not p.is_symlink()):
+        for path in sorted(_plain_files(refs)):
             name = path.relative_to(refs).as_posix()
-            if path.read_text(encoding="utf-8", errors="replace").strip() == place.lock.commit:
-                self._names[place.lock.repository, name] = place.lock.commit
+            with suppress(OSError):  # what cannot be read names no commit
+                if (read_plain(path, _MOST_REF_BYTES) or b"").strip() == place.lock.commit.encode():
+                    self._names[place.lock.repository, name] = place.lock.commit
+
+
+def _plain_files(folder: Path) -> Iterator[Path]:
+    """Every file below, however deep; links are not followed."""
+    todo = [folder]
+    while todo:
+        with suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False):
+                    yield Path(entry.path)
 
 
 def shelf_of(folders: Iterable[Path]) -> Shelf:

@@ -20,6 +20,7 @@ import pytest
 
 from pipeline.cli import weights_serve
 from pipeline.errors import AddressUnusable, LockEdited, WeightsUnknown
+from pipeline.files import remove_tree
 from pipeline.weights.place import Place
 from pipeline.weights.proof import identity, open_pin
 from pipeline.weights.serve import http as wire
@@ -800,6 +801,27 @@ def test_a_hub_cache_knows_the_names_of_its_revisions(tmp_path: Path) -> None:
         assert hub.file("config.json", "v2").status == 404
         branches = hub.ask("/api/models/org/tiny/refs").json["branches"]
         assert {b["name"] for b in branches} == {"main", "v1", "refs/pr/1"}
+
+
+def test_odd_things_among_a_caches_names_are_passed_over(tmp_path: Path) -> None:
+    place = make_set(tmp_path / "set", SMALL, {}, hub_cache=True)
+    refs = place.root / "refs"
+    refs.mkdir(exist_ok=True)
+    os.mkfifo(refs / "pipe")
+    (refs / "loop").symlink_to("loop")
+    (refs / "up").symlink_to("..")
+    (refs / "long").write_text(COMMIT + " " * 9999)
+    (refs / "v1").write_text(f"{COMMIT}\n")
+    here = os.open(refs, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        here, above = os.open("d", os.O_RDONLY, dir_fd=here), here
+        os.close(above)
+    os.close(here)
+    names = shelf_of([tmp_path / "set"]).names("org/tiny")
+    assert names["v1"] == COMMIT
+    assert not {"pipe", "loop", "up", "long"} & set(names)
+    remove_tree(refs)
 
 
 def test_locks_that_contradict_each_other_are_not_served(tmp_path: Path) -> None:
