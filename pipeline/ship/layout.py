@@ -38,7 +38,14 @@ def export_layout(store: Store, built: Built, folder: Path) -> None:
         with os_errors_explained(folder):
             _write_blobs(store, [built.digest, *sizes], partial / "blobs" / "sha256")
             write_bytes(partial / "oci-layout", LAYOUT)
-            index = {"schemaVersion": 2, "manifests": [record["descriptor"]]}
+            # as the manifest is, whatever the store remembers of it
+            n_bytes = len(store.read_blob(built.digest))
+            described = {
+                "mediaType": manifest["mediaType"],
+                "digest": built.digest,
+                "size": n_bytes,
+            }
+            index = {"schemaVersion": 2, "manifests": [{**record["descriptor"], **described}]}
             write_bytes(partial / "index.json", canonical_json(index))
             if folder.exists():
                 folder.rmdir()

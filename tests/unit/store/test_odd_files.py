@@ -16,6 +16,7 @@ from pipeline.files import is_free, locked
 from pipeline.gate.evidence import evidence_path, read_evidence
 from pipeline.lock.model import Pin
 from pipeline.ship.collect import collect
+from pipeline.ship.layout import export_layout
 from pipeline.store.store import Store, read_image_record
 from pipeline.store.upkeep import damaged, repair, unreachable
 from tests import makers
@@ -200,3 +201,15 @@ def test_a_store_whose_memory_of_layers_was_exchanged_is_suspected_before_the_bu
         makers.build(world.checkout, world.store, world.mirror, "child", accept=False)
     assert "--store DIR" in refused.value.hint
     assert not world.record.exists()
+
+
+def test_an_export_describes_the_manifest_as_it_is(world: World, tmp_path: Path) -> None:
+    text = world.record.read_text()
+    record = json.loads(text)
+    record["descriptor"] |= {"size": 5, "mediaType": "text/other"}
+    world.record.write_text(json.dumps(record))
+    built = find_built(world.store, plan_image(world.checkout, "child", makers.AMD64))
+    assert built is not None
+    export_layout(world.store, built, tmp_path / "out")
+    index = json.loads((tmp_path / "out" / "index.json").read_bytes())
+    assert index["manifests"] == [json.loads(text)["descriptor"]]
