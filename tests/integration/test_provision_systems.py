@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.integration.host_command import verify
 from tests.integration.site import LEFT, Site, new_site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER
 from tests.testbed.debian import NOBLE, TRIXIE, System
@@ -59,6 +60,9 @@ def test_a_fresh_node_is_planned_provisioned_left_alone_and_given_back_on_stand_
     assert version.partition("-")[0] in site.first.shell("cat /proc/driver/nvidia/version")
     assert site.first.shell("command -v docker") == "/usr/bin/docker\n"
     assert site.run().require_good().count("changed") == 0
+    proved = verify(site)
+    assert proved.code == 0, proved.out
+    assert proved.rows("n1", "failed", "unknown") == set()
     gone = {f"{name}_state": "absent" for name in PARTS}
     site.run(**gone).require_good()
     assert differences(before, snapshot(site.first), LEFT) == []

@@ -7,21 +7,20 @@ test_provision.py. Nodes have no GPU, so what needs one is seen to say so, and n
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import bcrypt
 import pytest
 
+from tests.integration.host_command import Ended, command, verify
 from tests.integration.site import Site, new_site
 from tests.testbed.dockerd import DockerDaemon
-from tests.testbed.playbook import ROOT, recap_of, write_inventory
+from tests.testbed.playbook import ROOT, recap_of
 from tests.testbed.snapshot import differences, snapshot
 
 pytestmark = pytest.mark.timeout(1800)
@@ -29,49 +28,6 @@ pytestmark = pytest.mark.timeout(1800)
 FEW = {"sm120_parts": ["nccl", "host_tuning"]}
 # a play's own keywords know no variables of the inventory
 AT_ONCE = ("-e", "sm120_batches=100%")
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended, and what it said."""
-
-    code: int
-    out: str
-    err: str
-
-    def rows(self, host: str, *verdicts: str) -> set[str]:
-        """Promises of a host that ended so, as `role: promise`."""
-        found = self.host(host)["rows"]
-        return {f"{r['role']}: {r['promise']}" for r in found if r["verdict"] in verdicts}
-
-    def host(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = next(h for h in json.loads(self.out)["hosts"] if h["host"] == name)
-        return found
-
-
-def command(site: Site, *words: str, **values: Any) -> Ended:
-    """`sm120 host …` over the site's inventory."""
-    inventory = write_inventory(site.tmp / "inventory.json", site.fleet, {**site.values, **values})
-    link = site.checkout / "ansible"
-    if not link.exists():
-        link.symlink_to(ROOT / "ansible")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pipeline", "--checkout", str(site.checkout), "host"),
-            *(words[0], "-i", str(inventory), *words[1:]),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
-
-
-def verify(site: Site, *words: str, **values: Any) -> Ended:
-    return command(site, "verify", "--json", *words, **values)
 
 
 @pytest.fixture(scope="module")
