@@ -108,6 +108,9 @@ def new_site(
             stack.enter_context(served(place, nodes.gateway))
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(partial(give_source, repository=archive), nodes.nodes))
+        if system.os_release:
+            for node in nodes.nodes:
+                node.shell(f"printf %s '{system.os_release}' > /usr/lib/os-release")
         checkout = tmp / "checkout"
         for folder in ("lockfiles", "images"):
             (checkout / folder).mkdir(parents=True)

@@ -35,6 +35,8 @@ class System:
     suite: str
     architecture: str = host_platform().partition("/")[2]
     components: tuple[str, ...] = ("main",)
+    # what the nodes say they are, where that is not what their packages are
+    os_release: str = ""
 
     @property
     def target(self) -> str:
@@ -42,7 +44,8 @@ class System:
 
     @property
     def is_ubuntu(self) -> bool:
-        return self.name.startswith("ubuntu")
+        """Whether its packages are Ubuntu's; a node can say so and have Debian's."""
+        return self.name.startswith("ubuntu") and not self.os_release
 
     @property
     def keyring_package(self) -> str:
@@ -52,6 +55,19 @@ class System:
 BOOKWORM = System("debian-12", "bookworm")
 TRIXIE = System("debian-13", "trixie")
 NOBLE = System("ubuntu-24.04", "noble", components=("main", "universe"))
+# Ubuntu by its facts only, where its archive cannot be reached: the packages are Debian's
+UBUNTU_LIKE = System(
+    *("ubuntu-24.04", "bookworm"),
+    os_release="""PRETTY_NAME="Ubuntu 24.04.3 LTS"
+NAME="Ubuntu"
+VERSION_ID="24.04"
+VERSION="24.04.3 LTS (Noble Numbat)"
+VERSION_CODENAME=noble
+ID=ubuntu
+ID_LIKE=debian
+UBUNTU_CODENAME=noble
+""",
+)
 # what every Debian has: `Essential: yes`, and apt
 ESSENTIAL = (
     *("base-files", "base-passwd", "bash", "bsdutils", "coreutils", "dash", "debianutils"),
