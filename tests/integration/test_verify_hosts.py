@@ -225,8 +225,12 @@ ALL_BREAKS = {
     "nvidia_driver: their files are as they came (driver)": (
         "echo 580.1 > /usr/lib/stand-in/nvidia-version"
     ),
+    # in this order: apt installs nothing where a package lacks what it depends on
+    "nvidia_driver: the headers that follow updates are installed": (
+        "dpkg --remove linux-headers-stand-in"
+    ),
     "nvidia_driver: dkms can build it for the running kernel": (
-        "dpkg --force-depends --remove linux-headers-$(uname -r)"
+        "dpkg --remove linux-headers-$(uname -r)"
     ),
     "nvidia_driver: the kernel that boots next has the driver": "touch /boot/vmlinuz-9.9.9-new",
     "pcie: the kernel was booted with its words": f"sed s/iommu=pt// {CMDLINE} > /root/x",
