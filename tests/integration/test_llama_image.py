@@ -44,10 +44,9 @@ def test_the_image_pulled_from_a_registry_by_digest_is_the_image_built(
     copy_to_registry(tmp_path / "layout", f"{repository}:test")
     client = docker.DockerClient(base_url=docker_daemon.socket_url)
     pulled = client.images.pull(repository, tag=image.digest)
-    names = pulled.attrs["RepoDigests"]
-    assert f"{repository}@{image.digest}" in names
-    # the daemon may know it from another registry too, by the same digest and no other
-    assert {name.partition("@")[2] for name in names} == {image.digest}
+    # other tests of this daemon may have pulled it from another place, there also by its index
+    names = [name for name in pulled.attrs["RepoDigests"] if name.startswith(f"{repository}@")]
+    assert names == [f"{repository}@{image.digest}"]
     with running_container(
         docker_daemon, f"{repository}@{image.digest}", SERVE, tiny_model.parent
     ) as url:
