@@ -40,14 +40,19 @@ _HEX = frozenset("0123456789abcdef")
 
 def endpoint() -> str:
     """HF_ENDPOINT as it is now, else the Hub."""
-    from huggingface_hub import constants
-
-    address = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    address = (os.environ.get("HF_ENDPOINT") or _default_endpoint()).rstrip("/")
     try:
         parts_of(address)
     except BadAddress as error:
         raise SourceUnreachable(f"HF_ENDPOINT: {error}", "Correct HF_ENDPOINT.") from error
     return address
+
+
+def _default_endpoint() -> str:
+    """The Hub's address, which its own library knows; that cannot be loaded with a wrong one."""
+    from huggingface_hub import constants
+
+    return constants.ENDPOINT
 
 
 def is_offline() -> bool:
