@@ -71,6 +71,21 @@ def write_bytes(path: Path, data: bytes) -> None:
         out.write(data)
 
 
+def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """All that is no folder, however deep; links are not followed, what is closed is passed over.
+
+    Not `os.walk`, which calls itself for each level: a stranger may have made any number of them.
+    """
+    todo = [folder]
+    while todo:
+        with suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(Path(entry.path))
+                else:
+                    yield entry
+
+
 def remove_tree(folder: Path) -> None:
     """Remove a folder whatever a program made in it: any depth, any mode; as much as can be.
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pipeline.build.plan import ImagePlan, plan_image
 from pipeline.errors import PatchConflict, PipelineError
-from pipeline.files import os_errors_explained, remove_tree
+from pipeline.files import files_below, os_errors_explained, remove_tree
 from pipeline.gate.cases import Gates, read_gates
 from pipeline.gate.coverage import kernels_key
 from pipeline.gate.engine import EngineTree, engine_key, patched_tree
@@ -69,16 +69,9 @@ def gate_shelves(store: Store) -> list[Shelf]:
 
 def _stats(path: Path) -> Iterator[os.stat_result]:
     """Of every file below; trees share files, so the caller counts each only once."""
-    # not os.walk, which calls itself for each level: a worker may have made any number of them
-    todo = [path]
-    while todo:
-        with suppress(OSError), os.scandir(todo.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(Path(entry.path))
-                    continue
-                with suppress(FileNotFoundError):
-                    yield entry.stat(follow_symlinks=False)
+    for entry in files_below(path):
+        with suppress(FileNotFoundError):
+            yield entry.stat(follow_symlinks=False)
 
 
 def gate_leftovers(store: Store, checkout: Checkout) -> list[Path]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import LockEdited
-from pipeline.files import read_plain
+from pipeline.files import files_below, read_plain
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place, find_places
 from pipeline.weights.serve.keeper import Held
@@ -135,23 +134,12 @@ class Shelf:
         refs = place.root / "refs"
         if not place.hub_cache:
             return
-        for path in sorted(_plain_files(refs)):
+        plain = (e for e in files_below(refs) if e.is_file(follow_symlinks=False))
+        for path in sorted(Path(entry.path) for entry in plain):
             name = path.relative_to(refs).as_posix()
             with suppress(OSError):  # what cannot be read names no commit
                 if (read_plain(path, _MOST_REF_BYTES) or b"").strip() == place.lock.commit.encode():
                     self._names[place.lock.repository, name] = place.lock.commit
-
-
-def _plain_files(folder: Path) -> Iterator[Path]:
-    """Every file below, however deep; links are not followed."""
-    todo = [folder]
-    while todo:
-        with suppress(OSError), os.scandir(todo.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(Path(entry.path))
-                elif entry.is_file(follow_symlinks=False):
-                    yield Path(entry.path)
 
 
 def shelf_of(folders: Iterable[Path]) -> Shelf:
