@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 from itertools import count
 from pathlib import Path
 
 from pipeline.weights.hashing import read_file
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
+
+# Files are repaired several at once: of two that look at the same linked folder, the second would
+# set aside the real folder that the first has just made, with the files in it.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def set_aside(place: Place, path: Path) -> Path:
@@ -24,13 +29,14 @@ def set_aside(place: Place, path: Path) -> Path:
 def make_way(place: Place, target: Path) -> None:
     """Real folders down to the target, and nothing but a file in its place."""
     folder = place.root
-    for part in target.parent.relative_to(place.root).parts:
-        folder /= part
-        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            set_aside(place, folder)
-        folder.mkdir(exist_ok=True)
-    if target.is_dir() and not target.is_symlink():
-        set_aside(place, target)
+    with _ONE_AT_A_TIME:
+        for part in target.parent.relative_to(place.root).parts:
+            folder /= part
+            if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+                set_aside(place, folder)
+            folder.mkdir(exist_ok=True)
+        if target.is_dir() and not target.is_symlink():
+            set_aside(place, target)
 
 
 def _has_the_same_bytes(name: Path, pin: FilePin) -> bool:

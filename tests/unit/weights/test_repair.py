@@ -3,7 +3,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +20,11 @@ from pipeline.weights import hashing, patching, repair
 from pipeline.weights.copies import Routes, Source
 from pipeline.weights.hashing import BLOCK_BYTES
 from pipeline.weights.model import FilePin
+from pipeline.weights.place import new_place
 from pipeline.weights.ranges import joined, rest_of, wrong_by_size
 from pipeline.weights.receipt import keep, read_receipt
 from pipeline.weights.repair import Mended
+from pipeline.weights.room import make_way
 from pipeline.weights.routes import FolderRoute, Route
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
@@ -28,6 +32,7 @@ from tests.unit.weights.disk_set import (
     DiskSet,
     FolderSource,
     flip,
+    lock_of,
     make_set,
     random_bytes,
     settle,
@@ -458,3 +463,32 @@ def test_the_command_does_not_call_a_failed_repair_a_success(
     )
     assert ended.code == WeightsDamaged.exit_code
     assert "other bytes" in ended.out
+
+
+def test_files_repaired_at_once_below_a_linked_folder_set_that_link_aside_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link of a folder is looked at by all before any has moved it."""
+    files = {f"deep/{n}": bytes([n]) for n in range(4)}
+    place = new_place(tmp_path / "set", lock_of(files), hub_cache=False)
+    (tmp_path / "disk").mkdir()
+    place.root.mkdir()
+    (place.root / "deep").symlink_to(tmp_path / "disk")
+    is_symlink = Path.is_symlink
+
+    def slow(path: Path) -> bool:
+        seen = is_symlink(path)
+        time.sleep(0.02)
+        return seen
+
+    monkeypatch.setattr(Path, "is_symlink", slow)
+    targets = [place.file(pin) for pin in place.lock.files]
+
+    def install(target: Path) -> None:
+        make_way(place, target)
+        target.write_bytes(b"whole")
+
+    with ThreadPoolExecutor(len(targets)) as pool:
+        list(pool.map(install, targets))
+    assert all(target.read_bytes() == b"whole" for target in targets)
+    assert [p.name for p in (place.state / "aside").iterdir()] == ["1-deep"]
