@@ -19,20 +19,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PipelineError
-from pipeline.keys import LocalSigner
-from pipeline.model import canonical_json
-from pipeline.publish.attachment import Attachment, Content
-from pipeline.record.cosign import (
+from pipeline.attest.cosign import (
     ENVELOPE_MEDIA,
     SIGNATURE_MEDIA,
     SIGNATURE_NOTE,
     signature_attachment,
 )
-from pipeline.record.statement import read_statement
-from pipeline.record.strict import read_base64, read_json
-from pipeline.record.trust import read_trust
-from pipeline.registry.document import read_document
+from pipeline.attest.keys import LocalSigner
+from pipeline.attest.statement import read_statement
+from pipeline.attest.strict import read_base64, read_json
+from pipeline.attest.trust import read_trust
+from pipeline.errors import PipelineError
+from pipeline.model import canonical_json
+from pipeline.oci.document import read_document
+from pipeline.publish.attachment import Attachment, Content
 from pipeline.verify.attached import Loose, sort_out
 from pipeline.verify.evidence import read_exhibit
 from pipeline.verify.naming import believed_names

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pipeline.build import pinned
-from pipeline.build.image import Built, build_images
-from pipeline.build.plan import plan_image
+from pipeline.assemble import locked_layers as pinned
+from pipeline.assemble.image import Built, build_images
+from pipeline.assemble.plan import plan_image
 from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import Settings
@@ -25,8 +25,8 @@ from pipeline.fetch.sources import Sources
 from pipeline.lock.base import BasePin
 from pipeline.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
 from pipeline.model import sha256_of
+from pipeline.spec.load import Checkout
 from pipeline.store.store import Store
-from pipeline.wish.load import Checkout
 from tests.testbed.deb_file import Item, write_deb
 
 AMD64 = "linux/amd64"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pipeline.gate.arch import ArchReport, Judged
-    from pipeline.gate.arch_wish import ArchWish
+    from pipeline.gate.arch_spec import ArchWish
     from pipeline.gate.fatbin import Target
 
 _PACKAGES = "site-packages/"
@@ -41,9 +41,9 @@ def gate_arch(
 
     Needs no GPU and none of NVIDIA's tools, and judges amd64 images on arm64 too.
     """
-    from pipeline.build.plan import plan_image
+    from pipeline.assemble.plan import plan_image
     from pipeline.gate.arch import judge_image, read_image, report_json
-    from pipeline.gate.arch_wish import read_arch_wish
+    from pipeline.gate.arch_spec import read_arch_wish
     from pipeline.gate.evidence import keep_evidence
     from pipeline.gate.findings import arch_evidence
     from pipeline.gate.stage import promised

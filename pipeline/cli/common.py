@@ -15,9 +15,9 @@ import click
 from pipeline.errors import WishInvalid
 
 if TYPE_CHECKING:
+    from pipeline.spec.image import ImageWish
+    from pipeline.spec.load import Checkout
     from pipeline.store.store import Store
-    from pipeline.wish.image import ImageWish
-    from pipeline.wish.load import Checkout
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -70,7 +70,7 @@ def base_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def checkout_of(context: click.Context) -> Checkout:
     """The checkout named by --checkout, else the one around the current folder."""
-    from pipeline.wish.load import find_checkout
+    from pipeline.spec.load import find_checkout
 
     chosen: Path | None = context.obj["checkout"]
     return find_checkout((chosen or Path.cwd()).resolve())

@@ -74,7 +74,7 @@ def make_workshop(
 def _opened(
     shop: Workshop, name: str, platform: str | None, series: str | None = None
 ) -> ImageGate:
-    from pipeline.build.plan import plan_image
+    from pipeline.assemble.plan import plan_image
     from pipeline.gate.gate import open_gate
 
     chosen = pick_platform(shop.checkout.wish(name), platform)

@@ -127,7 +127,7 @@ def _play(
 def _require_lock(context: click.Context) -> None:
     """The lock must answer today's wish before any host is touched."""
     from pipeline.lock.host_model import current_host_lock, host_lock_path
-    from pipeline.wish.host import read_host_wish
+    from pipeline.spec.host import read_host_wish
 
     checkout = checkout_of(context)
     current_host_lock(host_lock_path(checkout), read_host_wish(checkout))

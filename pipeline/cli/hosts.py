@@ -17,8 +17,8 @@ from pipeline.errors import LockEdited, LockMissing, WishInvalid
 if TYPE_CHECKING:
     from pipeline.lock.host import Repository
     from pipeline.lock.host_model import HostLock, TargetLock
-    from pipeline.wish.host import HostWish
-    from pipeline.wish.load import Checkout
+    from pipeline.spec.host import HostWish
+    from pipeline.spec.load import Checkout
 
 Row = dict[str, str | None]
 
@@ -78,7 +78,7 @@ def lock(
     a mirror without a way out serves as well as NVIDIA's own repository.
     """
     from pipeline.lock.host import lock_target, read_shelf, refused_key
-    from pipeline.wish.host import read_host_wish
+    from pipeline.spec.host import read_host_wish
 
     checkout = checkout_of(context)
     wish = read_host_wish(checkout)

@@ -31,14 +31,14 @@ from pipeline.cli.statements import evidence_table, leave_statements
 from pipeline.errors import NotReproducible, StoreDamaged, UnknownImage
 
 if TYPE_CHECKING:
-    from pipeline.build.image import Built
-    from pipeline.build.plan import ImagePlan, Work
+    from pipeline.assemble.image import Built
+    from pipeline.assemble.plan import ImagePlan, Work
+    from pipeline.attest.keys import Signer
     from pipeline.fetch.base import BaseSettings
     from pipeline.fetch.inputs import Fetcher
-    from pipeline.keys import Signer
     from pipeline.lock.base import BasePin
+    from pipeline.spec.load import Checkout
     from pipeline.store.store import Store
-    from pipeline.wish.load import Checkout
 
 
 @click.command()
@@ -84,7 +84,7 @@ def plan(
     context: click.Context, names: tuple[str, ...], platform: str | None, as_json: bool
 ) -> None:
     """Say what a build would fetch, what is cached and how much disk it needs. Fetches nothing."""
-    from pipeline.build.plan import layer_bytes_guess, work_for
+    from pipeline.assemble.plan import layer_bytes_guess, work_for
 
     checkout, store = checkout_of(context), store_to_read(context)
     plans = _plans(checkout, names, platform)
@@ -123,7 +123,7 @@ def _bytes_of(base: BasePin) -> int:
 
 
 def _plans(checkout: Checkout, names: tuple[str, ...], platform: str | None) -> list[ImagePlan]:
-    from pipeline.build.plan import plan_image
+    from pipeline.assemble.plan import plan_image
 
     chosen = dict.fromkeys(names or checkout.images())
     if not chosen:
@@ -185,7 +185,7 @@ def build(
     What each image is made of, and what its gates found, is stated beside it: signed where there
     is a key, unsigned otherwise. `sm120 verify IMAGE` checks it.
     """
-    from pipeline.build.image import build_images
+    from pipeline.assemble.image import build_images
 
     start = time.monotonic()
     checkout, store, signing = checkout_of(context), store_of(context), Signing()
@@ -258,8 +258,8 @@ def _built_json(built: Built) -> dict[str, Any]:
 
 def find_image(checkout: Checkout, store: Store, name: str, platform: str | None) -> Built:
     """A built image that is up to date with the checkout, or an error that says what to do."""
-    from pipeline.build.image import find_built
-    from pipeline.build.plan import plan_image
+    from pipeline.assemble.image import find_built
+    from pipeline.assemble.plan import plan_image
 
     chosen = pick_platform(checkout.wish(name), platform)
     built = find_built(store, plan_image(checkout, name, chosen))
@@ -282,8 +282,8 @@ def load(
     as_json: bool,
 ) -> None:
     """Put a built image into the Docker daemon that DOCKER_HOST names."""
-    from pipeline.ship.load import default_tag
-    from pipeline.ship.load import load as load_image
+    from pipeline.oci.load import default_tag
+    from pipeline.oci.load import load as load_image
 
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
@@ -302,7 +302,7 @@ def load(
 @click.pass_context
 def export(context: click.Context, name: str, folder: Path, platform: str | None) -> None:
     """Write a built image as an OCI layout folder of its own."""
-    from pipeline.ship.layout import export_layout
+    from pipeline.oci.layout import export_layout
 
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
@@ -342,8 +342,8 @@ def rebuild(
     Kept inputs of the store are used where they are; everything else is fetched again. With
     --attest the key says so: a proof of equal bytes, not of a hosted builder.
     """
-    from pipeline.build.plan import plan_image
-    from pipeline.build.rebuild import rebuild as build_again
+    from pipeline.assemble.plan import plan_image
+    from pipeline.assemble.rebuild import rebuild as build_again
     from pipeline.cli.records import signer_of
     from pipeline.store.store import open_store
 
@@ -366,8 +366,8 @@ def rebuild(
 @contextmanager
 def _attested(store: Store, plan: ImagePlan, first: Built, signer: Signer | None) -> Iterator[None]:
     """State how a rebuild ended, where somebody signs; a difference is stated like a success."""
-    from pipeline.record.rebuild import record_rebuild
-    from pipeline.record.statement import moment
+    from pipeline.attest.statement import moment
+    from pipeline.evidence.rebuild import record_rebuild
 
     try:
         yield

@@ -14,8 +14,8 @@ from pipeline.cli.common import checkout_of, json_option, say_json, store_of
 from pipeline.errors import KeyInvalid, UnknownImage
 
 if TYPE_CHECKING:
-    from pipeline.keys import Signer
-    from pipeline.record.trust import Trust, TrustedKey
+    from pipeline.attest.keys import Signer
+    from pipeline.attest.trust import Trust, TrustedKey
 
 trust_option = click.option(
     "--trust",
@@ -42,8 +42,8 @@ def new(context: click.Context, name: str, folder: Path | None, ask: bool) -> No
     Your first key signs what every later command states, and at once what the store holds unsigned,
     where that is still true. Here it is trusted without an entry. With --to neither is done.
     """
-    from pipeline.keyring import default_folder, use_first_key
-    from pipeline.keys import LocalSigner, new_key, write_key
+    from pipeline.attest.keyring import default_folder, use_first_key
+    from pipeline.attest.keys import LocalSigner, new_key, write_key
 
     _require_plain(name)
     secret = os.environ.get("SM120_KEY_PASSPHRASE")
@@ -88,8 +88,8 @@ def _require_plain(name: str) -> None:
 
 
 def _entry(name: str, public: Path) -> str:
-    from pipeline.keys import key_id, public_pem, read_key_file, read_public
-    from pipeline.record.trust import trust_entry
+    from pipeline.attest.keys import key_id, public_pem, read_key_file, read_public
+    from pipeline.attest.trust import trust_entry
 
     key = read_public(read_key_file(public), str(public))
     return trust_entry(name, public_pem(key), key_id(key), datetime.now(UTC))
@@ -99,7 +99,7 @@ def _entry(name: str, public: Path) -> str:
 @click.argument("name", metavar="NAME|FILE.pub")
 def show(name: str) -> None:
     """Print a key's entry for a trust file: its id, its public half, what it is for."""
-    from pipeline.keyring import default_folder
+    from pipeline.attest.keyring import default_folder
 
     path = Path(name)
     if not path.exists():
@@ -139,8 +139,8 @@ def _row(key: TrustedKey, now: datetime) -> dict[str, Any]:
 
 def trust_of(context: click.Context, named: Path | None) -> Trust | None:
     """The trust file that was named, else the checkout's with the user's own keys; or none."""
-    from pipeline.keyring import own_public_keys
-    from pipeline.record.trust import FILE_NAME, read_trust, with_own_keys
+    from pipeline.attest.keyring import own_public_keys
+    from pipeline.attest.trust import FILE_NAME, read_trust, with_own_keys
 
     if named is not None:
         return read_trust(named)

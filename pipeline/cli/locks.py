@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pipeline.lock.make import FindBase, Transport
     from pipeline.lock.model import ImageLock
     from pipeline.lock.wheels import SizeFinder
-    from pipeline.wish.base import ForeignBase
-    from pipeline.wish.load import Checkout
+    from pipeline.spec.base import ForeignBase
+    from pipeline.spec.load import Checkout
 
 
 @click.command()
@@ -248,8 +248,8 @@ def fetch(
 
     There: sm120 build IMAGE --offline --mirror DIR
     """
+    from pipeline.fetch.collect import collect, collect_base
     from pipeline.lock.model import current_lock
-    from pipeline.ship.collect import collect, collect_base
 
     checkout, store = checkout_of(context), store_of(context)
     pins, foreign = {}, {}
@@ -316,15 +316,15 @@ def schema(what: str) -> None:
     """Print the JSON schema of a file, for editors, or of a predicate that statements hold."""
     from pydantic import BaseModel
 
-    from pipeline.gate.arch_wish import ArchWish
+    from pipeline.attest.names import KINDS
+    from pipeline.attest.predicates import MODELS
+    from pipeline.attest.trust import Trust
+    from pipeline.gate.arch_spec import ArchWish
     from pipeline.gate.cases import EngineSetup, GateFile
     from pipeline.gate.numeric_cases import NumericsFile
-    from pipeline.record.names import KINDS
-    from pipeline.record.predicates import MODELS
-    from pipeline.record.trust import Trust
+    from pipeline.spec.image import ImageWish, PatchSeries
+    from pipeline.spec.load import schema as text
     from pipeline.verify.policy import Policy
-    from pipeline.wish.image import ImageWish, PatchSeries
-    from pipeline.wish.load import schema as text
 
     models: dict[str, type[BaseModel]] = {
         "image": ImageWish,

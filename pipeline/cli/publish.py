@@ -23,13 +23,13 @@ from pipeline.cli.registry import open_registry, registry_options
 from pipeline.errors import PublishRefused, ReferenceInvalid
 
 if TYPE_CHECKING:
-    from pipeline.build.image import Built
+    from pipeline.assemble.image import Built
+    from pipeline.oci.reference import Reference
     from pipeline.publish.attachment import Attached
     from pipeline.publish.gates import GateState
     from pipeline.publish.publish import Order, Published
-    from pipeline.registry.reference import Reference
+    from pipeline.spec.load import Checkout
     from pipeline.store.store import Store
-    from pipeline.wish.load import Checkout
 
 _MOST_REASON = 500
 
@@ -81,14 +81,14 @@ def publish(
     Signed statements go along, also where cosign looks for them. With a key the image is recorded
     and signed first, and so is that this digest goes by this name.
     """
-    from pipeline.keys import find_signer
+    from pipeline.attest.keys import find_signer
+    from pipeline.oci.reference import parse_reference
     from pipeline.publish.attachment import file_attachment
     from pipeline.publish.dossier import make_dossier
     from pipeline.publish.gates import require_gates
     from pipeline.publish.publish import Order, rehearse
     from pipeline.publish.publish import publish as publish_image
     from pipeline.publish.shipment import make_shipment
-    from pipeline.registry.reference import parse_reference
 
     reference = parse_reference(place)
     checkout, store = checkout_of(context), store_of(context)
@@ -190,7 +190,7 @@ def _say_evidence(name: str, done: Published) -> None:
 
 
 def _kind(attached: Attached) -> str:
-    from pipeline.record.names import kind_of
+    from pipeline.attest.names import kind_of
 
     return f"statement {kind_of(attached.says)}" if attached.says else attached.artifact_type
 

@@ -22,8 +22,8 @@ from pipeline.cli.images import find_image
 from pipeline.errors import SigningFailed
 
 if TYPE_CHECKING:
-    from pipeline.keys import Signer
-    from pipeline.record.image import Recorded
+    from pipeline.attest.keys import Signer
+    from pipeline.evidence.image import Recorded
 
 _KEY_HELP = "The private key to sign with [SM120_SIGNING_KEY, SM120_SIGNING_AGENT]."
 key_option = click.option("--key", "key_path", type=click.Path(path_type=Path), help=_KEY_HELP)
@@ -31,7 +31,7 @@ key_option = click.option("--key", "key_path", type=click.Path(path_type=Path), 
 
 def signer_of(key_path: Path | None) -> Signer:
     """The key that was named or configured; without one there is an error, not a silent skip."""
-    from pipeline.keys import find_signer
+    from pipeline.attest.keys import find_signer
 
     found = find_signer(key_path, os.environ)
     if found is None:
@@ -60,9 +60,9 @@ def record(
 
     Kept beside the image in the store. Run again with another key, it adds a signature.
     """
-    from pipeline.build.plan import plan_image
-    from pipeline.record.image import record_image
-    from pipeline.record.statement import moment
+    from pipeline.assemble.plan import plan_image
+    from pipeline.attest.statement import moment
+    from pipeline.evidence.image import record_image
 
     checkout, store = checkout_of(context), store_of(context)
     signers = [] if unsigned else [signer_of(key_path)]
@@ -103,9 +103,9 @@ def attest(
     context: click.Context, artifact: Path, kind: str, predicate: Path, key_path: Path | None
 ) -> None:
     """Sign a statement about any file; it is kept beside the file."""
-    from pipeline.record.names import KINDS
-    from pipeline.record.predicates import MODELS
-    from pipeline.record.strict import read_json
+    from pipeline.attest.names import KINDS
+    from pipeline.attest.predicates import MODELS
+    from pipeline.attest.strict import read_json
     from pipeline.verify.artifact import read_bounded
 
     own = sorted(name for name, uri in KINDS.items() if uri in MODELS)
@@ -117,12 +117,12 @@ def attest(
 
 def attest_file(artifact: Path, kind: str, body: Any, signer: Signer) -> Path:
     """Sign a statement of one of our own kinds about a file; where it is kept."""
+    from pipeline.attest.envelope import enclose
+    from pipeline.attest.names import KINDS
+    from pipeline.attest.predicates import check_predicate
+    from pipeline.attest.statement import moment, state
+    from pipeline.evidence.shelf import ENDING
     from pipeline.files import write_bytes
-    from pipeline.record.envelope import enclose
-    from pipeline.record.names import KINDS
-    from pipeline.record.predicates import check_predicate
-    from pipeline.record.shelf import ENDING
-    from pipeline.record.statement import moment, state
     from pipeline.verify.artifact import open_file
 
     check_predicate(KINDS[kind], body)
@@ -146,10 +146,10 @@ def attest_file(artifact: Path, kind: str, body: Any, signer: Signer) -> Path:
 @click.pass_context
 def sbom(context: click.Context, name: str, form: str, platform: str | None) -> None:
     """Print a built image's bill of materials: every wheel, .deb, file and patch, by layer."""
-    from pipeline.build.plan import plan_image
-    from pipeline.record.bill import bill_of
-    from pipeline.record.sbom_cyclonedx import cyclonedx_bytes
-    from pipeline.record.sbom_spdx import spdx_bytes
+    from pipeline.assemble.plan import plan_image
+    from pipeline.evidence.bill import bill_of
+    from pipeline.evidence.sbom_cyclonedx import cyclonedx_bytes
+    from pipeline.evidence.sbom_spdx import spdx_bytes
 
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
@@ -170,7 +170,7 @@ def explain(
     """Say where a file of an image came from: which wheel, .deb or patch."""
     from dataclasses import asdict
 
-    from pipeline.build.plan import plan_image
+    from pipeline.assemble.plan import plan_image
     from pipeline.verify.explain import explain as origin_of
 
     checkout, store = checkout_of(context), store_to_read(context)

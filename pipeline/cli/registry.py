@@ -19,9 +19,9 @@ from pipeline.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from pipeline.oci.reference import Reference
     from pipeline.publish.gc import Plan
     from pipeline.registry.client import Access
-    from pipeline.registry.reference import Reference
     from pipeline.registry.repository import Repository
 
 
@@ -77,8 +77,8 @@ def pull(
 
     A tag is only a way to find the digest, which is shown. Interrupted, it goes on where it was.
     """
+    from pipeline.oci.reference import parse_reference
     from pipeline.registry.pull import pull_layout
-    from pipeline.registry.reference import parse_reference
     from pipeline.registry.wanted import plan_pull, resolve
 
     reference = parse_reference(place)
@@ -109,8 +109,8 @@ def registry() -> None:
 @json_option
 def ls(place: str, insecure_http: bool, ca: Path | None, jobs: int, as_json: bool) -> None:
     """The tags of a repository, and what they name."""
+    from pipeline.oci.reference import parse_repository
     from pipeline.registry.parallel import each
-    from pipeline.registry.reference import parse_repository
 
     repository = open_registry(parse_repository(place), insecure_http, ca)
     tags = repository.tags()
@@ -153,9 +153,9 @@ def gc(
 
     The registry's own garbage collection then frees the space.
     """
+    from pipeline.oci.reference import parse_repository
     from pipeline.publish.gc import plan_gc, run_gc
     from pipeline.publish.known import alone_in
-    from pipeline.registry.reference import parse_repository
 
     store = store_of(context)
     plans = []

@@ -11,7 +11,7 @@ from pipeline import log
 from pipeline.errors import KeyInvalid
 
 if TYPE_CHECKING:
-    from pipeline.keys import Signer
+    from pipeline.attest.keys import Signer
     from pipeline.store.store import Store
 
 _OFFERED = "key-offered"
@@ -35,7 +35,7 @@ class Signing:
     @cached_property
     def key_id(self) -> str | None:
         """The key that would sign, found without loading it."""
-        from pipeline.keyring import own_key, public_id
+        from pipeline.attest.keyring import own_key, public_id
 
         if self._is_named:
             return self.signers[0].key_id
@@ -45,11 +45,11 @@ class Signing:
     @cached_property
     def signers(self) -> Sequence[Signer]:
         """None or one."""
-        from pipeline.keyring import own_key
+        from pipeline.attest.keyring import own_key
 
         if not self._is_named and own_key(self._environment) is None:
             return ()
-        from pipeline.keys import find_signer
+        from pipeline.attest.keys import find_signer
 
         try:
             found = find_signer(None, self._environment)
@@ -78,6 +78,6 @@ class Signing:
 
 
 def _own_name(environment: Mapping[str, str], key_id: str) -> str | None:
-    from pipeline.keyring import own_public_keys, public_id
+    from pipeline.attest.keyring import own_public_keys, public_id
 
     return next((p.stem for p in own_public_keys(environment) if public_id(p) == key_id), None)

@@ -11,7 +11,7 @@ from pipeline import log
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.build.image import Built
+    from pipeline.assemble.image import Built
     from pipeline.gate.evidence import Evidence
     from pipeline.gate.stage import Staged
 

@@ -20,14 +20,14 @@ from pipeline.errors import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.build.image import Built
-    from pipeline.build.plan import ImagePlan
-    from pipeline.keys import Signer
-    from pipeline.record.stated import Stated
-    from pipeline.record.statement import Statement
+    from pipeline.assemble.image import Built
+    from pipeline.assemble.plan import ImagePlan
+    from pipeline.attest.keys import Signer
+    from pipeline.attest.statement import Statement
+    from pipeline.evidence.stated import Stated
+    from pipeline.spec.load import Checkout
     from pipeline.store.store import Store
     from pipeline.weights.place import Place
-    from pipeline.wish.load import Checkout
 
 
 class LeftBeside(NamedTuple):
@@ -63,7 +63,7 @@ def leave_statements(
     signing: Signing,
 ) -> dict[Built, Left]:
     """State every image of which something new can be said, or whose statements lack our key."""
-    from pipeline.record.stated import evidence_folder, find_stated, state_image
+    from pipeline.evidence.stated import evidence_folder, find_stated, state_image
 
     found = {}
     for plan, built in made:
@@ -87,7 +87,7 @@ def leave_gate_statements(
     checkout: Checkout, store: Store, plan: ImagePlan, signing: Signing
 ) -> None:
     """State what a gate just found of an image, good or bad."""
-    from pipeline.build.image import find_built
+    from pipeline.assemble.image import find_built
 
     built = find_built(store, plan)
     if built is None:
@@ -105,10 +105,10 @@ def sign_store(checkout: Checkout, store: Store, signer: Signer) -> Iterator[str
 
 
 def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: Signer) -> str:
-    from pipeline.build.image import find_built
-    from pipeline.build.plan import plan_image
-    from pipeline.record.stated import OF_NOBODY, evidence_folder, sign_stated, state_image
-    from pipeline.record.strict import plain
+    from pipeline.assemble.image import find_built
+    from pipeline.assemble.plan import plan_image
+    from pipeline.attest.strict import plain
+    from pipeline.evidence.stated import OF_NOBODY, evidence_folder, sign_stated, state_image
 
     try:
         plan = plan_image(checkout, name, platform)
@@ -135,8 +135,8 @@ def leave_weights_statement(
     place: Place, signing: Signing, *, read: int, by_receipt: int, why: Sequence[str] = ()
 ) -> LeftBeside:
     """State what a fetch or a verify has just found of a set, beside its files."""
+    from pipeline.attest.statement import read_statement
     from pipeline.model import canonical_json
-    from pipeline.record.statement import read_statement
     from pipeline.weights import record as records
     from pipeline.weights.record import record_path
 
@@ -157,12 +157,12 @@ def without_statements(files: Sequence[Path]) -> tuple[Path, ...]:
 
 def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
     """State what a host is after a run, beside its record."""
+    from pipeline.attest.names import HOST_FACTS
+    from pipeline.attest.predicates import check_predicate
+    from pipeline.attest.statement import moment, state
+    from pipeline.evidence.shelf import ENDING
     from pipeline.host.drift import read_facts
     from pipeline.host.predicate import predicate
-    from pipeline.record.names import HOST_FACTS
-    from pipeline.record.predicates import check_predicate
-    from pipeline.record.shelf import ENDING
-    from pipeline.record.statement import moment, state
     from pipeline.verify.artifact import open_file
 
     target = path.with_name(f"{path.name}{ENDING}")
@@ -180,9 +180,9 @@ def _keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBesi
 
     What was found took hours, perhaps: that it cannot be signed or written does not hide it.
     """
+    from pipeline.attest.envelope import enclose
+    from pipeline.evidence.shelf import read_kept
     from pipeline.files import write_bytes
-    from pipeline.record.envelope import enclose
-    from pipeline.record.shelf import read_kept
 
     before = read_kept(path)
     keys = [s.key_id or "a key without a name" for s in before.signatures] if before else []

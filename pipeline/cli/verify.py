@@ -33,7 +33,7 @@ from pipeline.errors import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.registry.reference import Reference
+    from pipeline.oci.reference import Reference
     from pipeline.registry.repository import Repository
     from pipeline.verify.chain import Chain, Judge
     from pipeline.verify.memory import Memory
@@ -116,7 +116,7 @@ def verify(
 
 def _reference(artifact: str) -> Reference | None:
     """A place in a registry; what exists on this disk, or is an image's plain name, is none."""
-    from pipeline.registry.reference import parse_reference
+    from pipeline.oci.reference import parse_reference
 
     if Path(artifact).exists() or "/" not in artifact:
         return None
@@ -166,7 +166,7 @@ def _local(
     platform: str | None,
     judge: Judge,
 ) -> Chain:
-    from pipeline.record.shelf import ENDING
+    from pipeline.evidence.shelf import ENDING
     from pipeline.verify.artifact import open_file
     from pipeline.verify.chain import Chain
     from pipeline.verify.evidence import beside, gather
@@ -236,7 +236,7 @@ def _built(
     platform: str | None,
     judge: Judge,
 ) -> Chain:
-    from pipeline.record.shelf import kept
+    from pipeline.evidence.shelf import kept
     from pipeline.verify.artifact import open_image
     from pipeline.verify.chain import Chain
     from pipeline.verify.evidence import gather

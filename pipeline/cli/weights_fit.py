@@ -18,13 +18,13 @@ from pipeline.cli.weights_fit_text import (
 from pipeline.errors import DoesNotFit, ModelUnreadable
 
 if TYPE_CHECKING:
-    from pipeline.weights.fit.answer import Question
-    from pipeline.weights.fit.gguf_model import GgufModel
-    from pipeline.weights.fit.source import Source
+    from pipeline.fit.answer import Question
+    from pipeline.fit.gguf_model import GgufModel
+    from pipeline.fit.source import Source
 
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    from pipeline.weights.fit.units import read_size
+    from pipeline.fit.units import read_size
 
     try:
         return None if value is None else read_size(value)
@@ -97,8 +97,8 @@ def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) ->
     sglang and vLLM divide it among the cards (tensor parallelism). ik_llama runs GGUF files on
     cards and host together; for it a placement of the experts is found, as -ot lines.
     """
-    from pipeline.weights.fit.gguf_model import GgufModel
-    from pipeline.weights.fit.source import find_source
+    from pipeline.fit.gguf_model import GgufModel
+    from pipeline.fit.source import find_source
 
     source = find_source(model, lambda: checkout_of(context))
     engine = _engine(options, isinstance(source.model, GgufModel))
@@ -133,7 +133,7 @@ _ONLY = (
 
 
 def _question(options: dict[str, Any], engine: str) -> Question:
-    from pipeline.weights.fit.answer import Question
+    from pipeline.fit.answer import Question
 
     tp = options["tp"] or options["gpus"]
     if tp > options["gpus"]:
@@ -158,8 +158,8 @@ def _question(options: dict[str, Any], engine: str) -> Question:
 
 
 def _parallel(source: Source, question: Question, options: dict[str, Any], as_json: bool) -> None:
-    from pipeline.weights.fit.answer import answer
-    from pipeline.weights.fit.shape import Architecture
+    from pipeline.fit.answer import answer
+    from pipeline.fit.shape import Architecture
 
     assert isinstance(source.model, Architecture)
     result = answer(source.model, question)
@@ -179,11 +179,11 @@ def _parallel(source: Source, question: Question, options: dict[str, Any], as_js
 
 
 def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
-    from pipeline.weights.fit.launch import layout_json
-    from pipeline.weights.fit.loads import Batch, Machine
-    from pipeline.weights.fit.override import read_overrides
-    from pipeline.weights.fit.placement import checked, place, shortage
-    from pipeline.weights.fit.units import gib
+    from pipeline.fit.launch import layout_json
+    from pipeline.fit.loads import Batch, Machine
+    from pipeline.fit.override import read_overrides
+    from pipeline.fit.placement import checked, place, shortage
+    from pipeline.fit.units import gib
 
     machine = Machine(options["gpus"], options["vram"], options["headroom"], options["ram"])
     batch = Batch(options["ctx"], options["kv"] or "bf16", options["ubatch"], options["batch"])

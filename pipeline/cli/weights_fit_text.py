@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 from pipeline import log
 
 if TYPE_CHECKING:
-    from pipeline.weights.fit.answer import Answer, Question
-    from pipeline.weights.fit.gguf_model import GgufModel
-    from pipeline.weights.fit.loads import Batch, Machine
-    from pipeline.weights.fit.placement import Layout
-    from pipeline.weights.fit.source import Source
+    from pipeline.fit.answer import Answer, Question
+    from pipeline.fit.gguf_model import GgufModel
+    from pipeline.fit.loads import Batch, Machine
+    from pipeline.fit.placement import Layout
+    from pipeline.fit.source import Source
 
 
 def answer_text(result: Answer, question: Question) -> str:
     """The table of a card, the KV cache and what to know."""
-    from pipeline.weights.fit.engine import WEIGHTS_ERROR
-    from pipeline.weights.fit.units import GIB
+    from pipeline.fit.engine import WEIGHTS_ERROR
+    from pipeline.fit.units import GIB
 
     rows = [[row.what, f"{row.n_bytes / GIB:10.2f}"] for row in result.rows]
     measured = question.measured_bytes is not None
@@ -43,7 +43,7 @@ def room_words(result: Answer, question: Question) -> str:
 
 def layout_lines(model: GgufModel, batch: Batch, layout: Layout, machine: Machine) -> list[str]:
     """The table of cards and host, what to know, and the flags."""
-    from pipeline.weights.fit.launch import launch_lines, layout_notes, layout_rows
+    from pipeline.fit.launch import launch_lines, layout_notes, layout_rows
 
     head = ["GiB", "weights", "KV cache", "buffers", "together", "still free"]
     flags = " \\\n  ".join(launch_lines(model, batch, layout))
@@ -53,7 +53,7 @@ def layout_lines(model: GgufModel, batch: Batch, layout: Layout, machine: Machin
 
 def heading(source: Source, engine: str, options: dict[str, Any]) -> str:
     """What is asked, and where the answer comes from."""
-    from pipeline.weights.fit.units import gib
+    from pipeline.fit.units import gib
 
     cards = f"{options['gpus']} card{'s' * (options['gpus'] > 1)} of {gib(options['vram'])}"
     return f"{source.name} on {cards} with {engine}\nread from: {source.origin}\n"
@@ -61,7 +61,7 @@ def heading(source: Source, engine: str, options: dict[str, Any]) -> str:
 
 def disk_lines(source: Source, options: dict[str, Any]) -> list[str]:
     """What it takes on a disk, and how long to bring it."""
-    from pipeline.weights.fit.units import gib
+    from pipeline.fit.units import gib
 
     about = " by the sum of its tensors" if source.is_estimate else ""
     lines = [f"Disk: {log.size(source.disk_bytes)} ({gib(source.disk_bytes)}){about}."]

@@ -12,10 +12,10 @@ from pipeline.errors import LockEdited, LockMissing, LockStale, OfflineMiss, Wis
 
 if TYPE_CHECKING:
     from pipeline.fetch.http import Client
+    from pipeline.spec.load import Checkout
     from pipeline.weights.hub import Hub
     from pipeline.weights.locking import Looked, Move
     from pipeline.weights.model import FilePin, WeightsLock
-    from pipeline.wish.load import Checkout
 
 
 @click.command("list")

@@ -13,9 +13,9 @@ from pipeline.cli.common import checkout_of
 from pipeline.errors import UnknownImage
 
 if TYPE_CHECKING:
+    from pipeline.spec.load import Checkout
     from pipeline.weights.backing import Backing
     from pipeline.weights.place import Place
-    from pipeline.wish.load import Checkout
 
 
 def places_in(context: click.Context, folder: Path) -> list[Place]:

@@ -17,7 +17,7 @@ from pipeline.cli.weights_places import backing_of, places_in
 from pipeline.errors import KeyInvalid, WeightsDamaged, WeightsUnknown
 
 if TYPE_CHECKING:
-    from pipeline.keys import Signer
+    from pipeline.attest.keys import Signer
     from pipeline.weights.place import Place
 
 _folder = click.argument(
@@ -56,7 +56,7 @@ def sign(
     Files that a receipt vouches for are not read again. The stock tool accepts the signature:
     `model_signing verify key DIR --signature SIG --public_key KEY.pub`.
     """
-    from pipeline.keys import ANY_NIST, read_private_file
+    from pipeline.attest.keys import ANY_NIST, read_private_file
     from pipeline.weights import signing
 
     place = _one(places_in(context, folder), folder, name)
@@ -95,7 +95,7 @@ def check_signature(
     as_json: bool,
 ) -> None:
     """Hold a folder against a model-signing signature, by whomever it was made."""
-    from pipeline.keys import ANY_NIST, read_key_file, read_public
+    from pipeline.attest.keys import ANY_NIST, read_key_file, read_public
     from pipeline.weights import signing
     from pipeline.weights.vouched import look
 
@@ -134,7 +134,7 @@ def record(
     With a key it is also signed and kept beside the set, where `sm120 verify DIR` looks for it, in
     the place of the one that `fetch` or `verify` left.
     """
-    from pipeline.keys import find_signer
+    from pipeline.attest.keys import find_signer
     from pipeline.weights import record as records
 
     sets = places_in(context, folder)
@@ -152,10 +152,10 @@ def record(
 
 
 def _keep(place: Place, said: dict[str, Any], signer: Signer) -> None:
+    from pipeline.attest.envelope import enclose
+    from pipeline.attest.statement import read_statement
     from pipeline.files import write_bytes
     from pipeline.model import canonical_json
-    from pipeline.record.envelope import enclose
-    from pipeline.record.statement import read_statement
     from pipeline.weights.record import record_path
 
     statement = read_statement(canonical_json(said), place.lock.name)

@@ -27,21 +27,21 @@ from pipeline.fetch.base_pin import blob_pin, config_of, layer_pins, pin_of, req
 from pipeline.files import os_errors_explained, sha256_of_file
 from pipeline.lock.base import BasePin, BlobPin
 from pipeline.model import sha256_of
-from pipeline.registry.client import Access, Client
-from pipeline.registry.config import MOST_CONFIG_BYTES, read_config
-from pipeline.registry.document import (
+from pipeline.oci.config import MOST_CONFIG_BYTES, read_config
+from pipeline.oci.document import (
     MOST_MANIFEST_BYTES,
     Descriptor,
     Document,
     read_document,
 )
+from pipeline.oci.reference import parse_repository
+from pipeline.registry.client import Access, Client
 from pipeline.registry.download import read_blob
 from pipeline.registry.pull import pull_into
-from pipeline.registry.reference import parse_repository
 from pipeline.registry.repository import Repository
 from pipeline.registry.wanted import MOST_BYTES, Wanted, choose
+from pipeline.spec.base import ForeignBase
 from pipeline.store.store import Store
-from pipeline.wish.base import ForeignBase
 
 Found = TypeVar("Found")
 _ELSEWHERE = (NotInRegistry, RegistryUnreachable, RegistryRefused, RegistryBroken)

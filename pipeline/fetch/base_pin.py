@@ -5,9 +5,9 @@ from __future__ import annotations
 from pipeline.errors import BaseUnusable
 from pipeline.lock.base import MOST_LAYERS, BasePin, BlobPin, LayerPin, LayerType
 from pipeline.net.display import clean
-from pipeline.registry.config import ImageConfig
-from pipeline.registry.document import OCI_EMPTY, Descriptor, Document
-from pipeline.wish.base import ForeignBase
+from pipeline.oci.config import ImageConfig
+from pipeline.oci.document import OCI_EMPTY, Descriptor, Document
+from pipeline.spec.base import ForeignBase
 
 _GZIP: LayerType = "application/vnd.oci.image.layer.v1.tar+gzip"
 _TAR: LayerType = "application/vnd.oci.image.layer.v1.tar"

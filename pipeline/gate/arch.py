@@ -13,15 +13,15 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pipeline import __version__, log
-from pipeline.build.entry import Kind
-from pipeline.build.image import Built
-from pipeline.build.layer import read_pieces
+from pipeline.assemble.entry import Kind
+from pipeline.assemble.image import Built
+from pipeline.assemble.layer import read_pieces
 from pipeline.errors import GateUnknown, Interrupted
 from pipeline.gate.arch_facts import Facts, keep_facts, kept_facts, read_facts, reader_digest
+from pipeline.gate.arch_spec import ArchWish
 from pipeline.gate.arch_verdict import Judgement, Verdict, card_of, judge
-from pipeline.gate.arch_wish import ArchWish
 from pipeline.gate.elf import MAGIC
-from pipeline.store.record import FileRow
+from pipeline.oci.record import FileRow
 from pipeline.store.store import Store
 
 # Names that promise an object, and names that only might: those are asked for their first bytes.

@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema
 
 from pipeline.errors import GateInvalid, WishInvalid
 from pipeline.model import Frozen, Name
-from pipeline.wish.load import Checkout, read_yaml
+from pipeline.spec.load import Checkout, read_yaml
 
 MOST_ELEMENTS = 1 << 27
 MOST_CASES = 500

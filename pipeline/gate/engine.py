@@ -11,16 +11,16 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from pipeline.build import patch
-from pipeline.build.plan import ImagePlan, LayerKind, LayerPlan
+from pipeline.assemble import patch
+from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan
 from pipeline.errors import PatchConflict
 from pipeline.files import os_errors_explained
 from pipeline.gate.environment import Workshop, wheel_layer
 from pipeline.gate.unpack import unpack
 from pipeline.lock.model import WheelPin
 from pipeline.model import canonical_json, sha256_of
-from pipeline.store.record import FileRow
-from pipeline.wish.image import PatchWish
+from pipeline.oci.record import FileRow
+from pipeline.spec.image import PatchWish
 
 FORMAT = 1
 # What importing and choosing block sizes reads: code, tables of tuned configurations, and sources

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Literal
 from packaging.utils import canonicalize_name
 
 from pipeline import log
-from pipeline.build.pinned import make_layers
-from pipeline.build.plan import ImagePlan, LayerKind, LayerPlan, Work, plan_image
+from pipeline.assemble.locked_layers import make_layers
+from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, Work, plan_image
 from pipeline.errors import GateEnvironment, LockMissing, StoreDamaged
 from pipeline.gate.hollow import hollow_out
 from pipeline.gate.host_wheels import for_host
@@ -31,9 +31,9 @@ from pipeline.gate.sandbox import find_sandbox
 from pipeline.gate.unpack import unpack
 from pipeline.lock.model import WheelPin
 from pipeline.model import Frozen, canonical_json, sha256_of
-from pipeline.store.record import FileRow, LayerRecord
+from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.spec.load import Checkout
 from pipeline.store.store import Store
-from pipeline.wish.load import Checkout
 
 if TYPE_CHECKING:
     from pipeline.fetch.inputs import Fetcher

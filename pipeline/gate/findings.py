@@ -21,7 +21,7 @@ from pipeline.gate.results import CaseResult, CaseVerdict, GateResult
 from pipeline.gate.run import worker_digest
 from pipeline.gate.sandbox import find_sandbox
 from pipeline.model import canonical_json, sha256_of
-from pipeline.wish.load import Checkout
+from pipeline.spec.load import Checkout
 
 _TIMES = {"seconds", "cached"}
 _FEW = 8

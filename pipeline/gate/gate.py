@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline.build.plan import ImagePlan
+from pipeline.assemble.plan import ImagePlan
 from pipeline.errors import GateInvalid
 from pipeline.files import write_bytes
 from pipeline.gate import moved
@@ -23,8 +23,8 @@ from pipeline.gate.numeric_cases import read_numeric_cases
 from pipeline.gate.numerics import check_numbers
 from pipeline.gate.results import CaseResult, GateResult, overall
 from pipeline.gate.run import Bench, judge_all, worker_digest
+from pipeline.spec.image import PatchSeries
 from pipeline.store.store import Store
-from pipeline.wish.image import PatchSeries
 
 
 @dataclass(frozen=True)

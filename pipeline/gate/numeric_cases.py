@@ -27,7 +27,7 @@ from pipeline.gate.cases import (
     require_small,
 )
 from pipeline.model import Frozen, Name
-from pipeline.wish.load import Checkout, read_yaml
+from pipeline.spec.load import Checkout, read_yaml
 
 
 class NumericsWish(Frozen):

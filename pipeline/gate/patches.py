@@ -44,7 +44,7 @@ from pipeline.gate.results import (
     overall,
 )
 from pipeline.model import Frozen
-from pipeline.wish.image import PatchWish
+from pipeline.spec.image import PatchWish
 
 State = Literal[
     "needed",

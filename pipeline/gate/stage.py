@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline.build.image import Built
-from pipeline.build.plan import plan_image
+from pipeline.assemble.image import Built
+from pipeline.assemble.plan import plan_image
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.gate.arch import judge_image, read_image
-from pipeline.gate.arch_wish import read_arch_wish
+from pipeline.gate.arch_spec import read_arch_wish
 from pipeline.gate.environment import Workshop
 from pipeline.gate.evidence import Evidence, GateKind, ImageGates, ending, keep_evidence
 from pipeline.gate.findings import (
@@ -26,7 +26,7 @@ from pipeline.gate.limits import card_for
 from pipeline.gate.numerics import check_numbers
 from pipeline.gate.patches import judge_patches
 from pipeline.gate.results import GateResult
-from pipeline.wish.image import ImageWish
+from pipeline.spec.image import ImageWish
 
 DEFAULT_ARCH = "sm_120"
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pipeline.build.entry import Kind
-from pipeline.build.layer import read_file
+from pipeline.assemble.entry import Kind
+from pipeline.assemble.layer import read_file
 from pipeline.files import os_errors_explained
-from pipeline.store.record import FileRow, LayerRecord
+from pipeline.oci.record import FileRow, LayerRecord
 from pipeline.store.store import Store
 
 # Where a path of the image goes below the folder; none to leave it out.

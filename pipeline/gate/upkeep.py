@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.build.plan import ImagePlan, plan_image
+from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.errors import PatchConflict, PipelineError
 from pipeline.files import files_below, os_errors_explained, remove_tree
 from pipeline.gate.cases import Gates, read_gates
@@ -29,10 +29,10 @@ from pipeline.gate.environment import Environment, EnvironmentFacts, known_facts
 from pipeline.gate.limits import CARDS
 from pipeline.gate.moved import move_key
 from pipeline.gate.run import Bench
-from pipeline.store.record import LayerRecord
+from pipeline.oci.record import LayerRecord
+from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, read_image_record
 from pipeline.store.upkeep import Shelf
-from pipeline.wish.load import Checkout
 
 _KERNEL_AGE_S = 90 * 24 * 3600
 _PARTS = {

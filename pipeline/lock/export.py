@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from pipeline.lock.model import ImageLock, WheelPin
-from pipeline.wish.image import PythonWish
+from pipeline.spec.image import PythonWish
 
 
 def requirements(lock: ImageLock) -> str:

@@ -15,7 +15,7 @@ from pipeline.lock.host_model import Part, TargetLock
 from pipeline.lock.model import DebPin
 from pipeline.lock.openpgp import sha1_bound
 from pipeline.lock.release import read_keyring, read_release
-from pipeline.wish.host import HostWish
+from pipeline.spec.host import HostWish
 
 Accepts = Callable[[str], bool]
 

@@ -13,9 +13,9 @@ from pipeline.lock.debs import Get, Suite, resolve_debs
 from pipeline.lock.model import DebPin, ImageLock, read_lock, sealed
 from pipeline.lock.release import DEBIAN_12_KEYRING
 from pipeline.lock.wheels import SizeFinder, resolve_wheels
-from pipeline.wish.base import ForeignBase
-from pipeline.wish.image import DebianWish, ImageWish
-from pipeline.wish.load import Checkout
+from pipeline.spec.base import ForeignBase
+from pipeline.spec.image import DebianWish, ImageWish
+from pipeline.spec.load import Checkout
 
 FindBase = Callable[[ForeignBase, str], BasePin]
 

@@ -22,8 +22,8 @@ from pipeline.model import (
     Platform,
     RelativePath,
 )
-from pipeline.wish.image import ImageWish
-from pipeline.wish.load import Checkout
+from pipeline.spec.image import ImageWish
+from pipeline.spec.load import Checkout
 
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from pipeline.errors import LockEdited, LockMissing, WishInvalid
 from pipeline.model import Frozen, canonical_json, sha256_of
-from pipeline.wish.load import read_yaml
+from pipeline.spec.load import read_yaml
 
 UNSEALED = "sha256:" + "0" * 64
 

@@ -18,7 +18,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from pipeline import log, proc
 from pipeline.errors import ResolveFailed
 from pipeline.lock.model import WheelPin
-from pipeline.wish.image import PythonWish
+from pipeline.spec.image import PythonWish
 
 # Debian 12's glibc.
 GLIBC_MINOR = 36

@@ -14,7 +14,7 @@ from pipeline.errors import AttachmentInvalid
 from pipeline.files import read_at_most
 from pipeline.log import NoBar
 from pipeline.model import Frozen, canonical_json, sha256_of
-from pipeline.registry.document import (
+from pipeline.oci.document import (
     OCI_EMPTY,
     OCI_MANIFEST,
     Descriptor,

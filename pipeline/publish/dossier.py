@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.build.image import Built
-from pipeline.keys import Signer
+from pipeline.assemble.image import Built
+from pipeline.attest.envelope import Envelope, read_envelope
+from pipeline.attest.keys import Signer
+from pipeline.attest.names import UNGATED
+from pipeline.attest.predicates import Ungated
+from pipeline.attest.statement import Moment, moment, read_stamp, state
+from pipeline.evidence.evidence_set import is_set, keep_set, read_set, set_statement
+from pipeline.evidence.shelf import keep, kept, shelf
 from pipeline.model import sha256_of
 from pipeline.publish.evidence import Dossier
 from pipeline.publish.gates import GateState
-from pipeline.record.envelope import Envelope, read_envelope
-from pipeline.record.evidence_set import is_set, keep_set, read_set, set_statement
-from pipeline.record.names import UNGATED
-from pipeline.record.predicates import Ungated
-from pipeline.record.shelf import keep, kept, shelf
-from pipeline.record.statement import Moment, moment, read_stamp, state
+from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, read_own
-from pipeline.wish.load import Checkout
 
 
 def record_all(
@@ -31,8 +31,8 @@ def record_all(
 ) -> None:
     """State and sign what is not; what says the same and has this signature stays as it is."""
     # half of the time it takes to start: only who signs pays for it
-    from pipeline.build.plan import plan_image
-    from pipeline.record.image import record_image
+    from pipeline.assemble.plan import plan_image
+    from pipeline.evidence.image import record_image
 
     for image in built:
         plan = plan_image(checkout, image.name, image.platform)

@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pipeline.keys import Signer
-from pipeline.model import canonical_json, sha256_of
-from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, Content
-from pipeline.publish.naming import Naming, is_said, layers_there
-from pipeline.record.cosign import (
+from pipeline.attest.cosign import (
     ENVELOPE_MEDIA,
     SIGNATURE_MEDIA,
     CosignLayer,
     attestation_attachment,
     signature_attachment,
 )
-from pipeline.record.envelope import Envelope
-from pipeline.record.evidence_set import is_set
-from pipeline.record.names import BILL_MEDIA
-from pipeline.registry.document import Descriptor, Document
+from pipeline.attest.envelope import Envelope
+from pipeline.attest.keys import Signer
+from pipeline.attest.names import BILL_MEDIA
+from pipeline.evidence.evidence_set import is_set
+from pipeline.model import canonical_json, sha256_of
+from pipeline.oci.document import Descriptor, Document
+from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, Content
+from pipeline.publish.naming import Naming, is_said, layers_there
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pipeline import foreign_json
-from pipeline.build.image import Built
+from pipeline.assemble.image import Built
 from pipeline.errors import PublishRefused, StoreDamaged
 from pipeline.model import Frozen
+from pipeline.spec.image import ImageWish
 from pipeline.store.store import Store, read_own
-from pipeline.wish.image import ImageWish
 
 _GOOD = ("passed", "accepted")
 _DEFAULT = "sm_120"

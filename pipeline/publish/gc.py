@@ -14,8 +14,8 @@ from typing import Literal
 
 from pipeline.errors import NotInRegistry
 from pipeline.model import Frozen
+from pipeline.oci.document import Document
 from pipeline.publish import known
-from pipeline.registry.document import Document
 from pipeline.registry.parallel import each
 from pipeline.registry.referrers import listed_referrers
 from pipeline.registry.repository import Repository

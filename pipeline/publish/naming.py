@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from pipeline.errors import NotInRegistry, RecordInvalid, RegistryBroken
-from pipeline.keys import Signer, holds
-from pipeline.record.cosign import (
+from pipeline.attest.cosign import (
     SIGNATURE_MEDIA,
     SIGNATURE_NOTE,
     NameSaid,
     read_payload,
 )
-from pipeline.record.strict import read_base64
-from pipeline.registry.document import Descriptor
+from pipeline.attest.keys import Signer, holds
+from pipeline.attest.strict import read_base64
+from pipeline.errors import NotInRegistry, RecordInvalid, RegistryBroken
+from pipeline.oci.document import Descriptor
 from pipeline.registry.download import read_blob
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline import log
+from pipeline.attest.cosign import UNGATED_MEDIA
 from pipeline.errors import RegistryBroken
 from pipeline.model import Frozen, canonical_json
+from pipeline.oci.document import Document
 from pipeline.publish import known
 from pipeline.publish.attachment import Attached, Attachment, Content, attach
 from pipeline.publish.evidence import Dossier, for_cosign, statements_of
 from pipeline.publish.gates import GateState
 from pipeline.publish.naming import Naming, plan_naming
 from pipeline.publish.shipment import Shipment
-from pipeline.record.cosign import UNGATED_MEDIA
-from pipeline.registry.document import Document
 from pipeline.registry.local import LocalBlob
 from pipeline.registry.parallel import each
 from pipeline.registry.repository import Repository

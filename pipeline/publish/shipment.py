@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.build.image import Built
+from pipeline.assemble.image import Built
 from pipeline.errors import StoreDamaged
 from pipeline.model import canonical_json
-from pipeline.registry.document import OCI_INDEX, Descriptor, Document, descriptor_json
-from pipeline.registry.document import read_document as read
+from pipeline.oci.document import OCI_INDEX, Descriptor, Document, descriptor_json
+from pipeline.oci.document import read_document as read
 from pipeline.registry.local import LocalBlob
 from pipeline.store.store import Store
 

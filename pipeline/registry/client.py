@@ -33,10 +33,10 @@ from pipeline.net.failures import (
 from pipeline.net.limits import Limits
 from pipeline.net.pages import Pages
 from pipeline.net.waits import asked_wait_s
+from pipeline.oci.reference import Reference
 from pipeline.registry.answer import Refusal, location_of
 from pipeline.registry.auth import MOST_TOKEN_BYTES, Authority, Scope
 from pipeline.registry.login import find_login
-from pipeline.registry.reference import Reference
 from pipeline.registry.trust import certificate_files, tls_context
 from pipeline.registry.words import MOST_ERROR_BYTES, error_words
 

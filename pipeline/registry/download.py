@@ -14,8 +14,8 @@ from pipeline.model import sha256_of
 from pipeline.net.address import goes_on
 from pipeline.net.answer import Answer
 from pipeline.net.failures import Lost
+from pipeline.oci.document import Descriptor
 from pipeline.registry.client import ATTEMPTS
-from pipeline.registry.document import Descriptor
 from pipeline.registry.local import Gauge
 from pipeline.registry.repository import Repository
 

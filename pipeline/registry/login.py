@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline import proc
 from pipeline.errors import RegistryRefused
-from pipeline.registry.reference import Reference
+from pipeline.oci.reference import Reference
 
 _HELPER = re.compile(r"[A-Za-z0-9._-]+")
 _HUB_KEY = "https://index.docker.io/v1/"

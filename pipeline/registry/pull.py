@@ -13,7 +13,7 @@ from pipeline import log
 from pipeline.errors import NotInRegistry, PipelineError, RegistryBroken, StoreUnwritable
 from pipeline.files import locked, os_errors_explained, sha256_of_file, write_bytes
 from pipeline.model import Frozen, canonical_json
-from pipeline.registry.document import (
+from pipeline.oci.document import (
     MOST_MANIFEST_BYTES,
     OCI_INDEX,
     Descriptor,

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.errors import RegistryBroken
 from pipeline.model import canonical_json
-from pipeline.registry.document import (
+from pipeline.oci.document import (
     MOST_MANIFEST_BYTES,
     OCI_INDEX,
     Descriptor,

@@ -10,10 +10,7 @@ from pipeline.net.address import linked_page, parts_of
 from pipeline.net.client import Reply, Small
 from pipeline.net.display import clean, shown
 from pipeline.net.failures import BadAddress
-from pipeline.registry.answer import Refusal
-from pipeline.registry.auth import Scope
-from pipeline.registry.client import Client
-from pipeline.registry.document import (
+from pipeline.oci.document import (
     ACCEPT,
     MOST_MANIFEST_BYTES,
     Descriptor,
@@ -21,7 +18,10 @@ from pipeline.registry.document import (
     read_document,
     read_json,
 )
-from pipeline.registry.reference import TAG, Reference
+from pipeline.oci.reference import TAG, Reference
+from pipeline.registry.answer import Refusal
+from pipeline.registry.auth import Scope
+from pipeline.registry.client import Client
 
 _MOST_PAGES = 1000
 _MOST_TAGS = 100_000

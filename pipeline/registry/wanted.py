@@ -5,8 +5,8 @@ from __future__ import annotations
 from pipeline import log
 from pipeline.errors import NotInRegistry, RegistryBroken
 from pipeline.model import Frozen
-from pipeline.registry.document import MOST_MANIFEST_BYTES, Descriptor, Document
-from pipeline.registry.reference import Reference
+from pipeline.oci.document import MOST_MANIFEST_BYTES, Descriptor, Document
+from pipeline.oci.reference import Reference
 from pipeline.registry.referrers import referrers
 from pipeline.registry.repository import Repository, require_same
 

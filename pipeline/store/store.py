@@ -40,8 +40,8 @@ from pipeline.files import (
 )
 from pipeline.log import size
 from pipeline.model import canonical_json, sha256_of
+from pipeline.oci.record import FileRow, LayerFacts, LayerRecord
 from pipeline.store.mark import FOLDERS, LAYOUT, MARK, require_store, write_mark
-from pipeline.store.record import FileRow, LayerFacts, LayerRecord
 
 # Documents of images; and the tables of layers, which have a line for each file.
 _MOST_BYTES = 64 << 20

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from pipeline import log
-from pipeline.build.oci import CONFIG, LAYER, PLAIN_LAYER
+from pipeline.assemble.manifest import CONFIG, LAYER, PLAIN_LAYER
+from pipeline.attest.strict import as_model, read_json
 from pipeline.errors import EvidenceBroken, RecordInvalid
 from pipeline.files import read_at_most, sha256_of_file
 from pipeline.model import Digest, Frozen, sha256_of
-from pipeline.record.strict import as_model, read_json
 
 _MOST_MANIFEST_BYTES = 4 << 20
 _MOST_LAYERS = 200

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from pipeline.attest.cosign import ENVELOPE_MEDIA, SIGNATURE_MEDIA, SIGNATURE_NOTE, UNGATED_MEDIA
+from pipeline.attest.names import BILL_MEDIA
+from pipeline.attest.strict import MAX_BYTES, plain
 from pipeline.errors import EvidenceBroken, NotInRegistry, RecordInvalid, RegistryBroken
-from pipeline.record.cosign import ENVELOPE_MEDIA, SIGNATURE_MEDIA, SIGNATURE_NOTE, UNGATED_MEDIA
-from pipeline.record.names import BILL_MEDIA
-from pipeline.record.strict import MAX_BYTES, plain
-from pipeline.registry.document import OCI_EMPTY, Descriptor, Document
+from pipeline.oci.document import OCI_EMPTY, Descriptor, Document
 from pipeline.verify.evidence import MOST_FILES, Exhibit, read_exhibit
 
 Read = Callable[[Descriptor], bytes]

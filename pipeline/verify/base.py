@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pipeline.attest.trust import Trust
 from pipeline.lock.base import BasePin
 from pipeline.lock.model import ImageLock
-from pipeline.record.trust import Trust
+from pipeline.spec.base import ForeignBase, parse_foreign
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.provenance import Provenance, Resource
 from pipeline.verify.verdict import Node, Verdict
-from pipeline.wish.base import ForeignBase, parse_foreign
 
 
 def judge_base(

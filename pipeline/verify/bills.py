@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.attest.names import CYCLONEDX
 from pipeline.errors import RecordInvalid
-from pipeline.record.names import CYCLONEDX
-from pipeline.record.sbom_spdx import IMAGE_ID
+from pipeline.evidence.sbom_spdx import IMAGE_ID
 from pipeline.verify.provenance import Provenance
 from pipeline.verify.verdict import Node, Verdict
 

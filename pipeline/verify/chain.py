@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from pipeline.attest.names import BILL_MEDIA
+from pipeline.attest.strict import plain, read_json
+from pipeline.attest.trust import Trust
 from pipeline.errors import RecordInvalid
 from pipeline.model import canonical_json
-from pipeline.record.names import BILL_MEDIA
-from pipeline.record.strict import plain, read_json
-from pipeline.record.trust import Trust
+from pipeline.spec.load import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.attached import Attached, Loose
 from pipeline.verify.evidence import Exhibit
@@ -20,7 +21,6 @@ from pipeline.verify.opened import Believed
 from pipeline.verify.remote import Remote, attached_to, named_elsewhere, open_remote_image
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
-from pipeline.wish.load import Checkout
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.attest.envelope import Envelope, read_envelope
+from pipeline.attest.strict import MAX_BYTES, plain
 from pipeline.errors import EvidenceBroken, RecordInvalid
-from pipeline.record.envelope import Envelope, read_envelope
-from pipeline.record.shelf import ENDING
-from pipeline.record.strict import MAX_BYTES, plain
+from pipeline.evidence.shelf import ENDING
 from pipeline.verify.artifact import read_bounded
 
 MOST_FILES = 1000

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.build.image import Built
-from pipeline.build.plan import ImagePlan
-from pipeline.build.view import follow, see
+from pipeline.assemble.image import Built
+from pipeline.assemble.plan import ImagePlan
+from pipeline.assemble.view import follow, see
 from pipeline.errors import UnknownImage
-from pipeline.record.inventory import PlacedLayer, own_files, parts_of, placed_layers
-from pipeline.store.record import FileRow
+from pipeline.evidence.inventory import PlacedLayer, own_files, parts_of, placed_layers
+from pipeline.oci.record import FileRow
+from pipeline.spec.load import Checkout
 from pipeline.store.store import Store
-from pipeline.wish.load import Checkout
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.build.oci import MANIFEST
+from pipeline.assemble.manifest import MANIFEST
+from pipeline.attest.strict import MAX_BYTES, as_model, read_json
 from pipeline.errors import EvidenceBroken, RegistryBroken, UnknownImage
 from pipeline.model import Frozen
-from pipeline.record.strict import MAX_BYTES, as_model, read_json
-from pipeline.registry.document import Descriptor as Blob
-from pipeline.registry.document import Document, read_document
+from pipeline.oci.document import Descriptor as Blob
+from pipeline.oci.document import Document, read_document
 from pipeline.verify.artifact import (
     Artifact,
     Descriptor,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from pipeline.attest.names import WEIGHTS
+from pipeline.attest.trust import Trust
 from pipeline.errors import LockEdited, ModelSignatureInvalid
+from pipeline.evidence.shelf import read_kept
 from pipeline.model import sha256_of
-from pipeline.record.names import WEIGHTS
-from pipeline.record.shelf import read_kept
-from pipeline.record.trust import Trust
 from pipeline.verify.signature import judge_signatures
 from pipeline.verify.weights import signer_of
 from pipeline.weights import signing

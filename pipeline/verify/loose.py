@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pipeline.attest.names import CYCLONEDX, PROVENANCE, SPDX, TEST_RESULT, kind_of
+from pipeline.attest.predicates import check_predicate
+from pipeline.attest.statement import Statement
 from pipeline.errors import RecordInvalid
-from pipeline.record.names import CYCLONEDX, PROVENANCE, SPDX, TEST_RESULT, kind_of
-from pipeline.record.predicates import check_predicate
-from pipeline.record.statement import Statement
 from pipeline.verify.bills import judge_bill
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import Exhibit

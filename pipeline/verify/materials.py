@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import unquote
 
-from pipeline.build.golden import read_golden
+from pipeline.assemble.golden import read_golden
+from pipeline.attest.strict import plain
+from pipeline.attest.trust import Trust
 from pipeline.errors import LockEdited, LockMissing, PipelineError
 from pipeline.lock.model import DebPin, ImageLock, Pin, read_lock
 from pipeline.model import sha256_of, stays_below
-from pipeline.record.strict import plain
-from pipeline.record.trust import Trust
+from pipeline.spec.load import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.base import judge_base
 from pipeline.verify.provenance import Provenance, Resource, Wished
 from pipeline.verify.verdict import Node, Verdict
-from pipeline.wish.load import Checkout
 
 
 def judge_materials(

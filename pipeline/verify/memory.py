@@ -13,10 +13,10 @@ from pathlib import Path
 
 from pydantic import AwareDatetime, ValidationError
 
+from pipeline.attest.names import IMAGE_SIGNATURE
+from pipeline.attest.trust import Trust
 from pipeline.errors import StoreDamaged
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
-from pipeline.record.names import IMAGE_SIGNATURE
-from pipeline.record.trust import Trust
 from pipeline.store.store import Store, read_own
 from pipeline.verify.naming import Named
 

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from pipeline.attest.cosign import read_payload
+from pipeline.attest.keys import holds
+from pipeline.attest.names import IMAGE_SIGNATURE
+from pipeline.attest.strict import plain, read_base64
+from pipeline.attest.trust import Trust, TrustedKey
 from pipeline.errors import RecordInvalid
-from pipeline.keys import holds
-from pipeline.record.cosign import read_payload
-from pipeline.record.names import IMAGE_SIGNATURE
-from pipeline.record.strict import plain, read_base64
-from pipeline.record.trust import Trust, TrustedKey
 from pipeline.verify.attached import Loose
 from pipeline.verify.verdict import Node, Verdict
 

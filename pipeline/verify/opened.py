@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.attest.envelope import Envelope
+from pipeline.attest.names import TEST_RESULT, kind_of
+from pipeline.attest.statement import Statement
+from pipeline.attest.trust import Trust, TrustedKey
 from pipeline.errors import RecordInvalid
 from pipeline.model import sha256_of
-from pipeline.record.envelope import Envelope
-from pipeline.record.names import TEST_RESULT, kind_of
-from pipeline.record.statement import Statement
-from pipeline.record.trust import Trust, TrustedKey
 from pipeline.verify.evidence import Exhibit
 from pipeline.verify.results import TestResult, read_test_result
 from pipeline.verify.verdict import Node, Verdict, worst

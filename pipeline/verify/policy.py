@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from pipeline.attest.names import Kind
 from pipeline.errors import TrustInvalid, WishInvalid
 from pipeline.model import Digest, Frozen, Name
-from pipeline.record.names import Kind
+from pipeline.spec.load import read_yaml
 from pipeline.verify.opened import Believed
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk
-from pipeline.wish.load import read_yaml
 
 Least = Literal["passed", "accepted"]
 

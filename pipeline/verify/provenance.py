@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pipeline.attest.names import BUILD_TYPE, BUILDER
+from pipeline.attest.statement import DigestSet
+from pipeline.attest.strict import as_model
 from pipeline.errors import RecordInvalid
 from pipeline.model import Digest, Frozen, Identity, Name, Platform, Stamp
-from pipeline.record.names import BUILD_TYPE, BUILDER
-from pipeline.record.statement import DigestSet
-from pipeline.record.strict import as_model
 
 DEFAULT_CARD = "sm_120"
 

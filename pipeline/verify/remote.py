@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline import log
+from pipeline.attest.cosign import SIGNATURE_MEDIA
+from pipeline.attest.strict import MAX_BYTES
+from pipeline.attest.trust import Trust
 from pipeline.errors import (
     EvidenceBroken,
     NotInRegistry,
     RecordInvalid,
     RegistryBroken,
 )
-from pipeline.record.cosign import SIGNATURE_MEDIA
-from pipeline.record.strict import MAX_BYTES
-from pipeline.record.trust import Trust
-from pipeline.registry.document import MOST_MANIFEST_BYTES, Document
+from pipeline.oci.document import MOST_MANIFEST_BYTES, Document
+from pipeline.oci.reference import Reference
 from pipeline.registry.download import check_blob, read_blob
 from pipeline.registry.parallel import each
-from pipeline.registry.reference import Reference
 from pipeline.registry.referrers import everything_listed, fallback_tag
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import has_blob

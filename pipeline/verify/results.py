@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from pipeline.attest.statement import DigestSet, Moment
+from pipeline.attest.strict import as_model
 from pipeline.errors import RecordInvalid
 from pipeline.model import Frozen, sha256_of, stays_below
-from pipeline.record.statement import DigestSet, Moment
-from pipeline.record.strict import as_model
+from pipeline.spec.load import Checkout
 from pipeline.verify.verdict import Node, Verdict
-from pipeline.wish.load import Checkout
 
 GateVerdict = Literal["passed", "accepted", "failed", "unknown"]
 _RESULTS = {"passed": "PASSED", "accepted": "WARNED", "failed": "FAILED", "unknown": "FAILED"}

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+from pipeline.attest.names import REBUILD, UNGATED
+from pipeline.attest.predicates import Committed
 from pipeline.errors import RecordInvalid
-from pipeline.record.evidence_set import is_set, latest, read_set, verdict_of
-from pipeline.record.names import REBUILD, UNGATED
-from pipeline.record.predicates import Committed
+from pipeline.evidence.evidence_set import is_set, latest, read_set, verdict_of
 from pipeline.verify.opened import Opened
 from pipeline.verify.provenance import Provenance
 from pipeline.verify.verdict import Node, Verdict

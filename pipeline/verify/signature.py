@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pipeline.keys import holds
-from pipeline.record.envelope import Envelope, Signature
-from pipeline.record.trust import Trust, TrustedKey
+from pipeline.attest.envelope import Envelope, Signature
+from pipeline.attest.keys import holds
+from pipeline.attest.trust import Trust, TrustedKey
 from pipeline.verify.verdict import Node, Verdict
 
 _TITLE = "signature"

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pipeline.errors import RecordInvalid
-from pipeline.record.envelope import Envelope
-from pipeline.record.names import (
+from pipeline.attest.envelope import Envelope
+from pipeline.attest.names import (
     CYCLONEDX,
     PROVENANCE,
     REBUILD,
@@ -19,9 +18,12 @@ from pipeline.record.names import (
     WEIGHTS,
     kind_of,
 )
-from pipeline.record.predicates import Rebuild, Unknown, check_predicate
-from pipeline.record.statement import RECORDED, Statement
-from pipeline.record.trust import Trust
+from pipeline.attest.predicates import Rebuild, Unknown, check_predicate
+from pipeline.attest.statement import RECORDED, Statement
+from pipeline.attest.trust import Trust
+from pipeline.attest.weights import Weights
+from pipeline.errors import RecordInvalid
+from pipeline.spec.load import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.bills import judge_bill
 from pipeline.verify.evidence import Exhibit, distinct
@@ -32,8 +34,6 @@ from pipeline.verify.results import judge_tests, read_test_result
 from pipeline.verify.sets import SetJudge
 from pipeline.verify.signature import judge_signatures
 from pipeline.verify.verdict import Node, Verdict
-from pipeline.weights.predicate import Weights
-from pipeline.wish.load import Checkout
 
 
 @dataclass(frozen=True)

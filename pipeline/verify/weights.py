@@ -7,21 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline import log
+from pipeline.attest import bundle
+from pipeline.attest.names import WEIGHTS
+from pipeline.attest.trust import TrustedKey
 from pipeline.errors import LocksDisagree, LockStale, ModelSignatureInvalid, PipelineError
-from pipeline.record.names import WEIGHTS
-from pipeline.record.trust import TrustedKey
+from pipeline.spec.load import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import Exhibit
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
-from pipeline.weights import bundle, signing
+from pipeline.weights import signing
 from pipeline.weights.backing import checkout_backing
 from pipeline.weights.place import Place
 from pipeline.weights.record import set_digest
 from pipeline.weights.verify import Request, verify
 from pipeline.weights.vouched import look
-from pipeline.wish.load import Checkout
 
 SIGNATURE = "model signature"
 

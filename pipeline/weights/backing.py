@@ -12,9 +12,9 @@ from typing import Literal
 
 from pipeline.errors import LocksDisagree, LockStale
 from pipeline.model import Frozen
+from pipeline.spec.load import Checkout
 from pipeline.weights.model import FilePin, WeightsLock, lock_path, read_lock
 from pipeline.weights.place import Place
-from pipeline.wish.load import Checkout
 
 _NAMED = 3
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipeline import __version__
+from pipeline.attest.weights import Tool, Weights, WeightsLockName, WeightsVerification
 from pipeline.model import Frozen, Hex, Identity, canonical_json, sha256_of
 from pipeline.weights.model import WeightsLock, dump
 from pipeline.weights.place import Place
-from pipeline.weights.predicate import Tool, Weights, WeightsLockName, WeightsVerification
 from pipeline.weights.survey import Finding
 from pipeline.weights.verify import Request, verify
 from pipeline.weights.vouched import look

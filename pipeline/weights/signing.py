@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
+from pipeline.attest import bundle
 from pipeline.errors import ModelSignatureInvalid, WeightsDamaged
 from pipeline.files import write_bytes
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Hex, stays_below
-from pipeline.weights import bundle
 from pipeline.weights.manifest import (
     GIT_PATHS,
     OWN_PATHS,

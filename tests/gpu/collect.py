@@ -13,7 +13,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from pipeline.build.plan import plan_image
+from pipeline.assemble.plan import plan_image
 from pipeline.cli.common import host_platform
 from pipeline.cli.images import make_fetcher
 from pipeline.fetch.http import Client
@@ -21,8 +21,8 @@ from pipeline.fetch.settings import read_settings
 from pipeline.gate.environment import Workshop
 from pipeline.gate.gate import ImageGate, open_gate
 from pipeline.gate.wheels import WheelFinder
+from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, default_root, open_store
-from pipeline.wish.load import Checkout
 
 ROOT = Path(__file__).parents[2]
 # what is measured, and the file of the engine it is in

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.cli.common import host_platform
 from pipeline.cli.registry import open_registry
-from pipeline.registry.reference import parse_repository
+from pipeline.oci.reference import parse_repository
 from tests.integration.built import build_image, run_sm120, sm120
 from tests.integration.published import (
     Site,

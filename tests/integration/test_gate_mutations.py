@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import log
-from pipeline.build.plan import plan_image
+from pipeline.assemble.plan import plan_image
 from pipeline.gate.arch_facts import read_facts
 from pipeline.gate.arch_verdict import Verdict
 from pipeline.gate.arch_verdict import judge as judge_object

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from pipeline.cli.common import host_platform
 from pipeline.cli.registry import open_registry
+from pipeline.oci.reference import parse_repository
 from pipeline.publish.attachment import Attachment, Content, attach
-from pipeline.registry.reference import parse_repository
 from pipeline.registry.referrers import fallback_tag
 from tests.integration.bench import Bench, complete_digest
 from tests.integration.built import Built, build_image, run_sm120, sm120

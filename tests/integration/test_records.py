@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import requests
 
+from pipeline.attest.cosign import CosignLayer, attestation_attachment, signature_attachment
+from pipeline.attest.envelope import enclose, read_envelope
+from pipeline.attest.keys import LocalSigner, new_key, public_pem, write_key
+from pipeline.attest.names import HOST_FACTS, PROVENANCE
+from pipeline.attest.statement import moment, state
 from pipeline.cli.common import host_platform
-from pipeline.keys import LocalSigner, new_key, public_pem, write_key
 from pipeline.model import canonical_json, sha256_of
-from pipeline.record.cosign import CosignLayer, attestation_attachment, signature_attachment
-from pipeline.record.envelope import enclose, read_envelope
-from pipeline.record.names import HOST_FACTS, PROVENANCE
-from pipeline.record.statement import moment, state
 from tests.integration.built import Built, build_image, run_sm120, sm120
 from tests.testbed.registry import Registry
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.build.layer import read_file
+from pipeline.assemble.layer import read_file
 from pipeline.lock.wheels import tag_ranks
-from pipeline.store.record import FileRow
+from pipeline.oci.record import FileRow
 from pipeline.store.store import Store
 from tests.integration.built import Built, build_image, sm120
 

@@ -17,13 +17,13 @@ import pytest
 from pipeline.errors import DigestMismatch, HubBroken, SourceUnreachable
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import Settings
+from pipeline.spec.load import Checkout
 from pipeline.weights.fetch import Options, fetch_files
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import WeightsLock, WeightsWish, lock_path, sealed, write_lock
 from pipeline.weights.place import Place, new_place
 from pipeline.weights.sources import find_routes
 from pipeline.weights.workers import NOTE_BYTES
-from pipeline.wish.load import Checkout
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, TestHub, test_hub
 

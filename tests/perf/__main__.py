@@ -21,8 +21,8 @@ from isal import igzip
 
 from pipeline import log
 from pipeline.lock.model import read_lock
+from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, open_store
-from pipeline.wish.load import Checkout
 from tests.perf import dockerfile
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch
 from tests.perf.measure import Cost, Report, run

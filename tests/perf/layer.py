@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.build.entry import with_parents
-from pipeline.build.layer import write_layer
-from pipeline.build.venv import Venv
-from pipeline.build.wheel import open_wheel, wheel_entries
+from pipeline.assemble.entry import with_parents
+from pipeline.assemble.layer import write_layer
+from pipeline.assemble.venv import Venv
+from pipeline.assemble.wheel import open_wheel, wheel_entries
 
 
 def main(wheel: Path, out: Path) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.fetch.settings import Settings
+from pipeline.spec.load import Checkout
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import WeightsWish, lock_path, sealed, write_lock
-from pipeline.wish.load import Checkout
 from tests.perf.measure import Cost, Report, run
 from tests.testbed.hub import test_hub
 

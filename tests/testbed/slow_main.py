@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.build import pinned
+from pipeline.assemble import locked_layers as pinned
 from pipeline.cli.main import main
 from pipeline.store.store import Store
 

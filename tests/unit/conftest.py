@@ -88,7 +88,7 @@ def door(tiny: TinyRegistry) -> Iterator[Door]:
 def no_slow_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds ask no pip and start no processes: that takes seconds, and other tests do it."""
     monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
-    monkeypatch.setattr("pipeline.build.pinned._workers", makers.threads)
+    monkeypatch.setattr("pipeline.assemble.locked_layers._workers", makers.threads)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.wish.host import read_host_wish
-from pipeline.wish.load import Checkout
+from pipeline.spec.host import read_host_wish
+from pipeline.spec.load import Checkout
 from tests.testbed.playbook import PLAYBOOK, ROOT
 
 jinja2 = pytest.importorskip("jinja2", reason="ansible-core is not installed (group hosts).")

@@ -12,8 +12,8 @@ import pytest
 from pipeline.cli.main import cli
 from pipeline.errors import PipelineError, exit_codes
 from pipeline.fetch import http
+from pipeline.spec.load import Checkout
 from pipeline.store.store import open_store
-from pipeline.wish.load import Checkout
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import (
     AMD64,

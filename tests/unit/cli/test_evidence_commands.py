@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.attest.envelope import enclose
+from pipeline.attest.names import REPORT
+from pipeline.attest.statement import state
 from pipeline.errors import (
     EvidenceBroken,
     EvidenceIncomplete,
@@ -19,15 +22,12 @@ from pipeline.errors import (
     TagMoved,
     UnknownImage,
 )
-from pipeline.record.envelope import enclose
-from pipeline.record.names import REPORT
-from pipeline.record.shelf import shelf
-from pipeline.record.statement import state
+from pipeline.evidence.shelf import shelf
 from pipeline.registry.referrers import fallback_tag
+from pipeline.spec.load import Checkout
 from pipeline.store.store import default_root, open_store
 from pipeline.weights.model import lock_path
 from pipeline.weights.place import Place
-from pipeline.wish.load import Checkout
 from tests.testbed.locked_set import SMALL, make_set, write
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of

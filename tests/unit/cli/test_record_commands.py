@@ -11,9 +11,9 @@ from unittest import mock
 
 import pytest
 
-from pipeline.build import pinned
-from pipeline.keys import key_id, read_private_file
-from pipeline.ship.layout import export_layout
+from pipeline.assemble import locked_layers as pinned
+from pipeline.attest.keys import key_id, read_private_file
+from pipeline.oci.layout import export_layout
 from tests.makers import AMD64, threads
 from tests.unit.support import Command, Ended
 from tests.unit.verify.world import World, make_world
@@ -231,7 +231,7 @@ def test_a_rebuild_that_differs_is_attested_too(desk: Desk) -> None:
     from pipeline.errors import NotReproducible
 
     differs = mock.Mock(side_effect=NotReproducible("layer 'x': /a differs in mode"))
-    with mock.patch("pipeline.build.rebuild.rebuild", differs):
+    with mock.patch("pipeline.assemble.rebuild.rebuild", differs):
         assert desk("rebuild", "engine", "--attest", "--key", desk.key, "--offline").code == 34
         assert desk("rebuild", "engine", "--offline").code == 34
     desk.record()

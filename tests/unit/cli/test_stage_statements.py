@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from pipeline.build.image import Built
+from pipeline.assemble.image import Built
+from pipeline.attest.envelope import Envelope, countersigned, enclose, read_envelope
+from pipeline.attest.keys import LocalSigner, new_key, write_key
 from pipeline.cli.host_provision import say_moves
 from pipeline.cli.signing import Signing
 from pipeline.cli.statements import leave_host_statement
 from pipeline.errors import GateFailed
+from pipeline.evidence.shelf import shelf
 from pipeline.gate.evidence import Evidence, Row, keep_evidence
 from pipeline.gate.results import CaseVerdict
 from pipeline.gate.stage import Staged
-from pipeline.keys import LocalSigner, new_key, write_key
-from pipeline.record.envelope import Envelope, countersigned, enclose, read_envelope
-from pipeline.record.shelf import shelf
+from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, default_root, open_store
 from pipeline.weights.place import Place
 from pipeline.weights.record import record_path
-from pipeline.wish.load import Checkout
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.host.machines import blackwell, facts
 from tests.unit.support import Command, Ended, build_tiny, make_checkout, make_wheel, write_wish

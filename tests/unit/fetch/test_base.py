@@ -22,8 +22,8 @@ from pipeline.errors import (
 from pipeline.fetch.base import Bases, BaseSettings
 from pipeline.lock.base import BasePin
 from pipeline.registry.client import Access
+from pipeline.spec.base import ForeignBase
 from pipeline.store.store import Store, open_store
-from pipeline.wish.base import ForeignBase
 from tests.testbed.foreign_image import (
     OCI,
     REPOSITORY,

@@ -11,10 +11,10 @@ from pipeline.errors import StoreDamaged
 from pipeline.gate import arch
 from pipeline.gate.arch import ArchReport, judge_image, read_image
 from pipeline.gate.arch_facts import reader_digest
+from pipeline.gate.arch_spec import ArchWish, read_arch_wish
 from pipeline.gate.arch_verdict import Verdict
-from pipeline.gate.arch_wish import ArchWish, read_arch_wish
+from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, open_store
-from pipeline.wish.load import Checkout
 from tests import makers
 from tests.testbed.deb_file import Item, hard_link, symlink
 from tests.unit.gate.arch_files import DATA

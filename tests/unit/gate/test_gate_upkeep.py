@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.build.plan import plan_image
+from pipeline.assemble.plan import plan_image
 from pipeline.gate.cases import read_gates
 from pipeline.gate.coverage import kernels_key
 from pipeline.gate.engine import EngineTree, engine_key
@@ -18,8 +18,8 @@ from pipeline.gate.limits import CARDS
 from pipeline.gate.run import Bench
 from pipeline.gate.upkeep import gate_leftovers, gate_shelves, remove, size_of
 from pipeline.lock.model import WheelPin
+from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, open_store
-from pipeline.wish.load import Checkout
 from tests import makers
 from tests.testbed.deb_file import Item
 from tests.unit.support import Command

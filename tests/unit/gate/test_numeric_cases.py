@@ -11,7 +11,7 @@ import yaml
 from pipeline.errors import GateInvalid
 from pipeline.gate.cases import Case, read_gates
 from pipeline.gate.numeric_cases import read_numeric_cases
-from pipeline.wish.load import Checkout
+from pipeline.spec.load import Checkout
 from tests.unit.gate.test_cases import CASE, read
 
 NUMERICS: dict[str, Any] = {

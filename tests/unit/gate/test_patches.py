@@ -15,7 +15,7 @@ from pipeline.errors import GateInvalid
 from pipeline.gate.engine import EngineTree, compiler_requirements, is_applied
 from pipeline.gate.patches import PatchVerdict, State, decide, unproved, versions_against
 from pipeline.gate.results import CaseResult
-from pipeline.wish.image import PatchWish
+from pipeline.spec.image import PatchWish
 from tests.unit.gate.test_results import judged, record
 
 OVER, FITS = record(106496), record(71680)

@@ -17,8 +17,8 @@ from pipeline.gate.gate import ImageGate, chosen_cases, find_case, reached, run_
 from pipeline.gate.limits import card_for
 from pipeline.gate.numeric_cases import NumericsWish, numeric
 from pipeline.gate.results import GateResult
+from pipeline.spec.image import PatchSeries
 from pipeline.store.store import open_store
-from pipeline.wish.image import PatchSeries
 from tests.unit.gate.test_run import FACTS, HEAD, ThisPython, worker
 
 CARD = card_for("sm_120")

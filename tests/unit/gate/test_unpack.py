@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.build.entry import Entry, Kind
-from pipeline.build.layer import write_layer
+from pipeline.assemble.entry import Entry, Kind
+from pipeline.assemble.layer import write_layer
 from pipeline.errors import StoreDamaged
 from pipeline.gate.unpack import unpack
 from pipeline.model import sha256_of
-from pipeline.store.record import FileRow, LayerRecord
+from pipeline.oci.record import FileRow, LayerRecord
 from pipeline.store.store import Store, open_store
 
 BIG = os.urandom(2_500_000)

@@ -37,7 +37,7 @@ from pipeline.host.promises.answers import Answer, Broken, Moot, Unsure
 from pipeline.host.promises.boot_words import without_effect
 from pipeline.host.promises.owned import LEFT, LOOSE
 from pipeline.lock.host_model import HostLock, sealed_host, write_host_lock
-from pipeline.wish.host import HostWish
+from pipeline.spec.host import HostWish
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (
     ACS,

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.lock.export import pylock, requirements
 from pipeline.lock.model import ImageLock, sealed
-from pipeline.wish.image import PythonWish
+from pipeline.spec.image import PythonWish
 from tests.makers import wheel_pin
 from tests.unit.support import AMD64, make_wheel
 

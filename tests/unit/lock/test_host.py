@@ -30,8 +30,8 @@ from pipeline.lock.host_model import (
     sealed_host,
     write_host_lock,
 )
-from pipeline.wish.host import HostWish
-from pipeline.wish.load import read_yaml
+from pipeline.spec.host import HostWish
+from pipeline.spec.load import read_yaml
 from tests.testbed.apt_repository import (
     DRIVER,
     NEW_DRIVER,

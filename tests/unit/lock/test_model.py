@@ -23,7 +23,7 @@ from pipeline.lock.model import (
     sealed,
     write_lock,
 )
-from pipeline.wish.load import Checkout
+from pipeline.spec.load import Checkout
 from tests.unit.support import AMD64, ARM64, ROOT, lock_to, make_checkout, tiny_wish, write_wish
 
 HEX = "ab" * 32

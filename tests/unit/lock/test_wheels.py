@@ -13,7 +13,7 @@ from pipeline.errors import ResolveFailed
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import Settings
 from pipeline.lock.wheels import choose_wheels, resolve_wheels, tag_ranks
-from pipeline.wish.image import PythonWish
+from pipeline.spec.image import PythonWish
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import AMD64, ARM64, make_wheel

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.build.image import Built
+from pipeline.assemble.image import Built
 from pipeline.model import canonical_json
 from pipeline.publish.publish import Order
 from pipeline.publish.shipment import make_shipment

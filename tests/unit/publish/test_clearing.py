@@ -5,10 +5,10 @@ import json
 import pytest
 
 from pipeline.errors import DeleteDisabled, NotInRegistry, PipelineError, RegistryBroken
+from pipeline.oci.document import Document
 from pipeline.publish.gc import Plan, plan_gc, run_gc
 from pipeline.publish.known import remember
 from pipeline.publish.publish import publish
-from pipeline.registry.document import Document
 from pipeline.registry.referrers import fallback_tag
 from pipeline.store.store import Store
 from tests.testbed.oci_door import Door, status, with_body

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.build.image import Built
+from pipeline.assemble.image import Built
 from pipeline.errors import PublishRefused
 from pipeline.publish.gates import gate_state, require_gates
+from pipeline.spec.image import ImageWish
 from pipeline.store.store import Store
-from pipeline.wish.image import ImageWish
 from tests.unit.support import tiny_wish
 
 DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64

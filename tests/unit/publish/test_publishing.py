@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.build.image import Built
+from pipeline.assemble.image import Built
 from pipeline.errors import (
     AttachmentInvalid,
     NotInRegistry,

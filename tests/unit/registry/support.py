@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pipeline.log import NoBar
+from pipeline.oci.document import OCI_MANIFEST, Document, read_document
+from pipeline.oci.reference import parse_reference
 from pipeline.registry.client import Access, Client
-from pipeline.registry.document import OCI_MANIFEST, Document, read_document
 from pipeline.registry.local import LocalBlob
-from pipeline.registry.reference import parse_reference
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import Way, push_blob
 from tests.testbed.oci_door import Door

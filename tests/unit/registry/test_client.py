@@ -20,9 +20,9 @@ from pipeline.errors import (
 )
 from pipeline.net.failures import Lost
 from pipeline.net.waits import retry_after_s
+from pipeline.oci.reference import parse_reference
 from pipeline.registry.challenge import read_challenges
 from pipeline.registry.client import Access, Client
-from pipeline.registry.reference import parse_reference
 from pipeline.registry.repository import Repository
 from tests.testbed.oci_door import (
     Door,

@@ -13,10 +13,10 @@ import pytest
 
 from pipeline.errors import RegistryBroken, RegistryRefused, RegistryUnreachable
 from pipeline.log import NoBar
+from pipeline.oci.document import Descriptor, read_document
+from pipeline.oci.reference import parse_reference
 from pipeline.registry.client import Access, Client
-from pipeline.registry.document import Descriptor, read_document
 from pipeline.registry.download import check_blob, pull_blob, read_blob
-from pipeline.registry.reference import parse_reference
 from pipeline.registry.referrers import referrers
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import push_blob

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pipeline.errors import MissingTool, RegistryRefused
+from pipeline.oci.reference import parse_reference
 from pipeline.registry.login import Login, find_login
-from pipeline.registry.reference import parse_reference
 from tests.unit.registry.support import keep_login
 
 HERE = parse_reference("reg.example:5000/app")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, StoreUnwritable
-from pipeline.registry.document import Document
+from pipeline.oci.document import Document
+from pipeline.oci.reference import parse_reference
 from pipeline.registry.download import pull_blob, read_blob
 from pipeline.registry.pull import LayoutShelf, pull_into, pull_layout, read_kept
-from pipeline.registry.reference import parse_reference
 from pipeline.registry.repository import Repository
 from pipeline.registry.wanted import plan_pull, resolve
 from pipeline.store.store import open_store

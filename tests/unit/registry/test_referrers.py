@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RegistryBroken
+from pipeline.oci.document import Document
 from pipeline.publish.attachment import Attachment, Content, attach
-from pipeline.registry.document import Document
 from pipeline.registry.referrers import (
     fallback_tag,
     list_in_fallback_tag,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import RegistryUnreachable
+from pipeline.oci.reference import parse_reference
 from pipeline.registry import trust
 from pipeline.registry.client import Access, Client
-from pipeline.registry.reference import parse_reference
 from tests.testbed.registry import make_certificates
 
 HOST = "reg.example:5000"

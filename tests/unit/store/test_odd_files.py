@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.build.image import find_built
-from pipeline.build.plan import plan_image
+from pipeline.assemble.image import find_built
+from pipeline.assemble.plan import plan_image
 from pipeline.errors import FolderInTheWay, GoldenMismatch, StoreDamaged, StoreUnwritable
+from pipeline.fetch.collect import collect
 from pipeline.files import is_free, locked
 from pipeline.gate.evidence import evidence_path, read_evidence
 from pipeline.lock.model import Pin
-from pipeline.ship.collect import collect
-from pipeline.ship.layout import export_layout
+from pipeline.oci.layout import export_layout
 from pipeline.store.store import Store, read_image_record
 from pipeline.store.upkeep import damaged, repair, unreachable
 from tests import makers

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.build.image import Built
-from pipeline.build.rebuild import file_in_image
+from pipeline.assemble.image import Built
+from pipeline.assemble.rebuild import file_in_image
 from pipeline.errors import OfflineMiss, StoreDamaged, StoreUnwritable
 from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import Settings
 from pipeline.fetch.sources import Sources
 from pipeline.log import NoBar
-from pipeline.ship.archive import docker_archive
-from pipeline.ship.layout import export_layout
+from pipeline.oci.archive import docker_archive
+from pipeline.oci.layout import export_layout
 from pipeline.store.store import Store, open_store
 from tests import makers
 from tests.testbed.fault_server import FaultServer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.store.record import FileRow
+from pipeline.oci.record import FileRow
 from pipeline.store.store import dump_table, search_table
 
 NAMES = st.text(st.sampled_from('ab/"\\],[é\n.'), min_size=1, max_size=12)

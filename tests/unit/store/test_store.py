@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import files
-from pipeline.build.image import build_images
-from pipeline.build.plan import plan_image
+from pipeline.assemble.image import build_images
+from pipeline.assemble.plan import plan_image
 from pipeline.errors import DiskFull, Interrupted, PipelineError, StoreDamaged, StoreUnwritable
 from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
@@ -23,7 +23,7 @@ from pipeline.fetch.sources import Sources
 from pipeline.files import atomic_file, explained, is_free, locked, write_bytes
 from pipeline.log import NoBar
 from pipeline.model import sha256_of
-from pipeline.store.record import FileRow, LayerFacts, LayerRecord
+from pipeline.oci.record import FileRow, LayerFacts, LayerRecord
 from pipeline.store.store import Store, default_root, open_store
 from tests.makers import folder_fetcher
 from tests.testbed.fault_server import FaultServer

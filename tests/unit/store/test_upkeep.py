@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.spec.load import Checkout
 from pipeline.store import upkeep
 from pipeline.store.store import Store, open_store
-from pipeline.wish.load import Checkout
 from tests.unit.support import AMD64, Command, build_tiny, make_checkout, make_wheel, misnamed
 
 pytestmark = pytest.mark.usefixtures("no_slow_helpers")

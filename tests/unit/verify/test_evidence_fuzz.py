@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.attest.envelope import read_envelope
+from pipeline.attest.strict import hidden_in, plain, read_base64, read_json
 from pipeline.errors import RecordInvalid
 from pipeline.model import canonical_json
-from pipeline.record.envelope import read_envelope
-from pipeline.record.strict import hidden_in, plain, read_base64, read_json
 from tests.fuzz import Fuzzer
 from tests.unit.verify.world import World
 

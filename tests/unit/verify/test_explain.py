@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.build.plan import plan_image
+from pipeline.assemble.plan import plan_image
 from pipeline.errors import UnknownImage
 from pipeline.store.store import open_store
 from pipeline.verify.explain import Origin, explain

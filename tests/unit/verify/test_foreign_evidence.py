@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.build.plan import plan_image
+from pipeline.assemble.plan import plan_image
+from pipeline.attest.keys import new_key
+from pipeline.attest.trust import Trust
 from pipeline.errors import UnknownImage
-from pipeline.keys import new_key
-from pipeline.record.image import image_statements
-from pipeline.record.trust import Trust
+from pipeline.evidence.image import image_statements
 from pipeline.store.store import open_store
 from pipeline.verify.explain import explain
 from pipeline.verify.verdict import Verdict, show
@@ -30,7 +30,7 @@ from tests.testbed.foreign_image import (
     system_layer,
 )
 from tests.testbed.tiny_registry import digest_of
-from tests.unit.build.test_on_a_foreign_base import wish_on
+from tests.unit.assemble.test_on_a_foreign_base import wish_on
 from tests.unit.verify.world import WHEN, World, trusted
 
 IMAGE = foreign_image(
@@ -49,7 +49,7 @@ NAME = f"{REPOSITORY}@{IMAGE.digest}"
 
 def make_foreign_world(place: Path) -> World:
     from pipeline.fetch.base import Bases, BaseSettings
-    from pipeline.wish.base import ForeignBase
+    from pipeline.spec.base import ForeignBase
 
     mirror = place / "mirror"
     IMAGE.write(mirror)

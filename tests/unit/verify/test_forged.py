@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.keys import LocalSigner
+from pipeline.attest.envelope import Envelope, Signature, enclose
+from pipeline.attest.keys import LocalSigner
+from pipeline.attest.statement import Moment, state
+from pipeline.attest.trust import Trust
 from pipeline.model import canonical_json
-from pipeline.record.envelope import Envelope, Signature, enclose
-from pipeline.record.statement import Moment, state
-from pipeline.record.trust import Trust
 from pipeline.verify.evidence import read_exhibit
 from pipeline.verify.verdict import Node, Verdict
 from tests.unit.verify.world import World, sign_bytes, trust_in, trusted

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.keys import LocalSigner, new_key
-from pipeline.record.envelope import enclose
-from pipeline.record.names import CYCLONEDX, PROVENANCE, REBUILD, SPDX, TEST_RESULT
-from pipeline.record.statement import state
+from pipeline.attest.envelope import enclose
+from pipeline.attest.keys import LocalSigner, new_key
+from pipeline.attest.names import CYCLONEDX, PROVENANCE, REBUILD, SPDX, TEST_RESULT
+from pipeline.attest.statement import state
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import Exhibit, read_exhibit
 from pipeline.verify.loose import judge_statement

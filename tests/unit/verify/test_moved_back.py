@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.build.image import Built
+from pipeline.assemble.image import Built
+from pipeline.attest.cosign import NAMED_AT, read_payload, signature_attachment
+from pipeline.attest.keys import LocalSigner, PrivateKey
+from pipeline.attest.statement import Moment
+from pipeline.attest.trust import Trust
 from pipeline.errors import PipelineError
-from pipeline.keys import LocalSigner, PrivateKey
 from pipeline.model import canonical_json
 from pipeline.publish.evidence import Dossier
 from pipeline.publish.shipment import make_shipment
-from pipeline.record.cosign import NAMED_AT, read_payload, signature_attachment
-from pipeline.record.statement import Moment
-from pipeline.record.trust import Trust
 from pipeline.registry.referrers import fallback_tag
 from pipeline.store.store import Store, open_store
 from pipeline.verify.memory import Memory

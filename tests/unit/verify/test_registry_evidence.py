@@ -10,6 +10,19 @@ from typing import Any
 
 import pytest
 
+from pipeline.attest.cosign import (
+    ENVELOPE_MEDIA,
+    SIGNATURE_MEDIA,
+    SIGNATURE_NOTE,
+    signature_attachment,
+)
+from pipeline.attest.envelope import enclose
+from pipeline.attest.keys import LocalSigner
+from pipeline.attest.names import KINDS, UNGATED
+from pipeline.attest.predicates import Ungated
+from pipeline.attest.statement import Moment, state
+from pipeline.attest.strict import MAX_BYTES
+from pipeline.attest.trust import Trust
 from pipeline.errors import (
     EvidenceBroken,
     NotInRegistry,
@@ -19,27 +32,14 @@ from pipeline.errors import (
     RegistryUnreachable,
     TagMoved,
 )
-from pipeline.keys import LocalSigner
 from pipeline.model import canonical_json
+from pipeline.oci.reference import parse_reference
 from pipeline.publish.evidence import Dossier, for_cosign
 from pipeline.publish.gates import GateState
 from pipeline.publish.naming import plan_naming
 from pipeline.publish.publish import Order, Published, publish
 from pipeline.publish.shipment import make_shipment
-from pipeline.record.cosign import (
-    ENVELOPE_MEDIA,
-    SIGNATURE_MEDIA,
-    SIGNATURE_NOTE,
-    signature_attachment,
-)
-from pipeline.record.envelope import enclose
-from pipeline.record.names import KINDS, UNGATED
-from pipeline.record.predicates import Ungated
-from pipeline.record.statement import Moment, state
-from pipeline.record.strict import MAX_BYTES
-from pipeline.record.trust import Trust
 from pipeline.registry.pull import pull_layout
-from pipeline.registry.reference import parse_reference
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
 from pipeline.registry.wanted import plan_pull

@@ -15,19 +15,19 @@ from typing import Literal
 
 import pytest
 
+from pipeline.attest.cosign import SIGNATURE_NOTE, UNGATED_MEDIA, signature_attachment
+from pipeline.attest.envelope import Envelope, countersigned, enclose
+from pipeline.attest.keys import LocalSigner, PrivateKey
+from pipeline.attest.names import UNGATED
+from pipeline.attest.predicates import Ungated
+from pipeline.attest.statement import Moment, state
+from pipeline.evidence.evidence_set import NAME as SET
+from pipeline.evidence.gates import gate_statements
 from pipeline.gate.evidence import ImageGates
 from pipeline.gate.results import CaseVerdict
-from pipeline.keys import LocalSigner, PrivateKey
 from pipeline.model import canonical_json, sha256_of
 from pipeline.publish.evidence import Dossier
 from pipeline.publish.shipment import make_shipment
-from pipeline.record.cosign import SIGNATURE_NOTE, UNGATED_MEDIA, signature_attachment
-from pipeline.record.envelope import Envelope, countersigned, enclose
-from pipeline.record.evidence_set import NAME as SET
-from pipeline.record.gates import gate_statements
-from pipeline.record.names import UNGATED
-from pipeline.record.predicates import Ungated
-from pipeline.record.statement import Moment, state
 from pipeline.registry.pull import pull_layout
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.wanted import plan_pull

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.errors import EvidenceBroken, PipelineError, RecordInvalid, UnknownImage
 from pipeline.model import canonical_json, sha256_of
-from pipeline.ship.layout import export_layout
+from pipeline.oci.layout import export_layout
 from pipeline.verify.artifact import open_file, read_bounded
 from pipeline.verify.evidence import MOST_FILES, beside, gather
 from pipeline.verify.layout import INDEX, open_layout

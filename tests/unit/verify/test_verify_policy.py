@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.attest.envelope import countersigned
+from pipeline.attest.keys import LocalSigner, key_id
 from pipeline.errors import TrustInvalid
-from pipeline.keys import LocalSigner, key_id
-from pipeline.record.envelope import countersigned
 from pipeline.verify.policy import Policy, judge_policy, read_policy
 from pipeline.verify.verdict import Node, Verdict
 from tests.unit.verify.world import NOW, World, trust_in, trusted

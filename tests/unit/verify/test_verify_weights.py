@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.keys import LocalSigner, new_key
-from pipeline.record.envelope import enclose
-from pipeline.record.names import HOST_FACTS
-from pipeline.record.statement import state
-from pipeline.record.trust import Trust
+from pipeline.attest.envelope import enclose
+from pipeline.attest.keys import LocalSigner, new_key
+from pipeline.attest.names import HOST_FACTS
+from pipeline.attest.statement import state
+from pipeline.attest.trust import Trust
+from pipeline.spec.load import Checkout
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import read_exhibit
 from pipeline.verify.verdict import Node, Verdict
@@ -24,7 +25,6 @@ from pipeline.weights.model import lock_path, write_lock
 from pipeline.weights.place import Place
 from pipeline.weights.record import set_digest
 from pipeline.weights.verify import Request, verify
-from pipeline.wish.load import Checkout
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.verify.world import NOW, trust_in, trusted
 

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
+from pipeline.attest.envelope import Signature, countersigned, enclose
+from pipeline.attest.keys import LocalSigner, key_id
+from pipeline.attest.names import REPORT, WEIGHTS
+from pipeline.attest.statement import state
+from pipeline.evidence.gates import gate_predicate, gate_statements
 from pipeline.gate.evidence import ImageGates
 from pipeline.gate.results import CaseVerdict
-from pipeline.keys import LocalSigner, key_id
 from pipeline.lock.model import read_lock, sealed, write_lock
-from pipeline.record.envelope import Signature, countersigned, enclose
-from pipeline.record.gates import gate_predicate, gate_statements
-from pipeline.record.names import REPORT, WEIGHTS
-from pipeline.record.statement import state
+from pipeline.spec.load import Checkout
 from pipeline.verify.artifact import open_file
 from pipeline.verify.evidence import distinct, read_exhibit
 from pipeline.verify.results import judge_tests, read_test_result
 from pipeline.verify.verdict import Node, Verdict, show
 from pipeline.verify.walk import walk
-from pipeline.wish.load import Checkout
 from tests.makers import AMD64
 from tests.unit.verify.world import NOW, WHEN, World, evidence, trust_in, trusted
 

@@ -12,26 +12,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.build.image import Built
-from pipeline.build.plan import ImagePlan, plan_image
+from pipeline.assemble.image import Built
+from pipeline.assemble.plan import ImagePlan, plan_image
+from pipeline.attest.envelope import Envelope, Signature, enclose
+from pipeline.attest.keys import LocalSigner, PrivateKey, key_id, new_key, public_pem
+from pipeline.attest.names import KINDS
+from pipeline.attest.statement import Moment, Statement
+from pipeline.attest.trust import Trust
+from pipeline.evidence.evidence_set import NAME as SET
+from pipeline.evidence.evidence_set import set_statement
+from pipeline.evidence.image import image_statements
+from pipeline.evidence.rebuild import rebuild_statement
 from pipeline.gate.evidence import Evidence, GateKind, Row, keep_evidence
 from pipeline.gate.results import CaseVerdict
-from pipeline.keys import LocalSigner, PrivateKey, key_id, new_key, public_pem
 from pipeline.model import canonical_json, sha256_of
-from pipeline.record.envelope import Envelope, Signature, enclose
-from pipeline.record.evidence_set import NAME as SET
-from pipeline.record.evidence_set import set_statement
-from pipeline.record.image import image_statements
-from pipeline.record.names import KINDS
-from pipeline.record.rebuild import rebuild_statement
-from pipeline.record.statement import Moment, Statement
-from pipeline.record.trust import Trust
+from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, open_store
 from pipeline.verify.artifact import Artifact, open_image
 from pipeline.verify.evidence import Exhibit, read_exhibit
 from pipeline.verify.verdict import Node
 from pipeline.verify.walk import Walk, walk
-from pipeline.wish.load import Checkout
 from tests.makers import (
     AMD64,
     Edit,
@@ -168,8 +168,8 @@ class World:
 
 def sign_bytes(payload: bytes, key: PrivateKey) -> Envelope:
     """An envelope around any bytes: what a liar with a good key can make."""
-    from pipeline.dsse import pae
-    from pipeline.record.names import PAYLOAD
+    from pipeline.attest.dsse import pae
+    from pipeline.attest.names import PAYLOAD
 
     signer = LocalSigner(key)
     signature = Signature(signer.key_id, signer.sign(pae(PAYLOAD, payload)))

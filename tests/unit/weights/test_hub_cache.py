@@ -17,9 +17,9 @@ from huggingface_hub import HfApi, snapshot_download
 from pipeline.weights.hashing import BLOCK_BYTES
 from pipeline.weights.place import in_hub_cache
 from tests.testbed.hub import TestHub, test_hub
+from tests.unit.fit.test_fit_config import LLAMA
 from tests.unit.support import Command, Ended
 from tests.unit.weights.disk_set import flip, random_bytes, settle
-from tests.unit.weights.test_fit_config import LLAMA
 
 BIG, SECOND = "model-1.safetensors", "sub/model-2.safetensors"
 FILES = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from pipeline.attest.predicates import check_predicate
 from pipeline.errors import RecordInvalid, WeightsDamaged
-from pipeline.record.predicates import check_predicate
 from pipeline.weights import record as records
 from pipeline.weights.place import Place, find_places
 from pipeline.weights.record import PREDICATE_TYPE, Record, as_json, record, schema, set_digest

@@ -13,8 +13,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
+from pipeline.attest import bundle
 from pipeline.errors import KeyInvalid, ModelSignatureInvalid, WeightsDamaged
-from pipeline.weights import bundle, proof, signing
+from pipeline.weights import proof, signing
 from pipeline.weights.place import Place
 from tests.testbed.locked_set import SMALL, make_set, write
 from tests.unit.support import Command

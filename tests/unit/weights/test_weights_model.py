@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.errors import LockEdited, LockMissing, LockStale, WeightsUnknown, WishInvalid
+from pipeline.spec.load import Checkout
 from pipeline.weights.model import (
     FilePin,
     WeightsWish,
@@ -19,7 +20,6 @@ from pipeline.weights.model import (
     wish_names,
     write_lock,
 )
-from pipeline.wish.load import Checkout
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WISH = """\

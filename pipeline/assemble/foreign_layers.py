@@ -1,0 +1,126 @@
+"""The layers of a foreign base: read once, to know what they hold and that they are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from pipeline import log
+from pipeline.assemble.entry import Kind
+from pipeline.assemble.manifest import TitledLayer
+from pipeline.assemble.plan import foreign_key
+from pipeline.assemble.view import OPAQUE, WHITEOUT
+from pipeline.errors import BaseUnusable, CorruptArchive, HostileArchive, Interrupted
+from pipeline.lock.base import BasePin, LayerPin
+from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.oci.tar_header import Header
+from pipeline.oci.tar_reader import TarStream, open_layer
+from pipeline.store.store import Store
+
+_MOST_READERS = 4
+
+
+def read_layers(store: Store, pin: BasePin) -> None:
+    """List what each layer holds, unless that was done before; each must have its diffID."""
+    wanted = {layer.digest: layer for layer in pin.layers}
+    missing = [x for x in wanted.values() if store.layer(foreign_key(x)) is None]
+    if not missing:
+        return
+    total = sum(x.size_bytes for x in missing)
+    title = f"Reading {len(missing)} layers of {pin.repository}, {log.size(total)}"
+    with (
+        log.step(title),
+        log.progress("read", total) as bar,
+        ThreadPoolExecutor(min(_MOST_READERS, len(missing))) as pool,
+    ):
+        stop = threading.Event()
+
+        def watch(n_bytes: int) -> None:
+            if stop.is_set():
+                raise Interrupted("stopped")
+            bar.advance(n_bytes)
+
+        try:
+            list(pool.map(lambda layer: _read_layer(store, layer, watch), missing))
+        except BaseException:
+            stop.set()
+            raise
+
+
+def base_layers(store: Store, pin: BasePin) -> list[TitledLayer]:
+    """The layers as they are, from the bottom."""
+    found = []
+    for number, layer in enumerate(pin.layers, 1):
+        record = store.layer(foreign_key(layer))
+        if record is None:
+            raise BaseUnusable(f"{pin}: its layer {layer.digest} is gone from the store")
+        found.append(TitledLayer(layer_title(number), record))
+    return found
+
+
+def layer_title(number: int) -> str:
+    """What a person calls a layer of a foreign base."""
+    return f"base layer {number}"
+
+
+def _read_layer(store: Store, layer: LayerPin, watch: Callable[[int], None]) -> None:
+    try:
+        with open_layer(store.blob_path(layer.digest), layer.media_type, watch) as stream:
+            rows = [row for header in stream.entries() if (row := _row(stream, header))]
+    except (CorruptArchive, HostileArchive) as error:
+        raise type(error)(f"{layer.digest}: {error}") from error
+    if stream.diff_id != layer.diff_id:
+        raise BaseUnusable(
+            f"the layer {layer.digest} unpacks to {stream.diff_id}, not to {layer.diff_id} as its"
+            " config says"
+        )
+    record = LayerRecord(
+        digest=layer.digest,
+        diff_id=layer.diff_id,
+        size_bytes=layer.size_bytes,
+        unpacked_bytes=stream.unpacked_bytes,
+        media_type=layer.media_type,
+        is_foreign=True,
+    )
+    store.keep_foreign_layer(foreign_key(layer), record, rows)
+
+
+def _row(stream: TarStream, header: Header) -> FileRow | None:
+    folder, _, name = header.path.rpartition("/")
+    if name.startswith(".wh."):
+        return _taken_away(folder, name)
+    if not header.path:
+        return None
+    sha256 = ""
+    if header.kind == Kind.FILE.value:
+        sha = hashlib.sha256()
+        for piece in stream.content(header):
+            sha.update(piece)
+        sha256 = sha.hexdigest()
+    return FileRow(
+        header.path,
+        header.kind,
+        header.mode,
+        header.size_bytes if header.kind == Kind.FILE.value else 0,
+        sha256,
+        0,
+        header.target,
+        "",
+        header.uid,
+        header.gid,
+    )
+
+
+def _taken_away(folder: str, name: str) -> FileRow | None:
+    """A whiteout: the path it removes, or the folder it empties."""
+    if name == ".wh..wh..opq":
+        return FileRow(folder, OPAQUE, 0, 0, "", 0, "", "")
+    hidden = name.removeprefix(".wh.")
+    if hidden.startswith(".wh."):
+        return None  # what aufs kept for itself
+    if hidden in ("", ".", ".."):
+        raise HostileArchive(f"the whiteout {folder}/{name} removes no file")
+    path = f"{folder}/{hidden}" if folder else hidden
+    return FileRow(path, WHITEOUT, 0, 0, "", 0, "", "")

@@ -1,0 +1,74 @@
+"""The digest each lock must produce, committed: the proof across machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import GoldenMismatch
+from pipeline.files import locked, write_bytes
+from pipeline.model import Digest, Frozen
+from pipeline.spec.load import read_yaml
+
+_HEAD = "# Written by `sm120 build --accept`: what each lock must produce, on any machine.\n"
+
+
+class GoldenImage(Frozen):
+    """An image's expected digest, with the inputs and layers it was made of."""
+
+    digest: Digest
+    inputs: dict[str, Any]
+    layers: dict[str, Digest]
+
+
+class Golden(Frozen):
+    """All expected digests, by `image.architecture`."""
+
+    images: dict[str, GoldenImage] = {}
+
+
+def read_golden(path: Path) -> Golden:
+    """The committed digests; none where there is no file yet."""
+    return read_yaml(path, Golden) if path.exists() else Golden()
+
+
+def check(golden: Golden, name: str, got: GoldenImage) -> None:
+    """Stop a build that came out different, and say what is behind it."""
+    want = golden.images.get(name)
+    if want is None:
+        raise GoldenMismatch(
+            f"{name}: no expected digest is committed; it came out as {got.digest}",
+            "Compare with another machine, then `sm120 build --accept` and commit.",
+        )
+    if want.digest == got.digest:
+        return
+    moved = [k for k in got.inputs if got.inputs[k] != want.inputs.get(k)]
+    if moved:
+        raise GoldenMismatch(
+            f"{name}: {got.digest} instead of {want.digest}, because these inputs changed:"
+            f" {', '.join(moved)}"
+        )
+    raise GoldenMismatch(
+        f"{name}: {got.digest} instead of {want.digest} from the same inputs;"
+        f" {_first_difference(want, got)}",
+        "Build into an empty folder (--store DIR): if that gives the expected digest, somebody"
+        " changed this store; else it is a defect, please report it.",
+    )
+
+
+def _first_difference(want: GoldenImage, got: GoldenImage) -> str:
+    for title, digest in got.layers.items():
+        if want.layers.get(title) != digest:
+            return f"the first layer that differs is {title!r}"
+    return "all layers are equal, the config or manifest differs"
+
+
+def accept(path: Path, name: str, got: GoldenImage) -> None:
+    """Write a new expected digest."""
+    with locked(path.parent / ".golden.lock"):
+        images = {**read_golden(path).images, name: got}
+        body = {k: images[k].model_dump() for k in sorted(images)}
+        text = yaml.safe_dump({"images": body}, sort_keys=False, width=100)
+        write_bytes(path, (_HEAD + text).encode())

@@ -1,0 +1,269 @@
+"""From a plan and finished layers to an image in the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.assemble import golden
+from pipeline.assemble import manifest as oci
+from pipeline.assemble.deflate import check_compressor
+from pipeline.assemble.entry import Entry, with_parents
+from pipeline.assemble.foreign import Foreign, below, require_fit
+from pipeline.assemble.foreign_layers import base_layers, read_layers
+from pipeline.assemble.layer import write_layer
+from pipeline.assemble.locked_layers import make_layers
+from pipeline.assemble.manifest import TitledLayer
+from pipeline.assemble.own_layers import (
+    WheelTree,
+    folders_above,
+    own_entries,
+    patched_entries,
+    refresh_series,
+    wheel_tree,
+)
+from pipeline.assemble.plan import (
+    ImagePlan,
+    LayerKind,
+    image_inputs,
+    own_file_digests,
+    plan_image,
+    require_few,
+    work_for,
+)
+from pipeline.errors import StoreDamaged
+from pipeline.files import os_errors_explained
+from pipeline.model import canonical_json, sha256_of
+from pipeline.oci.record import LayerRecord
+from pipeline.spec.load import Checkout
+from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.fetch.inputs import Fetcher
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished image."""
+
+    name: str
+    platform: str
+    digest: str
+    size_bytes: int
+    layers: tuple[TitledLayer, ...]
+    cached: bool
+    time_s: float = 0.0  # from the start of the build until this image was done
+
+    @property
+    def unpacked_bytes(self) -> int:
+        return sum(x.record.unpacked_bytes for x in self.layers)
+
+
+@cache
+def code_digest() -> str:
+    """The builder's own code: after an upgrade an image is put together again, in a second."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return sha256_of(b"".join(path.read_bytes() for path in sources))
+
+
+def find_built(store: Store, plan: ImagePlan) -> Built | None:
+    """The image as built before, if its inputs are the same and every blob is still there."""
+    record = store.image_record(plan.wish.name, plan.platform)
+    if record is None or record.get("key") != plan.key or record.get("code") != code_digest():
+        return None
+    return built_from(store, plan.wish.name, plan.platform, record)
+
+
+def built_from(store: Store, name: str, platform: str, record: dict[str, Any]) -> Built | None:
+    """An image record as a value, if the store still holds all of it."""
+    layers = tuple(
+        TitledLayer(x["title"], LayerRecord.model_validate(x["record"])) for x in record["layers"]
+    )
+    for layer in layers:
+        path = store.blob_path(layer.record.digest)
+        if not path.exists() or path.stat().st_size != layer.record.size_bytes:
+            return None
+    try:
+        store.read_blob(record["config"])
+        store.read_blob(record["descriptor"]["digest"])
+    except StoreDamaged:
+        return None
+    size = sum(x.record.size_bytes for x in layers)
+    return Built(name, platform, record["descriptor"]["digest"], size, layers, cached=True)
+
+
+def build_images(
+    checkout: Checkout,
+    store: Store,
+    plans: list[ImagePlan],
+    make_fetcher: Callable[[], Fetcher],
+    *,
+    keep_inputs: bool = False,
+    accept: bool = False,
+    judge: bool = True,
+) -> list[Built]:
+    """Build all images, sharing downloads and layers; nothing is done twice.
+
+    With `judge`, an image that is not its golden digest is an error. The fetcher is made only
+    when something must be fetched: a build with nothing to do asks nobody.
+    """
+    start = time.monotonic()
+    todo = [plan for plan in plans if find_built(store, plan) is None]
+    if todo:
+        check_compressor()
+        _make_parts(store, todo, make_fetcher, keep_inputs=keep_inputs)
+    if accept:
+        plans = [_accept_patches(checkout, store, plan) for plan in plans]
+    done = []
+    for plan in plans:
+        built = _finish(checkout, store, plan, accept=accept, judge=judge)
+        done.append(replace(built, time_s=time.monotonic() - start))
+    return done
+
+
+def _make_parts(
+    store: Store, todo: list[ImagePlan], make_fetcher: Callable[[], Fetcher], *, keep_inputs: bool
+) -> None:
+    """Foreign bases and layers of locked files, as far as the store lacks them."""
+    work = work_for(todo, store)
+    if not work.missing and not work.bases:
+        return
+    store.need_space(work.disk_bytes)
+    fetcher = make_fetcher()
+    for base in work.bases:
+        fetcher.bases.bring(base)
+        read_layers(store, base)
+    require_fit(store, todo)
+    if work.missing:
+        make_layers(store, work, fetcher, keep_inputs=keep_inputs)
+
+
+def _accept_patches(checkout: Checkout, store: Store, plan: ImagePlan) -> ImagePlan:
+    """Take edited patches as they are now, and plan again with what they give."""
+    refresh_series(checkout, plan, wheel_tree(store, _wheel_records(store, plan)))
+    return plan_image(checkout, plan.wish.name, plan.platform)
+
+
+def _finish(
+    checkout: Checkout, store: Store, plan: ImagePlan, *, accept: bool, judge: bool
+) -> Built:
+    """The image from its layers, checked against its golden digest before it gets a name."""
+    built = find_built(store, plan)
+    record = store.image_record(plan.wish.name, plan.platform) if built else None
+    if built is None or record is None:
+        record, diff = _assemble(checkout, store, plan)
+        built = built_from(store, plan.wish.name, plan.platform, record)
+        if built is None:
+            raise StoreDamaged(f"{plan.wish.name}: a layer vanished while it was built")
+        built = replace(built, cached=False)
+    else:
+        diff = None
+    got = golden.GoldenImage(
+        digest=built.digest,
+        inputs=image_inputs(checkout, plan.wish, plan.lock, plan.base.key if plan.base else None),
+        layers={x.title: x.record.digest for x in built.layers},
+    )
+    label = f"{plan.wish.name}.{plan.architecture}"
+    if accept:
+        golden.accept(checkout.golden_path, label, got)
+    if judge:
+        golden.check(golden.read_golden(checkout.golden_path), label, got)
+    if diff is not None:
+        folder = store.image_folder(plan.wish.name, plan.platform)
+        store.write(folder / "patches.diff", diff.encode())
+        store.keep_image(plan.wish.name, plan.platform, record)
+    return built
+
+
+def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[dict[str, Any], str]:
+    layers = _chain_layers(checkout, store, plan)
+    foreign = Foreign(store, plan.foreign) if plan.foreign else None
+    tree = wheel_tree(store, _wheel_records(store, plan))
+    own = _own_layer(checkout, store, plan, layers, tree, foreign)
+    if own:
+        layers.append(TitledLayer(f"{plan.wish.name} files", own))
+    patched = patched_entries(checkout, plan, tree)
+    if patched.entries:
+        layers.append(TitledLayer("patches", _thin_layer(store, patched.entries)))
+    require_few(plan.wish.name, len(layers))
+    runs_on = below(checkout, plan, foreign) if foreign else None
+    config = canonical_json(oci.image_config(plan, layers, runs_on))
+    config_digest = store.put_blob(config)
+    manifest = canonical_json(oci.manifest(plan, config_digest, len(config), layers))
+    digest = store.put_blob(manifest)
+    record = {
+        "key": plan.key,
+        "code": code_digest(),
+        "config": config_digest,
+        "descriptor": oci.descriptor(plan, digest, len(manifest)),
+        "layers": [{"title": x.title, "record": x.record.dump()} for x in layers],
+    }
+    if plan.foreign:
+        record["base"] = [x.digest for x in plan.foreign.documents]
+    return record, patched.diff
+
+
+def _chain_layers(checkout: Checkout, store: Store, plan: ImagePlan) -> list[TitledLayer]:
+    """The base image's layers, then the image's pinned ones."""
+    layers: list[TitledLayer] = []
+    if plan.base:
+        base = find_built(store, plan.base)
+        if base is None:
+            record, _ = _assemble(checkout, store, plan.base)
+            base = built_from(store, plan.base.wish.name, plan.platform, record)
+        if base is None:
+            raise StoreDamaged(f"{plan.base.wish.name}: a layer vanished while it was built")
+        layers += base.layers
+    if plan.lock.base_image:
+        layers += base_layers(store, plan.lock.base_image)
+    for layer in plan.layers:
+        layers.append(TitledLayer(layer.title, _pinned(store, layer.key, layer.title)))
+    return layers
+
+
+def _pinned(store: Store, key: str, title: str) -> LayerRecord:
+    record = store.layer(key)
+    if record is None:
+        raise StoreDamaged(f"the layer of {title} is gone from the store")
+    return record
+
+
+def _wheel_records(store: Store, plan: ImagePlan) -> list[LayerRecord]:
+    layers = [x for p in plan.chain() for x in p.layers if x.kind is LayerKind.WHEELS]
+    return [_pinned(store, x.key, x.title) for x in layers]
+
+
+def _own_layer(
+    checkout: Checkout,
+    store: Store,
+    plan: ImagePlan,
+    lower: list[TitledLayer],
+    tree: WheelTree,
+    foreign: Foreign | None,
+) -> LayerRecord | None:
+    """The image's own files; remembered, so that an edited patch need not look at all paths."""
+    parts = plan.wish.model_dump(mode="json", include={"name", "python", "cuda", "files"})
+    files = own_file_digests(checkout, plan.wish)
+    digests = [x.record.digest for x in lower]
+    key = sha256_of(canonical_json([parts, files, digests, code_digest()]))
+    known = store.layer(key)
+    if known:
+        return known
+    entries = own_entries(checkout, plan, tree, foreign)
+    if not entries:
+        return None
+    entries += folders_above(entries, [store.table(x.record) for x in lower], plan)
+    return _thin_layer(store, entries, key)
+
+
+def _thin_layer(store: Store, entries: list[Entry], key: str | None = None) -> LayerRecord:
+    """A small layer made here and now."""
+    with store.new_blob() as blob:
+        with os_errors_explained(blob.path), blob.path.open("wb") as out:
+            facts = write_layer(with_parents(entries), out)
+        blob.keep(facts.digest)
+    return store.keep_layer(key or facts.digest, facts)

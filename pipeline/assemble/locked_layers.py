@@ -1,0 +1,150 @@
+"""Layers that follow from locked files: fetched and written side by side, in processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline import log
+from pipeline.assemble.entry import Entry, with_parents
+from pipeline.assemble.layer import write_layer
+from pipeline.assemble.overlap import merge_wheels
+from pipeline.assemble.overlay import assemble_overlay
+from pipeline.assemble.plan import BIG_WHEEL_BYTES, LayerKind, LayerPlan, Work
+from pipeline.assemble.rootfs import assemble_rootfs
+from pipeline.assemble.wheel import open_wheel, wheel_entries
+from pipeline.assemble.workers import end_with_parent, shield_from_ctrl_c, undisturbed
+from pipeline.errors import Interrupted
+from pipeline.files import os_errors_explained
+from pipeline.lock.model import Pin
+from pipeline.oci.record import LayerRecord
+from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.fetch.inputs import Fetcher
+
+
+@dataclass(frozen=True)
+class LayerJob:
+    """All that a worker process needs."""
+
+    store_root: Path
+    layer: LayerPlan
+
+
+def make_layer(job: LayerJob) -> LayerRecord:
+    """Write one layer from inputs that are in the store, unless another process just did."""
+    store = Store(job.store_root)
+    with store.locked(f"layer-{job.layer.key.removeprefix('sha256:')}"):
+        known = store.layer(job.layer.key)
+        if known:
+            return known
+        with store.scratch() as scratch, store.new_blob() as blob:
+            entries = layer_entries(store, job.layer, scratch)
+            with os_errors_explained(blob.path), blob.path.open("wb") as out:
+                facts = write_layer(entries, out)
+            blob.keep(facts.digest)
+        return store.keep_layer(job.layer.key, facts)
+
+
+def layer_entries(store: Store, layer: LayerPlan, scratch: Path) -> list[Entry]:
+    """What goes into a layer, sorted, with its parent folders."""
+    if layer.kind is LayerKind.WHEELS:
+        groups = []
+        for pin in layer.pins:
+            wheel = open_wheel(store.input_path(pin.sha256), pin.file)
+            untrue = pin.name in layer.untrue_records
+            groups.append(wheel_entries(wheel, layer.venv, record_is_untrue=untrue))
+        return with_parents(merge_wheels(groups, layer.prefer))
+    debs = [_named(store, pin, scratch) for pin in layer.pins]
+    if layer.kind is LayerKind.DEBS:
+        return assemble_overlay(debs, scratch, architecture=layer.architecture)
+    return assemble_rootfs(debs, scratch, users=layer.accounts, architecture=layer.architecture)
+
+
+def _named(store: Store, pin: Pin, scratch: Path) -> Path:
+    """An input under its own file name, so that errors name it."""
+    link = scratch / pin.file
+    link.symlink_to(store.input_path(pin.sha256).resolve())
+    return link
+
+
+@contextmanager
+def _workers(store: Store) -> Iterator[ProcessPoolExecutor]:
+    """A process a core; Ctrl-C is the parent's to handle."""
+    shield_from_ctrl_c()
+    context = multiprocessing.get_context("forkserver")
+    count = min(len(os.sched_getaffinity(0)), 8)
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=end_with_parent)
+    try:
+        yield pool
+    except BaseException:
+        # unfinished layers are scratch files; their workers end at once and leave no name behind
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        store.sweep()
+
+
+def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool) -> None:
+    """Fetch what is missing; write each layer as soon as its last file is there."""
+    waiting = {layer.key: {p.sha256 for p in layer.pins} for layer in work.missing}
+    pins = list({p.sha256: p for layer in work.missing for p in layer.pins}.values())
+    title = f"Fetching {len(work.fetch)} files, {log.size(work.fetch_bytes)}"
+    title += f", and writing {len(work.missing)} layers"
+    with log.step(title), _workers(store) as pool:
+        futures: dict[Future[LayerRecord], LayerPlan] = {}
+        with (
+            log.progress("fetched", sum(p.size_bytes for p in pins)) as bar,
+            # also what the store has: it is believed only once it was hashed
+            closing(fetcher.fetch_all(pins, bar)) as arrivals,
+        ):
+            for pin, _ in arrivals:
+                for layer in work.missing:
+                    left = waiting[layer.key]
+                    left.discard(pin.sha256)
+                    if not left and not any(p is layer for p in futures.values()):
+                        with undisturbed():
+                            future = pool.submit(make_layer, LayerJob(store.root, layer))
+                        futures[future] = layer
+                _collect(store, work, futures, keep_inputs, wait=False)
+        _collect(store, work, futures, keep_inputs, wait=True)
+
+
+def _collect(
+    store: Store,
+    work: Work,
+    futures: dict[Future[LayerRecord], LayerPlan],
+    keep_inputs: bool,
+    *,
+    wait: bool,
+) -> None:
+    """Take finished layers; a wheel that has become a layer of its own is not kept twice."""
+    for future, layer in futures.items():
+        if not wait and not future.done():
+            continue
+        try:
+            future.result()
+        except BrokenProcessPool as error:
+            raise Interrupted("a worker was killed", "Run it again; is memory short?") from error
+        if not keep_inputs:
+            done = {layer.key for future, layer in futures.items() if future.done()}
+            drop_inputs(store, layer, [x for x in work.missing if x.key not in done])
+
+
+def drop_inputs(store: Store, layer: LayerPlan, unfinished: Sequence[LayerPlan]) -> None:
+    """Remove big inputs whose bytes now live in a layer, unless another one still needs them."""
+    needed = {pin.sha256 for other in unfinished for pin in other.pins}
+    for pin in layer.pins:
+        is_big = layer.kind is LayerKind.WHEELS and pin.size_bytes >= BIG_WHEEL_BYTES
+        if is_big and pin.sha256 not in needed:
+            store.input_path(pin.sha256).unlink(missing_ok=True)

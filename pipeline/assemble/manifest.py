@@ -1,0 +1,184 @@
+"""Image config and manifest, as pure functions of what an image is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.assemble.plan import FORMAT, ImagePlan
+from pipeline.errors import WishInvalid
+from pipeline.oci.config import ImageConfig
+from pipeline.oci.record import GZIP_LAYER, LayerRecord
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER = GZIP_LAYER
+PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"  # only ever of a foreign base
+# What a process gets that was told of no PATH.
+_PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Nothing in an image says when it was built: that would make every build another image.
+CREATED = "1980-01-01T00:00:00Z"
+_PREFIX = "org.opencontainers.image."
+
+
+@dataclass(frozen=True)
+class TitledLayer:
+    """A finished layer and what a person calls it."""
+
+    title: str
+    record: LayerRecord
+
+
+@dataclass(frozen=True)
+class Below:
+    """How a foreign base runs, and who its users are."""
+
+    config: ImageConfig
+    find_user: Callable[[str], str]
+
+
+def image_config(
+    plan: ImagePlan, layers: list[TitledLayer], below: Below | None = None
+) -> dict[str, Any]:
+    """The OCI config: how the image runs, and the diffIDs of its layers.
+
+    Of a foreign base its variables, user, folder, ports, volumes and stop signal are kept where
+    the image says nothing else. Its labels are not: they speak of another image.
+    """
+    settings: dict[str, Any] = {
+        "Env": [f"{k}={v}" for k, v in sorted(environment(plan, below).items())],
+        "Labels": notes_of(plan),
+        "WorkingDir": _inherited(plan, "workdir") or _of_base(below, "workdir") or "/",
+        **_started(plan, below),
+        **_kept(plan, below),
+    }
+    if user := _inherited(plan, "user"):
+        settings["User"] = below.find_user(user) if below else _account(plan, user)
+    elif user := _of_base(below, "user"):
+        settings["User"] = user
+    return {
+        "architecture": plan.architecture,
+        "os": "linux",
+        "created": CREATED,
+        "config": settings,
+        "rootfs": {"type": "layers", "diff_ids": [x.record.diff_id for x in layers]},
+        "history": _history(layers, below),
+    }
+
+
+def _of_base(below: Below | None, field: str) -> Any:
+    return getattr(below.config.runs, field) if below else None
+
+
+def _started(plan: ImagePlan, below: Below | None) -> dict[str, list[str]]:
+    """Entrypoint and command as Docker inherits them: an own entrypoint drops the base's command.
+
+    Only the image that names the foreign base inherits from it; one of ours says all itself.
+    """
+    own = {"Entrypoint": plan.wish.entrypoint, "Cmd": plan.wish.command}
+    if below and plan.base is None and not plan.wish.entrypoint:
+        own["Entrypoint"] = _of_base(below, "entrypoint") or []
+        own["Cmd"] = plan.wish.command or _of_base(below, "command") or []
+    return {name: words for name, words in own.items() if words}
+
+
+def _kept(plan: ImagePlan, below: Below | None) -> dict[str, Any]:
+    """Ports of the image and of a foreign base; the base's volumes and stop signal."""
+    found: dict[str, Any] = {}
+    ports = {f"{port}/tcp" for port in plan.wish.ports} | set(_of_base(below, "ports") or {})
+    if ports:
+        found["ExposedPorts"] = {port: {} for port in sorted(ports)}
+    if volumes := _of_base(below, "volumes"):
+        found["Volumes"] = {path: {} for path in sorted(volumes)}
+    if signal := _of_base(below, "stop_signal"):
+        found["StopSignal"] = signal
+    return found
+
+
+def _history(layers: list[TitledLayer], below: Below | None) -> list[dict[str, Any]]:
+    """The base's own steps as they are, where they fit its layers; a step for each other layer."""
+    past = below.config.past() if below else None
+    known = len(below.config.rootfs.diff_ids) if below and past is not None else 0
+    ours = [{"created": CREATED, "created_by": f"sm120: {x.title}"} for x in layers[known:]]
+    return [*(past or []), *ours]
+
+
+def _inherited(plan: ImagePlan, field: str) -> str | None:
+    """The image's own setting, else that of the nearest base that has one."""
+    values: list[str | None] = [getattr(p.wish, field) for p in plan.chain()]
+    return next((v for v in reversed(values) if v), None)
+
+
+def environment(plan: ImagePlan, below: Below | None = None) -> dict[str, str]:
+    """The base's variables, then the image's own; wheels on a foreign base come first in PATH."""
+    own = {k: v for p in plan.chain() for k, v in p.wish.env.items()}
+    if below is None:
+        return own
+    found = below.config.variables()
+    if any(p.wish.python for p in plan.chain()):
+        found["PATH"] = f"/{plan.venv.bin}:{found.get('PATH') or _PLAIN_PATH}"
+    return {**found, **own}
+
+
+def _account(plan: ImagePlan, name: str) -> str:
+    accounts = [a for p in plan.chain() for a in p.wish.accounts]
+    found = next((a for a in accounts if a.name == name), None)
+    if found is None:
+        raise WishInvalid(f"{plan.wish.name}: user: {name!r} is not an account of its root image")
+    return f"{found.uid}:{found.gid}"
+
+
+def notes_of(plan: ImagePlan) -> dict[str, str]:
+    """What registries and people read, the same in labels and in the manifest."""
+    wish = plan.wish
+    notes = {
+        f"{_PREFIX}title": wish.name,
+        f"{_PREFIX}description": wish.summary,
+        "sm120.format": str(FORMAT),
+        "sm120.lock": plan.lock.seal,
+        "sm120.inputs": plan.key,
+    }
+    if wish.parent:
+        notes[f"{_PREFIX}base.name"] = wish.parent
+    if plan.lock.base_image:
+        notes[f"{_PREFIX}base.name"] = plan.lock.base_image.repository
+        notes[f"{_PREFIX}base.digest"] = plan.lock.base_image.manifest.digest
+    if wish.cuda and wish.cuda.architectures:
+        notes["sm120.architectures"] = ",".join(wish.cuda.architectures)
+    if wish.python:
+        engine = wish.python.requirements[0].partition("==")
+        notes[f"{_PREFIX}version"] = engine[2]
+    return {**notes, **wish.labels}
+
+
+def manifest(
+    plan: ImagePlan, config_digest: str, config_size: int, layers: list[TitledLayer]
+) -> dict[str, Any]:
+    """The OCI manifest."""
+    return {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": {"mediaType": CONFIG, "digest": config_digest, "size": config_size},
+        "layers": [
+            {
+                "mediaType": x.record.media_type,
+                "digest": x.record.digest,
+                "size": x.record.size_bytes,
+                "annotations": {f"{_PREFIX}title": x.title},
+            }
+            for x in layers
+        ],
+        "annotations": notes_of(plan),
+    }
+
+
+def descriptor(plan: ImagePlan, digest: str, size_bytes: int) -> dict[str, Any]:
+    """The image's line in an index."""
+    return {
+        "mediaType": MANIFEST,
+        "digest": digest,
+        "size": size_bytes,
+        "platform": {"os": "linux", "architecture": plan.architecture},
+        "annotations": {f"{_PREFIX}ref.name": f"{plan.wish.name}-{plan.architecture}"},
+    }

@@ -1,0 +1,268 @@
+"""What a build will do, worked out from wishes, locks and the store before the first byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from pipeline.assemble.venv import Venv
+from pipeline.errors import WishInvalid
+from pipeline.lock.base import BasePin, LayerPin
+from pipeline.lock.model import ImageLock, Pin, WheelPin, current_lock
+from pipeline.model import canonical_json, sha256_of
+from pipeline.spec.image import Account, ImageWish
+from pipeline.spec.load import Checkout
+from pipeline.store.store import Store
+
+# Raised when the same inputs would give other bytes; part of every layer's key.
+FORMAT = 1
+# Raised when the same foreign layer would be listed otherwise.
+READER = 1
+# A wheel this large has a layer of its own, shared between images and pushed once.
+BIG_WHEEL_BYTES = 16_000_000
+MOST_LAYERS = 100
+DEFAULT_VENV = Venv()
+
+
+class LayerKind(Enum):
+    """What a layer is made of."""
+
+    ROOT = "debian root"
+    DEBS = "debs"
+    WHEELS = "wheels"
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """A layer whose bytes follow from locked files alone."""
+
+    title: str
+    kind: LayerKind
+    architecture: str
+    pins: tuple[Pin, ...]
+    venv: Venv = DEFAULT_VENV
+    prefer: tuple[str, ...] = ()
+    untrue_records: tuple[str, ...] = ()
+    accounts: tuple[Account, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The digest of everything that decides the layer's bytes."""
+        return sha256_of(
+            canonical_json(
+                {
+                    "format": FORMAT,
+                    "kind": self.kind.value,
+                    "architecture": self.architecture if self.kind is not LayerKind.WHEELS else "",
+                    "pins": [[p.file, p.sha256] for p in self.pins],
+                    "venv": [self.venv.version, self.venv.root],
+                    "prefer": self.prefer,
+                    "untrue_records": self.untrue_records,
+                    "accounts": [a.model_dump() for a in self.accounts],
+                }
+            )
+        )
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(p.size_bytes for p in self.pins)
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """One image for one platform: its wish, its lock, and the layers that come from pins."""
+
+    wish: ImageWish
+    platform: str
+    lock: ImageLock
+    layers: tuple[LayerPlan, ...]
+    base: ImagePlan | None
+    key: str
+
+    @property
+    def architecture(self) -> str:
+        return self.platform.partition("/")[2]
+
+    @property
+    def venv(self) -> Venv:
+        return Venv(version=self.wish.python.version) if self.wish.python else Venv()
+
+    def chain(self) -> list[ImagePlan]:
+        """The plans from the root image to this one."""
+        return [*(self.base.chain() if self.base else []), self]
+
+    @property
+    def foreign(self) -> BasePin | None:
+        """The image from elsewhere that all of it stands on, if it does."""
+        return self.chain()[0].lock.base_image
+
+    def all_layers(self) -> list[LayerPlan]:
+        return [layer for plan in self.chain() for layer in plan.layers]
+
+
+def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
+    """Everything that can be known without network or disk work; refuses stale locks."""
+    wish = checkout.wish(name)
+    checkout.chain(name)
+    _require_files(checkout, wish)
+    base = plan_image(checkout, wish.parent, platform) if wish.parent else None
+    lock = current_lock(checkout, wish, platform)
+    layers = tuple(_layers(wish, lock, platform.partition("/")[2]))
+    key = _image_key(checkout, wish, lock, base)
+    plan = ImagePlan(wish, platform, lock, layers, base, key)
+    require_few(name, len(plan.all_layers()) + (len(plan.foreign.layers) if plan.foreign else 0))
+    return plan
+
+
+def require_few(name: str, layers: int) -> None:
+    """Container engines stop at about 127 layers, and some tools earlier."""
+    if layers >= MOST_LAYERS:
+        raise WishInvalid(f"{name}: {layers} layers, fewer than {MOST_LAYERS} must do")
+
+
+def _layers(wish: ImageWish, lock: ImageLock, architecture: str) -> list[LayerPlan]:
+    layers: list[LayerPlan] = []
+    if lock.debs:
+        kind = LayerKind.ROOT if wish.debian else LayerKind.DEBS
+        title = "Debian packages" if wish.debian else "more Debian packages"
+        accounts = tuple(wish.accounts)
+        pins: tuple[Pin, ...] = tuple(lock.debs)
+        layers.append(
+            LayerPlan(f"{len(pins)} {title}", kind, architecture, pins, accounts=accounts)
+        )
+    if wish.python:
+        layers += _wheel_layers(wish, lock.wheels, architecture)
+    return layers
+
+
+def _wheel_layers(
+    wish: ImageWish, wheels: Sequence[WheelPin], architecture: str
+) -> list[LayerPlan]:
+    """A layer for each big wheel, in order of name, then one for all the small ones."""
+    assert wish.python is not None
+    venv = Venv(version=wish.python.version)
+    untrue = set(wish.python.untrue_records)
+    big = [w for w in wheels if w.size_bytes >= BIG_WHEEL_BYTES]
+    small = tuple(w for w in wheels if w.size_bytes < BIG_WHEEL_BYTES)
+    layers = [
+        LayerPlan(
+            f"{w.name} {w.version}",
+            LayerKind.WHEELS,
+            architecture,
+            (w,),
+            venv,
+            untrue_records=tuple(untrue & {w.name}),
+        )
+        for w in big
+    ]
+    if small:
+        names = {w.name for w in small}
+        layers.append(
+            LayerPlan(
+                f"{len(small)} small wheels",
+                LayerKind.WHEELS,
+                architecture,
+                small,
+                venv,
+                prefer=tuple(n for n in wish.python.prefer if n in names),
+                untrue_records=tuple(sorted(untrue & names)),
+            )
+        )
+    return layers
+
+
+def _image_key(checkout: Checkout, wish: ImageWish, lock: ImageLock, base: ImagePlan | None) -> str:
+    """The digest of everything that decides the image: `nothing to do` hangs on it."""
+    return sha256_of(canonical_json(image_inputs(checkout, wish, lock, base.key if base else None)))
+
+
+def _require_files(checkout: Checkout, wish: ImageWish) -> None:
+    """What the image's folder must hold, said before anything is fetched."""
+    for file in wish.files:
+        if not (checkout.folder(wish.name) / file.source).is_file():
+            raise WishInvalid(f"{wish.name}: files: {file.source} is not in the image's folder")
+
+
+def image_inputs(
+    checkout: Checkout, wish: ImageWish, lock: ImageLock, base_key: str | None
+) -> dict[str, object]:
+    """The inputs by name, so that a golden digest can say which of them moved."""
+    folder = checkout.folder(wish.name)
+    series = checkout.series(wish)
+    patch_folder = folder / wish.patches if wish.patches else folder
+    return {
+        "format": FORMAT,
+        "wish": sha256_of(canonical_json(wish.model_dump(mode="json", by_alias=True))),
+        "lock": lock.seal,
+        "base": base_key,
+        "files": own_file_digests(checkout, wish),
+        "patches": [_file_digest(patch_folder.parent / p.file) for p in series.patches],
+        "series": sha256_of(canonical_json(series.model_dump(mode="json"))),
+    }
+
+
+def own_file_digests(checkout: Checkout, wish: ImageWish) -> list[str]:
+    """What the image's own files hold now."""
+    return [_file_digest(checkout.folder(wish.name) / file.source) for file in wish.files]
+
+
+def _file_digest(path: Path) -> str:
+    return sha256_of(path.read_bytes()) if path.is_file() else "missing"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is left to do for a set of images."""
+
+    missing: tuple[LayerPlan, ...]
+    cached: tuple[LayerPlan, ...]
+    fetch: tuple[Pin, ...]
+    bases: tuple[BasePin, ...] = ()  # foreign ones, of which something is missing
+    base_bytes: int = 0  # to be fetched of them
+
+    @property
+    def fetch_bytes(self) -> int:
+        return sum(p.size_bytes for p in self.fetch)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Room for the downloads in flight and for the layers that stay."""
+        layers = sum(layer_bytes_guess(layer) for layer in self.missing)
+        largest = sorted((p.size_bytes for p in self.fetch), reverse=True)[:8]
+        kept = sum(p.size_bytes for p in self.fetch if p.size_bytes < BIG_WHEEL_BYTES)
+        return layers + sum(largest) + kept + self.base_bytes
+
+
+def layer_bytes_guess(layer: LayerPlan) -> int:
+    """A wheel's layer has the wheel's size; .debs grow, as xz packs tighter than gzip."""
+    factor = 1.01 if layer.kind is LayerKind.WHEELS else 1.5
+    return int(layer.input_bytes * factor)
+
+
+def foreign_key(layer: LayerPin) -> str:
+    """Under which the store knows what a layer of a foreign base holds."""
+    parts = ["foreign layer", READER, layer.digest, layer.diff_id, layer.media_type]
+    return sha256_of(canonical_json(parts))
+
+
+def is_ready(store: Store, base: BasePin) -> bool:
+    """Whether the store holds all of a foreign base, and its layers were read."""
+    sizes = [(store.blob_path(x.digest), x.size_bytes) for x in base.documents]
+    is_there = all(path.exists() and path.stat().st_size == n for path, n in sizes)
+    return is_there and all(store.layer(foreign_key(layer)) for layer in base.layers)
+
+
+def work_for(plans: Sequence[ImagePlan], store: Store) -> Work:
+    """Which layers are missing and which files must be fetched for them."""
+    by_key = {layer.key: layer for plan in plans for layer in plan.all_layers()}
+    cached = [layer for layer in by_key.values() if store.layer(layer.key)]
+    missing = [layer for layer in by_key.values() if not store.layer(layer.key)]
+    pins: dict[str, Pin] = {p.sha256: p for layer in missing for p in layer.pins}
+    fetch = [p for p in pins.values() if not store.has_input(p.sha256, p.size_bytes)]
+    bases = {str(p.foreign): p.foreign for p in plans if p.foreign}
+    lacking = [b for b in bases.values() if not is_ready(store, b)]
+    blobs = {x.digest: x.size_bytes for b in lacking for x in (*b.documents, *b.blobs)}
+    absent = sum(n for digest, n in blobs.items() if not store.blob_path(digest).exists())
+    return Work(tuple(missing), tuple(cached), tuple(fetch), tuple(lacking), absent)

@@ -1,0 +1,71 @@
+"""Building again from nothing, and naming the first byte that differs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.assemble.entry import Kind
+from pipeline.assemble.image import Built, build_images
+from pipeline.assemble.layer import read_file
+from pipeline.assemble.plan import ImagePlan
+from pipeline.errors import NotReproducible
+from pipeline.oci.record import FileRow
+from pipeline.spec.load import Checkout
+from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.fetch.inputs import Fetcher
+
+
+def rebuild(
+    checkout: Checkout, plan: ImagePlan, first: Built, store: Store, empty: Store, fetcher: Fetcher
+) -> Built:
+    """Build in an empty store and compare with the first build, layer by layer."""
+    second = build_images(checkout, empty, [plan], lambda: fetcher, judge=False)[0]
+    if first.digest != second.digest:
+        raise NotReproducible(difference(store, first, empty, second))
+    return second
+
+
+def difference(one: Store, first: Built, other: Store, second: Built) -> str:
+    """The first layer and the first file in it that are not the same."""
+    for a, b in zip(first.layers, second.layers, strict=False):
+        if a.record.digest == b.record.digest:
+            continue
+        before = {r.path: r for r in one.contents(a.record.digest)}
+        after = {r.path: r for r in other.contents(b.record.digest)}
+        for path in sorted(before.keys() | after.keys()):
+            words = _file_difference(path, before.get(path), after.get(path))
+            if words:
+                return f"layer {a.title!r}: /{path} {words}"
+        return f"layer {a.title!r}: the same files, packed differently"
+    if len(first.layers) != len(second.layers):
+        return f"{len(first.layers)} layers against {len(second.layers)}"
+    return "all layers are equal, the config or manifest differs"
+
+
+def _file_difference(path: str, a: FileRow | None, b: FileRow | None) -> str:
+    if a is None or b is None:
+        return "is only in the first build" if b is None else "is only in the second build"
+    for field in ("kind", "mode", "size_bytes", "sha256", "target"):
+        if getattr(a, field) != getattr(b, field):
+            return f"differs in {field}: {getattr(a, field)} against {getattr(b, field)}"
+    return ""
+
+
+def file_in_image(store: Store, built: Built, path: str) -> bytes | None:
+    """A file as a container would see it, from the last layer that has it; links not followed.
+
+    The layers of a foreign base lie below all others and are not looked into.
+    """
+    for layer in reversed(built.layers):
+        if layer.record.is_foreign:
+            break
+        rows = {row.path: row for row in store.contents(layer.record.digest)}
+        row = rows.get(path.lstrip("/"))
+        if row is not None and row.kind == Kind.HARDLINK.value:
+            row = rows[row.target]
+        if row is not None:
+            blob = store.blob_path(layer.record.digest)
+            return read_file(blob, row) if row.kind == Kind.FILE.value else None
+    return None

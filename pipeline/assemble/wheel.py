@@ -1,0 +1,426 @@
+"""A wheel, read with suspicion, and the entries an installer would make of it."""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import csv
+import io
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from packaging.utils import (
+    InvalidWheelFilename,
+    NormalizedName,
+    canonicalize_name,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+
+from pipeline.assemble.deflate import CHUNK_BYTES, inflate
+from pipeline.assemble.entry import Deflated, Entry, Kind, Slice, path_fault
+from pipeline.assemble.venv import Venv
+from pipeline.errors import CorruptArchive, HostileArchive
+
+INSTALLER = b"sm120-pipeline\n"
+# The largest wheel of today's engines unpacks to under 3 GB.
+UNPACKED_LIMIT_BYTES = 64 << 30
+# The largest RECORD of today's engines is under 2 MB, the most files are some 20,000.
+_SMALL_LIMIT_BYTES = 64 << 20
+_MOST_MEMBERS = 500_000
+# The longest entry_points.txt of today's engines has 2.4 kB; reading them takes its time.
+_MOST_ENTRY_POINT_BYTES = 256 << 10
+_MOST_SCRIPTS = 1_000
+# A second name for an entry, which some tools read and others do not.
+_UNICODE_PATH = 0x7075
+_HAS_DESCRIPTOR = 0x8
+_IN_ZIP64 = 0xFFFFFFFF
+_METADATA_FOLDERS = (".dist-info", ".egg-info")
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_ENTRY_POINT = re.compile(r"^([\w.]+)\s*:\s*([\w.]+)\s*(\[.*\])?$")
+_SCRIPT_NAME = re.compile(r"^[\w.+-]+$")
+_SCRIPT = """\
+#!{python}
+import sys
+from {module} import {first}
+if __name__ == "__main__":
+    sys.exit({call}())
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One file of a wheel: its name, whether it may be executed, where its bytes lie."""
+
+    name: str
+    executable: bool
+    content: Deflated | Slice
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """An opened wheel whose directory has been checked; its contents are checked on use."""
+
+    filename: str
+    project: str
+    dist_info: str
+    members: dict[str, Member]
+    record: dict[str, str]  # path -> hex sha256, as its RECORD promises
+
+
+def open_wheel(path: Path, filename: str) -> Wheel:
+    """Read a wheel's directory and RECORD, refusing what no honest wheel holds."""
+    try:
+        project, version, _, _ = parse_wheel_filename(filename)
+    except InvalidWheelFilename as error:
+        raise CorruptArchive(f"{filename}: not a wheel's file name") from error
+    members = _members(path, filename)
+    dist_info = _dist_info(members, filename)
+    _require_own_metadata(members, dist_info, filename, project, version)
+    record = _record(members, dist_info, filename)
+    return Wheel(filename, str(canonicalize_name(project)), dist_info, members, record)
+
+
+def _members(path: Path, filename: str) -> dict[str, Member]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos, directory_start = archive.infolist(), archive.start_dir
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, struct.error) as error:
+        raise CorruptArchive(f"{filename}: not a readable zip archive ({error})") from error
+    if len(infos) > _MOST_MEMBERS:
+        raise HostileArchive(f"{filename}: holds more than {_MOST_MEMBERS} entries")
+    members: dict[str, Member] = {}
+    end = 0
+    with path.open("rb") as handle:
+        for info in sorted(infos, key=lambda i: i.header_offset):
+            if info.header_offset < end:
+                raise HostileArchive(f"{filename}: {info.filename!r} overlaps another entry")
+            start = _data_offset(handle, info, filename)
+            end = start + info.compress_size
+            if info.is_dir():
+                continue
+            _check_name(info, filename)
+            if info.filename in members:
+                raise HostileArchive(f"{filename}: {info.filename!r} is there twice")
+            members[info.filename] = _member(path, info, start, filename)
+    if end > directory_start:
+        raise CorruptArchive(f"{filename}: its last entry runs into the directory")
+    if sum(i.file_size for i in infos) > UNPACKED_LIMIT_BYTES:
+        raise HostileArchive(f"{filename}: unpacks to more than {UNPACKED_LIMIT_BYTES} bytes")
+    return members
+
+
+def _data_offset(handle: BinaryIO, info: zipfile.ZipInfo, filename: str) -> int:
+    """Where an entry's bytes begin; its local header must agree with the directory."""
+    handle.seek(info.header_offset)
+    raw = handle.read(_LOCAL_HEADER.size)
+    if len(raw) < _LOCAL_HEADER.size:
+        raise CorruptArchive(f"{filename}: {info.filename!r} begins past the end of the file")
+    magic, _, flags, method, _, _, *stated, name_length, extra_length = _LOCAL_HEADER.unpack(raw)
+    name, extra = handle.read(name_length), handle.read(extra_length)
+    is_same = method == info.compress_type and _agree(stated, flags, info)
+    if magic != b"PK\x03\x04" or not is_same or len(extra) != extra_length:
+        raise CorruptArchive(
+            f"{filename}: the header of {info.filename!r} contradicts the directory"
+        )
+    if name not in (info.orig_filename.encode(), info.orig_filename.encode("cp437", "replace")):
+        raise HostileArchive(f"{filename}: {info.filename!r} has another name in its own header")
+    if _UNICODE_PATH in _extra_kinds(info.extra) | _extra_kinds(extra):
+        raise HostileArchive(f"{filename}: {info.filename!r} has a second name besides its own")
+    return info.header_offset + _LOCAL_HEADER.size + int(name_length) + int(extra_length)
+
+
+def _agree(stated: Sequence[int], flags: int, info: zipfile.ZipInfo) -> bool:
+    """Whether CRC and sizes are those of the directory, where an entry's own header has them."""
+    if flags & _HAS_DESCRIPTOR and not any(stated):
+        return True
+    crc, *sizes = stated
+    pairs = zip(sizes, (info.compress_size, info.file_size), strict=True)
+    return crc == info.CRC and all(a in (b, _IN_ZIP64) for a, b in pairs)
+
+
+def _extra_kinds(extra: bytes) -> set[int]:
+    """Which extra fields an entry has; what is damaged ends the list."""
+    kinds, at = set(), 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        kinds.add(kind)
+        at += 4 + length
+    return kinds
+
+
+def _check_name(info: zipfile.ZipInfo, filename: str) -> None:
+    name = info.filename
+    first = name.partition("/")[0]
+    if name.startswith("/") or "\\" in name or not info.orig_filename.isprintable():
+        raise HostileArchive(f"{filename}: entry name {name!r} is not a plain relative path")
+    fault = "leaves its folder" if len(first) == 2 and first[1] == ":" else path_fault(name)
+    if fault:
+        raise HostileArchive(f"{filename}: entry name {name[:200]!r} {fault}")
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG):
+        raise HostileArchive(f"{filename}: {name!r} is a link or a device, wheels hold files")
+    if info.flag_bits & 0x1:
+        raise CorruptArchive(f"{filename}: {name!r} is encrypted")
+
+
+def _member(path: Path, info: zipfile.ZipInfo, start: int, filename: str) -> Member:
+    mode = info.external_attr >> 16
+    # the same rule as pip's
+    executable = bool(mode and stat.S_ISREG(mode) and mode & 0o111)
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        data = Deflated(str(path), start, info.compress_size, info.file_size, info.CRC)
+        return Member(info.filename, executable, data, info.CRC)
+    if info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size:
+        data_as_is = Slice(str(path), start, info.file_size, info.CRC)
+        return Member(info.filename, executable, data_as_is, info.CRC)
+    raise CorruptArchive(f"{filename}: {info.filename!r} is packed in a way wheels do not use")
+
+
+def _dist_info(members: dict[str, Member], filename: str) -> str:
+    tops = {n.split("/")[0] for n in members}
+    found = {top for top in tops if top.lower().endswith(".dist-info")}
+    if len(found) != 1:
+        raise CorruptArchive(f"{filename}: holds {len(found)} .dist-info folders, not one")
+    name = found.pop()
+    for needed in ("METADATA", "RECORD", "WHEEL"):
+        if f"{name}/{needed}" not in members:
+            raise CorruptArchive(f"{filename}: has no {name}/{needed}")
+    return name
+
+
+def _require_own_metadata(
+    members: dict[str, Member],
+    dist_info: str,
+    filename: str,
+    project: NormalizedName,
+    version: Version,
+) -> None:
+    """A wheel speaks of itself only: the same name and version in file, folder and METADATA."""
+    name, _, number = dist_info.removesuffix(".dist-info").partition("-")
+    if not _is_release(name, number, project, version):
+        raise CorruptArchive(f"{filename}: its metadata folder is {dist_info}")
+    head = read_member(members[f"{dist_info}/METADATA"]).replace(b"\r\n", b"\n")
+    fields = [line.partition(b":") for line in head.partition(b"\n\n")[0].split(b"\n")]
+    told = [
+        [v.strip().decode(errors="replace") for k, _, v in fields if k.lower() == field]
+        for field in (b"name", b"version")
+    ]
+    if any(len(x) != 1 for x in told) or not _is_release(told[0][0], told[1][0], project, version):
+        raise CorruptArchive(f"{filename}: its METADATA is of another release")
+
+
+def _is_release(name: str, number: str, project: NormalizedName, version: Version) -> bool:
+    try:
+        return canonicalize_name(name) == project and Version(number) == version
+    except InvalidVersion:
+        return False
+
+
+def read_member(member: Member) -> bytes:
+    """A small member's bytes, checked by size and CRC."""
+    if member.content.size_bytes > _SMALL_LIMIT_BYTES:
+        raise HostileArchive(f"{member.name}: {member.content.size_bytes} bytes is absurd")
+    return b"".join(_chunks(member))
+
+
+def _chunks(member: Member) -> Iterator[bytes]:
+    """A member's bytes in pieces; an error at the end if they are not what its CRC says."""
+    content, crc = member.content, 0
+    packed_bytes = content.size_bytes if isinstance(content, Slice) else content.packed_bytes
+    with Path(content.path).open("rb") as handle:
+        handle.seek(content.offset)
+        sizes = [CHUNK_BYTES] * (packed_bytes // CHUNK_BYTES) + [packed_bytes % CHUNK_BYTES]
+        pieces: Iterator[bytes] = (handle.read(size) for size in sizes)
+        if isinstance(content, Deflated):
+            pieces = inflate(pieces, content.size_bytes, member.name)
+        for piece in pieces:
+            crc = zlib.crc32(piece, crc)
+            yield piece
+    if crc != member.crc32:
+        raise CorruptArchive(f"{member.name}: its CRC is wrong")
+
+
+def _record(members: dict[str, Member], dist_info: str, filename: str) -> dict[str, str]:
+    """What RECORD promises; it must name exactly the files that are there."""
+    text = read_member(members[f"{dist_info}/RECORD"]).decode("utf-8", "replace")
+    unsigned = {f"{dist_info}/{n}" for n in ("RECORD", "RECORD.jws", "RECORD.p7s")}
+    record: dict[str, str] = {}
+    for name, promised in _rows(text, filename):
+        found = "" if name in unsigned else _hex(promised, name, filename)
+        if record.setdefault(name, found) != found:
+            raise CorruptArchive(f"{filename}: its RECORD contradicts itself about {name!r}")
+    missing = sorted(set(record) - set(members) - unsigned)
+    unlisted = sorted(set(members) - set(record) - unsigned)
+    if missing:
+        raise CorruptArchive(f"{filename}: its RECORD names {missing[0]!r}, which is not there")
+    if unlisted:
+        raise CorruptArchive(f"{filename}: {unlisted[0]!r} is not in its RECORD")
+    return record
+
+
+def _rows(text: str, filename: str) -> list[tuple[str, str]]:
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    except csv.Error as error:
+        raise CorruptArchive(f"{filename}: its RECORD is not readable ({error})") from error
+    return [(row[0], row[1] if len(row) > 1 else "") for row in rows]
+
+
+def _hex(promised: str, name: str, filename: str) -> str:
+    algorithm, _, value = promised.partition("=")
+    if algorithm != "sha256":
+        how = f"with {algorithm}, not sha256" if algorithm else "with nothing"
+        raise CorruptArchive(f"{filename}: RECORD hashes {name!r} {how}")
+    try:
+        digest = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
+    except ValueError as error:
+        raise CorruptArchive(f"{filename}: RECORD's hash of {name!r} is not base64") from error
+    if len(digest) != sha256().digest_size:
+        raise CorruptArchive(f"{filename}: RECORD's hash of {name!r} is no sha256")
+    return digest.hex()
+
+
+def record_row(path: str, data: bytes) -> str:
+    """A RECORD line for bytes that are at hand."""
+    return _row(path, sha256(data).hexdigest(), len(data))
+
+
+def _row(path: str, digest_hex: str, size_bytes: int) -> str:
+    promised = ""
+    if digest_hex:
+        packed = base64.urlsafe_b64encode(bytes.fromhex(digest_hex)).decode().rstrip("=")
+        promised = f"sha256={packed}"
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow([path, promised, size_bytes])
+    return out.getvalue()
+
+
+def wheel_entries(wheel: Wheel, venv: Venv, *, record_is_untrue: bool = False) -> list[Entry]:
+    """The files an installer would place, with scripts made and RECORD told of it."""
+    if record_is_untrue:
+        wheel = replace(wheel, record=_true_record(wheel))
+    entries: list[Entry] = []
+    rows: list[str] = []
+    record_name = f"{wheel.dist_info}/RECORD"
+    for name, member in wheel.members.items():
+        if name == record_name:
+            continue
+        entry = _placed(wheel, member, venv)
+        _require_own_place(wheel, entry.path, venv)
+        entries.append(entry)
+        size = len(entry.content) if isinstance(entry.content, bytes) else member.content.size_bytes
+        rows.append(_row(venv.record_path(entry.path), entry.sha256, size))
+    made = [Entry(f"{venv.site}/{wheel.dist_info}/INSTALLER", Kind.FILE, 0o644, INSTALLER)]
+    made += _console_scripts(wheel, venv)
+    shipped = {e.path for e in entries}
+    for entry in made:
+        if entry.path in shipped:
+            continue  # a wheel may ship INSTALLER, or the script its entry point names
+        shipped.add(entry.path)
+        entries.append(entry)
+        assert isinstance(entry.content, bytes)
+        rows.append(record_row(venv.record_path(entry.path), entry.content))
+    rows.append(f"{record_name},,\n")
+    text = "".join(sorted(rows)).encode()
+    entries.append(Entry(f"{venv.site}/{record_name}", Kind.FILE, 0o644, text))
+    return [replace(entry, owner=wheel.project) for entry in entries]
+
+
+def _require_own_place(wheel: Wheel, path: str, venv: Venv) -> None:
+    """`.data` folders lead to site-packages, too, where another's metadata would be believed."""
+    below = path.removeprefix(f"{venv.site}/")
+    top = below.partition("/")[0]
+    if below == path or not top.lower().endswith(_METADATA_FOLDERS) or top == wheel.dist_info:
+        return
+    name = top.rpartition(".")[0].partition("-")[0]
+    if not top.lower().endswith(".egg-info") or canonicalize_name(name) != wheel.project:
+        raise HostileArchive(f"{wheel.filename}: writes {top}, the metadata of another package")
+
+
+def _true_record(wheel: Wheel) -> dict[str, str]:
+    """What RECORD should have said, for a wheel known to be published with a wrong one."""
+    record = {}
+    for name, member in wheel.members.items():
+        found = sha256()
+        for piece in _chunks(member):
+            found.update(piece)
+        record[name] = found.hexdigest()
+    return record
+
+
+def _placed(wheel: Wheel, member: Member, venv: Venv) -> Entry:
+    """Where one member goes: `.data/SCHEME/…` by its scheme, all else below site-packages."""
+    top, _, below = member.name.partition("/")
+    promised = wheel.record.get(member.name, "")
+    mode = 0o755 if member.executable else 0o644
+    path = f"{venv.site}/{member.name}"
+    if below and top.endswith(".data"):
+        scheme, _, rest = below.partition("/")
+        folder = venv.scheme(scheme, wheel.dist_info.split("-")[0])
+        if folder is None or not rest:
+            raise CorruptArchive(f"{wheel.filename}: unknown scheme in {member.name!r}")
+        path = f"{folder}/{rest}"
+        if scheme == "scripts":
+            return _script(member, path, promised, venv)
+    return Entry(path, Kind.FILE, mode, member.content, sha256=promised)
+
+
+def _script(member: Member, path: str, promised: str, venv: Venv) -> Entry:
+    """A shipped script: `#!python` becomes the image's interpreter."""
+    if member.content.size_bytes > 1 << 20:
+        return Entry(path, Kind.FILE, 0o755, member.content, sha256=promised)
+    data = read_member(member)
+    if sha256(data).hexdigest() != promised:
+        raise CorruptArchive(f"{member.name}: its RECORD promises {promised}")
+    if not data.startswith(b"#!python"):
+        return Entry(path, Kind.FILE, 0o755, member.content, sha256=promised)
+    _, newline, rest = data.partition(b"\n")
+    data = b"#!" + venv.python.encode() + newline + rest
+    return Entry(path, Kind.FILE, 0o755, data, sha256=sha256(data).hexdigest())
+
+
+def _console_scripts(wheel: Wheel, venv: Venv) -> list[Entry]:
+    member = wheel.members.get(f"{wheel.dist_info}/entry_points.txt")
+    if member is None:
+        return []
+    if member.content.size_bytes > _MOST_ENTRY_POINT_BYTES:
+        raise HostileArchive(
+            f"{wheel.filename}: {member.content.size_bytes} bytes of entry points is absurd"
+        )
+    # no section of a wheel's is a default for the others
+    parser = configparser.ConfigParser(
+        delimiters=("=",), strict=False, interpolation=None, default_section="\0"
+    )
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    try:
+        parser.read_string(read_member(member).decode())
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise CorruptArchive(f"{wheel.filename}: entry_points.txt is not readable") from error
+    points = [
+        point
+        for section in ("console_scripts", "gui_scripts")
+        if parser.has_section(section)
+        for point in parser.items(section)
+    ]
+    if len(points) > _MOST_SCRIPTS:
+        raise HostileArchive(f"{wheel.filename}: {len(points)} scripts are absurd")
+    return [_console_script(wheel, name, value, venv) for name, value in points]
+
+
+def _console_script(wheel: Wheel, name: str, value: str, venv: Venv) -> Entry:
+    found = _ENTRY_POINT.match(value.strip())
+    if not found or not _SCRIPT_NAME.match(name) or name.startswith("."):
+        raise HostileArchive(f"{wheel.filename}: entry point {name!r} = {value!r} is not plain")
+    module, call = found[1], found[2]
+    text = _SCRIPT.format(python=venv.python, module=module, first=call.split(".")[0], call=call)
+    return Entry(f"{venv.bin}/{name}", Kind.FILE, 0o755, text.encode())

@@ -1,0 +1,120 @@
+"""A Sigstore bundle with a DSSE envelope, signed by a plain elliptic-curve key."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.attest.dsse import pae
+from pipeline.attest.keys import public_pem
+from pipeline.errors import ModelSignatureInvalid
+from pipeline.files import read_plain
+
+MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+_MOST_BYTES = 64 << 20
+_HASHES: dict[str, hashes.HashAlgorithm] = {
+    "secp256r1": hashes.SHA256(),
+    "secp384r1": hashes.SHA384(),
+    "secp521r1": hashes.SHA512(),
+}
+
+
+class Foreign(BaseModel):
+    """Part of a format that others define and extend: what is not needed is passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Signature(Foreign):
+    sig: str
+
+
+class _Envelope(Foreign):
+    payload: str
+    payloadType: str
+    signatures: list[_Signature] = Field(min_length=1, max_length=1)
+
+
+class _PublicKey(Foreign):
+    hint: str | None = None
+
+
+class _Material(Foreign):
+    publicKey: _PublicKey
+
+
+class _Bundle(Foreign):
+    mediaType: str
+    verificationMaterial: _Material
+    dsseEnvelope: _Envelope
+
+
+def key_hint(key: ec.EllipticCurvePublicKey) -> str:
+    """How a bundle names the key it was signed with."""
+    return hashlib.sha256(public_pem(key).encode()).hexdigest()
+
+
+def signed(statement: dict[str, Any], key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A bundle over a statement, as a file's bytes."""
+    payload = json.dumps(statement, indent=2, sort_keys=True).encode()
+    signature = key.sign(pae(PAYLOAD_TYPE, payload), ec.ECDSA(_HASHES[key.curve.name]))
+    whole = {
+        "mediaType": MEDIA_TYPE,
+        "verificationMaterial": {
+            "publicKey": {"hint": key_hint(key.public_key())},
+            "tlogEntries": [],
+        },
+        "dsseEnvelope": {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": PAYLOAD_TYPE,
+            "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
+        },
+    }
+    return json.dumps(whole, indent=1).encode() + b"\n"
+
+
+def opened(path: Path, key: ec.EllipticCurvePublicKey) -> bytes:
+    """The payload of a bundle that this key signed."""
+    bundle = _read(path)
+    if bundle.mediaType != MEDIA_TYPE:
+        raise ModelSignatureInvalid(f"{path.name}: is a bundle of another kind ({MEDIA_TYPE})")
+    envelope, hint = bundle.dsseEnvelope, bundle.verificationMaterial.publicKey.hint
+    if hint and hint != key_hint(key):
+        raise ModelSignatureInvalid(f"{path.name}: was signed with another key")
+    if envelope.payloadType != PAYLOAD_TYPE:
+        raise ModelSignatureInvalid(f"{path.name}: holds no in-toto statement")
+    try:
+        payload = base64.b64decode(envelope.payload, validate=True)
+        signature = base64.b64decode(envelope.signatures[0].sig, validate=True)
+        key.verify(signature, pae(PAYLOAD_TYPE, payload), ec.ECDSA(_HASHES[key.curve.name]))
+    except (binascii.Error, ValueError, InvalidSignature) as error:
+        raise ModelSignatureInvalid(
+            f"{path.name}: the signature does not fit its statement and key"
+        ) from error
+    return payload
+
+
+def _read(path: Path) -> _Bundle:
+    try:
+        data = read_plain(path, _MOST_BYTES)
+        if data is None:
+            raise ModelSignatureInvalid(f"{path.name}: is too large for a signature")
+        return _Bundle.model_validate_json(data)
+    except OSError as error:
+        raise ModelSignatureInvalid(
+            f"{path}: there is no signature ({error.strerror})",
+            "Name it with --signature, or sign the set with `sm120 weights sign DIR`.",
+        ) from error
+    except ValidationError as error:
+        where = ".".join(str(p) for p in error.errors()[0]["loc"])
+        raise ModelSignatureInvalid(f"{path.name}: is not a Sigstore bundle ({where})") from error

@@ -1,0 +1,98 @@
+"""DSSE envelopes: a statement and the signatures over exactly its bytes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from pipeline.attest.dsse import pae
+from pipeline.attest.names import PAYLOAD
+from pipeline.attest.statement import Statement, read_statement
+from pipeline.attest.strict import as_model, read_base64, read_json
+from pipeline.errors import RecordInvalid
+from pipeline.model import Digest, Frozen, canonical_json
+
+if TYPE_CHECKING:
+    from pipeline.attest.keys import Signer
+
+MOST_SIGNATURES = 16
+
+
+class _WrittenSignature(Frozen):
+    """A signature as JSON. cosign leaves the key's name empty or out."""
+
+    keyid: Digest | Literal[""] | None = None
+    sig: Annotated[str, StringConstraints(min_length=1, max_length=400)]
+
+
+class _Written(Frozen):
+    """An envelope as JSON."""
+
+    payload_type: Literal["application/vnd.in-toto+json"] = Field(alias="payloadType")
+    payload: str
+    signatures: Annotated[list[_WrittenSignature], Field(max_length=MOST_SIGNATURES)]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Signed bytes and, where it is said, by which key."""
+
+    key_id: str | None
+    sig: bytes
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A statement as it was signed: the payload's own bytes, never bytes written anew."""
+
+    payload: bytes
+    signatures: tuple[Signature, ...]
+    statement: Statement
+
+    def dump(self) -> bytes:
+        """The envelope as a file."""
+        signed = [
+            {"keyid": s.key_id or "", "sig": base64.b64encode(s.sig).decode()}
+            for s in self.signatures
+        ]
+        payload = base64.b64encode(self.payload).decode()
+        written = {"payloadType": PAYLOAD, "payload": payload, "signatures": signed}
+        return canonical_json(written) + b"\n"
+
+    @property
+    def signed_bytes(self) -> bytes:
+        return pae(PAYLOAD, self.payload)
+
+
+def enclose(statement: Statement, signers: Sequence[Signer] = ()) -> Envelope:
+    """An envelope with a signature of each signer; without any it says so by having none."""
+    payload = statement.dump()
+    envelope = Envelope(payload, (), statement)
+    for signer in signers:
+        envelope = countersigned(envelope, signer)
+    return envelope
+
+
+def countersigned(envelope: Envelope, signer: Signer) -> Envelope:
+    """The envelope with one signature more; a key signs only once."""
+    others = tuple(s for s in envelope.signatures if s.key_id != signer.key_id)
+    mine = Signature(signer.key_id, signer.sign(envelope.signed_bytes))
+    return Envelope(envelope.payload, (*others, mine), envelope.statement)
+
+
+def read_envelope(data: bytes, what: str) -> Envelope:
+    """An envelope from bytes of unknown origin; nothing in it is believed yet."""
+    written = as_model(_Written, read_json(data, what), what, "the envelope")
+    payload = read_base64(written.payload, f"{what}: payload")
+    signatures = [
+        Signature(s.keyid or None, read_base64(s.sig, f"{what}: signature"))
+        for s in written.signatures
+    ]
+    named = [s.key_id for s in signatures if s.key_id]
+    if len(named) != len(set(named)):
+        raise RecordInvalid(f"{what}: one key signed twice")
+    return Envelope(payload, tuple(signatures), read_statement(payload, f"{what}: statement"))

@@ -1,0 +1,213 @@
+"""Keys that sign: ECDSA on P-256, so that cosign can check what we sign.
+
+The model-signing format knows larger curves too; who reads keys for it says so.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from pipeline import proc
+from pipeline.attest.keyring import own_key
+from pipeline.errors import KeyExists, KeyInvalid, SigningFailed
+from pipeline.files import os_errors_explained, read_at_most
+from pipeline.model import sha256_of
+
+PrivateKey = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
+_ALGORITHM = ec.ECDSA(hashes.SHA256())
+_MOST_BYTES = 1 << 16
+P256 = ("secp256r1",)
+ANY_NIST = ("secp256r1", "secp384r1", "secp521r1")
+
+
+class Signer(Protocol):
+    """Whatever can sign bytes: a key, or a program that guards one."""
+
+    @property
+    def key_id(self) -> str: ...
+
+    @property
+    def public(self) -> PublicKey: ...
+
+    def sign(self, data: bytes) -> bytes: ...
+
+
+def key_id(public: PublicKey) -> str:
+    """A key's name: the digest of its DER SubjectPublicKeyInfo."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return sha256_of(public.public_bytes(serialization.Encoding.DER, form))
+
+
+def public_pem(public: PublicKey) -> str:
+    """The public key as cosign and openssl read it."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return public.public_bytes(serialization.Encoding.PEM, form).decode()
+
+
+def holds(public: PublicKey, signature: bytes, data: bytes) -> bool:
+    """Whether a signature is the key's own over these very bytes."""
+    try:
+        public.verify(signature, data, _ALGORITHM)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def new_key() -> PrivateKey:
+    """A fresh private key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def write_key(path: Path, key: PrivateKey, passphrase: bytes | None = None) -> Path:
+    """Keep a new key for its owner alone, and the public half beside it; never over another."""
+    guard: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase:
+        guard = serialization.BestAvailableEncryption(passphrase)
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, guard)
+    public = path.with_suffix(".pub")
+    if public.exists():
+        raise KeyExists(f"{public}: is there already")
+    with os_errors_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write_once(path, pem, 0o600)
+    _write_once(public, public_pem(key.public_key()).encode(), 0o644)
+    return public
+
+
+def _write_once(path: Path, data: bytes, mode: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        handle = os.open(path, flags, mode)
+    except FileExistsError as error:
+        raise KeyExists(f"{path}: is there already") from error
+    with os.fdopen(handle, "wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def read_private(
+    pem: bytes, what: str, passphrase: bytes | None = None, curves: Sequence[str] = P256
+) -> PrivateKey:
+    """A private key, if it is of our kind."""
+    try:
+        key = serialization.load_pem_private_key(pem, passphrase)
+    except TypeError as error:
+        words = "needs its passphrase" if passphrase is None else "has no passphrase"
+        raise KeyInvalid(f"{what}: {words}", "Set SM120_KEY_PASSPHRASE, or unset it.") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyInvalid(f"{what}: is no private key, or the passphrase is wrong") from error
+    if not isinstance(key, PrivateKey) or key.curve.name not in curves:
+        raise KeyInvalid(f"{what}: is not an ECDSA key on {_named(curves)}")
+    return key
+
+
+def _named(curves: Sequence[str]) -> str:
+    return " or ".join(f"P-{name[4:7]}" for name in curves)
+
+
+def read_public(pem: bytes, what: str, curves: Sequence[str] = P256) -> PublicKey:
+    """A public key, if it is of our kind."""
+    try:
+        key = serialization.load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyInvalid(f"{what}: is no public key") from error
+    if not isinstance(key, PublicKey) or key.curve.name not in curves:
+        raise KeyInvalid(f"{what}: is not an ECDSA key on {_named(curves)}")
+    return key
+
+
+def read_private_file(
+    path: Path, passphrase: bytes | None = None, curves: Sequence[str] = P256
+) -> PrivateKey:
+    """A private key from a file that only its owner can read."""
+    data = read_key_file(path)
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise KeyInvalid(f"{path}: others can read it", f"chmod 600 {path}; better a new key.")
+    return read_private(data, str(path), passphrase, curves)
+
+
+def read_key_file(path: Path) -> bytes:
+    """A key's file, if it can be one."""
+    try:
+        data = read_at_most(path, _MOST_BYTES)
+    except OSError as error:
+        raise KeyInvalid(f"{path}: cannot be read: {error.strerror}") from error
+    if data is None:
+        raise KeyInvalid(f"{path}: is too large for a key")
+    return data
+
+
+@dataclass(frozen=True)
+class LocalSigner:
+    """A key in this process."""
+
+    key: PrivateKey
+
+    @property
+    def key_id(self) -> str:
+        return key_id(self.public)
+
+    @property
+    def public(self) -> PublicKey:
+        return self.key.public_key()
+
+    def sign(self, data: bytes) -> bytes:
+        return self.key.sign(data, _ALGORITHM)
+
+
+@dataclass(frozen=True)
+class AgentSigner:
+    """A program that reads bytes and answers with their signature (DER), such as an HSM's."""
+
+    command: tuple[str, ...]
+    public: PublicKey
+
+    @property
+    def key_id(self) -> str:
+        return key_id(self.public)
+
+    def sign(self, data: bytes) -> bytes:
+        try:
+            done = proc.read(self.command, env=proc.environment("SSH_AUTH_SOCK"), stdin=data)
+        except OSError as error:
+            raise SigningFailed(f"{self.command[0]}: {error.strerror}") from error
+        if done.returncode != 0:
+            said = " ".join(done.stderr.decode(errors="replace").split())[-200:]
+            raise SigningFailed(f"{self.command[0]}: ended with {done.returncode}: {said}")
+        # an agent may hold another key than we think: nothing is kept that does not verify
+        if not holds(self.public, done.stdout, data):
+            raise SigningFailed(f"{self.command[0]}: its answer is no signature by {self.key_id}")
+        return done.stdout
+
+
+def find_signer(path: Path | None, environment: Mapping[str, str]) -> Signer | None:
+    """The key that was named, else the environment's or its agent, else the user's own; or none."""
+    passphrase = environment.get("SM120_KEY_PASSPHRASE")
+    secret = passphrase.encode() if passphrase else None
+    if path is not None:
+        return LocalSigner(read_private_file(path, secret))
+    if pem := environment.get("SM120_SIGNING_KEY"):
+        return LocalSigner(read_private(pem.encode(), "SM120_SIGNING_KEY", secret))
+    if agent := environment.get("SM120_SIGNING_AGENT"):
+        named = environment.get("SM120_SIGNING_PUBLIC_KEY")
+        if not named:
+            raise SigningFailed(
+                "SM120_SIGNING_AGENT is set, but not for which key",
+                "Set SM120_SIGNING_PUBLIC_KEY to the file of its public key.",
+            )
+        public = read_public(read_key_file(Path(named)), named)
+        return AgentSigner(tuple(shlex.split(agent)), public)
+    own = own_key(environment)
+    return LocalSigner(read_private_file(own, secret)) if own else None

@@ -1,0 +1,209 @@
+"""Predicates of our own, small and versioned. A field that is not known says why it is not."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import Field, StringConstraints, model_validator
+
+from pipeline.attest.names import (
+    BENCHMARK_RUN,
+    EVIDENCE_SET,
+    HOST_FACTS,
+    REBUILD,
+    REPORT,
+    UNGATED,
+    WEIGHTS,
+    kind_of,
+)
+from pipeline.attest.statement import RECORDED
+from pipeline.attest.strict import as_model
+from pipeline.attest.weights import Weights
+from pipeline.model import Count, Digest, Frozen, Identity, Platform, Stamp
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+
+
+class Unknown(Frozen):
+    """In the place of a value: why there is none."""
+
+    unknown: Annotated[str, StringConstraints(min_length=3, max_length=400)]
+
+
+Value = TypeVar("Value")
+Known: TypeAlias = Value | Unknown
+
+
+class Rebuild(Frozen):
+    """A second build from the same lock, in an empty store, compared byte for byte."""
+
+    image: Identity
+    platform: Platform
+    identical: bool
+    difference: Known[Text]
+    inputs: Digest  # the digest of all that decides the image
+    builder: Identity
+    builder_version: Identity
+    builder_code: Digest
+    rebuilt_by: Digest  # the key that vouches for it
+    claims: Literal["SLSA Build L1; a rebuild on one's own machine is no hosted builder"]
+
+
+class Gpu(Frozen):
+    """One card as its driver reports it."""
+
+    name: Known[Text]
+    uuid: Known[Identity]
+    compute_capability: Known[Identity]
+    memory_bytes: Known[Count]
+    bar1_bytes: Known[Count]
+    vbios: Known[Identity]
+    power_limit_w: Known[float]
+    pcie_generation: Known[Count]
+    pcie_width: Known[Count]
+
+
+class HostFacts(Frozen):
+    """A machine at one time: what a number measured on it depends on."""
+
+    host: Identity  # a name chosen for it, or a digest of its machine id
+    os: Known[Text]
+    kernel: Known[Text]
+    kernel_command_line: Known[Text]
+    cpu: Known[Text]
+    cpu_sockets: Known[Count]
+    cpu_cores: Known[Count]
+    cpu_microcode: Known[Identity]
+    memory_bytes: Known[Count]
+    driver: Known[Identity]
+    driver_is_open: Known[bool]
+    cuda_driver: Known[Identity]
+    container_runtime: Known[Text]
+    iommu: Known[Text]
+    acs_redirect: Known[bool]
+    aspm: Known[Text]
+    peer_to_peer: Known[Text]
+    nccl: Known[Text]
+    gpus: Known[list[Gpu]]
+
+
+class Metric(Frozen):
+    """One number, with all that keeps it from being taken for another."""
+
+    name: Identity  # such as output_tokens_per_s; total tokens are another metric
+    value: Known[float]
+    unit: Identity
+    statistic: Identity  # mean, median, p99, total …
+    samples: Known[Count]
+
+
+class Workload(Frozen):
+    """What the client asked for, and what it got."""
+
+    requests: Known[Count]
+    concurrency: Known[Count]
+    prompt_tokens: Known[Count]
+    output_tokens: Known[Count]
+    warmup_requests: Known[Count]
+    errors: Known[Count]
+
+
+class BenchmarkRun(Frozen):
+    """A measurement: what ran, on what, against what, and what came out."""
+
+    image: Known[Digest]
+    weights: Known[Digest]
+    recipe: Known[Digest]
+    host_facts: Known[Digest]
+    client: Known[Text]
+    client_digest: Known[Digest]
+    server_arguments: Known[list[str]]  # as run, not as meant
+    workload: Workload
+    metrics: list[Metric]
+    started: Known[Stamp]
+    finished: Known[Stamp]
+    raw_output: Known[Digest]
+    outcome: Literal["finished", "failed", "stopped"]
+    outcome_words: Known[Text]
+
+
+class ShownNumber(Frozen):
+    """A number of a report and the run that it came from."""
+
+    label: Text
+    metric: Identity
+    value: float
+    unit: Identity
+    run: Digest  # of the benchmark run's statement
+
+
+class Report(Frozen):
+    """A document with numbers, each with its run."""
+
+    title: Text
+    numbers: list[ShownNumber]
+    runs: list[Digest]
+
+
+class Ungated(Frozen):
+    """An image that was published although its gates had not passed, and why."""
+
+    image: Identity
+    platform: Platform
+    reference: Identity  # where it was published
+    gates: Text  # what was wrong with them
+    reason: Text
+
+
+MOST_STATEMENTS = 1000
+
+
+class Committed(Frozen):
+    """One statement of a set: its exact bytes and, where it holds a verdict, that verdict."""
+
+    predicate_type: Identity
+    payload: Digest  # of the signed bytes, so that a second signature changes nothing
+    about: Identity | None = None  # a gate and its card, or who rebuilt it
+    verdict: Identity | None = None
+
+    @property
+    def title(self) -> str:
+        verdict = f", {self.verdict}" if self.verdict else ""
+        return f"{kind_of(self.predicate_type)}{f' {self.about}' if self.about else ''}{verdict}"
+
+
+class EvidenceSet(Frozen):
+    """Every statement there is of an image, so that one taken away or added is noticed."""
+
+    image: Identity
+    platform: Platform
+    statements: Annotated[list[Committed], Field(max_length=MOST_STATEMENTS)]
+    ungated: Text | None  # why it was published although its gates had not passed
+
+    @model_validator(mode="after")
+    def _names_each_once(self) -> EvidenceSet:
+        payloads = [x.payload for x in self.statements]
+        if len(payloads) != len(set(payloads)):
+            raise ValueError("one statement is named twice")
+        return self
+
+
+MODELS: dict[str, type[Frozen]] = {
+    REBUILD: Rebuild,
+    WEIGHTS: Weights,
+    HOST_FACTS: HostFacts,
+    BENCHMARK_RUN: BenchmarkRun,
+    REPORT: Report,
+    UNGATED: Ungated,
+    EVIDENCE_SET: EvidenceSet,
+}
+
+
+def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> None:
+    """Refuse a predicate of our own that is not what its type promises."""
+    model = MODELS.get(predicate_type)
+    if model is None:
+        return
+    body = {k: v for k, v in predicate.items() if k != RECORDED}
+    # JSON has no bool that is an int: what is written must be of the kind it stands for
+    as_model(model, body, predicate_type, "the predicate", strict=True)

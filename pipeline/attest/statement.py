@@ -1,0 +1,156 @@
+"""in-toto statements: what is said of which bytes. The same findings give the same bytes.
+
+When a statement was made stands in one place of its own: where the format has one, there, else in
+`sm120_recorded`. Without it, two machines that found the same wrote the same.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from pipeline.attest.names import CYCLONEDX, PROVENANCE, SPDX, STATEMENT, WEIGHTS
+from pipeline.attest.strict import as_model, read_json
+from pipeline.errors import RecordInvalid
+from pipeline.model import Frozen, Hex, Identity, Stamp, canonical_json
+
+RECORDED = "sm120_recorded"
+CLOCKS_APART = timedelta(minutes=5)  # of machines that sign and machines that verify
+_STAMP = "%Y-%m-%dT%H:%M:%SZ"
+
+# Where each kind of predicate says when it was made.
+_PLACES: dict[str, tuple[str, ...]] = {
+    PROVENANCE: ("runDetails", "metadata", "finishedOn"),
+    CYCLONEDX: ("metadata", "timestamp"),
+    SPDX: ("creationInfo", "created"),
+    WEIGHTS: ("verification", "at"),
+}
+# Beside the time, in which run it was.
+_RUNS = {PROVENANCE: "invocationId", None: "invocation"}
+
+
+class DigestSet(Frozen):
+    """The one hash that counts; a second, weaker one could be chosen instead."""
+
+    sha256: Hex
+
+
+class Subject(Frozen):
+    """What a statement is about. The name is for people, the digest is what is compared."""
+
+    name: Identity
+    digest: DigestSet
+
+
+class Statement(Frozen):
+    """An in-toto Statement v1."""
+
+    type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: Annotated[list[Subject], Field(min_length=1, max_length=1000)]
+    predicate_type: Identity = Field(alias="predicateType")
+    predicate: dict[str, Any]
+
+    def dump(self) -> bytes:
+        """The bytes that get signed."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
+
+    def is_about(self, digest: str) -> bool:
+        return any(f"sha256:{s.digest.sha256}" == digest for s in self.subject)
+
+    def core(self) -> bytes:
+        """All that was found, without when and in which run; what else stands there counts."""
+        *above, _ = self._place
+        run = _RUNS.get(self.predicate_type if self.predicate_type in _PLACES else None)
+        found = _without(self.predicate, self._place)
+        found = _without(found, (*above, run)) if run else found
+        return self.model_copy(update={"predicate": found}).dump()
+
+    @property
+    def _place(self) -> tuple[str, ...]:
+        return _PLACES.get(self.predicate_type, (RECORDED, "at"))
+
+    @property
+    def recorded(self) -> datetime | None:
+        """When the signer says it was made; none where it does not say."""
+        value: Any = self.predicate
+        for name in self._place:
+            if not isinstance(value, dict):
+                raise RecordInvalid(f"{name}: lies in something that is no object")
+            value = value.get(name)
+            if value is None:
+                return None
+        return read_stamp(value)
+
+    def has_happened(self, now: datetime) -> bool:
+        """Whether its time is not still to come; one that it does not say is not."""
+        return self.recorded is None or self.recorded <= now + CLOCKS_APART
+
+
+def _without(value: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """A copy in which one thing is missing, and what held nothing else."""
+    first, *rest = path
+    if not rest:
+        return {k: v for k, v in value.items() if k != first}
+    if not isinstance(value.get(first), dict):
+        return value
+    left = _without(value[first], tuple(rest))
+    return {**value, first: left} if left else {k: v for k, v in value.items() if k != first}
+
+
+class Moment(Frozen):
+    """When and in which run something was recorded."""
+
+    at: Stamp
+    invocation: Identity
+
+
+def moment(now: datetime | None = None) -> Moment:
+    """This run, now."""
+    return Moment(at=stamp(now or datetime.now(UTC)), invocation=f"urn:uuid:{uuid.uuid4()}")
+
+
+def stamp(when: datetime) -> str:
+    """A time as statements write it: UTC, whole seconds."""
+    return when.astimezone(UTC).strftime(_STAMP)
+
+
+def read_stamp(text: str) -> datetime:
+    """The time that a stamp names."""
+    try:
+        return datetime.strptime(text, _STAMP).replace(tzinfo=UTC)
+    except (ValueError, TypeError) as error:
+        raise RecordInvalid(f"{text!r}: is no time such as 2026-01-31T12:00:00Z") from error
+
+
+def state(
+    name: str,
+    digest: str,
+    predicate_type: str,
+    predicate: Mapping[str, Any],
+    when: Moment | None = None,
+) -> Statement:
+    """A statement about one artifact."""
+    body = dict(predicate)
+    if when is not None and predicate_type == PROVENANCE:
+        details = {"invocationId": when.invocation, "finishedOn": when.at}
+        body["runDetails"] = {**body["runDetails"], "metadata": details}
+    elif when is not None and predicate_type in _PLACES:
+        first, last = _PLACES[predicate_type]
+        body[first] = {**body[first], last: when.at}
+    elif when is not None:
+        body[RECORDED] = when.model_dump()
+    subject = Subject(name=name, digest=DigestSet(sha256=digest.removeprefix("sha256:")))
+    return Statement(
+        _type=STATEMENT, subject=[subject], predicateType=predicate_type, predicate=body
+    )
+
+
+def read_statement(data: bytes, what: str) -> Statement:
+    """A statement from bytes of unknown origin."""
+    found = as_model(Statement, read_json(data, what), what, "the statement")
+    _ = found.recorded  # a time that cannot be read is refused here, not later
+    return found

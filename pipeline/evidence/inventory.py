@@ -1,0 +1,136 @@
+"""What an image is made of, part by part, and which layer holds each: read from plan and build."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from pipeline.assemble.image import Built
+from pipeline.assemble.manifest import TitledLayer
+from pipeline.assemble.plan import ImagePlan, LayerPlan
+from pipeline.attest.names import deb_purl, file_urn, image_purl, wheel_purl
+from pipeline.errors import StoreDamaged
+from pipeline.lock.base import BasePin
+from pipeline.lock.model import DebPin, Pin, WheelPin
+from pipeline.model import sha256_of
+from pipeline.spec.image import PatchWish
+from pipeline.spec.load import Checkout
+
+
+@dataclass(frozen=True)
+class PlacedLayer:
+    """A layer of a built image, and the image of the chain that it comes from."""
+
+    image: str
+    layer: TitledLayer
+    plan: LayerPlan | None  # none for an image's own files, patches and a foreign base
+    base: BasePin | None = None  # the foreign base that it is a layer of
+
+
+@dataclass(frozen=True)
+class Part:
+    """A wheel or .deb of an image."""
+
+    image: str
+    pin: Pin
+    purl: str
+    layer: TitledLayer
+
+    @property
+    def is_wheel(self) -> bool:
+        return isinstance(self.pin, WheelPin)
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """A file of the checkout that goes into an image: one of ours, or a patch."""
+
+    image: str
+    path: str  # below the checkout
+    digest: str
+    patch: PatchWish | None = None
+    to: str = ""
+
+    @property
+    def urn(self) -> str:
+        return file_urn(self.path)
+
+
+def placed_layers(plan: ImagePlan, built: Built) -> list[PlacedLayer]:
+    """Every layer with its origin, from the root image's first to the image's patches."""
+    left = list(built.layers)
+    placed: list[PlacedLayer] = []
+    for each in plan.chain():
+        name, base = each.wish.name, each.lock.base_image
+        for pin in base.layers if base else []:
+            if not left or left[0].record.digest != pin.digest:
+                raise StoreDamaged(f"{built.name}: the base's {pin.digest} is not in the image")
+            placed.append(PlacedLayer(name, left.pop(0), None, base))
+        for wanted in each.layers:
+            if not left or left[0].title != wanted.title:
+                raise StoreDamaged(f"{built.name}: the layer {wanted.title!r} is not in the image")
+            placed.append(PlacedLayer(name, left.pop(0), wanted))
+        for title in (f"{name} files", "patches"):
+            if left and left[0].title == title:
+                placed.append(PlacedLayer(name, left.pop(0), None))
+    if left:
+        raise StoreDamaged(f"{built.name}: nothing accounts for the layer {left[0].title!r}")
+    return placed
+
+
+@dataclass(frozen=True)
+class BaseImage:
+    """A foreign base: known by its digests, not by what is in it."""
+
+    image: str  # of ours, that names it
+    pin: BasePin
+    purl: str
+
+
+def base_image(plan: ImagePlan) -> BaseImage | None:
+    """The foreign base of an image, if it has one."""
+    root = plan.chain()[0]
+    pin = root.lock.base_image
+    if pin is None:
+        return None
+    name = pin.repository.rpartition("/")[2]
+    purl = image_purl(name, pin.manifest.digest, plan.architecture)
+    return BaseImage(root.wish.name, pin, purl)
+
+
+def parts_of(plan: ImagePlan, built: Built) -> list[Part]:
+    """Every wheel and .deb, in the order of layers and, within one, of names."""
+    suite = next((p.wish.debian.suite for p in plan.chain() if p.wish.debian), "unknown")
+    return [
+        Part(placed.image, pin, _purl(pin, suite), placed.layer)
+        for placed in placed_layers(plan, built)
+        if placed.plan is not None
+        for pin in placed.plan.pins
+    ]
+
+
+def _purl(pin: Pin, suite: str) -> str:
+    if isinstance(pin, DebPin):
+        architecture = pin.file.removesuffix(".deb").rpartition("_")[2]
+        return deb_purl(pin.name, pin.version, architecture, suite)
+    return wheel_purl(pin.name, pin.version, pin.file)
+
+
+def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
+    """Our own files and patches, of the whole chain, as the checkout has them now."""
+    found = []
+    for each in plan.chain():
+        wish, folder = each.wish, PurePosixPath("images") / each.wish.name
+        for source in dict.fromkeys(file.source for file in wish.files):
+            path = str(folder / source)
+            # one file may lie in several places; it is one material all the same
+            to = ", ".join(file.to for file in wish.files if file.source == source)
+            found.append(OwnFile(wish.name, path, _digest(checkout, path), to=to))
+        for patch in checkout.series(wish).patches:
+            path = str((folder / (wish.patches or "")).parent / patch.file)
+            found.append(OwnFile(wish.name, path, _digest(checkout, path), patch=patch))
+    return found
+
+
+def _digest(checkout: Checkout, path: str) -> str:
+    return sha256_of((checkout.root / path).read_bytes())

@@ -1,0 +1,153 @@
+"""Which licence a package declares, in SPDX's words where they are certain, else why not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+from packaging.metadata import parse_email
+
+from pipeline.attest.strict import plain
+
+_LONGEST_NAME = 120
+_LONGEST_LIST = 2000
+# Spellings that can mean one licence only.
+_SPELLINGS = {
+    "apache 2.0": "Apache-2.0",
+    "apache license 2.0": "Apache-2.0",
+    "apache license, version 2.0": "Apache-2.0",
+    "apache license version 2.0": "Apache-2.0",
+    "apache software license 2.0": "Apache-2.0",
+    "apache 2": "Apache-2.0",
+    "apache 2.0 license": "Apache-2.0",
+    "mit license": "MIT",
+    "the mit license": "MIT",
+    "bsd 3-clause": "BSD-3-Clause",
+    "bsd 3-clause license": "BSD-3-Clause",
+    "bsd-3": "BSD-3-Clause",
+    "3-clause bsd": "BSD-3-Clause",
+    "3-clause bsd license": "BSD-3-Clause",
+    "bsd 2-clause": "BSD-2-Clause",
+    "mozilla public license 2.0 (mpl 2.0)": "MPL-2.0",
+    "mpl 2.0": "MPL-2.0",
+    "psf license": "PSF-2.0",
+}
+_CLASSIFIERS = {
+    "MIT License": "MIT",
+    "MIT No Attribution License (MIT-0)": "MIT-0",
+    "ISC License (ISCL)": "ISC",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
+    "The Unlicense (Unlicense)": "Unlicense",
+    "Boost Software License 1.0 (BSL-1.0)": "BSL-1.0",
+    "GNU General Public License v2 (GPLv2)": "GPL-2.0-only",
+    "GNU General Public License v2 or later (GPLv2+)": "GPL-2.0-or-later",
+    "GNU General Public License v3 (GPLv3)": "GPL-3.0-only",
+    "GNU General Public License v3 or later (GPLv3+)": "GPL-3.0-or-later",
+    "GNU Lesser General Public License v2 or later (LGPLv2+)": "LGPL-2.0-or-later",
+    "GNU Lesser General Public License v3 (LGPLv3)": "LGPL-3.0-only",
+    "GNU Lesser General Public License v3 or later (LGPLv3+)": "LGPL-3.0-or-later",
+}
+_DEBIAN = {"expat": "MIT", "bsd-3-clause": "BSD-3-Clause", "bsd-2-clause": "BSD-2-Clause"}
+_GNU = re.compile(r"^(A?GPL|LGPL|GFDL)-(\d)(?:\.(\d))?(?:\.0)?(\+?)$")
+_LICENSE_LINE = re.compile(r"^License:[ \t]*(\S.*)$", re.M)
+
+
+@dataclass(frozen=True)
+class Licence:
+    """What a package says of its licence: an SPDX expression, or a name, or neither and why."""
+
+    expression: str | None = None
+    name: str | None = None
+    reason: str = ""  # where it was read, or why it is not known
+
+
+def wheel_licence(metadata: bytes) -> Licence:
+    """From a wheel's METADATA: the expression, else the free text, else the classifiers."""
+    fields, _ = parse_email(metadata)
+    if said := fields.get("license_expression"):
+        if found := _expression(said):
+            return Licence(found, reason="METADATA License-Expression")
+        return Licence(name=_short(said), reason="METADATA License-Expression, not SPDX's words")
+    text = (fields.get("license") or "").strip()
+    if found := _expression(text) or _SPELLINGS.get(text.lower()):
+        return Licence(found, reason="METADATA License")
+    if found := _title(text):
+        return Licence(found, reason="METADATA License, the title of its text")
+    named = [c.rpartition(" :: ")[2] for c in fields.get("classifiers", ()) if _is_licence(c)]
+    certain = [_CLASSIFIERS[n] for n in named if n in _CLASSIFIERS]
+    if named and len(certain) == len(named):
+        return Licence(_joined(certain), reason="METADATA classifiers")
+    if text:
+        return Licence(name=_short(text), reason="METADATA License, free text")
+    if named:
+        return Licence(name=_short(", ".join(named)), reason="METADATA classifiers, not exact")
+    return Licence(reason="its METADATA names no licence")
+
+
+def _title(text: str) -> str | None:
+    """What a whole licence text in the field is, by the line it begins with."""
+    if re.match(r"Apache License\s+Version 2\.0\b", text):
+        return "Apache-2.0"
+    first, _, rest = text.partition("\n")
+    return _SPELLINGS.get(first.strip().lower()) if rest else None
+
+
+def _is_licence(classifier: str) -> bool:
+    return classifier.startswith("License :: ") and classifier != "License :: OSI Approved"
+
+
+def _expression(text: str) -> str | None:
+    try:
+        return str(canonicalize_license_expression(text)) if text else None
+    except InvalidLicenseExpression:
+        return None
+
+
+def _short(text: str, longest: int = _LONGEST_NAME) -> str:
+    """A free text as a name: its first line, not the whole licence."""
+    first = next((line.strip() for line in plain(text).split("\n") if line.strip()), "")
+    return first if len(first) <= longest else first[:longest] + "…"
+
+
+def deb_licence(copyright_file: bytes) -> Licence:
+    """From a .deb's copyright file, where it is in the machine-readable format."""
+    text = copyright_file.decode("utf-8", errors="replace")
+    if not re.match(r"\s*Format(-Specification)?:", text):
+        return Licence(reason="its copyright file is not machine-readable")
+    said = list(dict.fromkeys(line.strip() for line in _LICENSE_LINE.findall(text)))
+    if not said:
+        return Licence(reason="its copyright file names no licence")
+    terms = [_debian_terms(line) for line in said]
+    known = [term for term in terms if term]
+    if len(known) == len(terms) and (found := _expression(_joined(known))):
+        return Licence(found, reason="copyright file, all of the source package")
+    name = _short(", ".join(said), _LONGEST_LIST)
+    return Licence(name=name, reason="copyright file, Debian's names, not all of them SPDX's")
+
+
+def _joined(terms: list[str]) -> str:
+    unique = sorted(set(terms))
+    grouped = [f"({t})" if " OR " in t and len(unique) > 1 else t for t in unique]
+    return " AND ".join(grouped)
+
+
+def _debian_terms(line: str) -> str | None:
+    """`GPL-2+ or Expat` in SPDX's words; none where one of them has none."""
+    alternatives = []
+    for alternative in re.split(r"\s+or\s+", line):
+        terms = [_debian_name(t) for t in re.split(r",?\s+and\s+|,\s*", alternative) if t]
+        known = [t for t in terms if t]
+        if len(known) != len(terms):
+            return None
+        alternatives.append(_joined(known))
+    return " OR ".join(sorted(set(alternatives)))
+
+
+def _debian_name(name: str) -> str | None:
+    if found := _DEBIAN.get(name.lower()):
+        return found
+    if gnu := _GNU.match(name):
+        kind, major, minor, plus = gnu.groups()
+        return f"{kind}-{major}.{minor or 0}-{'or-later' if plus else 'only'}"
+    return _expression(name) if " " not in name else None

@@ -1,0 +1,164 @@
+"""A bill of materials as CycloneDX 1.6 JSON, the same bytes for the same image."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from pathlib import Path
+from typing import Any
+
+from pipeline import __version__
+from pipeline.attest.names import UNLISTED
+from pipeline.attest.strict import plain
+from pipeline.evidence.bill import Bill, BilledPart
+from pipeline.evidence.inventory import BaseImage, OwnFile
+from pipeline.evidence.licence import Licence
+from pipeline.model import canonical_json
+
+_NAMESPACE = uuid.UUID("6f0c9a3e-5a0d-5d0f-8a43-0f5f0c5d3b1e")
+
+
+def cyclonedx(bill: Bill) -> dict[str, Any]:
+    """The document. It holds no time, so that an image has one bill."""
+    parts = [_part(x, bill.root) for x in bill.parts]
+    files = [_own_file(x) for x in bill.files]
+    base = [_base(bill.base)] if bill.base else []
+    refs = sorted(x["bom-ref"] for x in [*base, *parts, *files])
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, bill.digest)}",
+        "version": 1,
+        "metadata": {
+            "tools": {
+                "components": [
+                    {"type": "application", "name": "sm120-pipeline", "version": __version__}
+                ]
+            },
+            "component": _image(bill),
+        },
+        "components": [*base, *parts, *files],
+        "dependencies": [{"ref": bill.purl, "dependsOn": refs}],
+        "compositions": _compositions(bill),
+    }
+
+
+def _compositions(bill: Bill) -> list[dict[str, Any]]:
+    """How complete the list is: whole, unless a foreign base holds what nobody listed."""
+    if bill.base is None:
+        return [{"aggregate": "complete", "assemblies": [bill.purl]}]
+    return [
+        {"aggregate": "incomplete", "assemblies": [bill.purl]},
+        {"aggregate": "unknown", "assemblies": [bill.base.purl]},
+    ]
+
+
+def cyclonedx_bytes(bill: Bill) -> bytes:
+    """The document as a file."""
+    return canonical_json(cyclonedx(bill)) + b"\n"
+
+
+def _image(bill: Bill) -> dict[str, Any]:
+    layers = [
+        {"name": f"sm120:layer:{x.layer.record.digest}", "value": f"{x.image}: {x.layer.title}"}
+        for x in bill.layers
+    ]
+    return {
+        "type": "container",
+        "bom-ref": bill.purl,
+        "name": bill.image,
+        "version": bill.version,
+        "purl": bill.purl,
+        "hashes": [_hash(bill.digest)],
+        "properties": [{"name": "sm120:platform", "value": bill.platform}, *layers],
+    }
+
+
+def _hash(digest: str) -> dict[str, str]:
+    return {"alg": "SHA-256", "content": digest.removeprefix("sha256:")}
+
+
+def _base(base: BaseImage) -> dict[str, Any]:
+    pin = base.pin
+    layers = [{"name": "sm120:layer", "value": layer.digest} for layer in pin.layers]
+    index = [{"name": "sm120:index", "value": pin.index.digest}] if pin.index else []
+    return {
+        "type": "container",
+        "bom-ref": base.purl,
+        "name": pin.repository,
+        "version": pin.manifest.digest,
+        "purl": base.purl,
+        "hashes": [_hash(pin.manifest.digest)],
+        "properties": [
+            {"name": "sm120:contents", "value": UNLISTED},
+            {"name": "sm120:licence:source", "value": "NOASSERTION: it is not known what it holds"},
+            *index,
+            *layers,
+        ],
+    }
+
+
+def _part(billed: BilledPart, root: Path) -> dict[str, Any]:
+    part = billed.part
+    found: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": part.purl,
+        "name": part.pin.name,
+        "version": part.pin.version,
+        "purl": part.purl,
+        "hashes": [_hash(part.pin.sha256)],
+        "properties": [
+            {"name": "sm120:file", "value": part.pin.file},
+            {"name": "sm120:layer", "value": part.layer.record.digest},
+            {"name": "sm120:layer:title", "value": part.layer.title},
+            {"name": "sm120:licence:source", "value": _source(billed.licence)},
+        ],
+    }
+    if licences := _licences(billed.licence):
+        found["licenses"] = licences
+    if billed.patches:
+        found["modified"] = True
+        found["pedigree"] = {"patches": [_patch(p, root) for p in billed.patches]}
+    return found
+
+
+def _source(licence: Licence) -> str:
+    known = licence.expression or licence.name
+    return licence.reason if known else f"NOASSERTION: {licence.reason}"
+
+
+def _licences(licence: Licence) -> list[dict[str, Any]]:
+    if licence.expression:
+        return [{"expression": licence.expression}]
+    return [{"license": {"name": licence.name}}] if licence.name else []
+
+
+def _patch(file: OwnFile, root: Path) -> dict[str, Any]:
+    assert file.patch is not None
+    text = base64.b64encode((root / file.path).read_bytes()).decode()
+    return {
+        "type": "unofficial",
+        "diff": {"text": {"contentType": "text/x-diff", "encoding": "base64", "content": text}},
+        "resolves": [
+            {
+                "type": "defect",
+                "id": file.path,
+                "name": file.digest,
+                "description": plain(file.patch.why),
+                "references": list(file.patch.upstream),
+            }
+        ],
+    }
+
+
+def _own_file(file: OwnFile) -> dict[str, Any]:
+    return {
+        "type": "file",
+        "bom-ref": file.urn,
+        "name": file.to,
+        "hashes": [_hash(file.digest)],
+        "properties": [
+            {"name": "sm120:file", "value": file.path},
+            {"name": "sm120:image", "value": file.image},
+        ],
+    }

@@ -1,0 +1,170 @@
+"""Does it fit? The question, the table, and a verdict a person understands."""
+
+from __future__ import annotations
+
+import math
+
+from pipeline.errors import DoesNotFit
+from pipeline.fit import engine as eng
+from pipeline.fit.engine import Engine, Kv, Room, Settings
+from pipeline.fit.parts import parts_of, require_divisible
+from pipeline.fit.shape import Architecture
+from pipeline.fit.units import GIB, gib
+from pipeline.model import Frozen
+
+
+class Question(Frozen):
+    """What a user wants to run, and on what."""
+
+    gpus: int
+    vram_bytes: int
+    tp: int
+    dcp: int = 1
+    context: int
+    engine: Engine
+    kv: Kv | None = None  # None: as the checkpoint asks
+    fraction: float | None = None
+    ram_bytes: int | None = None
+    ubatch: int = 512
+    batch: int = 2048
+    prefill_tokens: int = 8192
+    headroom_bytes: int = 2 * GIB
+    measured_bytes: int | None = None  # weights on a card, from an engine's log
+
+
+class Row(Frozen):
+    """One line of the table."""
+
+    what: str
+    n_bytes: int
+
+
+class Answer(Frozen):
+    """What fits, how it was found, and what is short."""
+
+    engine: Engine
+    kv: Kv
+    rows: list[Row]
+    room: Room
+    low_tokens: int  # had the weights come out larger by our known error
+    high_tokens: int
+    notes: list[str]
+    short: str = ""  # empty: it fits
+
+
+def answer(model: Architecture, question: Question) -> Answer:
+    """A model under tensor parallelism on equal cards."""
+    if question.context > model.context:
+        raise DoesNotFit(
+            f"--ctx {question.context}: the model knows only {model.context} positions",
+            "Ask for fewer tokens.",
+        )
+    require_divisible(model, question.tp)
+    kv = question.kv or ("fp8" if model.precision.kv_fp8 else "bf16")
+    settings = Settings(
+        tp=question.tp,
+        dcp=question.dcp,
+        context=question.context,
+        kv=kv,
+        prefill_tokens=question.prefill_tokens,
+    )
+    groups = _grouped(model, question)
+    weights = question.measured_bytes or sum(row.n_bytes for row in groups)
+    card = question.vram_bytes - eng.CARD_RESERVED_BYTES
+    of_engine = eng.sglang_room if question.engine == "sglang" else eng.vllm_room
+    room = of_engine(model, card, weights, settings, question.fraction)
+    error = 0.0 if question.measured_bytes else eng.WEIGHTS_ERROR
+    return Answer(
+        engine=question.engine,
+        kv=kv,
+        rows=_rows(groups, room, question),
+        room=room,
+        low_tokens=room.tokens_at(error),
+        high_tokens=room.tokens_at(-error),
+        notes=list(_notes(model, question, room, settings)),
+        short=_short(room, room.tokens_at(error), question),
+    )
+
+
+def _grouped(model: Architecture, question: Question) -> list[Row]:
+    sums: dict[str, int] = {}
+    for part in parts_of(model, question.engine):
+        group = part.name.partition(",")[0]
+        sums[group] = sums.get(group, 0) + part.card_bytes(question.tp)
+    return [Row(what=what, n_bytes=n) for what, n in sums.items()]
+
+
+def _rows(groups: list[Row], room: Room, question: Question) -> list[Row]:
+    rows = (
+        []
+        if question.measured_bytes
+        else [Row(what=f"  {g.what}", n_bytes=g.n_bytes) for g in groups]
+    )
+    rows.append(Row(what="weights", n_bytes=room.weights_bytes))
+    rows.append(Row(what="CUDA and NCCL", n_bytes=room.taken_bytes))
+    if question.engine == "vllm":
+        rows.append(Row(what="activations", n_bytes=room.activation_bytes))
+    rows.append(Row(what="KV cache", n_bytes=room.kv_bytes))
+    if room.requests_bytes:
+        rows.append(Row(what="table of requests", n_bytes=room.requests_bytes))
+    rest = "left for activations" if question.engine == "sglang" else "left to others"
+    rows.append(Row(what=rest, n_bytes=room.left_bytes))
+    return [*rows, Row(what="the card", n_bytes=room.card_bytes)]
+
+
+def _short(room: Room, low_tokens: int, question: Question) -> str:
+    if room.kv_bytes <= 0:
+        return f"the weights alone exceed the engine's share of a card by {gib(-room.kv_bytes)}"
+    if room.kv_tokens < question.context:
+        return f"room for {room.kv_tokens:,} tokens, {question.context:,} asked for"
+    if low_tokens < question.context:
+        return (
+            f"too close to promise: {room.kv_tokens:,} tokens by our sum, {low_tokens:,} if it is "
+            f"off by {eng.WEIGHTS_ERROR:.1%}, {question.context:,} asked for"
+        )
+    if room.left_bytes < (room.activation_bytes if question.engine == "sglang" else 0):
+        return f"activations need {gib(room.activation_bytes)}, {gib(room.left_bytes)} are left"
+    return ""
+
+
+def _notes(model: Architecture, question: Question, room: Room, settings: Settings) -> list[str]:
+    notes = [_SHARES[question.engine]]
+    if question.engine == "sglang":
+        own = eng.sglang_default_fraction(model, room.card_bytes, settings)
+        if question.fraction is None:
+            notes.append(f"--mem-fraction-static {own:.3f} is what sglang chooses by itself here.")
+        elif question.fraction > own:
+            notes.append(
+                f"sglang by itself would choose {own:.3f}: above it, long prompts or images may"
+                " run out of memory although the server starts."
+            )
+    elif question.fraction is None:
+        notes.append(f"--gpu-memory-utilization {room.fraction} is vLLM's default.")
+    if (needed := _needed_fraction(room, question)) and needed > room.fraction:
+        flag = "--mem-fraction" if question.engine == "sglang" else "--gpu-util"
+        notes.append(f"{flag} {needed:.3f} would give {question.context:,} tokens their room.")
+    if model.predictors:
+        notes.append("The layers for multi-token prediction are not counted, on cards or disk.")
+    if model.precision.kv_fp8 and question.kv == "bf16":
+        notes.append("The checkpoint asks for an fp8 KV cache; bf16 was asked for here.")
+    return notes
+
+
+_SHARES = {
+    "sglang": "sglang's share is of what is free beside CUDA, for weights and KV cache alone;"
+    " activations and CUDA graphs use what it leaves.",
+    "vllm": "vLLM's share is of the whole card, for everything it has; the same number in sglang"
+    " means something else.",
+}
+
+
+def _needed_fraction(room: Room, question: Question) -> float | None:
+    """The share under which one request fits, where what it leaves suffices for the rest."""
+    error = 0.0 if question.measured_bytes else eng.WEIGHTS_ERROR
+    lacking = question.context * room.kv_token_bytes - room.kv_bytes
+    lacking += round(room.weights_bytes * error)
+    reserve = room.activation_bytes if question.engine == "sglang" else 0
+    if room.left_bytes - max(0, lacking + min(0, room.kv_bytes)) < reserve:
+        return None
+    whole = room.card_bytes - (room.taken_bytes if question.engine == "sglang" else 0)
+    return math.ceil(1000 * (room.fraction + lacking / whole)) / 1000

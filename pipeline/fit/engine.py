@@ -1,0 +1,158 @@
+"""How sglang and vLLM turn a card's memory into room for the KV cache. They differ.
+
+sglang's --mem-fraction-static is the share, of what is free once CUDA and NCCL are up, that weights
+and KV cache may take together; activations, CUDA graphs and the table of requests live in the rest
+(0.5.8 model_runner_kv_cache_mixin.py: rest = available - total * (1 - fraction)).
+
+vLLM's --gpu-memory-utilization is the share of the whole card that everything of the engine may
+take; it measures activations by a trial run and subtracts them as well (worker/gpu_worker.py:
+requested = total * utilization; KV cache = requested - weights - peak activations - non-torch).
+
+So the same number means less KV cache in vLLM by its activations, and more by what CUDA had taken.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pipeline.fit.shape import Architecture, Mla
+from pipeline.fit.units import GIB, MIB, share
+from pipeline.model import Frozen
+
+Engine = Literal["sglang", "vllm", "ik_llama"]
+Kv = Literal["bf16", "fp8"]
+KV_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1}
+
+# nvidia-smi shows 97,887 of the 98,304 MiB of an RTX PRO 6000 (seeds, configs/gpu-info.txt)
+CARD_RESERVED_BYTES = (98_304 - 97_887) * MIB
+# 95.59 GiB of the card, 94.42 free when sglang's process is up (seeds, K2.5 log: 94.14 + 0.28)
+CUDA_CONTEXT_BYTES = round(1.17 * GIB)
+# "Init torch distributed ends. mem usage=0.28 GB" with NCCL 2.27.5 and 8 cards (seeds, both logs)
+NCCL_BYTES = round(0.28 * GIB)
+# our sum of weights missed the two logs we have by 0.37 and 0.43 %; other models may differ
+WEIGHTS_ERROR = 0.005
+VLLM_DEFAULT_UTILIZATION = 0.9
+
+
+class Settings(Frozen):
+    """What a launch command decides."""
+
+    tp: int
+    dcp: int = 1  # vLLM: decode context parallelism, over which the tokens are divided
+    context: int
+    kv: Kv
+    prefill_tokens: int = 8192  # sglang: chunked prefill; vLLM: max-num-batched-tokens
+    sequences: int = 128  # vLLM: max-num-seqs
+    graph_batch: int = 512  # sglang: cuda-graph-max-bs where a card has over 60 GB
+
+
+class Room(Frozen):
+    """One card's memory, and where it goes."""
+
+    card_bytes: int
+    taken_bytes: int  # by CUDA and NCCL before the first weight
+    fraction: float
+    weights_bytes: int
+    activation_bytes: int
+    requests_bytes: int
+    kv_bytes: int  # may be negative: then the weights alone do not fit
+    kv_token_bytes: int
+    left_bytes: int  # outside the engine's share
+
+    @property
+    def kv_tokens(self) -> int:
+        return max(0, self.kv_bytes) // self.kv_token_bytes
+
+    def tokens_at(self, error: float) -> int:
+        """Tokens, had the weights come out that much larger (or, below zero, smaller)."""
+        return max(0, self.kv_bytes - round(self.weights_bytes * error)) // self.kv_token_bytes
+
+
+def kv_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
+    """What a token costs on one card: MLA's latent is on every card, heads are divided.
+
+    fp8 caches of both engines have one scale for a whole tensor, so a token costs one byte a value.
+    """
+    if isinstance(model.attention, Mla):
+        values = model.attention.kv_rank + model.attention.rope
+    else:
+        values = 2 * share(model.attention.kv_heads, tp) * model.attention.head
+    return values * model.layers * KV_BYTES[kv]
+
+
+def sglang_default_fraction(model: Architecture, card_bytes: int, settings: Settings) -> float:
+    """What sglang chooses itself (0.5.8 server_args.py), in its own MiB arithmetic."""
+    card = card_bytes / MIB
+    reserved = 512 + max(settings.prefill_tokens, 2048) * 1.5 + settings.graph_batch * 2
+    reserved += settings.tp / 8 * 1024
+    if card > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    fraction = round((card - reserved) / card, 3)
+    if model.vision is None:
+        return fraction
+    # adjust_mem_fraction_for_vlm: compared with a ViT-L/14 of 24 layers of 1024
+    ratio = model.vision.layers * model.vision.hidden**2 / (24 * 1024**2)
+    return fraction * 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0)))
+
+
+def sglang_room(
+    model: Architecture, card: int, weights: int, settings: Settings, fraction: float | None
+) -> Room:
+    """Room under --mem-fraction-static."""
+    if fraction is None:
+        fraction = sglang_default_fraction(model, card, settings)
+    taken = CUDA_CONTEXT_BYTES + (NCCL_BYTES if settings.tp > 1 else 0)
+    free = card - taken
+    token = kv_token_bytes(model, settings.tp, settings.kv)
+    kv = round(free * fraction) - weights
+    requests = _sglang_requests_bytes(max(0, kv) // token, settings.context)
+    return Room(
+        card_bytes=card,
+        taken_bytes=taken,
+        fraction=fraction,
+        weights_bytes=weights,
+        activation_bytes=activation_bytes(model, settings),
+        requests_bytes=requests,
+        kv_bytes=kv,
+        kv_token_bytes=token,
+        left_bytes=free - weights - max(0, kv) - requests,
+    )
+
+
+def _sglang_requests_bytes(tokens: int, context: int) -> int:
+    """req_to_token: an int32 for each position of 2,048 to 4,096 requests (init_memory_pool)."""
+    requests = min(max(int(tokens / context * 512), 2048), 4096)
+    return requests * (context + 4) * 4
+
+
+def vllm_room(
+    model: Architecture, card: int, weights: int, settings: Settings, fraction: float | None
+) -> Room:
+    """Room under --gpu-memory-utilization."""
+    fraction = VLLM_DEFAULT_UTILIZATION if fraction is None else fraction
+    nccl = NCCL_BYTES if settings.tp > 1 else 0
+    activations = activation_bytes(model, settings)
+    kv = round(card * fraction) - weights - activations - nccl
+    return Room(
+        card_bytes=card,
+        taken_bytes=CUDA_CONTEXT_BYTES + nccl,
+        fraction=fraction,
+        weights_bytes=weights,
+        activation_bytes=activations,
+        requests_bytes=0,
+        kv_bytes=kv,
+        kv_token_bytes=share(kv_token_bytes(model, settings.tp, settings.kv), settings.dcp),
+        left_bytes=card - CUDA_CONTEXT_BYTES - nccl - weights - activations - max(0, kv),
+    )
+
+
+def activation_bytes(model: Architecture, settings: Settings) -> int:
+    """The largest moment of a prefill step in bf16, and the logits of the last tokens in float32.
+
+    At the experts' output a token has its hidden state once for each active expert, beside the
+    residual, the normed input, the shared expert's output and the sum: that is the peak. Logits are
+    gathered from all cards and copied once for sampling.
+    """
+    copies = 4 + (model.moe.active if model.moe else 2 * share(model.dense_width, model.hidden))
+    states = settings.prefill_tokens * model.hidden * 2 * copies
+    return states + 2 * settings.sequences * model.vocabulary * 4

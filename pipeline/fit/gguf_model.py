@@ -1,0 +1,131 @@
+"""One model from all parts of its GGUF file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ModelUnreadable
+from pipeline.fit.gguf import Head, Tensor, read_head
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_KNOWN = ("deepseek2", "llama", "qwen2", "qwen3", "qwen3moe")
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """What placing a model needs: its tensors, and the sizes that buffers follow from."""
+
+    tensors: list[Tensor]
+    layers: int
+    hidden: int
+    vocabulary: int
+    context: int
+    kv_values: int  # a token's in one layer
+    is_mla: bool
+    experts: int
+    active: int
+    expert_width: int
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+
+def read_gguf(path: Path) -> GgufModel:
+    """A model from any of its parts; all of them must be there."""
+    heads = [read_head(part) for part in parts_of(path)]
+    _require_whole(heads)
+    tensors = [tensor for head in heads for tensor in head.tensors]
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise ModelUnreadable(f"{path.name}: two of its parts list the same tensor")
+    return _model(path.name, heads[0].metadata, tensors)
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All files of a model that was split, in order; else the file alone."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    stem, count = found[1], int(found[3])
+    if not 1 <= int(found[2]) <= count:
+        raise ModelUnreadable(f"{path.name}: is part {int(found[2])} of {count}")
+    parts = [path.with_name(f"{stem}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise ModelUnreadable(
+            f"{path.name}: {len(missing)} of {count} parts are missing, {missing[0]} first",
+            "Fetch the whole set with `sm120 weights fetch`.",
+        )
+    return parts
+
+
+def _require_whole(heads: list[Head]) -> None:
+    for number, head in enumerate(heads):
+        count = head.metadata.get("split.count", 1)
+        if (count if len(heads) > 1 else max(1, count)) != len(heads):
+            raise ModelUnreadable(f"{head.path.name}: is one of {count} parts, not {len(heads)}")
+        if len(heads) > 1 and head.metadata.get("split.no") != number:
+            raise ModelUnreadable(f"{head.path.name}: says it is part {head.metadata['split.no']}")
+    want = heads[0].metadata.get("split.tensors.count")
+    got = sum(len(head.tensors) for head in heads)
+    if len(heads) > 1 and want is not None and want != got:
+        raise ModelUnreadable(f"{heads[0].path.name}: {want} tensors announced, {got} found")
+
+
+def _model(name: str, metadata: dict[str, Any], tensors: list[Tensor]) -> GgufModel:
+    family = metadata.get("general.architecture")
+    if family not in _KNOWN:
+        known = ", ".join(_KNOWN)
+        raise ModelUnreadable(
+            f"{name}: the architecture {family!r} is not known to this tool", f"It knows {known}."
+        )
+
+    def number(key: str, default: int | None = None) -> int:
+        value = metadata.get(f"{family}.{key}", default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
+            raise ModelUnreadable(f"{name}: {family}.{key}: {value!r} is no count")
+        return value
+
+    embedding = next((t for t in tensors if t.name == "token_embd.weight"), None)
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelUnreadable(f"{name}: has no token_embd.weight")
+    hidden, layers = number("embedding_length"), number("block_count")
+    if embedding.shape[0] != hidden:
+        raise ModelUnreadable(f"{name}: embedding_length {hidden}, token_embd {embedding.shape[0]}")
+    _require_layers(name, layers, tensors)
+    is_mla = family == "deepseek2"
+    experts = number("expert_count", 0)
+    return GgufModel(
+        tensors=tensors,
+        layers=layers,
+        hidden=hidden,
+        vocabulary=embedding.shape[1],
+        context=number("context_length"),
+        kv_values=_latent(number) if is_mla else _heads(number, hidden),
+        is_mla=is_mla,
+        experts=experts,
+        active=number("expert_used_count") if experts else 0,
+        expert_width=number("expert_feed_forward_length") if experts else 0,
+    )
+
+
+def _latent(number: Any) -> int:
+    return int(number("attention.kv_lora_rank") + number("rope.dimension_count"))
+
+
+def _heads(number: Any, hidden: int) -> int:
+    heads = number("attention.head_count")
+    if not heads or (hidden % heads and not number("attention.key_length", 0)):
+        raise ModelUnreadable(f"attention.head_count: {heads} heads for {hidden}")
+    head = hidden // heads
+    sizes = number("attention.key_length", head) + number("attention.value_length", head)
+    return int(number("attention.head_count_kv", heads) * sizes)
+
+
+def _require_layers(name: str, layers: int, tensors: list[Tensor]) -> None:
+    found = {int(m[1]) for t in tensors if (m := re.match(r"blk\.(\d{1,6})\.", t.name))}
+    if len(found) != layers or max(found, default=-1) != layers - 1:
+        raise ModelUnreadable(f"{name}: block_count is {layers}, but it holds {len(found)} layers")

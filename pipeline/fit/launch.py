@@ -1,0 +1,92 @@
+"""The part of an ik_llama.cpp command that a layout decides, and the table beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.fit.gguf_model import GgufModel
+from pipeline.fit.loads import (
+    ATTENTION_BATCH_MIB,
+    Batch,
+    Machine,
+    kv_token_bytes,
+    offload_from,
+)
+from pipeline.fit.override import idle_rules
+from pipeline.fit.placement import Layout
+from pipeline.fit.units import GIB, gib
+
+
+def launch_lines(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
+    """Flags for llama-server; a rule stands before the one it is an exception to."""
+    cache = [] if batch.kv == "bf16" else ["-ctk q8_0", "-ctv q8_0"]
+    attention = ["-mla 3", f"-amb {ATTENTION_BATCH_MIB}"] if model.is_mla else ["-fa on"]
+    return [
+        "-ngl 999",
+        f"--ctx-size {batch.context}",
+        f"-b {max(batch.batch, batch.ubatch)}",
+        f"-ub {batch.ubatch}",
+        *attention,
+        *cache,
+        *(rule.flag() for rule in layout.rules),
+    ]
+
+
+def layout_rows(layout: Layout, machine: Machine) -> list[list[str]]:
+    """One line for each card, and one for the host."""
+    rows = [
+        [
+            load.device,
+            *(f"{n / GIB:.2f}" for n in (load.weights_bytes, load.kv_bytes, load.buffer_bytes)),
+            f"{load.n_bytes / GIB:.2f}",
+            f"{(machine.usable_bytes - load.n_bytes) / GIB:.2f}",
+        ]
+        for load in layout.loads
+    ]
+    left = "" if machine.host_bytes is None else machine.host_bytes - layout.host_bytes
+    free = f"{left / GIB:.2f}" if isinstance(left, int) else "not judged"
+    weights = f"{layout.host_bytes / GIB:.2f}"
+    return [*rows, ["host", weights, "", "", weights, free]]
+
+
+def layout_notes(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
+    """What a person should know about a layout."""
+    notes = [
+        f"{layout.expert_layers} layers have their experts on the cards; layers before the first"
+        " with experts are dense and stay on theirs.",
+        f"KV cache: {kv_token_bytes(model, batch.kv):,} bytes a token,"
+        f" {gib(kv_token_bytes(model, batch.kv) * batch.context)} for {batch.context:,} tokens.",
+    ]
+    if model.experts and batch.ubatch >= offload_from(model):
+        notes.append(
+            f"From -ub {offload_from(model)} on, prompts bring a layer of the host's experts to the"
+            " card at a time: faster, and a buffer as large as that layer."
+        )
+    notes += [
+        f"{rule.flag()} does nothing: earlier rules, or none of the tensors, match it."
+        for rule in idle_rules(model.tensors, layout.rules)
+    ]
+    return notes
+
+
+def layout_json(model: GgufModel, batch: Batch, layout: Layout, machine: Machine) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "engine": "ik_llama",
+        "rules": [f"{rule.pattern}={rule.device}" for rule in layout.rules],
+        "cards": [
+            {
+                "device": load.device,
+                "weights_bytes": load.weights_bytes,
+                "kv_bytes": load.kv_bytes,
+                "buffer_bytes": load.buffer_bytes,
+                "free_bytes": machine.usable_bytes - load.n_bytes,
+            }
+            for load in layout.loads
+        ],
+        "host_bytes": layout.host_bytes,
+        "expert_layers": layout.expert_layers,
+        "kv_token_bytes": kv_token_bytes(model, batch.kv),
+        "launch": launch_lines(model, batch, layout),
+        "notes": layout_notes(model, batch, layout),
+    }

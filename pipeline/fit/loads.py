@@ -1,0 +1,124 @@
+"""What lies on every card and on the host when ik_llama.cpp runs a model on both.
+
+Attention, norms, shared experts and the KV cache are spread over the cards by layer. What a card
+needs besides is estimated from the shapes of the largest batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.fit.engine import CARD_RESERVED_BYTES, KV_BYTES, Kv
+from pipeline.fit.gguf_model import GgufModel
+from pipeline.fit.override import CPU, Override, device_sums, home_of
+from pipeline.fit.units import GIB, MIB, share
+
+# our estimate of a CUDA context with cuBLAS, without a source; sglang's process takes 1.17 GiB
+CONTEXT_BYTES = 512 * MIB
+ATTENTION_BATCH_MIB = 512  # -amb, as seed 4 sets it
+_CACHE_STEP = 256  # the engine rounds a context up to this
+# ik_llama.cpp #520: experts on the host are copied to a card for batches of at least this many
+# tokens, times all experts over active ones
+_OFFLOAD_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is, and how much of it stays free."""
+
+    cards: int
+    card_bytes: int  # as it is sold
+    headroom_bytes: int = 2 * GIB
+    host_bytes: int | None = None  # None: not judged
+
+    @property
+    def devices(self) -> list[str]:
+        return [f"CUDA{i}" for i in range(self.cards)]
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.card_bytes - CARD_RESERVED_BYTES - self.headroom_bytes
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The launch options that buffers follow from."""
+
+    context: int
+    kv: Kv
+    ubatch: int = 512
+    batch: int = 2048
+
+
+@dataclass(frozen=True)
+class Load:
+    """One device, and what lies on it."""
+
+    device: str
+    weights_bytes: int
+    kv_bytes: int
+    buffer_bytes: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.buffer_bytes
+
+
+def offload_from(model: GgufModel) -> int:
+    """The batch from which experts on the host are computed on a card."""
+    return _OFFLOAD_TOKENS * share(model.experts, model.active) if model.active else _OFFLOAD_TOKENS
+
+
+def kv_token_bytes(model: GgufModel, kv: Kv) -> int:
+    """What a token costs on all cards together; `fp8` is q8_0 here: 34 bytes for 32 values."""
+    values = model.kv_values * model.layers
+    return values * KV_BYTES[kv] if kv == "bf16" else values * 34 // 32
+
+
+def buffer_bytes(model: GgufModel, batch: Batch, *, last: bool, host_experts: int) -> int:
+    """The largest moment of a step on a card, in float32 where the engine computes in it.
+
+    All through a step there are four hidden states and the mask of every token against every
+    position (float16 with flash attention: build_inp_KQ_mask). The graph's allocator then gives
+    the same bytes to one moment after the other: MLA's keys and values spelled out for as many
+    heads as -amb allows, with their float16 copy; the active experts' inner states and outputs,
+    with one layer of the host's experts where the batch is large enough to copy them; the logits.
+    """
+    tokens, context = batch.ubatch, share(batch.context, _CACHE_STEP) * _CACHE_STEP
+    always = context * tokens * 2 + tokens * model.hidden * 4 * 4
+    attention = ATTENTION_BATCH_MIB * MIB * 3 // 2 if model.is_mla else 0
+    experts = tokens * model.active * (model.hidden + 3 * model.expert_width) * 4
+    copied = host_experts if tokens >= offload_from(model) else 0
+    logits = model.vocabulary * tokens * 4 if last else 0
+    return always + max(attention, experts + copied, logits)
+
+
+def loads_of(
+    model: GgufModel, machine: Machine, batch: Batch, rules: list[Override]
+) -> tuple[list[Load], int]:
+    """What rules come to on every card and on the host, from the table of tensors."""
+    devices = machine.devices
+    sums = device_sums(model.tensors, rules, model.layers, devices)
+    context = share(batch.context, _CACHE_STEP) * _CACHE_STEP
+    token = kv_token_bytes(model, batch.kv) // model.layers
+    staged = _largest_host_layer(model, rules, devices)
+    loads = []
+    for device in devices:
+        own = sum(
+            home_of(f"blk.{i}.", model.layers, devices) == device for i in range(model.layers)
+        )
+        last = device == devices[-1]
+        buffers = buffer_bytes(model, batch, last=last, host_experts=staged) + CONTEXT_BYTES
+        loads.append(Load(device, sums[device], own * token * context, buffers))
+    return loads, sums[CPU]
+
+
+def _largest_host_layer(model: GgufModel, rules: list[Override], devices: list[str]) -> int:
+    layers: dict[str, int] = {}
+    for tensor in model.tensors:
+        rule = next((r for r in rules if r.names(tensor.name)), None)
+        device = rule.device if rule else home_of(tensor.name, model.layers, devices)
+        if device == CPU and "_exps." in tensor.name:
+            layer = tensor.name.split(".")[1]
+            layers[layer] = layers.get(layer, 0) + tensor.n_bytes
+    return max(layers.values(), default=0)

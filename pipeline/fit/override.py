@@ -1,0 +1,92 @@
+"""`-ot` lines of llama.cpp and ik_llama.cpp: which tensor lies on which device, and the sums.
+
+Both go through the rules in the order given and take the first whose regular expression is found
+anywhere in the tensor's name (ik_llama.cpp: create_tensors_helper::get_context_for_tensor,
+std::regex_search and break). What no rule names goes with its layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.fit.gguf import Tensor
+
+CPU = "CPU"
+# constructs of Python that std::regex (ECMAScript) has not, or reads otherwise
+_NOT_ECMA = re.compile(r"\(\?(?![:=!])|\\[AZ]|\\p|[*+?}]\+")
+_LONGEST = 2000
+
+
+@dataclass(frozen=True)
+class Override:
+    """One rule."""
+
+    pattern: str
+    device: str
+
+    def names(self, tensor: str) -> bool:
+        return re.search(self.pattern, tensor) is not None
+
+    def flag(self) -> str:
+        """As a shell takes it."""
+        return f'-ot "{self.pattern}={self.device}"'
+
+
+def read_overrides(texts: Iterable[str], devices: Iterable[str]) -> list[Override]:
+    """Rules as a user gives them, several in one with commas."""
+    known = [*devices, CPU]
+    rules = [_rule(text, known) for given in texts for text in given.split(",")]
+    if not rules:
+        raise ValueError("there is no rule")
+    return rules
+
+
+def _rule(text: str, known: list[str]) -> Override:
+    pattern, sign, device = text.strip().removeprefix("-ot ").strip("\"' ").partition("=")
+    if not sign or not pattern or len(text) > _LONGEST:
+        raise ValueError(f"{text!r} is no rule; write it like exps=CPU")
+    if device not in known:
+        raise ValueError(f"{text!r}: there is no device {device!r} (only {', '.join(known)})")
+    if _NOT_ECMA.search(pattern):
+        raise ValueError(f"{text!r}: the engine's regular expressions do not know this construct")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{text!r}: {error}") from error
+    return Override(pattern, device)
+
+
+def home_of(tensor: str, layers: int, devices: list[str]) -> str:
+    """Where -ngl 999 puts a tensor: layers in equal runs, the output with the last of them.
+
+    The engine divides layers + 1 among the cards by their free memory (llama_model_load: splits);
+    on cards of one size that is in equal parts. Token embeddings stay with the host.
+    """
+    if tensor.startswith("token_embd"):
+        return CPU
+    found = re.match(r"blk\.(\d+)\.", tensor)
+    place = int(found[1]) if found else layers
+    return devices[min(place * len(devices) // (layers + 1), len(devices) - 1)]
+
+
+def device_sums(
+    tensors: Iterable[Tensor], rules: list[Override], layers: int, devices: list[str]
+) -> dict[str, int]:
+    """Bytes of weights on every device, by what the rules do and not by what they mean."""
+    sums = dict.fromkeys([*devices, CPU], 0)
+    for tensor in tensors:
+        rule = next((r for r in rules if r.names(tensor.name)), None)
+        device = rule.device if rule else home_of(tensor.name, layers, devices)
+        sums[device] += tensor.n_bytes
+    return sums
+
+
+def idle_rules(tensors: Iterable[Tensor], rules: list[Override]) -> list[Override]:
+    """Rules that name no tensor, or only ones that an earlier rule has taken."""
+    working = {
+        next((i for i, rule in enumerate(rules) if rule.names(tensor.name)), None)
+        for tensor in tensors
+    }
+    return [rule for i, rule in enumerate(rules) if i not in working]

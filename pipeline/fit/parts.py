@@ -1,0 +1,167 @@
+"""Every kind of tensor of a model: how many, how large, and what tensor parallelism does to it.
+
+Column and row parallel matrices, experts and the vocabulary are divided among the cards. Routers,
+norms, the down projections of MLA and the vision tower lie whole on every card (sglang 0.5.8
+models/deepseek_v2.py: ReplicatedLinear; vLLM the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.errors import DoesNotFit
+from pipeline.fit.shape import Architecture, Gqa, Mla, Moe, Scheme
+from pipeline.fit.units import MIB, share
+
+# PyTorch's CUDACachingAllocator: blocks of 512 bytes; from 10 MiB on, segments of 2 MiB
+_SMALL_ROUND, _LARGE, _LARGE_ROUND = 512, 10 * MIB, 2 * MIB
+_VOCABULARY_ROUND = 64  # sglang and vLLM pad the vocabulary to this before they divide it
+_SCALAR = Scheme(name="float32", bits=32)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor, repeated: in how many layers, with how many weights, of which precision."""
+
+    name: str
+    count: int
+    weights: int
+    scheme: Scheme
+    divided: bool = True
+    in_file: bool = True  # false: made by the engine at load time
+
+    def file_bytes(self) -> int:
+        """In the checkpoint."""
+        return self.count * _stored(self.weights, self.scheme) if self.in_file else 0
+
+    def card_bytes(self, tp: int) -> int:
+        """On one card, as PyTorch allocates it: weights and scales are tensors of their own."""
+        weights = share(self.weights, tp) if self.divided else self.weights
+        packed = share(weights * self.scheme.bits, 8)
+        scales = _stored(weights, self.scheme) - packed
+        return self.count * (_allocated(packed) + _allocated(scales))
+
+
+def _stored(weights: int, scheme: Scheme) -> int:
+    packed = share(weights * scheme.bits, 8)
+    return packed + (
+        round(share(weights, scheme.group) * scheme.group_bytes) if scheme.group else 0
+    )
+
+
+def _allocated(n_bytes: int) -> int:
+    step = _LARGE_ROUND if n_bytes >= _LARGE else _SMALL_ROUND
+    return share(n_bytes, step) * step
+
+
+def parts_of(model: Architecture, engine: str = "") -> list[Part]:
+    """All tensors of a model, and those that an engine adds when it loads them."""
+    parts = [*_ends(model), *_attention(model), *_dense(model)]
+    if model.moe is not None:
+        parts += _experts(model, model.moe, engine)
+    if model.vision is not None:
+        weights = model.vision.parameters(model.hidden)
+        parts.append(Part("vision tower", 1, weights, model.precision.base, divided=False))
+    return parts
+
+
+def _ends(model: Architecture) -> Iterator[Part]:
+    rows = share(model.vocabulary, _VOCABULARY_ROUND) * _VOCABULARY_ROUND
+    yield Part("embedding", 1, rows * model.hidden, model.precision.base)
+    if not model.tied:
+        yield Part("output head", 1, rows * model.hidden, model.precision.head)
+    norms = (2 * model.layers + 1) * model.hidden
+    yield Part("norms", 1, norms, model.precision.base, divided=False)
+
+
+def _attention(model: Architecture) -> Iterator[Part]:
+    if isinstance(model.attention, Mla):
+        return _mla(model, model.attention)
+    return _gqa(model, model.attention)
+
+
+def _mla(model: Architecture, mla: Mla) -> Iterator[Part]:
+    scheme, n = model.precision.attention, model.layers
+    latent = mla.kv_rank + mla.rope
+    queries = mla.heads * (mla.nope + mla.rope)
+    down = model.hidden * (mla.q_rank + latent)
+    yield Part("attention, down", n, down, scheme, divided=False)
+    yield Part("attention, queries", n, (mla.q_rank or model.hidden) * queries, scheme)
+    up = mla.kv_rank * mla.heads * (mla.nope + mla.value)
+    yield Part("attention, up", n, up, scheme)
+    # sglang (w_kc, w_vc) and vLLM (W_UK_T, W_UV) keep both halves again, unquantised
+    yield Part("attention, absorbed", 2 * n, up // 2, model.precision.base, in_file=False)
+    yield Part("attention, output", n, mla.heads * mla.value * model.hidden, scheme)
+    base = model.precision.base
+    yield Part("attention, norms", n, mla.q_rank + mla.kv_rank, base, divided=False)
+
+
+def _gqa(model: Architecture, gqa: Gqa) -> Iterator[Part]:
+    scheme, n = model.precision.attention, model.layers
+    width = (gqa.heads + 2 * gqa.kv_heads) * gqa.head
+    yield Part("attention, qkv", n, model.hidden * width, scheme)
+    yield Part("attention, output", n, gqa.heads * gqa.head * model.hidden, scheme)
+    if gqa.bias:
+        yield Part("attention, bias", n, width, model.precision.base)
+
+
+def _dense(model: Architecture) -> Iterator[Part]:
+    if model.dense_layers:
+        weights = model.hidden * model.dense_width
+        yield Part("dense, gate and up", model.dense_layers, 2 * weights, model.precision.dense)
+        yield Part("dense, down", model.dense_layers, weights, model.precision.dense)
+
+
+def _experts(model: Architecture, moe: Moe, engine: str) -> Iterator[Part]:
+    n, one = moe.layers, model.hidden * moe.width
+    precision = model.precision
+    yield Part("experts, gate and up", n, moe.experts * 2 * one, precision.experts)
+    yield Part("experts, down", n, moe.experts * one, precision.experts)
+    yield Part("router", n, moe.experts * model.hidden, precision.base, divided=False)
+    yield Part("router, bias", n, moe.experts, _SCALAR, divided=False)
+    if moe.shared:
+        yield Part("shared experts, gate and up", n, moe.shared * 2 * one, precision.shared)
+        yield Part("shared experts, down", n, moe.shared * one, precision.shared)
+    if engine == "sglang" and precision.experts.name == "nvfp4":
+        yield _scale_left_behind(precision.experts, n, moe.experts * one)
+
+
+def _scale_left_behind(scheme: Scheme, layers: int, weights: int) -> Part:
+    """What sglang's NVFP4 loading cannot give back.
+
+    create_weights makes the down matrices' scales inside the block that the scratch copy of the
+    gate and up scales has just left; the other half of that block then takes a scratch copy and
+    after it the next layer's attention. When process_weights_after_loading deletes the scales, the
+    block is half in use, so empty_cache() cannot return it (modelopt_quant.py of 0.5.7 and 0.5.8).
+    Playing the same requests through a model of the allocator gives 73.61 GiB; this sum, 73.60.
+    """
+    scales = share(weights, scheme.group or 16)
+    fp8 = Scheme(name="fp8", bits=8)
+    return Part("scales the allocator keeps", layers, scales, fp8, in_file=False)
+
+
+def require_divisible(model: Architecture, tp: int) -> None:
+    """Stop where no engine could divide the model among that many cards."""
+    _divides("attention heads", model.attention.heads, tp)
+    if isinstance(model.attention, Gqa) and model.attention.kv_heads % tp:
+        _divides("cards", tp, model.attention.kv_heads, "key and value heads")
+    if model.dense_layers:
+        _divides("the dense width", model.dense_width, tp)
+    if model.moe is not None:
+        _divides("the experts' width", model.moe.width, tp)
+        group = model.precision.experts.group
+        if 1 < group <= 1024 and (model.moe.width // tp) % group:
+            width = model.moe.width // tp
+            raise DoesNotFit(
+                f"--tp {tp}: {width} of an expert's width on a card cut its groups of {group}",
+                "Choose a number of cards that leaves the groups whole.",
+            )
+
+
+def _divides(what: str, whole: int, parts: int, by: str = "cards") -> None:
+    if whole % parts:
+        raise DoesNotFit(
+            f"{what}: {whole} cannot be divided among {parts} {by}",
+            "Tensor parallelism needs a number of cards that divides it; try --tp 1, 2, 4 or 8.",
+        )

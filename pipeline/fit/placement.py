@@ -1,0 +1,112 @@
+"""Which experts go on which card.
+
+Routed experts are most of a model's bytes and least of its work, so they fill the room that is left
+on the cards, and the host takes the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pipeline.errors import ModelUnreadable
+from pipeline.fit.gguf_model import GgufModel
+from pipeline.fit.loads import Batch, Load, Machine, loads_of
+from pipeline.fit.override import CPU, Override, home_of
+from pipeline.fit.units import gib
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rules, and what they come to."""
+
+    rules: list[Override]
+    loads: list[Load]
+    host_bytes: int
+    expert_layers: int  # how many have their experts on a card
+
+
+def expert_bytes(model: GgufModel) -> dict[int, int]:
+    """Routed experts of every layer that has some."""
+    found: dict[int, int] = {}
+    for tensor in model.tensors:
+        if match := re.match(r"blk\.(\d+)\.ffn_\w+_exps\.", tensor.name):
+            found[int(match[1])] = found.get(int(match[1]), 0) + tensor.n_bytes
+    return found
+
+
+def place(model: GgufModel, machine: Machine, batch: Batch) -> Layout:
+    """As many layers of experts on the cards as fit beside everything else."""
+    experts = expert_bytes(model)
+    if not experts:
+        raise ModelUnreadable("this model has no routed experts: there is nothing to divide")
+    none = [Override("exps", CPU)]
+    loads, _ = loads_of(model, machine, batch, none)
+    chosen: dict[str, list[int]] = {}
+    for load in loads:
+        room = machine.usable_bytes - load.n_bytes
+        chosen[load.device] = _fill(
+            _candidates(model, machine, load.device, experts), experts, room
+        )
+    return checked(model, machine, batch, _rules(chosen, experts))
+
+
+def _candidates(
+    model: GgufModel, machine: Machine, device: str, experts: dict[int, int]
+) -> list[int]:
+    """A card's own layers: from the first on, but from the end on the last of several cards."""
+    devices = machine.devices
+    own = [i for i in sorted(experts) if home_of(f"blk.{i}.", model.layers, devices) == device]
+    return own[::-1] if device == devices[-1] and len(devices) > 1 else own
+
+
+def _fill(candidates: list[int], experts: dict[int, int], room: int) -> list[int]:
+    chosen: list[int] = []
+    for layer in candidates:
+        room -= experts[layer]
+        if room < 0:
+            break
+        chosen.append(layer)
+    return sorted(chosen)
+
+
+def _rules(chosen: dict[str, list[int]], experts: dict[int, int]) -> list[Override]:
+    rules = [
+        Override(rf"blk\.({'|'.join(map(str, layers))})\.ffn_.*_exps", device)
+        for device, layers in chosen.items()
+        if layers
+    ]
+    everything = sum(map(len, chosen.values())) == len(experts)
+    return rules if everything else [*rules, Override("exps", CPU)]
+
+
+def checked(model: GgufModel, machine: Machine, batch: Batch, rules: list[Override]) -> Layout:
+    """A layout with the sums that its rules really give."""
+    loads, host = loads_of(model, machine, batch, rules)
+    experts = expert_bytes(model)
+    on_cards = sum(
+        all(_device(model, machine, rules, layer, part) != CPU for part in ("gate", "up", "down"))
+        for layer in experts
+    )
+    return Layout(rules, loads, host, on_cards)
+
+
+def _device(
+    model: GgufModel, machine: Machine, rules: list[Override], layer: int, part: str
+) -> str:
+    name = f"blk.{layer}.ffn_{part}_exps.weight"
+    rule = next((r for r in rules if r.names(name)), None)
+    return rule.device if rule else home_of(name, model.layers, machine.devices)
+
+
+def shortage(layout: Layout, machine: Machine) -> str:
+    """The first device that is short, in words; empty where all have room."""
+    for load in layout.loads:
+        short = load.n_bytes - machine.usable_bytes
+        if short > 0:
+            return (
+                f"{load.device} is short of {gib(short)} ({gib(machine.headroom_bytes)} kept free)"
+            )
+    if machine.host_bytes is not None and layout.host_bytes > machine.host_bytes:
+        return f"the host is short of {gib(layout.host_bytes - machine.host_bytes)}"
+    return ""

@@ -1,0 +1,155 @@
+"""A checkpoint's quantization_config: which modules are quantised, and how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pipeline.errors import ModelUnreadable
+from pipeline.fit.shape import Precision, Scheme
+
+_FLOATS = {"bfloat16": 16, "float16": 16, "float32": 32}
+# one module of each kind, as checkpoints name them
+_ATTENTION = "model.layers.1.self_attn.o_proj"
+_EXPERT = "model.layers.1.mlp.experts.0.down_proj"
+_SHARED = "model.layers.1.mlp.shared_experts.down_proj"
+_DENSE = "model.layers.0.mlp.down_proj"
+_HEAD = "lm_head"
+
+
+def read_precision(config: Mapping[str, Any], text: Mapping[str, Any]) -> Precision:
+    """The storage of each kind of weight, from the outer config or the text model's own."""
+    dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or "")
+    dtype = dtype or str(config.get("torch_dtype") or "")
+    dtype = dtype.removeprefix("torch.")
+    if dtype not in _FLOATS:
+        raise ModelUnreadable(f"dtype: {dtype or 'missing'!r} is not one of {', '.join(_FLOATS)}")
+    base = Scheme(name=dtype, bits=_FLOATS[dtype])
+    found = [c["quantization_config"] for c in (config, text) if c.get("quantization_config")]
+    if len(found) == 2 and found[0] != found[1]:
+        raise ModelUnreadable("quantization_config: the model and its text_config say two things")
+    if not found:
+        return Precision.model_validate(dict.fromkeys(_KINDS, base))
+    return _quantised(found[0], base)
+
+
+_KINDS = ("base", "attention", "experts", "shared", "dense", "head")
+
+
+def _quantised(quant: Any, base: Scheme) -> Precision:
+    if not isinstance(quant, Mapping):
+        raise ModelUnreadable("quantization_config: is not a table")
+    method = str(quant.get("quant_method", quant.get("quant_algo", ""))).lower()
+    reader = _READERS.get(method)
+    if reader is None:
+        raise ModelUnreadable(f"quantization_config: the method {method!r} is not known here")
+    scheme = reader(quant)
+    ignored = _ignored(quant)
+
+    def of(module: str) -> Scheme:
+        return base if ignored(module) else scheme
+
+    # only compressed-tensors and modelopt ever quantise the head, and then they say so
+    keep_head = method in ("fp8", "awq")
+    return Precision(
+        base=base,
+        attention=of(_ATTENTION),
+        experts=of(_EXPERT),
+        shared=of(_SHARED),
+        dense=of(_DENSE),
+        head=base if keep_head else of(_HEAD),
+        kv_fp8=_wants_fp8_cache(quant),
+    )
+
+
+def _ignored(quant: Mapping[str, Any]) -> Callable[[str], bool]:
+    names = quant.get("ignore") or quant.get("exclude_modules") or []
+    names = names or quant.get("modules_to_not_convert") or []
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise ModelUnreadable("quantization_config: its list of unquantised modules is no list")
+    tests = [_test(name) for name in names]
+
+    def is_ignored(module: str) -> bool:
+        spelled = (module, f"language_model.{module}", module.replace("model.", "", 1))
+        return any(test(s) for test in tests for s in spelled)
+
+    return is_ignored
+
+
+def _test(name: str) -> Callable[[str], bool]:
+    if name.startswith("re:"):
+        try:
+            return re.compile(name[3:]).match  # type: ignore[return-value]
+        except re.error as error:
+            raise ModelUnreadable(f"quantization_config: ignore: {name!r}: {error}") from error
+    if any(c in name for c in "*?["):
+        return lambda module: fnmatchcase(module, name)
+    return lambda module: module == name or module.startswith(f"{name}.") or f".{name}." in module
+
+
+def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
+    groups = quant.get("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        raise ModelUnreadable("quantization_config: config_groups: exactly one group is known here")
+    weights = next(iter(groups.values())).get("weights") or {}
+    bits, group, kind = weights.get("num_bits"), weights.get("group_size"), weights.get("type")
+    if kind == "float" and bits == 4 and group == 16:
+        return Scheme(name="nvfp4", bits=4, group=16, group_bytes=1)
+    if kind == "float" and bits == 8:
+        return Scheme(name="fp8", bits=8)
+    if kind != "int" or bits not in (4, 8) or weights.get("strategy") != "group":
+        raise ModelUnreadable(f"quantization_config: weights of {kind} {bits} are not known here")
+    zero = 0.0 if weights.get("symmetric") else bits / 8
+    return Scheme(name=f"int{bits}", bits=bits, group=_group(group), group_bytes=2 + zero)
+
+
+def _modelopt(quant: Mapping[str, Any]) -> Scheme:
+    algorithm = str(quant.get("quant_algo", "")).upper()
+    if algorithm == "NVFP4":
+        group = quant.get("group_size", 16)
+        return Scheme(name="nvfp4", bits=4, group=_group(group), group_bytes=1)
+    if algorithm == "FP8":
+        return Scheme(name="fp8", bits=8)
+    raise ModelUnreadable(f"quantization_config: quant_algo {algorithm!r} is not known here")
+
+
+def _fp8(quant: Mapping[str, Any]) -> Scheme:
+    block = quant.get("weight_block_size")
+    if block is None:
+        return Scheme(name="fp8", bits=8)
+    if not isinstance(block, list) or len(block) != 2:
+        raise ModelUnreadable("quantization_config: weight_block_size: is not a pair")
+    return Scheme(name="fp8", bits=8, group=_group(block[0]) * _group(block[1]), group_bytes=4)
+
+
+def _awq(quant: Mapping[str, Any]) -> Scheme:
+    bits = quant.get("bits", quant.get("w_bit"))
+    if bits not in (4, 8):
+        raise ModelUnreadable(f"quantization_config: awq of {bits} bits is not known here")
+    zero = bits / 8 if quant.get("zero_point", True) else 0.0
+    group = _group(quant.get("group_size", quant.get("q_group_size")))
+    return Scheme(name=f"awq{bits}", bits=bits, group=group, group_bytes=2 + zero)
+
+
+def _group(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 1 << 14:
+        raise ModelUnreadable(f"quantization_config: {value!r} is no group size")
+    return value
+
+
+def _wants_fp8_cache(quant: Mapping[str, Any]) -> bool:
+    scheme = quant.get("kv_cache_scheme")
+    asks = isinstance(scheme, Mapping) and scheme.get("num_bits") == 8
+    return asks or str(quant.get("kv_cache_quant_algo", "")).upper() == "FP8"
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
+    "compressed-tensors": _compressed_tensors,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "nvfp4": _modelopt,
+    "fp8": _fp8,
+    "awq": _awq,
+}

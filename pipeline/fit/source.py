@@ -1,0 +1,108 @@
+"""What a user names: a wish, a folder, a config.json or a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import ModelUnreadable, WeightsUnknown
+from pipeline.fit.config import read_config
+from pipeline.fit.facts import fact_of, recipe_of
+from pipeline.fit.gguf_model import GgufModel, parts_of, read_gguf
+from pipeline.fit.parts import parts_of as tensors_of
+from pipeline.fit.recipe import from_recipe
+from pipeline.fit.shape import Architecture
+from pipeline.spec.load import Checkout
+from pipeline.weights.model import WeightsWish, current_lock, lock_path, read_wish
+from pipeline.weights.place import find_places, in_hub_cache, snapshots_in
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model, where its numbers come from, and what it takes on a disk."""
+
+    name: str
+    model: Architecture | GgufModel
+    origin: str
+    disk_bytes: int
+    is_estimate: bool  # of the disk: summed from the architecture, not from files or a lock
+
+
+def find_source(text: str, checkout: Callable[[], Checkout]) -> Source:
+    """A path where there is one, else the name of a wish."""
+    path = Path(text)
+    if path.is_file():
+        return _from_file(path)
+    if path.is_dir():
+        return _from_folder(path)
+    if "/" in text or text.endswith((".json", ".gguf")):
+        raise WeightsUnknown(f"{text}: there is no such file or folder")
+    return _from_wish(checkout(), text)
+
+
+def _from_file(path: Path) -> Source:
+    if path.suffix == ".gguf":
+        size = sum(part.stat().st_size for part in parts_of(path))
+        return Source(path.name, read_gguf(path), "the head of its GGUF files", size, False)
+    if path.suffix == ".json":
+        return _from_config(path)
+    raise ModelUnreadable(f"{path}: is neither a config.json nor a .gguf file")
+
+
+def _from_config(path: Path) -> Source:
+    model = read_config(path)
+    shards = [file.stat().st_size for file in path.parent.glob("*.safetensors")]
+    size = sum(shards) or _file_bytes(model)
+    return Source(_name_of(path), model, f"{path.name}", size, not shards)
+
+
+def _name_of(path: Path) -> str:
+    """A model in a Hub cache is known by its repository, not by its commit."""
+    cached = in_hub_cache(path.parent)
+    return cached.repository if cached else path.parent.name or path.name
+
+
+def _from_folder(folder: Path) -> Source:
+    if (folder / "config.json").is_file():
+        return _from_config(folder / "config.json")
+    ggufs = sorted([*folder.glob("*.gguf"), *folder.glob("*/*.gguf")])
+    models = {parts_of(path)[0] for path in ggufs if not path.name.startswith("mmproj")}
+    if len(models) == 1:
+        return _from_file(models.pop())
+    if models:
+        names = ", ".join(sorted(path.name for path in models))
+        raise ModelUnreadable(f"{folder}: holds several models ({names})", "Name one of them.")
+    snapshots = snapshots_in(folder)
+    if len(snapshots) == 1 and snapshots[0] != folder:
+        return _from_folder(snapshots[0])
+    places = find_places(folder)
+    if len(places) != 1 or places[0].snapshot == folder:
+        raise ModelUnreadable(f"{folder}: holds no config.json and no .gguf file")
+    return _from_folder(places[0].snapshot)
+
+
+def _from_wish(checkout: Checkout, name: str) -> Source:
+    wish = read_wish(checkout, name)
+    model = _shipped(wish)
+    origin = f"shipped facts about {wish.repository}, not the weights themselves"
+    if lock_path(checkout, name).exists():
+        lock = current_lock(checkout, name)
+        return Source(name, model, origin, lock.size_bytes, False)
+    size = model.n_bytes if isinstance(model, GgufModel) else _file_bytes(model)
+    return Source(name, model, origin, size, True)
+
+
+def _shipped(wish: WeightsWish) -> Architecture | GgufModel:
+    if wish.format == "gguf" and (found := recipe_of(wish.repository, wish.quant)):
+        return from_recipe(found[0].architecture(), found[1])
+    if wish.format == "safetensors" and (fact := fact_of(wish.repository)):
+        return fact.architecture()
+    raise ModelUnreadable(
+        f"{wish.name}: nothing about {wish.repository} is shipped",
+        "Fetch it (`sm120 weights fetch`), then name its folder, config.json or .gguf file.",
+    )
+
+
+def _file_bytes(model: Architecture) -> int:
+    return sum(part.file_bytes() for part in tensors_of(model))

@@ -1,0 +1,42 @@
+"""`images/<name>/gates/arch.yaml`: what is known and accepted, and what is demanded.
+
+A file of its own: nothing in it decides a byte of the image, so nothing in it may move a digest.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+from pipeline.model import Frozen
+from pipeline.spec.image import Architecture
+from pipeline.spec.load import Checkout, read_yaml
+
+# A path in the image with `*` and `?`; not so short that it swallows everything.
+Glob = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+@/*?-]{6,200}$")]
+Reason = Annotated[str, StringConstraints(min_length=20, max_length=400)]
+
+
+class ArchWish(Frozen):
+    """Objects without code for the card, each with the reason, and objects that need a variant."""
+
+    accepted: dict[Glob, Reason] = {}
+    demands: dict[Glob, Architecture] = {}
+
+    def accepting(self, path: str) -> str | None:
+        """The first glob that accepts a path."""
+        return next((glob for glob in self.accepted if fnmatchcase(path, glob)), None)
+
+    def demanded(self, path: str) -> Architecture | None:
+        """The variant that a path must hold."""
+        return next((arch for glob, arch in self.demands.items() if fnmatchcase(path, glob)), None)
+
+
+def read_arch_wish(checkout: Checkout, name: str) -> ArchWish:
+    """The image's file, or nothing accepted and nothing demanded."""
+    path = checkout.folder(name) / "gates" / "arch.yaml"
+    if not path.exists():
+        return ArchWish()
+    return read_yaml(path, ArchWish)

@@ -1,0 +1,148 @@
+"""An image's config as strangers write it: what of it can be taken over, read strictly.
+
+Fields that nobody here uses may be there and are passed over; those that are used must be sound.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
+
+from pipeline.errors import BaseUnusable
+from pipeline.model import Digest, sha256_of
+from pipeline.net.display import clean
+from pipeline.oci.document import read_json
+
+MOST_CONFIG_BYTES = 4 << 20
+_MOST = 10_000
+_LONGEST = 1 << 17  # of a variable: what Linux itself allows
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds a NUL")
+    return text
+
+
+def _is_variable(text: str) -> str:
+    name, sign, _ = text.partition("=")
+    if not sign or not name or not name.isprintable():
+        raise ValueError("is no NAME=VALUE")
+    return text
+
+
+def _is_path(text: str) -> str:
+    if not text.startswith("/") or ".." in text.split("/") or not text.isprintable():
+        raise ValueError("is no absolute path")
+    return text
+
+
+_Text = Annotated[str, StringConstraints(max_length=_LONGEST), AfterValidator(_no_nul)]
+_Variable = Annotated[_Text, AfterValidator(_is_variable)]
+_Path = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_is_path)]
+_Port = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,5}(-[0-9]{1,5})?(/(tcp|udp|sctp))?$")]
+_User = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?$", max_length=200)
+]
+_Signal = Annotated[str, StringConstraints(pattern=r"^([A-Z0-9+-]{1,20})?$")]
+_Words = Annotated[list[_Text], Field(max_length=_MOST)]
+
+
+class _Part(BaseModel):
+    """Closed for what is used, open for what is not."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class Past(_Part):
+    """One step of an image's history."""
+
+    created: _Text | None = None
+    author: _Text | None = None
+    created_by: _Text | None = None
+    comment: _Text | None = None
+    empty_layer: bool | None = None
+
+
+class Settings(_Part):
+    """How an image runs."""
+
+    env: Annotated[list[_Variable], Field(max_length=_MOST)] | None = Field(None, alias="Env")
+    user: _User | None = Field(None, alias="User")
+    workdir: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
+        None, alias="WorkingDir"
+    )
+    entrypoint: _Words | None = Field(None, alias="Entrypoint")
+    command: _Words | None = Field(None, alias="Cmd")
+    ports: Annotated[dict[_Port, Any], Field(max_length=_MOST)] | None = Field(
+        None, alias="ExposedPorts"
+    )
+    volumes: Annotated[dict[_Path, Any], Field(max_length=_MOST)] | None = Field(
+        None, alias="Volumes"
+    )
+    stop_signal: _Signal | None = Field(None, alias="StopSignal")
+
+
+class _RootFs(_Part):
+    type: Annotated[str, StringConstraints(pattern="^layers$")]
+    diff_ids: Annotated[list[Digest], Field(min_length=1, max_length=_MOST)]
+
+
+class ImageConfig(_Part):
+    """A config, as far as an image that stands on it needs it."""
+
+    os: str
+    architecture: str
+    settings: Settings | None = Field(None, alias="config")
+    rootfs: _RootFs
+    history: Annotated[list[Past], Field(max_length=_MOST)] | None = None
+
+    @property
+    def platform(self) -> str:
+        return f"{self.os}/{self.architecture}"
+
+    @property
+    def runs(self) -> Settings:
+        return self.settings or Settings.model_validate({})
+
+    def variables(self) -> dict[str, str]:
+        """The environment; of a name that is there twice the last one counts, as in a process."""
+        pairs = [line.partition("=") for line in self.runs.env or []]
+        return {name: value for name, _, value in pairs}
+
+    def past(self) -> list[dict[str, Any]] | None:
+        """The history as it is written, where it tells of exactly the layers that there are."""
+        steps = self.history or []
+        if sum(not step.empty_layer for step in steps) != len(self.rootfs.diff_ids):
+            return None
+        return [step.model_dump(exclude_none=True) for step in steps]
+
+
+def read_config(data: bytes) -> ImageConfig:
+    """A config whose used parts are sound, or an error that says which is not."""
+    name = f"the config {sha256_of(data)}"
+    found = read_json(data, name)
+    try:
+        config = ImageConfig.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(p) for p in first["loc"]) or "it"
+        raise BaseUnusable(f"{name}: {clean(field)}: {clean(first['msg'])}") from error
+    if config.runs.workdir:
+        _require_path(name, config.runs.workdir)
+    return config
+
+
+def _require_path(name: str, path: str) -> None:
+    try:
+        _is_path(path)
+    except ValueError as error:
+        raise BaseUnusable(f"{name}: config.WorkingDir: {error}") from error

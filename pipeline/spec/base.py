@@ -1,0 +1,84 @@
+"""A base image from elsewhere, as a wish names it: repository and digest, never a place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, WithJsonSchema
+
+from pipeline.errors import WishInvalid
+from pipeline.model import REPOSITORY, Digest, Frozen, RepositoryPath
+
+if TYPE_CHECKING:
+    from pipeline.spec.image import ImageWish
+
+_OWN = r"[a-z0-9][a-z0-9.+-]{0,79}"
+_TAG = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+_DIGEST = r"sha256:[0-9a-f]{64}"
+_FOREIGN = re.compile(rf"({REPOSITORY})(?::{_TAG})?@({_DIGEST})")
+_LONGEST_REPOSITORY = 200
+_PATTERN = rf"^{_OWN}$|^{REPOSITORY}(?::{_TAG})?@{_DIGEST}$"
+
+
+class ForeignBase(Frozen):
+    """An OCI image: the name is for people and registries, the digest is what is used."""
+
+    repository: RepositoryPath
+    digest: Digest
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.digest}"
+
+
+def parse_foreign(text: str) -> ForeignBase | None:
+    """What a wish's `base` says of an image from elsewhere; none where it names one of ours."""
+    found = _FOREIGN.fullmatch(text)
+    return ForeignBase(repository=found[1], digest=found[2]) if found else None
+
+
+def _is_base(text: str) -> str:
+    if re.fullmatch(_OWN, text):
+        return text
+    name, at, digest = text.partition("@")
+    first, slash, _ = name.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        raise ValueError(
+            f"{first!r} names a place; write REPOSITORY@sha256:…, and name the registry with"
+            " --base-registry or SM120_BASE_REGISTRIES"
+        )
+    if not at:
+        raise ValueError(
+            f"{text!r} is no image of this checkout, and no digest is given; a tag can move, so"
+            " write REPOSITORY@sha256:… (`sm120 registry ls` shows the digest of a tag)"
+        )
+    if not re.fullmatch(_DIGEST, digest):
+        raise ValueError(f"{digest!r} is no sha256 digest")
+    if not _FOREIGN.fullmatch(text) or len(name) > _LONGEST_REPOSITORY:
+        raise ValueError(f"{name!r} is no repository (lower case, digits and . _ - / between)")
+    return text
+
+
+# An image of this checkout by name, or `REPOSITORY@sha256:…`.
+BaseText = Annotated[
+    str, AfterValidator(_is_base), WithJsonSchema({"type": "string", "pattern": _PATTERN})
+]
+
+
+def require_supported(chain: Sequence[ImageWish]) -> None:
+    """What cannot stand on a foreign base is refused before anything is looked up."""
+    if not chain or chain[0].foreign is None:
+        return
+    for wish in chain:
+        if wish.debs:
+            raise WishInvalid(
+                f"{wish.name}: debs: stands on a foreign base, of which is not known what"
+                " packages it has",
+                "Take `files` and `python`, or a root of our own (`debian`).",
+            )
+        if wish.gates:
+            raise WishInvalid(
+                f"{wish.name}: gates: stands on a foreign base; gates judge images on our own root",
+                "Leave `gates` empty, or take a root of our own (`debian`).",
+            )

@@ -1,0 +1,115 @@
+"""What the hosts are to have: a driver branch, a CUDA release, a container toolkit, NCCL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from pipeline.errors import LockMissing
+from pipeline.model import Frozen, Name, canonical_json, sha256_of
+from pipeline.spec.load import Checkout, read_yaml
+
+# One line of an inventory: which system, which processor.
+Target = Annotated[
+    str, StringConstraints(pattern=r"^(ubuntu-24\.04|debian-12|debian-13)/(amd64|arm64)$")
+]
+Release = Annotated[str, StringConstraints(pattern=r"^\d{1,3}(\.\d{1,3}){1,3}$")]
+CudaRelease = Annotated[str, StringConstraints(pattern=r"^13\.\d{1,2}$")]
+# R590 dropped the branch from Ubuntu's package names; Debian's never had it.
+FIRST_BRANCH_WITHOUT_NAMES = 590
+# Before it, CDI files were not made again after a driver change with compressed modules.
+OLDEST_TOOLKIT = "1.18.2"
+
+
+class DriverWish(Frozen):
+    """The driver's branch; its newest version unless one is named."""
+
+    branch: Annotated[int, Field(ge=570, le=9999)]
+    version: Release | None = None
+    packages: list[Name] | None = None
+
+    @model_validator(mode="after")
+    def _version_is_of_the_branch(self) -> DriverWish:
+        if self.version is not None and not self.version.startswith(f"{self.branch}."):
+            raise ValueError(f"version {self.version} is not of branch {self.branch}")
+        return self
+
+    def package_names(self, target: str) -> list[str]:
+        """What to install: always the open kernel modules, the only ones Blackwell runs with."""
+        if self.packages is not None:
+            return self.packages
+        named = target.startswith("ubuntu-") and self.branch < FIRST_BRANCH_WITHOUT_NAMES
+        return [f"nvidia-driver-{self.branch}-open"] if named else ["nvidia-open"]
+
+
+class CudaWish(Frozen):
+    """The toolkit's release, and the oldest driver branch that runs what each release compiles."""
+
+    release: CudaRelease
+    oldest_branches: dict[CudaRelease, Annotated[int, Field(ge=570)]]
+
+
+class ToolkitWish(Frozen):
+    """NVIDIA's container toolkit: this version or a newer one."""
+
+    at_least: Release
+
+    @model_validator(mode="after")
+    def _is_not_too_old(self) -> ToolkitWish:
+        if _numbers(self.at_least) < _numbers(OLDEST_TOOLKIT):
+            raise ValueError(f"{self.at_least} is older than {OLDEST_TOOLKIT}")
+        return self
+
+
+class NcclWish(Frozen):
+    """NCCL's release, in its newest build for the CUDA release."""
+
+    release: Release
+
+
+class HostWish(Frozen):
+    """One wish for all hosts."""
+
+    format: Literal[1] = 1
+    targets: Annotated[list[Target], Field(min_length=1)]
+    driver: DriverWish
+    cuda: CudaWish
+    container_toolkit: ToolkitWish
+    nccl: NcclWish
+
+    @model_validator(mode="after")
+    def _driver_runs_the_toolkit(self) -> HostWish:
+        oldest = self.cuda.oldest_branches.get(self.cuda.release)
+        if oldest is None:
+            raise ValueError(f"cuda.oldest_branches does not name {self.cuda.release}")
+        if self.driver.branch < oldest:
+            raise ValueError(
+                f"driver branch {self.driver.branch} cannot run what CUDA {self.cuda.release} "
+                f"compiles at run time; that needs {oldest} or newer"
+            )
+        return self
+
+    def digest(self) -> str:
+        """What a lock names as the wish it answers."""
+        return sha256_of(canonical_json(self.model_dump()))
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+def wish_path(checkout: Checkout) -> Path:
+    """Where the hosts' wish lies."""
+    return checkout.root / "lockfiles" / "host.yaml"
+
+
+def read_host_wish(checkout: Checkout) -> HostWish:
+    """The wish of this checkout."""
+    path = wish_path(checkout)
+    if not path.exists():
+        raise LockMissing(
+            "lockfiles/host.yaml: there is no such wish", "Take the committed file back."
+        )
+    return read_yaml(path, HostWish)

@@ -1,0 +1,181 @@
+"""`images/<name>/image.yaml`: what an image should be, before anything is looked up."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from pipeline.model import (
+    Digest,
+    Frozen,
+    Name,
+    Platform,
+    RelativePath,
+    canonical_json,
+    sha256_of,
+    stays_below,
+)
+from pipeline.spec.base import BaseText, ForeignBase, parse_foreign
+
+
+def _stays_inside(path: str) -> str:
+    stays_below(path.removeprefix("/"))
+    if "/.wh." in path:
+        raise ValueError("names that begin with .wh. delete files when a layer is unpacked")
+    return path
+
+
+def _is_requirement(text: str) -> str:
+    try:
+        wanted = Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"{text!r} is not a requirement") from error
+    if wanted.url:
+        raise ValueError(f"{text!r} names a place; say which version, not where it is")
+    return text
+
+
+ImagePath = Annotated[
+    str, StringConstraints(pattern=r"^/[A-Za-z0-9._+@/-]+$"), AfterValidator(_stays_inside)
+]
+RequirementText = Annotated[str, AfterValidator(_is_requirement)]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3}$")]
+Architecture = Annotated[str, StringConstraints(pattern=r"^sm_\d{2,3}[af]?$")]
+
+
+class Account(Frozen):
+    """A user that exists in the image, so that nothing has to run as root."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
+    uid: Annotated[int, Field(ge=1, le=60000)]
+    gid: Annotated[int, Field(ge=1, le=60000)]
+    home: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")]
+
+
+class DebianWish(Frozen):
+    """The Debian release a root image is made of."""
+
+    suite: Name = "bookworm"
+    components: list[Name] = ["main"]
+    # Security updates are newer, but Debian's mirror drops each one when the next comes out: a
+    # lock made with them may stop being fetchable from an ordinary mirror within weeks.
+    security: bool = False
+    exclude: dict[Name, str] = Field(
+        default={}, description="dependencies left out on purpose, each with the reason"
+    )
+
+
+class PythonWish(Frozen):
+    """The wheels of an image."""
+
+    version: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")] = "3.11"
+    requirements: Annotated[list[RequirementText], Field(min_length=1)]
+    prefer: list[Name] = Field(
+        default=[], description="projects whose files win where two wheels write one path"
+    )
+    untrue_records: dict[Name, str] = Field(
+        default={}, description="wheels published with a wrong RECORD; it is written anew"
+    )
+    omit: dict[Name, str] = Field(
+        default={}, description="projects left out of the closure on purpose, with the reason"
+    )
+
+
+class CudaWish(Frozen):
+    """A CUDA home made of links into NVIDIA's wheels, and the machine code the image promises."""
+
+    home: ImagePath = "/usr/local/cuda"
+    sources: Annotated[list[RelativePath], Field(alias="from", min_length=1)]
+    architectures: list[Architecture] = []
+
+
+class FileWish(Frozen):
+    """A file of our own, from the image's folder."""
+
+    source: Annotated[RelativePath, Field(alias="from")]
+    to: ImagePath
+    mode: Mode = "0644"
+
+
+class ImageWish(Frozen):
+    """One image: its base, what is put on it, and how it runs."""
+
+    name: Name
+    summary: Annotated[str, StringConstraints(min_length=10, max_length=200)]
+    base: BaseText | None = Field(
+        default=None, description="an image of this checkout, or REPOSITORY@sha256:…"
+    )
+    debian: DebianWish | None = None
+    accounts: list[Account] = []
+    platforms: Annotated[list[Platform], Field(min_length=1)]
+    debs: list[Name] = []
+    python: PythonWish | None = None
+    cuda: CudaWish | None = None
+    files: list[FileWish] = []
+    patches: RelativePath | None = None
+    entrypoint: list[str] = []
+    command: list[str] = []
+    env: dict[EnvName, str] = {}
+    workdir: ImagePath | None = None
+    user: Name | None = None
+    ports: list[Annotated[int, Field(ge=1, le=65535)]] = []
+    gates: list[Name] = []
+    labels: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _has_one_root(self) -> ImageWish:
+        if (self.base is None) == (self.debian is None):
+            raise ValueError("an image has either `base` (another image) or `debian`, not both")
+        if self.base is not None and self.accounts:
+            raise ValueError("`accounts` belong to the root image that has `debian`")
+        return self
+
+    @property
+    def foreign(self) -> ForeignBase | None:
+        """The image from elsewhere that it stands on, if it does."""
+        return parse_foreign(self.base) if self.base else None
+
+    @property
+    def parent(self) -> str | None:
+        """The image of this checkout that it stands on, if it does."""
+        return None if self.foreign else self.base
+
+    def lock_digest_input(self) -> dict[str, Any]:
+        """The part of the wish that decides what a lock must hold."""
+        python = (
+            self.python.model_dump(exclude={"prefer", "untrue_records"}) if self.python else None
+        )
+        debian = self.debian.model_dump() if self.debian else None
+        return {"base": self.base, "debian": debian, "debs": sorted(self.debs), "python": python}
+
+    def lock_digest(self) -> str:
+        """The digest a lock of this wish records: change the wish, and the lock is stale."""
+        return sha256_of(canonical_json(self.lock_digest_input()))
+
+
+class PatchedFile(Frozen):
+    """A file a patch changes, by its bytes before and after."""
+
+    path: RelativePath
+    before: Digest
+    after: Digest
+
+
+class PatchWish(Frozen):
+    """One patch: why it is there, for which versions, and what it must turn into what."""
+
+    file: RelativePath
+    why: Annotated[str, StringConstraints(min_length=20)]
+    upstream: Annotated[list[str], Field(min_length=1)]
+    applies_to: str
+    gate: Name
+    files: Annotated[list[PatchedFile], Field(min_length=1)]
+
+
+class PatchSeries(Frozen):
+    """`patches/series.yaml`, in the order they are applied."""
+
+    patches: list[PatchWish]

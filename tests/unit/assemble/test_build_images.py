@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.assemble import locked_layers as pinned
+from pipeline.assemble import plan
+from pipeline.assemble.image import Built, build_images, find_built
+from pipeline.assemble.plan import plan_image
+from pipeline.errors import (
+    CorruptArchive,
+    GoldenMismatch,
+    OfflineMiss,
+    PatchConflict,
+    PathConflict,
+    PipelineError,
+    StoreDamaged,
+    WishInvalid,
+)
+from pipeline.model import sha256_of
+from pipeline.spec.load import Checkout
+from pipeline.store.store import Store, open_store
+from tests.makers import (
+    AMD64,
+    Edit,
+    Image,
+    build,
+    folder_fetcher,
+    make_checkout,
+    make_deb,
+    make_wheel,
+    patch_files,
+    root_image,
+    wheel_image,
+)
+from tests.testbed.deb_file import Item, hard_link, symlink
+
+SITE = "opt/venv/lib/python3.11/site-packages"
+MODULE = b"one\ntwo\nthree\n"
+EDIT = Edit("pkg/mod.py", MODULE, b"one\nzwei\nthree\n")
+NOISE = random.Random(5).randbytes(30_000)
+
+
+class World:
+    """A checkout of two images, a folder with their files, and a store."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.mirror = place / "mirror"
+        self.store: Store = open_store(place / "store")
+        tool = Item("./usr/bin/tool", b"#!/bin/sh\n", mode=0o755)
+        deb = make_deb(
+            self.mirror, "tool", tool, hard_link("./usr/bin/also", "./usr/bin/tool"),
+            symlink("./usr/bin/link", "tool"),
+        )  # fmt: skip
+        pkg = make_wheel(
+            self.mirror,
+            "pkg",
+            {"pkg/mod.py": MODULE, "pkg-1.0.dist-info/entry_points.txt": POINTS},
+        )
+        self.root = root_image([deb])
+        big = make_wheel(self.mirror, "big", {"big/data": NOISE})
+        self.child = wheel_image("child", [big, pkg], patches="patches/series.yaml", user="engine")
+        self.child.wish["python"]["requirements"] = ["pkg==1.0", "big"]
+        self.child.wish["files"] = [{"from": "run.sh", "to": "/opt/run.sh", "mode": "0755"}]
+        self.child.files = {**patch_files(EDIT), "run.sh": "#!/bin/sh\n"}
+
+    def checkout(self, *more: Image) -> Checkout:
+        return make_checkout(self.place / "checkout", self.root, self.child, *more)
+
+    def build(self, *names: str, **options: Any) -> list[Built]:
+        return build(self.checkout(), self.store, self.mirror, *(names or ["child"]), **options)
+
+    def inputs(self) -> set[str]:
+        held = {p.name for p in (self.store.root / "inputs").iterdir()}
+        return {p.name for p in self.mirror.iterdir() if _hex(p) in held}
+
+
+POINTS = b"[console_scripts]\nhello = pkg.mod:main\n"
+
+
+def _hex(path: Path) -> str:
+    return sha256_of(path.read_bytes()).removeprefix("sha256:")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    for module in (plan, pinned):
+        monkeypatch.setattr(module, "BIG_WHEEL_BYTES", 20_000)
+    return World(tmp_path)
+
+
+def digests(built: Built) -> dict[str, str]:
+    return {layer.title: layer.record.digest for layer in built.layers}
+
+
+def seen(store: Store, built: Built) -> dict[str, tarfile.TarInfo]:
+    """Paths as a container would see them."""
+    found: dict[str, tarfile.TarInfo] = {}
+    for layer in built.layers:
+        with tarfile.open(store.blob_path(layer.record.digest)) as tar:
+            found |= {info.name: info for info in tar}
+    return found
+
+
+def bytes_at(store: Store, built: Built, path: str) -> bytes:
+    for layer in reversed(built.layers):
+        with tarfile.open(store.blob_path(layer.record.digest)) as tar:
+            if path in tar.getnames():
+                handle = tar.extractfile(path)
+                assert handle is not None
+                return handle.read()
+    raise AssertionError(path)
+
+
+def test_an_image_holds_debs_wheels_files_and_patches(world: World) -> None:
+    built = world.build(processes=True)[0]
+    assert list(digests(built)) == [
+        "1 Debian packages",
+        "big 1.0",
+        "1 small wheels",
+        "child files",
+        "patches",
+    ]
+    paths = seen(world.store, built)
+    assert {"usr/bin/tool", f"{SITE}/big/data", "opt/venv/bin/hello", "opt/run.sh"} <= paths.keys()
+    assert (paths["usr/bin/tool"].islnk(), paths["opt/run.sh"].mode) == (True, 0o755)
+    assert bytes_at(world.store, built, f"{SITE}/pkg/mod.py") == EDIT.after
+
+
+def test_manifest_config_and_index_agree_with_the_blobs(world: World) -> None:
+    built = world.build()[0]
+    manifest = world.store.read_json(built.digest)
+    config = world.store.read_json(manifest["config"]["digest"])
+    for layer, diff_id in zip(manifest["layers"], config["rootfs"]["diff_ids"], strict=True):
+        raw = world.store.blob_path(layer["digest"]).read_bytes()
+        assert (sha256_of(raw), len(raw)) == (layer["digest"], layer["size"])
+        assert sha256_of(gzip.decompress(raw)) == diff_id
+    index = json.loads((world.store.root / "oci/index.json").read_bytes())
+    assert [m["digest"] for m in index["manifests"]] == [built.digest]
+    assert config["config"]["User"] == "1000:1000"
+
+
+def test_a_second_build_has_nothing_to_do_and_asks_nobody(world: World) -> None:
+    first = world.build()[0]
+    checkout = world.checkout()
+    plans = [plan_image(checkout, "child", AMD64)]
+
+    def nobody() -> Any:
+        raise AssertionError("nothing was to be fetched")
+
+    second = build_images(checkout, world.store, plans, nobody)[0]
+    assert (second.digest, second.cached, first.cached) == (first.digest, True, False)
+
+
+def test_another_folder_and_an_empty_store_give_the_same_digest(
+    world: World, tmp_path: Path
+) -> None:
+    other = World(tmp_path / "somewhere" / "else")
+    assert world.build()[0].digest == other.build(processes=True)[0].digest
+
+
+def test_two_images_share_their_layers(world: World) -> None:
+    two = wheel_image("two", world.child.wheels[:1])
+    checkout = world.checkout(two)
+    one, other = build(checkout, world.store, world.mirror, "child", "two")
+    shared = set(digests(one).values()) & set(digests(other).values())
+    assert shared == {digests(one)["1 Debian packages"], digests(one)["big 1.0"]}
+
+
+def test_a_line_in_a_patch_changes_only_the_top_layer(world: World) -> None:
+    before = world.build()[0]
+    edited = Edit("pkg/mod.py", MODULE, b"one\ndeux\nthree\n")
+    world.child.files |= patch_files(edited)
+    after = world.build()[0]
+    assert after.digest != before.digest
+    moved = [t for t in digests(before) if digests(before)[t] != digests(after)[t]]
+    assert moved == ["patches"]
+    assert after.layers[-1].record.size_bytes < 5000
+
+
+def test_a_changed_file_of_ours_changes_only_our_layer(world: World) -> None:
+    before = world.build()[0]
+    world.child.files["run.sh"] += "true\n"
+    after = world.build()[0]
+    assert [t for t in digests(before) if digests(before)[t] != digests(after)[t]] == [
+        "child files"
+    ]
+
+
+def test_changed_words_in_the_wish_change_no_layer(world: World) -> None:
+    before = world.build()[0]
+    world.child.wish["env"] = {"A": "1"}
+    after = world.build()[0]
+    assert (after.digest != before.digest, digests(after)) == (True, digests(before))
+
+
+def test_a_big_wheel_is_dropped_once_its_layer_is_done(world: World) -> None:
+    world.build()
+    assert world.inputs() == {"tool_1.0_amd64.deb", "pkg-1.0-py3-none-any.whl"}
+
+
+def test_a_big_wheel_is_kept_when_asked_for(world: World) -> None:
+    world.build(keep_inputs=True)
+    assert "big-1.0-py3-none-any.whl" in world.inputs()
+
+
+def test_a_big_wheel_is_not_dropped_while_another_layer_needs_it(world: World) -> None:
+    others = []
+    for minor in range(12, 20):
+        other = wheel_image(f"py{minor}", world.child.wheels[:1], python={"version": f"3.{minor}"})
+        others.append(other)
+    checkout = world.checkout(*others)
+    built = build(checkout, world.store, world.mirror, *(o.name for o in others))
+    assert len({digests(b)["big 1.0"] for b in built}) == len(others)
+    assert "big-1.0-py3-none-any.whl" not in world.inputs()
+
+
+def test_a_dropped_wheel_is_not_fetched_again(world: World) -> None:
+    world.build()
+    world.child.wish["env"] = {"A": "1"}
+    (world.mirror / "big-1.0-py3-none-any.whl").rename(world.place / "gone")
+    shutil.copy(world.place / "gone", world.place / "big-1.0-py3-none-any.whl")
+    world.child.wheels = [world.place / "big-1.0-py3-none-any.whl", world.child.wheels[1]]
+    assert not world.build()[0].cached
+
+
+def test_a_wheel_on_the_base_of_an_image_that_is_not_built_is_enough(world: World) -> None:
+    built = world.build("child")[0]
+    checkout = world.checkout()
+    assert find_built(world.store, plan_image(checkout, "root", AMD64)) is None
+    assert digests(world.build("root")[0]).items() <= digests(built).items()
+
+
+def test_a_root_image_may_have_no_accounts_or_several(world: World) -> None:
+    accounts = world.root.wish["accounts"]
+    world.child.wish.pop("user")
+    world.root.wish["accounts"] = []
+    world.build("root")
+    more = {"name": "second", "uid": 1001, "gid": 1001, "home": "/home/second"}
+    world.root.wish["accounts"] = [*accounts, more]
+    built = world.build("root")[0]
+    assert seen(world.store, built)["home/second"].uid == 1001
+
+
+def test_the_applied_change_is_kept_for_people(world: World) -> None:
+    world.build()
+    diff = (world.store.image_folder("child", AMD64) / "patches.diff").read_text()
+    assert "-two\n+zwei\n" in diff
+
+
+def refused(world: World, kind: type[PipelineError], match: str = ".", **options: Any) -> None:
+    """A build that ends badly leaves no image behind, and no half files."""
+    with pytest.raises(kind, match=match):
+        world.build(**options)
+    assert world.store.image_record("child", AMD64) is None
+    assert not any((world.store.root / "tmp").iterdir())
+
+
+def test_a_build_without_a_golden_digest_is_refused(world: World) -> None:
+    refused(world, GoldenMismatch, "no expected digest", accept=False)
+
+
+def test_a_build_that_is_not_its_golden_digest_is_refused(world: World) -> None:
+    other = World(world.place / "other")
+    other.build()
+    world.child.files["run.sh"] += "true\n"
+    golden = world.checkout().golden_path
+    shutil.copy(other.checkout().golden_path, golden)
+    refused(world, GoldenMismatch, "inputs changed: files", accept=False)
+
+
+def test_the_golden_digest_of_another_machine_is_accepted(world: World) -> None:
+    other = World(world.place / "other")
+    other.build()
+    shutil.copy(other.checkout().golden_path, world.checkout().golden_path)
+    world.build(accept=False)
+
+
+def test_a_file_that_nobody_has_is_refused(world: World) -> None:
+    checkout = world.checkout()
+    plans = [plan_image(checkout, "child", AMD64)]
+    empty = world.place / "empty"
+    empty.mkdir()
+    with pytest.raises(OfflineMiss):
+        build_images(checkout, world.store, plans, lambda: folder_fetcher(world.store, empty))
+
+
+def test_a_damaged_wheel_stops_the_build_and_is_named(world: World) -> None:
+    bad = make_wheel(world.mirror, "bad", {"bad.py": MODULE, "bad-1.0.dist-info/RECORD": b""})
+    world.child.wheels = [*world.child.wheels, bad]
+    refused(world, CorruptArchive, r"bad-1\.0-py3-none-any\.whl: ", processes=True)
+
+
+def test_a_damaged_deb_stops_the_build_and_is_named(world: World) -> None:
+    bad = world.mirror / "bad_1.0_amd64.deb"
+    bad.write_bytes(b"!<arch>\n")
+    world.root.debs = [*world.root.debs, bad]
+    refused(world, CorruptArchive, r"bad_1\.0_amd64\.deb: ")
+
+
+def test_wheels_that_differ_stop_the_build(world: World) -> None:
+    world.child.wheels = [
+        *world.child.wheels,
+        make_wheel(world.mirror, "zzz", {"pkg/mod.py": b"1"}),
+    ]
+    refused(world, PathConflict, "pkg and zzz")
+
+
+def test_a_file_and_a_folder_in_one_layer_stop_the_build(world: World) -> None:
+    world.child.wheels = [*world.child.wheels, make_wheel(world.mirror, "zzz", {"pkg": b"1"})]
+    refused(world, PathConflict, "is a file")
+
+
+def test_a_file_and_a_folder_in_two_layers_stop_the_build(world: World) -> None:
+    world.child.wheels = [*world.child.wheels, make_wheel(world.mirror, "zzz", {"big": b"1"})]
+    refused(world, PathConflict, "/big: is a file")
+
+
+def test_a_patch_that_does_not_fit_stops_the_build(world: World) -> None:
+    world.child.files |= patch_files(Edit("pkg/mod.py", b"other\n" + MODULE, EDIT.after))
+    refused(world, PatchConflict, accept=False)
+
+
+def test_a_file_over_a_link_of_the_base_stops_the_build(world: World) -> None:
+    world.child.wish["files"] = [{"from": "run.sh", "to": "/bin/run.sh"}]
+    refused(world, WishInvalid, "below /bin, a symlink")
+
+
+def test_a_wheel_that_replaces_the_interpreter_stops_the_build(world: World) -> None:
+    parts = {"zzz-1.0.data/scripts/python": b"#!/bin/sh\n"}
+    world.child.wheels = [*world.child.wheels, make_wheel(world.mirror, "zzz", parts)]
+    refused(world, WishInvalid, "would hide /opt/venv/bin/python, a file of zzz")
+
+
+def test_too_many_layers_stop_the_build(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "MOST_LAYERS", 5)
+    refused(world, WishInvalid, "5 layers")
+
+
+def test_an_account_that_passwd_cannot_hold_stops_the_build(world: World) -> None:
+    world.root.wish["accounts"][0]["name"] = "engine.one"
+    world.child.wish.pop("user")
+    refused(world, WishInvalid, r"accounts?: engine\.one|accounts\.0")
+
+
+def test_a_layer_that_vanished_is_made_again(world: World) -> None:
+    first = world.build()[0]
+    world.store.blob_path(digests(first)["1 small wheels"]).unlink()
+    assert world.build()[0].digest == first.digest
+
+
+def test_a_damaged_layer_is_found_when_a_patch_reads_it(world: World) -> None:
+    first = world.build()[0]
+    blob = world.store.blob_path(digests(first)["1 small wheels"])
+    raw = blob.read_bytes()
+    blob.write_bytes(raw[: len(raw) // 3] + bytes(len(raw) - len(raw) // 3))
+    world.child.wish["env"] = {"A": "1"}
+    with pytest.raises(StoreDamaged):
+        world.build()
+
+
+def test_a_tar_of_every_layer_can_be_listed(world: World) -> None:
+    for layer in world.build()[0].layers:
+        raw = world.store.blob_path(layer.record.digest).read_bytes()
+        with tarfile.open(fileobj=io.BytesIO(gzip.decompress(raw))) as tar:
+            names = tar.getnames()
+        assert names == sorted(names)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.assemble.manifest import TitledLayer, descriptor, image_config, manifest
+from pipeline.assemble.plan import ImagePlan
+from pipeline.errors import WishInvalid
+from pipeline.lock.model import sealed
+from pipeline.model import canonical_json
+from pipeline.oci.record import LayerRecord
+from pipeline.spec.image import ImageWish
+from tests.makers import AMD64, root_image
+
+
+def digest(letter: str) -> str:
+    return "sha256:" + letter * 64
+
+
+LAYERS = [
+    TitledLayer(
+        title,
+        LayerRecord(digest=digest(a), diff_id=digest(b), size_bytes=10, unpacked_bytes=20),
+    )
+    for title, a, b in (("debs", "a", "b"), ("wheels", "c", "d"))
+]
+
+
+def plan(platform: str = AMD64, base: ImagePlan | None = None, **wish: Any) -> ImagePlan:
+    fields: dict[str, Any] = {
+        "name": "x",
+        "summary": "an image for tests",
+        "platforms": [platform],
+        **wish,
+    }
+    if base:
+        fields["base"] = base.wish.name
+    else:
+        fields["debian"] = {}
+    found = ImageWish.model_validate(fields)
+    lock = sealed(found.name, platform, found.lock_digest(), None, [], [])
+    return ImagePlan(found, platform, lock, (), base, digest("e"))
+
+
+def config(image: ImagePlan) -> dict[str, Any]:
+    found: dict[str, Any] = image_config(image, LAYERS)["config"]
+    return found
+
+
+ROOT_WISH = {k: v for k, v in root_image([]).wish.items() if k not in ("platforms", "debian")}
+ROOT = plan(**ROOT_WISH)
+
+
+def test_the_config_lists_the_layers_in_their_order() -> None:
+    made = image_config(plan(), LAYERS)
+    assert made["rootfs"] == {"type": "layers", "diff_ids": [digest("b"), digest("d")]}
+    assert [h["created_by"] for h in made["history"]] == ["sm120: debs", "sm120: wheels"]
+    assert (made["os"], made["architecture"]) == ("linux", "amd64")
+
+
+def test_nothing_says_when_or_where_it_was_built() -> None:
+    made = image_config(plan(), LAYERS)
+    times = {made["created"], *(h["created"] for h in made["history"])}
+    assert times == {"1980-01-01T00:00:00Z"}
+    assert not {"docker_version", "container", "author"} & made.keys()
+
+
+def test_what_the_wish_says_about_running_is_in_the_config() -> None:
+    image = plan(
+        entrypoint=["/bin/x"], command=["--help"], ports=[80, 8080], workdir="/srv", env={"A": "1"}
+    )
+    assert config(image)["Entrypoint"] == ["/bin/x"]
+    assert config(image)["Cmd"] == ["--help"]
+    assert config(image)["ExposedPorts"] == {"80/tcp": {}, "8080/tcp": {}}
+    assert (config(image)["WorkingDir"], config(image)["Env"]) == ("/srv", ["A=1"])
+
+
+def test_what_the_wish_does_not_say_is_left_out() -> None:
+    assert config(plan()).keys() == {"Env", "Labels", "WorkingDir"}
+
+
+def test_variables_of_the_base_are_there_and_can_be_changed() -> None:
+    child = plan(base=ROOT, env={"Z": "1", "PATH": "/x"})
+    assert config(child)["Env"] == ["PATH=/x", "Z=1"]
+
+
+def test_a_user_is_named_by_its_numbers() -> None:
+    assert config(plan(**ROOT_WISH, user="engine"))["User"] == "1000:1000"
+    assert config(plan(base=ROOT, user="engine"))["User"] == "1000:1000"
+
+
+@pytest.mark.parametrize("name", ["root", "nobody", "1000"])
+def test_a_user_that_the_root_image_lacks_is_refused(name: str) -> None:
+    with pytest.raises(WishInvalid, match="is not an account"):
+        config(plan(**ROOT_WISH, user=name))
+
+
+def test_the_manifest_names_config_and_layers() -> None:
+    made = manifest(plan(), digest("f"), 99, LAYERS)
+    assert (made["config"]["digest"], made["config"]["size"]) == (digest("f"), 99)
+    assert [(x["digest"], x["size"]) for x in made["layers"]] == [
+        (digest("a"), 10),
+        (digest("c"), 10),
+    ]
+    types = {made["mediaType"], made["config"]["mediaType"], made["layers"][0]["mediaType"]}
+    assert all(t.startswith("application/vnd.oci.image.") for t in types)
+
+
+def test_labels_and_annotations_say_the_same() -> None:
+    image = plan(labels={"mine": "1"})
+    notes = manifest(image, digest("f"), 99, LAYERS)["annotations"]
+    assert notes == config(image)["Labels"]
+    assert notes["mine"] == "1"
+    assert notes["sm120.lock"] == image.lock.seal
+
+
+def test_the_descriptor_names_platform_and_image() -> None:
+    made = descriptor(plan("linux/arm64"), digest("a"), 5)
+    assert made["platform"] == {"os": "linux", "architecture": "arm64"}
+    assert made["annotations"]["org.opencontainers.image.ref.name"] == "x-arm64"
+
+
+def test_the_order_in_which_a_wish_is_written_does_not_matter() -> None:
+    one = plan(env={"A": "1", "B": "2"}, labels={"x": "1", "y": "2"})
+    two = plan(env={"B": "2", "A": "1"}, labels={"y": "2", "x": "1"})
+    assert canonical_json(image_config(one, LAYERS)) == canonical_json(image_config(two, LAYERS))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"env": {"A": "1"}}, {"command": ["x"]}, {"summary": "another image"}, {"ports": [1]}],
+)
+def test_what_the_wish_changes_shows_in_the_config(change: dict[str, Any]) -> None:
+    assert image_config(plan(**change), LAYERS) != image_config(plan(), LAYERS)
+
+
+def test_other_layers_show_in_config_and_manifest() -> None:
+    assert image_config(plan(), LAYERS[::-1]) != image_config(plan(), LAYERS)
+    assert manifest(plan(), digest("f"), 9, LAYERS[:1]) != manifest(plan(), digest("f"), 9, LAYERS)

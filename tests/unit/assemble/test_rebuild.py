@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from pipeline.assemble import locked_layers as pinned
+from pipeline.assemble.entry import Entry, Kind, with_parents
+from pipeline.assemble.image import Built, build_images
+from pipeline.assemble.plan import LayerPlan, plan_image
+from pipeline.assemble.rebuild import difference, file_in_image, rebuild
+from pipeline.errors import NotReproducible, StoreDamaged
+from pipeline.spec.load import Checkout
+from pipeline.store.store import Store, open_store
+from tests.makers import (
+    AMD64,
+    build,
+    folder_fetcher,
+    make_checkout,
+    make_deb,
+    make_wheel,
+    root_image,
+    threads,
+    wheel_image,
+)
+from tests.testbed.deb_file import Item, hard_link, symlink
+
+
+class World:
+    """A built image and all that is needed to build it again."""
+
+    def __init__(self, place: Path) -> None:
+        self.mirror, self.place = place / "mirror", place
+        items = Item("./usr/b", b"words"), hard_link("./usr/a", "./usr/b"), symlink("./usr/c", "b")
+        deb = make_deb(self.mirror, "tool", *items)
+        image = wheel_image(
+            "child", [make_wheel(self.mirror, "pkg", {"pkg.py": b"1", "q.py": b""})]
+        )
+        self.checkout: Checkout = make_checkout(place / "checkout", root_image([deb]), image)
+        self.store: Store = open_store(place / "store")
+        self.first: Built = build(self.checkout, self.store, self.mirror, "child")[0]
+
+    def again(self) -> Built:
+        empty = open_store(self.place / "empty")
+        plan = plan_image(self.checkout, "child", AMD64)
+        fetcher = folder_fetcher(empty, self.mirror)
+        return rebuild(self.checkout, plan, self.first, self.store, empty, fetcher)
+
+    def other(self, change: dict[str, bytes]) -> tuple[Store, Built]:
+        """The image with other wheel contents, in a store of its own."""
+        place = self.place / "other"
+        deb = self.mirror / "tool_1.0_amd64.deb"
+        image = wheel_image("child", [make_wheel(place / "mirror", "pkg", change)])
+        (place / "mirror" / deb.name).write_bytes(deb.read_bytes())
+        checkout = make_checkout(place / "checkout", root_image([deb]), image)
+        store = open_store(place / "store")
+        return store, build(checkout, store, place / "mirror", "child")[0]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+def test_a_rebuild_from_nothing_is_identical(world: World) -> None:
+    second = world.again()
+    assert (second.digest, second.cached) == (world.first.digest, False)
+
+
+def test_a_rebuild_that_differs_names_the_file(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pinned.layer_entries
+
+    def changed(store: Store, layer: LayerPlan, scratch: Path) -> list[Entry]:
+        more = Entry("stray", Kind.FILE, 0o644, b"1")
+        return with_parents([*real(store, layer, scratch), more])
+
+    empty = open_store(tmp_path / "empty")
+    plan = plan_image(world.checkout, "child", AMD64)
+    fetcher = folder_fetcher(empty, world.mirror)
+    monkeypatch.setattr(pinned, "layer_entries", changed)
+    with (
+        mock.patch.object(pinned, "_workers", threads),
+        pytest.raises(NotReproducible, match="/stray is only in the second build"),
+    ):
+        rebuild(world.checkout, plan, world.first, world.store, empty, fetcher)
+    assert build_images(world.checkout, world.store, [plan], lambda: fetcher)[0].cached
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pkg.py": b"2", "q.py": b""}, r"small wheels': .*RECORD differs in sha256"),
+        ({"pkg.py": b"1"}, "differs in size_bytes"),
+        ({"pkg.py": b"1", "q.py": b"", "a.py": b""}, r"a\.py is only in the second build"),
+    ],
+)
+def test_the_first_difference_is_named(
+    world: World, tmp_path: Path, change: dict[str, bytes], words: str
+) -> None:
+    place, world.place = world.place, tmp_path
+    store, second = world.other(change)
+    world.place = place
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(difference(world.store, world.first, store, second))
+
+
+def test_other_numbers_of_layers_and_other_configs_are_named(world: World) -> None:
+    first, store = world.first, world.store
+    fewer = replace(first, layers=first.layers[:-1])
+    assert difference(store, first, store, fewer) == "3 layers against 2"
+    assert difference(store, fewer, store, first) == "2 layers against 3"
+    words = "all layers are equal, the config or manifest differs"
+    assert difference(store, first, store, first) == words
+
+
+def test_a_file_is_read_as_a_container_would_see_it(world: World) -> None:
+    site = "/opt/venv/lib/python3.11/site-packages"
+    assert file_in_image(world.store, world.first, f"{site}/pkg.py") == b"1"
+    assert file_in_image(world.store, world.first, f"{site}/q.py") == b""
+    assert file_in_image(world.store, world.first, "/usr/b") == b"words"
+    assert file_in_image(world.store, world.first, "usr/a") == b"words"
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/usr", "/usr/c", ""])
+def test_what_is_no_file_cannot_be_read(world: World, path: str) -> None:
+    assert file_in_image(world.store, world.first, path) is None
+
+
+def test_a_damaged_blob_is_found(world: World, tmp_path: Path) -> None:
+    layer = world.first.layers[1].record
+    raw = world.store.blob_path(layer.digest).read_bytes()
+    world.store.blob_path(layer.digest).write_bytes(bytes(len(raw)))
+    try:
+        with pytest.raises(StoreDamaged):
+            file_in_image(world.store, world.first, "opt/venv/lib/python3.11/site-packages/pkg.py")
+    finally:
+        world.store.blob_path(layer.digest).write_bytes(raw)

@@ -1,0 +1,224 @@
+"""Keys are kept safe, named by their bytes, and only of one kind."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from pipeline.attest.keyring import default_folder
+from pipeline.attest.keys import (
+    AgentSigner,
+    LocalSigner,
+    find_signer,
+    holds,
+    key_id,
+    new_key,
+    public_pem,
+    read_private,
+    read_private_file,
+    read_public,
+    write_key,
+)
+from pipeline.errors import KeyExists, KeyInvalid, SigningFailed
+
+PEM = serialization.Encoding.PEM
+PKCS8 = serialization.PrivateFormat.PKCS8
+OPEN = serialization.NoEncryption()
+
+
+def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
+    key = new_key()
+    public = write_key(tmp_path / "keys" / "mine.pem", key)
+    assert (tmp_path / "keys" / "mine.pem").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
+    again = read_private_file(tmp_path / "keys" / "mine.pem")
+    assert key_id(again.public_key()) == key_id(key.public_key())
+    assert key_id(read_public(public.read_bytes(), "it")) == key_id(key.public_key())
+
+
+def test_the_key_id_is_the_digest_of_the_DER_form() -> None:
+    public = new_key().public_key()
+    body = "".join(public_pem(public).splitlines()[1:-1])
+    digest = hashlib.sha256(base64.b64decode(body)).hexdigest()
+    assert key_id(public) == f"sha256:{digest}"
+
+
+@pytest.mark.parametrize("there", ["mine.pem", "mine.pub"])
+def test_no_key_is_overwritten(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).write_text("precious")
+    with pytest.raises(KeyExists, match=there):
+        write_key(tmp_path / "mine.pem", new_key())
+    assert (tmp_path / there).read_text() == "precious"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine.pem").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(KeyExists):
+        write_key(tmp_path / "mine.pem", new_key())
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_passphrase_guards_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "mine.pem"
+    write_key(path, new_key(), b"secret")
+    assert b"ENCRYPTED" in path.read_bytes()
+    read_private_file(path, b"secret")
+    with pytest.raises(KeyInvalid, match="needs its passphrase"):
+        read_private_file(path)
+    with pytest.raises(KeyInvalid, match="passphrase is wrong"):
+        read_private_file(path, b"guess")
+
+
+def test_a_passphrase_for_an_open_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.pem"
+    write_key(path, new_key())
+    with pytest.raises(KeyInvalid, match="has no passphrase"):
+        read_private_file(path, b"secret")
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.pem"
+    write_key(path, new_key())
+    path.chmod(0o640)
+    with pytest.raises(KeyInvalid, match="others can read it"):
+        read_private_file(path)
+
+
+def rsa_key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(65537, 2048)
+
+
+def test_keys_of_other_kinds_are_refused() -> None:
+    for key in (rsa_key(), ec.generate_private_key(ec.SECP384R1())):
+        private = key.private_bytes(PEM, PKCS8, OPEN)
+        form = serialization.PublicFormat.SubjectPublicKeyInfo
+        with pytest.raises(KeyInvalid, match="not an ECDSA key on P-256"):
+            read_private(private, "it")
+        with pytest.raises(KeyInvalid, match="not an ECDSA key on P-256"):
+            read_public(key.public_key().public_bytes(PEM, form), "it")
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", b"-----BEGIN PUBLIC KEY-----\n"])
+def test_what_is_no_key_is_refused(data: bytes) -> None:
+    with pytest.raises(KeyInvalid, match="no private key"):
+        read_private(data, "it")
+    with pytest.raises(KeyInvalid, match="no public key"):
+        read_public(data, "it")
+
+
+def test_files_that_cannot_be_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyInvalid, match="cannot be read"):
+        read_private_file(tmp_path / "missing.pem")
+    (tmp_path / "huge.pem").write_bytes(b"x" * 100_000)
+    with pytest.raises(KeyInvalid, match="too large"):
+        read_private_file(tmp_path / "huge.pem")
+
+
+def test_a_signature_holds_for_its_bytes_and_key_only() -> None:
+    key = new_key()
+    sig = LocalSigner(key).sign(b"words")
+    assert holds(key.public_key(), sig, b"words")
+    assert not holds(key.public_key(), sig, b"word")
+    assert not holds(new_key().public_key(), sig, b"words")
+    assert not holds(key.public_key(), b"", b"words")
+    assert not holds(key.public_key(), sig[:-1], b"words")
+
+
+def test_openssl_agrees(tmp_path: Path) -> None:
+    """An independent judge, where this machine has it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed.")
+    key = new_key()
+    public = write_key(tmp_path / "k.pem", key)
+    (tmp_path / "data").write_bytes(b"words")
+    (tmp_path / "sig").write_bytes(LocalSigner(key).sign(b"words"))
+    args = ["openssl", "dgst", "-sha256", "-verify", str(public), "-signature"]
+    done = subprocess.run([*args, tmp_path / "sig", tmp_path / "data"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def agent_script(tmp_path: Path, body: str) -> str:
+    path = tmp_path / "agent.py"
+    path.write_text(body)
+    return shlex.join([sys.executable, str(path)])
+
+
+GOOD_AGENT = """
+import sys
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+key = serialization.load_pem_private_key(open({path!r}, "rb").read(), None)
+sys.stdout.buffer.write(key.sign(sys.stdin.buffer.read(), ec.ECDSA(hashes.SHA256())))
+"""
+
+
+def test_an_agent_signs_what_it_reads(tmp_path: Path) -> None:
+    key = new_key()
+    public = write_key(tmp_path / "hidden.pem", key)
+    agent = agent_script(tmp_path, GOOD_AGENT.format(path=str(tmp_path / "hidden.pem")))
+    signer = find_signer(
+        None, {"SM120_SIGNING_AGENT": agent, "SM120_SIGNING_PUBLIC_KEY": str(public)}
+    )
+    assert isinstance(signer, AgentSigner)
+    assert signer.key_id == key_id(key.public_key())
+    assert holds(key.public_key(), signer.sign(b"words"), b"words")
+
+
+def test_an_agent_with_another_key_is_found_out(tmp_path: Path) -> None:
+    write_key(tmp_path / "hidden.pem", new_key())
+    agent = agent_script(tmp_path, GOOD_AGENT.format(path=str(tmp_path / "hidden.pem")))
+    signer = AgentSigner(tuple(shlex.split(agent)), new_key().public_key())
+    with pytest.raises(SigningFailed, match="its answer is no signature by sha256:"):
+        signer.sign(b"words")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [("print()", "no signature"), ("import sys; sys.exit('locked')", "ended with 1: locked")],
+)
+def test_an_agent_that_fails_is_told(tmp_path: Path, body: str, words: str) -> None:
+    agent = agent_script(tmp_path, body)
+    signer = AgentSigner(tuple(shlex.split(agent)), new_key().public_key())
+    with pytest.raises(SigningFailed, match=words):
+        signer.sign(b"words")
+
+
+def test_an_agent_that_is_not_there_is_told() -> None:
+    signer = AgentSigner(("/nonexistent/agent",), new_key().public_key())
+    with pytest.raises(SigningFailed, match="No such file"):
+        signer.sign(b"words")
+
+
+def test_a_key_comes_from_file_then_environment_then_agent(tmp_path: Path) -> None:
+    one, other = new_key(), new_key()
+    write_key(tmp_path / "one.pem", one, b"secret")
+    pem = other.private_bytes(PEM, PKCS8, OPEN).decode()
+    first = find_signer(
+        tmp_path / "one.pem", {"SM120_SIGNING_KEY": pem, "SM120_KEY_PASSPHRASE": "secret"}
+    )
+    second = find_signer(None, {"SM120_SIGNING_KEY": pem, "SM120_SIGNING_AGENT": "x"})
+    assert first is not None
+    assert second is not None
+    assert first.key_id == key_id(one.public_key())
+    assert second.key_id == key_id(other.public_key())
+    assert find_signer(None, {}) is None
+
+
+def test_an_agent_needs_to_say_for_which_key() -> None:
+    with pytest.raises(SigningFailed, match="not for which key"):
+        find_signer(None, {"SM120_SIGNING_AGENT": "agent"})
+
+
+def test_keys_lie_in_the_configuration_folder(tmp_path: Path) -> None:
+    assert default_folder({"XDG_CONFIG_HOME": str(tmp_path)}) == tmp_path / "sm120" / "keys"
+    assert default_folder({}).parts[-3:] == (".config", "sm120", "keys")

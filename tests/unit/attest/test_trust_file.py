@@ -1,0 +1,107 @@
+"""The trust file is closed, and a key is what it says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from pipeline.attest.keys import key_id, new_key, public_pem
+from pipeline.attest.names import HOST_FACTS, PROVENANCE
+from pipeline.attest.statement import CLOCKS_APART
+from pipeline.attest.trust import Trust, read_trust, trust_entry
+from pipeline.errors import TrustInvalid
+
+KEY = new_key().public_key()
+ENTRY = trust_entry("builder", public_pem(KEY), key_id(KEY), datetime(2026, 1, 1, tzinfo=UTC))
+FILE = f"format: 1\nkeys:\n{ENTRY}\n"
+
+
+def read(tmp_path: Path, text: str) -> Trust:
+    path = tmp_path / "trust.yaml"
+    path.write_text(text)
+    return read_trust(path)
+
+
+def test_the_entry_that_keys_show_prints_can_be_pasted(tmp_path: Path) -> None:
+    (key,) = read(tmp_path, FILE).keys
+    assert key.name == "builder"
+    assert key.until == datetime(2027, 1, 1, tzinfo=UTC)
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    assert key.objection(PROVENANCE, None, now) == ""
+    assert read(tmp_path, FILE).find(key.id) == [key]
+    assert read(tmp_path, FILE).find("sha256:" + "0" * 64) == []
+
+
+def test_an_empty_trust_file_trusts_nobody(tmp_path: Path) -> None:
+    assert read(tmp_path, "keys: []").keys == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (FILE.replace("format: 1", "format: 2"), "format"),
+        (FILE + "  level: 3\n", "level: Extra inputs"),
+        (FILE.replace("id: sha256:", "id: sha256:0")[:-1], "id"),
+        (FILE.replace(key_id(KEY), "sha256:" + "0" * 64), "its public key is sha256:"),
+        (FILE.replace("BEGIN PUBLIC", "BEGIN OTHER"), "no public key"),
+        (FILE.replace("for: [", "for: [everything, "), "no such kind of evidence"),
+        (FILE.replace("until: 2027", "until: 2025"), "ends before it begins"),
+        (FILE.replace("until: 2027-01-01T00:00:00Z", "until: 2027-01-01"), "until"),
+        (FILE.replace("until: 2027-01-01T00:00:00Z", "until: never"), "until"),
+        (FILE + ENTRY + "\n", "two keys share one id"),
+        (FILE + "  revoked: {since: 2026-01-02T00:00:00Z}\n", "revoked"),
+        (FILE.replace("  until: 2027-01-01T00:00:00Z", ""), "until: Field required"),
+        (FILE.replace("name: builder", "name: Bu\u0456lder"), "name"),
+        ("keys: [*a]", "not valid YAML"),
+        ("[" * 100, "levels deep"),
+    ],
+)
+def test_a_bad_trust_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(TrustInvalid, match=words):
+        read(tmp_path, text)
+
+
+def test_two_keys_of_one_name_are_refused(tmp_path: Path) -> None:
+    other = new_key().public_key()
+    entry = trust_entry("builder", public_pem(other), key_id(other), datetime.now(UTC))
+    with pytest.raises(TrustInvalid, match="share one name"):
+        read(tmp_path, f"{FILE}{entry}\n")
+
+
+def test_a_missing_trust_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TrustInvalid, match="no such trust file"):
+        read_trust(tmp_path / "none.yaml")
+
+
+def test_the_window_bounds_are_inside(tmp_path: Path) -> None:
+    (key,) = read(tmp_path, FILE).keys
+    now = datetime(2028, 1, 1, tzinfo=UTC)
+    assert key.objection(HOST_FACTS, key.until, now) == ""
+    assert key.objection(HOST_FACTS, key.not_before, now) == ""
+    assert "ended" in key.objection(HOST_FACTS, None, now)
+
+
+REVOKED = FILE + "  revoked: {since: 2026-03-01T00:00:00Z, reason: laptop lost"
+
+
+@pytest.mark.parametrize(
+    ("compromised", "month", "is_revoked"),
+    [("false", 2, False), ("false", 3, True), ("false", 4, True), ("true", 2, True)],
+)
+def test_a_revoked_key_is_not_believed_from_then_on_or_never(
+    tmp_path: Path, compromised: str, month: int, is_revoked: bool
+) -> None:
+    (key,) = read(tmp_path, f"{REVOKED}, compromised: {compromised}}}\n").keys
+    said, now = datetime(2026, month, 1, tzinfo=UTC), datetime(2026, 6, 1, tzinfo=UTC)
+    want = "the key builder is revoked: laptop lost" if is_revoked else ""
+    assert key.objection(PROVENANCE, said, now) == want
+
+
+def test_clocks_may_be_a_little_apart_and_no_more(tmp_path: Path) -> None:
+    (key,) = read(tmp_path, FILE).keys
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    assert key.objection(HOST_FACTS, now + CLOCKS_APART, now) == ""
+    for ahead in (CLOCKS_APART + timedelta(seconds=1), timedelta(days=1)):
+        assert "still to come" in key.objection(HOST_FACTS, now + ahead, now)

@@ -1,0 +1,123 @@
+"""What a build states by itself: made once for the same inputs, signed only while it is true."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from pipeline.attest.envelope import enclose
+from pipeline.attest.keys import LocalSigner, key_id, new_key, public_pem
+from pipeline.attest.names import EVIDENCE_SET
+from pipeline.attest.predicates import check_predicate
+from pipeline.attest.statement import state
+from pipeline.attest.strict import MAX_DEPTH, read_json
+from pipeline.attest.trust import Trust, with_own_keys
+from pipeline.errors import RecordInvalid
+from pipeline.evidence.evidence_set import verdict_of
+from pipeline.evidence.shelf import readable
+from pipeline.evidence.stated import FILE, evidence_folder, find_stated, sign_stated, state_image
+from tests.unit.verify.world import World, make_world, trust_in, trusted
+
+
+@pytest.fixture
+def stated_world(tmp_path: Path) -> World:
+    return make_world(tmp_path / "stated")
+
+
+def test_statements_are_made_once_for_the_same_inputs(stated_world: World) -> None:
+    world = stated_world
+    about = (world.checkout, world.store, world.plan, world.built)
+    assert find_stated(*about) is None
+    made = state_image(*about, [])
+    assert find_stated(*about) == made
+    assert {"provenance", "sbom-cyclonedx", "evidence-set"} <= set(made.statements)
+    assert made.signed_by == []
+    folder = evidence_folder(world.store, world.built)
+    assert folder.parent.parent == world.store.image_folder("engine", world.built.platform)
+    (folder / "provenance.dsse.json").rename(folder / "aside")
+    assert find_stated(*about) is None
+    (folder / "aside").rename(folder / "provenance.dsse.json")
+    wish = world.checkout.folder("engine") / "image.yaml"
+    wish.write_text(json.dumps({**json.loads(wish.read_text()), "summary": "of other words"}))
+    other = replace(world.plan, wish=world.checkout.wish("engine"))
+    assert find_stated(world.checkout, world.store, other, world.built) is None
+    (folder / FILE).write_bytes(b"{}")
+    assert find_stated(*about) is None
+
+
+def test_what_is_true_is_signed_and_what_is_not_keeps_all_from_it(stated_world: World) -> None:
+    world, signer = stated_world, LocalSigner(new_key())
+    about = (world.checkout, world.store, world.plan, world.built)
+    state_image(*about, [])
+    folder = evidence_folder(world.store, world.built)
+    lie = state("engine", world.built.digest, "urn:of:others", {"it": "lies"})
+    (folder / "note.dsse.json").write_bytes(enclose(lie, []).dump())
+    wrong = sign_stated(*about, signer)
+    assert wrong.pop("note") == "is of nobody, and cannot be found out again"
+    assert set(wrong) <= {"evidence-set"}
+    assert not any(e.signatures for e in readable(folder).values())
+    (folder / "note.dsse.json").unlink()
+    assert sign_stated(*about, signer) == {}
+    signed = find_stated(*about)
+    assert signed is not None
+    assert signed.signed_by == [signer.key_id]
+    (folder / "provenance.dsse.json").write_bytes(b"junk")
+    wrong = sign_stated(*about, signer)
+    assert wrong["provenance"] == "cannot be read"
+
+
+def test_a_set_says_what_each_gate_and_each_rebuild_found(stated_world: World) -> None:
+    statements = stated_world.statements
+    assert verdict_of(statements["gate-smem-sm_120"]) == ("smem on sm_120", "passed")
+    by = str(statements["rebuild"].predicate["rebuilt_by"])
+    assert verdict_of(statements["rebuild"]) == (f"by {by[:19]}", "identical")
+    assert verdict_of(statements["provenance"]) == (None, None)
+
+
+def test_a_set_that_names_one_statement_twice_is_refused() -> None:
+    one = {
+        "predicate_type": "urn:of:others",
+        "payload": "sha256:" + "1" * 64,
+        "about": None,
+        "verdict": None,
+    }
+    body = {"image": "engine", "platform": "linux/amd64", "statements": [one], "ungated": None}
+    check_predicate(EVIDENCE_SET, body)
+    with pytest.raises(RecordInvalid, match="named twice"):
+        check_predicate(EVIDENCE_SET, {**body, "statements": [one, one]})
+
+
+def test_json_is_as_deep_as_a_statement_may_be_and_no_deeper() -> None:
+    assert read_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, "it")
+    with pytest.raises(RecordInvalid, match="deep"):
+        read_json(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "it")
+
+
+def test_ones_own_keys_are_trusted_beside_those_of_the_file(tmp_path: Path) -> None:
+    mine, other = new_key(), new_key()
+    path = tmp_path / "builder.pub"
+    path.write_text(public_pem(mine.public_key()))
+    assert with_own_keys(None, []) is None
+    alone = with_own_keys(None, [path, tmp_path / "absent.pub"])
+    assert alone is not None
+    (key,) = alone.keys
+    assert (key.name, key.id) == ("builder", key_id(mine.public_key()))
+    for year in (2000, 2026, 9998):
+        now = datetime(year, 1, 2, tzinfo=UTC)
+        assert key.objection("urn:of:others", None, now).endswith("urn:of:others")
+        assert key.objection(EVIDENCE_SET, None, now) == ""
+    both = with_own_keys(trust_in(trusted(other, "builder")), [path])
+    assert both is not None
+    assert [k.name for k in both.keys] == ["builder", "builder-own"]
+
+
+def test_what_the_trust_file_says_of_ones_own_key_counts(tmp_path: Path) -> None:
+    mine = new_key()
+    path = tmp_path / "mine.pub"
+    path.write_text(public_pem(mine.public_key()))
+    listed = Trust.model_validate({"keys": [trusted(mine, "listed")], "bases": {}})
+    assert with_own_keys(listed, [path]) == listed

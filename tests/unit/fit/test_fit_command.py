@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.spec.load import Checkout
+from pipeline.weights.model import FilePin, lock_path, read_wish, sealed, write_lock
+from pipeline.weights.place import new_place
+from tests.testbed.tiny_gguf import write_tiny_gguf
+from tests.unit.fit.gguf_bytes import DATA, LLAMA, TENSORS, gguf
+from tests.unit.fit.test_fit_config import LLAMA as LLAMA_CONFIG
+from tests.unit.support import ROOT, Command
+
+
+@pytest.fixture
+def fit(sm120: Command, tmp_path: Path) -> Any:
+    (tmp_path / "images").mkdir()
+    shutil.copytree(ROOT / "lockfiles" / "weights", tmp_path / "lockfiles" / "weights")
+    for lock in (tmp_path / "lockfiles" / "weights").glob("*.lock.yaml"):
+        lock.unlink()
+    return lambda *args: sm120("weights", "fit", *args)
+
+
+def test_a_wish_is_answered_offline_and_says_what_it_was_read_from(fit: Any) -> None:
+    ended = fit("kimi-k2.6", "--mem-fraction", "0.85", "--kv", "fp8", "--mbps", "500")
+    assert ended.code == 0, ended.err
+    assert "shipped facts about moonshotai/Kimi-K2.6, not the weights themselves" in ended.out
+    assert "595.15 GB (554.27 GiB) by the sum of its tensors" in ended.out
+    assert "0 h 20 min" in ended.out
+    assert "fits: room for at least 3 requests of 65,536 tokens" in ended.out
+
+
+def test_memory_of_the_host_is_said_to_be_unjudged_where_it_does_not_matter(fit: Any) -> None:
+    ended = fit("kimi-k2.6", "--mem-fraction", "0.85", "--ram", "768GiB")
+    assert ended.code == 0, ended.err
+    assert "the host is not judged" in ended.out
+
+
+def test_what_does_not_fit_prints_the_table_first_and_ends_with_its_own_code(fit: Any) -> None:
+    ended = fit("kimi-k2.6")
+    assert ended.code == 75
+    assert "on each card" in ended.out
+    assert "--mem-fraction 0.815 would give 65,536 tokens their room" in ended.out
+    assert "room for 9,319 tokens, 65,536 asked for" in ended.err
+
+
+def test_measured_weights_give_the_seeds_number(fit: Any) -> None:
+    flags = ("--weights-per-gpu", "72.33GiB", "--mem-fraction", "0.7714564", "--ctx", "4096")
+    found = fit("kimi-k2.5", *flags, "--json").json
+    assert found["fits"] is True
+    assert found["low_tokens"] == found["high_tokens"] == 4538
+
+
+def test_json_of_what_does_not_fit_is_whole_and_the_code_is_kept(fit: Any) -> None:
+    ended = fit("kimi-k2.6", "--gpus", "4", "--json")
+    assert ended.code == 75
+    found = json.loads(ended.out)
+    assert found["fits"] is False
+    assert found["room"]["kv_bytes"] < 0
+
+
+def test_experts_are_placed_and_the_lines_are_printed(fit: Any) -> None:
+    flags = ("--gpus", "2", "--ram", "768GB", "--ctx", "131072", "--ubatch", "4096")
+    ended = fit("kimi-k2.6-iq3-k", *flags)
+    assert ended.code == 0, ended.err
+    assert r'-ot "blk\.(1|2|3|4|5|6|7|8|9)\.ffn_.*_exps=CUDA0"' in ended.out
+    assert '-ot "exps=CPU"' in ended.out
+    assert "-mla 3" in ended.out
+    found = fit("kimi-k2.6-iq3-k", *flags, "--json").json
+    assert found["fits"] is True
+    assert found["rules"][-1] == "exps=CPU"
+
+
+def test_a_users_own_lines_are_judged(fit: Any) -> None:
+    lines = ("--check-ot", r"blk\.([1-9]|1[0-9])\.ffn.*=CUDA0", "--check-ot", "exps=CPU")
+    ended = fit("kimi-k2.6-iq3-k", "--gpus", "2", *lines)
+    assert ended.code == 75
+    assert "CUDA0 is short of" in ended.err
+    late = ("--check-ot", "exps=CPU", "--check-ot", r"blk\.1\.ffn_.*_exps=CUDA0")
+    assert "does nothing" in fit("kimi-k2.6-iq3-k", "--gpus", "2", *late).out
+
+
+def test_too_little_ram_does_not_fit(fit: Any) -> None:
+    ended = fit("kimi-k2.6-q4-x", "--gpus", "1", "--ram", "256GiB")
+    assert ended.code == 75
+    assert "the host is short of" in ended.err
+
+
+def test_files_and_folders_are_read_themselves(fit: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    (folder / "model.safetensors").write_bytes(b"12345")
+    by_file = fit(folder / "config.json", "--gpus", "1", "--json").json
+    by_folder = fit(folder, "--gpus", "1", "--json").json
+    assert by_file == by_folder
+    assert (by_file["disk_bytes"], by_file["disk_is_estimate"]) == (5, False)
+
+
+def test_a_gguf_is_placed_from_its_own_head(fit: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path)
+    found = fit(path, "--gpus", "1", "--ctx", "4096", "--json").json
+    assert found["origin"] == "the head of its GGUF files"
+    assert found["expert_layers"] == 1
+    assert found["disk_bytes"] == path.stat().st_size
+    assert found["kv_token_bytes"] == 576 * 2 * 2
+
+
+def test_a_fetched_set_in_the_hubs_layout_is_found(fit: Any, tmp_path: Path) -> None:
+    wish = read_wish(Checkout(tmp_path), "kimi-k2.6")
+    lock = sealed(wish, "0" * 40, [FilePin(path="config.json", size_bytes=1, git_sha1="1" * 40)])
+    place = new_place(tmp_path / "cache", lock, hub_cache=True)
+    place.keep_lock()
+    place.snapshot.mkdir(parents=True)
+    (place.snapshot / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    assert fit(tmp_path / "cache", "--gpus", "1").code == 0
+
+
+def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    pin = FilePin(path="a.safetensors", size_bytes=595_000_000_000, sha256="0" * 64)
+    write_lock(
+        lock_path(checkout, "kimi-k2.6"), sealed(read_wish(checkout, "kimi-k2.6"), "0" * 40, [pin])
+    )
+    found = fit("kimi-k2.6", "--mem-fraction", "0.85", "--json").json
+    assert (found["disk_bytes"], found["disk_is_estimate"]) == (595_000_000_000, False)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("nothing",), 70, "no weights 'nothing'"),
+        (("no/such/folder",), 70, "no such file or folder"),
+        (("kimi-k2.6-eagle3",), 76, "nothing about lightseekorg/kimi-k2.6-eagle3 is shipped"),
+        (("kimi-k2.6", "--gpus", "7"), 75, "64 cannot be divided among 7 cards"),
+        (("kimi-k2.6", "--tp", "16"), 2, "only 8 cards"),
+        (("kimi-k2.6", "--gpus", "0"), 2, "--gpus"),
+        (("kimi-k2.6", "--gpus", "-8"), 2, "--gpus"),
+        (("kimi-k2.6", "--ctx", "-1"), 2, "--ctx"),
+        (("kimi-k2.6", "--ctx", "999999"), 75, "knows only 262144"),
+        (("kimi-k2.6-iq3-k", "--ctx", "999999"), 75, "knows only 262144"),
+        (("kimi-k2.6", "--vram", "96"), 2, "is no size"),
+        (("kimi-k2.6", "--vram", "-96GiB"), 2, "is no size"),
+        (("kimi-k2.6", "--mem-fraction", "1.5"), 2, "--mem-fraction"),
+        (("kimi-k2.6", "--mem-fraction", "nan"), 2, "--mem-fraction"),
+        (("kimi-k2.6", "--mbps", "0"), 2, "--mbps"),
+        (("kimi-k2.6", "--mbps", "inf"), 2, "--mbps"),
+        (("kimi-k2.6", "--gpu-util", "0.9"), 2, "--gpu-util is for vllm"),
+        (("kimi-k2.6", "--engine", "vllm", "--mem-fraction", "0.9"), 2, "is for sglang"),
+        (("kimi-k2.6", "--engine", "ik_llama"), 76, "GGUF files only"),
+        (("kimi-k2.6-iq3-k", "--engine", "vllm"), 76, "safetensors only"),
+        (("kimi-k2.6", "--dcp", "2"), 2, "--dcp is for vllm"),
+        (("kimi-k2.6", "--engine", "vllm", "--dcp", "3"), 2, "must divide the 8 cards"),
+        (("kimi-k2.6", "--check-ot", "exps=CPU"), 2, "--check-ot is for ik_llama"),
+        (("kimi-k2.6-iq3-k", "--check-ot", "exps=GPU0"), 2, "no device 'GPU0'"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_one_line(
+    fit: Any, args: tuple[str, ...], code: int, words: str
+) -> None:
+    ended = fit(*args)
+    assert ended.code == code, ended.err
+    assert words in ended.err
+
+
+def test_a_folder_with_two_models_or_none_is_refused(fit: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    assert fit(folder).code == 70
+    for name in ("a.gguf", "b.gguf"):
+        (folder / name).write_bytes(gguf(LLAMA, TENSORS, DATA))
+    ended = fit(folder)
+    assert ended.code == 76
+    assert "several models (a.gguf, b.gguf)" in ended.err
+
+
+def test_other_files_and_unreadable_ones_are_refused(fit: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    assert fit(tmp_path / "model.safetensors").code == 76
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+    ended = fit(tmp_path / "bad.gguf")
+    assert ended.code == 76
+    assert "sm120 weights verify" in ended.err
+    if os.geteuid():
+        (tmp_path / "bad.gguf").chmod(0)
+        assert fit(tmp_path / "bad.gguf").code == 76
+
+
+def test_a_model_without_experts_is_not_placed(fit: Any, tmp_path: Path) -> None:
+    (tmp_path / "dense.gguf").write_bytes(gguf(LLAMA, TENSORS, DATA))
+    assert fit(tmp_path / "dense.gguf", "--gpus", "1", "--ctx", "4096").code == 76

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import DoesNotFit, ModelUnreadable
+from pipeline.fit.answer import Question, answer
+from pipeline.fit.config import architecture_of, read_config
+from pipeline.fit.engine import kv_token_bytes
+from pipeline.fit.facts import all_facts, fact_of
+from pipeline.fit.parts import parts_of, require_divisible
+from pipeline.fit.shape import Architecture, Gqa, Mla
+from pipeline.fit.units import GIB, read_size
+
+# the shape of a published Llama-3.1-8B config.json
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
+QWEN_MOE = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+
+
+def kimi() -> dict[str, Any]:
+    fact = fact_of("moonshotai/Kimi-K2.6")
+    assert fact is not None
+    return copy.deepcopy(fact.config)
+
+
+def file_bytes(model: Architecture) -> int:
+    return sum(part.file_bytes() for part in parts_of(model))
+
+
+def test_every_shipped_fact_is_a_whole_architecture_with_a_source() -> None:
+    facts = all_facts()
+    assert len({r for f in facts for r in f.repositories}) == sum(
+        len(f.repositories) for f in facts
+    )
+    assert all(fact.architecture().layers == 61 and len(fact.source) > 80 for fact in facts)
+
+
+def test_kimi_is_read_through_its_text_config_with_only_its_experts_quantised() -> None:
+    model = architecture_of(kimi())
+    assert isinstance(model.attention, Mla)
+    assert model.moe is not None
+    assert (model.moe.experts, model.moe.layers, model.dense_layers) == (384, 60, 1)
+    precision = model.precision
+    assert precision.experts.name == "int4"
+    others = (precision.attention, precision.shared, precision.dense, precision.head)
+    assert {scheme.name for scheme in others} == {"bfloat16"}
+
+
+def test_a_token_of_mla_costs_the_same_on_any_number_of_cards() -> None:
+    model = architecture_of(kimi())
+    assert kv_token_bytes(model, 1, "bf16") == kv_token_bytes(model, 8, "bf16") == 576 * 61 * 2
+    assert kv_token_bytes(model, 8, "fp8") == 576 * 61
+
+
+def test_a_llama_has_eight_billion_weights_and_divides_its_cache() -> None:
+    model = architecture_of(LLAMA)
+    assert isinstance(model.attention, Gqa)
+    assert file_bytes(model) == 2 * 8_030_261_248
+    assert kv_token_bytes(model, 1, "bf16") == 131_072
+    assert kv_token_bytes(model, 8, "bf16") == 16_384
+    assert kv_token_bytes(model, 16, "bf16") == 16_384  # more cards than heads: each has one
+
+
+def test_a_deepseek_v3_has_671_billion_weights() -> None:
+    config = kimi()["text_config"] | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "torch_dtype": "bfloat16",
+        "vocab_size": 129280,
+        "num_attention_heads": 128,
+        "n_routed_experts": 256,
+        "first_k_dense_replace": 3,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
+    parts = [part for part in parts_of(architecture_of(config)) if part.in_file]
+    assert sum(part.count * part.weights for part in parts) == 671_026_419_200
+    assert next(p for p in parts if p.name == "router").scheme.name == "bfloat16"
+
+
+def test_a_qwen_moe_needs_no_dense_layer_and_no_shared_expert() -> None:
+    model = architecture_of(QWEN_MOE)
+    names = {part.name.partition(",")[0] for part in parts_of(model)}
+    assert "experts" in names
+    assert not names & {"dense", "shared experts", "vision tower"}
+
+
+def test_layers_for_multi_token_prediction_are_said_not_to_be_counted() -> None:
+    config = kimi()
+    config["text_config"]["num_nextn_predict_layers"] = 1
+    notes = answer(architecture_of(config), asked(fraction=0.85)).notes
+    assert any("multi-token prediction" in note for note in notes)
+
+
+def quantised(**quant: Any) -> Architecture:
+    return architecture_of(LLAMA | {"quantization_config": quant})
+
+
+def test_each_known_quantisation_has_its_own_bytes() -> None:
+    weights = 4096 * 14336
+    want = {
+        weights // 2 + weights // 128 * 5 // 2: quantised(
+            quant_method="awq", bits=4, group_size=128
+        ),
+        weights + weights // 128**2 * 4: quantised(
+            quant_method="fp8", weight_block_size=[128, 128]
+        ),
+        weights // 2 + weights // 16: quantised(quant_method="modelopt", quant_algo="NVFP4"),
+    }
+    for n_bytes, model in want.items():
+        down = next(part for part in parts_of(model) if part.name == "dense, down")
+        assert down.file_bytes() == 32 * n_bytes, model.precision.dense.name
+
+
+def test_symmetric_int4_has_scales_and_asymmetric_a_zero_point_as_well() -> None:
+    config = kimi()
+    one = architecture_of(config)
+    group = config["quantization_config"]["config_groups"]["group_0"]["weights"]
+    group["symmetric"] = False
+    other = architecture_of(config)
+    experts = 60 * 384 * 3 * 7168 * 2048
+    assert file_bytes(other) - file_bytes(one) == experts // 32 // 2
+
+
+def test_modules_to_leave_alone_are_found_by_every_spelling() -> None:
+    for ignore in (
+        ["*self_attn*"],
+        ["re:.*self_attn"],
+        ["language_model.model.layers.1.self_attn*"],
+    ):
+        model = quantised(quant_method="modelopt", quant_algo="NVFP4", ignore=ignore)
+        assert model.precision.attention.name == "bfloat16", ignore
+        assert model.precision.dense.name == "nvfp4"
+
+
+def test_a_quantisation_beside_the_config_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    quantization = {"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": "FP8"}
+    beside = json.dumps({"quantization": quantization | {"exclude_modules": ["lm_head"]}})
+    (tmp_path / "hf_quant_config.json").write_text(beside)
+    model = read_config(tmp_path / "config.json")
+    assert model.precision.kv_fp8
+    assert (model.precision.dense.name, model.precision.head.name) == ("nvfp4", "bfloat16")
+
+
+MISSING = ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "torch_dtype"]
+
+
+@pytest.mark.parametrize("key", [*MISSING, "max_position_embeddings", "architectures"])
+def test_a_missing_field_is_named(key: str) -> None:
+    config = {k: v for k, v in LLAMA.items() if k != key}
+    with pytest.raises(ModelUnreadable, match=key.removeprefix("torch_")):
+        architecture_of(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "not known"),
+        ({"architectures": ["LlamaForCausalLM", "Qwen2ForCausalLM"]}, "exactly one"),
+        ({"hidden_size": -4096}, "no count"),
+        ({"hidden_size": 1 << 40}, "no count"),
+        ({"hidden_size": True}, "no count"),
+        ({"hidden_size": "4096"}, "no count"),
+        ({"hidden_size": 4097}, "do not divide"),
+        ({"num_key_value_heads": 5}, "does not divide"),
+        ({"use_sliding_window": True}, "not known"),
+        ({"torch_dtype": "int2"}, "dtype"),
+        ({"tie_word_embeddings": "no"}, "neither true nor false"),
+        ({"text_config": []}, "text_config"),
+        ({"text_config": LLAMA | {"hidden_size": 2048}}, "4096 outside and 2048"),
+        ({"quantization_config": "int4"}, "not a table"),
+        ({"quantization_config": {"quant_method": "magic"}}, "'magic' is not known"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "3 bits"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "no group size"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8"}}, "W4A8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "config_groups"),
+        ({"quantization_config": {"quant_method": "fp8", "ignore": ["re:("]}}, "ignore"),
+        ({"quantization_config": {"quant_method": "fp8", "ignore": 3}}, "no list"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 1]}}, "group"),
+    ],
+)
+def test_a_config_that_contradicts_itself_or_is_strange_is_refused(
+    change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelUnreadable, match=words):
+        architecture_of(LLAMA | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_experts_per_tok": 500}, "500 of only 384"),
+        ({"first_k_dense_replace": 61}, "61 dense layers of 61"),
+        ({"first_k_dense_replace": -1}, "-1 dense layers"),
+        ({"moe_layer_freq": 2}, "every layer"),
+        ({"kv_lora_rank": 0}, "kv_lora_rank"),
+        ({"q_lora_rank": "1536"}, "q_lora_rank"),
+        ({"n_shared_experts": -1}, "shared"),
+        ({"num_nextn_predict_layers": -1}, "predictors"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "say two things"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(change: dict[str, Any], words: str) -> None:
+    config = kimi()
+    config["text_config"] |= change
+    with pytest.raises(ModelUnreadable, match=words):
+        architecture_of(config)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"architectures": 3}', "[" * 100_000])
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ModelUnreadable):
+        read_config(path)
+
+
+@pytest.mark.parametrize(("cards", "words"), [(7, "64 cannot"), (128, "64 cannot"), (3, "heads")])
+def test_cards_that_do_not_divide_the_heads_are_refused(cards: int, words: str) -> None:
+    with pytest.raises(DoesNotFit, match=words):
+        require_divisible(architecture_of(kimi()), cards)
+
+
+def test_cards_that_would_cut_a_group_are_refused() -> None:
+    config = kimi()
+    config["text_config"]["moe_intermediate_size"] = 384
+    with pytest.raises(DoesNotFit, match="groups of 32"):
+        require_divisible(architecture_of(config), 8)
+
+
+def asked(**changes: Any) -> Question:
+    values = {"gpus": 8, "vram_bytes": 96 * GIB, "tp": 8, "context": 65536, "engine": "sglang"}
+    return Question.model_validate(values | changes)
+
+
+def test_a_model_that_fits_says_so_and_one_that_is_short_says_by_how_much() -> None:
+    model = architecture_of(kimi())
+    assert answer(model, asked(fraction=0.85)).short == ""
+    assert "9,319 tokens, 65,536 asked for" in answer(model, asked()).short
+    assert "weights alone" in answer(model, asked(vram_bytes=48 * GIB)).short
+
+
+def test_too_close_to_promise_is_not_taken_for_a_fit() -> None:
+    model = architecture_of(kimi())
+    room = answer(model, asked(fraction=0.85)).room
+    between = asked(fraction=0.85, context=(room.kv_tokens + room.tokens_at(0.005)) // 2)
+    assert "too close to promise" in answer(model, between).short
+    measured = between.model_copy(update={"measured_bytes": room.weights_bytes})
+    assert answer(model, measured).short == ""
+
+
+def test_the_share_that_is_suggested_is_one_that_fits() -> None:
+    model = architecture_of(kimi())
+    for engine in ("sglang", "vllm"):
+        notes = answer(model, asked(engine=engine, fraction=0.78)).notes
+        needed = next(float(note.split()[1]) for note in notes if "their room" in note)
+        assert answer(model, asked(engine=engine, fraction=needed)).short == ""
+        assert answer(model, asked(engine=engine, fraction=needed - 0.002)).short != ""
+
+
+def test_a_share_that_leaves_nothing_for_activations_does_not_fit() -> None:
+    model = architecture_of(kimi())
+    assert "activations need" in answer(model, asked(fraction=0.99)).short
+
+
+def test_more_context_than_the_model_knows_is_refused() -> None:
+    with pytest.raises(DoesNotFit, match="knows only 262144"):
+        answer(architecture_of(kimi()), asked(context=300_000))
+
+
+def test_the_rows_of_a_card_add_up_to_the_card() -> None:
+    for engine in ("sglang", "vllm"):
+        found = answer(architecture_of(kimi()), asked(engine=engine, fraction=0.9))
+        rows = {row.what: row.n_bytes for row in found.rows}
+        card, weights = rows.pop("the card"), rows["weights"]
+        assert sum(n for what, n in rows.items() if what.startswith("  ")) == weights
+        assert sum(n for what, n in rows.items() if not what.startswith("  ")) == card, engine
+
+
+def test_sizes_are_read_with_their_unit_or_not_at_all() -> None:
+    assert read_size("96GiB") == 96 * GIB
+    assert read_size(" 1.5 TB ") == 1_500_000_000_000
+    for bad in ("96", "", "-3GiB", "96 apples", "0GiB", "1e9GiB", "9999999TiB", "nanGiB"):
+        with pytest.raises(ValueError, match="size"):
+            read_size(bad)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pipeline.errors import ModelUnreadable
+from pipeline.fit.facts import recipe_of
+from pipeline.fit.ggml import BY_NAME
+from pipeline.fit.gguf import Tensor
+from pipeline.fit.gguf_model import GgufModel
+from pipeline.fit.loads import Batch, Machine, offload_from
+from pipeline.fit.override import (
+    CPU,
+    Override,
+    device_sums,
+    home_of,
+    idle_rules,
+    read_overrides,
+)
+from pipeline.fit.placement import checked, expert_bytes, place, shortage
+from pipeline.fit.recipe import from_recipe
+from pipeline.fit.units import GIB, MIB
+
+TWO = ["CUDA0", "CUDA1"]
+SEED = [r"blk\.(1|2)\.ffn.*=CUDA0", r"blk\.(59|60)\.ffn.*=CUDA1", "exps=CPU"]
+
+
+def kimi(quant: str = "IQ3_K") -> GgufModel:
+    found = recipe_of("ubergarm/Kimi-K2.6-GGUF", quant)
+    assert found is not None
+    return from_recipe(found[0].architecture(), found[1])
+
+
+KIMI = kimi()
+BATCH = Batch(131072, "bf16", 4096, 8192)
+
+
+def tensor(name: str, mib: int = 1) -> Tensor:
+    return Tensor(name, (mib * MIB // 4,), BY_NAME["f32"], mib * MIB)
+
+
+def test_the_first_rule_that_matches_counts() -> None:
+    tensors = [tensor("blk.1.ffn_up_exps.weight"), tensor("blk.2.ffn_up_exps.weight")]
+    rules = read_overrides([r"blk\.1\.=CUDA0", "exps=CPU"], TWO)
+    assert device_sums(tensors, rules, 3, TWO) == {"CUDA0": MIB, "CUDA1": 0, CPU: MIB}
+    assert device_sums(tensors, rules[::-1], 3, TWO) == {"CUDA0": 0, "CUDA1": 0, CPU: 2 * MIB}
+
+
+def test_a_rule_is_searched_for_anywhere_in_a_name() -> None:
+    # without the dots, layer 1 is also 10 to 19: the commonest slip in such lines
+    tensors = [tensor(f"blk.{i}.ffn_up_exps.weight") for i in range(20)]
+    loose = read_overrides([r"blk\.1=CUDA0", "exps=CPU"], TWO)
+    assert device_sums(tensors, loose, 20, TWO)["CUDA0"] == 11 * MIB
+    strict = read_overrides([r"blk\.1\.=CUDA0", "exps=CPU"], TWO)
+    assert device_sums(tensors, strict, 20, TWO)["CUDA0"] == MIB
+
+
+def test_a_rule_that_comes_too_late_is_named() -> None:
+    rules = read_overrides(["exps=CPU", r"blk\.(1|2)\.ffn_.*_exps=CUDA0"], TWO)
+    assert idle_rules(KIMI.tensors, rules) == [rules[1]]
+    assert idle_rules(KIMI.tensors, rules[::-1]) == []
+
+
+def test_a_rule_for_a_layer_without_experts_is_named() -> None:
+    rules = read_overrides([r"blk\.(0|61)\.ffn_.*_exps=CUDA0", "exps=CPU"], TWO)
+    assert idle_rules(KIMI.tensors, rules) == [rules[0]]
+
+
+def test_what_no_rule_names_goes_with_its_layer_and_embeddings_with_the_host() -> None:
+    assert home_of("token_embd.weight", 61, TWO) == CPU
+    assert home_of("blk.0.attn_q_a.weight", 61, TWO) == "CUDA0"
+    assert home_of("blk.30.attn_q_a.weight", 61, TWO) == "CUDA0"
+    assert home_of("blk.31.attn_q_a.weight", 61, TWO) == "CUDA1"
+    assert home_of("output.weight", 61, TWO) == "CUDA1"
+
+
+def test_no_byte_is_lost_or_counted_twice() -> None:
+    for rules in (SEED, ["exps=CPU"], [".=CUDA1"], [r"attn=CPU,ffn_down_exps=CUDA1"]):
+        sums = device_sums(KIMI.tensors, read_overrides(rules, TWO), 61, TWO)
+        assert sum(sums.values()) == KIMI.n_bytes
+
+
+def test_several_rules_may_stand_in_one_argument() -> None:
+    assert read_overrides([r"a=CUDA0,b=CPU", "c=CUDA1"], TWO) == [
+        Override("a", "CUDA0"),
+        Override("b", "CPU"),
+        Override("c", "CUDA1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "exps",
+        "=CPU",
+        "exps=",
+        "exps=CUDA2",
+        "exps=cpu",
+        "exps=CPU=CPU",
+        "(=CPU",
+        "blk[=CPU",
+        "(?i)exps=CPU",
+        "(?<=blk)exps=CPU",
+        "(?P<n>exps)=CPU",
+        "a++=CPU",
+        "x" * 3000 + "=CPU",
+        "exps=CPU,",
+    ],
+)
+def test_a_rule_the_engine_would_not_take_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"rule|device|construct|parenthesis|unterminated"):
+        read_overrides([text], TWO)
+
+
+def test_the_seeds_own_lines_place_four_layers() -> None:
+    found = checked(KIMI, Machine(2, 96 * GIB), BATCH, read_overrides(SEED, TWO))
+    assert found.expert_layers == 4
+    layer = expert_bytes(KIMI)[1]
+    embedding = next(t.n_bytes for t in KIMI.tensors if t.name == "token_embd.weight")
+    assert found.host_bytes == 56 * layer + embedding
+
+
+def test_a_layer_with_one_matrix_on_the_host_is_not_counted_as_on_the_cards() -> None:
+    rules = read_overrides([r"blk\.1\.ffn_(gate|up)_exps=CUDA0", "exps=CPU"], TWO)
+    assert checked(KIMI, Machine(2, 96 * GIB), BATCH, rules).expert_layers == 0
+
+
+@pytest.mark.parametrize("cards", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("quant", ["IQ3_K", "Q4_X"])
+def test_a_placement_fits_and_another_layer_would_not(cards: int, quant: str) -> None:
+    model, machine = kimi(quant), Machine(cards, 96 * GIB)
+    found = place(model, machine, BATCH)
+    assert shortage(found, machine) == ""
+    layer = max(expert_bytes(model).values())
+    full = [machine.usable_bytes - load.n_bytes < layer for load in found.loads]
+    own = {
+        d: sum(home_of(f"blk.{i}.", 61, machine.devices) == d for i in range(1, 61))
+        for d in machine.devices
+    }
+    placed = {r.device: r.pattern.count("|") + 1 for r in found.rules if r.device != CPU}
+    assert all(f or placed.get(d, 0) == own[d] for f, d in zip(full, machine.devices, strict=True))
+    assert found.expert_layers == sum(placed.values())
+
+
+def test_a_placement_says_the_same_when_its_own_lines_are_checked() -> None:
+    machine = Machine(2, 96 * GIB)
+    found = place(KIMI, machine, BATCH)
+    again = [f"{rule.pattern}={rule.device}" for rule in found.rules]
+    assert checked(KIMI, machine, BATCH, read_overrides(again, machine.devices)) == found
+
+
+def test_the_dense_layer_is_in_no_line() -> None:
+    for rule in place(KIMI, Machine(2, 96 * GIB), BATCH).rules:
+        assert not rule.names("blk.0.ffn_down.weight")
+        assert not re.search(r"\(0\||\|0\||\|0\)", rule.pattern)
+
+
+def test_the_first_card_takes_the_head_and_the_last_the_tail() -> None:
+    first, last, rest = place(KIMI, Machine(2, 96 * GIB), BATCH).rules
+    assert first.names("blk.1.ffn_up_exps.weight")
+    assert last.names("blk.60.ffn_up_exps.weight")
+    assert (rest.pattern, rest.device) == ("exps", CPU)
+
+
+def test_cards_that_hold_everything_need_no_line_for_the_host() -> None:
+    found = place(KIMI, Machine(8, 96 * GIB), Batch(32768, "bf16"))
+    assert found.expert_layers == 60
+    assert all(rule.device != CPU for rule in found.rules)
+
+
+def test_a_large_batch_costs_a_layer_of_experts_on_each_card() -> None:
+    machine, rules = Machine(2, 96 * GIB), read_overrides(["exps=CPU"], TWO)
+    assert offload_from(KIMI) == 1536
+    below, above = (
+        checked(KIMI, machine, Batch(32768, "bf16", n), rules).loads[0].buffer_bytes
+        for n in (1535, 1536)
+    )
+    assert above - below > 0.8 * expert_bytes(KIMI)[1]
+
+
+def test_the_host_and_a_card_that_are_short_are_named() -> None:
+    rules = read_overrides(["exps=CPU"], TWO)
+    poor = Machine(2, 96 * GIB, host_bytes=256 * GIB)
+    assert "the host is short of 192.80 GiB" in shortage(checked(KIMI, poor, BATCH, rules), poor)
+    greedy = read_overrides([r"blk\.(1|2|3|4|5|6|7|8|9|10|11|12|13)\.=CUDA1", "exps=CPU"], TWO)
+    machine = Machine(2, 96 * GIB)
+    assert "CUDA1 is short of" in shortage(checked(KIMI, machine, BATCH, greedy), machine)
+    small = Machine(1, 16 * GIB)
+    assert "CUDA0 is short of" in shortage(place(KIMI, small, BATCH), small)
+
+
+def test_an_eight_bit_cache_is_a_little_more_than_half() -> None:
+    machine, rules = Machine(2, 96 * GIB), read_overrides(["exps=CPU"], TWO)
+    half, whole = (
+        sum(load.kv_bytes for load in checked(KIMI, machine, Batch(65536, kv), rules).loads)
+        for kv in ("fp8", "bf16")
+    )
+    assert half / whole == pytest.approx(34 / 64, abs=1e-3)
+
+
+def test_a_model_without_experts_has_nothing_to_place() -> None:
+    dense = GgufModel([tensor("token_embd.weight")], 1, 64, 3, 4096, 64, False, 0, 0, 0)
+    with pytest.raises(ModelUnreadable, match="no routed experts"):
+        place(dense, Machine(1, 96 * GIB), Batch(4096, "bf16"))

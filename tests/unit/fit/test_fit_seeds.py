@@ -1,0 +1,213 @@
+"""The seeds' own numbers, and by how much we miss them.
+
+| what | theirs | ours | error |
+|---|---|---|---|
+| K2.5 on disk (public tensor listing) | 554.27 GiB | 554.27 GiB | 0.00 % |
+| Q4_X file (its card) | 543.617 GiB | 543.617 GiB | 0.00 % |
+| IQ3_K file (seed 4) | 460 GiB | 459.43 GiB | -0.12 % |
+| K2-Thinking NVFP4, weights on a card | 73.87 GiB | 73.60 GiB | -0.37 % |
+| K2.5 INT4, weights on a card | 72.33 GiB | 72.02 GiB | -0.43 % |
+| sglang's fraction for K2-Thinking | 0.848 | 0.848 | exact |
+| sglang's fraction for K2.5 | 0.7714564 | 0.7714564 | exact |
+| K2-Thinking, KV tokens, measured weights | 180,191 | 182,229 | +1.1 % |
+| K2-Thinking, KV tokens, our weights | 180,191 | 190,506 | +5.7 % |
+| K2.5, KV tokens, measured weights | 4,578 | 4,538 | -0.9 % |
+| K2.5, KV tokens, our weights | 4,578 | 9,319 | +104 % |
+| left after the pools, K2-Thinking | 12.24 GiB | 12.31 GiB | +0.6 % |
+| K2.6 INT4, stock sglang 0.85, fp8 | 232 K | 244,606 | +5.4 % |
+| K2.6 INT4, vLLM 0.94, fp8, DCP 1 | 478,992 | 491,745 | +2.7 % |
+| the same with DCP 8 | 3,811,968 | 3,933,963 | +3.2 % |
+| IQ3_K, no experts on cards | about 11 GiB | 10.93 / 11.20 GiB | +0.6 % |
+| IQ3_K, the layout kept (2 + 2) | mid to high 30s | 35.46 / 35.73 GiB | inside |
+| IQ3_K, 6 layers, as seed 4 labels it | 52 / 60 GiB | 42.92 / 43.20 GiB | -17 / -28 % |
+| IQ3_K, 10 layers, as seed 4 labels it | 43 / 44 GiB | 57.69 / 58.29 GiB | +34 / +32 % |
+| IQ3_K, 6 layers (3 + 3), lines exchanged | 43 / 44 GiB | 42.92 / 43.20 GiB | -0.2 / -1.8 % |
+| IQ3_K, 10 layers (5 + 5), lines exchanged | 52 / 60 GiB | 57.69 / 58.29 GiB | +3.5 % of both |
+| IQ3_K, host, 10 layers | 368 GiB | 374.15 GiB | +1.7 % |
+
+KV room is a small difference of large numbers: 0.01 GiB, the last digit of sglang's log, is 153
+tokens of 4,578. Our weights are 0.3 GiB short of both logs, so K2.5 at its fraction of 0.771 is
+told as 3,817 to 14,821 tokens, which holds the 4,578.
+
+Seed 4's table gives 52/60 GiB to its 6 layers and 43/44 to its 10. A layer of these experts is
+7.46 GiB, so 10 of them with everything else cannot lie in 87 GiB, and 6 cannot fill 112. With the
+two lines exchanged both come out, and so does the host's size; we take them for exchanged.
+
+How much of this is proof: what CUDA and NCCL take is read from the K2.5 log, so its own KV tokens
+are no independent test; the stock sglang and vLLM numbers are. The scales that sglang leaves behind
+were looked for because the NVFP4 sum was 3.7 % short, and then found in its code. Seed 4 does not
+say which -ub its lines were measured with: 512, the default, is assumed for the first, and 4096, as
+in the command it prints, for the others; at 512 six layers would take 33 GiB. That a step's moments
+share their buffer, and that ten layers lie five and five, was chosen with the table in sight.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.fit.engine import (
+    CARD_RESERVED_BYTES,
+    Room,
+    Settings,
+    sglang_default_fraction,
+    sglang_room,
+    vllm_room,
+)
+from pipeline.fit.facts import fact_of, recipe_of
+from pipeline.fit.gguf_model import GgufModel
+from pipeline.fit.loads import Batch, Machine
+from pipeline.fit.override import read_overrides
+from pipeline.fit.parts import parts_of
+from pipeline.fit.placement import Layout, checked, expert_bytes
+from pipeline.fit.recipe import from_recipe
+from pipeline.fit.shape import Architecture
+from pipeline.fit.units import GIB
+
+CARD = 96 * GIB - CARD_RESERVED_BYTES
+THINKING, K25 = "nvidia/Kimi-K2-Thinking-NVFP4", "moonshotai/Kimi-K2.5"
+
+
+def model_of(repository: str) -> Architecture:
+    fact = fact_of(repository)
+    assert fact is not None
+    return fact.architecture()
+
+
+def weights_of(repository: str, engine: str = "sglang") -> int:
+    return sum(part.card_bytes(8) for part in parts_of(model_of(repository), engine))
+
+
+def gguf(quant: str) -> GgufModel:
+    found = recipe_of("ubergarm/Kimi-K2.6-GGUF", quant)
+    assert found is not None
+    return from_recipe(found[0].architecture(), found[1])
+
+
+def error(ours: float, theirs: float, what: str) -> float:
+    """In percent; printed, so that `pytest -rP` shows the table."""
+    percent = 100 * (ours - theirs) / theirs
+    print(f"{what}: theirs {theirs:,.2f}, ours {ours:,.2f}, {percent:+.2f} %")
+    return percent
+
+
+def seed_room(repository: str, weights: int, fraction: float) -> Room:
+    model = model_of(repository)
+    kv = "fp8" if model.precision.kv_fp8 else "bf16"
+    settings = Settings(tp=8, context=262144, kv=kv)  # type: ignore[arg-type]
+    return sglang_room(model, CARD, weights, settings, fraction)
+
+
+def test_a_checkpoint_is_as_large_as_its_published_list_of_tensors() -> None:
+    ours = sum(part.file_bytes() for part in parts_of(model_of(K25)))
+    assert ours == 595_147_639_776
+    assert abs(error(ours / GIB, 554.27, "K2.5 on disk, GiB")) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("repository", "theirs", "reached"), [(THINKING, 73.87, -0.37), (K25, 72.33, -0.43)]
+)
+def test_weights_on_a_card_are_those_of_the_seeds_logs(
+    repository: str, theirs: float, reached: float
+) -> None:
+    percent = error(weights_of(repository) / GIB, theirs, f"{repository}, GiB a card")
+    assert percent == pytest.approx(reached, abs=0.02)
+
+
+@pytest.mark.parametrize(("repository", "theirs"), [(THINKING, 0.848), (K25, 0.7714564062499999)])
+def test_the_fractions_of_the_seeds_are_sglangs_own_choice(repository: str, theirs: float) -> None:
+    settings = Settings(tp=8, context=262144, kv="bf16")
+    ours = sglang_default_fraction(model_of(repository), CARD, settings)
+    assert ours == pytest.approx(theirs, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("repository", "gib", "fraction", "theirs", "reached"),
+    [(THINKING, 73.87, 0.848, 180_191, 1.1), (K25, 72.33, 0.7714564, 4_578, -0.9)],
+)
+def test_kv_tokens_follow_from_the_seeds_measured_weights_and_fraction(
+    repository: str, gib: float, fraction: float, theirs: int, reached: float
+) -> None:
+    room = seed_room(repository, round(gib * GIB), fraction)
+    percent = error(room.kv_tokens, theirs, f"{repository}, KV tokens, measured weights")
+    assert percent == pytest.approx(reached, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("repository", "fraction", "theirs", "reached"),
+    [(THINKING, 0.848, 180_191, 5.7), (K25, 0.7714564, 4_578, 103.6)],
+)
+def test_kv_tokens_from_our_own_sum_hold_the_seeds_number_in_their_range(
+    repository: str, fraction: float, theirs: int, reached: float
+) -> None:
+    room = seed_room(repository, weights_of(repository), fraction)
+    assert room.tokens_at(0.005) < theirs < room.tokens_at(-0.005)
+    percent = error(room.kv_tokens, theirs, f"{repository}, KV tokens, our weights")
+    assert percent == pytest.approx(reached, abs=0.1)
+
+
+def test_what_is_left_after_the_pools_is_what_the_log_says() -> None:
+    room = seed_room(THINKING, round(73.87 * GIB), 0.848)
+    assert room.requests_bytes == 2048 * (262144 + 4) * 4
+    assert abs(error(room.left_bytes / GIB, 12.24, "K2-Thinking, GiB left")) < 0.7
+
+
+def test_stock_sglang_and_vllm_are_met_within_six_percent() -> None:
+    model, weights = model_of(K25), weights_of(K25)
+    long = Settings(tp=8, context=262144, kv="fp8", prefill_tokens=16384)
+    stock = sglang_room(model, CARD, weights, long, 0.85)
+    assert abs(error(stock.kv_tokens, 232_000, "sglang 0.85 fp8, KV tokens")) < 6
+    both = Settings(tp=8, context=262144, kv="fp8")
+    community = vllm_room(model, CARD, weights_of(K25, "vllm"), both, 0.94)
+    assert abs(error(community.kv_tokens, 478_992, "vLLM 0.94 fp8, KV tokens")) < 3
+    divided = both.model_copy(update={"dcp": 8})
+    spread = vllm_room(model, CARD, weights_of(K25, "vllm"), divided, 0.94)
+    assert abs(error(spread.kv_tokens, 3_811_968, "vLLM 0.94 fp8 DCP 8, KV tokens")) < 3.5
+
+
+@pytest.mark.parametrize(
+    ("quant", "theirs", "bits"), [("Q4_X", 543.617, 4.549), ("IQ3_K", 460, 3.85)]
+)
+def test_a_gguf_is_as_large_as_its_card_says(quant: str, theirs: float, bits: float) -> None:
+    model = gguf(quant)
+    assert abs(error(model.n_bytes / GIB, theirs, f"{quant}, GiB")) < 0.15
+    weights = sum(tensor.weights for tensor in model.tensors)
+    assert model.n_bytes * 8 / weights == pytest.approx(bits, abs=0.006)
+
+
+def layout(*rules: str, ubatch: int = 4096) -> Layout:
+    machine = Machine(2, 96 * GIB)
+    batch = Batch(131768, "bf16", ubatch, 8192)
+    return checked(gguf("IQ3_K"), machine, batch, read_overrides(rules, machine.devices))
+
+
+def cards(found: Layout) -> list[float]:
+    return [load.n_bytes / GIB for load in found.loads]
+
+
+def test_experts_on_the_host_alone_leave_about_eleven_gib_on_each_card() -> None:
+    found = cards(layout("exps=CPU", ubatch=512))
+    assert abs(error(sum(found) / 2, 11, "no experts on cards, GiB")) < 1
+
+
+def test_the_layout_that_seed_four_kept_is_in_the_thirties() -> None:
+    rules = (r"blk\.(1|2)\.ffn.*=CUDA0", r"blk\.(59|60)\.ffn.*=CUDA1", "exps=CPU")
+    found = layout(*rules)
+    assert found.expert_layers == 4
+    assert all(35 < card < 39 for card in cards(found)), cards(found)
+
+
+def test_six_layers_take_what_seed_four_prints_beside_ten() -> None:
+    rules = (r"blk\.(1|2|3)\.ffn.*=CUDA0", r"blk\.(58|59|60)\.ffn.*=CUDA1", "exps=CPU")
+    first, second = cards(layout(*rules))
+    assert abs(error(first, 43, "6 layers, CUDA0, GiB")) < 2
+    assert abs(error(second, 44, "6 layers, CUDA1, GiB")) < 2
+    assert first + second < 0.8 * (52 + 60)  # as the table is labelled, it cannot be
+
+
+def test_ten_layers_take_what_seed_four_prints_beside_six() -> None:
+    rules = (r"blk\.(1|2|3|4|5)\.ffn.*=CUDA0", r"blk\.(6|7|8|59|60)\.ffn.*=CUDA1", "exps=CPU")
+    found = layout(*rules)
+    assert abs(error(sum(cards(found)), 52 + 60, "10 layers, both cards, GiB")) < 4
+    assert abs(error(found.host_bytes / GIB, 368, "10 layers, host, GiB")) < 2
+    # 43 and 44 GiB have no room for ten layers of experts and the rest of the model
+    assert 10 * expert_bytes(gguf("IQ3_K"))[1] / GIB + 11.5 + 8.6 > 43 + 44

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.assemble.image import Built
+from pipeline.errors import StoreDamaged
+from pipeline.model import sha256_of
+from pipeline.oci.archive import archive_bytes, docker_archive
+from pipeline.store.store import Store, open_store
+from tests.makers import build, make_checkout, make_deb, make_wheel, root_image, wheel_image
+
+TAG = "sm120/child:abc"
+
+
+class World:
+    """A built image."""
+
+    def __init__(self, place: Path) -> None:
+        mirror = place / "mirror"
+        image = wheel_image("child", [make_wheel(mirror, "pkg")])
+        checkout = make_checkout(place / "checkout", root_image([make_deb(mirror, "tool")]), image)
+        self.store: Store = open_store(place / "store")
+        self.built: Built = build(checkout, self.store, mirror, "child")[0]
+
+    def archive(self, *tags: str) -> bytes:
+        return b"".join(docker_archive(self.store, self.built, list(tags)))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+def files(raw: bytes) -> dict[str, bytes]:
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
+        for info in tar:
+            handle = tar.extractfile(info)
+            assert handle is not None
+            assert info.name not in found
+            found[info.name] = handle.read()
+    return found
+
+
+def read(raw: bytes, name: str) -> Any:
+    return json.loads(files(raw)[name])
+
+
+def test_every_blob_is_there_under_its_digest(world: World) -> None:
+    blobs = {n: d for n, d in files(world.archive(TAG)).items() if n.startswith("blobs/")}
+    assert all(sha256_of(data) == "sha256:" + name[13:] for name, data in blobs.items())
+    manifest = world.store.read_json(world.built.digest)
+    named = [world.built.digest, manifest["config"]["digest"]]
+    named += [layer["digest"] for layer in manifest["layers"]]
+    assert set(blobs) == {"blobs/" + digest.replace(":", "/") for digest in named}
+
+
+def test_the_layout_leads_to_the_manifest(world: World) -> None:
+    raw = world.archive(TAG)
+    (found,) = read(raw, "index.json")["manifests"]
+    data = files(raw)["blobs/" + found["digest"].replace(":", "/")]
+    assert (found["digest"], found["size"]) == (world.built.digest, len(data))
+    assert read(raw, "oci-layout") == {"imageLayoutVersion": "1.0.0"}
+    assert found["annotations"] == {"io.containerd.image.name": TAG}
+
+
+def test_dockers_own_manifest_names_config_layers_and_tags(world: World) -> None:
+    raw = world.archive(TAG, "other:1")
+    (found,) = read(raw, "manifest.json")
+    assert found["RepoTags"] == [TAG, "other:1"]
+    assert all(name in files(raw) for name in [found["Config"], *found["Layers"]])
+    assert len(found["Layers"]) == len(world.built.layers)
+
+
+def test_an_archive_without_tags_is_fine(world: World) -> None:
+    assert read(world.archive(), "manifest.json")[0]["RepoTags"] == []
+
+
+def test_the_same_image_is_the_same_archive(world: World) -> None:
+    assert world.archive(TAG) == world.archive(TAG)
+    assert world.archive(TAG) != world.archive("other:1")
+
+
+def test_a_layer_that_is_there_twice_is_sent_once(world: World) -> None:
+    manifest = world.store.read_json(world.built.digest)
+    manifest["layers"] += manifest["layers"][:1]
+    digest = world.store.put_blob(json.dumps(manifest).encode())
+    doubled = Built(
+        "child", "linux/amd64", digest, world.built.size_bytes, world.built.layers, cached=True
+    )
+    raw = b"".join(docker_archive(world.store, doubled, [TAG]))
+    assert len(read(raw, "manifest.json")[0]["Layers"]) == len(manifest["layers"])
+    files(raw)
+
+
+def test_it_comes_in_pieces_and_about_as_long_as_promised(world: World) -> None:
+    pieces = list(docker_archive(world.store, world.built, [TAG]))
+    assert len(pieces) > 2 * len(world.built.layers)
+    assert abs(sum(map(len, pieces)) - archive_bytes(world.built)) < 20_000
+
+
+def test_every_entry_is_the_same_age_and_nobodys(world: World) -> None:
+    with tarfile.open(fileobj=io.BytesIO(world.archive(TAG))) as tar:
+        found = {(i.mtime, i.mode, i.uid, i.gid, i.uname) for i in tar}
+    assert found == {(315532800, 0o644, 0, 0, "")}
+
+
+def damaged(world: World, digest: str, raw: bytes | None) -> None:
+    path = world.store.blob_path(digest)
+    good = path.read_bytes()
+    if raw is None:
+        path.unlink()
+    else:
+        path.write_bytes(raw)
+    try:
+        with pytest.raises(StoreDamaged):
+            world.archive(TAG)
+    finally:
+        path.write_bytes(good)
+
+
+@pytest.mark.parametrize("raw", [None, b"", b"{}"])
+def test_a_damaged_manifest_is_refused(world: World, raw: bytes | None) -> None:
+    damaged(world, world.built.digest, raw)
+
+
+@pytest.mark.parametrize("raw", [None, b"", b"x" * 5000])
+def test_a_layer_of_another_size_is_refused(world: World, raw: bytes | None) -> None:
+    damaged(world, world.built.layers[0].record.digest, raw)
+
+
+@pytest.mark.parametrize("raw", [None, b"{}"])
+def test_a_config_of_another_size_is_refused(world: World, raw: bytes | None) -> None:
+    manifest = world.store.read_json(world.built.digest)
+    damaged(world, manifest["config"]["digest"], raw)

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import RegistryBroken
+from pipeline.oci.document import (
+    DOCKER_MANIFEST,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    read_document,
+    read_json,
+)
+from tests.unit.registry.support import EMPTY_INDEX, manifest_json
+
+GOOD = manifest_json(b"config", b"layer")
+
+
+def read(found: Any, claimed: str = "") -> Any:
+    return read_document(json.dumps(found).encode(), claimed)
+
+
+def test_a_manifest_is_read_with_its_parts() -> None:
+    found = read(GOOD, f"{OCI_MANIFEST}; charset=utf-8")
+    assert found.kind == "manifest"
+    assert [b.size_bytes for b in found.blobs] == [6, 5]
+
+
+def test_an_index_is_read() -> None:
+    assert read(EMPTY_INDEX, OCI_INDEX).kind == "index"
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**GOOD, **changes}
+
+
+@pytest.mark.parametrize(
+    ("found", "claimed", "words"),
+    [
+        ([], "", "no JSON object"),
+        ("text", "", "no JSON object"),
+        (changed(schemaVersion=1), "", "schema version"),
+        (changed(manifests=[]), "", "as a manifest and as an index"),
+        ({**EMPTY_INDEX, "layers": []}, "", "as a manifest and as an index"),
+        (changed(mediaType=OCI_INDEX), "", "calls itself"),
+        (changed(mediaType=7), "", "calls itself"),
+        ({**EMPTY_INDEX, "mediaType": OCI_MANIFEST}, "", "calls itself"),
+        (GOOD, OCI_INDEX, "sent as"),
+        (GOOD, DOCKER_MANIFEST, "sent as"),
+        (changed(layers="x"), "", "no list"),
+        (changed(layers=[7]), "", "no JSON object"),
+        (changed(layers=[{}]), "", "no sha256 digest"),
+        (changed(config={"digest": "sha256:../../etc/passwd"}), "", "no sha256 digest"),
+        (changed(config={**GOOD["config"], "digest": "md5:00"}), "", "no sha256 digest"),
+        (changed(config={**GOOD["config"], "size": -1}), "", "bytes"),
+        (changed(config={**GOOD["config"], "size": True}), "", "bytes"),
+        (changed(config={**GOOD["config"], "size": "6"}), "", "bytes"),
+        (changed(config={**GOOD["config"], "size": 1.5}), "", "bytes"),
+        (changed(config={**GOOD["config"], "mediaType": ""}), "", "media type"),
+        (changed(config=None), "", "no JSON object"),
+        (changed(annotations={"a": 1}), "", "annotations"),
+        (changed(annotations=["a"]), "", "annotations"),
+        (changed(subject=[]), "", "no JSON object"),
+        ({k: v for k, v in GOOD.items() if k != "config"}, "", "no config"),
+        (changed(layers=[GOOD["config"]] * 1001), "", "too long"),
+    ],
+)
+def test_a_document_that_is_not_sound_is_refused(found: Any, claimed: str, words: str) -> None:
+    with pytest.raises(RegistryBroken, match=words):
+        read(found, claimed)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"a": 1, "a": 2}',
+        b'{"x": {"digest": "1", "digest": "2"}}',
+        b"[" * 100_000,
+        b'{"a":' * 30 + b"1" + b"}" * 30,
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": 1} {"b": 2}',
+    ],
+)
+def test_json_that_two_readers_could_read_differently_is_refused(data: bytes) -> None:
+    with pytest.raises(RegistryBroken):
+        read_json(data, "it")
+
+
+def test_brackets_inside_texts_are_no_depth() -> None:
+    text = json.dumps({"a": "[" * 100, "b": '\\"[[[' * 20})
+    assert read_json(text.encode(), "it")["a"] == "[" * 100
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_document_or_an_error_of_ours(data: bytes) -> None:
+    with pytest.raises(RegistryBroken):
+        read_document(data)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=9,
+)
+
+
+@given(st.sampled_from(sorted(GOOD)), JSON)
+def test_any_value_in_any_field_is_read_or_an_error_of_ours(name: str, value: Any) -> None:
+    try:
+        found = read({**GOOD, name: value})
+    except RegistryBroken:
+        return
+    assert found.kind == "manifest"
+    assert json.loads(found.data)[name] == value

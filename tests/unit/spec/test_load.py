@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.errors import UnknownImage, WishInvalid
+from pipeline.spec import load
+from pipeline.spec.image import ImageWish
+from pipeline.spec.load import Checkout, find_checkout, read_yaml
+from tests.unit.support import ROOT, make_checkout, tiny_wish, write_wish
+
+GOOD = yaml.safe_dump(tiny_wish())
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join(['*' + old] * 9)}]\n" for old, new in pairwise("abcdefghi")
+)
+
+
+def read(tmp_path: Path, text: str | bytes) -> ImageWish:
+    path = tmp_path / "image.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_yaml(path, ImageWish)
+
+
+def test_a_good_file_is_read(tmp_path: Path) -> None:
+    assert read(tmp_path, GOOD).name == "tiny"
+
+
+BAD: dict[str, tuple[str | bytes, str]] = {
+    "an empty file": ("", "valid dictionary"),
+    "only a comment": ("# nothing\n", "valid dictionary"),
+    "a list": ("- a\n", "valid dictionary"),
+    "a word": ("hello\n", "valid dictionary"),
+    "a tab": ("a:\n\t- b\n", "not valid YAML"),
+    "an unknown key": (GOOD + "colour: blue\n", "colour: Extra inputs"),
+    "a key written twice": (GOOD + "name: other\n", "'name' is there twice"),
+    "a key written twice inside": (GOOD + "env: {A: b, A: c}\n", "'A' is there twice"),
+    "a number written in two ways": ("1: a\n0x1: b\n", "is there twice"),
+    "two documents": (GOOD + "---\n" + GOOD, "not valid YAML"),
+    "bytes that are no UTF-8": (b"name: \xff\n", "not valid YAML"),
+    "UTF-16": (GOOD.encode("utf-16"), "not valid YAML"),
+    "a NUL byte": ("name: a\0\n", "not valid YAML"),
+    "a Python object": ("name: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
+    "a list as a key": ("? [a]\n: b\n", "not valid YAML"),
+    "a date that is none": (GOOD + "labels: {a: 2026-99-99}\n", "not valid YAML"),
+    "a number that is none": (GOOD + "labels: {a: !!int x}\n", "not valid YAML"),
+    "a time that is none": (GOOD + "labels: {a: !!timestamp x}\n", "not valid YAML"),
+    "a number with 5000 digits": (GOOD + f"labels: {{a: {'1' * 5000}}}\n", "not valid YAML"),
+    "an alias": ("a: &a b\nc: *a\n", "aliases are not allowed"),
+    "an alias of itself": ("a: &a [*a]\n", "aliases are not allowed"),
+    "a billion laughs": (LAUGHS, "aliases are not allowed"),
+    "a billion laughs in a label": (
+        GOOD + "labels:\n" + "".join(f"  {line}\n" for line in LAUGHS.splitlines()),
+        "aliases are not allowed",
+    ),
+    "a merge": (GOOD + "env:\n  <<: {A: b}\n", "not valid YAML"),
+    "100,000 open brackets": ("[" * 100_000, "levels deep"),
+    "100,000 brackets": ("[" * 100_000 + "]" * 100_000, "levels deep"),
+    "100 folders deep": ("\n".join(" " * n + "a:" for n in range(100)), "levels deep"),
+    "a huge file": ("#" * (load.MAX_FILE_BYTES + 1), "larger than"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_an_error_in_one_line_that_names_it(tmp_path: Path, name: str) -> None:
+    text, words = BAD[name]
+    with pytest.raises(WishInvalid, match=words) as caught:
+        read(tmp_path, text)
+    assert str(caught.value).startswith(str(tmp_path / "image.yaml"))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_wrong_field_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WishInvalid, match=r"python\.requirements\.0: .*not a requirement"):
+        read(tmp_path, yaml.safe_dump(tiny_wish(python={"requirements": ["a b"]})))
+
+
+def test_many_keys_take_no_long_time(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(WishInvalid):
+        read(tmp_path, "".join(f"k{n}: 1\n" for n in range(20_000)))
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("kind", ["nothing", "a folder"])
+def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "image.yaml"
+    if kind == "a folder":
+        path.mkdir()
+    with pytest.raises(WishInvalid, match=r"image\.yaml: cannot be read"):
+        read_yaml(path, ImageWish)
+
+
+def test_an_unknown_image_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UnknownImage, match=r"no image 'tinny' \(there are: tiny\)"):
+        make_checkout(tmp_path).wish("tinny")
+    with pytest.raises(UnknownImage, match="there are: none"):
+        Checkout(tmp_path / "empty").wish("tiny")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../images/tiny", "tiny/", "/etc"])
+def test_a_path_is_no_image(tmp_path: Path, name: str) -> None:
+    checkout = make_checkout(tmp_path)
+    with pytest.raises((UnknownImage, WishInvalid)):
+        checkout.wish(name)
+
+
+def test_a_name_that_is_not_the_folders_is_refused(tmp_path: Path) -> None:
+    checkout = make_checkout(tmp_path)
+    checkout.folder("tiny").rename(checkout.folder("small"))
+    with pytest.raises(WishInvalid, match="is 'tiny', its folder is 'small'"):
+        checkout.wish("small")
+
+
+def with_bases(root: Path, **bases: str | None) -> Checkout:
+    checkout = Checkout(root)
+    for name, base in bases.items():
+        debian = None if base else {"suite": "bookworm"}
+        write_wish(checkout, tiny_wish(name, base=base, debian=debian))
+    return checkout
+
+
+def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
+    checkout = with_bases(tmp_path, a=None, b="a", c="b")
+    assert [w.name for w in checkout.chain("c")] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "bases", [{"a": "a"}, {"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "b"}]
+)
+def test_a_base_that_leads_back_is_refused(tmp_path: Path, bases: dict[str, str]) -> None:
+    with pytest.raises(WishInvalid, match="its base leads back"):
+        with_bases(tmp_path, **bases).chain("a")
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnknownImage, match="'gone'"):
+        with_bases(tmp_path, a="gone").chain("a")
+
+
+def test_the_checkout_is_found_from_any_folder_in_it(tmp_path: Path) -> None:
+    checkout = make_checkout(tmp_path)
+    assert find_checkout(checkout.folder("tiny")).root == tmp_path
+    with pytest.raises(UnknownImage, match="not inside a checkout"):
+        find_checkout(tmp_path.parent)
+
+
+def test_the_shipped_wishes_are_good() -> None:
+    checkout = Checkout(ROOT)
+    for name in checkout.images():
+        assert checkout.chain(name)[-1].name == name
+        assert checkout.series(checkout.wish(name)) is not None

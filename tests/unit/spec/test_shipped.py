@@ -1,0 +1,101 @@
+"""The shipped wishes, locks and schemas agree with each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from pipeline.assemble.plan import plan_image
+from pipeline.gate.arch_spec import ArchWish
+from pipeline.gate.cases import EngineSetup, GateFile
+from pipeline.gate.numeric_cases import NumericsFile
+from pipeline.lock.model import current_lock
+from pipeline.spec.image import ImageWish, PatchSeries
+from pipeline.spec.load import Checkout, schema
+from tests.unit.spec.json_schema import problems
+
+CHECKOUT = Checkout(Path(__file__).resolve().parents[3])
+SHIPPED = [(n, p) for n in CHECKOUT.images() for p in CHECKOUT.wish(n).platforms]
+
+
+@pytest.mark.parametrize(("name", "platform"), SHIPPED)
+def test_a_shipped_lock_answers_its_wish(name: str, platform: str) -> None:
+    assert current_lock(CHECKOUT, CHECKOUT.wish(name), platform).pins or name == "debian-python"
+
+
+@pytest.mark.parametrize(("name", "platform"), SHIPPED)
+def test_a_shipped_image_stays_under_a_hundred_layers(name: str, platform: str) -> None:
+    assert len(plan_image(CHECKOUT, name, platform).all_layers()) < 98
+
+
+@pytest.mark.parametrize("path", sorted((CHECKOUT.root / "lockfiles").rglob("*.*")), ids=str)
+def test_no_lock_names_a_place(path: Path) -> None:
+    assert not re.search(r"://|index-url", path.read_text(encoding="utf-8"))
+
+
+MODELS: dict[str, type[BaseModel]] = {
+    "image": ImageWish,
+    "series": PatchSeries,
+    "gate": GateFile,
+    "numerics": NumericsFile,
+    "engine": EngineSetup,
+    "arch": ArchWish,
+}
+GATE_FILES = sorted((CHECKOUT.root / "images").glob("*/gates/*.yaml"))
+
+
+def schema_of(path: Path) -> str:
+    return "gate" if path.stem.startswith("smem-") else path.stem
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_schemas_for_editors_are_those_of_the_code(name: str) -> None:
+    path = CHECKOUT.root / "images" / f"{name}.schema.json"
+    assert path.read_text(encoding="utf-8") == schema(MODELS[name])
+
+
+@pytest.mark.parametrize("path", GATE_FILES, ids=lambda p: f"{p.parts[-3]}-{p.stem}")
+def test_a_gate_s_file_names_its_schema_and_fits_it(path: Path) -> None:
+    text, kind = path.read_text(encoding="utf-8"), schema_of(path)
+    assert text.startswith(f"# yaml-language-server: $schema=../../{kind}.schema.json\n")
+    rules = json.loads(schema(MODELS[kind]))
+    assert problems(yaml.safe_load(text), rules, rules) == []
+
+
+TENSOR = {"shape": [4, "heads"], "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"tensor": {**TENSOR, "dtype": "float4"}},
+        {"tensor": {"shape": ["heads + 1"]}},
+        {"tensor": TENSOR, "size": 4},
+        {"code": "1 + 1"},
+        {"call": {"function": "os.system"}},
+        {},
+        [1, 2],
+    ],
+)
+def test_the_schema_refuses_an_argument_that_the_gate_refuses(argument: Any) -> None:
+    case = {
+        **{"name": "one", "stands_for": ["a model"], "function": ["engine.ops:f"]},
+        **{"arguments": {"x": argument}, "kernels": ["k"]},
+    }
+    file = {"engine": "engine", "why": "because a test wants to see it", "cases": [case]}
+    rules = json.loads(schema(GateFile))
+    assert problems(file, rules, rules)
+    with pytest.raises(ValidationError):
+        GateFile.model_validate(file)
+
+
+@pytest.mark.parametrize("argument", [None, 1, 0.5, True, "silu", {"tensor": TENSOR}, {"size": 4}])
+def test_the_schema_accepts_short_and_long_arguments(argument: Any) -> None:
+    rules = json.loads(schema(GateFile))
+    assert problems(argument, rules["$defs"]["Argument"], rules) == []

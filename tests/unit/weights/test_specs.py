@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.spec.load import Checkout
+from pipeline.weights.model import lock_path, read_wish, wish_names
+from tests.unit.support import ROOT
+
+CHECKOUT = Checkout(ROOT)
+NAMES = wish_names(CHECKOUT)
+
+
+def test_what_the_seeds_serve_is_wished_for() -> None:
+    repositories = {read_wish(CHECKOUT, name).repository for name in NAMES}
+    assert repositories >= {
+        "moonshotai/Kimi-K2.6",
+        "moonshotai/Kimi-K2.5",
+        "moonshotai/Kimi-K2-Thinking",
+        "nvidia/Kimi-K2-Thinking-NVFP4",
+        "lightseekorg/kimi-k2.6-eagle3",
+        "ubergarm/Kimi-K2.6-GGUF",
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_wish_can_be_read(name: str) -> None:
+    wish = read_wish(CHECKOUT, name)
+    assert wish.name == name
+    assert wish.wants("config.json") == (wish.format == "safetensors")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lock_answers_its_wish_or_is_not_there(name: str) -> None:
+    from pipeline.weights.model import current_lock
+
+    if lock_path(CHECKOUT, name).exists():
+        assert current_lock(CHECKOUT, name).name == name
+
+
+def test_one_quant_of_a_collection_does_not_bring_the_other() -> None:
+    first = "IQ3_K/Kimi-K2.6-IQ3_K-00001-of-00012.gguf"
+    assert read_wish(CHECKOUT, "kimi-k2.6-iq3-k").wants(first)
+    assert not read_wish(CHECKOUT, "kimi-k2.6-q4-x").wants(first)
+    assert not read_wish(CHECKOUT, "kimi-k2.6-iq3-k").wants("smol-IQ3_KS/anything.gguf")
+
+
+def test_remote_code_is_part_of_a_set() -> None:
+    assert read_wish(CHECKOUT, "kimi-k2.6").wants("modeling_kimi_k25.py")
