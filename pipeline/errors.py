@@ -19,7 +19,7 @@ class PipelineError(Exception):
             self.hint = hint
 
 
-class WishInvalid(PipelineError):
+class SpecInvalid(PipelineError):
     exit_code = 10
     meaning = "an image.yaml or series.yaml is not valid"
     hint = "Fix the named field; `sm120 schema` prints what the file may hold."
@@ -33,7 +33,7 @@ class LockMissing(PipelineError):
 
 class LockStale(PipelineError):
     exit_code = 12
-    meaning = "a lock answers an older wish"
+    meaning = "a lock answers an older spec"
     hint = "Look at what would move with `sm120 lock --diff`, then `sm120 lock IMAGE`."
 
 
@@ -50,12 +50,12 @@ class LocksDisagree(LockEdited):
 class GoldenMismatch(PipelineError):
     exit_code = 14
     meaning = "a build gave another digest than the committed one"
-    hint = "If you changed the wish or a patch on purpose: `sm120 build IMAGE --accept`."
+    hint = "If you changed the spec or a patch on purpose: `sm120 build IMAGE --accept`."
 
 
 class ResolveFailed(PipelineError):
     exit_code = 15
-    meaning = "no set of wheels or .debs answers the wish"
+    meaning = "no set of wheels or .debs answers the spec"
     hint = "Read the resolver's words above; loosen or correct the requirement."
 
 

@@ -34,7 +34,7 @@ from pipeline.model import canonical_json
 from pipeline.oci.document import read_document
 from pipeline.publish.attachment import Attachment, Content
 from pipeline.verify.attached import Loose, sort_out
-from pipeline.verify.evidence import read_exhibit
+from pipeline.verify.evidence import read_item
 from pipeline.verify.naming import believed_names
 from pipeline.verify.policy import read_policy
 from pipeline.verify.verdict import Verdict
@@ -118,7 +118,7 @@ class Fuzzer:
         self.world, self.folder, self.dice = world, folder, random.Random(seed)
         self.tally = Tally()
         self.good = {name: e.dump() for name, e in world.envelopes().items()}
-        self.read = {name: read_exhibit(name, data) for name, data in self.good.items()}
+        self.read = {name: read_item(name, data) for name, data in self.good.items()}
         key = next(iter(world.trust.keys))
         self.trust = b"format: 1\nkeys:\n- " + b"\n  ".join(
             [
@@ -155,31 +155,31 @@ class Fuzzer:
     def envelope(self) -> None:
         """Altered bytes are valid only where the signed payload is the same as ever."""
         name = self.dice.choice(list(self.good))
-        exhibit = read_exhibit(name, mutate(self.good[name], self.dice))
-        if exhibit.envelope is None:
+        item = read_item(name, mutate(self.good[name], self.dice))
+        if item.envelope is None:
             return self.tally.count("envelope", "refused")
         others = [x for n, x in self.read.items() if n != name]
-        node = self.world.walk([exhibit, *others]).node
-        same = exhibit.envelope.payload == self.world.envelopes()[name].payload
-        assert node.verdict is not Verdict.VALID or same, exhibit
+        node = self.world.walk([item, *others]).node
+        same = item.envelope.payload == self.world.envelopes()[name].payload
+        assert node.verdict is not Verdict.VALID or same, item
         self.tally.count("envelope", node.verdict.value)
 
     def lie(self) -> None:
         """A good key signs mutated bytes: any verdict, but one of ours."""
         name = self.dice.choice(list(self.good))
         payload = mutate(self.world.envelopes()[name].payload, self.dice)
-        exhibit = read_exhibit(name, sign_bytes(payload, self.world.key).dump())
+        item = read_item(name, sign_bytes(payload, self.world.key).dump())
         others = [x for n, x in self.read.items() if n != name]
-        self.tally.count("lie", self.world.walk([exhibit, *others]).node.verdict.value)
+        self.tally.count("lie", self.world.walk([item, *others]).node.verdict.value)
 
     def shape(self) -> None:
         """A good key signs well-formed JSON of another shape."""
         name = self.dice.choice(list(self.good))
         body = json.loads(self.world.envelopes()[name].payload)
         body["predicate"] = reshape(body["predicate"], self.dice)
-        exhibit = read_exhibit(name, sign_bytes(canonical_json(body), self.world.key).dump())
+        item = read_item(name, sign_bytes(canonical_json(body), self.world.key).dump())
         others = [x for n, x in self.read.items() if n != name]
-        self.tally.count("shape", self.world.walk([exhibit, *others]).node.verdict.value)
+        self.tally.count("shape", self.world.walk([item, *others]).node.verdict.value)
 
     def naming(self) -> None:
         """An altered image signature names nothing, or what it named before."""

@@ -112,7 +112,7 @@ def deb_pin(path: Path) -> DebPin:
 class Image:
     """What `make_checkout` writes for one image."""
 
-    wish: dict[str, Any]
+    spec: dict[str, Any]
     wheels: Sequence[Path] = ()
     debs: Sequence[Path] = ()
     files: dict[str, str] = field(default_factory=dict)
@@ -121,12 +121,12 @@ class Image:
 
     @property
     def name(self) -> str:
-        return str(self.wish["name"])
+        return str(self.spec["name"])
 
 
 def root_image(debs: Sequence[Path], **more: Any) -> Image:
     """A Debian root image."""
-    wish = {
+    spec = {
         "name": "root",
         "summary": "a small root for tests",
         "platforms": [AMD64],
@@ -136,13 +136,13 @@ def root_image(debs: Sequence[Path], **more: Any) -> Image:
         "env": {"PATH": "/opt/venv/bin:/usr/bin"},
         **more,
     }
-    return Image(wish, debs=debs)
+    return Image(spec, debs=debs)
 
 
 def wheel_image(name: str, wheels: Sequence[Path], **more: Any) -> Image:
     """An image of wheels on the root image."""
     python = {"requirements": [f"{wheels[0].name.split('-')[0]}==1.0"], **more.pop("python", {})}
-    wish = {
+    spec = {
         "name": name,
         "summary": "a small engine for tests",
         "base": "root",
@@ -150,23 +150,23 @@ def wheel_image(name: str, wheels: Sequence[Path], **more: Any) -> Image:
         "python": python,
         **more,
     }
-    return Image(wish, wheels)
+    return Image(spec, wheels)
 
 
 def make_checkout(root: Path, *images: Image) -> Checkout:
-    """A checkout with wishes and locks that answer them; bases come before what stands on them."""
+    """A checkout with specs and locks that answer them; bases come before what stands on them."""
     checkout = Checkout(root)
     locks: dict[str, ImageLock] = {}
     for image in images:
         folder = checkout.folder(image.name)
-        for name, text in {"image.yaml": json.dumps(image.wish), **image.files}.items():
+        for name, text in {"image.yaml": json.dumps(image.spec), **image.files}.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8", newline="")
-        wish = checkout.wish(image.name)
-        base = locks[wish.parent].seal if wish.parent else None
+        spec = checkout.spec(image.name)
+        base = locks[spec.parent].seal if spec.parent else None
         pins = [wheel_pin(p) for p in image.wheels], [deb_pin(p) for p in image.debs]
         locks[image.name] = sealed(
-            image.name, image.platform, wish.lock_digest(), base, *pins, image.base_image
+            image.name, image.platform, spec.lock_digest(), base, *pins, image.base_image
         )
         write_lock(checkout.lock_path(image.name, image.platform), locks[image.name])
     return checkout
@@ -200,7 +200,7 @@ class Edit:
         }
 
 
-def patch_wish(*edits: Edit, applies_to: str = "pkg==1.0", **more: Any) -> dict[str, Any]:
+def patch_spec(*edits: Edit, applies_to: str = "pkg==1.0", **more: Any) -> dict[str, Any]:
     """One patch as series.yaml lists it."""
     return {
         "file": "0001.patch",
@@ -216,7 +216,7 @@ def patch_wish(*edits: Edit, applies_to: str = "pkg==1.0", **more: Any) -> dict[
 def patch_files(*edits: Edit, **more: Any) -> dict[str, str]:
     """A series of one patch, as files of an image's folder."""
     return {
-        "patches/series.yaml": json.dumps({"patches": [patch_wish(*edits, **more)]}, indent=1),
+        "patches/series.yaml": json.dumps({"patches": [patch_spec(*edits, **more)]}, indent=1),
         "patches/0001.patch": "".join(edit.diff for edit in edits),
     }
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from pipeline.assemble.entry import Entry, Kind
-from pipeline.errors import PathConflict, WishInvalid
+from pipeline.errors import PathConflict, SpecInvalid
 
 _TRIPLETS = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 # Folders that get links of our own, and `bin`: nvcc looks for lib64 beside the folder it is in.
@@ -28,7 +28,7 @@ def cuda_home(
     trees = [_tree(paths, source) for source in sources]
     for source, tree in zip(sources, trees, strict=True):
         if not tree:
-            raise WishInvalid(f"cuda: from: no wheel has anything below {source}")
+            raise SpecInvalid(f"cuda: from: no wheel has anything below {source}")
     entries: list[Entry] = []
     _merge(root, "", list(zip(sources, trees, strict=True)), entries)
     taken = {entry.path for entry in entries}

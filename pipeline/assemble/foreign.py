@@ -12,7 +12,7 @@ from pipeline.assemble.foreign_layers import base_layers
 from pipeline.assemble.manifest import Below
 from pipeline.assemble.plan import ImagePlan
 from pipeline.assemble.view import View, follow, see
-from pipeline.errors import BaseUnusable, StoreDamaged, WishInvalid
+from pipeline.errors import BaseUnusable, SpecInvalid, StoreDamaged
 from pipeline.lock.base import BasePin
 from pipeline.lock.wheels import GLIBC_MINOR
 from pipeline.oci.config import ImageConfig, read_config
@@ -74,7 +74,7 @@ class Foreign:
             return name
         listed = self.read("etc/passwd", _MOST_PASSWD_BYTES) if passwd is None else passwd
         if listed is None:
-            raise WishInvalid(
+            raise SpecInvalid(
                 f"{image}: user: {name!r} cannot be looked up, its base has no /etc/passwd",
                 'Give the number: `user: "1000"`.',
             )
@@ -82,7 +82,7 @@ class Foreign:
             fields = line.split(":")
             if fields[0] == name and len(fields) >= 4 and all(f.isdecimal() for f in fields[2:4]):
                 return f"{fields[2]}:{fields[3]}"
-        raise WishInvalid(f"{image}: user: {name!r} is not in /etc/passwd of its base")
+        raise SpecInvalid(f"{image}: user: {name!r} is not in /etc/passwd of its base")
 
     def python_home(self, image: str, version: str, root: str) -> str:
         """The folder of the base's Python; an environment can only be put where none is."""
@@ -93,7 +93,7 @@ class Foreign:
             row = self.rows.get(found)
             if row is not None and row.kind in (Kind.FILE.value, Kind.HARDLINK.value):
                 return f"/{folder}"
-        raise WishInvalid(
+        raise SpecInvalid(
             f"{image}: python: its base has no python{version} in /usr/bin or /usr/local/bin",
             "Name the version that the base has under `python: version:`, or another base.",
         )
@@ -101,19 +101,19 @@ class Foreign:
     def _require_glibc(self, image: str) -> None:
         for path in self.rows:
             if _MUSL.fullmatch(path):
-                raise WishInvalid(
+                raise SpecInvalid(
                     f"{image}: python: its base has musl, wheels are locked for glibc"
                 )
             old = _OLD_GLIBC.fullmatch(path)
             if old and int(old[1]) < GLIBC_MINOR:
-                raise WishInvalid(
+                raise SpecInvalid(
                     f"{image}: python: its base has glibc 2.{old[1]}, wheels are locked for"
                     f" 2.{GLIBC_MINOR}"
                 )
 
     def _require_room(self, image: str, root: str) -> None:
         if root in self.rows:
-            raise WishInvalid(
+            raise SpecInvalid(
                 f"{image}: python: its base has /{root} already; two environments would mix",
                 "Take a base without one, or add `files` only.",
             )
@@ -121,7 +121,7 @@ class Foreign:
             row = self.rows.get(folder)
             plain = (Kind.DIR.value, 0o755, 0, 0)
             if row is not None and (row.kind, row.mode, row.uid, row.gid) != plain:
-                raise WishInvalid(
+                raise SpecInvalid(
                     f"{image}: python: /{folder} of its base is a {row.kind} of mode"
                     f" {row.mode:04o}, owner {row.uid}:{row.gid}; wheels need a plain folder there"
                 )
@@ -132,21 +132,21 @@ def require_fit(store: Store, plans: Sequence[ImagePlan]) -> None:
     for plan in plans:
         base = Foreign(store, plan.foreign) if plan.foreign else None
         for each in plan.chain() if base else []:
-            if base and each.wish.python:
-                base.python_home(each.wish.name, each.venv.version, each.venv.root)
+            if base and each.spec.python:
+                base.python_home(each.spec.name, each.venv.version, each.venv.root)
 
 
 def below(checkout: Checkout, plan: ImagePlan, foreign: Foreign) -> Below:
     """How the foreign base runs; its users, unless a file of ours lists others."""
     files = [
-        checkout.folder(each.wish.name) / file.source
+        checkout.folder(each.spec.name) / file.source
         for each in plan.chain()
-        for file in each.wish.files
+        for file in each.spec.files
         if file.to == "/etc/passwd"
     ]
 
     def find_user(name: str) -> str:
         passwd = files[-1].read_bytes() if files else None
-        return foreign.user(plan.wish.name, name, passwd)
+        return foreign.user(plan.spec.name, name, passwd)
 
     return Below(foreign.config, find_user)

@@ -72,10 +72,10 @@ def code_digest() -> str:
 
 def find_built(store: Store, plan: ImagePlan) -> Built | None:
     """The image as built before, if its inputs are the same and every blob is still there."""
-    record = store.image_record(plan.wish.name, plan.platform)
+    record = store.image_record(plan.spec.name, plan.platform)
     if record is None or record.get("key") != plan.key or record.get("code") != code_digest():
         return None
-    return built_from(store, plan.wish.name, plan.platform, record)
+    return built_from(store, plan.spec.name, plan.platform, record)
 
 
 def built_from(store: Store, name: str, platform: str, record: dict[str, Any]) -> Built | None:
@@ -145,7 +145,7 @@ def _make_parts(
 def _accept_patches(checkout: Checkout, store: Store, plan: ImagePlan) -> ImagePlan:
     """Take edited patches as they are now, and plan again with what they give."""
     refresh_series(checkout, plan, wheel_tree(store, _wheel_records(store, plan)))
-    return plan_image(checkout, plan.wish.name, plan.platform)
+    return plan_image(checkout, plan.spec.name, plan.platform)
 
 
 def _finish(
@@ -153,29 +153,29 @@ def _finish(
 ) -> Built:
     """The image from its layers, checked against its golden digest before it gets a name."""
     built = find_built(store, plan)
-    record = store.image_record(plan.wish.name, plan.platform) if built else None
+    record = store.image_record(plan.spec.name, plan.platform) if built else None
     if built is None or record is None:
         record, diff = _assemble(checkout, store, plan)
-        built = built_from(store, plan.wish.name, plan.platform, record)
+        built = built_from(store, plan.spec.name, plan.platform, record)
         if built is None:
-            raise StoreDamaged(f"{plan.wish.name}: a layer vanished while it was built")
+            raise StoreDamaged(f"{plan.spec.name}: a layer vanished while it was built")
         built = replace(built, cached=False)
     else:
         diff = None
     got = golden.GoldenImage(
         digest=built.digest,
-        inputs=image_inputs(checkout, plan.wish, plan.lock, plan.base.key if plan.base else None),
+        inputs=image_inputs(checkout, plan.spec, plan.lock, plan.base.key if plan.base else None),
         layers={x.title: x.record.digest for x in built.layers},
     )
-    label = f"{plan.wish.name}.{plan.architecture}"
+    label = f"{plan.spec.name}.{plan.architecture}"
     if accept:
         golden.accept(checkout.golden_path, label, got)
     if judge:
         golden.check(golden.read_golden(checkout.golden_path), label, got)
     if diff is not None:
-        folder = store.image_folder(plan.wish.name, plan.platform)
+        folder = store.image_folder(plan.spec.name, plan.platform)
         store.write(folder / "patches.diff", diff.encode())
-        store.keep_image(plan.wish.name, plan.platform, record)
+        store.keep_image(plan.spec.name, plan.platform, record)
     return built
 
 
@@ -185,11 +185,11 @@ def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[dict[s
     tree = wheel_tree(store, _wheel_records(store, plan))
     own = _own_layer(checkout, store, plan, layers, tree, foreign)
     if own:
-        layers.append(TitledLayer(f"{plan.wish.name} files", own))
+        layers.append(TitledLayer(f"{plan.spec.name} files", own))
     patched = patched_entries(checkout, plan, tree)
     if patched.entries:
         layers.append(TitledLayer("patches", _thin_layer(store, patched.entries)))
-    require_few(plan.wish.name, len(layers))
+    require_few(plan.spec.name, len(layers))
     runs_on = below(checkout, plan, foreign) if foreign else None
     config = canonical_json(oci.image_config(plan, layers, runs_on))
     config_digest = store.put_blob(config)
@@ -214,9 +214,9 @@ def _chain_layers(checkout: Checkout, store: Store, plan: ImagePlan) -> list[Tit
         base = find_built(store, plan.base)
         if base is None:
             record, _ = _assemble(checkout, store, plan.base)
-            base = built_from(store, plan.base.wish.name, plan.platform, record)
+            base = built_from(store, plan.base.spec.name, plan.platform, record)
         if base is None:
-            raise StoreDamaged(f"{plan.base.wish.name}: a layer vanished while it was built")
+            raise StoreDamaged(f"{plan.base.spec.name}: a layer vanished while it was built")
         layers += base.layers
     if plan.lock.base_image:
         layers += base_layers(store, plan.lock.base_image)
@@ -246,8 +246,8 @@ def _own_layer(
     foreign: Foreign | None,
 ) -> LayerRecord | None:
     """The image's own files; remembered, so that an edited patch need not look at all paths."""
-    parts = plan.wish.model_dump(mode="json", include={"name", "python", "cuda", "files"})
-    files = own_file_digests(checkout, plan.wish)
+    parts = plan.spec.model_dump(mode="json", include={"name", "python", "cuda", "files"})
+    files = own_file_digests(checkout, plan.spec)
     digests = [x.record.digest for x in lower]
     key = sha256_of(canonical_json([parts, files, digests, code_digest()]))
     known = store.layer(key)

@@ -60,8 +60,8 @@ def layer_entries(store: Store, layer: LayerPlan, scratch: Path) -> list[Entry]:
         groups = []
         for pin in layer.pins:
             wheel = open_wheel(store.input_path(pin.sha256), pin.file)
-            untrue = pin.name in layer.untrue_records
-            groups.append(wheel_entries(wheel, layer.venv, record_is_untrue=untrue))
+            untrue = pin.name in layer.rewrite_record
+            groups.append(wheel_entries(wheel, layer.venv, rewrite_record=untrue))
         return with_parents(merge_wheels(groups, layer.prefer))
     debs = [_named(store, pin, scratch) for pin in layer.pins]
     if layer.kind is LayerKind.DEBS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.assemble.plan import FORMAT, ImagePlan
-from pipeline.errors import WishInvalid
+from pipeline.errors import SpecInvalid
 from pipeline.oci.config import ImageConfig
 from pipeline.oci.record import GZIP_LAYER, LayerRecord
 
@@ -76,17 +76,17 @@ def _started(plan: ImagePlan, below: Below | None) -> dict[str, list[str]]:
 
     Only the image that names the foreign base inherits from it; one of ours says all itself.
     """
-    own = {"Entrypoint": plan.wish.entrypoint, "Cmd": plan.wish.command}
-    if below and plan.base is None and not plan.wish.entrypoint:
+    own = {"Entrypoint": plan.spec.entrypoint, "Cmd": plan.spec.command}
+    if below and plan.base is None and not plan.spec.entrypoint:
         own["Entrypoint"] = _of_base(below, "entrypoint") or []
-        own["Cmd"] = plan.wish.command or _of_base(below, "command") or []
+        own["Cmd"] = plan.spec.command or _of_base(below, "command") or []
     return {name: words for name, words in own.items() if words}
 
 
 def _kept(plan: ImagePlan, below: Below | None) -> dict[str, Any]:
     """Ports of the image and of a foreign base; the base's volumes and stop signal."""
     found: dict[str, Any] = {}
-    ports = {f"{port}/tcp" for port in plan.wish.ports} | set(_of_base(below, "ports") or {})
+    ports = {f"{port}/tcp" for port in plan.spec.ports} | set(_of_base(below, "ports") or {})
     if ports:
         found["ExposedPorts"] = {port: {} for port in sorted(ports)}
     if volumes := _of_base(below, "volumes"):
@@ -106,50 +106,50 @@ def _history(layers: list[TitledLayer], below: Below | None) -> list[dict[str, A
 
 def _inherited(plan: ImagePlan, field: str) -> str | None:
     """The image's own setting, else that of the nearest base that has one."""
-    values: list[str | None] = [getattr(p.wish, field) for p in plan.chain()]
+    values: list[str | None] = [getattr(p.spec, field) for p in plan.chain()]
     return next((v for v in reversed(values) if v), None)
 
 
 def environment(plan: ImagePlan, below: Below | None = None) -> dict[str, str]:
     """The base's variables, then the image's own; wheels on a foreign base come first in PATH."""
-    own = {k: v for p in plan.chain() for k, v in p.wish.env.items()}
+    own = {k: v for p in plan.chain() for k, v in p.spec.env.items()}
     if below is None:
         return own
     found = below.config.variables()
-    if any(p.wish.python for p in plan.chain()):
+    if any(p.spec.python for p in plan.chain()):
         found["PATH"] = f"/{plan.venv.bin}:{found.get('PATH') or _PLAIN_PATH}"
     return {**found, **own}
 
 
 def _account(plan: ImagePlan, name: str) -> str:
-    accounts = [a for p in plan.chain() for a in p.wish.accounts]
+    accounts = [a for p in plan.chain() for a in p.spec.accounts]
     found = next((a for a in accounts if a.name == name), None)
     if found is None:
-        raise WishInvalid(f"{plan.wish.name}: user: {name!r} is not an account of its root image")
+        raise SpecInvalid(f"{plan.spec.name}: user: {name!r} is not an account of its root image")
     return f"{found.uid}:{found.gid}"
 
 
 def notes_of(plan: ImagePlan) -> dict[str, str]:
     """What registries and people read, the same in labels and in the manifest."""
-    wish = plan.wish
+    spec = plan.spec
     notes = {
-        f"{_PREFIX}title": wish.name,
-        f"{_PREFIX}description": wish.summary,
+        f"{_PREFIX}title": spec.name,
+        f"{_PREFIX}description": spec.summary,
         "sm120.format": str(FORMAT),
         "sm120.lock": plan.lock.seal,
         "sm120.inputs": plan.key,
     }
-    if wish.parent:
-        notes[f"{_PREFIX}base.name"] = wish.parent
+    if spec.parent:
+        notes[f"{_PREFIX}base.name"] = spec.parent
     if plan.lock.base_image:
         notes[f"{_PREFIX}base.name"] = plan.lock.base_image.repository
         notes[f"{_PREFIX}base.digest"] = plan.lock.base_image.manifest.digest
-    if wish.cuda and wish.cuda.architectures:
-        notes["sm120.architectures"] = ",".join(wish.cuda.architectures)
-    if wish.python:
-        engine = wish.python.requirements[0].partition("==")
+    if spec.cuda and spec.cuda.architectures:
+        notes["sm120.architectures"] = ",".join(spec.cuda.architectures)
+    if spec.python:
+        engine = spec.python.requirements[0].partition("==")
         notes[f"{_PREFIX}version"] = engine[2]
-    return {**notes, **wish.labels}
+    return {**notes, **spec.labels}
 
 
 def manifest(
@@ -180,5 +180,5 @@ def descriptor(plan: ImagePlan, digest: str, size_bytes: int) -> dict[str, Any]:
         "digest": digest,
         "size": size_bytes,
         "platform": {"os": "linux", "architecture": plan.architecture},
-        "annotations": {f"{_PREFIX}ref.name": f"{plan.wish.name}-{plan.architecture}"},
+        "annotations": {f"{_PREFIX}ref.name": f"{plan.spec.name}-{plan.architecture}"},
     }

@@ -1,4 +1,4 @@
-"""Paths that several wheels write: harmless when equal, an error unless the wish says who wins."""
+"""Paths that several wheels write: harmless when equal, an error unless the spec says who wins."""
 
 from __future__ import annotations
 

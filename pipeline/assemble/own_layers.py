@@ -21,11 +21,11 @@ from pipeline.assemble.overlap import misplaced
 from pipeline.assemble.plan import ImagePlan
 from pipeline.assemble.view import see
 from pipeline.assemble.wheel import record_row
-from pipeline.errors import PatchConflict, WishInvalid
+from pipeline.errors import PatchConflict, SpecInvalid
 from pipeline.files import write_bytes
 from pipeline.model import sha256_of
 from pipeline.oci.record import FileRow, LayerRecord
-from pipeline.spec.image import PatchWish
+from pipeline.spec.image import PatchSpec
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store
 
@@ -65,22 +65,22 @@ def own_entries(
     checkout: Checkout, plan: ImagePlan, tree: WheelTree, foreign: Foreign | None = None
 ) -> list[Entry]:
     """The environment's skeleton, the CUDA home, our files, and winners that would be hidden."""
-    wish = plan.wish
+    spec = plan.spec
     entries: list[Entry] = []
-    if wish.python:
+    if spec.python:
         entries += plan.venv.skeleton(*_python_home(plan, foreign))
-        for claim in misplaced(tree.contents, wish.python.prefer):
+        for claim in misplaced(tree.contents, spec.python.prefer):
             data = tree.read(tree.layers[claim.layer], claim.row)
             row = claim.row
             entries.append(Entry(row.path, Kind.FILE, row.mode, data, owner=row.owner))
-    if wish.cuda:
-        sources = [f"{plan.venv.site}/{s}" for s in wish.cuda.sources]
-        entries += cuda_home(tree.paths(), wish.cuda.home, sources, plan.architecture)
-    for file in wish.files:
-        source = checkout.folder(wish.name) / file.source
+    if spec.cuda:
+        sources = [f"{plan.venv.site}/{s}" for s in spec.cuda.sources]
+        entries += cuda_home(tree.paths(), spec.cuda.home, sources, plan.architecture)
+    for file in spec.files:
+        source = checkout.folder(spec.name) / file.source
         mode = int(file.mode, 8)
         entries.append(
-            Entry(file.to.lstrip("/"), Kind.FILE, mode, source.read_bytes(), owner=wish.name)
+            Entry(file.to.lstrip("/"), Kind.FILE, mode, source.read_bytes(), owner=spec.name)
         )
     return entries
 
@@ -89,7 +89,7 @@ def _python_home(plan: ImagePlan, foreign: Foreign | None) -> list[str]:
     """Where a foreign base has its Python; ours is where it always is."""
     if foreign is None:
         return []
-    return [foreign.python_home(plan.wish.name, plan.venv.version, plan.venv.root)]
+    return [foreign.python_home(plan.spec.name, plan.venv.version, plan.venv.root)]
 
 
 def folders_above(
@@ -103,16 +103,16 @@ def folders_above(
     folders = {parent for entry in entries for parent in parents(entry.path)}
     folders -= {entry.path for entry in entries}
     known = {path: row for path, (_, row) in see((None, rows) for rows in below).items()}
-    homes = {a.home.strip("/"): a for p in plan.chain() for a in p.wish.accounts}
+    homes = {a.home.strip("/"): a for p in plan.chain() for a in p.spec.accounts}
     found = []
     for path in sorted(folders & known.keys()):
         row, home = known[path], homes.get(path)
         if row.kind != Kind.DIR.value:
-            raise WishInvalid(f"{plan.wish.name}: puts a file below /{path}, a {row.kind}")
+            raise SpecInvalid(f"{plan.spec.name}: puts a file below /{path}, a {row.kind}")
         uid, gid = (home.uid, home.gid) if home else (row.uid, row.gid)
         found.append(Entry(path, Kind.DIR, row.mode, uid=uid, gid=gid))
     for entry in entries:
-        _require_replaceable(plan.wish.name, entry, known.get(entry.path))
+        _require_replaceable(plan.spec.name, entry, known.get(entry.path))
     return found
 
 
@@ -123,7 +123,7 @@ def _require_replaceable(name: str, entry: Entry, below: FileRow | None) -> None
         allowed = {Kind.SYMLINK.value}
     if below is not None and below.kind not in allowed:
         owner = below.owner or "its base"
-        raise WishInvalid(f"{name}: would hide /{entry.path}, a {below.kind} of {owner}")
+        raise SpecInvalid(f"{name}: would hide /{entry.path}, a {below.kind} of {owner}")
 
 
 @dataclass(frozen=True)
@@ -139,15 +139,15 @@ def patched_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Pat
     originals: dict[str, tuple[LayerRecord, FileRow, bytes]] = {}
     current: dict[str, bytes] = {}
     site = plan.venv.site
-    for wish in checkout.series(plan.wish).patches:
-        _require_version(plan, wish)
-        for promised in wish.files:
+    for spec in checkout.series(plan.spec).patches:
+        _require_version(plan, spec)
+        for promised in spec.files:
             path = f"{site}/{promised.path}"
             if path not in originals:
-                layer, row = _require_file(tree, path, wish)
+                layer, row = _require_file(tree, path, spec)
                 originals[path] = (layer, row, tree.read(layer, row))
                 current[path] = originals[path][2]
-        _apply(checkout, plan, wish, site, current)
+        _apply(checkout, plan, spec, site, current)
     changed = {path: data for path, data in current.items() if data != originals[path][2]}
     entries = [
         Entry(path, Kind.FILE, originals[path][1].mode, data, owner=originals[path][1].owner)
@@ -163,60 +163,60 @@ def patched_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Pat
     return Patched(entries, diff)
 
 
-def _require_version(plan: ImagePlan, wish: PatchWish) -> None:
+def _require_version(plan: ImagePlan, spec: PatchSpec) -> None:
     try:
-        wanted = Requirement(wish.applies_to)
+        wanted = Requirement(spec.applies_to)
     except InvalidRequirement as error:
-        raise WishInvalid(f"{wish.file}: applies_to: {error}") from error
+        raise SpecInvalid(f"{spec.file}: applies_to: {error}") from error
     name = canonicalize_name(wanted.name)
     pin = next((w for w in plan.lock.wheels if w.name == name), None)
     if pin is None or not wanted.specifier.contains(pin.version, prereleases=True):
         got = f"{pin.name} {pin.version}" if pin else f"no {wanted.name}"
-        raise PatchConflict(f"{wish.file}: is for {wish.applies_to}, the lock has {got}")
+        raise PatchConflict(f"{spec.file}: is for {spec.applies_to}, the lock has {got}")
 
 
-def _require_file(tree: WheelTree, path: str, wish: PatchWish) -> tuple[LayerRecord, FileRow]:
+def _require_file(tree: WheelTree, path: str, spec: PatchSpec) -> tuple[LayerRecord, FileRow]:
     found = tree.find(path)
     if found is None:
-        raise PatchConflict(f"{wish.file}: /{path} is in no wheel of this image")
+        raise PatchConflict(f"{spec.file}: /{path} is in no wheel of this image")
     return found
 
 
 def _apply(
-    checkout: Checkout, plan: ImagePlan, wish: PatchWish, site: str, current: dict[str, bytes]
+    checkout: Checkout, plan: ImagePlan, spec: PatchSpec, site: str, current: dict[str, bytes]
 ) -> None:
-    series = checkout.folder(plan.wish.name) / (plan.wish.patches or "")
-    text = _patch_text(series.parent / wish.file)
-    promised = {f.path: f for f in wish.files}
-    changes = patch.parse(text, wish.file)
+    series = checkout.folder(plan.spec.name) / (plan.spec.patches or "")
+    text = _patch_text(series.parent / spec.file)
+    promised = {f.path: f for f in spec.files}
+    changes = patch.parse(text, spec.file)
     for path in sorted(promised.keys() - {change.path for change in changes}):
-        raise PatchConflict(f"{wish.file}: series.yaml says it changes {path}, it does not")
+        raise PatchConflict(f"{spec.file}: series.yaml says it changes {path}, it does not")
     for change in changes:
         if change.path not in promised:
-            raise PatchConflict(f"{wish.file}: changes {change.path}, series.yaml does not say so")
+            raise PatchConflict(f"{spec.file}: changes {change.path}, series.yaml does not say so")
         path = f"{site}/{change.path}"
         want = promised[change.path]
-        _require_digest(wish, change.path, "before", want.before, current[path])
-        current[path] = patch.apply(change, current[path], wish.file)
-        _require_digest(wish, change.path, "after", want.after, current[path])
+        _require_digest(spec, change.path, "before", want.before, current[path])
+        current[path] = patch.apply(change, current[path], spec.file)
+        _require_digest(spec, change.path, "after", want.after, current[path])
 
 
 def refresh_series(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> None:
     """After an intended edit of a patch: write what its files now become into series.yaml."""
-    if plan.wish.patches is None:
+    if plan.spec.patches is None:
         return
-    path = checkout.folder(plan.wish.name) / plan.wish.patches
+    path = checkout.folder(plan.spec.name) / plan.spec.patches
     text = path.read_text(encoding="utf-8")
     current: dict[str, bytes] = {}
-    for wish in checkout.series(plan.wish).patches:
-        for change in patch.parse(_patch_text(path.parent / wish.file), wish.file):
-            want = next((f for f in wish.files if f.path == change.path), None)
+    for spec in checkout.series(plan.spec).patches:
+        for change in patch.parse(_patch_text(path.parent / spec.file), spec.file):
+            want = next((f for f in spec.files if f.path == change.path), None)
             if want is None:
                 continue
             place = f"{plan.venv.site}/{change.path}"
             if change.path not in current:
-                current[change.path] = tree.read(*_require_file(tree, place, wish))
-            current[change.path] = patch.apply(change, current[change.path], wish.file)
+                current[change.path] = tree.read(*_require_file(tree, place, spec))
+            current[change.path] = patch.apply(change, current[change.path], spec.file)
             text = text.replace(want.after, sha256_of(current[change.path]))
     write_bytes(path, text.encode())
 
@@ -229,11 +229,11 @@ def _patch_text(path: Path) -> str:
         raise PatchConflict(f"{path.name}: cannot be read ({error})") from error
 
 
-def _require_digest(wish: PatchWish, path: str, when: str, want: str, data: bytes) -> None:
+def _require_digest(spec: PatchSpec, path: str, when: str, want: str, data: bytes) -> None:
     got = sha256_of(data)
     if got != want:
         raise PatchConflict(
-            f"{wish.file}: {path} {when} the patch is {got}, series.yaml says {want}",
+            f"{spec.file}: {path} {when} the patch is {got}, series.yaml says {want}",
             "After an intended edit: `sm120 build IMAGE --accept` writes the new hash.",
         )
 

@@ -1,4 +1,4 @@
-"""What a build will do, worked out from wishes, locks and the store before the first byte."""
+"""What a build will do, worked out from specs, locks and the store before the first byte."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 from pathlib import Path
 
 from pipeline.assemble.venv import Venv
-from pipeline.errors import WishInvalid
+from pipeline.errors import SpecInvalid
 from pipeline.lock.base import BasePin, LayerPin
 from pipeline.lock.model import ImageLock, Pin, WheelPin, current_lock
 from pipeline.model import canonical_json, sha256_of
-from pipeline.spec.image import Account, ImageWish
+from pipeline.spec.image import Account, ImageSpec
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store
 
@@ -44,7 +44,7 @@ class LayerPlan:
     pins: tuple[Pin, ...]
     venv: Venv = DEFAULT_VENV
     prefer: tuple[str, ...] = ()
-    untrue_records: tuple[str, ...] = ()
+    rewrite_record: tuple[str, ...] = ()
     accounts: tuple[Account, ...] = ()
 
     @property
@@ -59,7 +59,7 @@ class LayerPlan:
                     "pins": [[p.file, p.sha256] for p in self.pins],
                     "venv": [self.venv.version, self.venv.root],
                     "prefer": self.prefer,
-                    "untrue_records": self.untrue_records,
+                    "rewrite_record": self.rewrite_record,
                     "accounts": [a.model_dump() for a in self.accounts],
                 }
             )
@@ -72,9 +72,9 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """One image for one platform: its wish, its lock, and the layers that come from pins."""
+    """One image for one platform: its spec, its lock, and the layers that come from pins."""
 
-    wish: ImageWish
+    spec: ImageSpec
     platform: str
     lock: ImageLock
     layers: tuple[LayerPlan, ...]
@@ -87,7 +87,7 @@ class ImagePlan:
 
     @property
     def venv(self) -> Venv:
-        return Venv(version=self.wish.python.version) if self.wish.python else Venv()
+        return Venv(version=self.spec.python.version) if self.spec.python else Venv()
 
     def chain(self) -> list[ImagePlan]:
         """The plans from the root image to this one."""
@@ -104,14 +104,14 @@ class ImagePlan:
 
 def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
     """Everything that can be known without network or disk work; refuses stale locks."""
-    wish = checkout.wish(name)
+    spec = checkout.spec(name)
     checkout.chain(name)
-    _require_files(checkout, wish)
-    base = plan_image(checkout, wish.parent, platform) if wish.parent else None
-    lock = current_lock(checkout, wish, platform)
-    layers = tuple(_layers(wish, lock, platform.partition("/")[2]))
-    key = _image_key(checkout, wish, lock, base)
-    plan = ImagePlan(wish, platform, lock, layers, base, key)
+    _require_files(checkout, spec)
+    base = plan_image(checkout, spec.parent, platform) if spec.parent else None
+    lock = current_lock(checkout, spec, platform)
+    layers = tuple(_layers(spec, lock, platform.partition("/")[2]))
+    key = _image_key(checkout, spec, lock, base)
+    plan = ImagePlan(spec, platform, lock, layers, base, key)
     require_few(name, len(plan.all_layers()) + (len(plan.foreign.layers) if plan.foreign else 0))
     return plan
 
@@ -119,31 +119,31 @@ def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
 def require_few(name: str, layers: int) -> None:
     """Container engines stop at about 127 layers, and some tools earlier."""
     if layers >= MOST_LAYERS:
-        raise WishInvalid(f"{name}: {layers} layers, fewer than {MOST_LAYERS} must do")
+        raise SpecInvalid(f"{name}: {layers} layers, fewer than {MOST_LAYERS} must do")
 
 
-def _layers(wish: ImageWish, lock: ImageLock, architecture: str) -> list[LayerPlan]:
+def _layers(spec: ImageSpec, lock: ImageLock, architecture: str) -> list[LayerPlan]:
     layers: list[LayerPlan] = []
     if lock.debs:
-        kind = LayerKind.ROOT if wish.debian else LayerKind.DEBS
-        title = "Debian packages" if wish.debian else "more Debian packages"
-        accounts = tuple(wish.accounts)
+        kind = LayerKind.ROOT if spec.debian else LayerKind.DEBS
+        title = "Debian packages" if spec.debian else "more Debian packages"
+        accounts = tuple(spec.accounts)
         pins: tuple[Pin, ...] = tuple(lock.debs)
         layers.append(
             LayerPlan(f"{len(pins)} {title}", kind, architecture, pins, accounts=accounts)
         )
-    if wish.python:
-        layers += _wheel_layers(wish, lock.wheels, architecture)
+    if spec.python:
+        layers += _wheel_layers(spec, lock.wheels, architecture)
     return layers
 
 
 def _wheel_layers(
-    wish: ImageWish, wheels: Sequence[WheelPin], architecture: str
+    spec: ImageSpec, wheels: Sequence[WheelPin], architecture: str
 ) -> list[LayerPlan]:
     """A layer for each big wheel, in order of name, then one for all the small ones."""
-    assert wish.python is not None
-    venv = Venv(version=wish.python.version)
-    untrue = set(wish.python.untrue_records)
+    assert spec.python is not None
+    venv = Venv(version=spec.python.version)
+    untrue = set(spec.python.rewrite_record)
     big = [w for w in wheels if w.size_bytes >= BIG_WHEEL_BYTES]
     small = tuple(w for w in wheels if w.size_bytes < BIG_WHEEL_BYTES)
     layers = [
@@ -153,7 +153,7 @@ def _wheel_layers(
             architecture,
             (w,),
             venv,
-            untrue_records=tuple(untrue & {w.name}),
+            rewrite_record=tuple(untrue & {w.name}),
         )
         for w in big
     ]
@@ -166,46 +166,46 @@ def _wheel_layers(
                 architecture,
                 small,
                 venv,
-                prefer=tuple(n for n in wish.python.prefer if n in names),
-                untrue_records=tuple(sorted(untrue & names)),
+                prefer=tuple(n for n in spec.python.prefer if n in names),
+                rewrite_record=tuple(sorted(untrue & names)),
             )
         )
     return layers
 
 
-def _image_key(checkout: Checkout, wish: ImageWish, lock: ImageLock, base: ImagePlan | None) -> str:
+def _image_key(checkout: Checkout, spec: ImageSpec, lock: ImageLock, base: ImagePlan | None) -> str:
     """The digest of everything that decides the image: `nothing to do` hangs on it."""
-    return sha256_of(canonical_json(image_inputs(checkout, wish, lock, base.key if base else None)))
+    return sha256_of(canonical_json(image_inputs(checkout, spec, lock, base.key if base else None)))
 
 
-def _require_files(checkout: Checkout, wish: ImageWish) -> None:
+def _require_files(checkout: Checkout, spec: ImageSpec) -> None:
     """What the image's folder must hold, said before anything is fetched."""
-    for file in wish.files:
-        if not (checkout.folder(wish.name) / file.source).is_file():
-            raise WishInvalid(f"{wish.name}: files: {file.source} is not in the image's folder")
+    for file in spec.files:
+        if not (checkout.folder(spec.name) / file.source).is_file():
+            raise SpecInvalid(f"{spec.name}: files: {file.source} is not in the image's folder")
 
 
 def image_inputs(
-    checkout: Checkout, wish: ImageWish, lock: ImageLock, base_key: str | None
+    checkout: Checkout, spec: ImageSpec, lock: ImageLock, base_key: str | None
 ) -> dict[str, object]:
     """The inputs by name, so that a golden digest can say which of them moved."""
-    folder = checkout.folder(wish.name)
-    series = checkout.series(wish)
-    patch_folder = folder / wish.patches if wish.patches else folder
+    folder = checkout.folder(spec.name)
+    series = checkout.series(spec)
+    patch_folder = folder / spec.patches if spec.patches else folder
     return {
         "format": FORMAT,
-        "wish": sha256_of(canonical_json(wish.model_dump(mode="json", by_alias=True))),
+        "spec": sha256_of(canonical_json(spec.model_dump(mode="json", by_alias=True))),
         "lock": lock.seal,
         "base": base_key,
-        "files": own_file_digests(checkout, wish),
+        "files": own_file_digests(checkout, spec),
         "patches": [_file_digest(patch_folder.parent / p.file) for p in series.patches],
         "series": sha256_of(canonical_json(series.model_dump(mode="json"))),
     }
 
 
-def own_file_digests(checkout: Checkout, wish: ImageWish) -> list[str]:
+def own_file_digests(checkout: Checkout, spec: ImageSpec) -> list[str]:
     """What the image's own files hold now."""
-    return [_file_digest(checkout.folder(wish.name) / file.source) for file in wish.files]
+    return [_file_digest(checkout.folder(spec.name) / file.source) for file in spec.files]
 
 
 def _file_digest(path: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.assemble.deb import DebContents, unpack
 from pipeline.assemble.entry import Entry, Kind, Slice, parents, with_parents
-from pipeline.errors import CorruptArchive, HostileArchive, WishInvalid
+from pipeline.errors import CorruptArchive, HostileArchive, SpecInvalid
 from pipeline.spec.image import Account
 
 # Read only by people at a terminal or by packaging tools, never by a program in a container.
@@ -268,7 +268,7 @@ def _add_user(tree: Tree, user: Account) -> None:
     tree.put(_file("etc/group", group + f"{user.name}:*:{user.gid}:\n".encode()))
     home = _directory(user.home.lstrip("/"), 0o755)
     if tree.get(home.path) is not None:
-        raise WishInvalid(f"the home of {user.name}, {user.home}, is a folder of the system")
+        raise SpecInvalid(f"the home of {user.name}, {user.home}, is a folder of the system")
     tree.put(replace(home, uid=user.uid, gid=user.gid))
 
 
@@ -277,7 +277,7 @@ def _require_free(table: bytes, what: str, name: str, number: int) -> None:
     if rows.pop() != [""] or any(len(row) < 3 for row in rows):
         raise CorruptArchive(f"the packages' list of {what}s in /etc is damaged")
     if any(row[0] == name or row[2] == str(number) for row in rows):
-        raise WishInvalid(f"{what} {name} ({number}) is already one of Debian's own")
+        raise SpecInvalid(f"{what} {name} ({number}) is already one of Debian's own")
 
 
 def _write_dpkg_status(tree: Tree, packages: list[DebContents]) -> None:

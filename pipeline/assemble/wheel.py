@@ -305,9 +305,9 @@ def _row(path: str, digest_hex: str, size_bytes: int) -> str:
     return out.getvalue()
 
 
-def wheel_entries(wheel: Wheel, venv: Venv, *, record_is_untrue: bool = False) -> list[Entry]:
+def wheel_entries(wheel: Wheel, venv: Venv, *, rewrite_record: bool = False) -> list[Entry]:
     """The files an installer would place, with scripts made and RECORD told of it."""
-    if record_is_untrue:
+    if rewrite_record:
         wheel = replace(wheel, record=_true_record(wheel))
     entries: list[Entry] = []
     rows: list[str] = []

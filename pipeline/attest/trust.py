@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, Field, StringConstraints, ValidationError, m
 from pipeline.attest.keys import PublicKey, key_id, public_pem, read_key_file, read_public
 from pipeline.attest.names import KINDS, Kind, kind_of
 from pipeline.attest.statement import CLOCKS_APART
-from pipeline.errors import KeyInvalid, TrustInvalid, WishInvalid
+from pipeline.errors import KeyInvalid, SpecInvalid, TrustInvalid
 from pipeline.model import Digest, Frozen, Name
 from pipeline.spec.load import read_yaml
 
@@ -108,7 +108,7 @@ def read_trust(path: Path) -> Trust:
         raise TrustInvalid(f"{path}: there is no such trust file")
     try:
         return read_yaml(path, Trust)
-    except WishInvalid as error:
+    except SpecInvalid as error:
         raise TrustInvalid(str(error)) from error
 
 

@@ -9,11 +9,11 @@ from pipeline.weights.model import Repository, Sha1
 
 
 class WeightsLockName(Frozen):
-    """Which lock, and which wish it answers."""
+    """Which lock, and which spec it answers."""
 
     name: Identity
     seal: Digest
-    wish: Digest
+    spec: Digest
 
 
 class WeightsVerification(Frozen):

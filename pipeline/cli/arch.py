@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pipeline.gate.arch import ArchReport, Judged
-    from pipeline.gate.arch_spec import ArchWish
+    from pipeline.gate.arch_spec import ArchSpec
     from pipeline.gate.fatbin import Target
 
 _PACKAGES = "site-packages/"
@@ -43,19 +43,19 @@ def gate_arch(
     """
     from pipeline.assemble.plan import plan_image
     from pipeline.gate.arch import judge_image, read_image, report_json
-    from pipeline.gate.arch_spec import read_arch_wish
+    from pipeline.gate.arch_spec import read_arch_spec
     from pipeline.gate.evidence import keep_evidence
     from pipeline.gate.findings import arch_evidence
     from pipeline.gate.stage import promised
 
     start, signing = time.monotonic(), Signing()
     checkout, store = checkout_of(context), store_of(context)
-    wish, cards = read_arch_wish(checkout, name), promised(checkout.wish(name))
+    spec, cards = read_arch_spec(checkout, name), promised(checkout.spec(name))
     wanted = [_checked(arch)] if arch else cards
     with store.in_use():
         built = find_image(checkout, store, name, platform)
         objects = read_image(store, built)
-        reports = [judge_image(objects, wish, x, promised=x in cards) for x in wanted]
+        reports = [judge_image(objects, spec, x, promised=x in cards) for x in wanted]
         share = (time.monotonic() - start) / len(reports)
         said = [(arch_evidence(checkout, name, r), share) for r in reports if r.arch in cards]
         keep_evidence(store, name, built.platform, built.digest, said)
@@ -65,7 +65,7 @@ def gate_arch(
         found = [report_json(r) for r in reports]
         say_json({"image": name, "digest": built.digest, "reports": found})
     else:
-        click.echo("\n\n".join(_text(name, r, wish) for r in reports))
+        click.echo("\n\n".join(_text(name, r, spec) for r in reports))
     if bad := [r for r in reports if not r.passed]:
         raise NoKernelImage(f"{name}: {_failure(bad[0])}")
 
@@ -91,7 +91,7 @@ def _failure(report: ArchReport) -> str:
     return f"/{first.path}: {first.judgement.words} on {report.arch}{others}"
 
 
-def _text(name: str, report: ArchReport, wish: ArchWish) -> str:
+def _text(name: str, report: ArchReport, spec: ArchSpec) -> str:
     from pipeline.gate.arch_verdict import Verdict
 
     carrying = [x for x in report.objects if x.judgement.verdict is not Verdict.NO_CUDA_CODE]
@@ -100,7 +100,7 @@ def _text(name: str, report: ArchReport, wish: ArchWish) -> str:
     counts = [f"{number} {words}" for words, number in report.summary.items() if number]
     accepted = sum(x.accepted is not None for x in report.objects)
     lines.append(f"{name} on {report.arch}: {', '.join(counts)}; {accepted} accepted")
-    lines += [f"  accepted: {g}: {wish.accepted[g]}" for g in _used_globs(report)]
+    lines += [f"  accepted: {g}: {spec.accepted[g]}" for g in _used_globs(report)]
     lines += [f"  accepted without need: {glob}" for glob in report.unused]
     lines += [f"  demanded, but no object matches: {glob}" for glob in report.unmatched]
     return "\n".join(lines)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.errors import WishInvalid
+from pipeline.errors import SpecInvalid
 
 if TYPE_CHECKING:
-    from pipeline.spec.image import ImageWish
+    from pipeline.spec.image import ImageSpec
     from pipeline.spec.load import Checkout
     from pipeline.store.store import Store
 
@@ -90,14 +90,14 @@ def store_to_read(context: click.Context) -> Store:
     return open_to_read(context.obj["store"])
 
 
-def platforms_of(wish: ImageWish, chosen: str | None) -> list[str]:
+def platforms_of(spec: ImageSpec, chosen: str | None) -> list[str]:
     """The platforms to work on: all of an image's, or the one that was chosen."""
     if chosen is None:
-        return list(wish.platforms)
+        return list(spec.platforms)
     wanted = host_platform() if chosen == "host" else chosen
-    if wanted not in wish.platforms:
-        raise WishInvalid(
-            f"{wish.name}: is not for {wanted} (only {', '.join(wish.platforms)})",
+    if wanted not in spec.platforms:
+        raise SpecInvalid(
+            f"{spec.name}: is not for {wanted} (only {', '.join(spec.platforms)})",
             "Choose one of its platforms, or leave --platform out.",
         )
     return [wanted]
@@ -109,9 +109,9 @@ def host_platform() -> str:
     return f"linux/{names.get(host.machine(), host.machine())}"
 
 
-def pick_platform(wish: ImageWish, chosen: str | None) -> str:
+def pick_platform(spec: ImageSpec, chosen: str | None) -> str:
     """One platform for commands about one image: the host's where the image has it."""
-    found = platforms_of(wish, chosen)
+    found = platforms_of(spec, chosen)
     return host_platform() if chosen is None and host_platform() in found else found[0]
 
 

@@ -23,7 +23,7 @@ from pipeline.cli.statements import leave_gate_statements
 from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
 
 if TYPE_CHECKING:
-    from pipeline.gate.environment import Workshop
+    from pipeline.gate.environment import GateContext
     from pipeline.gate.gate import ImageGate
     from pipeline.gate.patches import PatchVerdict
     from pipeline.gate.results import CaseResult, GateResult
@@ -50,18 +50,18 @@ def gate() -> None:
     """Does an image fit its card? Says so without one: `sm120 gate IMAGE`."""
 
 
-def make_workshop(
+def make_gate_context(
     context: click.Context, mirrors: tuple[str, ...] = (), offline: bool = False
-) -> Workshop:
+) -> GateContext:
     """What gates need to make environments; network things only when they are asked for."""
     from pipeline.cli.images import make_fetcher
     from pipeline.fetch.http import Client
     from pipeline.fetch.settings import read_settings
-    from pipeline.gate.environment import Workshop
+    from pipeline.gate.environment import GateContext
     from pipeline.gate.wheels import WheelFinder
 
     store = store_of(context)
-    return Workshop(
+    return GateContext(
         checkout_of(context),
         store,
         host_platform(),
@@ -72,13 +72,13 @@ def make_workshop(
 
 
 def _opened(
-    shop: Workshop, name: str, platform: str | None, series: str | None = None
+    gate_context: GateContext, name: str, platform: str | None, series: str | None = None
 ) -> ImageGate:
     from pipeline.assemble.plan import plan_image
     from pipeline.gate.gate import open_gate
 
-    chosen = pick_platform(shop.checkout.wish(name), platform)
-    return open_gate(shop, plan_image(shop.checkout, name, chosen), series)
+    chosen = pick_platform(gate_context.checkout.spec(name), platform)
+    return open_gate(gate_context, plan_image(gate_context.checkout, name, chosen), series)
 
 
 @gate.command("run")
@@ -129,16 +129,16 @@ def run(
     if discover and only:
         raise click.UsageError("--discover looks at all cases; leave --only out")
     card, signing = card_for(arch), Signing()
-    shop = make_workshop(context, mirrors, offline)
-    with shop.store.in_use():
-        opened = _opened(shop, name, platform, series)
+    gate_context = make_gate_context(context, mirrors, offline)
+    with gate_context.store.in_use():
+        opened = _opened(gate_context, name, platform, series)
         count = len(chosen_cases(opened.gates.cases(), only))
         with log.step(f"Judging {count} cases of {name} for {arch}"):
             result = run_gate(opened, card, unpatched=unpatched, numerics=numerics, only=only)
         if result.image_digest:
             found = gate_evidence(opened, result)
-            keep_evidence(shop.store, name, result.platform, result.image_digest, found)
-            leave_gate_statements(shop.checkout, shop.store, opened.plan, signing)
+            keep_evidence(gate_context.store, name, result.platform, result.image_digest, found)
+            leave_gate_statements(gate_context.checkout, gate_context.store, opened.plan, signing)
     if as_json:
         say_json(result.model_dump(mode="json"))
     else:
@@ -179,9 +179,9 @@ def tune(
     from pipeline.gate.tune import tune as sweep
 
     card = card_for(arch)
-    shop = make_workshop(context)
-    with shop.store.in_use():
-        opened = _opened(shop, name, platform)
+    gate_context = make_gate_context(context)
+    with gate_context.store.in_use():
+        opened = _opened(gate_context, name, platform)
         chosen = find_case(opened, case)
         with log.step(f"Trying other launch parameters for {case}"):
             tuning = sweep(opened, card, chosen, _numbers(warps), _numbers(stages))
@@ -336,9 +336,9 @@ def patches(
     sandbox = find_sandbox()
     if against is not None and not without_sandbox:
         require_isolation(sandbox)
-    shop = make_workshop(context, mirrors, offline)
-    with shop.store.in_use():
-        opened = _opened(shop, name, platform, series)
+    gate_context = make_gate_context(context, mirrors, offline)
+    with gate_context.store.in_use():
+        opened = _opened(gate_context, name, platform, series)
         if against is None:
             with log.step(f"Judging the patches of {name} for {arch}"):
                 found = judge_patches(opened, card)

@@ -73,9 +73,9 @@ def check(
     rules = [] if only_functions else judge(facts_of(root), cuda)
     answer = None
     if not only_facts and root is None:
-        wishes = {"--ranks": ranks, "--floors": _checked(floors), "--library": library}
+        specs = {"--ranks": ranks, "--floors": _checked(floors), "--library": library}
         arguments = ["--device", device, "--step-limit-s", str(step_limit_s)]
-        arguments += [x for k, v in wishes.items() if v is not None for x in (k, str(v))]
+        arguments += [x for k, v in specs.items() if v is not None for x in (k, str(v))]
         arguments += [x for name in only for x in ("--only", name)]
         with log.step("Testing what the cards do"):
             answer = _runner(python, image)(arguments, {})

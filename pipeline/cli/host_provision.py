@@ -125,12 +125,12 @@ def _play(
 
 
 def _require_lock(context: click.Context) -> None:
-    """The lock must answer today's wish before any host is touched."""
+    """The lock must answer today's spec before any host is touched."""
     from pipeline.lock.host_model import current_host_lock, host_lock_path
-    from pipeline.spec.host import read_host_wish
+    from pipeline.spec.host import read_host_spec
 
     checkout = checkout_of(context)
-    current_host_lock(host_lock_path(checkout), read_host_wish(checkout))
+    current_host_lock(host_lock_path(checkout), read_host_spec(checkout))
 
 
 def say_moves(folder: Path, signing: Signing) -> None:

@@ -12,12 +12,12 @@ from pipeline.cli.common import checkout_of, json_option, say_json
 from pipeline.cli.host_check import HOST_COMMANDS
 from pipeline.cli.host_provision import provision, record, rollback
 from pipeline.cli.host_verify import verify
-from pipeline.errors import LockEdited, LockMissing, WishInvalid
+from pipeline.errors import LockEdited, LockMissing, SpecInvalid
 
 if TYPE_CHECKING:
     from pipeline.lock.host import Repository
     from pipeline.lock.host_model import HostLock, TargetLock
-    from pipeline.spec.host import HostWish
+    from pipeline.spec.host import HostSpec
     from pipeline.spec.load import Checkout
 
 Row = dict[str, str | None]
@@ -58,7 +58,7 @@ for command in (*HOST_COMMANDS, provision, rollback, verify, record):
 @click.option("--suite", help="The suite, where the repository is not a flat one.")
 @click.option("--component", "components", multiple=True, default=["main"], show_default=True)
 @click.option("--diff", "only_diff", is_flag=True, help="Show what would move; write nothing.")
-@click.option("--check", is_flag=True, help="Only check that the lock answers the wish; offline.")
+@click.option("--check", is_flag=True, help="Only check that the lock answers the spec; offline.")
 @json_option
 @click.pass_context
 def lock(
@@ -77,25 +77,25 @@ def lock(
     One run locks one system; the others in the lock stay as they are. The lock names no place, so
     a mirror without a way out serves as well as NVIDIA's own repository.
     """
-    from pipeline.lock.host import lock_target, read_shelf, refused_key
-    from pipeline.spec.host import read_host_wish
+    from pipeline.lock.host import lock_target, read_package_index, refused_key
+    from pipeline.spec.host import read_host_spec
 
     checkout = checkout_of(context)
-    wish = read_host_wish(checkout)
+    spec = read_host_spec(checkout)
     if check:
-        return _check(checkout, wish, target, as_json)
+        return _check(checkout, spec, target, as_json)
     if target is None or address is None or keyring is None:
-        raise WishInvalid(
+        raise SpecInvalid(
             "a lock needs a system, a repository and its key",
             "sm120 host lock --target ubuntu-24.04/amd64 --repository ADDRESS --keyring KEY",
         )
-    _require_target(wish, target)
+    _require_target(spec, target)
     with log.step(f"Locking the packages of {target}"):
         repository = _repository(address, keyring, suite, components)
-        shelf = read_shelf(repository, target.partition("/")[2])
-        new = lock_target(wish, target, shelf)
-    _warn_of_key(target, refused_key(target, shelf))
-    moves = _written(checkout, wish, target, new, only_diff)
+        index = read_package_index(repository, target.partition("/")[2])
+        new = lock_target(spec, target, index)
+    _warn_of_key(target, refused_key(target, index))
+    moves = _written(checkout, spec, target, new, only_diff)
     if as_json:
         return say_json(moves)
     _say(moves, only_diff)
@@ -112,10 +112,10 @@ def _warn_of_key(target: str, key: str) -> None:
         )
 
 
-def _require_target(wish: HostWish, target: str) -> None:
-    if target not in wish.targets:
-        raise WishInvalid(
-            f"lockfiles/host.yaml does not name {target} (only {', '.join(wish.targets)})",
+def _require_target(spec: HostSpec, target: str) -> None:
+    if target not in spec.targets:
+        raise SpecInvalid(
+            f"lockfiles/host.yaml does not name {target} (only {', '.join(spec.targets)})",
             "Choose one of its targets, or add this one.",
         )
 
@@ -138,7 +138,7 @@ def _repository(
 
 
 def _written(
-    checkout: Checkout, wish: HostWish, target: str, new: TargetLock, only_diff: bool
+    checkout: Checkout, spec: HostSpec, target: str, new: TargetLock, only_diff: bool
 ) -> list[Row]:
     """Put the new pins beside those of the other systems; what moved."""
     from pipeline.lock.host_model import host_lock_path, sealed_host, write_host_lock
@@ -146,10 +146,10 @@ def _written(
     path = host_lock_path(checkout)
     old = _old_lock(path)
     before = old.targets.get(target) if old else None
-    # pins that answer another wish are dropped, not kept beside the new ones
-    others = old.targets if old and old.wish == wish.digest() else {}
+    # pins that answer another spec are dropped, not kept beside the new ones
+    others = old.targets if old and old.spec == spec.digest() else {}
     if not only_diff:
-        write_host_lock(path, sealed_host(wish, {**others, target: new}))
+        write_host_lock(path, sealed_host(spec, {**others, target: new}))
     return _moves(before, new)
 
 
@@ -183,16 +183,16 @@ def _say(moves: list[Row], only_diff: bool) -> None:
     click.echo(f"\n{len(moves)} {'would move' if only_diff else 'moved'}")
 
 
-def _check(checkout: Checkout, wish: HostWish, target: str | None, as_json: bool) -> None:
+def _check(checkout: Checkout, spec: HostSpec, target: str | None, as_json: bool) -> None:
     from pipeline.lock.host_model import current_host_lock, host_lock_path
 
-    held = current_host_lock(host_lock_path(checkout), wish)
+    held = current_host_lock(host_lock_path(checkout), spec)
     if target is not None and target not in held.targets:
         raise LockMissing(
             f"host.lock.yaml: has no packages for {target}", "Make them with `sm120 host lock`."
         )
     rows = {name: len(found.pins()) for name, found in held.targets.items()}
     if as_json:
-        return say_json({"seal": held.seal, "wish": held.wish, "targets": rows})
+        return say_json({"seal": held.seal, "spec": held.spec, "targets": rows})
     for name, count in rows.items():
         click.echo(f"{name}: {count} packages, current")

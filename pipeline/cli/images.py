@@ -49,8 +49,8 @@ def images(context: click.Context, as_json: bool) -> None:
     checkout, store = checkout_of(context), store_to_read(context)
     rows = []
     for name in checkout.images():
-        wish = checkout.wish(name)
-        for platform in wish.platforms:
+        spec = checkout.spec(name)
+        for platform in spec.platforms:
             record = store.image_record(name, platform)
             rows.append(
                 {
@@ -58,7 +58,7 @@ def images(context: click.Context, as_json: bool) -> None:
                     "platform": platform,
                     "locked": checkout.lock_path(name, platform).exists(),
                     "built": record["descriptor"]["digest"] if record else None,
-                    "summary": wish.summary,
+                    "summary": spec.summary,
                 }
             )
     if as_json:
@@ -92,7 +92,7 @@ def plan(
     if as_json:
         return say_json(
             {
-                "images": [p.wish.name for p in plans],
+                "images": [p.spec.name for p in plans],
                 "fetch_files": len(work.fetch),
                 "fetch_bytes": work.fetch_bytes,
                 "base_bytes": work.base_bytes,
@@ -131,7 +131,7 @@ def _plans(checkout: Checkout, names: tuple[str, ...], platform: str | None) -> 
     return [
         plan_image(checkout, name, found)
         for name in chosen
-        for found in platforms_of(checkout.wish(name), platform)
+        for found in platforms_of(checkout.spec(name), platform)
     ]
 
 
@@ -261,7 +261,7 @@ def find_image(checkout: Checkout, store: Store, name: str, platform: str | None
     from pipeline.assemble.image import find_built
     from pipeline.assemble.plan import plan_image
 
-    chosen = pick_platform(checkout.wish(name), platform)
+    chosen = pick_platform(checkout.spec(name), platform)
     built = find_built(store, plan_image(checkout, name, chosen))
     if built is None:
         raise UnknownImage(f"{name} for {chosen} is not built", f"Run `sm120 build {name}` first.")

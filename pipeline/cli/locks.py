@@ -21,7 +21,7 @@ from pipeline.cli.common import (
     store_of,
 )
 from pipeline.cli.images import make_fetcher
-from pipeline.errors import LockEdited, LockMissing, WishInvalid
+from pipeline.errors import LockEdited, LockMissing, SpecInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
 @platform_option
 @click.option("--diff", "only_diff", is_flag=True, help="Show what would move; write nothing.")
-@click.option("--check", is_flag=True, help="Only check that the locks answer the wishes; offline.")
+@click.option("--check", is_flag=True, help="Only check that the locks answer the specs; offline.")
 @click.option(
     "--export",
     "export_as",
@@ -76,8 +76,8 @@ def lock(
     transport = replace(make_transport(), find_base=_base_finder(context, bases))
     fresh: dict[str, dict[str, ImageLock]] = {}
     for name in _in_order(checkout, names):
-        wish = checkout.wish(name)
-        for found in platforms_of(wish, platform):
+        spec = checkout.spec(name)
+        for found in platforms_of(spec, platform):
             known = fresh.setdefault(found, {})
             with log.step(f"Locking {name} for {found}"):
                 known[name], changed = _lock_one(checkout, name, found, transport, known, only_diff)
@@ -132,9 +132,9 @@ def _check(checkout: Checkout, names: tuple[str, ...], platform: str | None, as_
 
     rows = []
     for name in names or tuple(checkout.images()):
-        wish = checkout.wish(name)
-        for found in platforms_of(wish, platform):
-            held = current_lock(checkout, wish, found)
+        spec = checkout.spec(name)
+        for found in platforms_of(spec, platform):
+            held = current_lock(checkout, spec, found)
             counts = {"wheels": len(held.wheels), "debs": len(held.debs)}
             rows.append({"image": name, "platform": found, "seal": held.seal, **counts})
     if as_json:
@@ -148,15 +148,15 @@ def _export(checkout: Checkout, names: tuple[str, ...], platform: str | None, fo
     from pipeline.lock.model import current_lock
 
     if len(names) != 1:
-        raise WishInvalid("--export takes exactly one image", "sm120 lock IMAGE --export pylock")
-    wish = checkout.wish(names[0])
-    held = current_lock(checkout, wish, platforms_of(wish, platform)[0])
-    if wish.python is None:
-        raise WishInvalid(f"{wish.name}: has no wheels to export")
+        raise SpecInvalid("--export takes exactly one image", "sm120 lock IMAGE --export pylock")
+    spec = checkout.spec(names[0])
+    held = current_lock(checkout, spec, platforms_of(spec, platform)[0])
+    if spec.python is None:
+        raise SpecInvalid(f"{spec.name}: has no wheels to export")
     if form == "requirements":
         click.echo(export.requirements(held), nl=False)
     else:
-        click.echo(export.pylock(held, wish.python), nl=False)
+        click.echo(export.pylock(held, spec.python), nl=False)
 
 
 def _base_finder(context: click.Context, bases: BaseSettings) -> FindBase:
@@ -254,9 +254,9 @@ def fetch(
     checkout, store = checkout_of(context), store_of(context)
     pins, foreign = {}, {}
     for name in names:
-        for wish in checkout.chain(name):
-            for found in platforms_of(checkout.wish(name), platform):
-                held = current_lock(checkout, wish, found)
+        for spec in checkout.chain(name):
+            for found in platforms_of(checkout.spec(name), platform):
+                held = current_lock(checkout, spec, found)
                 pins.update({p.sha256: p for p in held.pins})
                 if held.base_image:
                     foreign[str(held.base_image)] = held.base_image
@@ -319,20 +319,20 @@ def schema(what: str) -> None:
     from pipeline.attest.names import KINDS
     from pipeline.attest.predicates import MODELS
     from pipeline.attest.trust import Trust
-    from pipeline.gate.arch_spec import ArchWish
+    from pipeline.gate.arch_spec import ArchSpec
     from pipeline.gate.cases import EngineSetup, GateFile
     from pipeline.gate.numeric_cases import NumericsFile
-    from pipeline.spec.image import ImageWish, PatchSeries
+    from pipeline.spec.image import ImageSpec, PatchSeries
     from pipeline.spec.load import schema as text
     from pipeline.verify.policy import Policy
 
     models: dict[str, type[BaseModel]] = {
-        "image": ImageWish,
+        "image": ImageSpec,
         "series": PatchSeries,
         "gate": GateFile,
         "numerics": NumericsFile,
         "engine": EngineSetup,
-        "arch": ArchWish,
+        "arch": ArchSpec,
         "trust": Trust,
         "policy": Policy,
         **{kind: MODELS[KINDS[kind]] for kind in _PREDICATES},

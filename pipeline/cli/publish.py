@@ -84,7 +84,7 @@ def publish(
     from pipeline.attest.keys import find_signer
     from pipeline.oci.reference import parse_reference
     from pipeline.publish.attachment import file_attachment
-    from pipeline.publish.dossier import make_dossier
+    from pipeline.publish.bundle import make_bundle
     from pipeline.publish.gates import require_gates
     from pipeline.publish.publish import Order, rehearse
     from pipeline.publish.publish import publish as publish_image
@@ -103,12 +103,12 @@ def publish(
         chosen = [file_attachment(a, list(shipment.images)) for a in attachments]
         tag = reference.tag or shipment.root.digest[7:19]
         signer = find_signer(key_path, os.environ) if not no_evidence else None
-        dossier = None
+        bundle = None
         if not no_evidence:
             bad = [s for s in states if s.state == "not passed"]
             place = f"{reference.registry}/{reference.repository}:{tag}"
             recorder = None if dry_run else signer
-            dossier = make_dossier(
+            bundle = make_bundle(
                 checkout, store, built, recorder, bad, reason or "", place, spdx=spdx
             )
         order = Order(
@@ -116,7 +116,7 @@ def publish(
             repository=open_registry(reference, insecure_http, ca),
             tag=tag,
             gates=states,
-            dossier=dossier,
+            bundle=bundle,
             attachments=chosen,
             ungated_reason=reason,
             jobs=jobs,
@@ -141,16 +141,16 @@ def _run(act: Callable[[Store, Order], Published], store: Store, order: Order) -
 def _all_built(checkout: Checkout, store: Store, name: str, platform: str | None) -> list[Built]:
     from pipeline.cli.images import find_image
 
-    found = platforms_of(checkout.wish(name), platform)
+    found = platforms_of(checkout.spec(name), platform)
     return [find_image(checkout, store, name, p) for p in found]
 
 
 def _gates(checkout: Checkout, store: Store, name: str, built: list[Built]) -> list[GateState]:
     from pipeline.publish.gates import gate_state
 
-    wish = checkout.wish(name)
-    patched = bool(checkout.series(wish).patches)
-    return [gate_state(store, wish, b, has_patches=patched) for b in built]
+    spec = checkout.spec(name)
+    patched = bool(checkout.series(spec).patches)
+    return [gate_state(store, spec, b, has_patches=patched) for b in built]
 
 
 def _reason(words: str | None) -> str | None:

@@ -121,7 +121,7 @@ def attest_file(artifact: Path, kind: str, body: Any, signer: Signer) -> Path:
     from pipeline.attest.names import KINDS
     from pipeline.attest.predicates import check_predicate
     from pipeline.attest.statement import moment, state
-    from pipeline.evidence.shelf import ENDING
+    from pipeline.evidence.folder import ENDING
     from pipeline.files import write_bytes
     from pipeline.verify.artifact import open_file
 
@@ -175,7 +175,7 @@ def explain(
 
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
-        chosen = pick_platform(checkout.wish(name), platform)
+        chosen = pick_platform(checkout.spec(name), platform)
         built = find_image(checkout, store, name, chosen)
         found = origin_of(checkout, store, plan_image(checkout, name, chosen), built, path)
     if as_json:

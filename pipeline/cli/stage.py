@@ -20,17 +20,17 @@ def judge_images(
     context: click.Context, built: list[Built], mirrors: tuple[str, ...], offline: bool
 ) -> dict[Built, Staged]:
     """Every image's gates, one after the other; a failure waits until all were judged."""
-    from pipeline.cli.gates import make_workshop, show
+    from pipeline.cli.gates import make_gate_context, show
     from pipeline.cli.numerics import show_numbers
     from pipeline.gate.stage import judge_built
 
-    shop = make_workshop(context, mirrors, offline)
+    gate_context = make_gate_context(context, mirrors, offline)
     found = {}
     for image in built:
-        if not shop.checkout.wish(image.name).gates:
+        if not gate_context.checkout.spec(image.name).gates:
             continue
-        with shop.store.in_use(), log.step(f"Judging {image.name}"):
-            staged = judge_built(shop, image)
+        with gate_context.store.in_use(), log.step(f"Judging {image.name}"):
+            staged = judge_built(gate_context, image)
         if staged is None:
             continue
         found[image] = staged

@@ -99,7 +99,7 @@ def leave_gate_statements(
 def sign_store(checkout: Checkout, store: Store, signer: Signer) -> Iterator[str]:
     """Sign what the store holds of this checkout's images; a line of each."""
     for name in checkout.images():
-        for platform in checkout.wish(name).platforms:
+        for platform in checkout.spec(name).platforms:
             if store.image_record(name, platform) is not None:
                 yield f"{name} for {platform}: {_signed(checkout, store, name, platform, signer)}"
 
@@ -160,7 +160,7 @@ def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
     from pipeline.attest.names import HOST_FACTS
     from pipeline.attest.predicates import check_predicate
     from pipeline.attest.statement import moment, state
-    from pipeline.evidence.shelf import ENDING
+    from pipeline.evidence.folder import ENDING
     from pipeline.host.drift import read_facts
     from pipeline.host.predicate import predicate
     from pipeline.verify.artifact import open_file
@@ -181,7 +181,7 @@ def _keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBesi
     What was found took hours, perhaps: that it cannot be signed or written does not hide it.
     """
     from pipeline.attest.envelope import enclose
-    from pipeline.evidence.shelf import read_kept
+    from pipeline.evidence.folder import read_kept
     from pipeline.files import write_bytes
 
     before = read_kept(path)

@@ -27,13 +27,13 @@ def store() -> None:
 @click.pass_context
 def show(context: click.Context, as_json: bool) -> None:
     """How much of what the store holds."""
-    from pipeline.gate.upkeep import gate_shelves
-    from pipeline.store.upkeep import shelves
+    from pipeline.gate.upkeep import gate_sections
+    from pipeline.store.upkeep import sections
 
     found = store_to_read(context)
-    parts = [*shelves(found), *gate_shelves(found)]
+    parts = [*sections(found), *gate_sections(found)]
     if as_json:
-        return say_json({"root": str(found.root), "shelves": [p.model_dump() for p in parts]})
+        return say_json({"root": str(found.root), "sections": [p.model_dump() for p in parts]})
     rows = [[p.name, str(p.files), log.size(p.size_bytes)] for p in parts]
     click.echo(log.table(["part", "files", "size"], rows))
     click.echo(f"\n{found.root}")

@@ -166,7 +166,7 @@ def _local(
     platform: str | None,
     judge: Judge,
 ) -> Chain:
-    from pipeline.evidence.shelf import ENDING
+    from pipeline.evidence.folder import ENDING
     from pipeline.verify.artifact import open_file
     from pipeline.verify.chain import Chain
     from pipeline.verify.evidence import beside, gather
@@ -183,8 +183,8 @@ def _local(
             return Chain(found.node, (found,))
         if about != path:
             path, places = about, (path,)
-        exhibits = gather(places or beside(path))
-        found = walk(open_file(path), exhibits, judge.trust, judge.checkout, judge.now)
+        items = gather(places or beside(path))
+        found = walk(open_file(path), items, judge.trust, judge.checkout, judge.now)
         return Chain(found.node, (found,))
     return _built(context, artifact, places, platform, judge)
 
@@ -199,7 +199,7 @@ def _folder(path: Path, places: tuple[Path, ...], platform: str | None, judge: J
         return _weights(path, places, judge)
     opened = open_layout(path, platform)
     attached = attached_in(path, opened.digest)
-    attached.exhibits += gather(places or beside(path))
+    attached.items += gather(places or beside(path))
     found = judge_attached(opened, attached, judge)
     return Chain(found.node, (found,))
 
@@ -236,7 +236,7 @@ def _built(
     platform: str | None,
     judge: Judge,
 ) -> Chain:
-    from pipeline.evidence.shelf import kept
+    from pipeline.evidence.folder import kept
     from pipeline.verify.artifact import open_image
     from pipeline.verify.chain import Chain
     from pipeline.verify.evidence import gather
@@ -245,17 +245,17 @@ def _built(
     if judge.checkout is None:
         raise UnknownImage(f"{artifact}: no such file, and there is no checkout to know images of")
     store = store_to_read(context)
-    chosen = pick_platform(judge.checkout.wish(artifact), platform)
+    chosen = pick_platform(judge.checkout.spec(artifact), platform)
     record = store.image_record(artifact, chosen)
     if record is None:
         raise UnknownImage(f"{artifact} for {chosen} is not built")
     digest = record["descriptor"]["digest"]
     with store.in_use():
-        exhibits = gather(places or kept(store, artifact, chosen, digest))
+        items = gather(places or kept(store, artifact, chosen, digest))
         opened = open_image(store.blob_path(digest).parent, digest, f"{artifact} {chosen}")
     given = (judge.trust, judge.checkout, judge.now)
-    found = walk(opened, exhibits, *given, gates_may_wait=not places)
-    if not exhibits:
+    found = walk(opened, items, *given, gates_may_wait=not places)
+    if not items:
         words = f"{found.node.words}; `sm120 build {artifact}` states what it is made of"
         found = replace(found, node=replace(found.node, words=words))
     return Chain(found.node, (found,))

@@ -16,7 +16,7 @@ from pipeline.cli.keys import trust_option
 from pipeline.cli.signing import Signing
 from pipeline.cli.statements import leave_weights_statement, say_statement
 from pipeline.cli.weights_places import backing_of, places_in, signed_backing_of
-from pipeline.errors import WeightsDamaged, WishInvalid
+from pipeline.errors import SpecInvalid, WeightsDamaged
 
 if TYPE_CHECKING:
     from pipeline.cli.statements import LeftBeside
@@ -226,11 +226,11 @@ def scrub(
     """Read a slice from the disk, so that all is read every N days. For a nightly timer."""
     import time
 
-    from pipeline.weights.scrub import Pace, be_humble
+    from pipeline.weights.scrub import Pace, lower_priority
     from pipeline.weights.scrub import scrub as read_slice
 
     left = None if budget is None else _bytes(budget)
-    be_humble()
+    lower_priority()
     slices = []
     for folder in folders:
         places = places_in(context, folder)
@@ -267,5 +267,5 @@ def _bytes(text: str) -> int:
     except (ValueError, OverflowError):
         n_bytes = -1
     if n_bytes < 0:
-        raise WishInvalid(f"--budget {text}: is no size", "Such as 500G or 20000000.")
+        raise SpecInvalid(f"--budget {text}: is no size", "Such as 500G or 20000000.")
     return n_bytes

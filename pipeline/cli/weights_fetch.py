@@ -77,7 +77,7 @@ def fetch_set(
     """
     from pipeline.weights.chosen import chosen_files
     from pipeline.weights.fetch import JOBS, Options, fetch_files
-    from pipeline.weights.model import current_lock, read_wish
+    from pipeline.weights.model import current_lock, read_spec
     from pipeline.weights.place import new_place
     from pipeline.weights.settle import name_revision
     from pipeline.weights.sources import open_routes
@@ -91,7 +91,7 @@ def fetch_set(
     try:
         brought = fetch_files(place, pins, routes, client=client, options=options)
         place.keep_lock()
-        name_revision(place, read_wish(checkout, name).revision)
+        name_revision(place, read_spec(checkout, name).revision)
     except StoreUnwritable as error:
         if error.hint != StoreUnwritable.hint:
             raise

@@ -8,7 +8,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.common import checkout_of, json_option, say_json
-from pipeline.errors import LockEdited, LockMissing, LockStale, OfflineMiss, WishInvalid
+from pipeline.errors import LockEdited, LockMissing, LockStale, OfflineMiss, SpecInvalid
 
 if TYPE_CHECKING:
     from pipeline.fetch.http import Client
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 @click.pass_context
 def list_sets(context: click.Context, as_json: bool) -> None:
     """Show the weights this checkout knows, and what is locked."""
-    from pipeline.weights.model import current_lock, read_wish, wish_names
+    from pipeline.weights.model import current_lock, read_spec, spec_names
 
     checkout = checkout_of(context)
     rows = []
-    for name in wish_names(checkout):
-        wish = read_wish(checkout, name)
+    for name in spec_names(checkout):
+        spec = read_spec(checkout, name)
         row: dict[str, object] = {
             "name": name,
-            "repository": wish.repository,
-            "revision": wish.revision,
-            "format": wish.format,
-            "quant": wish.quant,
+            "repository": spec.repository,
+            "revision": spec.revision,
+            "format": spec.format,
+            "quant": spec.quant,
             "lock": "current",
         }
         try:
@@ -63,7 +63,7 @@ def _line(row: dict[str, object]) -> list[str]:
 @click.command("lock")
 @click.argument("names", metavar="NAME...", nargs=-1)
 @click.option("--diff", "only_diff", is_flag=True, help="Show what would move; write nothing.")
-@click.option("--check", is_flag=True, help="Only check that the locks answer the wishes; offline.")
+@click.option("--check", is_flag=True, help="Only check that the locks answer the specs; offline.")
 @json_option
 @click.pass_context
 def lock_sets(
@@ -78,7 +78,7 @@ def lock_sets(
     if check:
         return _check(checkout, names, as_json)
     if not names:
-        raise WishInvalid("no weights are named", "sm120 weights lock NAME; see `weights list`.")
+        raise SpecInvalid("no weights are named", "sm120 weights lock NAME; see `weights list`.")
     found = {name: _look_up(checkout, name) for name in dict.fromkeys(names)}
     answers = []
     for name, looked in found.items():
@@ -96,18 +96,18 @@ def _look_up(checkout: Checkout, name: str) -> Looked:
     from pipeline.weights.fetch import fetch_range
     from pipeline.weights.http_route import HttpRoute, Repository
     from pipeline.weights.locking import look_up
-    from pipeline.weights.model import read_wish
+    from pipeline.weights.model import read_spec
 
-    wish = read_wish(checkout, name)
+    spec = read_spec(checkout, name)
     client, hub = _transport()
 
     def fetch(pin: FilePin, commit: str) -> bytes:
-        there = Repository(hub.endpoint, wish.repository, commit, hub.token)
+        there = Repository(hub.endpoint, spec.repository, commit, hub.token)
         routes = [HttpRoute(client, there, "plain HTTP")]
         return b"".join(fetch_range(routes, pin, 0, pin.size_bytes, client=client))
 
-    with log.step(f"Looking up {name}: {wish.repository} at {wish.revision}"):
-        return look_up(wish, hub, fetch)
+    with log.step(f"Looking up {name}: {spec.repository} at {spec.revision}"):
+        return look_up(spec, hub, fetch)
 
 
 def _transport() -> tuple[Client, Hub]:
@@ -190,7 +190,7 @@ def _check(checkout: Checkout, names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _locked(checkout: Checkout) -> list[str]:
-    """A set that was never looked up is only a wish; its lock cannot be wrong."""
-    from pipeline.weights.model import lock_path, wish_names
+    """A set that was never looked up is only a spec; its lock cannot be wrong."""
+    from pipeline.weights.model import lock_path, spec_names
 
-    return [name for name in wish_names(checkout) if lock_path(checkout, name).exists()]
+    return [name for name in spec_names(checkout) if lock_path(checkout, name).exists()]

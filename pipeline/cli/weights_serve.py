@@ -20,8 +20,8 @@ from pipeline.files import read_at_most
 
 if TYPE_CHECKING:
     from pipeline.weights.serve.keeper import Keeper
+    from pipeline.weights.serve.served import ServedSets
     from pipeline.weights.serve.server import Server
-    from pipeline.weights.serve.shelf import Shelf
 
 _folders = click.argument(
     "folders",
@@ -66,25 +66,25 @@ def serve(
     """
     from pipeline.weights.serve.connections import Connections, most_connections
     from pipeline.weights.serve.hub import Hub
+    from pipeline.weights.serve.served import ServedSets
     from pipeline.weights.serve.server import Server
-    from pipeline.weights.serve.shelf import Shelf
 
     tls = _tls(tls_cert, tls_key)
     places = [place for folder in folders for place in places_in(context, folder)]
     for place in places:
         log.say(f"{place.lock.name}: {backing_of(context, place, strict=False).sentence()}")
-    shelf = Shelf(places)
+    served = ServedSets(places)
     tokens = _tokens(token_file) if token_file else frozenset()
-    keeper = _keeper(shelf)
+    keeper = _keeper(served)
     scheme = "https" if tls else "http"
-    hub = Hub(shelf, keeper, tokens, only_loopback=_is_loopback(host), scheme=scheme)
+    hub = Hub(served, keeper, tokens, only_loopback=_is_loopback(host), scheme=scheme)
     connections = Connections(most_connections())
     most_of_one = None if tokens else connections.most // 2
     server = Server(hub.answer, host, port, tls, hub.may_read, most_of_one, connections)
     server.listen()
     try:
         keeper.start()
-        _announce(server, shelf, as_json=as_json, guarded=bool(tokens))
+        _announce(server, served, as_json=as_json, guarded=bool(tokens))
         server.run()
     except KeyboardInterrupt:
         log.say(f"stopped after {server.requests} requests, {log.size(server.sent_bytes)} sent")
@@ -93,29 +93,29 @@ def serve(
         server.close()
 
 
-def _keeper(shelf: Shelf) -> Keeper:
+def _keeper(served: ServedSets) -> Keeper:
     from pipeline.weights.serve.keeper import Keeper
     from pipeline.weights.vouched import vouched
 
-    keeper = Keeper(shelf.files)
+    keeper = Keeper(served.files)
     keeper.believe(vouched)
-    if left := sum(held.pin.size_bytes for held in shelf.files if held.state == "unproved"):
+    if left := sum(held.pin.size_bytes for held in served.files if held.state == "unproved"):
         log.say(f"{log.size(left)} are to be proved first; `sm120 weights verify` does so for good")
         keeper.tell = log.LineBar("proving", left).advance
     return keeper
 
 
-def _announce(server: Server, shelf: Shelf, *, as_json: bool, guarded: bool) -> None:
+def _announce(server: Server, served: ServedSets, *, as_json: bool, guarded: bool) -> None:
     endpoint = f"{'https' if server.tls else 'http'}://{_name(server.host)}:{server.port}"
     if as_json:
         sets = [
             {"repository": s.repository, "commit": s.commit, "files": len(s.files)}
-            for s in shelf.snapshots.values()
+            for s in served.snapshots.values()
         ]
         # one line, at once: a program waits for it to know that clients may come
         click.echo(json.dumps({"endpoint": endpoint, "pid": os.getpid(), "sets": sets}))
     else:
-        for snapshot in shelf.snapshots.values():
+        for snapshot in served.snapshots.values():
             size = log.size(sum(held.pin.size_bytes for held in snapshot.files.values()))
             where = f"{snapshot.repository} at {snapshot.commit[:12]}"
             log.say(f"serving {where}: {len(snapshot.files)} files, {size}")

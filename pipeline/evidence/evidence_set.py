@@ -23,7 +23,7 @@ from pipeline.attest.predicates import (
 )
 from pipeline.attest.statement import RECORDED, Moment, Statement, read_stamp, stamp, state
 from pipeline.errors import RecordInvalid
-from pipeline.evidence.shelf import ENDING, keep, read_kept
+from pipeline.evidence.folder import ENDING, keep, read_kept
 from pipeline.model import sha256_of
 from pipeline.store.store import Store
 

@@ -16,11 +16,11 @@ from pipeline.errors import StoreDamaged
 from pipeline.evidence.bill import bill_of
 from pipeline.evidence.evidence_set import NAME as SET
 from pipeline.evidence.evidence_set import keep_set, set_statement
+from pipeline.evidence.folder import evidence_folder, keep, readable
 from pipeline.evidence.gates import gate_statements
 from pipeline.evidence.provenance import image_provenance
 from pipeline.evidence.sbom_cyclonedx import cyclonedx_bytes
 from pipeline.evidence.sbom_spdx import spdx_bytes
-from pipeline.evidence.shelf import keep, readable, shelf
 from pipeline.gate.evidence import read_evidence
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store
@@ -96,7 +96,7 @@ def keep_all(
     when: Moment | None = None,
 ) -> list[Recorded]:
     """Keep statements beside those that are there, and the set of all of them."""
-    folder = shelf(store, built.name, built.platform, built.digest)
+    folder = evidence_folder(store, built.name, built.platform, built.digest)
     found = [Recorded(name, keep(store, folder, name, s, signers)) for name, s in said.items()]
     subject = (built.name, built.platform, built.digest)
     # a build and a gate may state the same image at once: the last set must name what both left

@@ -13,7 +13,7 @@ from pipeline.errors import StoreDamaged
 from pipeline.lock.base import BasePin
 from pipeline.lock.model import DebPin, Pin, WheelPin
 from pipeline.model import sha256_of
-from pipeline.spec.image import PatchWish
+from pipeline.spec.image import PatchSpec
 from pipeline.spec.load import Checkout
 
 
@@ -48,7 +48,7 @@ class OwnFile:
     image: str
     path: str  # below the checkout
     digest: str
-    patch: PatchWish | None = None
+    patch: PatchSpec | None = None
     to: str = ""
 
     @property
@@ -61,7 +61,7 @@ def placed_layers(plan: ImagePlan, built: Built) -> list[PlacedLayer]:
     left = list(built.layers)
     placed: list[PlacedLayer] = []
     for each in plan.chain():
-        name, base = each.wish.name, each.lock.base_image
+        name, base = each.spec.name, each.lock.base_image
         for pin in base.layers if base else []:
             if not left or left[0].record.digest != pin.digest:
                 raise StoreDamaged(f"{built.name}: the base's {pin.digest} is not in the image")
@@ -95,12 +95,12 @@ def base_image(plan: ImagePlan) -> BaseImage | None:
         return None
     name = pin.repository.rpartition("/")[2]
     purl = image_purl(name, pin.manifest.digest, plan.architecture)
-    return BaseImage(root.wish.name, pin, purl)
+    return BaseImage(root.spec.name, pin, purl)
 
 
 def parts_of(plan: ImagePlan, built: Built) -> list[Part]:
     """Every wheel and .deb, in the order of layers and, within one, of names."""
-    suite = next((p.wish.debian.suite for p in plan.chain() if p.wish.debian), "unknown")
+    suite = next((p.spec.debian.suite for p in plan.chain() if p.spec.debian), "unknown")
     return [
         Part(placed.image, pin, _purl(pin, suite), placed.layer)
         for placed in placed_layers(plan, built)
@@ -120,15 +120,15 @@ def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
     """Our own files and patches, of the whole chain, as the checkout has them now."""
     found = []
     for each in plan.chain():
-        wish, folder = each.wish, PurePosixPath("images") / each.wish.name
-        for source in dict.fromkeys(file.source for file in wish.files):
+        spec, folder = each.spec, PurePosixPath("images") / each.spec.name
+        for source in dict.fromkeys(file.source for file in spec.files):
             path = str(folder / source)
             # one file may lie in several places; it is one material all the same
-            to = ", ".join(file.to for file in wish.files if file.source == source)
-            found.append(OwnFile(wish.name, path, _digest(checkout, path), to=to))
-        for patch in checkout.series(wish).patches:
-            path = str((folder / (wish.patches or "")).parent / patch.file)
-            found.append(OwnFile(wish.name, path, _digest(checkout, path), patch=patch))
+            to = ", ".join(file.to for file in spec.files if file.source == source)
+            found.append(OwnFile(spec.name, path, _digest(checkout, path), to=to))
+        for patch in checkout.series(spec).patches:
+            path = str((folder / (spec.patches or "")).parent / patch.file)
+            found.append(OwnFile(spec.name, path, _digest(checkout, path), patch=patch))
     return found
 
 

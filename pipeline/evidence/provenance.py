@@ -1,4 +1,4 @@
-"""SLSA provenance v1 of an image: the wish, every input by digest, and what built it.
+"""SLSA provenance v1 of an image: the spec, every input by digest, and what built it.
 
 On one's own machine this is SLSA Build L1 plus a signature; nothing here claims more.
 """
@@ -53,15 +53,15 @@ def image_provenance(
 
 
 def external_parameters(checkout: Checkout, plan: ImagePlan) -> dict[str, Any]:
-    """The wish: image.yaml and series.yaml of the image and of those it stands on."""
+    """The spec: image.yaml and series.yaml of the image and of those it stands on."""
     images = {
-        each.wish.name: {
-            "wish": each.wish.model_dump(mode="json", by_alias=True),
-            "series": checkout.series(each.wish).model_dump(mode="json"),
+        each.spec.name: {
+            "spec": each.spec.model_dump(mode="json", by_alias=True),
+            "series": checkout.series(each.spec).model_dump(mode="json"),
         }
         for each in plan.chain()
     }
-    return {"image": plan.wish.name, "platform": plan.platform, "images": images}
+    return {"image": plan.spec.name, "platform": plan.platform, "images": images}
 
 
 def _dependencies(checkout: Checkout, plan: ImagePlan, built: Built) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def _dependencies(checkout: Checkout, plan: ImagePlan, built: Built) -> list[dic
     found += [
         descriptor(layer_urn(x.image, x.layer.title), x.layer.title, x.layer.record.digest)
         for x in placed_layers(plan, built)
-        if x.image != plan.wish.name or x.base is not None
+        if x.image != plan.spec.name or x.base is not None
     ]
     return found
 
@@ -95,7 +95,7 @@ def _base(base: BaseImage) -> dict[str, Any]:
         pin.repository,
         pin.manifest.digest,
         image=base.image,
-        index=pin.index.digest if pin.index else "none: the manifest itself is wished for",
+        index=pin.index.digest if pin.index else "none: the manifest itself is asked for",
         config=pin.config.digest,
         layers=[layer.digest for layer in pin.layers],
         contents=UNLISTED,
@@ -120,7 +120,7 @@ def _file(file: OwnFile) -> dict[str, Any]:
 
 def _locks(plan: ImagePlan) -> list[dict[str, Any]]:
     return [
-        descriptor(lock_urn(each.wish.name, each.platform), "lock seal", each.lock.seal)
+        descriptor(lock_urn(each.spec.name, each.platform), "lock seal", each.lock.seal)
         for each in plan.chain()
     ]
 

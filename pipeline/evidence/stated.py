@@ -100,10 +100,10 @@ def _inputs(checkout: Checkout, store: Store, plan: ImagePlan, built: Built) -> 
     gates = store.image_folder(built.name, built.platform) / "gates.json"
     label = f"{built.name}.{plan.architecture}"
     golden = read_golden(checkout.golden_path).images.get(label)
-    wishes = {
-        each.wish.name: [
-            each.wish.model_dump(mode="json", by_alias=True),
-            checkout.series(each.wish).model_dump(mode="json"),
+    specs = {
+        each.spec.name: [
+            each.spec.model_dump(mode="json", by_alias=True),
+            checkout.series(each.spec).model_dump(mode="json"),
         ]
         for each in plan.chain()
     }
@@ -115,7 +115,7 @@ def _inputs(checkout: Checkout, store: Store, plan: ImagePlan, built: Built) -> 
         judged = "damaged"  # whoever states the image anew says so, and what to do
     must_be = golden.digest if golden else None
     made_by = [code_digest(), __version__]
-    return sha256_of(canonical_json([plan.key, built.digest, made_by, wishes, must_be, judged]))
+    return sha256_of(canonical_json([plan.key, built.digest, made_by, specs, must_be, judged]))
 
 
 def sign_stated(
@@ -128,8 +128,8 @@ def sign_stated(
     """
     from pipeline.attest.statement import moment, read_stamp
     from pipeline.evidence.evidence_set import NAME
+    from pipeline.evidence.folder import readable
     from pipeline.evidence.image import image_statements, keep_all
-    from pipeline.evidence.shelf import readable
 
     folder = evidence_folder(store, built)
     kept = readable(folder)

@@ -1,4 +1,4 @@
-"""What a user names: a wish, a folder, a config.json or a GGUF file."""
+"""What a user names: a spec, a folder, a config.json or a GGUF file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.fit.parts import parts_of as tensors_of
 from pipeline.fit.recipe import from_recipe
 from pipeline.fit.shape import Architecture
 from pipeline.spec.load import Checkout
-from pipeline.weights.model import WeightsWish, current_lock, lock_path, read_wish
+from pipeline.weights.model import WeightsSpec, current_lock, lock_path, read_spec
 from pipeline.weights.place import find_places, in_hub_cache, snapshots_in
 
 
@@ -30,7 +30,7 @@ class Source:
 
 
 def find_source(text: str, checkout: Callable[[], Checkout]) -> Source:
-    """A path where there is one, else the name of a wish."""
+    """A path where there is one, else the name of a spec."""
     path = Path(text)
     if path.is_file():
         return _from_file(path)
@@ -38,7 +38,7 @@ def find_source(text: str, checkout: Callable[[], Checkout]) -> Source:
         return _from_folder(path)
     if "/" in text or text.endswith((".json", ".gguf")):
         raise WeightsUnknown(f"{text}: there is no such file or folder")
-    return _from_wish(checkout(), text)
+    return _from_spec(checkout(), text)
 
 
 def _from_file(path: Path) -> Source:
@@ -82,10 +82,10 @@ def _from_folder(folder: Path) -> Source:
     return _from_folder(places[0].snapshot)
 
 
-def _from_wish(checkout: Checkout, name: str) -> Source:
-    wish = read_wish(checkout, name)
-    model = _shipped(wish)
-    origin = f"shipped facts about {wish.repository}, not the weights themselves"
+def _from_spec(checkout: Checkout, name: str) -> Source:
+    spec = read_spec(checkout, name)
+    model = _shipped(spec)
+    origin = f"shipped facts about {spec.repository}, not the weights themselves"
     if lock_path(checkout, name).exists():
         lock = current_lock(checkout, name)
         return Source(name, model, origin, lock.size_bytes, False)
@@ -93,13 +93,13 @@ def _from_wish(checkout: Checkout, name: str) -> Source:
     return Source(name, model, origin, size, True)
 
 
-def _shipped(wish: WeightsWish) -> Architecture | GgufModel:
-    if wish.format == "gguf" and (found := recipe_of(wish.repository, wish.quant)):
+def _shipped(spec: WeightsSpec) -> Architecture | GgufModel:
+    if spec.format == "gguf" and (found := recipe_of(spec.repository, spec.quant)):
         return from_recipe(found[0].architecture(), found[1])
-    if wish.format == "safetensors" and (fact := fact_of(wish.repository)):
+    if spec.format == "safetensors" and (fact := fact_of(spec.repository)):
         return fact.architecture()
     raise ModelUnreadable(
-        f"{wish.name}: nothing about {wish.repository} is shipped",
+        f"{spec.name}: nothing about {spec.repository} is shipped",
         "Fetch it (`sm120 weights fetch`), then name its folder, config.json or .gguf file.",
     )
 

@@ -18,7 +18,7 @@ from pipeline.assemble.image import Built
 from pipeline.assemble.layer import read_pieces
 from pipeline.errors import GateUnknown, Interrupted
 from pipeline.gate.arch_facts import Facts, keep_facts, kept_facts, read_facts, reader_digest
-from pipeline.gate.arch_spec import ArchWish
+from pipeline.gate.arch_spec import ArchSpec
 from pipeline.gate.arch_verdict import Judgement, Verdict, card_of, judge
 from pipeline.gate.elf import MAGIC
 from pipeline.oci.record import FileRow
@@ -152,23 +152,23 @@ def _read_one(store: Store, found: Found, bar: log.Bar, stop: threading.Event) -
 
 
 def judge_image(
-    objects: list[tuple[Found, Facts]], wish: ArchWish, arch: str, *, promised: bool = True
+    objects: list[tuple[Found, Facts]], spec: ArchSpec, arch: str, *, promised: bool = True
 ) -> ArchReport:
     """Every object against a card; what is accepted is accepted for the promised card only."""
-    wish = wish if promised else ArchWish()
+    spec = spec if promised else ArchSpec()
     judged = []
     for found, facts in objects:
-        judgement = judge(facts, arch, wish.demanded(found.path))
+        judgement = judge(facts, arch, spec.demanded(found.path))
         forgiven = judgement.verdict in _FORGIVABLE
-        accepted = wish.accepting(found.path) if forgiven else None
+        accepted = spec.accepting(found.path) if forgiven else None
         judged.append(Judged(found.path, found.row.sha256, facts, judgement, accepted))
     used = {x.accepted for x in judged}
     paths = [found.path for found, _ in objects]
-    here = [glob for glob, want in wish.demands.items() if card_of(want) == card_of(arch)]
+    here = [glob for glob, want in spec.demands.items() if card_of(want) == card_of(arch)]
     return ArchReport(
         arch=arch,
         objects=tuple(judged),
-        unused=tuple(glob for glob in wish.accepted if glob not in used),
+        unused=tuple(glob for glob in spec.accepted if glob not in used),
         unmatched=tuple(g for g in here if not any(fnmatchcase(p, g) for p in paths)),
     )
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from pipeline.files import write_bytes
-from pipeline.gate import arch_object, arch_tape, elf, fatbin
+from pipeline.gate import arch_object, elf, fatbin
+from pipeline.gate import forward_reader as arch_tape
 from pipeline.gate.arch_object import Module, Opener, read_modules
 from pipeline.gate.elf import Unreadable
 from pipeline.gate.fatbin import Target

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pipeline.gate import elf, fatbin
-from pipeline.gate.arch_tape import Tape
 from pipeline.gate.elf import Section, Unreadable
 from pipeline.gate.fatbin import Target
+from pipeline.gate.forward_reader import ForwardReader
 
 Module = tuple[Target, ...]
 Opener = Callable[[], Iterator[bytes]]
@@ -63,61 +63,61 @@ def read_modules(open_file: Opener, file_bytes: int) -> Counter[Module]:
     """
     chunks = open_file()
     try:
-        return _modules(open_file, Tape(chunks), file_bytes)
+        return _modules(open_file, ForwardReader(chunks), file_bytes)
     finally:
         deque(chunks, maxlen=0)
 
 
-def _modules(open_file: Opener, tape: Tape, file_bytes: int) -> Counter[Module]:
-    head = tape.peek(elf.HEAD_BYTES)
+def _modules(open_file: Opener, reader: ForwardReader, file_bytes: int) -> Counter[Module]:
+    head = reader.peek(elf.HEAD_BYTES)
     if head.startswith(fatbin.MAGIC):
-        return _only_fatbins(tape, file_bytes)
+        return _only_fatbins(reader, file_bytes)
     if head.startswith(_TEXT_HEADS):
         return Counter()
     if not head.startswith(elf.MAGIC):
         raise Unreadable("neither ELF nor a fatbin")
-    tape.skip(len(head))
+    reader.skip(len(head))
     if len(head) < elf.HEAD_BYTES:
         raise Unreadable("the ELF header is cut off")
     if not head.startswith(elf.MAGIC64):
-        return _without_any(tape)
+        return _without_any(reader)
     header = elf.read_header(head, file_bytes)
     if header.machine == elf.EM_CUDA:
-        return _one_cubin(tape, head, file_bytes)
-    return _host_object(open_file, tape, header, file_bytes)
+        return _one_cubin(reader, head, file_bytes)
+    return _host_object(open_file, reader, header, file_bytes)
 
 
-def _only_fatbins(tape: Tape, file_bytes: int) -> Counter[Module]:
+def _only_fatbins(reader: ForwardReader, file_bytes: int) -> Counter[Module]:
     scan = Scan()
-    while tape.position < file_bytes:
-        start = tape.position
-        if not (head := tape.take(fatbin.HEAD_BYTES)).startswith(fatbin.MAGIC):
+    while reader.position < file_bytes:
+        start = reader.position
+        if not (head := reader.take(fatbin.HEAD_BYTES)).startswith(fatbin.MAGIC):
             raise Unreadable("bytes that are no fatbin follow one")
         end = fatbin.container_end(head, start, file_bytes)
-        scan.add(_entries(tape, end), start, end)
+        scan.add(_entries(reader, end), start, end)
     return Counter(span.module for span in scan.spans)
 
 
-def _entries(tape: Tape, end: int) -> Module:
+def _entries(reader: ForwardReader, end: int) -> Module:
     found = []
-    for target in fatbin.entries(tape, end):
+    for target in fatbin.entries(reader, end):
         found.append(target)
         if len(found) > _MAX_TARGETS:
             raise _Endless("more fatbin entries than any real library has")
     return tuple(found)
 
 
-def _without_any(tape: Tape) -> Counter[Module]:
+def _without_any(reader: ForwardReader) -> Counter[Module]:
     """CUDA code does not exist for 32-bit or big-endian hosts."""
-    if tape.find(fatbin.MAGIC):
+    if reader.find(fatbin.MAGIC):
         raise Unreadable("a fatbin in a 32-bit or big-endian object")
     return Counter()
 
 
-def _one_cubin(tape: Tape, head: bytes, file_bytes: int) -> Counter[Module]:
+def _one_cubin(reader: ForwardReader, head: bytes, file_bytes: int) -> Counter[Module]:
     if file_bytes > _MAX_CUBIN_BYTES:
         raise Unreadable(f"a cubin of {file_bytes} bytes")
-    rest = tape.take(file_bytes)
+    rest = reader.take(file_bytes)
     if len(head) + len(rest) < file_bytes:
         raise Unreadable("the cubin is cut off")
     found = elf.cubin_target(head, rest)
@@ -125,15 +125,15 @@ def _one_cubin(tape: Tape, head: bytes, file_bytes: int) -> Counter[Module]:
 
 
 def _host_object(
-    open_file: Opener, tape: Tape, header: elf.Header, file_bytes: int
+    open_file: Opener, reader: ForwardReader, header: elf.Header, file_bytes: int
 ) -> Counter[Module]:
     near = max(elf.HEAD_BYTES, header.table_offset - _NAMES_NEAR_BYTES)
-    tape.keep(near, max(0, header.table_offset - near))
-    tape.keep(header.table_offset, header.table_bytes)
-    scan = _scanned(tape, file_bytes)
-    if tape.position < file_bytes:
+    reader.keep(near, max(0, header.table_offset - near))
+    reader.keep(header.table_offset, header.table_bytes)
+    scan = _scanned(reader, file_bytes)
+    if reader.position < file_bytes:
         raise Unreadable("the file is cut off")
-    sections = _sections(open_file, tape, header, near, file_bytes) if header.sections else []
+    sections = _sections(open_file, reader, header, near, file_bytes) if header.sections else []
     if scan.doubts and not sections:
         raise Unreadable(scan.doubts[0][1])
     carrying = [s for s in sections if s.name in _SECTIONS and s.size_bytes]
@@ -145,14 +145,14 @@ def _host_object(
 
 
 def _sections(
-    open_file: Opener, tape: Tape, header: elf.Header, near: int, file_bytes: int
+    open_file: Opener, reader: ForwardReader, header: elf.Header, near: int, file_bytes: int
 ) -> list[Section]:
     """The sections with their names, which may need a second pass."""
-    found = elf.read_sections(header, tape.kept(header.table_offset), file_bytes)
+    found = elf.read_sections(header, reader.kept(header.table_offset), file_bytes)
     where = elf.names_section(header, found)
     if near <= where.offset and where.end <= header.table_offset:
-        return elf.named(found, tape.kept(near)[where.offset - near : where.end - near])
-    again = Tape(open_file())
+        return elf.named(found, reader.kept(near)[where.offset - near : where.end - near])
+    again = ForwardReader(open_file())
     again.skip(where.offset)
     return elf.named(found, again.take(where.size_bytes))
 
@@ -163,21 +163,21 @@ def _loadable(spans: list[Span], unlinked: list[Section]) -> list[Span]:
     return linked or spans
 
 
-def _scanned(tape: Tape, file_bytes: int) -> Scan:
+def _scanned(reader: ForwardReader, file_bytes: int) -> Scan:
     """All fatbins and loose cubins: cuFFT keeps 24,000 among its data, outside any section."""
     scan = Scan()
     for _ in range(_MAX_LOOKS):
-        needle = tape.find(fatbin.MAGIC, elf.MAGIC64)
+        needle = reader.find(fatbin.MAGIC, elf.MAGIC64)
         if not needle:
             return scan
-        start = tape.position
+        start = reader.position
         try:
             if needle == fatbin.MAGIC:
-                head = tape.take(fatbin.HEAD_BYTES)
+                head = reader.take(fatbin.HEAD_BYTES)
                 end = fatbin.container_end(head, start, file_bytes)
-                scan.add(_entries(tape, end), start, end)
+                scan.add(_entries(reader, end), start, end)
             else:
-                _loose_cubin(scan, tape, start, file_bytes)
+                _loose_cubin(scan, reader, start, file_bytes)
         except _Endless:
             raise
         except Unreadable as doubt:
@@ -185,14 +185,14 @@ def _scanned(tape: Tape, file_bytes: int) -> Scan:
     raise _Endless("more that looks like a fatbin than any real library has")
 
 
-def _loose_cubin(scan: Scan, tape: Tape, start: int, file_bytes: int) -> None:
-    head = tape.take(elf.HEAD_BYTES)
+def _loose_cubin(scan: Scan, reader: ForwardReader, start: int, file_bytes: int) -> None:
+    head = reader.take(elf.HEAD_BYTES)
     header = elf.read_header(head, file_bytes - start)
     if header.machine != elf.EM_CUDA:
         return
-    rest = tape.take(min(max(0, header.end - elf.HEAD_BYTES), _MAX_NOTES_BYTES))
+    rest = reader.take(min(max(0, header.end - elf.HEAD_BYTES), _MAX_NOTES_BYTES))
     found = elf.cubin_target(head, rest)
-    scan.add((Target(fatbin.CUBIN, found.arch, found.suffix),), start, tape.position)
+    scan.add((Target(fatbin.CUBIN, found.arch, found.suffix),), start, reader.position)
 
 
 def _require_whole(scan: Scan, sections: list[Section]) -> None:

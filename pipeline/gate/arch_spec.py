@@ -19,7 +19,7 @@ Glob = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+@/*?-]{6,200}$")
 Reason = Annotated[str, StringConstraints(min_length=20, max_length=400)]
 
 
-class ArchWish(Frozen):
+class ArchSpec(Frozen):
     """Objects without code for the card, each with the reason, and objects that need a variant."""
 
     accepted: dict[Glob, Reason] = {}
@@ -34,9 +34,9 @@ class ArchWish(Frozen):
         return next((arch for glob, arch in self.demands.items() if fnmatchcase(path, glob)), None)
 
 
-def read_arch_wish(checkout: Checkout, name: str) -> ArchWish:
+def read_arch_spec(checkout: Checkout, name: str) -> ArchSpec:
     """The image's file, or nothing accepted and nothing demanded."""
     path = checkout.folder(name) / "gates" / "arch.yaml"
     if not path.exists():
-        return ArchWish()
-    return read_yaml(path, ArchWish)
+        return ArchSpec()
+    return read_yaml(path, ArchSpec)

@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from pipeline.errors import GateInvalid, WishInvalid
+from pipeline.errors import GateInvalid, SpecInvalid
 from pipeline.model import Frozen, Name
 from pipeline.spec.load import Checkout, read_yaml
 
@@ -181,7 +181,7 @@ class AcceptedKernel(Frozen):
         return any(re.fullmatch(rf"{re.escape(name)}(-\d+)*", case) for name in names)
 
 
-class CaseWish(Frozen):
+class CaseSpec(Frozen):
     """One call, or with `each` one for every combination of dimensions.
 
     With `like`, what is not said here is as in a case above it; arguments and dimensions one by
@@ -201,7 +201,7 @@ class CaseWish(Frozen):
     spill_free: list[Word] = []
     timeout_s: Annotated[int, Field(gt=0, le=1800)] = 240
 
-    def filled(self, other: CaseWish) -> CaseWish:
+    def filled(self, other: CaseSpec) -> CaseSpec:
         """This case with what it does not say taken from another."""
         said = {name: getattr(self, name) for name in self.model_fields_set - {"like"}}
         for name in ("arguments", "dims"):
@@ -214,12 +214,12 @@ class GateFile(Frozen):
 
     engine: Name
     why: Annotated[str, StringConstraints(min_length=20)]
-    cases: list[CaseWish] = Field(min_length=1)
+    cases: list[CaseSpec] = Field(min_length=1)
     accepted: list[AcceptedKernel] = []
 
-    def whole_cases(self) -> list[CaseWish]:
+    def whole_cases(self) -> list[CaseSpec]:
         """The cases with everything they take from others."""
-        found: dict[str, CaseWish] = {}
+        found: dict[str, CaseSpec] = {}
         for case in self.cases:
             if case.name in found:
                 raise ValueError("two cases have one name")
@@ -241,7 +241,7 @@ class GateFile(Frozen):
         return self
 
 
-def _functions(case: CaseWish) -> Iterator[str]:
+def _functions(case: CaseSpec) -> Iterator[str]:
     yield from case.function
     for argument in case.arguments.values():
         yield from called(argument)
@@ -311,8 +311,8 @@ class Gates(Frozen):
             case
             for name, gate in sorted(self.gates.items())
             if only is None or name == only
-            for wish in gate.whole_cases()
-            for case in expanded(name, wish)
+            for spec in gate.whole_cases()
+            for case in expanded(name, spec)
         ]
 
     def accepted(self, gate: str) -> list[AcceptedKernel]:
@@ -329,7 +329,7 @@ def read_gates(checkout: Checkout, image: str) -> Gates:
         found = {
             path.stem: read_yaml(path, GateFile) for path in sorted(folder.glob("smem-*.yaml"))
         }
-    except WishInvalid as error:
+    except SpecInvalid as error:
         raise GateInvalid(str(error)) from error
     return _checked(Gates(setup=setup, gates=found), folder)
 
@@ -378,25 +378,25 @@ def require_small(name: str, argument: Any) -> None:
             require_small(name, inner)
 
 
-def expanded(gate: str, wish: CaseWish) -> Iterator[Case]:
+def expanded(gate: str, spec: CaseSpec) -> Iterator[Case]:
     """One case for every combination of `each`, with all sizes worked out."""
-    names = list(wish.each)
-    for values in itertools.product(*wish.each.values()):
+    names = list(spec.each)
+    for values in itertools.product(*spec.each.values()):
         chosen = dict(zip(names, values, strict=True))
-        sizes = {**wish.dims, **chosen}
-        label = "-".join([wish.name, *map(str, values)])
-        arguments = {key: _resolved(arg, sizes, label) for key, arg in wish.arguments.items()}
+        sizes = {**spec.dims, **chosen}
+        label = "-".join([spec.name, *map(str, values)])
+        arguments = {key: _resolved(arg, sizes, label) for key, arg in spec.arguments.items()}
         yield Case(
             gate=gate,
             name=label,
-            stands_for=wish.stands_for,
-            function=wish.function,
+            stands_for=spec.stands_for,
+            function=spec.function,
             arguments=arguments,
-            optional=wish.optional,
-            kernels=wish.kernels,
-            spill_free=wish.spill_free,
-            timeout_s=wish.timeout_s,
-            base=wish.name,
+            optional=spec.optional,
+            kernels=spec.kernels,
+            spill_free=spec.spill_free,
+            timeout_s=spec.timeout_s,
+            base=spec.name,
         )
 
 

@@ -15,12 +15,12 @@ from pipeline.assemble import patch
 from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan
 from pipeline.errors import PatchConflict
 from pipeline.files import os_errors_explained
-from pipeline.gate.environment import Workshop, wheel_layer
+from pipeline.gate.environment import GateContext, wheel_layer
 from pipeline.gate.unpack import unpack
 from pipeline.lock.model import WheelPin
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import FileRow
-from pipeline.spec.image import PatchWish
+from pipeline.spec.image import PatchSpec
 
 FORMAT = 1
 # What importing and choosing block sizes reads: code, tables of tuned configurations, and sources
@@ -47,7 +47,9 @@ class EngineTree:
         return self.project.replace("-", "_")
 
 
-def engine_pin(shop: Workshop, plan: ImagePlan, project: str, version: str | None) -> WheelPin:
+def engine_pin(
+    context: GateContext, plan: ImagePlan, project: str, version: str | None
+) -> WheelPin:
     """The locked wheel of the engine, or another version's from the index."""
     locked = next((pin for pin in plan.lock.wheels if pin.name == project), None)
     if locked is None:
@@ -55,15 +57,15 @@ def engine_pin(shop: Workshop, plan: ImagePlan, project: str, version: str | Non
     assert locked is not None
     if version is None or version == locked.version:
         return locked
-    return shop.make_finder().find(project, version, plan.venv.version, plan.platform)
+    return context.make_finder().find(project, version, plan.venv.version, plan.platform)
 
 
-def engine_tree(shop: Workshop, plan: ImagePlan, pin: WheelPin) -> EngineTree:
+def engine_tree(context: GateContext, plan: ImagePlan, pin: WheelPin) -> EngineTree:
     """The engine's code as its wheel has it."""
-    folder = shop.store.root / "gate" / "engines" / engine_key(pin)
-    with shop.store.locked(f"gate-{folder.name}"):
+    folder = context.store.root / "gate" / "engines" / engine_key(pin)
+    with context.store.locked(f"gate-{folder.name}"):
         if not folder.is_dir():
-            _unpack_engine(shop, plan, pin, folder)
+            _unpack_engine(context, plan, pin, folder)
     locked = pin in plan.lock.wheels
     return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}", locked)
 
@@ -73,13 +75,13 @@ def engine_key(pin: WheelPin) -> str:
     return sha256_of(canonical_json([FORMAT, pin.sha256])).removeprefix("sha256:")[:32]
 
 
-def _unpack_engine(shop: Workshop, plan: ImagePlan, pin: WheelPin, folder: Path) -> None:
+def _unpack_engine(context: GateContext, plan: ImagePlan, pin: WheelPin, folder: Path) -> None:
     if pin in plan.lock.wheels:
         layer = wheel_layer(plan, pin.name)
     else:
         title = f"{pin.name} {pin.version}"
         layer = LayerPlan(title, LayerKind.WHEELS, plan.architecture, (pin,), plan.venv)
-    record = shop.layers([layer])
+    record = context.layers([layer])
     site = f"{plan.venv.site}/"
 
     def place(row: FileRow) -> str | None:
@@ -88,42 +90,42 @@ def _unpack_engine(shop: Workshop, plan: ImagePlan, pin: WheelPin, folder: Path)
             return None
         return path if path.endswith(_KEPT_SUFFIXES) else None
 
-    with shop.store.scratch() as scratch:
-        unpack(shop.store, record, place, scratch / "engine")
+    with context.store.scratch() as scratch:
+        unpack(context.store, record, place, scratch / "engine")
         with os_errors_explained(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             os.replace(scratch / "engine", folder)
 
 
 def patched(
-    tree: EngineTree, patches: Sequence[PatchWish], folder: Path, shop: Workshop
+    tree: EngineTree, patches: Sequence[PatchSpec], folder: Path, context: GateContext
 ) -> EngineTree:
     """The tree with patches applied; each must fit exactly, but the version may be another."""
     _, changed = patched_tree(tree, patches, folder)
-    return with_files(tree, changed, shop)
+    return with_files(tree, changed, context)
 
 
 def patched_tree(
-    tree: EngineTree, patches: Sequence[PatchWish], folder: Path
+    tree: EngineTree, patches: Sequence[PatchSpec], folder: Path
 ) -> tuple[EngineTree, dict[str, bytes]]:
     """What a tree with patches is called, and the files in which it differs."""
     changed: dict[str, bytes] = {}
-    for wish in patches:
-        for change in patch.parse(read_patch(folder / wish.file), wish.file):
-            before = changed.get(change.path) or _read(tree.folder, change.path, wish.file)
-            changed[change.path] = patch.apply(change, before, wish.file)
+    for spec in patches:
+        for change in patch.parse(read_patch(folder / spec.file), spec.file):
+            before = changed.get(change.path) or _read(tree.folder, change.path, spec.file)
+            changed[change.path] = patch.apply(change, before, spec.file)
     return _renamed(tree, changed), changed
 
 
-def with_files(tree: EngineTree, changed: Mapping[str, bytes], shop: Workshop) -> EngineTree:
+def with_files(tree: EngineTree, changed: Mapping[str, bytes], context: GateContext) -> EngineTree:
     """The tree with some files replaced; the rest are links to the same files."""
     if not changed:
         return tree
     made = _renamed(tree, changed)
     folder = made.folder
-    with shop.store.locked(f"gate-{folder.name}"):
+    with context.store.locked(f"gate-{folder.name}"):
         if not folder.is_dir():
-            with shop.store.scratch() as scratch, os_errors_explained(folder):
+            with context.store.scratch() as scratch, os_errors_explained(folder):
                 copy = scratch / "engine"
                 ignore = shutil.ignore_patterns("__pycache__")
                 shutil.copytree(tree.folder, copy, copy_function=os.link, ignore=ignore)
@@ -144,15 +146,15 @@ def _renamed(tree: EngineTree, changed: Mapping[str, bytes]) -> EngineTree:
     return replace(tree, folder=folder, digest=digest)
 
 
-def is_applied(tree: EngineTree, wish: PatchWish, folder: Path) -> bool:
+def is_applied(tree: EngineTree, spec: PatchSpec, folder: Path) -> bool:
     """Whether the engine already holds what a patch would put there."""
-    for change in patch.parse(read_patch(folder / wish.file), wish.file):
+    for change in patch.parse(read_patch(folder / spec.file), spec.file):
         back = patch.FilePatch(
             change.path,
             tuple(patch.Hunk(h.start, h.after, h.before) for h in change.hunks),
         )
         try:
-            text = _read(tree.folder, change.path, wish.file).decode()
+            text = _read(tree.folder, change.path, spec.file).decode()
         except PatchConflict:
             return False
         # upstream's lines may stand elsewhere in the file than the patch's

@@ -25,9 +25,9 @@ from pipeline import log
 from pipeline.assemble.locked_layers import make_layers
 from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, Work, plan_image
 from pipeline.errors import GateEnvironment, LockMissing, StoreDamaged
-from pipeline.gate.hollow import hollow_out
 from pipeline.gate.host_wheels import for_host
 from pipeline.gate.sandbox import find_sandbox
+from pipeline.gate.stub_libraries import make_stub
 from pipeline.gate.unpack import unpack
 from pipeline.lock.model import WheelPin
 from pipeline.model import Frozen, canonical_json, sha256_of
@@ -103,7 +103,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class GateContext:
     """What making environments and engine trees takes."""
 
     checkout: Checkout
@@ -134,28 +134,34 @@ def wheel_layer(plan: ImagePlan, name: str) -> LayerPlan:
         if layer.kind is LayerKind.WHEELS and any(pin.name == name for pin in layer.pins):
             return layer
     raise GateEnvironment(
-        f"{plan.wish.name}: holds no {name}",
+        f"{plan.spec.name}: holds no {name}",
         "The shared-memory gate is for images whose engine has Triton kernels.",
     )
 
 
-def make_environment(shop: Workshop, plan: ImagePlan, wheels: Sequence[str]) -> Environment:
+def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str]) -> Environment:
     """The environment of an image on this machine; made once, then found by its key."""
     for name in ("triton", "torch"):
         wheel_layer(plan, name)
     locked = {pin.name: pin for pin in plan.lock.wheels}
     wanted = [locked[n] for n in sorted({*_BASE_WHEELS, *wheels}) if n in locked]
-    same = shop.host == plan.platform
-    pins = wanted if same else [_for_host(shop, plan, pin) for pin in wanted]
-    root = _root_layer(shop, plan)
-    inputs = [FORMAT, shop.host, root.key, cuda_of(plan), [[p.name, p.sha256] for p in pins]]
+    same = context.host == plan.platform
+    pins = wanted if same else [_for_host(context, plan, pin) for pin in wanted]
+    root = _root_layer(context, plan)
+    inputs = [
+        FORMAT,
+        context.host,
+        root.key,
+        cuda_of(plan),
+        [[p.name, p.sha256] for p in pins],
+    ]
     key = sha256_of(canonical_json(inputs)).removeprefix("sha256:")[:32]
-    folder = shop.store.root / "gate" / "environments" / key
-    with shop.store.locked(f"gate-{key}"):
+    folder = context.store.root / "gate" / "environments" / key
+    with context.store.locked(f"gate-{key}"):
         facts = known_facts(folder)
         is_new = facts is None
-        facts = facts or _make(shop, plan, root, pins, folder)
-        absent = _absent(shop.store, plan, {pin.name for pin in pins})
+        facts = facts or _make(context, plan, root, pins, folder)
+        absent = _absent(context.store, plan, {pin.name for pin in pins})
         environment = Environment(folder, facts, absent)
         if is_new:
             _compile_modules(environment)
@@ -174,28 +180,28 @@ def _compile_modules(environment: Environment) -> None:
     )
 
 
-def _root_layer(shop: Workshop, plan: ImagePlan) -> LayerPlan:
+def _root_layer(context: GateContext, plan: ImagePlan) -> LayerPlan:
     """Debian's Python for this machine: the image's own root, or the same for this processor."""
     root = plan.chain()[0]
     if root.lock.base_image is not None:
         raise GateEnvironment(
-            f"{plan.wish.name}: stands on a foreign base, whose Python is not ours to start",
+            f"{plan.spec.name}: stands on a foreign base, whose Python is not ours to start",
             "The gate judges images on a root of our own.",
         )
-    if shop.host != plan.platform:
+    if context.host != plan.platform:
         try:
-            root = plan_image(shop.checkout, root.wish.name, shop.host)
+            root = plan_image(context.checkout, root.spec.name, context.host)
         except LockMissing as error:
             raise GateEnvironment(
-                f"{plan.wish.name}: is for {plan.platform}, this machine is {shop.host}, and"
-                f" {root.wish.name} has no lock for it"
+                f"{plan.spec.name}: is for {plan.platform}, this machine is {context.host}, and"
+                f" {root.spec.name} has no lock for it"
             ) from error
     return root.layers[0]
 
 
-def _for_host(shop: Workshop, plan: ImagePlan, pin: WheelPin) -> WheelPin:
-    folder = shop.store.root / "gate" / "host-wheels"
-    return for_host(pin, plan.venv.version, shop.host, folder, shop.make_finder)
+def _for_host(context: GateContext, plan: ImagePlan, pin: WheelPin) -> WheelPin:
+    folder = context.store.root / "gate" / "host-wheels"
+    return for_host(pin, plan.venv.version, context.host, folder, context.make_finder)
 
 
 def cuda_of(plan: ImagePlan) -> str:
@@ -208,7 +214,7 @@ def cuda_of(plan: ImagePlan) -> str:
     for name in ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime"):
         if name in locked:
             return ".".join(locked[name].split(".")[:2])
-    raise GateEnvironment(f"{plan.wish.name}: holds no CUDA runtime, so its torch is not for cards")
+    raise GateEnvironment(f"{plan.spec.name}: holds no CUDA runtime, so its torch is not for cards")
 
 
 def known_facts(folder: Path) -> EnvironmentFacts | None:
@@ -220,7 +226,11 @@ def known_facts(folder: Path) -> EnvironmentFacts | None:
 
 
 def _make(
-    shop: Workshop, plan: ImagePlan, root: LayerPlan, pins: Sequence[WheelPin], folder: Path
+    context: GateContext,
+    plan: ImagePlan,
+    root: LayerPlan,
+    pins: Sequence[WheelPin],
+    folder: Path,
 ) -> EnvironmentFacts:
     locked = {pin.sha256: pin for pin in plan.lock.wheels}
     plans = [
@@ -231,26 +241,26 @@ def _make(
         )
         for pin in pins
     ]
-    records = shop.layers([root, *{p.key: p for p in plans}.values()])
+    records = context.layers([root, *{p.key: p for p in plans}.values()])
     site, names = f"{plan.venv.site}/", {pin.name for pin in pins}
-    architecture = shop.host.partition("/")[2]
+    architecture = context.host.partition("/")[2]
     with (
-        shop.store.scratch() as scratch,
-        log.step(f"Unpacking what {plan.wish.name} compiles with"),
+        context.store.scratch() as scratch,
+        log.step(f"Unpacking what {plan.spec.name} compiles with"),
     ):
         work = scratch / "environment"
-        unpack(shop.store, records[:1], _placing_root(architecture, plan.venv.version), work)
-        unpack(shop.store, records[1:], _placing_site(site, names), work)
+        unpack(context.store, records[:1], _placing_root(architecture, plan.venv.version), work)
+        unpack(context.store, records[1:], _placing_site(site, names), work)
         facts = EnvironmentFacts(
-            kind="image" if shop.host == plan.platform else "host wheels",
-            platform=shop.host,
+            kind="image" if context.host == plan.platform else "host wheels",
+            platform=context.host,
             python=plan.venv.version,
             triton=next(p.version for p in pins if p.name == "triton"),
             torch=next(p.version for p in pins if p.name == "torch"),
             cuda=cuda_of(plan),
             stand_in=_stand_in(plan, pins),
             wheels=list(pins),
-            hollow=_hollow(work, architecture),
+            hollow=_stub(work, architecture),
         )
         (work / "facts.json").write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -288,12 +298,12 @@ def _placing_site(site: str, names: set[str]) -> Callable[[FileRow], str | None]
     return place
 
 
-def _hollow(work: Path, architecture: str) -> list[str]:
+def _stub(work: Path, architecture: str) -> list[str]:
     torch = work / "site" / "torch"
     libraries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
     system = (work / "root" / "usr" / "lib" / _TRIPLES[architecture]).glob("*.so*")
     python = (work / "root" / "usr" / "bin").iterdir()
-    return hollow_out(libraries, [*system, *python], work / "hollow")
+    return make_stub(libraries, [*system, *python], work / "hollow")
 
 
 def _absent(store: Store, plan: ImagePlan, present: set[str]) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.gate.arch_tape import Tape
 from pipeline.gate.elf import Unreadable
+from pipeline.gate.forward_reader import ForwardReader
 
 MAGIC = bytes.fromhex("50ed55ba01001000")  # 0xBA55ED50, version 1, a head of 16 bytes
 HEAD_BYTES = 16
@@ -54,11 +54,11 @@ def container_end(head: bytes, at: int, file_bytes: int) -> int:
     return end
 
 
-def entries(tape: Tape, end: int) -> Iterator[Target]:
+def entries(reader: ForwardReader, end: int) -> Iterator[Target]:
     """The entries from here to the container's end, which they must fill exactly."""
-    while tape.position < end:
-        head = tape.take(_ENTRY.size)
-        if len(head) < _ENTRY.size or tape.position > end:
+    while reader.position < end:
+        head = reader.take(_ENTRY.size)
+        if len(head) < _ENTRY.size or reader.position > end:
             raise Unreadable("a fatbin entry is cut off")
         kind, version, head_bytes, payload, arch, flags = _ENTRY.unpack(head)
         if version != _ENTRY_VERSION or not _ENTRY.size <= head_bytes <= _MAX_HEAD_BYTES:
@@ -66,7 +66,7 @@ def entries(tape: Tape, end: int) -> Iterator[Target]:
         if not _OLDEST <= arch <= _NEWEST:
             raise Unreadable(f"a fatbin entry for sm_{arch}")
         left = head_bytes - _ENTRY.size + payload
-        if tape.position + left > end or tape.skip(left) < left:
+        if reader.position + left > end or reader.skip(left) < left:
             raise Unreadable("a fatbin entry reaches beyond its fatbin")
         yield Target(kind, arch, _suffix(flags))
 

@@ -188,10 +188,12 @@ def _gate_files(checkout: Checkout, image: str, *patterns: str) -> dict[str, str
 
 def _inputs(gate: ImageGate, *more: str) -> dict[str, str]:
     """Files that decide what is compiled, beyond the engine's own."""
-    patches = [gate.patch_folder / wish.file for wish in gate.series.patches]
+    patches = [gate.patch_folder / spec.file for spec in gate.series.patches]
     wheels = gate.environment.facts.wheels
     return {
-        **_gate_files(gate.shop.checkout, gate.plan.wish.name, "engine.yaml", "smem-*.yaml", *more),
+        **_gate_files(
+            gate.context.checkout, gate.plan.spec.name, "engine.yaml", "smem-*.yaml", *more
+        ),
         **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
         **{pin.file: f"sha256:{pin.sha256}" for pin in wheels},
     }

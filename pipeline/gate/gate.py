@@ -17,12 +17,12 @@ from pipeline.gate import moved
 from pipeline.gate.cases import Case, Gates, read_gates
 from pipeline.gate.coverage import Found, coverage, find_kernels, kernels_key
 from pipeline.gate.engine import EngineTree, engine_pin, engine_tree, patched
-from pipeline.gate.environment import Environment, Workshop, make_environment
+from pipeline.gate.environment import Environment, GateContext, make_environment
 from pipeline.gate.limits import Card
 from pipeline.gate.numeric_cases import read_numeric_cases
 from pipeline.gate.numerics import check_numbers
 from pipeline.gate.results import CaseResult, GateResult, overall
-from pipeline.gate.run import Bench, judge_all, worker_digest
+from pipeline.gate.run import GateTarget, judge_all, worker_digest
 from pipeline.spec.image import PatchSeries
 from pipeline.store.store import Store
 
@@ -31,7 +31,7 @@ from pipeline.store.store import Store
 class ImageGate:
     """An image made ready for judging: its gates, its environment, its engine."""
 
-    shop: Workshop
+    context: GateContext
     plan: ImagePlan
     gates: Gates
     environment: Environment
@@ -46,15 +46,15 @@ class ImageGate:
 
     @property
     def patch_folder(self) -> Path:
-        wish = self.plan.wish
-        return (self.shop.checkout.folder(wish.name) / (wish.patches or "none")).parent
+        spec = self.plan.spec
+        return (self.context.checkout.folder(spec.name) / (spec.patches or "none")).parent
 
-    def bench(self, tree: EngineTree, card: Card) -> Bench:
-        return Bench(self.shop.store, self.environment, tree, self.gates.setup, card)
+    def target(self, tree: EngineTree, card: Card) -> GateTarget:
+        return GateTarget(self.context.store, self.environment, tree, self.gates.setup, card)
 
     def judge(self, tree: EngineTree, card: Card, cases: Sequence[Case]) -> list[CaseResult]:
         """Every case's verdict on one tree; a function that is gone is looked for."""
-        found = judge_all(self.bench(tree, card), self.gates, cases)
+        found = judge_all(self.target(tree, card), self.gates, cases)
         return [
             moved.explained(self, tree, case, result) if result.gone else result
             for case, result in zip(cases, found, strict=True)
@@ -63,28 +63,28 @@ class ImageGate:
     def patched(self, series: PatchSeries | None = None) -> EngineTree:
         """The engine as the image holds it, or would with another series."""
         chosen = series or self.series
-        return patched(self.tree, chosen.patches, self.patch_folder, self.shop)
+        return patched(self.tree, chosen.patches, self.patch_folder, self.context)
 
 
-def open_gate(shop: Workshop, plan: ImagePlan, series: str | None = None) -> ImageGate:
+def open_gate(context: GateContext, plan: ImagePlan, series: str | None = None) -> ImageGate:
     """Read an image's gates and make what they need; `series` names another than its own."""
-    gates = read_gates(shop.checkout, plan.wish.name)
-    chosen = _series(shop, plan, series)
-    environment = make_environment(shop, plan, gates.setup.wheels)
-    pin = engine_pin(shop, plan, gates.setup.package, None)
-    tree = engine_tree(shop, plan, pin)
-    numeric = tuple(read_numeric_cases(shop.checkout, plan.wish.name, gates))
+    gates = read_gates(context.checkout, plan.spec.name)
+    chosen = _series(context, plan, series)
+    environment = make_environment(context, plan, gates.setup.wheels)
+    pin = engine_pin(context, plan, gates.setup.package, None)
+    tree = engine_tree(context, plan, pin)
+    numeric = tuple(read_numeric_cases(context.checkout, plan.spec.name, gates))
     own = series is None
-    return ImageGate(shop, plan, gates, environment, tree, chosen, is_own=own, numeric=numeric)
+    return ImageGate(context, plan, gates, environment, tree, chosen, is_own=own, numeric=numeric)
 
 
-def _series(shop: Workshop, plan: ImagePlan, name: str | None) -> PatchSeries:
+def _series(context: GateContext, plan: ImagePlan, name: str | None) -> PatchSeries:
     if name is None:
-        return shop.checkout.series(plan.wish)
-    others = shop.checkout.other_series(plan.wish)
+        return context.checkout.series(plan.spec)
+    others = context.checkout.other_series(plan.spec)
     if name not in others:
         known = ", ".join(others) or "none"
-        raise GateInvalid(f"{plan.wish.name}: has no other series {name!r} (there are: {known})")
+        raise GateInvalid(f"{plan.spec.name}: has no other series {name!r} (there are: {known})")
     return others[name]
 
 
@@ -103,28 +103,28 @@ def run_gate(
     start = time.monotonic()
     tree = gate.tree if unpatched else gate.patched()
     cases = gate.judge(tree, card, chosen_cases(gate.gates.cases(), only))
-    record = gate.shop.store.image_record(gate.plan.wish.name, gate.plan.platform)
+    record = gate.context.store.image_record(gate.plan.spec.name, gate.plan.platform)
     is_whole = gate.is_own and not unpatched and only is None
     built = record is not None and record.get("key") == gate.plan.key and is_whole
     seconds = round(time.monotonic() - start, 3)
-    bench = gate.bench(tree, card)
+    target = gate.target(tree, card)
     small = chosen_cases(gate.numeric, only) if numerics else []
     return GateResult(
-        image=gate.plan.wish.name,
+        image=gate.plan.spec.name,
         platform=gate.plan.platform,
         image_digest=record["descriptor"]["digest"] if record and built else None,
         engine=tree.project,
         engine_version=tree.version,
         engine_digest=tree.digest,
-        patches=[] if unpatched else [wish.file for wish in gate.series.patches],
+        patches=[] if unpatched else [spec.file for spec in gate.series.patches],
         card=card,
         environment=gate.environment.facts,
         worker=worker_digest(),
         verdict=overall(cases),
         cases=cases,
-        coverage=coverage(_kernels(gate.shop.store, tree), reached(cases)) if not only else None,
-        numerics=check_numbers(bench, small) if numerics else None,
-        sandbox=bench.sandbox,
+        coverage=coverage(_kernels(gate.context.store, tree), reached(cases)) if not only else None,
+        numerics=check_numbers(target, small) if numerics else None,
+        sandbox=target.sandbox,
         seconds=seconds,
     )
 

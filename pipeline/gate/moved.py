@@ -138,13 +138,13 @@ def move_key(tree: EngineTree, function: str) -> str:
 
 def _move(gate: ImageGate, tree: EngineTree, function: str) -> Move | None:
     """From what was found before, else from the index; published versions never change."""
-    path = gate.shop.store.root / "gate" / "moved" / f"{move_key(tree, function)}.json"
+    path = gate.context.store.root / "gate" / "moved" / f"{move_key(tree, function)}.json"
     try:
         return Move.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
-        if gate.shop.offline:
+        if gate.context.offline:
             return None
-    move = _looked_up(gate, gate.shop.make_finder(), tree, function)
+    move = _looked_up(gate, gate.context.make_finder(), tree, function)
     write_bytes(path, move.model_dump_json().encode())
     return move
 

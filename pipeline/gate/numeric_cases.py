@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, RootModel
 
-from pipeline.errors import GateInvalid, WishInvalid
+from pipeline.errors import GateInvalid, SpecInvalid
 from pipeline.gate.cases import (
     Argument,
     Case,
-    CaseWish,
+    CaseSpec,
     Fill,
     Gates,
     Numerics,
@@ -30,7 +30,7 @@ from pipeline.model import Frozen, Name
 from pipeline.spec.load import Checkout, read_yaml
 
 
-class NumericsWish(Frozen):
+class NumericsSpec(Frozen):
     """The same call with small, seeded inputs, run for its numbers under Triton's interpreter.
 
     Tensors that the case leaves empty get random numbers, the outputs start as NaN.
@@ -46,7 +46,7 @@ class NumericsWish(Frozen):
     timeout_s: Annotated[int, Field(gt=0, le=1800)] = 240
 
 
-class NumericsFile(RootModel[dict[Name, dict[Name, NumericsWish]]]):
+class NumericsFile(RootModel[dict[Name, dict[Name, NumericsSpec]]]):
     """Gate → case → how it is run for its numbers."""
 
 
@@ -57,16 +57,16 @@ def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Cas
         return []
     try:
         wanted = read_yaml(path, NumericsFile).root
-    except WishInvalid as error:
+    except SpecInvalid as error:
         raise GateInvalid(str(error)) from error
     found: list[Case] = []
-    for gate, wishes in wanted.items():
+    for gate, specs in wanted.items():
         known = (
-            {wish.name: wish for wish in gates.gates[gate].whole_cases()}
+            {spec.name: spec for spec in gates.gates[gate].whole_cases()}
             if gate in gates.gates
             else {}
         )
-        for name, numerics in wishes.items():
+        for name, numerics in specs.items():
             if name not in known:
                 raise GateInvalid(f"{path}: {gate}: there is no case {name!r}")
             _require_same_call(f"{path}: {name}", known[name], numerics, gates.setup.package)
@@ -77,14 +77,14 @@ def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Cas
     return found
 
 
-def _require_same_call(where: str, wish: CaseWish, numerics: NumericsWish, package: str) -> None:
+def _require_same_call(where: str, spec: CaseSpec, numerics: NumericsSpec, package: str) -> None:
     for name in [*numerics.arguments, *numerics.outputs]:
-        if name not in wish.arguments:
+        if name not in spec.arguments:
             raise GateInvalid(f"{where}: the call has no argument {name!r}")
     for name in [*numerics.dims, *(numerics.each or {})]:
-        if name not in {**wish.dims, **wish.each}:
+        if name not in {**spec.dims, **spec.each}:
             raise GateInvalid(f"{where}: the case has no dimension {name!r}")
-    if numerics.each is not None and set(numerics.each) != set(wish.each):
+    if numerics.each is not None and set(numerics.each) != set(spec.each):
         raise GateInvalid(f"{where}: each must name the same dimensions as the case's")
     for argument in numerics.arguments.values():
         for function in called(argument):
@@ -92,13 +92,13 @@ def _require_same_call(where: str, wish: CaseWish, numerics: NumericsWish, packa
                 raise GateInvalid(f"{where}: {function} is not a function of {package}")
 
 
-def numeric(gate: str, wish: CaseWish, numerics: NumericsWish) -> Iterator[Case]:
+def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec) -> Iterator[Case]:
     """The case as it is run for its numbers, for every combination of dimensions."""
-    small = wish.model_copy(
+    small = spec.model_copy(
         update={
-            "dims": {**wish.dims, **numerics.dims},
-            "each": wish.each if numerics.each is None else numerics.each,
-            "arguments": {**wish.arguments, **numerics.arguments},
+            "dims": {**spec.dims, **numerics.dims},
+            "each": spec.each if numerics.each is None else numerics.each,
+            "arguments": {**spec.arguments, **numerics.arguments},
             "timeout_s": numerics.timeout_s,
         }
     )

@@ -18,7 +18,7 @@ from pipeline.gate.results import (
     NumericsVerdict,
     unanswered,
 )
-from pipeline.gate.run import Bench, ask, read_answer
+from pipeline.gate.run import GateTarget, ask, read_answer
 from pipeline.gate.worker.interpreter import REPAIRS
 
 # How far a result may be off, as a share of the sum of magnitudes it is the sum of, and why.
@@ -39,11 +39,11 @@ TOLERANCES: dict[Rounding, tuple[float, str]] = {
 }
 
 
-def check_numbers(bench: Bench, cases: Sequence[Case]) -> NumericsResults:
+def check_numbers(target: GateTarget, cases: Sequence[Case]) -> NumericsResults:
     """Every case's numbers, from kept answers where there are any."""
     start = time.monotonic()
-    kept = {case.name: read_answer(bench, case) for case in cases}
-    answers = {a.case: a for a in ask(bench, [c for c in cases if kept[c.name] is None])}
+    kept = {case.name: read_answer(target, case) for case in cases}
+    answers = {a.case: a for a in ask(target, [c for c in cases if kept[c.name] is None])}
     found, versions = [], {}
     for case in cases:
         known = kept[case.name]

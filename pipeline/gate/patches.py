@@ -44,7 +44,7 @@ from pipeline.gate.results import (
     overall,
 )
 from pipeline.model import Frozen
-from pipeline.spec.image import PatchWish
+from pipeline.spec.image import PatchSpec
 
 State = Literal[
     "needed",
@@ -131,21 +131,21 @@ def _first_words(cases: Sequence[CaseResult], verdict: str) -> str:
 
 def judge_patches(gate: ImageGate, card: Card, version: str | None = None) -> list[PatchVerdict]:
     """Every patch of an image at one version: the locked one, or another from the index."""
-    pin = engine_pin(gate.shop, gate.plan, gate.gates.setup.package, version)
-    tree = engine_tree(gate.shop, gate.plan, pin)
-    return [_judge(gate, card, tree, wish) for wish in gate.series.patches]
+    pin = engine_pin(gate.context, gate.plan, gate.gates.setup.package, version)
+    tree = engine_tree(gate.context, gate.plan, pin)
+    return [_judge(gate, card, tree, spec) for spec in gate.series.patches]
 
 
-def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> PatchVerdict:
-    cases = gate.gates.cases(only=wish.gate)
+def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> PatchVerdict:
+    cases = gate.gates.cases(only=spec.gate)
     if not cases:
-        raise GateInvalid(f"{wish.file}: names the gate {wish.gate}, which has no cases")
-    others = [w for w in gate.series.patches if w is not wish]
+        raise GateInvalid(f"{spec.file}: names the gate {spec.gate}, which has no cases")
+    others = [w for w in gate.series.patches if w is not spec]
     base, _ = _with_patches(gate, tree, others)
     without = gate.judge(base, card, cases)
     full, conflict = _with_patches(gate, tree, gate.series.patches)
     after = None if conflict else gate.judge(full, card, cases)
-    applied = is_applied(tree, wish, gate.patch_folder)
+    applied = is_applied(tree, spec, gate.patch_folder)
     state, words = decide(
         without,
         after,
@@ -156,12 +156,12 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, wish: PatchWish) -> Pa
     )
     numbers = None
     if state == "needed":
-        small = gate.numeric_cases(only=wish.gate)
-        numbers = check_numbers(gate.bench(full, card), small) if small else None
+        small = gate.numeric_cases(only=spec.gate)
+        numbers = check_numbers(gate.target(full, card), small) if small else None
         state, words = with_numbers(state, words, numbers)
     return PatchVerdict(
-        patch=wish.file,
-        gate=wish.gate,
+        patch=spec.file,
+        gate=spec.gate,
         version=tree.version,
         state=state,
         words=words,
@@ -186,11 +186,11 @@ def _is_absent(tree: EngineTree, cases: Sequence[Case], found: Sequence[CaseResu
 
 
 def _with_patches(
-    gate: ImageGate, tree: EngineTree, patches: Sequence[PatchWish]
+    gate: ImageGate, tree: EngineTree, patches: Sequence[PatchSpec]
 ) -> tuple[EngineTree, str]:
     """The tree with patches, or as it is and why they do not fit."""
     try:
-        return patched(tree, patches, gate.patch_folder, gate.shop), ""
+        return patched(tree, patches, gate.patch_folder, gate.context), ""
     except PatchConflict as error:
         return tree, str(error)
 
@@ -214,7 +214,7 @@ def versions_against(gate: ImageGate, wanted: str) -> list[str]:
         accepted = SpecifierSet(wanted)
     except InvalidSpecifier as error:
         raise GateInvalid(f"{wanted}: neither a version nor a range of versions") from error
-    offered = gate.shop.make_finder().versions(gate.gates.setup.package)
+    offered = gate.context.make_finder().versions(gate.gates.setup.package)
     found = [str(v) for v in offered if accepted.contains(v, prereleases=False)]
     if not found:
         raise GateInvalid(f"{gate.gates.setup.package}: no version answers {wanted}")
@@ -228,7 +228,7 @@ def _require_offered(gate: ImageGate, versions: list[str]) -> list[str]:
     package, locked = gate.gates.setup.package, gate.tree.version
     others = [version for version in versions if Version(version) != Version(locked)]
     if others:
-        finder = gate.shop.make_finder()
+        finder = gate.context.make_finder()
         for version in others:
             if not finder.offers(package, version):
                 newest = ", ".join(map(str, finder.versions(package)[-3:])) or "none"
@@ -252,13 +252,13 @@ def judge_against(
         except PipelineError as error:
             found += [
                 PatchVerdict(
-                    patch=wish.file,
-                    gate=wish.gate,
+                    patch=spec.file,
+                    gate=spec.gate,
                     version=version,
                     state="unknown",
                     words=str(error),
                 )
-                for wish in gate.series.patches
+                for spec in gate.series.patches
             ]
     return found
 

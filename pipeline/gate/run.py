@@ -50,7 +50,7 @@ def worker_digest() -> str:
 
 
 @dataclass(frozen=True)
-class Bench:
+class GateTarget:
     """One engine tree in one environment, judged for one card."""
 
     store: Store
@@ -90,23 +90,23 @@ class Bench:
         return self.folder("kernels-unlocked") / self.tree.digest.removeprefix("sha256:")
 
 
-def judge_all(bench: Bench, gates: Gates, cases: Sequence[Case]) -> list[CaseResult]:
+def judge_all(target: GateTarget, gates: Gates, cases: Sequence[Case]) -> list[CaseResult]:
     """Every case's verdict, from kept answers where there are any."""
-    kept = {case.name: read_answer(bench, case) for case in cases}
+    kept = {case.name: read_answer(target, case) for case in cases}
     missing = [case for case in cases if kept[case.name] is None]
-    answers = {answer.case: answer for answer in ask(bench, missing)}
+    answers = {answer.case: answer for answer in ask(target, missing)}
     found = []
     for case in cases:
         known = kept[case.name]
         answer = known or answers[case.name]
         accepted = gates.accepted(case.gate)
-        found.append(judge_case(case, answer, bench.card, accepted, cached=known is not None))
+        found.append(judge_case(case, answer, target.card, accepted, cached=known is not None))
     return found
 
 
-def read_answer(bench: Bench, case: Case) -> Answer | None:
+def read_answer(target: GateTarget, case: Case) -> Answer | None:
     """A kept answer; one that is damaged or half-written is as good as none."""
-    path = bench.folder("answers") / f"{bench.key(case).removeprefix('sha256:')}.json"
+    path = target.folder("answers") / f"{target.key(case).removeprefix('sha256:')}.json"
     try:
         answer = Answer.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
@@ -114,21 +114,21 @@ def read_answer(bench: Bench, case: Case) -> Answer | None:
     return answer if answer.case == case.name else None
 
 
-def ask(bench: Bench, cases: Sequence[Case]) -> list[Answer]:
+def ask(target: GateTarget, cases: Sequence[Case]) -> list[Answer]:
     """Put cases to workers, a process a core, and keep what they say."""
     if not cases:
         return []
-    with os_errors_explained(bench.folder("kernels")):
-        for folder in (bench.kernels, bench.folder("answers")):
+    with os_errors_explained(target.folder("kernels")):
+        for folder in (target.kernels, target.folder("answers")):
             folder.mkdir(parents=True, exist_ok=True)
-    if "files" not in bench.sandbox.held:
+    if "files" not in target.sandbox.held:
         hide_environment()
     count = min(len(os.sched_getaffinity(0)), len(cases))
     shares = _shares(cases, count)
     stop = threading.Event()
     with ThreadPoolExecutor(count) as pool:
         try:
-            told = pool.map(lambda share: _ask_in_turn(bench, share, stop), shares)
+            told = pool.map(lambda share: _ask_in_turn(target, share, stop), shares)
             answers = [answer for share in told for answer in share]
         except BaseException:
             stop.set()
@@ -143,40 +143,42 @@ def _shares(cases: Sequence[Case], processes: int) -> list[list[Case]]:
     return [patient[i::count] for i in range(count)]
 
 
-def _ask_in_turn(bench: Bench, cases: list[Case], stop: threading.Event) -> list[Answer]:
+def _ask_in_turn(target: GateTarget, cases: list[Case], stop: threading.Event) -> list[Answer]:
     """One process after the other until every case is answered; a bad case costs its process."""
     answers: list[Answer] = []
     while len(answers) < len(cases):
         left = cases[len(answers) :]
-        with bench.store.scratch() as scratch:
-            new = _one_process(bench, left, scratch, stop)
-        _keep(bench, left, new)
+        with target.store.scratch() as scratch:
+            new = _one_process(target, left, scratch, stop)
+        _keep(target, left, new)
         answers += new
     return answers
 
 
-def _keep(bench: Bench, cases: Sequence[Case], answers: Sequence[Answer]) -> None:
+def _keep(target: GateTarget, cases: Sequence[Case], answers: Sequence[Answer]) -> None:
     """What another try would say again; a process that died or was stopped might fare better."""
     by_name = {case.name: case for case in cases}
     for answer in answers:
         if answer.ended not in ("died", "timed out"):
-            name = bench.key(by_name[answer.case]).removeprefix("sha256:")
-            write_bytes(bench.folder("answers") / f"{name}.json", answer.model_dump_json().encode())
+            name = target.key(by_name[answer.case]).removeprefix("sha256:")
+            write_bytes(
+                target.folder("answers") / f"{name}.json", answer.model_dump_json().encode()
+            )
 
 
 def _one_process(
-    bench: Bench, cases: list[Case], scratch: Path, stop: threading.Event
+    target: GateTarget, cases: list[Case], scratch: Path, stop: threading.Event
 ) -> list[Answer]:
     """What one worker says until it is done, dies or is stopped; at least one answer."""
     interpret = cases[0].numerics is not None
     job = {
-        "engine": str(bench.tree.folder),
-        "package": bench.tree.package,
-        "bare": bench.setup.bare,
-        "absent": [n for n in bench.environment.absent if n != bench.tree.package],
-        "card": bench.card.model_dump(),
-        "cuda": bench.environment.facts.cuda,
-        "cache": str(bench.kernels),
+        "engine": str(target.tree.folder),
+        "package": target.tree.package,
+        "bare": target.setup.bare,
+        "absent": [n for n in target.environment.absent if n != target.tree.package],
+        "card": target.card.model_dump(),
+        "cuda": target.environment.facts.cuda,
+        "cache": str(target.kernels),
         "interpret": interpret,
         "cases": [case.model_dump() for case in cases],
     }
@@ -187,14 +189,14 @@ def _one_process(
         folder.mkdir()
     asked.write_text(json.dumps(job), encoding="utf-8")
     said.touch()
-    command = bench.sandbox.command(
-        bench.environment.command(str(WORKER), str(asked), str(said)),
-        read=[*bench.environment.readable, bench.tree.folder, WORKER, asked],
-        write=[work, said, bench.kernels],
+    command = target.sandbox.command(
+        target.environment.command(str(WORKER), str(asked), str(said)),
+        read=[*target.environment.readable, target.tree.folder, WORKER, asked],
+        write=[work, said, target.kernels],
         root=root,
         cwd=work,
     )
-    variables = _variables(bench, work, interpret=interpret)
+    variables = _variables(target, work, interpret=interpret)
     # opened once: whatever else may stand at its place later is not read
     with said.open("rb") as heard:
         with proc.running(command, env=variables, output=words, cwd=work) as process:
@@ -213,11 +215,11 @@ def _one_process(
     return answers
 
 
-def _variables(bench: Bench, work: Path, *, interpret: bool) -> dict[str, str]:
+def _variables(target: GateTarget, work: Path, *, interpret: bool) -> dict[str, str]:
     """Everything that a worker's environment holds."""
     homes = dict.fromkeys(("HOME", "TMPDIR", "TRITON_HOME"), str(work))
     fixed = {"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
-    variables = {**bench.environment.variables(), **homes, **fixed}
+    variables = {**target.environment.variables(), **homes, **fixed}
     return {**variables, "TRITON_INTERPRET": "1"} if interpret else variables
 
 

@@ -1,4 +1,4 @@
-"""Gates as a stage of a build: all that an image wishes for, whatever the others say."""
+"""Gates as a stage of a build: all that an image asks for, whatever the others say."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pipeline.assemble.image import Built
 from pipeline.assemble.plan import plan_image
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.gate.arch import judge_image, read_image
-from pipeline.gate.arch_spec import read_arch_wish
-from pipeline.gate.environment import Workshop
+from pipeline.gate.arch_spec import read_arch_spec
+from pipeline.gate.environment import GateContext
 from pipeline.gate.evidence import Evidence, GateKind, ImageGates, ending, keep_evidence
 from pipeline.gate.findings import (
     arch_evidence,
@@ -26,7 +26,7 @@ from pipeline.gate.limits import card_for
 from pipeline.gate.numerics import check_numbers
 from pipeline.gate.patches import judge_patches
 from pipeline.gate.results import GateResult
-from pipeline.spec.image import ImageWish
+from pipeline.spec.image import ImageSpec
 
 DEFAULT_ARCH = "sm_120"
 
@@ -41,23 +41,23 @@ class Staged:
     error: PipelineError | None
 
 
-def promised(wish: ImageWish) -> list[str]:
+def promised(spec: ImageSpec) -> list[str]:
     """The cards an image is for."""
-    return (list(wish.cuda.architectures) if wish.cuda else []) or [DEFAULT_ARCH]
+    return (list(spec.cuda.architectures) if spec.cuda else []) or [DEFAULT_ARCH]
 
 
-def judge_built(shop: Workshop, built: Built) -> Staged | None:
-    """Run an image's gates and keep what they say; none where it wishes for none."""
-    stage = _Stage(shop, built)
-    if "smem" in stage.wish.gates:
+def judge_built(context: GateContext, built: Built) -> Staged | None:
+    """Run an image's gates and keep what they say; none where it asks for none."""
+    stage = _Stage(context, built)
+    if "smem" in stage.spec.gates:
         stage.run("smem", stage.judge_smem)
         stage.run("numerics", stage.judge_numbers)
         stage.run("patches", stage.judge_patches)
-    if "arch" in stage.wish.gates:
+    if "arch" in stage.spec.gates:
         stage.run("arch", stage.judge_arch)
     if not stage.found:
         return None
-    kept = keep_evidence(shop.store, built.name, built.platform, built.digest, stage.found)
+    kept = keep_evidence(context.store, built.name, built.platform, built.digest, stage.found)
     seconds = {f"{e.gate} {e.arch}": s for e, s in stage.found}
     error = stage.errors[0] if stage.errors else None
     return Staged(kept, seconds, stage.smem, error)
@@ -66,9 +66,9 @@ def judge_built(shop: Workshop, built: Built) -> Staged | None:
 class _Stage:
     """One image on its way through its gates; after one that fails, the next still runs."""
 
-    def __init__(self, shop: Workshop, built: Built) -> None:
-        self.shop, self.built = shop, built
-        self.wish = shop.checkout.wish(built.name)
+    def __init__(self, context: GateContext, built: Built) -> None:
+        self.context, self.built = context, built
+        self.spec = context.checkout.spec(built.name)
         self.found: list[tuple[Evidence, float]] = []
         self.errors: list[PipelineError] = []
         self.smem: GateResult | None = None
@@ -90,8 +90,8 @@ class _Stage:
 
     @cached_property
     def opened(self) -> ImageGate:
-        plan = plan_image(self.shop.checkout, self.built.name, self.built.platform)
-        return open_gate(self.shop, plan)
+        plan = plan_image(self.context.checkout, self.built.name, self.built.platform)
+        return open_gate(self.context, plan)
 
     def judge_smem(self) -> list[Evidence]:
         self.smem = run_gate(self.opened, card_for(DEFAULT_ARCH))
@@ -100,8 +100,8 @@ class _Stage:
     def judge_numbers(self) -> list[Evidence]:
         if self.smem is None or not self.opened.numeric:
             return []
-        bench = self.opened.bench(self.opened.patched(), card_for(DEFAULT_ARCH))
-        numbers = check_numbers(bench, self.opened.numeric)
+        target = self.opened.target(self.opened.patched(), card_for(DEFAULT_ARCH))
+        numbers = check_numbers(target, self.opened.numeric)
         self.smem = self.smem.model_copy(update={"numerics": numbers})
         return [numerics_evidence(self.opened, self.smem)]
 
@@ -112,7 +112,10 @@ class _Stage:
         return [patch_evidence(self.opened, card, judge_patches(self.opened, card))]
 
     def judge_arch(self) -> list[Evidence]:
-        checkout, name = self.shop.checkout, self.built.name
-        wish, objects = read_arch_wish(checkout, name), read_image(self.shop.store, self.built)
-        reports = [judge_image(objects, wish, arch) for arch in promised(self.wish)]
+        checkout, name = self.context.checkout, self.built.name
+        spec, objects = (
+            read_arch_spec(checkout, name),
+            read_image(self.context.store, self.built),
+        )
+        reports = [judge_image(objects, spec, arch) for arch in promised(self.spec)]
         return [arch_evidence(checkout, name, report) for report in reports]

@@ -11,7 +11,7 @@ from pipeline.gate.cases import Case, Override
 from pipeline.gate.gate import ImageGate
 from pipeline.gate.limits import Card
 from pipeline.gate.results import Answer, CaseResult, Record
-from pipeline.gate.run import Bench, ask, judge_all, read_answer
+from pipeline.gate.run import GateTarget, ask, judge_all, read_answer
 from pipeline.model import Frozen
 
 # Launch parameters that shape a tile; a dot product needs at least 16 of each.
@@ -54,14 +54,14 @@ def tune(
     gate: ImageGate, card: Card, case: Case, warps: Sequence[int], stages: Sequence[int]
 ) -> Tuning:
     """Sweep what the kernel is launched with, under the engine as the image holds it."""
-    bench = gate.bench(gate.patched(), card)
-    ours = _hungriest(judge_all(bench, gate.gates, [case])[0])
-    theirs = _hungriest(judge_all(gate.bench(gate.tree, card), gate.gates, [case])[0])
+    target = gate.target(gate.patched(), card)
+    ours = _hungriest(judge_all(target, gate.gates, [case])[0])
+    theirs = _hungriest(judge_all(gate.target(gate.tree, card), gate.gates, [case])[0])
     names = [name for name in ours.blocks if name in SWEPT]
     kernel = ours.kernel
     known = [("image", _values(ours, names)), ("upstream", _values(theirs, names))]
-    for other, series in gate.shop.checkout.other_series(gate.plan.wish).items():
-        found = judge_all(gate.bench(gate.patched(series), card), gate.gates, [case])[0]
+    for other, series in gate.context.checkout.other_series(gate.plan.spec).items():
+        found = judge_all(gate.target(gate.patched(series), card), gate.gates, [case])[0]
         known.append((other, _values(_hungriest(found), names)))
     largest = LARGER * max(_tile(values) for _, values in known)
     variants = []
@@ -74,7 +74,7 @@ def tune(
         variants.append(
             case.model_copy(update={"name": f"{case.name}@{label}", "override": override})
         )
-    choices = [_choice(v, a, kernel, card, known) for v, a in _asked(bench, variants)]
+    choices = [_choice(v, a, kernel, card, known) for v, a in _asked(target, variants)]
     choices.sort(key=lambda choice: choice.rank)
     return Tuning(case=case.name, kernel=kernel, limit_bytes=card.shared_bytes, choices=choices)
 
@@ -96,9 +96,9 @@ def _tile(values: dict[str, int]) -> int:
     return math.prod(value for name, value in values.items() if name in sides)
 
 
-def _asked(bench: Bench, variants: Sequence[Case]) -> list[tuple[Case, Answer]]:
-    kept = {v.name: read_answer(bench, v) for v in variants}
-    new = {a.case: a for a in ask(bench, [v for v in variants if kept[v.name] is None])}
+def _asked(target: GateTarget, variants: Sequence[Case]) -> list[tuple[Case, Answer]]:
+    kept = {v.name: read_answer(target, v) for v in variants}
+    new = {a.case: a for a in ask(target, [v for v in variants if kept[v.name] is None])}
     return [(v, kept[v.name] or new[v.name]) for v in variants]
 
 

@@ -28,11 +28,11 @@ from pipeline.gate.engine import EngineTree, engine_key, patched_tree
 from pipeline.gate.environment import Environment, EnvironmentFacts, known_facts
 from pipeline.gate.limits import CARDS
 from pipeline.gate.moved import move_key
-from pipeline.gate.run import Bench
+from pipeline.gate.run import GateTarget
 from pipeline.oci.record import LayerRecord
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, read_image_record
-from pipeline.store.upkeep import Shelf
+from pipeline.store.upkeep import StoreSection
 
 _KERNEL_AGE_S = 90 * 24 * 3600
 _PARTS = {
@@ -58,12 +58,12 @@ class _Kept:
     moves: set[str] = field(default_factory=set)
 
 
-def gate_shelves(store: Store) -> list[Shelf]:
+def gate_sections(store: Store) -> list[StoreSection]:
     """How much of what gates left."""
     found = []
     for name, place in _PARTS.items():
         sizes = {(s.st_dev, s.st_ino): s.st_size for s in _stats(store.root / place)}
-        found.append(Shelf(name=name, files=len(sizes), size_bytes=sum(sizes.values())))
+        found.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes.values())))
     return found
 
 
@@ -78,7 +78,7 @@ def gate_leftovers(store: Store, checkout: Checkout) -> list[Path]:
     """Folders and files that no lock of the checkout leads to any more."""
     kept = _Kept()
     for name in checkout.images():
-        for platform in checkout.wish(name).platforms:
+        for platform in checkout.spec(name).platforms:
             try:
                 _keep(store, checkout, plan_image(checkout, name, platform), kept)
             except PipelineError:
@@ -105,7 +105,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _keep(store: Store, checkout: Checkout, plan: ImagePlan, kept: _Kept) -> None:
-    gates = read_gates(checkout, plan.wish.name)
+    gates = read_gates(checkout, plan.spec.name)
     environments = [
         Environment(path, facts, ())
         for path in _entries(store.root / "gate" / "environments")
@@ -119,8 +119,8 @@ def _keep(store: Store, checkout: Checkout, plan: ImagePlan, kept: _Kept) -> Non
             kept.moves |= {move_key(tree, function) for function in case.function}
             for environment in environments:
                 for card in CARDS.values():
-                    bench = Bench(store, environment, tree, gates.setup, card)
-                    kept.answers.add(bench.key(case).removeprefix("sha256:"))
+                    target = GateTarget(store, environment, tree, gates.setup, card)
+                    kept.answers.add(target.key(case).removeprefix("sha256:"))
 
 
 def _is_from(facts: EnvironmentFacts, plan: ImagePlan) -> bool:
@@ -140,8 +140,8 @@ def _trees(store: Store, checkout: Checkout, plan: ImagePlan, gates: Gates) -> I
     folder = store.root / "gate" / "engines" / engine_key(pin)
     tree = EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}")
     yield tree
-    series = checkout.series(plan.wish).patches
-    place = (checkout.folder(plan.wish.name) / (plan.wish.patches or "none")).parent
+    series = checkout.series(plan.spec).patches
+    place = (checkout.folder(plan.spec.name) / (plan.spec.patches or "none")).parent
     for left_out in [None, *series]:
         with suppress(PatchConflict):
             yield patched_tree(tree, [w for w in series if w is not left_out], place)[0]

@@ -44,7 +44,7 @@ class BasePin(Frozen):
 
     @property
     def asked(self) -> str:
-        """The digest that the wish names."""
+        """The digest that the spec names."""
         return (self.index or self.manifest).digest
 
     @property

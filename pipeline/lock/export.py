@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from pipeline.lock.model import ImageLock, WheelPin
-from pipeline.spec.image import PythonWish
+from pipeline.spec.image import PythonSpec
 
 
 def requirements(lock: ImageLock) -> str:
@@ -17,7 +17,7 @@ def requirements(lock: ImageLock) -> str:
 
 
 def pylock(
-    lock: ImageLock, python: PythonWish, url_of: Callable[[WheelPin], str | None] | None = None
+    lock: ImageLock, python: PythonSpec, url_of: Callable[[WheelPin], str | None] | None = None
 ) -> str:
     """PEP 751. It must name a place: the address asked of the index, else a file beside it."""
     lines = [

@@ -1,4 +1,4 @@
-"""From the hosts' wish to exact packages, through one signed index."""
+"""From the hosts' spec to exact packages, through one signed index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.lock.host_model import Part, TargetLock
 from pipeline.lock.model import DebPin
 from pipeline.lock.openpgp import sha1_bound
 from pipeline.lock.release import read_keyring, read_release
-from pipeline.spec.host import HostWish
+from pipeline.spec.host import HostSpec
 
 Accepts = Callable[[str], bool]
 
@@ -31,7 +31,7 @@ class Repository:
 
 
 @dataclass
-class Shelf:
+class PackageIndex:
     """All versions of all packages, newest first."""
 
     date: str
@@ -41,7 +41,7 @@ class Shelf:
     providers: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, stanza: Stanza) -> None:
-        """Put a package on the shelf, also under the names it provides."""
+        """Put a package into the index, also under the names it provides."""
         self.stanzas.setdefault(stanza["Package"], []).append(stanza)
         for (provided,) in read_relations(stanza.get("Provides", "")):
             self.providers.setdefault(provided.name, []).append(stanza["Package"])
@@ -57,7 +57,7 @@ class Shelf:
         return next((s for s in self.stanzas.get(name, ()) if accepts(s["Version"])), None)
 
 
-def read_shelf(repository: Repository, architecture: str) -> Shelf:
+def read_package_index(repository: Repository, architecture: str) -> PackageIndex:
     """What the repository offers for one architecture, believed only where it is signed."""
     base = f"dists/{repository.suite}" if repository.suite else ""
     inrelease = repository.get(f"{base}/InRelease" if base else "InRelease", MAX_RELEASE_BYTES)
@@ -65,33 +65,33 @@ def read_shelf(repository: Repository, architecture: str) -> Shelf:
     folders = [f"{c}/binary-{architecture}" for c in repository.components] if base else [""]
     weak = release.signers & sha1_bound(read_keyring(repository.keyring))
     sha1_key = min(weak) if weak == release.signers else ""
-    shelf = Shelf(f"{release.date:%Y-%m-%dT%H:%M:%SZ}", sha1_key)
+    index = PackageIndex(f"{release.date:%Y-%m-%dT%H:%M:%SZ}", sha1_key)
     for folder in folders:
         for stanza in read_packages(repository.get, base, release, folder):
             if stanza.get("Architecture") in (architecture, "all"):
-                shelf.add(stanza)
-    for found in shelf.stanzas.values():
+                index.add(stanza)
+    for found in index.stanzas.values():
         found.sort(key=lambda s: version_key(s["Version"]), reverse=True)
-    return shelf
+    return index
 
 
-def refused_key(target: str, shelf: Shelf) -> str:
+def refused_key(target: str, index: PackageIndex) -> str:
     """The key by which the target's own apt would refuse the repository; empty where it would not.
 
     Debian 13's apt verifies with Sequoia, whose policy ended SHA-1 self-signatures on 2026-02-01.
     """
-    return shelf.sha1_key if target.startswith("debian-13/") else ""
+    return index.sha1_key if target.startswith("debian-13/") else ""
 
 
-def lock_target(wish: HostWish, target: str, shelf: Shelf) -> TargetLock:
+def lock_target(spec: HostSpec, target: str, index: PackageIndex) -> TargetLock:
     """The exact packages of one system; one version of each, whichever part wants it."""
-    release = wish.cuda.release
-    driver = wish.driver.version or f"{wish.driver.branch}"
-    choice = _Choice(shelf)
-    oldest = version_key(wish.container_toolkit.at_least)
+    release = spec.cuda.release
+    driver = spec.driver.version or f"{spec.driver.branch}"
+    choice = _Choice(index)
+    oldest = version_key(spec.container_toolkit.at_least)
     return TargetLock(
-        index_date=shelf.date,
-        driver=choice.part(wish.driver.package_names(target), lambda v: _is_of(v, driver)),
+        index_date=index.date,
+        driver=choice.part(spec.driver.package_names(target), lambda v: _is_of(v, driver)),
         cuda=choice.part(
             [f"cuda-toolkit-{release.replace('.', '-')}"], lambda v: _is_of(v, release)
         ),
@@ -99,7 +99,7 @@ def lock_target(wish: HostWish, target: str, shelf: Shelf) -> TargetLock:
             ["nvidia-container-toolkit"], lambda v: version_key(v) >= oldest
         ),
         nccl=choice.part(
-            ["libnccl2"], lambda v: _is_of(v, wish.nccl.release) and v.endswith(f"+cuda{release}")
+            ["libnccl2"], lambda v: _is_of(v, spec.nccl.release) and v.endswith(f"+cuda{release}")
         ),
     )
 
@@ -114,7 +114,7 @@ def _is_of(version: str, release: str) -> bool:
 class _Choice:
     """One version of each package that was needed so far."""
 
-    shelf: Shelf
+    index: PackageIndex
     chosen: dict[str, Stanza] = field(default_factory=dict)
 
     def part(self, names: Sequence[str], accepts: Accepts) -> Part:
@@ -130,17 +130,17 @@ class _Choice:
         return Part(packages=sorted(names), debs=pins)
 
     def _root(self, name: str, accepts: Accepts) -> Stanza:
-        found = self.shelf.newest(name, accepts)
+        found = self.index.newest(name, accepts)
         if found is not None:
             return found
-        offered = [s["Version"] for s in self.shelf.stanzas.get(name, ())]
+        offered = [s["Version"] for s in self.index.stanzas.get(name, ())]
         if not offered:
             raise UnknownPackage(
                 f"the repository has no package {name}", "Is it the repository of this system?"
             )
         raise ResolveFailed(
-            f"{name}: no version answers the wish (offered: {', '.join(offered[:5])})",
-            "Correct the wish in lockfiles/host.yaml, or point at a repository that has it.",
+            f"{name}: no version answers the spec (offered: {', '.join(offered[:5])})",
+            "Correct the spec in lockfiles/host.yaml, or point at a repository that has it.",
         )
 
     def _keep(self, stanza: Stanza) -> Stanza:
@@ -164,14 +164,14 @@ class _Choice:
             if known is not None and relation.accepts(known["Version"]):
                 return known
         first = group[0]
-        name = self.shelf.real_name(first.name)
+        name = self.index.real_name(first.name)
         if name is None:
             return None
         # packages of one source go together, also where the dependency is loose
-        same = self.shelf.newest(name, lambda v: v == needed_by["Version"])
+        same = self.index.newest(name, lambda v: v == needed_by["Version"])
         if same is not None and (name != first.name or first.accepts(same["Version"])):
             return same
-        found = self.shelf.newest(name, first.accepts)
+        found = self.index.newest(name, first.accepts)
         if found is None and len(group) == 1:
             raise ResolveFailed(
                 f"{needed_by['Package']} needs {shown(group)}, which the repository does not offer"

@@ -11,7 +11,7 @@ from pipeline.files import write_bytes
 from pipeline.lock.model import DebPin
 from pipeline.lock.sealed import UNSEALED, Sealed, read_sealed
 from pipeline.model import Digest, Frozen, Name
-from pipeline.spec.host import CudaRelease, HostWish, Target
+from pipeline.spec.host import CudaRelease, HostSpec, Target
 from pipeline.spec.load import Checkout
 
 PARTS = ("driver", "cuda", "container_toolkit", "nccl")
@@ -40,10 +40,10 @@ class TargetLock(Frozen):
 
 
 class HostLock(Sealed):
-    """What answers the hosts' wish."""
+    """What answers the hosts' spec."""
 
     format: Literal[1] = 1
-    wish: Digest
+    spec: Digest
     driver_branch: int
     cuda_release: CudaRelease
     cuda_oldest_branches: dict[CudaRelease, int]
@@ -51,13 +51,13 @@ class HostLock(Sealed):
     seal: Digest
 
 
-def sealed_host(wish: HostWish, targets: dict[str, TargetLock]) -> HostLock:
+def sealed_host(spec: HostSpec, targets: dict[str, TargetLock]) -> HostLock:
     """A new lock, sorted and sealed."""
     return HostLock(
-        wish=wish.digest(),
-        driver_branch=wish.driver.branch,
-        cuda_release=wish.cuda.release,
-        cuda_oldest_branches=dict(sorted(wish.cuda.oldest_branches.items())),
+        spec=spec.digest(),
+        driver_branch=spec.driver.branch,
+        cuda_release=spec.cuda.release,
+        cuda_oldest_branches=dict(sorted(spec.cuda.oldest_branches.items())),
         targets=dict(sorted(targets.items())),
         seal=UNSEALED,
     ).sealed()
@@ -68,7 +68,7 @@ def dump_host(lock: HostLock) -> str:
     lines = [
         f"# Written by `{_COMMAND}`; do not edit: the seal would not match and plays would stop.",
         f"format: {lock.format}",
-        f"wish: {lock.wish}",
+        f"spec: {lock.spec}",
         f"driver_branch: {lock.driver_branch}",
         f"cuda_release: {_json(lock.cuda_release)}",
         f"cuda_oldest_branches: {_json(lock.cuda_oldest_branches)}",
@@ -108,12 +108,12 @@ def read_host_lock(path: Path) -> HostLock:
     )
 
 
-def current_host_lock(path: Path, wish: HostWish) -> HostLock:
-    """The lock, proved to answer today's wish for every system it names."""
+def current_host_lock(path: Path, spec: HostSpec) -> HostLock:
+    """The lock, proved to answer today's ask for every system it names."""
     lock = read_host_lock(path)
-    if lock.wish != wish.digest():
+    if lock.spec != spec.digest():
         raise LockStale(
-            f"{path.name}: the wish has changed since it was locked",
+            f"{path.name}: the spec has changed since it was locked",
             f"Look at what would move with `{_COMMAND} --diff`, then lock.",
         )
     return lock

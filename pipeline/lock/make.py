@@ -1,4 +1,4 @@
-"""The only step that may ask "what is newest": a wish in, a lock out."""
+"""The only step that may ask "what is newest": a spec in, a lock out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.lock.model import DebPin, ImageLock, read_lock, sealed
 from pipeline.lock.release import DEBIAN_12_KEYRING
 from pipeline.lock.wheels import SizeFinder, resolve_wheels
 from pipeline.spec.base import ForeignBase
-from pipeline.spec.image import DebianWish, ImageWish
+from pipeline.spec.image import DebianSpec, ImageSpec
 from pipeline.spec.load import Checkout
 
 FindBase = Callable[[ForeignBase, str], BasePin]
@@ -42,16 +42,16 @@ def make_lock(
 ) -> ImageLock:
     """Resolve one image for one platform. What it stands on is locked already, or `fresh`."""
     chain = checkout.chain(name)
-    wish = chain[-1]
+    spec = chain[-1]
     below = [
         (fresh or {}).get(link.name) or read_lock(checkout.lock_path(link.name, platform))
         for link in chain[:-1]
     ]
     wheels = []
-    if wish.python:
+    if spec.python:
         with tempfile.TemporaryDirectory() as scratch:
             wheels = resolve_wheels(
-                wish.python,
+                spec.python,
                 platform,
                 ask.wheel_size,
                 ask.index_args,
@@ -61,29 +61,29 @@ def make_lock(
             )
     debs = _debs(chain, below, platform, ask)
     base_seal = below[-1].seal if below else None
-    base = _base(wish, platform, ask)
-    return sealed(name, platform, wish.lock_digest(), base_seal, wheels, debs, base)
+    base = _base(spec, platform, ask)
+    return sealed(name, platform, spec.lock_digest(), base_seal, wheels, debs, base)
 
 
-def _base(wish: ImageWish, platform: str, ask: Transport) -> BasePin | None:
+def _base(spec: ImageSpec, platform: str, ask: Transport) -> BasePin | None:
     """The foreign base by the digests of all its parts."""
-    if wish.foreign is None:
+    if spec.foreign is None:
         return None
     if ask.find_base is None:
-        raise BaseUnplaced(f"{wish.foreign}: is the base of {wish.name}")
-    return ask.find_base(wish.foreign, platform)
+        raise BaseUnplaced(f"{spec.foreign}: is the base of {spec.name}")
+    return ask.find_base(spec.foreign, platform)
 
 
 def _debs(
-    chain: list[ImageWish], below: list[ImageLock], platform: str, ask: Transport
+    chain: list[ImageSpec], below: list[ImageLock], platform: str, ask: Transport
 ) -> list[DebPin]:
     """The image's .debs and what they need, without those its base already has."""
-    root, wish = chain[0], chain[-1]
-    if not wish.debs or root.debian is None:
+    root, spec = chain[0], chain[-1]
+    if not spec.debs or root.debian is None:
         return []
     there = {pin.name for lock in below for pin in lock.debs}
     rows = resolve_debs(
-        sorted({*wish.debs, *there}),
+        sorted({*spec.debs, *there}),
         list(root.debian.exclude),
         _suites(root.debian, ask),
         root.debian.components,
@@ -94,7 +94,7 @@ def _debs(
     return [row.pin() for row in rows if row.name not in there]
 
 
-def _suites(debian: DebianWish, ask: Transport) -> list[str | Suite]:
+def _suites(debian: DebianSpec, ask: Transport) -> list[str | Suite]:
     suites: list[str | Suite] = [debian.suite]
     if debian.security:
         suites.append(Suite(f"{debian.suite}-security", ask.debian_security))

@@ -1,4 +1,4 @@
-"""Locks: what exactly answers a wish, with no word of where the bytes come from."""
+"""Locks: what exactly answers a spec, with no word of where the bytes come from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.model import (
     Platform,
     RelativePath,
 )
-from pipeline.spec.image import ImageWish
+from pipeline.spec.image import ImageSpec
 from pipeline.spec.load import Checkout
 
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
@@ -61,7 +61,7 @@ class ImageLock(Sealed):
     format: Literal[1] = 1
     image: Name
     platform: Platform
-    wish: Digest
+    spec: Digest
     base_lock: Digest | None = None
     base_image: BasePin | None = None
     wheels: list[WheelPin] = []
@@ -80,7 +80,7 @@ class ImageLock(Sealed):
 def sealed(
     image: str,
     platform: str,
-    wish: str,
+    spec: str,
     base_lock: str | None,
     wheels: list[WheelPin],
     debs: list[DebPin],
@@ -90,7 +90,7 @@ def sealed(
     return ImageLock(
         image=image,
         platform=platform,
-        wish=wish,
+        spec=spec,
         base_lock=base_lock,
         base_image=base_image,
         wheels=sorted(wheels, key=lambda w: w.name),
@@ -107,7 +107,7 @@ def dump(lock: ImageLock) -> str:
         # quoted only where YAML would read a number or a truth value
         f"image: {yaml.safe_dump(lock.image).splitlines()[0]}",
         f"platform: {lock.platform}",
-        f"wish: {lock.wish}",
+        f"spec: {lock.spec}",
         f"base_lock: {lock.base_lock or 'null'}",
         *dump_base(lock.base_image),
     ]
@@ -127,25 +127,25 @@ def read_lock(path: Path) -> ImageLock:
     return read_sealed(path, ImageLock)
 
 
-def current_lock(checkout: Checkout, wish: ImageWish, platform: str) -> ImageLock:
-    """The lock of an image, proved to answer today's wish and today's base."""
-    path = checkout.lock_path(wish.name, platform)
+def current_lock(checkout: Checkout, spec: ImageSpec, platform: str) -> ImageLock:
+    """The lock of an image, proved to answer today's spec and today's base."""
+    path = checkout.lock_path(spec.name, platform)
     lock = read_lock(path)
-    if lock.image != wish.name or lock.platform != platform:
+    if lock.image != spec.name or lock.platform != platform:
         raise LockEdited(f"{path.name}: is the lock of {lock.image} for {lock.platform}")
-    if lock.wish != wish.lock_digest():
-        raise LockStale(f"{path.name}: the wish has changed since it was locked")
-    if wish.parent is not None:
-        base = read_lock(checkout.lock_path(wish.parent, platform))
+    if lock.spec != spec.lock_digest():
+        raise LockStale(f"{path.name}: the spec has changed since it was locked")
+    if spec.parent is not None:
+        base = read_lock(checkout.lock_path(spec.parent, platform))
         if lock.base_lock != base.seal:
-            raise LockStale(f"{path.name}: the lock of its base {wish.parent} has changed since")
-    _require_base(path, lock, wish)
+            raise LockStale(f"{path.name}: the lock of its base {spec.parent} has changed since")
+    _require_base(path, lock, spec)
     return lock
 
 
-def _require_base(path: Path, lock: ImageLock, wish: ImageWish) -> None:
-    """A foreign base is locked if and only if it is wished for, and is that one."""
-    want, got = wish.foreign, lock.base_image
+def _require_base(path: Path, lock: ImageLock, spec: ImageSpec) -> None:
+    """A foreign base is locked if and only if it is asked for, and is that one."""
+    want, got = spec.foreign, lock.base_image
     said = (got.repository, got.asked) if got else None
     if said != ((want.repository, want.digest) if want else None):
-        raise LockEdited(f"{path.name}: its base image is not the one that is wished for")
+        raise LockEdited(f"{path.name}: its base image is not the one that is asked for")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from pipeline.errors import LockEdited, LockMissing, WishInvalid
+from pipeline.errors import LockEdited, LockMissing, SpecInvalid
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.spec.load import read_yaml
 
@@ -40,7 +40,7 @@ def read_sealed(path: Path, model: type[Lock], *, missing: str = "", edited: str
         raise LockMissing(f"{path.name}: there is no such lock", missing)
     try:
         lock = read_yaml(path, model)
-    except WishInvalid as error:
+    except SpecInvalid as error:
         raise LockEdited(str(error), edited) from error
     if lock.computed_seal() != lock.seal:
         raise LockEdited(f"{path.name}: its contents do not match its seal", edited)

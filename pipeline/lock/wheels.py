@@ -18,7 +18,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from pipeline import log, proc
 from pipeline.errors import ResolveFailed
 from pipeline.lock.model import WheelPin
-from pipeline.spec.image import PythonWish
+from pipeline.spec.image import PythonSpec
 
 # Debian 12's glibc.
 GLIBC_MINOR = 36
@@ -35,7 +35,7 @@ class SizeFinder(Protocol):
 
 
 def resolve_wheels(
-    wish: PythonWish,
+    spec: PythonSpec,
     platform: str,
     size_of: SizeFinder,
     index_args: Sequence[str],
@@ -51,7 +51,7 @@ def resolve_wheels(
     """
     refused: list[str] = []
     while True:
-        lock = _ask_uv(wish, platform, index_args, index_env or {}, scratch, refused)
+        lock = _ask_uv(spec, platform, index_args, index_env or {}, scratch, refused)
         without = _without_cuda(lock) if needs_cuda else []
         if not without:
             break
@@ -59,7 +59,7 @@ def resolve_wheels(
             raise ResolveFailed(f"{without[0]}: has no CUDA, and uv takes nothing else")
         log.say(f"passed over, as the image needs CUDA: {', '.join(without)}")
         refused += without
-    chosen = choose_wheels(lock, wish, platform)
+    chosen = choose_wheels(lock, spec, platform)
     with ThreadPoolExecutor(8) as pool:
         sizes = list(pool.map(lambda c: size_of(c[0], c[2], c[3]), chosen))
     return [
@@ -69,7 +69,7 @@ def resolve_wheels(
 
 
 def _ask_uv(
-    wish: PythonWish,
+    spec: PythonSpec,
     platform: str,
     index_args: Sequence[str],
     index_env: Mapping[str, str],
@@ -77,7 +77,7 @@ def _ask_uv(
     refused: Sequence[str],
 ) -> dict[str, Any]:
     wanted, answer = scratch / "requirements.in", scratch / "pylock.image.toml"
-    wanted.write_text("\n".join(wish.requirements) + "\n", encoding="utf-8")
+    wanted.write_text("\n".join(spec.requirements) + "\n", encoding="utf-8")
     unwanted = scratch / "refused.txt"
     lines = [release.replace("==", "!=") for release in refused]
     unwanted.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -85,7 +85,7 @@ def _ask_uv(
     args = [
         *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-progress"),
         *("--format", "pylock.toml", "--only-binary", ":all:", "--no-annotate"),
-        *("--python-version", wish.version),
+        *("--python-version", spec.version),
         *("--python-platform", f"{_MACHINES[platform]}-manylinux_2_{GLIBC_MINOR}"),
         *index_args,
         *("--constraint", str(unwanted)),
@@ -112,14 +112,14 @@ def _without_cuda(lock: dict[str, Any]) -> list[str]:
 
 
 def choose_wheels(
-    lock: dict[str, Any], wish: PythonWish, platform: str
+    lock: dict[str, Any], spec: PythonSpec, platform: str
 ) -> list[tuple[str, str, str, str]]:
     """(name, version, file, sha256) of the best wheel of each package of a pylock."""
-    ranks = tag_ranks(wish.version, platform)
+    ranks = tag_ranks(spec.version, platform)
     chosen = []
     for package in lock.get("packages", []):
         name = str(canonicalize_name(package["name"]))
-        if name in wish.omit:
+        if name in spec.omit:
             continue
         wheels = [(_file_of(w), w.get("hashes", {})) for w in package.get("wheels", [])]
         fitting = [(file, hashes) for file, hashes in wheels if _rank(file, ranks) < len(ranks)]

@@ -33,7 +33,7 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 @dataclass(frozen=True)
-class Dossier:
+class EvidenceBundle:
     """What goes along with an image: signed statements by platform, and who signs the name."""
 
     envelopes: Mapping[str, Sequence[Envelope]] = field(default_factory=dict)
@@ -41,11 +41,11 @@ class Dossier:
     now: datetime | None = None  # when the name is given
 
 
-def statements_of(dossier: Dossier) -> list[Attachment]:
+def statements_of(bundle: EvidenceBundle) -> list[Attachment]:
     """Statements and bills, each as an artifact of its own."""
     return [
         made
-        for platform, envelopes in dossier.envelopes.items()
+        for platform, envelopes in bundle.envelopes.items()
         for envelope in envelopes
         for made in _attachments(envelope, platform)
     ]

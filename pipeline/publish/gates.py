@@ -8,7 +8,7 @@ from pipeline import foreign_json
 from pipeline.assemble.image import Built
 from pipeline.errors import PublishRefused, StoreDamaged
 from pipeline.model import Frozen
-from pipeline.spec.image import ImageWish
+from pipeline.spec.image import ImageSpec
 from pipeline.store.store import Store, read_own
 
 _GOOD = ("passed", "accepted")
@@ -25,14 +25,14 @@ class GateState(Frozen):
 
 
 def gate_state(
-    store: Store, wish: ImageWish, built: Built, *, has_patches: bool | None = None
+    store: Store, spec: ImageSpec, built: Built, *, has_patches: bool | None = None
 ) -> GateState:
-    """The kept record, if it is of this digest; every gate that the image wishes for must pass.
+    """The kept record, if it is of this digest; every gate that the image asks for must pass.
 
     A series may be named and hold no patch: then there is none to be proved.
     """
-    patched = bool(wish.patches) if has_patches is None else has_patches
-    if not wish.gates:
+    patched = bool(spec.patches) if has_patches is None else has_patches
+    if not spec.gates:
         return GateState(platform=built.platform, state="no gates")
     path = store.image_folder(built.name, built.platform) / "gates.json"
     try:
@@ -44,32 +44,32 @@ def gate_state(
         return _not_passed(built, "the record of its gates is damaged")
     if results is None:
         return _not_passed(built, "its gates were run on another image")
-    cards = _cards(wish)
+    cards = _cards(spec)
     # what a gate says about a card that the image is not for decides nothing
     counted = [row for row in results if row[1] in (*cards, _DEFAULT)]
     wrong = [
         f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted if verdict not in _GOOD
     ]
-    wrong += [f"{name}: not run" for name in _not_run(wish, cards, counted, patched)]
+    wrong += [f"{name}: not run" for name in _not_run(spec, cards, counted, patched)]
     if wrong:
         return _not_passed(built, "; ".join(wrong))
     words = "; ".join(f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted)
     return GateState(platform=built.platform, state="passed", words=words)
 
 
-def _cards(wish: ImageWish) -> list[str]:
-    return (list(wish.cuda.architectures) if wish.cuda else []) or [_DEFAULT]
+def _cards(spec: ImageSpec) -> list[str]:
+    return (list(spec.cuda.architectures) if spec.cuda else []) or [_DEFAULT]
 
 
 def _not_run(
-    wish: ImageWish, cards: list[str], found: list[tuple[str, str, str]], patched: bool
+    spec: ImageSpec, cards: list[str], found: list[tuple[str, str, str]], patched: bool
 ) -> list[str]:
     """Gates without a result; machine code is judged for every card the image promises."""
     judged, on = {row[0] for row in found}, {row[:2] for row in found}
     # patches are proved together with the shared-memory gate
-    wanted = [*wish.gates, *(["patches"] if patched and "smem" in wish.gates else [])]
+    wanted = [*spec.gates, *(["patches"] if patched and "smem" in spec.gates else [])]
     missing = [gate for gate in wanted if gate not in judged]
-    if "arch" in wish.gates and "arch" in judged:
+    if "arch" in spec.gates and "arch" in judged:
         missing += [f"arch on {card}" for card in cards if ("arch", card) not in on]
     return missing
 

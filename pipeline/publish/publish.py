@@ -18,7 +18,7 @@ from pipeline.model import Frozen, canonical_json
 from pipeline.oci.document import Document
 from pipeline.publish import known
 from pipeline.publish.attachment import Attached, Attachment, Content, attach
-from pipeline.publish.evidence import Dossier, for_cosign, statements_of
+from pipeline.publish.evidence import EvidenceBundle, for_cosign, statements_of
 from pipeline.publish.gates import GateState
 from pipeline.publish.naming import Naming, plan_naming
 from pipeline.publish.shipment import Shipment
@@ -64,7 +64,7 @@ class Order:
     gates: list[GateState]
     attachments: Sequence[Attachment] = ()
     ungated_reason: str | None = None
-    dossier: Dossier | None = None  # none: published bare, as was asked
+    bundle: EvidenceBundle | None = None  # none: published bare, as was asked
     jobs: int = 4
 
 
@@ -140,24 +140,24 @@ def _push_blobs(store: Store, order: Order, missing: list[LocalBlob]) -> list[Wa
 
 
 def _attach(order: Order) -> list[Attached]:
-    dossier = order.dossier or Dossier()
-    attachments = [*order.attachments, *_ungated(order), *statements_of(dossier)]
-    if not attachments and dossier.signer is None:
+    bundle = order.bundle or EvidenceBundle()
+    attachments = [*order.attachments, *_ungated(order), *statements_of(bundle)]
+    if not attachments and bundle.signer is None:
         return []
-    with log.step("Attaching evidence" if order.dossier else "Attaching what was given"):
-        return _attach_all(order, dossier, attachments)
+    with log.step("Attaching evidence" if order.bundle else "Attaching what was given"):
+        return _attach_all(order, bundle, attachments)
 
 
 def _attach_all(
-    order: Order, dossier: Dossier, attachments: Sequence[Attachment]
+    order: Order, bundle: EvidenceBundle, attachments: Sequence[Attachment]
 ) -> list[Attached]:
     found: list[Attached] = []
     subjects: list[tuple[str | None, Document]] = [(None, order.shipment.root)]
-    naming = _naming(order, dossier)
+    naming = _naming(order, bundle)
     images = {image.digest for image in order.shipment.images.values()}
     for platform, subject in [*subjects, *order.shipment.images.items()]:
         chosen = [a for a in attachments if a.platform == platform]
-        known = dossier.envelopes.get(platform or "", ())
+        known = bundle.envelopes.get(platform or "", ())
         # an image of one platform is the root as well: its name is signed once, with its evidence
         name = None if platform is None and subject.digest in images else naming
         chosen += for_cosign(order.repository, subject, known, name)
@@ -166,19 +166,19 @@ def _attach_all(
     return found
 
 
-def _naming(order: Order, dossier: Dossier) -> Naming | None:
-    if dossier.signer is None:
+def _naming(order: Order, bundle: EvidenceBundle) -> Naming | None:
+    if bundle.signer is None:
         return None
     root = order.shipment.root.digest
-    return plan_naming(order.repository, root, order.tag, dossier.signer, dossier.now)
+    return plan_naming(order.repository, root, order.tag, bundle.signer, bundle.now)
 
 
 def _evidence(order: Order) -> EvidenceState:
-    if order.dossier is None:
+    if order.bundle is None:
         return "left out"
-    if not any(order.dossier.envelopes.values()):
+    if not any(order.bundle.envelopes.values()):
         return "none"
-    return "signed" if order.dossier.signer else "statements only"
+    return "signed" if order.bundle.signer else "statements only"
 
 
 def _ungated(order: Order) -> list[Attachment]:

@@ -30,7 +30,7 @@ from pipeline.registry.wanted import Wanted
 _LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
 
 
-class Shelf(Protocol):
+class BlobFolder(Protocol):
     """Where blobs go: the store, or a layout folder."""
 
     def blob_path(self, digest: str) -> Path: ...
@@ -38,7 +38,7 @@ class Shelf(Protocol):
     def partial_path(self, sha256: str) -> Path: ...
 
 
-class LayoutShelf:
+class LayoutBlobs:
     """The blobs of an OCI layout folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -61,9 +61,9 @@ class Pulled(Frozen):
     evidence: tuple[str, ...] = ()
 
 
-def fetch_blobs(repository: Repository, wanted: Wanted, shelf: Shelf, jobs: int) -> int:
+def fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int) -> int:
     """Bring what is missing, in parallel, each blob checked; returns the bytes received."""
-    todo = [b for b in wanted.blobs if not _is_there(shelf, b)]
+    todo = [b for b in wanted.blobs if not _is_there(blobs, b)]
     total = sum(b.size_bytes for b in todo)
     with (
         log.step(f"Fetching {len(todo)} of {len(wanted.blobs)} blobs, {log.size(total)}"),
@@ -71,36 +71,36 @@ def fetch_blobs(repository: Repository, wanted: Wanted, shelf: Shelf, jobs: int)
     ):
 
         def bring(blob: Descriptor) -> None:
-            partial = shelf.partial_path(blob.digest.removeprefix("sha256:"))
+            partial = blobs.partial_path(blob.digest.removeprefix("sha256:"))
             pull_blob(repository, blob, partial, bar)
-            keep_blob(partial, shelf.blob_path(blob.digest))
+            keep_blob(partial, blobs.blob_path(blob.digest))
 
         each(repository.client, jobs, todo, bring)
     for document in (*wanted.documents, *wanted.evidence):
-        write_bytes(shelf.blob_path(document.digest), document.data)
+        write_bytes(blobs.blob_path(document.digest), document.data)
     return total
 
 
-def _is_there(shelf: Shelf, blob: Descriptor) -> bool:
+def _is_there(blobs: BlobFolder, blob: Descriptor) -> bool:
     """Anything may lie under a blob's name, also in a store: it came from a backup, or rotted."""
-    path = shelf.blob_path(blob.digest)
+    path = blobs.blob_path(blob.digest)
     is_there = path.is_file() and path.stat().st_size == blob.size_bytes
     return is_there and sha256_of_file(path) == blob.digest
 
 
 @contextmanager
-def _alone(shelf: Shelf) -> Iterator[None]:
+def _alone(blobs: BlobFolder) -> Iterator[None]:
     """Two pulls into one place would write into one file."""
-    with locked(shelf.partial_path("pull.lock")):
+    with locked(blobs.partial_path("pull.lock")):
         yield
 
 
 def pull_layout(repository: Repository, wanted: Wanted, folder: Path, jobs: int = 4) -> Pulled:
     """Write an OCI layout; it has an index only once everything in it is there."""
     _require_ours(folder)
-    shelf = LayoutShelf(folder)
-    with _alone(shelf):
-        received = fetch_blobs(repository, wanted, shelf, jobs)
+    blobs = LayoutBlobs(folder)
+    with _alone(blobs):
+        received = fetch_blobs(repository, wanted, blobs, jobs)
         _write_index(wanted, folder)
         shutil.rmtree(folder / ".partial", ignore_errors=True)
     return _pulled(wanted, received)
@@ -114,10 +114,10 @@ def _write_index(wanted: Wanted, folder: Path) -> None:
         write_bytes(folder / "index.json", canonical_json(index))
 
 
-def pull_into(repository: Repository, wanted: Wanted, shelf: Shelf, jobs: int = 4) -> Pulled:
+def pull_into(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int = 4) -> Pulled:
     """The same blobs into the store, where a build can stand on them."""
-    with _alone(shelf):
-        return _pulled(wanted, fetch_blobs(repository, wanted, shelf, jobs))
+    with _alone(blobs):
+        return _pulled(wanted, fetch_blobs(repository, wanted, blobs, jobs))
 
 
 def _named(document: Document, platform: str | None = None) -> dict[str, object]:
@@ -146,9 +146,9 @@ def _require_ours(folder: Path) -> None:
         raise StoreUnwritable(f"{folder}: holds other files", "Name a new or empty folder.")
 
 
-def read_kept(shelf: Shelf, digest: str) -> Document:
-    """A document from a shelf, checked again."""
-    path = shelf.blob_path(digest)
+def read_kept(blobs: BlobFolder, digest: str) -> Document:
+    """A kept document, checked again."""
+    path = blobs.blob_path(digest)
     try:
         if path.stat().st_size > MOST_MANIFEST_BYTES:
             raise PipelineError(f"{path}: is too large for a manifest")

@@ -1,4 +1,4 @@
-"""A base image from elsewhere, as a wish names it: repository and digest, never a place."""
+"""A base image from elsewhere, as a spec names it: repository and digest, never a place."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, WithJsonSchema
 
-from pipeline.errors import WishInvalid
+from pipeline.errors import SpecInvalid
 from pipeline.model import REPOSITORY, Digest, Frozen, RepositoryPath
 
 if TYPE_CHECKING:
-    from pipeline.spec.image import ImageWish
+    from pipeline.spec.image import ImageSpec
 
 _OWN = r"[a-z0-9][a-z0-9.+-]{0,79}"
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
@@ -33,7 +33,7 @@ class ForeignBase(Frozen):
 
 
 def parse_foreign(text: str) -> ForeignBase | None:
-    """What a wish's `base` says of an image from elsewhere; none where it names one of ours."""
+    """What a spec's `base` says of an image from elsewhere; none where it names one of ours."""
     found = _FOREIGN.fullmatch(text)
     return ForeignBase(repository=found[1], digest=found[2]) if found else None
 
@@ -66,19 +66,19 @@ BaseText = Annotated[
 ]
 
 
-def require_supported(chain: Sequence[ImageWish]) -> None:
+def require_supported(chain: Sequence[ImageSpec]) -> None:
     """What cannot stand on a foreign base is refused before anything is looked up."""
     if not chain or chain[0].foreign is None:
         return
-    for wish in chain:
-        if wish.debs:
-            raise WishInvalid(
-                f"{wish.name}: debs: stands on a foreign base, of which is not known what"
+    for spec in chain:
+        if spec.debs:
+            raise SpecInvalid(
+                f"{spec.name}: debs: stands on a foreign base, of which is not known what"
                 " packages it has",
                 "Take `files` and `python`, or a root of our own (`debian`).",
             )
-        if wish.gates:
-            raise WishInvalid(
-                f"{wish.name}: gates: stands on a foreign base; gates judge images on our own root",
+        if spec.gates:
+            raise SpecInvalid(
+                f"{spec.name}: gates: stands on a foreign base; gates judge images on our own root",
                 "Leave `gates` empty, or take a root of our own (`debian`).",
             )

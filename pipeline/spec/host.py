@@ -23,7 +23,7 @@ FIRST_BRANCH_WITHOUT_NAMES = 590
 OLDEST_TOOLKIT = "1.18.2"
 
 
-class DriverWish(Frozen):
+class DriverSpec(Frozen):
     """The driver's branch; its newest version unless one is named."""
 
     branch: Annotated[int, Field(ge=570, le=9999)]
@@ -31,7 +31,7 @@ class DriverWish(Frozen):
     packages: list[Name] | None = None
 
     @model_validator(mode="after")
-    def _version_is_of_the_branch(self) -> DriverWish:
+    def _version_is_of_the_branch(self) -> DriverSpec:
         if self.version is not None and not self.version.startswith(f"{self.branch}."):
             raise ValueError(f"version {self.version} is not of branch {self.branch}")
         return self
@@ -44,43 +44,43 @@ class DriverWish(Frozen):
         return [f"nvidia-driver-{self.branch}-open"] if named else ["nvidia-open"]
 
 
-class CudaWish(Frozen):
+class CudaSpec(Frozen):
     """The toolkit's release, and the oldest driver branch that runs what each release compiles."""
 
     release: CudaRelease
     oldest_branches: dict[CudaRelease, Annotated[int, Field(ge=570)]]
 
 
-class ToolkitWish(Frozen):
+class ToolkitSpec(Frozen):
     """NVIDIA's container toolkit: this version or a newer one."""
 
     at_least: Release
 
     @model_validator(mode="after")
-    def _is_not_too_old(self) -> ToolkitWish:
+    def _is_not_too_old(self) -> ToolkitSpec:
         if _numbers(self.at_least) < _numbers(OLDEST_TOOLKIT):
             raise ValueError(f"{self.at_least} is older than {OLDEST_TOOLKIT}")
         return self
 
 
-class NcclWish(Frozen):
+class NcclSpec(Frozen):
     """NCCL's release, in its newest build for the CUDA release."""
 
     release: Release
 
 
-class HostWish(Frozen):
-    """One wish for all hosts."""
+class HostSpec(Frozen):
+    """One ask for all hosts."""
 
     format: Literal[1] = 1
     targets: Annotated[list[Target], Field(min_length=1)]
-    driver: DriverWish
-    cuda: CudaWish
-    container_toolkit: ToolkitWish
-    nccl: NcclWish
+    driver: DriverSpec
+    cuda: CudaSpec
+    container_toolkit: ToolkitSpec
+    nccl: NcclSpec
 
     @model_validator(mode="after")
-    def _driver_runs_the_toolkit(self) -> HostWish:
+    def _driver_runs_the_toolkit(self) -> HostSpec:
         oldest = self.cuda.oldest_branches.get(self.cuda.release)
         if oldest is None:
             raise ValueError(f"cuda.oldest_branches does not name {self.cuda.release}")
@@ -92,7 +92,7 @@ class HostWish(Frozen):
         return self
 
     def digest(self) -> str:
-        """What a lock names as the wish it answers."""
+        """What a lock names as the spec it answers."""
         return sha256_of(canonical_json(self.model_dump()))
 
 
@@ -100,16 +100,16 @@ def _numbers(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("."))
 
 
-def wish_path(checkout: Checkout) -> Path:
-    """Where the hosts' wish lies."""
+def spec_path(checkout: Checkout) -> Path:
+    """Where the hosts' spec lies."""
     return checkout.root / "lockfiles" / "host.yaml"
 
 
-def read_host_wish(checkout: Checkout) -> HostWish:
-    """The wish of this checkout."""
-    path = wish_path(checkout)
+def read_host_spec(checkout: Checkout) -> HostSpec:
+    """The spec of this checkout."""
+    path = spec_path(checkout)
     if not path.exists():
         raise LockMissing(
-            "lockfiles/host.yaml: there is no such wish", "Take the committed file back."
+            "lockfiles/host.yaml: there is no such spec", "Take the committed file back."
         )
-    return read_yaml(path, HostWish)
+    return read_yaml(path, HostSpec)

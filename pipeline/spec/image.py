@@ -55,7 +55,7 @@ class Account(Frozen):
     home: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")]
 
 
-class DebianWish(Frozen):
+class DebianSpec(Frozen):
     """The Debian release a root image is made of."""
 
     suite: Name = "bookworm"
@@ -68,7 +68,7 @@ class DebianWish(Frozen):
     )
 
 
-class PythonWish(Frozen):
+class PythonSpec(Frozen):
     """The wheels of an image."""
 
     version: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")] = "3.11"
@@ -76,7 +76,7 @@ class PythonWish(Frozen):
     prefer: list[Name] = Field(
         default=[], description="projects whose files win where two wheels write one path"
     )
-    untrue_records: dict[Name, str] = Field(
+    rewrite_record: dict[Name, str] = Field(
         default={}, description="wheels published with a wrong RECORD; it is written anew"
     )
     omit: dict[Name, str] = Field(
@@ -84,7 +84,7 @@ class PythonWish(Frozen):
     )
 
 
-class CudaWish(Frozen):
+class CudaSpec(Frozen):
     """A CUDA home made of links into NVIDIA's wheels, and the machine code the image promises."""
 
     home: ImagePath = "/usr/local/cuda"
@@ -92,7 +92,7 @@ class CudaWish(Frozen):
     architectures: list[Architecture] = []
 
 
-class FileWish(Frozen):
+class FileSpec(Frozen):
     """A file of our own, from the image's folder."""
 
     source: Annotated[RelativePath, Field(alias="from")]
@@ -100,7 +100,7 @@ class FileWish(Frozen):
     mode: Mode = "0644"
 
 
-class ImageWish(Frozen):
+class ImageSpec(Frozen):
     """One image: its base, what is put on it, and how it runs."""
 
     name: Name
@@ -108,13 +108,13 @@ class ImageWish(Frozen):
     base: BaseText | None = Field(
         default=None, description="an image of this checkout, or REPOSITORY@sha256:…"
     )
-    debian: DebianWish | None = None
+    debian: DebianSpec | None = None
     accounts: list[Account] = []
     platforms: Annotated[list[Platform], Field(min_length=1)]
     debs: list[Name] = []
-    python: PythonWish | None = None
-    cuda: CudaWish | None = None
-    files: list[FileWish] = []
+    python: PythonSpec | None = None
+    cuda: CudaSpec | None = None
+    files: list[FileSpec] = []
     patches: RelativePath | None = None
     entrypoint: list[str] = []
     command: list[str] = []
@@ -126,7 +126,7 @@ class ImageWish(Frozen):
     labels: dict[str, str] = {}
 
     @model_validator(mode="after")
-    def _has_one_root(self) -> ImageWish:
+    def _has_one_root(self) -> ImageSpec:
         if (self.base is None) == (self.debian is None):
             raise ValueError("an image has either `base` (another image) or `debian`, not both")
         if self.base is not None and self.accounts:
@@ -144,15 +144,15 @@ class ImageWish(Frozen):
         return None if self.foreign else self.base
 
     def lock_digest_input(self) -> dict[str, Any]:
-        """The part of the wish that decides what a lock must hold."""
+        """The part of the spec that decides what a lock must hold."""
         python = (
-            self.python.model_dump(exclude={"prefer", "untrue_records"}) if self.python else None
+            self.python.model_dump(exclude={"prefer", "rewrite_record"}) if self.python else None
         )
         debian = self.debian.model_dump() if self.debian else None
         return {"base": self.base, "debian": debian, "debs": sorted(self.debs), "python": python}
 
     def lock_digest(self) -> str:
-        """The digest a lock of this wish records: change the wish, and the lock is stale."""
+        """The digest a lock of this spec records: change the spec, and the lock is stale."""
         return sha256_of(canonical_json(self.lock_digest_input()))
 
 
@@ -164,7 +164,7 @@ class PatchedFile(Frozen):
     after: Digest
 
 
-class PatchWish(Frozen):
+class PatchSpec(Frozen):
     """One patch: why it is there, for which versions, and what it must turn into what."""
 
     file: RelativePath
@@ -178,4 +178,4 @@ class PatchWish(Frozen):
 class PatchSeries(Frozen):
     """`patches/series.yaml`, in the order they are applied."""
 
-    patches: list[PatchWish]
+    patches: list[PatchSpec]

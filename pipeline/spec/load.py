@@ -1,4 +1,4 @@
-"""Reading wishes from the checkout."""
+"""Reading specs from the checkout."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from pipeline.errors import UnknownImage, WishInvalid
+from pipeline.errors import SpecInvalid, UnknownImage
 from pipeline.files import read_at_most
 
 if TYPE_CHECKING:  # slow to load, and weights need none of it
-    from pipeline.spec.image import ImageWish, PatchSeries
+    from pipeline.spec.image import ImageSpec, PatchSeries
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -45,15 +45,15 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
         value = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506
     # besides its own errors, PyYAML lets those of int(), float() and date() through
     except (yaml.YAMLError, ValueError, AttributeError) as error:
-        raise WishInvalid(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise SpecInvalid(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     except OSError as error:
-        raise WishInvalid(f"{path}: cannot be read: {error.strerror}") from error
+        raise SpecInvalid(f"{path}: cannot be read: {error.strerror}") from error
     try:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(p) for p in first["loc"]) or "the file"
-        raise WishInvalid(f"{path}: {field}: {first['msg']}") from error
+        raise SpecInvalid(f"{path}: {field}: {first['msg']}") from error
 
 
 def _read_text(path: Path) -> str:
@@ -96,51 +96,51 @@ class Checkout:
     def golden_path(self) -> Path:
         return self.root / "lockfiles" / "golden.yaml"
 
-    def wish(self, name: str) -> ImageWish:
-        """One image's wish."""
-        from pipeline.spec.image import ImageWish
+    def spec(self, name: str) -> ImageSpec:
+        """One image's spec."""
+        from pipeline.spec.image import ImageSpec
 
         path = self.folder(name) / "image.yaml"
         if not path.exists():
             known = ", ".join(self.images()) or "none"
             raise UnknownImage(f"there is no image {name!r} (there are: {known})")
-        wish = read_yaml(path, ImageWish)
-        if wish.name != name:
-            raise WishInvalid(f"{path}: name: is {wish.name!r}, its folder is {name!r}")
-        return wish
+        spec = read_yaml(path, ImageSpec)
+        if spec.name != name:
+            raise SpecInvalid(f"{path}: name: is {spec.name!r}, its folder is {name!r}")
+        return spec
 
-    def chain(self, name: str) -> list[ImageWish]:
-        """The wish and those it stands on, root first."""
+    def chain(self, name: str) -> list[ImageSpec]:
+        """The spec and those it stands on, root first."""
         from pipeline.spec.base import require_supported
 
-        wishes: list[ImageWish] = []
+        specs: list[ImageSpec] = []
         seen: list[str] = []
         current: str | None = name
         while current is not None:
             if current in seen:
-                raise WishInvalid(f"{name}: its base leads back to itself ({' → '.join(seen)})")
+                raise SpecInvalid(f"{name}: its base leads back to itself ({' → '.join(seen)})")
             seen.append(current)
-            wish = self.wish(current)
-            wishes.append(wish)
-            current = wish.parent
-        require_supported(wishes[::-1])
-        return wishes[::-1]
+            spec = self.spec(current)
+            specs.append(spec)
+            current = spec.parent
+        require_supported(specs[::-1])
+        return specs[::-1]
 
-    def series(self, wish: ImageWish) -> PatchSeries:
+    def series(self, spec: ImageSpec) -> PatchSeries:
         """The image's patches, none if it has no series."""
         from pipeline.spec.image import PatchSeries
 
-        if wish.patches is None:
+        if spec.patches is None:
             return PatchSeries(patches=[])
-        return read_yaml(self.folder(wish.name) / wish.patches, PatchSeries)
+        return read_yaml(self.folder(spec.name) / spec.patches, PatchSeries)
 
-    def other_series(self, wish: ImageWish) -> dict[str, PatchSeries]:
+    def other_series(self, spec: ImageSpec) -> dict[str, PatchSeries]:
         """Series that lie beside the image's own and can be named in its place."""
         from pipeline.spec.image import PatchSeries
 
-        if wish.patches is None:
+        if spec.patches is None:
             return {}
-        own = self.folder(wish.name) / wish.patches
+        own = self.folder(spec.name) / spec.patches
         beside = sorted(own.parent.glob("*.yaml"))
         return {path.stem: read_yaml(path, PatchSeries) for path in beside if path != own}
 

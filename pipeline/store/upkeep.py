@@ -20,7 +20,7 @@ _STALE_S = 7 * 24 * 3600
 _OWN_NAME = re.compile(r"[0-9a-f]{64}(\.foreign)?(\.json)?")
 
 
-class Shelf(Frozen):
+class StoreSection(Frozen):
     """One part of the store in numbers."""
 
     name: str
@@ -28,7 +28,7 @@ class Shelf(Frozen):
     size_bytes: int
 
 
-def shelves(store: Store) -> list[Shelf]:
+def sections(store: Store) -> list[StoreSection]:
     """How much of what the store holds."""
     parts = {
         "layers": store.root / "oci" / "blobs" / "sha256",
@@ -39,7 +39,7 @@ def shelves(store: Store) -> list[Shelf]:
     found = []
     for name, folder in parts.items():
         sizes = [_size(p) for p in _files(folder)]
-        found.append(Shelf(name=name, files=len(sizes), size_bytes=sum(sizes)))
+        found.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes)))
     return found
 
 
@@ -93,7 +93,7 @@ def _reads(read: Callable[[Path], object], path: Path) -> bool:
 
 def total_bytes(store: Store) -> int:
     """What a full check reads."""
-    return sum(s.size_bytes for s in shelves(store) if s.name in ("layers", "inputs"))
+    return sum(s.size_bytes for s in sections(store) if s.name in ("layers", "inputs"))
 
 
 def repair(bad: list[Path]) -> None:

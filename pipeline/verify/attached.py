@@ -14,7 +14,7 @@ from pipeline.attest.names import BILL_MEDIA
 from pipeline.attest.strict import MAX_BYTES, plain
 from pipeline.errors import EvidenceBroken, NotInRegistry, RecordInvalid, RegistryBroken
 from pipeline.oci.document import OCI_EMPTY, Descriptor, Document
-from pipeline.verify.evidence import MOST_FILES, Exhibit, read_exhibit
+from pipeline.verify.evidence import MOST_FILES, EvidenceItem, read_item
 
 Read = Callable[[Descriptor], bytes]
 _UNREADABLE = (RegistryBroken, NotInRegistry, EvidenceBroken, RecordInvalid)
@@ -34,7 +34,7 @@ class Loose:
 class Attached:
     """Everything that was found for one image."""
 
-    exhibits: list[Exhibit] = field(default_factory=list)
+    items: list[EvidenceItem] = field(default_factory=list)
     signatures: list[Loose] = field(default_factory=list)
     bills: list[Loose] = field(default_factory=list)
     notes: list[Loose] = field(default_factory=list)
@@ -74,10 +74,10 @@ def _take(found: Attached, layer: Descriptor, read: Read) -> None:
             raise RecordInvalid(f"larger than {MAX_BYTES} bytes")
         data = read(layer)
     except _UNREADABLE as error:
-        found.exhibits.append(Exhibit(name, None, str(error)))
+        found.items.append(EvidenceItem(name, None, str(error)))
         return
     if kind == ENVELOPE_MEDIA:
-        found.exhibits.append(read_exhibit(name, data))
+        found.items.append(read_item(name, data))
         return
     signature = layer.annotations.get(SIGNATURE_NOTE, "")
     places[kind].append(Loose(name, kind, data, signature))

@@ -1,4 +1,4 @@
-"""A foreign base in an image's evidence: its layers at the bottom, its digest as wished and locked.
+"""A foreign base in an image's evidence: its layers at the bottom, its digest as in spec and lock.
 
 What such a base holds is not known here. That is only ever valid where the trust file takes this
 very digest as published, and says why.
@@ -24,36 +24,36 @@ def judge_base(
     trust: Trust | None,
 ) -> list[Node]:
     """Nothing for images on a root of ours; else the base, as far as the evidence leads."""
-    wished = _wished(found)
+    specified = _specified(found)
     recorded = found.bases
-    if not wished and not recorded:
+    if not specified and not recorded:
         return []
-    if len(wished) != 1 or len(recorded) != 1:
-        words = f"{len(wished)} are wished for, {len(recorded)} recorded"
+    if len(specified) != 1 or len(recorded) != 1:
+        words = f"{len(specified)} are asked for, {len(recorded)} recorded"
         return [Node("base image", Verdict.BROKEN, words)]
-    [(image, wish)], [resource] = wished.items(), recorded
-    title = f"base image {wish.repository}@sha256:{resource.sha256}"
-    if problem := _contradiction(resource, image, wish, artifact):
+    [(image, spec)], [resource] = specified.items(), recorded
+    title = f"base image {spec.repository}@sha256:{resource.sha256}"
+    if problem := _contradiction(resource, image, spec, artifact):
         return [Node(title, Verdict.BROKEN, problem)]
     count = len(resource.annotations["layers"])
     children = (_locked(resource, image, found, locks), _contents(resource, trust))
     return [Node(title, words=f"its {count} layers at the bottom, unchanged", children=children)]
 
 
-def _wished(found: Provenance) -> dict[str, ForeignBase]:
+def _specified(found: Provenance) -> dict[str, ForeignBase]:
     bases = {
-        name: parse_foreign(str(each.wish.get("base") or ""))
+        name: parse_foreign(str(each.spec.get("base") or ""))
         for name, each in found.definition.external.images.items()
     }
     return {name: base for name, base in bases.items() if base}
 
 
-def _contradiction(resource: Resource, image: str, wish: ForeignBase, artifact: Artifact) -> str:
+def _contradiction(resource: Resource, image: str, spec: ForeignBase, artifact: Artifact) -> str:
     notes = resource.annotations
-    if resource.name != wish.repository or notes.get("image") != image:
+    if resource.name != spec.repository or notes.get("image") != image:
         return f"is recorded as {resource.name} of {notes.get('image')}"
-    if wish.digest not in (f"sha256:{resource.sha256}", notes.get("index")):
-        return f"the wish names {wish.digest}"
+    if spec.digest not in (f"sha256:{resource.sha256}", notes.get("index")):
+        return f"the spec names {spec.digest}"
     layers, present = notes.get("layers"), list(artifact.layers or ())
     if not isinstance(layers, list) or not layers or present[: len(layers)] != layers:
         return "its layers are not at the bottom of this image"

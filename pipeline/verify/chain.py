@@ -14,7 +14,7 @@ from pipeline.model import canonical_json
 from pipeline.spec.load import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.attached import Attached, Loose
-from pipeline.verify.evidence import Exhibit
+from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.memory import Memory
 from pipeline.verify.naming import Named, believed_names, judge_commitment, judge_names, judge_tag
 from pipeline.verify.opened import Believed
@@ -47,7 +47,7 @@ def judge_attached(
     artifact: Artifact, found: Attached, judge: Judge, *, is_named: bool = False
 ) -> Walk:
     """An image with what is attached to it; `is_named` where an index over it has a signed name."""
-    walked = walk(artifact, found.exhibits, judge.trust, judge.checkout, judge.now)
+    walked = walk(artifact, found.items, judge.trust, judge.checkout, judge.now)
     names, doubts = believed_names(found.signatures, judge.trust, judge.now)
     nodes = judge_names(artifact.digest, names, walked.sets)
     nodes += judge_commitment(names, walked.sets, is_named=is_named)
@@ -84,7 +84,7 @@ def _passed_over(words: Sequence[str]) -> list[Node]:
     return [Node("passed over", words=plain(each).replace("\n", " ")) for each in words]
 
 
-def judge_remote(remote: Remote, judge: Judge, more: Sequence[Exhibit] = ()) -> Chain:
+def judge_remote(remote: Remote, judge: Judge, more: Sequence[EvidenceItem] = ()) -> Chain:
     """All images that a reference names and, where it is a tag, whether the tag may name them."""
     walks, own = [], []
     names: list[Named] = []
@@ -99,7 +99,7 @@ def judge_remote(remote: Remote, judge: Judge, more: Sequence[Exhibit] = ()) -> 
         artifact = open_remote_image(remote, image, deep=judge.deep, jobs=judge.jobs)
         found = attached_to(remote, image, judge.jobs)
         names += believed_names(found.signatures, judge.trust, judge.now)[0]
-        found.exhibits += more
+        found.items += more
         walks.append(judge_attached(artifact, found, judge, is_named=is_named))
     nodes = [_depth(remote, judge), *own, *(w.node for w in walks)]
     if remote.tag:

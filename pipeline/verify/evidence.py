@@ -10,14 +10,14 @@ from pathlib import Path
 from pipeline.attest.envelope import Envelope, read_envelope
 from pipeline.attest.strict import MAX_BYTES, plain
 from pipeline.errors import EvidenceBroken, RecordInvalid
-from pipeline.evidence.shelf import ENDING
+from pipeline.evidence.folder import ENDING
 from pipeline.verify.artifact import read_bounded
 
 MOST_FILES = 1000
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class EvidenceItem:
     """One piece of evidence: an envelope, or why it cannot be read."""
 
     name: str
@@ -25,36 +25,36 @@ class Exhibit:
     error: str = ""
 
 
-def read_exhibit(name: str, data: bytes) -> Exhibit:
+def read_item(name: str, data: bytes) -> EvidenceItem:
     """Bytes of unknown origin as evidence; a file's name can be as hostile as its bytes."""
     name = plain(name).replace("\n", " ")
     try:
-        return Exhibit(name, read_envelope(data, name))
+        return EvidenceItem(name, read_envelope(data, name))
     except RecordInvalid as error:
-        return Exhibit(name, None, str(error))
+        return EvidenceItem(name, None, str(error))
 
 
-def distinct(exhibits: Sequence[Exhibit]) -> list[Exhibit]:
+def distinct(items: Sequence[EvidenceItem]) -> list[EvidenceItem]:
     """Without envelopes whose statement is there with the same signatures and more.
 
     A registry keeps a statement also as it was before a second key signed it.
     """
-    found: list[Exhibit] = []
-    for each in exhibits:
+    found: list[EvidenceItem] = []
+    for each in items:
         if any(_is_less(each, other) for other in found):
             continue
         found = [*(other for other in found if not _is_less(other, each)), each]
     return found
 
 
-def _is_less(one: Exhibit, other: Exhibit) -> bool:
+def _is_less(one: EvidenceItem, other: EvidenceItem) -> bool:
     if one.envelope is None or other.envelope is None:
         return False
     same = one.envelope.payload == other.envelope.payload
     return same and set(one.envelope.signatures) <= set(other.envelope.signatures)
 
 
-def gather(places: Sequence[Path]) -> list[Exhibit]:
+def gather(places: Sequence[Path]) -> list[EvidenceItem]:
     """Envelopes from files and folders, in order of their names."""
     found: list[Path] = []
     for place in places:
@@ -70,10 +70,10 @@ def gather(places: Sequence[Path]) -> list[Exhibit]:
     return [_read(path) for path in found]
 
 
-def _read(path: Path) -> Exhibit:
+def _read(path: Path) -> EvidenceItem:
     if not stat.S_ISREG(path.lstat().st_mode):
-        return Exhibit(plain(path.name), None, "is a link or no plain file")
-    return read_exhibit(path.name, read_bounded(path, MAX_BYTES))
+        return EvidenceItem(plain(path.name), None, "is a link or no plain file")
+    return read_item(path.name, read_bounded(path, MAX_BYTES))
 
 
 def beside(artifact: Path) -> list[Path]:

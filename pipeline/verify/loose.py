@@ -8,7 +8,7 @@ from pipeline.attest.statement import Statement
 from pipeline.errors import RecordInvalid
 from pipeline.verify.bills import judge_bill
 from pipeline.verify.chain import Judge
-from pipeline.verify.evidence import Exhibit
+from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.opened import Believed
 from pipeline.verify.provenance import read_provenance
 from pipeline.verify.results import judge_tests, read_test_result
@@ -17,17 +17,17 @@ from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk
 
 
-def judge_statement(exhibit: Exhibit, judge: Judge) -> Walk:
+def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
     """Never valid: what a statement is about must be at hand for that."""
-    if exhibit.envelope is None:
-        return Walk(Node(exhibit.name, Verdict.BROKEN, exhibit.error), ())
-    statement = exhibit.envelope.statement
-    signature, keys = judge_signatures(exhibit.envelope, judge.trust, judge.now)
+    if item.envelope is None:
+        return Walk(Node(item.name, Verdict.BROKEN, item.error), ())
+    statement = item.envelope.statement
+    signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
     about = statement.subject[0]
     words = f"{about.name} sha256:{about.digest.sha256} is not at hand; verify that, with this"
     nodes = (signature, _said(statement), Node("subject", Verdict.INCOMPLETE, words))
-    node = Node(f"{kind_of(statement.predicate_type)} ({exhibit.name})", children=nodes)
-    believed = (Believed(exhibit.name, statement, tuple(keys)),) if keys else ()
+    node = Node(f"{kind_of(statement.predicate_type)} ({item.name})", children=nodes)
+    believed = (Believed(item.name, statement, tuple(keys)),) if keys else ()
     return Walk(node, believed)
 
 

@@ -1,4 +1,4 @@
-"""From an image's provenance to every byte behind it: layers, wish, locks, packages, files."""
+"""From an image's provenance to every byte behind it: layers, spec, locks, packages, files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.model import sha256_of, stays_below
 from pipeline.spec.load import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.base import judge_base
-from pipeline.verify.provenance import Provenance, Resource, Wished
+from pipeline.verify.provenance import Provenance, Resource, SpecMaterial
 from pipeline.verify.verdict import Node, Verdict
 
 
@@ -25,11 +25,11 @@ def judge_materials(
     nodes = [_layers(found, artifact), _notes(found, artifact), _builder(found)]
     if checkout is None:
         nodes += judge_base(found, {}, artifact, trust)
-        words = "there is no checkout to compare wish, lock and patches with"
+        words = "there is no checkout to compare spec, lock and patches with"
         return (*nodes, Node("materials", Verdict.INCOMPLETE, words))
     platform = found.definition.external.platform
     locks = {name: _lock(checkout, name, platform) for name in found.locks}
-    nodes += [_wish(found, checkout), _locks(found, locks), _golden(found, artifact, checkout)]
+    nodes += [_spec(found, checkout), _locks(found, locks), _golden(found, artifact, checkout)]
     nodes += judge_base(found, locks, artifact, trust)
     nodes += [
         _packages("wheels", found.packages("pypi"), found, locks, artifact),
@@ -86,24 +86,24 @@ def _builder(found: Provenance) -> Node:
     return Node("builder", words=plain(f"{found.run.builder.id}, {versions}, code {code[:19]}…"))
 
 
-def _wish(found: Provenance, checkout: Checkout) -> Node:
+def _spec(found: Provenance, checkout: Checkout) -> Node:
     nodes = []
     for name, said in found.definition.external.images.items():
-        nodes.append(_one_wish(name, said, checkout))
-    return Node("wish", children=tuple(nodes), is_folded=True)
+        nodes.append(_one_spec(name, said, checkout))
+    return Node("spec", children=tuple(nodes), is_folded=True)
 
 
-def _one_wish(name: str, said: Wished, checkout: Checkout) -> Node:
+def _one_spec(name: str, said: SpecMaterial, checkout: Checkout) -> Node:
     title = f"images/{name}/image.yaml"
     try:
-        wish = checkout.wish(name)
-        after = wish.model_dump(mode="json", by_alias=True)
-        series = checkout.series(wish).model_dump(mode="json")
+        spec = checkout.spec(name)
+        after = spec.model_dump(mode="json", by_alias=True)
+        series = checkout.series(spec).model_dump(mode="json")
     except PipelineError as error:
         return Node(title, Verdict.INCOMPLETE, str(error))
     if said.series != series:
         return Node(title, Verdict.STALE, "series.yaml has changed since")
-    before = said.wish
+    before = said.spec
     moved = [k for k in {**before, **after} if before.get(k) != after.get(k)]
     if moved:
         return Node(title, Verdict.STALE, f"has changed since: {', '.join(sorted(moved))}")

@@ -10,7 +10,7 @@ from pipeline.attest.statement import Statement
 from pipeline.attest.trust import Trust, TrustedKey
 from pipeline.errors import RecordInvalid
 from pipeline.model import sha256_of
-from pipeline.verify.evidence import Exhibit
+from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.results import TestResult, read_test_result
 from pipeline.verify.verdict import Node, Verdict, worst
 
@@ -42,7 +42,7 @@ class Believed:
 class Opened:
     """An envelope whose signatures and subject were judged."""
 
-    exhibit: Exhibit
+    item: EvidenceItem
     envelope: Envelope
     checks: tuple[Node, ...]
     keys: tuple[TrustedKey, ...]
@@ -58,7 +58,7 @@ class Opened:
 
     @property
     def believed(self) -> Believed:
-        return Believed(self.exhibit.name, self.envelope.statement, self.keys)
+        return Believed(self.item.name, self.envelope.statement, self.keys)
 
     @property
     def payload(self) -> str:

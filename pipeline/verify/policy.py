@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipeline.attest.names import Kind
-from pipeline.errors import TrustInvalid, WishInvalid
+from pipeline.errors import SpecInvalid, TrustInvalid
 from pipeline.model import Digest, Frozen, Name
 from pipeline.spec.load import read_yaml
 from pipeline.verify.opened import Believed
@@ -34,7 +34,7 @@ def read_policy(path: Path) -> Policy:
     """The policy file, or why it cannot be used."""
     try:
         return read_yaml(path, Policy)
-    except WishInvalid as error:
+    except SpecInvalid as error:
         raise TrustInvalid(str(error), "`sm120 schema policy` prints what it may hold.") from error
 
 

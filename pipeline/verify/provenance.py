@@ -28,23 +28,23 @@ class Resource(Frozen):
         return self.digest.sha256 if self.digest else ""
 
 
-class Wished(Frozen):
+class SpecMaterial(Frozen):
     """An image.yaml and its series as they were."""
 
-    wish: dict[str, Any]
+    spec: dict[str, Any]
     series: dict[str, Any]
 
     @property
     def gates(self) -> list[str]:
         """The gates it asked for; patches are judged together with shared memory."""
-        found = self.wish.get("gates")
+        found = self.spec.get("gates")
         gates = [str(g) for g in found] if isinstance(found, list) else []
         return [*gates, "patches"] if "smem" in gates and self.series.get("patches") else gates
 
     @property
     def cards(self) -> list[str]:
         """The cards it was for, and the one that every image is judged for."""
-        cuda = self.wish.get("cuda")
+        cuda = self.spec.get("cuda")
         found = cuda.get("architectures") if isinstance(cuda, dict) else None
         named = [str(card) for card in found] if isinstance(found, list) else []
         return [DEFAULT_CARD, *named]
@@ -53,7 +53,7 @@ class Wished(Frozen):
 class _External(Frozen):
     image: Name
     platform: Platform
-    images: dict[Name, Wished]
+    images: dict[Name, SpecMaterial]
 
 
 class _Internal(Frozen):
@@ -149,7 +149,7 @@ def _require_accounted(found: Provenance) -> None:
             raise RecordInvalid(f"provenance: {resource.uri}: a material without a digest")
     images = found.definition.external.images.keys()
     if found.definition.external.image not in images or found.locks.keys() - images:
-        raise RecordInvalid("provenance: speaks of an image whose wish it does not hold")
+        raise RecordInvalid("provenance: speaks of an image whose spec it does not hold")
     uris = [x.uri for x in found.definition.dependencies]
     if len(uris) != len(set(uris)):
         doubled = next(u for u in uris if uris.count(u) > 1)

@@ -94,7 +94,7 @@ class SetJudge:
                 nodes.append(Node(named.title, Verdict.BROKEN, words))
             elif (named.about, named.verdict) != verdict_of(there.envelope.statement):
                 words = f"says otherwise than the set, which has {named.title}"
-                nodes.append(Node(there.exhibit.name, Verdict.BROKEN, words))
+                nodes.append(Node(there.item.name, Verdict.BROKEN, words))
         if found.ungated is not None:
             words = f"published although its gates had not passed: {found.ungated}"
             nodes.append(Node("ungated", Verdict.INCOMPLETE, words))
@@ -117,10 +117,10 @@ class SetJudge:
                 if each.envelope.statement.predicate_type == REBUILD:
                     continue
                 words = "no set of its signer names it: more of theirs may be missing"
-                nodes.append(Node(each.exhibit.name, Verdict.INCOMPLETE, words))
+                nodes.append(Node(each.item.name, Verdict.INCOMPLETE, words))
             else:
                 words = "was added: no set names it"
-                nodes.append(Node(each.exhibit.name, Verdict.BROKEN, words))
+                nodes.append(Node(each.item.name, Verdict.BROKEN, words))
         return nodes
 
 

@@ -26,7 +26,7 @@ from pipeline.errors import RecordInvalid
 from pipeline.spec.load import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.bills import judge_bill
-from pipeline.verify.evidence import Exhibit, distinct
+from pipeline.verify.evidence import EvidenceItem, distinct
 from pipeline.verify.materials import judge_materials
 from pipeline.verify.opened import Believed, Opened
 from pipeline.verify.provenance import Provenance, read_provenance
@@ -47,7 +47,7 @@ class Walk:
 
 def walk(
     artifact: Artifact,
-    exhibits: Sequence[Exhibit],
+    items: Sequence[EvidenceItem],
     trust: Trust | None,
     checkout: Checkout | None,
     now: datetime,
@@ -60,9 +60,9 @@ def walk(
     not run is shown; a result of theirs that was taken away is still found out by the set.
     """
     title = f"{artifact.title} {artifact.digest}"
-    if not exhibits:
+    if not items:
         return Walk(Node(title, Verdict.INCOMPLETE, "there is no evidence of it"), ())
-    ordered = sorted(distinct(exhibits), key=_is_secondary)
+    ordered = sorted(distinct(items), key=_is_secondary)
     opened = [_open(x, artifact, trust, now) for x in ordered]
     counted = _counted(opened)
     made = _provenance(counted)
@@ -76,7 +76,7 @@ def walk(
         else:
             nodes.append(_judge(each, artifact, made, checkout))
     believed = tuple(
-        Believed(x.exhibit.name, x.envelope.statement, x.keys)
+        Believed(x.item.name, x.envelope.statement, x.keys)
         for x in opened
         if isinstance(x, Opened) and x.is_believed and not sets.superseded(x)
     )
@@ -95,21 +95,21 @@ def _counted(opened: Sequence[Opened | Node]) -> list[Opened]:
     return [x for x in here if x.is_believed] or here
 
 
-def _is_secondary(exhibit: Exhibit) -> bool:
+def _is_secondary(item: EvidenceItem) -> bool:
     """Provenance comes first: the rest is read in its light."""
-    found = exhibit.envelope
+    found = item.envelope
     return found is None or found.statement.predicate_type != PROVENANCE
 
 
 def _open(
-    exhibit: Exhibit, artifact: Artifact, trust: Trust | None, now: datetime
+    item: EvidenceItem, artifact: Artifact, trust: Trust | None, now: datetime
 ) -> Opened | Node:
-    envelope = exhibit.envelope
+    envelope = item.envelope
     if envelope is None:
-        return Node(exhibit.name, Verdict.BROKEN, exhibit.error)
+        return Node(item.name, Verdict.BROKEN, item.error)
     signature, keys = judge_signatures(envelope, trust, now)
     checks = (signature, _subject(envelope, artifact))
-    return Opened(exhibit, envelope, checks, tuple(keys), trust)
+    return Opened(item, envelope, checks, tuple(keys), trust)
 
 
 def _subject(envelope: Envelope, artifact: Artifact) -> Node:
@@ -133,7 +133,7 @@ def _provenance(counted: Sequence[Opened]) -> Provenance | None:
 
 
 def _title(opened: Opened) -> str:
-    return f"{kind_of(opened.envelope.statement.predicate_type)} ({opened.exhibit.name})"
+    return f"{kind_of(opened.envelope.statement.predicate_type)} ({opened.item.name})"
 
 
 def _judge(
@@ -218,6 +218,6 @@ def _missing(
         words = f"not run yet: {', '.join(missing)}"
         return [Node("gates", words=f"{words} (`sm120 build {external.image} --gate`)")]
     return [
-        Node(f"gate {gate}", Verdict.INCOMPLETE, "is wished for, but no result is recorded")
+        Node(f"gate {gate}", Verdict.INCOMPLETE, "is asked for, but no result is recorded")
         for gate in missing
     ]

@@ -14,7 +14,7 @@ from pipeline.errors import LocksDisagree, LockStale, ModelSignatureInvalid, Pip
 from pipeline.spec.load import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.chain import Judge
-from pipeline.verify.evidence import Exhibit
+from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
 from pipeline.weights import signing
@@ -28,7 +28,7 @@ SIGNATURE = "model signature"
 
 
 def judge_weights(
-    place: Place, neighbours: Collection[Place], exhibits: Sequence[Exhibit], judge: Judge
+    place: Place, neighbours: Collection[Place], items: Sequence[EvidenceItem], judge: Judge
 ) -> Walk:
     """Files against the lock, then signature and records against both."""
     lock = place.lock
@@ -37,13 +37,13 @@ def judge_weights(
     signature = signing.default_signature(place)
     if signature.exists():
         nodes.append(_signature(place, signature, judge))
-    if exhibits:
-        walked = walk(artifact, exhibits, judge.trust, judge.checkout, judge.now)
+    if items:
+        walked = walk(artifact, items, judge.trust, judge.checkout, judge.now)
         vouched = nodes[-1].title == SIGNATURE and nodes[-1].verdict is Verdict.VALID
         nodes += [_covered(x) if vouched else x for x in walked.node.children]
     else:
         walked = Walk(Node(artifact.title), ())
-    if not exhibits and not signature.exists():
+    if not items and not signature.exists():
         nodes.append(Node("signature", Verdict.UNSIGNED, "nobody signed the set or a record of it"))
     return replace(walked, node=Node(f"{lock.name} {artifact.digest}", children=tuple(nodes)))
 

@@ -20,19 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import log
-from pipeline.errors import DiskFull, StoreUnwritable, WishInvalid
+from pipeline.errors import DiskFull, SpecInvalid, StoreUnwritable
 from pipeline.fetch.http import Client
 from pipeline.files import is_free, locked, os_errors_explained
-from pipeline.weights.arrival import Arrival
 from pipeline.weights.hashing import OWN_TROUBLE, cores, on_all_cores, read_file
 from pipeline.weights.model import FilePin, read_lock
+from pipeline.weights.partial_file import PartialFile
 from pipeline.weights.place import Place
 from pipeline.weights.routes import Route, Router
 from pipeline.weights.settle import link, settle
 from pipeline.weights.survey import right_size
 from pipeline.weights.throttle import Throttle
 from pipeline.weights.vouched import vouched
-from pipeline.weights.workers import Crew, pieces_of
+from pipeline.weights.workers import WorkerPool, pieces_of
 
 RANGE_BYTES = 64 << 20
 JOBS = 8
@@ -142,23 +142,23 @@ def _bring(
     for pin in pins:
         names.setdefault(pin.want, []).append(pin)
     folder = place.partial_folder
-    arrivals = [Arrival(same[0], folder, options.range_bytes) for same in names.values()]
-    kept = sum(a.kept_bytes for a in arrivals)
-    missing = sum(a.pin.size_bytes for a in arrivals) - kept
+    partial_files = [PartialFile(same[0], folder, options.range_bytes) for same in names.values()]
+    kept = sum(a.kept_bytes for a in partial_files)
+    missing = sum(a.pin.size_bytes for a in partial_files) - kept
     _require_space(place.root, missing)
 
-    def put(arrival: Arrival) -> None:
-        with os_errors_explained(arrival.path):
-            arrival.sync()
-        settle(place, arrival.path, names[arrival.pin.want])
-        arrival.forget()
+    def put(partial_file: PartialFile) -> None:
+        with os_errors_explained(partial_file.path):
+            partial_file.sync()
+        settle(place, partial_file.path, names[partial_file.pin.want])
+        partial_file.forget()
 
     more = f" ({log.size(kept)} are here from an earlier run)" if kept else ""
-    title = f"Fetching {len(arrivals)} files, {log.size(missing)}{more}"
+    title = f"Fetching {len(partial_files)} files, {log.size(missing)}{more}"
     throttle = Throttle(options.limit_bytes_per_s, client.stop)
     with log.step(title), log.progress("weights", missing) as bar:
-        crew = Crew(
-            arrivals,
+        pool = WorkerPool(
+            partial_files,
             router,
             client,
             throttle,
@@ -166,7 +166,7 @@ def _bring(
             bar=bar,
             settle=put,
         )
-        crew.run(options.jobs)
+        pool.run(options.jobs)
 
 
 def _tidy(place: Place) -> None:
@@ -184,7 +184,7 @@ def _require_room(place: Place, pins: Sequence[FilePin]) -> None:
     if place.lock_file.exists():
         held = read_lock(place.lock_file)
         if (held.name, held.repository) != (place.lock.name, place.lock.repository):
-            raise WishInvalid(
+            raise SpecInvalid(
                 f"{place.root}: holds {held.name} of {held.repository}",
                 "Choose another folder with --to: one folder, one set.",
             )

@@ -212,7 +212,7 @@ def _refusal(repository: str, reply: Reply) -> PipelineError:
         return HubRefused(f"{repository}: is gated, and not open to this user")
     if code == "RevisionNotFound":
         return HubRefused(
-            f"{repository}: has no such revision", "Correct `revision` in the weights wish."
+            f"{repository}: has no such revision", "Correct `revision` in the weights spec."
         )
     # the Hub does not tell a stranger whether a repository is private or not there
     if code == "RepoNotFound" or status == 401:

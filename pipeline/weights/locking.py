@@ -1,4 +1,4 @@
-"""From a weights wish to its lock: what the Hub says at one commit, checked against itself."""
+"""From a weights spec to its lock: what the Hub says at one commit, checked against itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from pipeline.errors import DigestMismatch, HubBroken, RevisionMoved, WishInvalid
+from pipeline.errors import DigestMismatch, HubBroken, RevisionMoved, SpecInvalid
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Frozen
-from pipeline.weights.model import FilePin, WeightsLock, WeightsWish, sealed
+from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 
 MOST_INDEX_BYTES = 200 << 20
 _INDEX = ".safetensors.index.json"
@@ -44,33 +44,33 @@ class Move(Frozen):
     after_bytes: int | None = None
 
 
-def look_up(wish: WeightsWish, hub: Catalogue, fetch: Fetch) -> Looked:
-    """The lock that answers a wish today; `fetch` reads a small file at a commit, as it comes."""
-    commit = hub.commit_of(wish.repository, wish.revision)
-    if _COMMIT.fullmatch(wish.revision) and commit != wish.revision:
-        raise HubBroken(f"{wish.repository}: commit {wish.revision} is said to be {commit}")
-    listed = hub.files(wish.repository, commit)
-    wanted = [pin for pin in listed if wish.wants(pin.path)]
+def look_up(spec: WeightsSpec, hub: Catalogue, fetch: Fetch) -> Looked:
+    """The lock that answers a spec today; `fetch` reads a small file at a commit, as it comes."""
+    commit = hub.commit_of(spec.repository, spec.revision)
+    if _COMMIT.fullmatch(spec.revision) and commit != spec.revision:
+        raise HubBroken(f"{spec.repository}: commit {spec.revision} is said to be {commit}")
+    listed = hub.files(spec.repository, commit)
+    wanted = [pin for pin in listed if spec.wants(pin.path)]
     if not wanted:
-        raise WishInvalid(
-            f"{wish.name}: include and exclude leave none of {len(listed)} files",
-            f"Correct them in lockfiles/weights/{wish.name}.yaml.",
+        raise SpecInvalid(
+            f"{spec.name}: include and exclude leave none of {len(listed)} files",
+            f"Correct them in lockfiles/weights/{spec.name}.yaml.",
         )
     warnings = [w for pin in wanted for w in _index_warnings(pin, commit, listed, wanted, fetch)]
     warnings += _split_warnings(wanted)
     # asked again at the end: what was read in between belongs together only if nothing moved
-    now = hub.commit_of(wish.repository, wish.revision)
+    now = hub.commit_of(spec.repository, spec.revision)
     if now != commit:
         raise RevisionMoved(
-            f"{wish.repository}: {wish.revision} moved from {commit} to {now} while it was read",
-            "Nothing was written. Lock again; or name a commit as the wish's revision.",
+            f"{spec.repository}: {spec.revision} moved from {commit} to {now} while it was read",
+            "Nothing was written. Lock again; or name a commit as the spec's revision.",
         )
     try:
-        return Looked(lock=sealed(wish, commit, wanted), warnings=warnings)
+        return Looked(lock=sealed(spec, commit, wanted), warnings=warnings)
     except ValueError as error:
         words = " ".join(str(error).split())
         raise HubBroken(
-            f"{wish.repository}: its files cannot lie in one folder: {words}"
+            f"{spec.repository}: its files cannot lie in one folder: {words}"
         ) from error
 
 
@@ -92,7 +92,7 @@ def _index_warnings(
         f"{pin.path}: names {len(lacking)} shards that {who} ({', '.join(sorted(lacking)[:3])})"
         for lacking, who in (
             (named - {p.path for p in listed}, "the repository lacks"),
-            (named & {p.path for p in listed} - {p.path for p in wanted}, "the wish leaves out"),
+            (named & {p.path for p in listed} - {p.path for p in wanted}, "the spec leaves out"),
         )
         if lacking
     ]

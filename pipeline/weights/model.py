@@ -1,4 +1,4 @@
-"""Weights as a wish and its lock: which files of which commit, and the hash of every one."""
+"""Weights as a spec and its lock: which files of which commit, and the hash of every one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from pipeline import log
-from pipeline.errors import LockEdited, LockStale, WeightsUnknown, WishInvalid
+from pipeline.errors import LockEdited, LockStale, SpecInvalid, WeightsUnknown
 from pipeline.files import write_bytes
 from pipeline.lock.sealed import UNSEALED, Sealed, read_sealed
 from pipeline.model import (
@@ -58,7 +58,7 @@ HubPath = Annotated[
 ]
 
 
-class WeightsWish(Frozen):
+class WeightsSpec(Frozen):
     """`lockfiles/weights/<name>.yaml`: which model, which revision, which of its files."""
 
     name: Name
@@ -112,7 +112,7 @@ class WeightsLock(Sealed):
 
     format: Literal[1] = 1
     name: Name
-    wish: Digest
+    spec: Digest
     repository: Repository
     commit: Sha1
     files: list[FilePin] = Field(min_length=1, max_length=MOST_FILES)
@@ -134,12 +134,12 @@ class WeightsLock(Sealed):
         return sum(pin.size_bytes for pin in self.files)
 
 
-def sealed(wish: WeightsWish, commit: str, files: list[FilePin]) -> WeightsLock:
+def sealed(spec: WeightsSpec, commit: str, files: list[FilePin]) -> WeightsLock:
     """A new lock, sorted and sealed."""
     return WeightsLock(
-        name=wish.name,
-        wish=wish.lock_digest(),
-        repository=wish.repository,
+        name=spec.name,
+        spec=spec.lock_digest(),
+        repository=spec.repository,
         commit=commit,
         files=sorted(files, key=lambda pin: pin.path),
         seal=UNSEALED,
@@ -152,7 +152,7 @@ def dump(lock: WeightsLock) -> str:
         "# Written by `sm120 weights lock`; do not edit: the seal would not match.",
         f"format: {lock.format}",
         f"name: {json.dumps(lock.name)}",
-        f"wish: {lock.wish}",
+        f"spec: {lock.spec}",
         f"repository: {json.dumps(lock.repository)}",
         f"commit: {json.dumps(lock.commit)}",
         "files:",
@@ -166,8 +166,8 @@ def dump(lock: WeightsLock) -> str:
     return "\n".join(lines)
 
 
-def wish_path(checkout: Checkout, name: str) -> Path:
-    """Where a set's wish lies."""
+def spec_path(checkout: Checkout, name: str) -> Path:
+    """Where a set's spec lies."""
     return checkout.root / "lockfiles" / "weights" / f"{name}.yaml"
 
 
@@ -176,22 +176,22 @@ def lock_path(checkout: Checkout, name: str) -> Path:
     return checkout.root / "lockfiles" / "weights" / f"{name}.lock.yaml"
 
 
-def wish_names(checkout: Checkout) -> list[str]:
-    """All sets that are wished for, sorted."""
+def spec_names(checkout: Checkout) -> list[str]:
+    """All sets that are asked for, sorted."""
     found = (checkout.root / "lockfiles" / "weights").glob("*.yaml")
     return sorted(p.stem for p in found if not p.name.endswith(".lock.yaml"))
 
 
-def read_wish(checkout: Checkout, name: str) -> WeightsWish:
-    """One set's wish."""
-    path = wish_path(checkout, name)
-    if name not in wish_names(checkout):
-        known = ", ".join(wish_names(checkout)) or "none"
+def read_spec(checkout: Checkout, name: str) -> WeightsSpec:
+    """One set's spec."""
+    path = spec_path(checkout, name)
+    if name not in spec_names(checkout):
+        known = ", ".join(spec_names(checkout)) or "none"
         raise WeightsUnknown(f"there are no weights {name!r} (there are: {known})")
-    wish = read_yaml(path, WeightsWish)
-    if wish.name != name:
-        raise WishInvalid(f"{path}: name: is {wish.name!r}, its file is {path.name}")
-    return wish
+    spec = read_yaml(path, WeightsSpec)
+    if spec.name != name:
+        raise SpecInvalid(f"{path}: name: is {spec.name!r}, its file is {path.name}")
+    return spec
 
 
 def write_lock(path: Path, lock: WeightsLock) -> None:
@@ -216,14 +216,14 @@ def kept_locks(checkout: Checkout) -> list[WeightsLock]:
 
 
 def current_lock(checkout: Checkout, name: str) -> WeightsLock:
-    """A set's lock, proved to answer today's wish."""
-    wish, path = read_wish(checkout, name), lock_path(checkout, name)
+    """A set's lock, proved to answer today's spec."""
+    spec, path = read_spec(checkout, name), lock_path(checkout, name)
     lock = read_lock(path)
-    if lock.name != name or lock.repository != wish.repository:
+    if lock.name != name or lock.repository != spec.repository:
         raise LockEdited(f"{path.name}: is the lock of {lock.name} ({lock.repository})")
-    if lock.wish != wish.lock_digest():
+    if lock.spec != spec.lock_digest():
         raise LockStale(
-            f"{path.name}: the wish has changed since it was locked",
+            f"{path.name}: the spec has changed since it was locked",
             "Look at it with `sm120 weights lock NAME --diff`, then lock again.",
         )
     return lock

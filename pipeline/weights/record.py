@@ -102,7 +102,7 @@ def _record(place: Place, found: WeightsVerification) -> Record:
             _subject(f"{lock.repository}@{lock.commit}", set_digest(lock)),
         ],
         predicate=Weights(
-            lock=WeightsLockName(name=lock.name, seal=lock.seal, wish=lock.wish),
+            lock=WeightsLockName(name=lock.name, seal=lock.seal, spec=lock.spec),
             repository=lock.repository,
             commit=lock.commit,
             files=len(lock.files),

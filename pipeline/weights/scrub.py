@@ -178,7 +178,7 @@ def tonight(
     return chosen
 
 
-def be_humble() -> None:
+def lower_priority() -> None:
     """Give way to whoever else needs the cores and the disk."""
     with suppress(OSError):
         os.nice(10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from pipeline.errors import WishInvalid
+from pipeline.errors import SpecInvalid
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import folder_of, plain_settings
 from pipeline.net.address import parts_of
@@ -54,7 +54,7 @@ def find_routes(
     """
     folders = [f for place in neighbours if (f := folder_of(place))]
     if missing := [f for f in folders if not f.is_dir()]:
-        raise WishInvalid(f"--from {missing[0]}: is not a folder", "Name a folder or an address.")
+        raise SpecInvalid(f"--from {missing[0]}: is not a folder", "Name a folder or an address.")
     routes: list[Route] = [FolderRoute(folder, lock) for folder in folders]
     if offline:
         return routes
@@ -62,7 +62,7 @@ def find_routes(
         try:
             name = parts_of(address).netloc.rpartition("@")[2]
         except BadAddress as error:
-            raise WishInvalid(
+            raise SpecInvalid(
                 f"--from {masked(address)}: is neither a folder nor an http address",
                 "Name a folder, or http://HOST:PORT of a neighbour.",
             ) from error

@@ -11,8 +11,8 @@ from pipeline import log
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.fetch.http import Client
 from pipeline.log import Bar
-from pipeline.weights.arrival import Arrival, Span
 from pipeline.weights.model import FilePin
+from pipeline.weights.partial_file import PartialFile, Span
 from pipeline.weights.routes import Body, Lost, Router, wrong_bytes
 from pipeline.weights.throttle import Throttle
 from pipeline.weights.tries import Tries
@@ -22,23 +22,23 @@ _MOST_REPORTED = 10
 NOTE_BYTES = 8 << 20  # so much of a range may be lost with the process
 
 
-class Crew:
+class WorkerPool:
     """Brings all arrivals to their end; small files first, and the last ones by all together."""
 
     def __init__(
         self,
-        arrivals: Sequence[Arrival],
+        partial_files: Sequence[PartialFile],
         router: Router,
         client: Client,
         throttle: Throttle,
         *,
         first_wait_s: float,
         bar: Bar,
-        settle: Callable[[Arrival], None],
+        settle: Callable[[PartialFile], None],
     ) -> None:
-        self._new = deque(sorted(arrivals, key=lambda a: a.pin.size_bytes))
-        self._begun: list[Arrival] = []
-        self._left = len(arrivals)
+        self._new = deque(sorted(partial_files, key=lambda a: a.pin.size_bytes))
+        self._begun: list[PartialFile] = []
+        self._left = len(partial_files)
         self._router, self._client, self._throttle = router, client, throttle
         self._first_wait_s, self._bar, self._settle = first_wait_s, bar, settle
         self._news = threading.Condition()
@@ -68,28 +68,28 @@ class Crew:
             self._client.hang_up()
         self._tell()
         if self._client.join(threads):
-            for arrival in self._begun:
-                arrival.close()
+            for partial_file in self._begun:
+                partial_file.close()
 
     def _work(self) -> None:
         tries = Tries(self._router, self._client.stop, self._first_wait_s)
         buffer = memoryview(bytearray(self._throttle.piece_bytes(PIECE_BYTES)))
-        arrival: Arrival | None = None
+        partial_file: PartialFile | None = None
         try:
-            while taken := self._take(arrival):
-                arrival, span = taken
-                arrival.catch_up()
+            while taken := self._take(partial_file):
+                partial_file, span = taken
+                partial_file.catch_up()
                 if span is not None:
-                    self._bring(arrival, span, tries, buffer)
-                    arrival.catch_up()
-                if arrival.claim_end():
-                    self._end(arrival)
+                    self._bring(partial_file, span, tries, buffer)
+                    partial_file.catch_up()
+                if partial_file.claim_end():
+                    self._end(partial_file)
         except Exception as error:
             self._ended.put(error)
         else:
             self._ended.put(None)
 
-    def _take(self, last: Arrival | None) -> tuple[Arrival, Span | None] | None:
+    def _take(self, last: PartialFile | None) -> tuple[PartialFile, Span | None] | None:
         """Something to do: the same file, a new one, else the one that needs help most."""
         with self._news:
             while not self._client.stop.is_set():
@@ -105,40 +105,42 @@ class Crew:
                 self._news.wait(1.0)
         raise Interrupted("stopped")
 
-    def _begin(self, arrival: Arrival) -> tuple[Arrival, Span | None]:
-        arrival.begin()
-        self._begun.append(arrival)
-        return arrival, arrival.take()
+    def _begin(self, partial_file: PartialFile) -> tuple[PartialFile, Span | None]:
+        partial_file.begin()
+        self._begun.append(partial_file)
+        return partial_file, partial_file.take()
 
-    def _bring(self, arrival: Arrival, span: Span, tries: Tries, buffer: memoryview) -> None:
+    def _bring(
+        self, partial_file: PartialFile, span: Span, tries: Tries, buffer: memoryview
+    ) -> None:
         """One try at a range; what does not come goes back on the table."""
         spans = [span]
         try:
-            body = tries.open(arrival.pin, *span, arrival.turn)
+            body = tries.open(partial_file.pin, *span, partial_file.turn)
             try:
                 if body.is_whole:
-                    spans += arrival.take_whole()
-                self._pour(arrival, body, spans, tries, buffer)
+                    spans += partial_file.take_whole()
+                self._pour(partial_file, body, spans, tries, buffer)
             finally:
                 body.close()
             tries.arrived()
         except Lost as lost:
-            self._put_back(arrival, spans)
-            tries.failed(arrival.pin, lost)
+            self._put_back(partial_file, spans)
+            tries.failed(partial_file.pin, lost)
         except PipelineError as error:
-            self._put_back(arrival, spans)
-            if not self._router.lacks_only(arrival.pin):
+            self._put_back(partial_file, spans)
+            if not self._router.lacks_only(partial_file.pin):
                 raise
-            self._give_up(arrival, error)
+            self._give_up(partial_file, error)
         except BaseException:
-            self._put_back(arrival, spans)
+            self._put_back(partial_file, spans)
             raise
         else:
-            self._put_back(arrival, [])
+            self._put_back(partial_file, [])
 
-    def _give_up(self, arrival: Arrival, error: PipelineError) -> None:
+    def _give_up(self, partial_file: PartialFile, error: PipelineError) -> None:
         """Leave one file as it is, once, and go on with the others."""
-        if not arrival.give_up():
+        if not partial_file.give_up():
             return
         with self._news:
             self._failed.append(error)
@@ -148,13 +150,13 @@ class Crew:
             log.say(f"  {error}; the other files go on")
         self._tell()
 
-    def _put_back(self, arrival: Arrival, spans: list[Span]) -> None:
-        arrival.give_back(spans)
+    def _put_back(self, partial_file: PartialFile, spans: list[Span]) -> None:
+        partial_file.give_back(spans)
         self._tell()
 
     def _pour(
         self,
-        arrival: Arrival,
+        partial_file: PartialFile,
         body: Body,
         spans: list[Span],
         tries: Tries,
@@ -170,16 +172,16 @@ class Crew:
             try:
                 while at < stop:
                     count = self._read(body, buffer[: stop - at])
-                    arrival.write((start, stop), at, buffer[:count])
+                    partial_file.write((start, stop), at, buffer[:count])
                     at += count
                     tries.moved()
                     self._bar.advance(count)
-                    arrival.fetched_bytes += count
+                    partial_file.fetched_bytes += count
                     if at - noted >= NOTE_BYTES:
-                        arrival.note(noted, at)
+                        partial_file.note(noted, at)
                         noted = at
             finally:
-                arrival.note(noted, at)
+                partial_file.note(noted, at)
                 spans[0] = (at, stop)
             spans.pop(0)
 
@@ -189,21 +191,21 @@ class Crew:
         self._throttle.take(len(buffer))
         return body.readinto(buffer)
 
-    def _end(self, arrival: Arrival) -> None:
+    def _end(self, partial_file: PartialFile) -> None:
         """Name a file whose hash is right; fetch a wrong one once more; then drop it."""
-        pin, got = arrival.pin, arrival.digest
+        pin, got = partial_file.pin, partial_file.digest
         if got == pin.want:
-            if arrival.is_second:
-                log.say(f"  {pin.path}: {arrival.differing()} had come wrong, and came again")
-            self._settle(arrival)
-        elif not arrival.is_second:
+            if partial_file.is_second:
+                log.say(f"  {pin.path}: {partial_file.differing()} had come wrong, and came again")
+            self._settle(partial_file)
+        elif not partial_file.is_second:
             log.say(f"  {pin.path}: came as {got[:12]}…, locked as {pin.want[:12]}…; once more")
-            self._bar.advance(-arrival.fetched_bytes)
-            arrival.start_over()
+            self._bar.advance(-partial_file.fetched_bytes)
+            partial_file.start_over()
             return self._tell()
         else:
-            where = arrival.differing() or "both times the same bytes"
-            arrival.forget()
+            where = partial_file.differing() or "both times the same bytes"
+            partial_file.forget()
             self._failed.append(
                 wrong_bytes(f"{pin.path}: locked as {pin.want}, received {got} ({where})")
             )

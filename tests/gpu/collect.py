@@ -18,7 +18,7 @@ from pipeline.cli.common import host_platform
 from pipeline.cli.images import make_fetcher
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
-from pipeline.gate.environment import Workshop
+from pipeline.gate.environment import GateContext
 from pipeline.gate.gate import ImageGate, open_gate
 from pipeline.gate.wheels import WheelFinder
 from pipeline.spec.load import Checkout
@@ -33,10 +33,10 @@ FILES = {
 }
 
 
-def workshop(store: Store) -> Workshop:
+def gate_context(store: Store) -> GateContext:
     """What opens an image's gate."""
     client = Client(read_settings(()))
-    return Workshop(
+    return GateContext(
         Checkout(ROOT),
         store,
         host_platform(),
@@ -48,7 +48,7 @@ def workshop(store: Store) -> Workshop:
 def copy_engine(gate: ImageGate, source: str, folder: Path) -> dict[str, object]:
     """One engine's file in all its forms; returns what it is, for the result."""
     trees = {"published": gate.tree, "patched": gate.patched()}
-    for name, series in gate.shop.checkout.other_series(gate.plan.wish).items():
+    for name, series in gate.context.checkout.other_series(gate.plan.spec).items():
         trees[name] = gate.patched(series)
     sums = {}
     for form, tree in trees.items():
@@ -58,24 +58,24 @@ def copy_engine(gate: ImageGate, source: str, folder: Path) -> dict[str, object]
         place.write_bytes(data)
         sums[form] = f"sha256:{hashlib.sha256(data).hexdigest()}"
     if sums["published"] == sums["patched"]:
-        raise SystemExit(f"{gate.plan.wish.name}: its patches leave {source} as it was")
+        raise SystemExit(f"{gate.plan.spec.name}: its patches leave {source} as it was")
     return {
         "engine": gate.tree.project,
         "version": gate.tree.version,
         "file": source,
-        "patches": [wish.file for wish in gate.series.patches],
+        "patches": [spec.file for spec in gate.series.patches],
         "sha256": sums,
     }
 
 
 def collect(folder: Path) -> None:
     """Every engine's file, and a table of what they are."""
-    shop = workshop(open_store(default_root()))
+    context = gate_context(open_store(default_root()))
     told = {}
-    with shop.store.in_use():
+    with context.store.in_use():
         for image, source in FILES.items():
-            plan = plan_image(shop.checkout, image, "linux/amd64")
-            told[image] = copy_engine(open_gate(shop, plan), source, folder / image)
+            plan = plan_image(context.checkout, image, "linux/amd64")
+            told[image] = copy_engine(open_gate(context, plan), source, folder / image)
     text = json.dumps(told, indent=2, sort_keys=True) + "\n"
     (folder / "engines.json").write_text(text, encoding="utf-8")
 

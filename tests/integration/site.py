@@ -65,10 +65,10 @@ class Site:
         return self.fleet.nodes[1]
 
     def lock(self, target: str | None = None, **driver: Any) -> None:
-        """Write the wish and let the real command lock it."""
-        wish = yaml.safe_load((ROOT / "lockfiles" / "host.yaml").read_text(encoding="utf-8"))
-        wish["driver"] |= driver
-        (self.checkout / "lockfiles" / "host.yaml").write_text(yaml.safe_dump(wish))
+        """Write the spec and let the real command lock it."""
+        spec = yaml.safe_load((ROOT / "lockfiles" / "host.yaml").read_text(encoding="utf-8"))
+        spec["driver"] |= driver
+        (self.checkout / "lockfiles" / "host.yaml").write_text(yaml.safe_dump(spec))
         place = ["--repository", self.repository.url, "--keyring", str(self.repository.keyring)]
         wanted = ["--target", target or self.system.target, *place]
         command = [sys.executable, "-m", "pipeline", "--checkout", str(self.checkout), "host"]

@@ -47,7 +47,7 @@ class Site:
         return done.stdout
 
     @property
-    def wish(self) -> Path:
+    def spec(self) -> Path:
         return self.checkout / "images" / "mine" / "image.yaml"
 
 
@@ -66,8 +66,8 @@ def site(base: Built, registry: Registry, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("site")
     found = Site(folder / "checkout", registry)
     (found.checkout / "lockfiles").mkdir(parents=True)
-    found.wish.parent.mkdir(parents=True)
-    wish: dict[str, Any] = {
+    found.spec.parent.mkdir(parents=True)
+    spec: dict[str, Any] = {
         "name": "mine",
         "summary": "a wheel and files of ours on a base from a registry",
         "base": f"{REPOSITORY}@{base.digest}",
@@ -81,9 +81,9 @@ def site(base: Built, registry: Registry, tmp_path_factory: pytest.TempPathFacto
         "entrypoint": ["python", "/opt/say.py"],
         "user": "engine",
     }
-    found.wish.write_text(yaml.safe_dump(wish))
-    (found.wish.parent / "say.py").write_text(SAY)
-    (found.wish.parent / "own").write_text("ours")
+    found.spec.write_text(yaml.safe_dump(spec))
+    (found.spec.parent / "say.py").write_text(SAY)
+    (found.spec.parent / "own").write_text("ours")
     done = found.run(folder / "store", "lock", "mine")
     if done.returncode in (*NO_SOURCE, 15):
         pytest.skip(f"the wheel cannot be looked up here: {done.stderr.strip()[-200:]}")
@@ -182,10 +182,10 @@ def test_an_image_that_docker_made_and_pushed_is_a_base_too(
     digest = made_by_docker(client, f"{source}@{base.digest}", place)
     site, store = Site(tmp_path / "checkout", registry), tmp_path / "store"
     (site.checkout / "lockfiles").mkdir(parents=True)
-    site.wish.parent.mkdir(parents=True)
+    site.spec.parent.mkdir(parents=True)
     look = "cat /srv/made /srv/own/file; test -e /usr/bin/tac || echo gone;"
     look += "stat -c '%u:%g %a' /srv/own"
-    wish = {
+    spec = {
         "name": "mine",
         "summary": "a file of ours on what Docker made",
         "base": f"bases/made@{digest}",
@@ -194,8 +194,8 @@ def test_an_image_that_docker_made_and_pushed_is_a_base_too(
         "entrypoint": ["/bin/sh", "-c", look],
         "user": "root",
     }
-    site.wish.write_text(yaml.safe_dump(wish))
-    (site.wish.parent / "file").write_text("ours\n")
+    site.spec.write_text(yaml.safe_dump(spec))
+    (site.spec.parent / "file").write_text("ours\n")
     site.do(store, "lock", "mine")
     built = build_in(site, store)
     site.do(store, "load", "mine", DOCKER_HOST=docker_daemon.socket_url)

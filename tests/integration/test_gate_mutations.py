@@ -30,7 +30,7 @@ from pipeline.gate.numerics import check_numbers
 from pipeline.gate.patches import decide, with_numbers
 from pipeline.gate.run import judge_all
 from pipeline.store.store import open_store
-from tests.gpu.collect import workshop
+from tests.gpu.collect import gate_context
 from tests.integration.built import ROOT
 from tests.integration.mutants import EXTEND, MLA, MUTANTS, Mutant
 from tests.unit.gate.arch_files import DATA, container, entry, host_object, opener
@@ -55,10 +55,10 @@ class Finding:
 @pytest.fixture(scope="module")
 def gates(big_store: Path) -> Iterator[dict[str, ImageGate]]:
     """The three engines as their images hold them."""
-    shop = workshop(open_store(big_store))
-    with shop.store.in_use():
+    context = gate_context(open_store(big_store))
+    with context.store.in_use():
         yield {
-            image: open_gate(shop, plan_image(shop.checkout, image, "linux/amd64"))
+            image: open_gate(context, plan_image(context.checkout, image, "linux/amd64"))
             for image in ("sglang-k2", "sglang", "vllm")
         }
 
@@ -75,7 +75,7 @@ def changed(
     found = text.count(old)
     assert found == 1, f"{old!r} is found {found} times in {file}, not once"
     own = f"{text.replace(old, new)}\n# {uuid.uuid4()}\n".encode()
-    made = with_files(tree, {file: own}, gate.shop)
+    made = with_files(tree, {file: own}, gate.context)
     try:
         yield made
     finally:
@@ -92,11 +92,11 @@ def numeric_case(gate: ImageGate, name: str) -> Case:
 
 
 def verdict_on(gate: ImageGate, tree: EngineTree, which: str, case: str) -> tuple[str, str]:
-    bench = gate.bench(tree, CARD)
+    target = gate.target(tree, CARD)
     if which == "smem":
-        judged = judge_all(bench, gate.gates, [find_case(gate, case)])[0]
+        judged = judge_all(target, gate.gates, [find_case(gate, case)])[0]
         return judged.verdict, judged.words
-    computed = check_numbers(bench, [numeric_case(gate, case)]).cases[0]
+    computed = check_numbers(target, [numeric_case(gate, case)]).cases[0]
     return computed.verdict, computed.words
 
 
@@ -126,8 +126,8 @@ def dead_branch(gate: ImageGate) -> Finding:
     branch = place.replace(">= 8", "== 12") + "            BLOCK_M, BLOCK_N = 32, 32\n"
     cases = [find_case(gate, MLA)]
     with changed(gate, gate.tree, EXTEND, place, branch + place) as tree:
-        after = judge_all(gate.bench(tree, CARD), gate.gates, cases)
-    before = judge_all(gate.bench(gate.tree, CARD), gate.gates, cases)
+        after = judge_all(gate.target(tree, CARD), gate.gates, cases)
+    before = judge_all(gate.target(gate.tree, CARD), gate.gates, cases)
     state, words = decide(before, after, applied=False, conflict="")
     return Finding(
         "patch's branch never reached", "patches", state, f"{state}: {words}", state == "inert"
@@ -138,7 +138,7 @@ def wrong_patch(gate: ImageGate) -> Finding:
     """A patch that fits and computes something else is not needed but wrong."""
     mutant = next(m for m in MUTANTS if m.name == "causal mask off by one")
     with mutated(gate, mutant) as tree:
-        numbers = check_numbers(gate.bench(tree, CARD), [numeric_case(gate, mutant.case)])
+        numbers = check_numbers(gate.target(tree, CARD), [numeric_case(gate, mutant.case)])
     state, words = with_numbers("needed", "", numbers)
     return Finding(
         "patch that fits and is wrong", "patches", state, f"{state}: {words}", state == "wrong"

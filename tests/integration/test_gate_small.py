@@ -19,9 +19,9 @@ from pipeline.gate.cases import EngineSetup, GateFile, Gates
 from pipeline.gate.engine import EngineTree
 from pipeline.gate.environment import Environment, known_facts
 from pipeline.gate.limits import card_for
-from pipeline.gate.numeric_cases import NumericsWish, numeric
+from pipeline.gate.numeric_cases import NumericsSpec, numeric
 from pipeline.gate.numerics import check_numbers
-from pipeline.gate.run import WORKER, Bench, judge_all
+from pipeline.gate.run import WORKER, GateTarget, judge_all
 from pipeline.model import sha256_of
 from pipeline.store.store import default_root, open_store
 
@@ -85,12 +85,12 @@ def judge(environment: Environment, root: Path, gate: str, change: tuple[str, st
     tree = EngineTree(root / "engine", "tinyengine", "1", sha256_of(path.read_bytes()))
     setup = EngineSetup(package="tinyengine")
     gates = Gates(setup=setup, gates={"smem-tiny": GateFile.model_validate(GATE)})
-    bench = Bench(open_store(root / "store"), environment, tree, setup, card_for("sm_120"))
+    bench = GateTarget(open_store(root / "store"), environment, tree, setup, card_for("sm_120"))
     if gate == "smem":
         (fit,) = judge_all(bench, gates, gates.cases())
         return f"{fit.verdict} {fit.words}"
-    wish = gates.gates["smem-tiny"].cases[0]
-    cases = list(numeric("smem-tiny", wish, NumericsWish.model_validate(NUMERICS)))
+    spec = gates.gates["smem-tiny"].cases[0]
+    cases = list(numeric("smem-tiny", spec, NumericsSpec.model_validate(NUMERICS)))
     (numbers,) = check_numbers(bench, cases).cases
     return f"{numbers.verdict} {numbers.words}"
 

@@ -20,7 +20,7 @@ import pytest
 import requests
 import yaml
 
-from pipeline.weights.model import WeightsWish, write_lock
+from pipeline.weights.model import WeightsSpec, write_lock
 from tests.integration.site import LEFT, Site, new_site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER, OLD_DRIVER, PLAIN_DRIVER
 from tests.testbed.debian import NOBLE
@@ -30,7 +30,7 @@ from tests.testbed.playbook import ROOT, Run
 from tests.testbed.snapshot import differences, snapshot
 
 pytestmark = pytest.mark.timeout(1800)
-WISH = WeightsWish(
+SPEC = WeightsSpec(
     name="tiny",
     repository="org/tiny",
     format="safetensors",
@@ -574,12 +574,12 @@ def neighbour_serving(folder: Path, address: str) -> Iterator[str]:
 
 
 def lock_weights(checkout: Path, neighbour: Path) -> None:
-    """A small locked set: its wish and lock in the checkout, its files in a folder."""
+    """A small locked set: its spec and lock in the checkout, its files in a folder."""
     large = {"model.safetensors": random_bytes(1 << 20)}
     place = make_set(neighbour, {"config.json": SMALL["config.json"]}, large)
     folder = checkout / "lockfiles" / "weights"
     folder.mkdir(parents=True)
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(WISH.model_dump(mode="json")))
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(SPEC.model_dump(mode="json")))
     write_lock(folder / "tiny.lock.yaml", place.lock)
 
 

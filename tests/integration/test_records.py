@@ -131,7 +131,7 @@ def test_cosign_accepts_a_predicate_of_our_own(cosign: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
-class Shelf:
+class RegistryFolder:
     """As much of a registry's client as these tests need."""
 
     def __init__(self, registry: Registry) -> None:
@@ -182,18 +182,18 @@ def config_of(layers: Sequence[CosignLayer]) -> bytes:
 def test_cosign_verifies_signature_and_attestation_in_a_registry(
     cosign: Path, registry: Registry, tmp_path: Path
 ) -> None:
-    shelf, key = Shelf(registry), new_key()
+    evidence_folder, key = RegistryFolder(registry), new_key()
     public, signer = write_key(tmp_path / "k.pem", key), LocalSigner(key)
     layer = CosignLayer(b"layer", "application/vnd.oci.image.layer.v1.tar+gzip", {})
-    digest = shelf.manifest("v1", config_of([layer]), [layer])
+    digest = evidence_folder.manifest("v1", config_of([layer]), [layer])
     tag = digest.replace(":", "-")
-    signature = signature_attachment(digest, shelf.name, signer)
-    shelf.manifest(f"{tag}.sig", config_of([signature]), [signature])
+    signature = signature_attachment(digest, evidence_folder.name, signer)
+    evidence_folder.manifest(f"{tag}.sig", config_of([signature]), [signature])
     said = state("engine", digest, PROVENANCE, {"runDetails": {}}, moment())
     attestation = attestation_attachment(enclose(said, [signer]))
     assert read_envelope(attestation.data, "it").statement == said
-    shelf.manifest(f"{tag}.att", config_of([attestation]), [attestation])
-    image = f"{shelf.name}@{digest}"
+    evidence_folder.manifest(f"{tag}.att", config_of([attestation]), [attestation])
+    image = f"{evidence_folder.name}@{digest}"
     loose = ("--insecure-ignore-tlog", "--allow-http-registry", "--allow-insecure-registry")
     done = ask(cosign, tmp_path, "verify", *loose, "--key", public, image)
     assert done.returncode == 0, done.stderr

@@ -36,7 +36,7 @@ EXPLAINED = {
     "script": "a launcher's text differs; it must start the same function",
     "skeleton": "the environment's own pyvenv.cfg and interpreter links",
     "patched": "the image's patches change it, as series.yaml says",
-    "contested": "two wheels write it; the wish says which wins, pip takes the last",
+    "contested": "two wheels write it; the spec says which wins, pip takes the last",
 }
 
 

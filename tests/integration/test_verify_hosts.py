@@ -162,16 +162,16 @@ def test_a_wrong_sudo_password_and_none_at_all_leave_nothing_called_passed(
         assert words in found.host("v1")["unreached"]
 
 
-def test_a_lock_that_answers_another_wish_stops_before_any_host_is_asked(
+def test_a_lock_that_answers_another_spec_stops_before_any_host_is_asked(
     site: Site, tmp_path: Path
 ) -> None:
-    wish = site.checkout / "lockfiles" / "host.yaml"
-    kept = wish.read_text()
+    spec = site.checkout / "lockfiles" / "host.yaml"
+    kept = spec.read_text()
     try:
-        wish.write_text(kept.replace("branch: 580", "branch: 590"))
+        spec.write_text(kept.replace("branch: 580", "branch: 590"))
         ended = command(site, "provision", *AT_ONCE)
     finally:
-        wish.write_text(kept)
+        spec.write_text(kept)
     assert ended.code == 12
     assert "PLAY" not in ended.out
 

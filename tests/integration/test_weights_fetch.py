@@ -20,7 +20,7 @@ from pipeline.fetch.settings import Settings
 from pipeline.spec.load import Checkout
 from pipeline.weights.fetch import Options, fetch_files
 from pipeline.weights.hub import Hub
-from pipeline.weights.model import WeightsLock, WeightsWish, lock_path, sealed, write_lock
+from pipeline.weights.model import WeightsLock, WeightsSpec, lock_path, sealed, write_lock
 from pipeline.weights.place import Place, new_place
 from pipeline.weights.sources import find_routes
 from pipeline.weights.workers import NOTE_BYTES
@@ -32,7 +32,7 @@ JOBS = 2
 # what the kernel holds of a connection that nobody reads any more
 SOCKET_BYTES = 8 << 20
 TOKEN = "hf_only-for-the-hub"
-WISH = WeightsWish(
+SPEC = WeightsSpec(
     name="tiny",
     repository="org/tiny",
     format="safetensors",
@@ -53,14 +53,14 @@ def checkout(tmp_path: Path) -> Checkout:
     (root / "images").mkdir(parents=True)
     folder = root / "lockfiles" / "weights"
     folder.mkdir(parents=True)
-    (folder / "tiny.yaml").write_text(WISH.model_dump_json(), encoding="utf-8")
+    (folder / "tiny.yaml").write_text(SPEC.model_dump_json(), encoding="utf-8")
     return Checkout(root)
 
 
 def locked(hub: TestHub, checkout: Checkout) -> WeightsLock:
     commit = hub.repositories["org/tiny"].refs["main"]
     asker = Hub(Settings(()), endpoint=hub.url, token=TOKEN)
-    lock = sealed(WISH, commit, asker.files("org/tiny", commit))
+    lock = sealed(SPEC, commit, asker.files("org/tiny", commit))
     write_lock(lock_path(checkout, "tiny"), lock)
     return lock
 
@@ -129,10 +129,10 @@ def test_kill_9_at_any_moment_loses_at_most_what_was_in_flight(
 
 def kept_bytes(place: Place) -> int:
     """What a later run would not ask for: finished files, and what the journals name."""
-    from pipeline.weights.arrival import Arrival
+    from pipeline.weights.partial_file import PartialFile
 
-    arrivals = [Arrival(pin, place.partial_folder, 64 << 20) for pin in place.lock.files]
-    partial = sum(arrival.kept_bytes for arrival in arrivals)
+    partial_files = [PartialFile(pin, place.partial_folder, 64 << 20) for pin in place.lock.files]
+    partial = sum(partial_file.kept_bytes for partial_file in partial_files)
     return partial + sum(p.size_bytes for p in place.lock.files if place.file(p).exists())
 
 

@@ -194,7 +194,7 @@ def test_our_own_lock_and_fetch_go_full_circle(place: Place, tmp_path: Path) -> 
     checkout = tmp_path / "checkout"
     (checkout / "images").mkdir(parents=True)
     (checkout / "lockfiles" / "weights").mkdir(parents=True)
-    wish = {
+    spec = {
         "name": "tiny",
         "repository": "org/tiny",
         "format": "safetensors",
@@ -202,7 +202,7 @@ def test_our_own_lock_and_fetch_go_full_circle(place: Place, tmp_path: Path) -> 
         "about": "A set of weights that is only here for the tests.",
     }
     folder = checkout / "lockfiles" / "weights"
-    (folder / "tiny.yaml").write_text(json.dumps(wish), encoding="utf-8")
+    (folder / "tiny.yaml").write_text(json.dumps(spec), encoding="utf-8")
     with serving(tmp_path, str(place.root)) as server:
         server.wait_until_ready()
 
@@ -468,9 +468,9 @@ def test_a_set_is_fetched_from_olah_and_a_byte_it_keeps_wrong_is_refused(
     checkout = tmp_path / "checkout"
     (checkout / "images").mkdir(parents=True)
     (checkout / "lockfiles" / "weights").mkdir(parents=True)
-    wish = {"name": "tiny", "repository": "org/tiny", "format": "safetensors", "quant": "bf16"}
-    wish["about"] = "A set of weights that is only here for the tests."
-    (checkout / "lockfiles" / "weights" / "tiny.yaml").write_text(json.dumps(wish))
+    spec = {"name": "tiny", "repository": "org/tiny", "format": "safetensors", "quant": "bf16"}
+    spec["about"] = "A set of weights that is only here for the tests."
+    (checkout / "lockfiles" / "weights" / "tiny.yaml").write_text(json.dumps(spec))
     with serving(tmp_path, str(place.root)) as server:
         server.wait_until_ready()
         with mirroring(olah, tmp_path, server) as here:

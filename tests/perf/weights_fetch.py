@@ -18,14 +18,14 @@ from pipeline import log
 from pipeline.fetch.settings import Settings
 from pipeline.spec.load import Checkout
 from pipeline.weights.hub import Hub
-from pipeline.weights.model import WeightsWish, lock_path, sealed, write_lock
+from pipeline.weights.model import WeightsSpec, lock_path, sealed, write_lock
 from tests.perf.measure import Cost, Report, run
 from tests.testbed.hub import test_hub
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES, FILE_BYTES = 8, 240_000_000
 SMALL_BYTES, LARGE_BYTES = 200_000_000, 2_000_000_000
-_WISH = WeightsWish(
+_SPEC = WeightsSpec(
     name="perf",
     repository="org/perf",
     format="safetensors",
@@ -116,18 +116,18 @@ def _served(source: Path, scratch: Path) -> Iterator[str]:
 
 
 def _write_lock(checkout: Checkout, url: str, commit: str) -> None:
-    path = lock_path(checkout, _WISH.name)
+    path = lock_path(checkout, _SPEC.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     (checkout.root / "images").mkdir(exist_ok=True)
-    path.with_name(f"{_WISH.name}.yaml").write_text(_WISH.model_dump_json(), encoding="utf-8")
-    files = Hub(Settings(()), endpoint=url).files(_WISH.repository, commit)
-    write_lock(path, sealed(_WISH, commit, files))
+    path.with_name(f"{_SPEC.name}.yaml").write_text(_SPEC.model_dump_json(), encoding="utf-8")
+    files = Hub(Settings(()), endpoint=url).files(_SPEC.repository, commit)
+    write_lock(path, sealed(_SPEC, commit, files))
 
 
 def serve(folder: Path) -> None:
     """Be the server until whoever started us hangs up."""
     with test_hub() as hub:
-        commit = hub.add(_WISH.repository, {path.name: path for path in folder.iterdir()})
+        commit = hub.add(_SPEC.repository, {path.name: path for path in folder.iterdir()})
         print(hub.url, commit, flush=True)
         sys.stdin.read()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from pipeline import log
 from pipeline.weights import receipt
 from pipeline.weights.hashing import cores, read_file
-from pipeline.weights.model import FilePin, WeightsWish, sealed
+from pipeline.weights.model import FilePin, WeightsSpec, sealed
 from pipeline.weights.place import Place
 from pipeline.weights.verify import Request, verify
 from tests.perf.measure import Cost, Report, run
@@ -58,14 +58,14 @@ def make_place(folder: Path, hub: TestHub) -> Place:
     pins = [
         FilePin(path=path, size_bytes=blob.size, sha256=blob.sha256) for path, blob in blobs.items()
     ]
-    place = Place(folder, sealed(perf_wish(), commit, pins))
+    place = Place(folder, sealed(perf_spec(), commit, pins))
     place.keep_lock()
     return place
 
 
-def perf_wish() -> WeightsWish:
-    """A wish for files that are only measured."""
-    return WeightsWish(
+def perf_spec() -> WeightsSpec:
+    """A ask for files that are only measured."""
+    return WeightsSpec(
         name="perf",
         repository=REPOSITORY,
         format="safetensors",
@@ -205,7 +205,7 @@ def measure_memory(report: Report, place: Place, scratch: Path) -> None:
     write_random(folder / small_pin.path, small_pin.size_bytes)
     digest = file_digest(folder / small_pin.path)
     pins = [small_pin.model_copy(update={"sha256": digest})]
-    small = Place(folder, sealed(perf_wish(), place.lock.commit, pins))
+    small = Place(folder, sealed(perf_spec(), place.lock.commit, pins))
     small.keep_lock()
     little = run([*sm120_verify(small)], cwd=ROOT)
     report.add(
@@ -264,7 +264,7 @@ def measure_receipt(report: Report, scratch: Path) -> None:
         write_random(path, 5_000_000)
         size = path.stat().st_size
         pins.append(FilePin(path=path.name, size_bytes=size, sha256=file_digest(path)))
-    place = Place(folder, sealed(perf_wish(), "0" * 40, pins))
+    place = Place(folder, sealed(perf_spec(), "0" * 40, pins))
     place.keep_lock()
     time.sleep(receipt._CLOCK_TICK_NS / 1e9 + 0.1)  # else the files would count as just written
     assert verify(place, Request()).report.is_whole

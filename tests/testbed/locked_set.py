@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.weights.model import FilePin, WeightsWish, sealed
+from pipeline.weights.model import FilePin, WeightsSpec, sealed
 from pipeline.weights.place import Place, new_place
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -46,14 +46,14 @@ def make_set(
     """Write the files and their lock."""
     pins = [pin_of(path, data, large=False) for path, data in small.items()]
     pins += [pin_of(path, data, large=True) for path, data in large.items()]
-    wish = WeightsWish(
+    spec = WeightsSpec(
         name=name,
         repository=repository,
         format="safetensors",
         quant="bf16",
         about="A set of weights that is only here for the tests.",
     )
-    place = new_place(folder, sealed(wish, commit, pins), hub_cache=hub_cache)
+    place = new_place(folder, sealed(spec, commit, pins), hub_cache=hub_cache)
     for pin in place.lock.files:
         write(place, pin, {**small, **large}[pin.path])
     place.keep_lock()

@@ -63,9 +63,9 @@ def deb_pin_for(data: bytes) -> DebPin:
     return DebPin(name="thing", version="1.0", path=path, size_bytes=len(data), sha256=sha256)
 
 
-def tiny_wish(name: str = "tiny", **changes: Any) -> dict[str, Any]:
+def tiny_spec(name: str = "tiny", **changes: Any) -> dict[str, Any]:
     """An image.yaml that needs no .debs."""
-    wish = {
+    spec = {
         "name": name,
         "summary": "a small image for tests",
         "platforms": [AMD64],
@@ -73,18 +73,18 @@ def tiny_wish(name: str = "tiny", **changes: Any) -> dict[str, Any]:
         "python": {"requirements": ["thing"]},
         **changes,
     }
-    return {key: value for key, value in wish.items() if value is not None}
+    return {key: value for key, value in spec.items() if value is not None}
 
 
-def write_wish(checkout: Checkout, wish: Mapping[str, Any]) -> None:
-    path = checkout.folder(wish["name"]) / "image.yaml"
+def write_spec(checkout: Checkout, spec: Mapping[str, Any]) -> None:
+    path = checkout.folder(spec["name"]) / "image.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(dict(wish), sort_keys=False))
+    path.write_text(yaml.safe_dump(dict(spec), sort_keys=False))
 
 
 def make_checkout(root: Path, wheels: Sequence[Path] = (), **changes: Any) -> Checkout:
     """A checkout with one image, `tiny`, locked to some wheels."""
-    return makers.make_checkout(root, makers.Image(tiny_wish(**changes), wheels))
+    return makers.make_checkout(root, makers.Image(tiny_spec(**changes), wheels))
 
 
 def lock_to(
@@ -94,9 +94,9 @@ def lock_to(
     platform: str = AMD64,
     base_lock: str | None = None,
 ) -> ImageLock:
-    """Write the lock of an image as it is wished for now."""
-    wish = checkout.wish(name)
-    lock = sealed(name, platform, wish.lock_digest(), base_lock, list(wheels), [])
+    """Write the lock of an image as it is asked for now."""
+    spec = checkout.spec(name)
+    lock = sealed(name, platform, spec.lock_digest(), base_lock, list(wheels), [])
     write_lock(checkout.lock_path(name, platform), lock)
     return lock
 

@@ -54,7 +54,7 @@ def test_the_docker_tag_in_the_readme_is_the_digest_it_stands_for() -> None:
     assert tag[1] == golden["images"]["sglang-k2.amd64"]["digest"][7:19]
 
 
-@pytest.mark.parametrize("room", ["wish", "lock", "store", "fetch", "build", "ship", "cli"])
+@pytest.mark.parametrize("room", ["spec", "lock", "store", "fetch", "build", "ship", "cli"])
 def test_the_map_names_every_room(room: str) -> None:
     assert (ROOT / "pipeline" / room).is_dir()
     assert f"`pipeline/{room}`" in README

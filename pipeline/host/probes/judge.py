@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .crew import RankEnd
+from .processes import RankEnd
 
 PASSED, FAILED, UNKNOWN, NOT_APPLICABLE = "passed", "failed", "unknown", "not applicable"
 

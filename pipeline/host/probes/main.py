@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import judge
-from .crew import Limits, RankEnd, run_crew
 from .judge import NOT_APPLICABLE, UNKNOWN, Row, row
+from .processes import Limits, RankEnd, run_processes
 
 CODES = {judge.PASSED: 0, judge.FAILED: 1, judge.UNKNOWN: 2}
 _TESTS = ("copy", "all_reduce", "writes")
@@ -72,7 +72,7 @@ class Session:
         # a fault is for the tests, not for the look around before them
         job = {**self._job("card"), "fault": None}
         # the first touch of CUDA may take long; it is part of starting
-        [end] = run_crew([job], Limits(self.limits.start_s, self.limits.start_s))
+        [end] = run_processes([job], Limits(self.limits.start_s, self.limits.start_s))
         if why := judge.loss([end]):
             return row("cards", self.asked.device, UNKNOWN, f"torch: {why}", words=[end.words])
         self.card = end.steps["card"]
@@ -108,7 +108,7 @@ class Session:
         left = list(items)
         while left:
             job = self._job(kind, count=self.count, **{key: left})
-            [end] = run_crew([job], self.limits)
+            [end] = run_processes([job], self.limits)
             done = [x for x in left if name(x) in end.steps]
             rows += [verdict(name(x), end.steps[name(x)], self.floors) for x in done]
             left = left[len(done) :]
@@ -132,7 +132,7 @@ class Session:
 
     def _reduce(self, world: int) -> tuple[list[Row], list[RankEnd]]:
         jobs = [self._job("reduce", world=world, sizes=self.sizes) for _ in range(world)]
-        ends = run_crew(jobs, self.limits)
+        ends = run_processes(jobs, self.limits)
         return judge.judge_reduce(world, ends, self.sizes, self.floors), ends
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from pipeline.weights.serve.shelf import Shelf, Snapshot
+from pipeline.weights.serve.served import ServedSets, Snapshot
 
 
-def health(shelf: Shelf, *, in_detail: bool) -> dict[str, Any]:
+def health(served: ServedSets, *, in_detail: bool) -> dict[str, Any]:
     """Counts for everybody; names only for those who may read the files anyway."""
-    files = shelf.files
+    files = served.files
     states = Counter(held.state for held in files)
     word = "damaged" if states["wrong"] else "proving" if states["unproved"] else "ready"
     answer: dict[str, Any] = {
@@ -23,7 +23,7 @@ def health(shelf: Shelf, *, in_detail: bool) -> dict[str, Any]:
         "proved_bytes": sum(h.pin.size_bytes for h in files if h.state == "proved"),
     }
     if in_detail:
-        answer["sets"] = [_set(snapshot) for snapshot in shelf.snapshots.values()]
+        answer["sets"] = [_set(snapshot) for snapshot in served.snapshots.values()]
     return answer
 
 

@@ -15,7 +15,7 @@ from pipeline.weights.serve.health import health
 from pipeline.weights.serve.http import Answer, FilePart, Refused, Request
 from pipeline.weights.serve.keeper import Held, Keeper, NotYet
 from pipeline.weights.serve.ranges import Unsatisfiable, wanted_range
-from pipeline.weights.serve.shelf import MAIN, Absent, Shelf, Snapshot
+from pipeline.weights.serve.served import MAIN, Absent, ServedSets, Snapshot
 
 PAGE_ENTRIES = 1000
 _RETRY_S = 10
@@ -27,7 +27,7 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5
 class Hub:
     """A read-only Hub over some locked sets."""
 
-    shelf: Shelf
+    served: ServedSets
     keeper: Keeper
     tokens: frozenset[str] = frozenset()
     only_loopback: bool = True
@@ -53,20 +53,20 @@ class Hub:
         self._check_host(request)
         if parts == ["healthz"]:
             self._check_method(request, "GET", "HEAD")
-            return _json(health(self.shelf, in_detail=self.may_read(request)))
+            return _json(health(self.served, in_detail=self.may_read(request)))
         if denied := self._denied(request):
             return denied
         match parts:
             case ["api", "models", owner, name, "paths-info", revision]:
                 self._check_method(request, "POST")
-                snapshot = self.shelf.find(f"{owner}/{name}", revision)
+                snapshot = self.served.find(f"{owner}/{name}", revision)
                 return _json(listing.paths_info(snapshot, ask.paths(request)), snapshot)
             case ["api", "models", owner, name, *rest]:
                 self._check_method(request, "GET", "HEAD")
                 return self._api(request, f"{owner}/{name}", rest, query)
             case [owner, name, "resolve", revision, *path] if path:
                 self._check_method(request, "GET", "HEAD")
-                snapshot = self.shelf.find(f"{owner}/{name}", revision)
+                snapshot = self.served.find(f"{owner}/{name}", revision)
                 return self._file(request, snapshot, snapshot.held("/".join(path)))
         self._check_method(request, "GET", "HEAD", "POST")
         raise Absent("RepoNotFound", "this server has only model repositories, read-only")
@@ -74,15 +74,15 @@ class Hub:
     def _api(self, request: Request, repository: str, rest: list[str], query: ask.Query) -> Answer:
         match rest:
             case [] | ["revision", _]:
-                snapshot = self.shelf.find(repository, rest[1] if rest else MAIN)
+                snapshot = self.served.find(repository, rest[1] if rest else MAIN)
                 return _json(
                     listing.model_info(snapshot, blobs=ask.is_set(query, "blobs")), snapshot
                 )
             case ["refs"]:
-                self.shelf.find(repository, next(iter(self.shelf.names(repository)), MAIN))
-                return _json(listing.refs(self.shelf.names(repository)))
+                self.served.find(repository, next(iter(self.served.names(repository)), MAIN))
+                return _json(listing.refs(self.served.names(repository)))
             case ["tree", revision, *path]:
-                snapshot = self.shelf.find(repository, revision)
+                snapshot = self.served.find(repository, revision)
                 below = "/".join(path).strip("/")
                 rows = listing.tree(snapshot, below, recursive=ask.is_set(query, "recursive"))
                 return self._page(request, rows, query, snapshot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.weights.model import FilePin
-from pipeline.weights.serve.shelf import Absent, Snapshot, blob_id, pointer
+from pipeline.weights.serve.served import Absent, Snapshot, blob_id, pointer
 
 Json = dict[str, Any]
 

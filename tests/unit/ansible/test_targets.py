@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.spec.host import read_host_wish
+from pipeline.spec.host import read_host_spec
 from pipeline.spec.load import Checkout
 from tests.testbed.playbook import PLAYBOOK, ROOT
 
@@ -41,11 +41,11 @@ def target_of(distribution: str, version: str, architecture: str) -> str:
         ("Ubuntu", "24.04", "aarch64", "ubuntu-24.04/arm64"),
     ],
 )
-def test_every_system_is_given_a_target_that_the_wish_names(
+def test_every_system_is_given_a_target_that_the_spec_names(
     distribution: str, version: str, architecture: str, target: str
 ) -> None:
     assert target_of(distribution, version, architecture) == target
-    assert target in read_host_wish(Checkout(ROOT)).targets
+    assert target in read_host_spec(Checkout(ROOT)).targets
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_every_system_is_given_a_target_that_the_wish_names(
         ("Debian", "12.11", "riscv64"),
     ],
 )
-def test_a_system_that_nobody_wished_for_has_no_target_in_the_wish(
+def test_a_system_that_nobody_asked_for_has_no_target_in_the_spec(
     distribution: str, version: str, architecture: str
 ) -> None:
-    wished = read_host_wish(Checkout(ROOT)).targets
-    assert target_of(distribution, version, architecture) not in wished
+    specified = read_host_spec(Checkout(ROOT)).targets
+    assert target_of(distribution, version, architecture) not in specified

@@ -22,8 +22,8 @@ from pipeline.errors import (
     PatchConflict,
     PathConflict,
     PipelineError,
+    SpecInvalid,
     StoreDamaged,
-    WishInvalid,
 )
 from pipeline.model import sha256_of
 from pipeline.spec.load import Checkout
@@ -69,8 +69,8 @@ class World:
         self.root = root_image([deb])
         big = make_wheel(self.mirror, "big", {"big/data": NOISE})
         self.child = wheel_image("child", [big, pkg], patches="patches/series.yaml", user="engine")
-        self.child.wish["python"]["requirements"] = ["pkg==1.0", "big"]
-        self.child.wish["files"] = [{"from": "run.sh", "to": "/opt/run.sh", "mode": "0755"}]
+        self.child.spec["python"]["requirements"] = ["pkg==1.0", "big"]
+        self.child.spec["files"] = [{"from": "run.sh", "to": "/opt/run.sh", "mode": "0755"}]
         self.child.files = {**patch_files(EDIT), "run.sh": "#!/bin/sh\n"}
 
     def checkout(self, *more: Image) -> Checkout:
@@ -196,9 +196,9 @@ def test_a_changed_file_of_ours_changes_only_our_layer(world: World) -> None:
     ]
 
 
-def test_changed_words_in_the_wish_change_no_layer(world: World) -> None:
+def test_changed_words_in_the_spec_change_no_layer(world: World) -> None:
     before = world.build()[0]
-    world.child.wish["env"] = {"A": "1"}
+    world.child.spec["env"] = {"A": "1"}
     after = world.build()[0]
     assert (after.digest != before.digest, digests(after)) == (True, digests(before))
 
@@ -226,7 +226,7 @@ def test_a_big_wheel_is_not_dropped_while_another_layer_needs_it(world: World) -
 
 def test_a_dropped_wheel_is_not_fetched_again(world: World) -> None:
     world.build()
-    world.child.wish["env"] = {"A": "1"}
+    world.child.spec["env"] = {"A": "1"}
     (world.mirror / "big-1.0-py3-none-any.whl").rename(world.place / "gone")
     shutil.copy(world.place / "gone", world.place / "big-1.0-py3-none-any.whl")
     world.child.wheels = [world.place / "big-1.0-py3-none-any.whl", world.child.wheels[1]]
@@ -241,12 +241,12 @@ def test_a_wheel_on_the_base_of_an_image_that_is_not_built_is_enough(world: Worl
 
 
 def test_a_root_image_may_have_no_accounts_or_several(world: World) -> None:
-    accounts = world.root.wish["accounts"]
-    world.child.wish.pop("user")
-    world.root.wish["accounts"] = []
+    accounts = world.root.spec["accounts"]
+    world.child.spec.pop("user")
+    world.root.spec["accounts"] = []
     world.build("root")
     more = {"name": "second", "uid": 1001, "gid": 1001, "home": "/home/second"}
-    world.root.wish["accounts"] = [*accounts, more]
+    world.root.spec["accounts"] = [*accounts, more]
     built = world.build("root")[0]
     assert seen(world.store, built)["home/second"].uid == 1001
 
@@ -331,25 +331,25 @@ def test_a_patch_that_does_not_fit_stops_the_build(world: World) -> None:
 
 
 def test_a_file_over_a_link_of_the_base_stops_the_build(world: World) -> None:
-    world.child.wish["files"] = [{"from": "run.sh", "to": "/bin/run.sh"}]
-    refused(world, WishInvalid, "below /bin, a symlink")
+    world.child.spec["files"] = [{"from": "run.sh", "to": "/bin/run.sh"}]
+    refused(world, SpecInvalid, "below /bin, a symlink")
 
 
 def test_a_wheel_that_replaces_the_interpreter_stops_the_build(world: World) -> None:
     parts = {"zzz-1.0.data/scripts/python": b"#!/bin/sh\n"}
     world.child.wheels = [*world.child.wheels, make_wheel(world.mirror, "zzz", parts)]
-    refused(world, WishInvalid, "would hide /opt/venv/bin/python, a file of zzz")
+    refused(world, SpecInvalid, "would hide /opt/venv/bin/python, a file of zzz")
 
 
 def test_too_many_layers_stop_the_build(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MOST_LAYERS", 5)
-    refused(world, WishInvalid, "5 layers")
+    refused(world, SpecInvalid, "5 layers")
 
 
 def test_an_account_that_passwd_cannot_hold_stops_the_build(world: World) -> None:
-    world.root.wish["accounts"][0]["name"] = "engine.one"
-    world.child.wish.pop("user")
-    refused(world, WishInvalid, r"accounts?: engine\.one|accounts\.0")
+    world.root.spec["accounts"][0]["name"] = "engine.one"
+    world.child.spec.pop("user")
+    refused(world, SpecInvalid, r"accounts?: engine\.one|accounts\.0")
 
 
 def test_a_layer_that_vanished_is_made_again(world: World) -> None:
@@ -363,7 +363,7 @@ def test_a_damaged_layer_is_found_when_a_patch_reads_it(world: World) -> None:
     blob = world.store.blob_path(digests(first)["1 small wheels"])
     raw = blob.read_bytes()
     blob.write_bytes(raw[: len(raw) // 3] + bytes(len(raw) - len(raw) // 3))
-    world.child.wish["env"] = {"A": "1"}
+    world.child.spec["env"] = {"A": "1"}
     with pytest.raises(StoreDamaged):
         world.build()
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.assemble.cuda import cuda_home
 from pipeline.assemble.entry import Kind
-from pipeline.errors import PathConflict, WishInvalid
+from pipeline.errors import PathConflict, SpecInvalid
 
 HOME = "/usr/local/cuda"
 NVCC = "site/nvidia/nvcc"
@@ -118,7 +118,7 @@ def test_the_same_path_from_two_layers_counts_once() -> None:
 
 @pytest.mark.parametrize("sources", [("site/nvidia/none",), (NVCC, "site/nvidia/nvc")])
 def test_a_source_that_no_wheel_has_is_refused(sources: tuple[str, ...]) -> None:
-    with pytest.raises(WishInvalid, match="no wheel has anything below"):
+    with pytest.raises(SpecInvalid, match="no wheel has anything below"):
         home(PATHS, *sources)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.assemble.golden import Golden, GoldenImage, accept, check, read_golden
-from pipeline.errors import GoldenMismatch, WishInvalid
+from pipeline.errors import GoldenMismatch, SpecInvalid
 
 
 def digest(letter: str) -> str:
@@ -107,5 +107,5 @@ def test_accepting_the_same_again_changes_no_byte(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "golden.yaml").write_text(text)
-    with pytest.raises(WishInvalid, match=r"golden\.yaml"):
+    with pytest.raises(SpecInvalid, match=r"golden\.yaml"):
         read_golden(tmp_path / "golden.yaml")

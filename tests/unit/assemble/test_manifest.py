@@ -6,11 +6,11 @@ import pytest
 
 from pipeline.assemble.manifest import TitledLayer, descriptor, image_config, manifest
 from pipeline.assemble.plan import ImagePlan
-from pipeline.errors import WishInvalid
+from pipeline.errors import SpecInvalid
 from pipeline.lock.model import sealed
 from pipeline.model import canonical_json
 from pipeline.oci.record import LayerRecord
-from pipeline.spec.image import ImageWish
+from pipeline.spec.image import ImageSpec
 from tests.makers import AMD64, root_image
 
 
@@ -27,18 +27,18 @@ LAYERS = [
 ]
 
 
-def plan(platform: str = AMD64, base: ImagePlan | None = None, **wish: Any) -> ImagePlan:
+def plan(platform: str = AMD64, base: ImagePlan | None = None, **spec: Any) -> ImagePlan:
     fields: dict[str, Any] = {
         "name": "x",
         "summary": "an image for tests",
         "platforms": [platform],
-        **wish,
+        **spec,
     }
     if base:
-        fields["base"] = base.wish.name
+        fields["base"] = base.spec.name
     else:
         fields["debian"] = {}
-    found = ImageWish.model_validate(fields)
+    found = ImageSpec.model_validate(fields)
     lock = sealed(found.name, platform, found.lock_digest(), None, [], [])
     return ImagePlan(found, platform, lock, (), base, digest("e"))
 
@@ -48,8 +48,8 @@ def config(image: ImagePlan) -> dict[str, Any]:
     return found
 
 
-ROOT_WISH = {k: v for k, v in root_image([]).wish.items() if k not in ("platforms", "debian")}
-ROOT = plan(**ROOT_WISH)
+ROOT_SPEC = {k: v for k, v in root_image([]).spec.items() if k not in ("platforms", "debian")}
+ROOT = plan(**ROOT_SPEC)
 
 
 def test_the_config_lists_the_layers_in_their_order() -> None:
@@ -66,7 +66,7 @@ def test_nothing_says_when_or_where_it_was_built() -> None:
     assert not {"docker_version", "container", "author"} & made.keys()
 
 
-def test_what_the_wish_says_about_running_is_in_the_config() -> None:
+def test_what_the_spec_says_about_running_is_in_the_config() -> None:
     image = plan(
         entrypoint=["/bin/x"], command=["--help"], ports=[80, 8080], workdir="/srv", env={"A": "1"}
     )
@@ -76,7 +76,7 @@ def test_what_the_wish_says_about_running_is_in_the_config() -> None:
     assert (config(image)["WorkingDir"], config(image)["Env"]) == ("/srv", ["A=1"])
 
 
-def test_what_the_wish_does_not_say_is_left_out() -> None:
+def test_what_the_spec_does_not_say_is_left_out() -> None:
     assert config(plan()).keys() == {"Env", "Labels", "WorkingDir"}
 
 
@@ -86,14 +86,14 @@ def test_variables_of_the_base_are_there_and_can_be_changed() -> None:
 
 
 def test_a_user_is_named_by_its_numbers() -> None:
-    assert config(plan(**ROOT_WISH, user="engine"))["User"] == "1000:1000"
+    assert config(plan(**ROOT_SPEC, user="engine"))["User"] == "1000:1000"
     assert config(plan(base=ROOT, user="engine"))["User"] == "1000:1000"
 
 
 @pytest.mark.parametrize("name", ["root", "nobody", "1000"])
 def test_a_user_that_the_root_image_lacks_is_refused(name: str) -> None:
-    with pytest.raises(WishInvalid, match="is not an account"):
-        config(plan(**ROOT_WISH, user=name))
+    with pytest.raises(SpecInvalid, match="is not an account"):
+        config(plan(**ROOT_SPEC, user=name))
 
 
 def test_the_manifest_names_config_and_layers() -> None:
@@ -121,7 +121,7 @@ def test_the_descriptor_names_platform_and_image() -> None:
     assert made["annotations"]["org.opencontainers.image.ref.name"] == "x-arm64"
 
 
-def test_the_order_in_which_a_wish_is_written_does_not_matter() -> None:
+def test_the_order_in_which_a_spec_is_written_does_not_matter() -> None:
     one = plan(env={"A": "1", "B": "2"}, labels={"x": "1", "y": "2"})
     two = plan(env={"B": "2", "A": "1"}, labels={"y": "2", "x": "1"})
     assert canonical_json(image_config(one, LAYERS)) == canonical_json(image_config(two, LAYERS))
@@ -131,7 +131,7 @@ def test_the_order_in_which_a_wish_is_written_does_not_matter() -> None:
     "change",
     [{"env": {"A": "1"}}, {"command": ["x"]}, {"summary": "another image"}, {"ports": [1]}],
 )
-def test_what_the_wish_changes_shows_in_the_config(change: dict[str, Any]) -> None:
+def test_what_the_spec_changes_shows_in_the_config(change: dict[str, Any]) -> None:
     assert image_config(plan(**change), LAYERS) != image_config(plan(), LAYERS)
 
 

@@ -21,8 +21,8 @@ from pipeline.errors import (
     HostileArchive,
     LockEdited,
     OfflineMiss,
+    SpecInvalid,
     StoreDamaged,
-    WishInvalid,
 )
 from pipeline.fetch.base import Bases, BaseSettings
 from pipeline.spec.base import ForeignBase
@@ -54,7 +54,7 @@ def pinned(place: Path, image: ForeignImage, store: Store) -> Any:
     return bases.resolve(ForeignBase(repository=REPOSITORY, digest=image.digest), AMD64)
 
 
-def wish_on(image: ForeignImage, **more: Any) -> dict[str, Any]:
+def spec_on(image: ForeignImage, **more: Any) -> dict[str, Any]:
     return {
         "name": "mine",
         "summary": "something of ours on a foreign base",
@@ -70,7 +70,7 @@ def checkout_on(
 ) -> Checkout:
     files = {"tool": "new\n", **more.pop("own", {})}
     pin = pinned(place / "mirror", image, open_store(place / "lock-store"))
-    mine = Image(wish_on(image, **more), wheels, files=files, base_image=pin)
+    mine = Image(spec_on(image, **more), wheels, files=files, base_image=pin)
     return make_checkout(place / "checkout", mine, *others)
 
 
@@ -195,7 +195,7 @@ def test_a_list_of_users_of_ours_counts_instead_of_the_bases(tmp_path: Path) -> 
     ids=["unknown", "no list", "list removed", "list unreadable"],
 )
 def test_a_user_that_cannot_be_found_is_refused(tmp_path: Path, layers: tuple[Layer, ...]) -> None:
-    with pytest.raises(WishInvalid, match="user: 'nobody2'"):
+    with pytest.raises(SpecInvalid, match="user: 'nobody2'"):
         built_on(tmp_path, foreign_image(*layers), user="nobody2")
 
 
@@ -271,7 +271,7 @@ def test_a_layer_of_a_base_that_changed_since_is_not_believed(tmp_path: Path) ->
     [("/bin/mine", "below /bin, a symlink"), ("/home", "would hide /home, a dir")],
 )
 def test_what_would_hide_a_part_of_the_base_is_refused(tmp_path: Path, to: str, words: str) -> None:
-    with pytest.raises(WishInvalid, match=words):
+    with pytest.raises(SpecInvalid, match=words):
         built_on(tmp_path, foreign_image(), files=[{"from": "tool", "to": to}])
 
 
@@ -333,7 +333,7 @@ def test_our_own_PATH_wins_over_all(tmp_path: Path) -> None:
 def test_wheels_that_do_not_fit_the_base_are_refused_with_a_reason(
     tmp_path: Path, layers: tuple[Layer, ...], words: str
 ) -> None:
-    with pytest.raises(WishInvalid, match=f"mine: python: .*{words}"):
+    with pytest.raises(SpecInvalid, match=f"mine: python: .*{words}"):
         with_wheel(tmp_path, foreign_image(*layers))
 
 
@@ -371,7 +371,7 @@ def test_what_needs_our_own_root_is_refused_before_anything_is_done(
         **(field if on_child else {}),
     }
     checkout = checkout_on(tmp_path, foreign_image(), Image(child), **({} if on_child else field))
-    with pytest.raises(WishInvalid, match=f"{next(iter(field))}: stands on a foreign base"):
+    with pytest.raises(SpecInvalid, match=f"{next(iter(field))}: stands on a foreign base"):
         plan_image(checkout, "child", AMD64)
 
 
@@ -512,19 +512,19 @@ def test_a_lock_that_was_written_by_hand_does_not_stand_against_the_manifest(
     other = foreign_image(layer_of(Thing("evil", b"")))
     stolen = pinned(tmp_path / "mirror", other, store)
     forged = pin.model_copy(update={change: getattr(stolen, change)})
-    mine = Image(wish_on(image), files={"tool": "x"}, base_image=forged)
+    mine = Image(spec_on(image), files={"tool": "x"}, base_image=forged)
     checkout = make_checkout(tmp_path / "checkout", mine)
     with pytest.raises((BaseUnusable, LockEdited), match=r"than the lock|not the one"):
         build(checkout, open_store(tmp_path / "store"), tmp_path / "mirror", "mine")
 
 
-def test_a_base_that_is_locked_but_not_wished_for_is_refused(tmp_path: Path) -> None:
+def test_a_base_that_is_locked_but_not_asked_for_is_refused(tmp_path: Path) -> None:
     image = foreign_image()
     pin = pinned(tmp_path / "mirror", image, open_store(tmp_path / "lock-store"))
-    wish = {**wish_on(image), "debian": {}}
-    del wish["base"]
-    checkout = make_checkout(tmp_path / "checkout", Image(wish, files={"tool": ""}, base_image=pin))
-    with pytest.raises(LockEdited, match="not the one that is wished for"):
+    spec = {**spec_on(image), "debian": {}}
+    del spec["base"]
+    checkout = make_checkout(tmp_path / "checkout", Image(spec, files={"tool": ""}, base_image=pin))
+    with pytest.raises(LockEdited, match="not the one that is asked for"):
         plan_image(checkout, "mine", AMD64)
 
 

@@ -23,7 +23,7 @@ from pipeline.assemble.own_layers import (
 from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.assemble.venv import Venv
 from pipeline.assemble.wheel import open_wheel, record_row, wheel_entries
-from pipeline.errors import PatchConflict, PathConflict, WishInvalid
+from pipeline.errors import PatchConflict, PathConflict, SpecInvalid
 from pipeline.oci.record import FileRow, LayerRecord
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, open_store
@@ -35,7 +35,7 @@ from tests.makers import (
     make_deb,
     make_wheel,
     patch_files,
-    patch_wish,
+    patch_spec,
     root_image,
     wheel_image,
 )
@@ -65,8 +65,8 @@ class Bench:
             blob.keep(facts.digest)
         return self.store.keep_layer(facts.digest, facts)
 
-    def opened(self, **wish: Any) -> tuple[Checkout, ImagePlan, WheelTree]:
-        self.image.wish |= wish
+    def opened(self, **spec: Any) -> tuple[Checkout, ImagePlan, WheelTree]:
+        self.image.spec |= spec
         root: Image = root_image([make_deb(self.mirror, "tool")])
         checkout = make_checkout(self.root, root, self.image)
         layers = [
@@ -74,8 +74,8 @@ class Bench:
         ]
         return checkout, plan_image(checkout, "child", AMD64), wheel_tree(self.store, layers)
 
-    def own(self, **wish: Any) -> dict[str, Entry]:
-        return {entry.path: entry for entry in own_entries(*self.opened(**wish))}
+    def own(self, **spec: Any) -> dict[str, Entry]:
+        return {entry.path: entry for entry in own_entries(*self.opened(**spec))}
 
     def patched(self, *edits: Edit, **more: Any) -> dict[str, Entry]:
         self.image.files = patch_files(*edits, **more)
@@ -101,13 +101,13 @@ def test_the_skeleton_and_our_files_are_the_images_own(bench: Bench) -> None:
 
 
 def test_a_file_that_is_not_there_is_refused(bench: Bench) -> None:
-    with pytest.raises(WishInvalid, match=r"run\.sh is not in the image's folder"):
+    with pytest.raises(SpecInvalid, match=r"run\.sh is not in the image's folder"):
         bench.own(files=[{"from": "run.sh", "to": "/opt/run.sh"}])
 
 
 def test_a_folder_instead_of_a_file_is_refused(bench: Bench) -> None:
     bench.image.files = {"run.sh/x": ""}
-    with pytest.raises(WishInvalid, match=r"run\.sh is not"):
+    with pytest.raises(SpecInvalid, match=r"run\.sh is not"):
         bench.own(files=[{"from": "run.sh", "to": "/opt/run.sh"}])
 
 
@@ -133,7 +133,7 @@ def test_a_cuda_home_leads_into_the_wheels(bench: Bench) -> None:
 
 
 def test_a_cuda_home_without_its_wheel_is_refused(bench: Bench) -> None:
-    with pytest.raises(WishInvalid, match="nvidia/nvcc"):
+    with pytest.raises(SpecInvalid, match="nvidia/nvcc"):
         bench.own(cuda={"from": ["nvidia/nvcc"]})
 
 
@@ -168,18 +168,18 @@ def test_a_file_may_replace_a_file_or_a_link(bench: Bench) -> None:
 
 @pytest.mark.parametrize("kind", ["symlink", "file", "hardlink"])
 def test_a_file_below_something_that_is_no_folder_is_refused(bench: Bench, kind: str) -> None:
-    with pytest.raises(WishInvalid, match=f"below /bin, a {kind}"):
+    with pytest.raises(SpecInvalid, match=f"below /bin, a {kind}"):
         above(bench, "bin/tool", row("bin", kind, target="usr/bin"))
 
 
 def test_a_file_in_the_place_of_a_folder_is_refused(bench: Bench) -> None:
-    with pytest.raises(WishInvalid, match="would hide /tmp, a dir of base"):
+    with pytest.raises(SpecInvalid, match="would hide /tmp, a dir of base"):
         above(bench, "tmp", row("tmp"))
 
 
 @pytest.mark.parametrize("kind", ["dir", "file"])
 def test_a_link_in_the_place_of_anything_else_is_refused(bench: Bench, kind: str) -> None:
-    with pytest.raises(WishInvalid, match="would hide"):
+    with pytest.raises(SpecInvalid, match="would hide"):
         above(bench, "opt/venv/lib64", row("opt/venv/lib64", kind), kind=Kind.SYMLINK)
 
 
@@ -226,9 +226,9 @@ def test_a_patch_over_two_wheels_corrects_both_RECORDs(bench: Bench) -> None:
 
 
 def test_patches_of_one_file_are_applied_one_on_the_other(bench: Bench) -> None:
-    wishes = [patch_wish(EDIT), patch_wish(SECOND, file="0002.patch")]
+    specs = [patch_spec(EDIT), patch_spec(SECOND, file="0002.patch")]
     bench.image.files = {
-        "patches/series.yaml": json.dumps({"patches": wishes}),
+        "patches/series.yaml": json.dumps({"patches": specs}),
         "patches/0001.patch": EDIT.diff,
         "patches/0002.patch": SECOND.diff,
     }
@@ -252,7 +252,7 @@ def test_the_name_of_a_project_may_be_spelled_otherwise(bench: Bench) -> None:
 
 
 def test_a_version_range_that_is_none_is_refused(bench: Bench) -> None:
-    with pytest.raises(WishInvalid):
+    with pytest.raises(SpecInvalid):
         bench.patched(EDIT, applies_to="pkg ist 1.0")
 
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline.assemble import plan as plans
 from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, plan_image, work_for
 from pipeline.assemble.venv import Venv
-from pipeline.errors import LockEdited, LockMissing, LockStale, WishInvalid
+from pipeline.errors import LockEdited, LockMissing, LockStale, SpecInvalid
 from pipeline.lock.model import DebPin, WheelPin
 from pipeline.oci.record import LayerFacts
 from pipeline.spec.image import Account
@@ -54,7 +54,7 @@ USER = Account(name="engine", uid=1000, gid=1000, home="/home/engine")
         {"venv": Venv(version="3.12")},
         {"venv": Venv(root="opt/other")},
         {"prefer": ("a",)},
-        {"untrue_records": ("a",)},
+        {"rewrite_record": ("a",)},
         {"kind": LayerKind.DEBS},
     ],
 )
@@ -108,7 +108,7 @@ def images(tmp_path: Path, **more: Any) -> list[Image]:
     wheels = [make_wheel(mirror, "pkg", {"pkg/mod.py": MODULE}), make_wheel(mirror, "big", noise())]
     child = wheel_image("child", wheels, patches="patches/series.yaml", **more)
     child.files = {**patch_files(EDIT), "run.sh": "#!/bin/sh\n"}
-    child.wish["files"] = [{"from": "run.sh", "to": "/opt/run.sh"}]
+    child.spec["files"] = [{"from": "run.sh", "to": "/opt/run.sh"}]
     return [root_image([make_deb(mirror, "tool")]), child]
 
 
@@ -136,13 +136,13 @@ def test_small_wheels_share_one_layer(tmp_path: Path) -> None:
 
 
 def test_only_wheels_of_the_layer_are_preferred_in_it(tmp_path: Path, small_limit: int) -> None:
-    python = {"prefer": ["big", "pkg", "other"], "untrue_records": {"big": "it lies"}}
+    python = {"prefer": ["big", "pkg", "other"], "rewrite_record": {"big": "it lies"}}
     big, small = planned(tmp_path, *images(tmp_path, python=python)).layers
-    assert (big.prefer, big.untrue_records) == ((), ("big",))
-    assert (small.prefer, small.untrue_records) == (("pkg",), ())
-    python = {"untrue_records": {"pkg": "it lies"}}
+    assert (big.prefer, big.rewrite_record) == ((), ("big",))
+    assert (small.prefer, small.rewrite_record) == (("pkg",), ())
+    python = {"rewrite_record": {"pkg": "it lies"}}
     big, small = planned(tmp_path / "other", *images(tmp_path, python=python)).layers
-    assert (big.untrue_records, small.untrue_records) == ((), ("pkg",))
+    assert (big.rewrite_record, small.rewrite_record) == ((), ("pkg",))
 
 
 def test_two_images_plan_the_same_layer_for_the_same_wheel(
@@ -155,8 +155,8 @@ def test_two_images_plan_the_same_layer_for_the_same_wheel(
     assert len(keys[0] & keys[1]) == 1
 
 
-def edit_wish(child: Image) -> None:
-    child.wish["env"] = {"A": "1"}
+def edit_spec(child: Image) -> None:
+    child.spec["env"] = {"A": "1"}
 
 
 def edit_file(child: Image) -> None:
@@ -177,7 +177,7 @@ def drop_a_wheel(child: Image) -> None:
     child.wheels = child.wheels[:1]
 
 
-@pytest.mark.parametrize("change", [edit_wish, edit_file, edit_patch, edit_series, drop_a_wheel])
+@pytest.mark.parametrize("change", [edit_spec, edit_file, edit_patch, edit_series, drop_a_wheel])
 def test_what_decides_an_image_is_in_its_key(
     tmp_path: Path, change: Callable[[Image], None]
 ) -> None:
@@ -193,7 +193,7 @@ def test_what_decides_an_image_is_in_its_key(
 def test_a_changed_base_changes_the_key(tmp_path: Path) -> None:
     root, child = images(tmp_path)
     before = planned(tmp_path, root, child)
-    root.wish["env"] = {"B": "1"}
+    root.spec["env"] = {"B": "1"}
     assert planned(tmp_path, root, child).key != before.key
 
 
@@ -206,7 +206,7 @@ def test_another_folder_and_other_times_change_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_no_wish_names_changes_nothing(tmp_path: Path) -> None:
+def test_a_file_that_no_spec_names_changes_nothing(tmp_path: Path) -> None:
     root, child = images(tmp_path)
     before = planned(tmp_path, root, child)
     child.files["notes.txt"] = "for people\n"
@@ -219,7 +219,7 @@ def test_a_hundred_layers_are_too_many(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(plans, "MOST_LAYERS", 4)
     assert len(planned(tmp_path, root, child).all_layers()) == 3
     monkeypatch.setattr(plans, "MOST_LAYERS", 3)
-    with pytest.raises(WishInvalid, match="child: 3 layers, fewer than 3"):
+    with pytest.raises(SpecInvalid, match="child: 3 layers, fewer than 3"):
         planned(tmp_path, root, child)
 
 
@@ -235,7 +235,7 @@ def test_an_image_without_a_lock_is_refused(tmp_path: Path) -> None:
         plan_image(checkout, "child", AMD64)
 
 
-def test_a_lock_of_an_older_wish_is_refused(tmp_path: Path) -> None:
+def test_a_lock_of_an_older_spec_is_refused(tmp_path: Path) -> None:
     root, child = images(tmp_path)
     checkout = make_checkout(tmp_path / "checkout", root, child)
     path = checkout.folder("child") / "image.yaml"

@@ -8,7 +8,7 @@ import pytest
 from pipeline.assemble.entry import Entry, Kind, Slice
 from pipeline.assemble.overlay import assemble_overlay
 from pipeline.assemble.rootfs import assemble_rootfs
-from pipeline.errors import CorruptArchive, HostileArchive, PipelineError, WishInvalid
+from pipeline.errors import CorruptArchive, HostileArchive, PipelineError, SpecInvalid
 from pipeline.lock.deb822 import read_stanzas
 from pipeline.spec.image import Account
 from tests.testbed.deb_file import Item, folder, hard_link, symlink, write_deb
@@ -189,7 +189,7 @@ def test_several_users_are_all_there(tmp_path: Path) -> None:
 
 def test_users_that_share_a_number_are_refused(tmp_path: Path) -> None:
     second = Account(name="other", uid=1000, gid=1002, home="/home/other")
-    with pytest.raises(WishInvalid, match="other"):
+    with pytest.raises(SpecInvalid, match="other"):
         assembled(tmp_path, deb(tmp_path, "a"), users=[APP, second])
 
 
@@ -232,7 +232,7 @@ def test_a_user_that_debian_already_has_is_refused(tmp_path: Path, user: Account
         Item("./usr/share/base-passwd/passwd.master", b"root:*:0:0::/root:/bin/sh\nx:*:5:5::/:/\n"),
         Item("./usr/share/base-passwd/group.master", b"staff:*:50:\n"),
     )
-    with pytest.raises(WishInvalid):
+    with pytest.raises(SpecInvalid):
         assembled(tmp_path, base, users=[user])
 
 

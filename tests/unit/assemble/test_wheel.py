@@ -233,7 +233,7 @@ def test_directories_and_names_in_other_scripts_are_fine(tmp_path: Path) -> None
 
 def test_a_wheel_known_for_its_untrue_RECORD_gets_a_true_one(tmp_path: Path) -> None:
     wheel = lying(tmp_path, LIES["wrong hash"])
-    entries = wheel_entries(opened(wheel), VENV, record_is_untrue=True)
+    entries = wheel_entries(opened(wheel), VENV, rewrite_record=True)
     write_layer(with_parents(entries), io.BytesIO())
     found = rows({e.path: e for e in entries})
     assert found["pkg/mod.py"] == next(csv.reader([record_line("", MODULE)]))[1:]
@@ -244,7 +244,7 @@ def test_an_untrue_RECORD_is_no_excuse_for_damaged_bytes(tmp_path: Path) -> None
     wheel = lying(tmp_path, LIES["wrong hash"], stored)
     wheel.write_bytes(wheel.read_bytes().replace(MODULE, MODULE.replace(b"0", b"1", 1)))
     with pytest.raises(CorruptArchive, match="CRC is wrong"):
-        wheel_entries(opened(wheel), VENV, record_is_untrue=True)
+        wheel_entries(opened(wheel), VENV, rewrite_record=True)
 
 
 PIP_POINTS = b"[console_scripts]\nhello = pkg.mod:main\nextra = pkg.mod:main [fast]\n"

@@ -33,7 +33,7 @@ from pipeline.attest.names import (
 )
 from pipeline.attest.statement import Moment, moment, read_stamp, read_statement, stamp, state
 from pipeline.errors import RecordInvalid
-from pipeline.evidence.shelf import keep, kept, shelf
+from pipeline.evidence.folder import evidence_folder, keep, kept
 from pipeline.store.store import open_store
 
 DIGEST, OTHER_DIGEST = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -120,7 +120,7 @@ def test_a_key_signs_only_once() -> None:
 
 def test_a_statement_is_kept_as_it_was_first_signed(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    folder = shelf(store, "image", "linux/amd64", DIGEST)
+    folder = evidence_folder(store, "image", "linux/amd64", DIGEST)
     one, other = LocalSigner(new_key()), LocalSigner(new_key())
     first = keep(store, folder, "facts", state("x", DIGEST, HOST_FACTS, {}, EARLY), [one])
     again = keep(store, folder, "facts", state("x", DIGEST, HOST_FACTS, {}, LATE), [one])
@@ -133,7 +133,7 @@ def test_a_statement_is_kept_as_it_was_first_signed(tmp_path: Path) -> None:
 
 def test_a_new_finding_takes_the_old_ones_place(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    folder = shelf(store, "image", "linux/amd64", DIGEST)
+    folder = evidence_folder(store, "image", "linux/amd64", DIGEST)
     signer = LocalSigner(new_key())
     keep(store, folder, "facts", state("x", DIGEST, HOST_FACTS, {"a": 1}, EARLY), [signer])
     new = keep(store, folder, "facts", state("x", DIGEST, HOST_FACTS, {"a": 2}, LATE), [])

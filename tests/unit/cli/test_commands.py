@@ -24,8 +24,8 @@ from tests.unit.support import (
     command,
     lock_to,
     make_wheel,
-    tiny_wish,
-    write_wish,
+    tiny_spec,
+    write_spec,
 )
 
 SECRET = "tr0ub4dor"
@@ -125,7 +125,7 @@ def test_a_changed_file_of_ours_is_built_without_asking_pip(
     sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_tiny(sm120, "--accept")
-    write_wish(checkout, tiny_wish(env={"A": "b"}))
+    write_spec(checkout, tiny_spec(env={"A": "b"}))
 
     def refuse() -> str:
         raise AssertionError("asked")
@@ -138,10 +138,10 @@ def test_a_changed_file_of_ours_is_built_without_asking_pip(
 def test_a_new_digest_is_an_error_until_it_is_accepted(sm120: Command, checkout: Checkout) -> None:
     assert is_plain_error(build_tiny(sm120), 14)
     assert build_tiny(sm120, "--accept").code == 0
-    write_wish(checkout, tiny_wish(env={"A": "b"}))
+    write_spec(checkout, tiny_spec(env={"A": "b"}))
     ended = build_tiny(sm120)
     assert is_plain_error(ended, 14)
-    assert "inputs changed: wish" in ended.err
+    assert "inputs changed: spec" in ended.err
 
 
 @pytest.mark.usefixtures("no_slow_helpers")
@@ -155,7 +155,7 @@ def test_errors_are_two_lines_with_their_code(
     assert is_plain_error(sm120("export", "tiny", tmp_path / "x"), 43)
     assert is_plain_error(sm120("build", "tiny", "--platform", "linux/arm64"), 10)
     assert is_plain_error(sm120("lock", "--export", "pylock"), 10)
-    write_wish(checkout, tiny_wish(python={"requirements": ["thing==2"]}))
+    write_spec(checkout, tiny_spec(python={"requirements": ["thing==2"]}))
     assert is_plain_error(sm120("build", "tiny"), 12)
     assert is_plain_error(sm120("lock", "--check"), 12)
     assert is_plain_error(sm120("fetch", "tiny", "--to", tmp_path / "y"), 12)
@@ -355,7 +355,7 @@ def test_a_first_diff_needs_no_lock_of_the_base(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
     checkout.lock_path("tiny", AMD64).unlink()
-    write_wish(checkout, tiny_wish("upper", base="tiny", debian=None))
+    write_spec(checkout, tiny_spec("upper", base="tiny", debian=None))
     touched = {m["image"] for m in sm120("lock", "--diff", "--json").json}
     assert touched == {"tiny", "upper"}
     assert locks(checkout) == {}
@@ -366,7 +366,7 @@ def test_a_requirement_that_nothing_answers_is_told_in_two_lines(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
     before = locks(checkout)
-    write_wish(checkout, tiny_wish(python={"requirements": ["thing==9"]}))
+    write_spec(checkout, tiny_spec(python={"requirements": ["thing==9"]}))
     ended = sm120("lock")
     assert is_plain_error(ended, 15)
     assert "thing==9" in ended.err
@@ -377,7 +377,7 @@ def test_a_requirement_that_nothing_answers_is_told_in_two_lines(
 def test_locks_of_images_on_one_another_are_made_in_order(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
-    write_wish(checkout, tiny_wish("above", base="tiny", debian=None))
+    write_spec(checkout, tiny_spec("above", base="tiny", debian=None))
     lock_to(checkout, "above", [])
     assert sm120("lock", "above", "tiny").code == 0
     assert sm120("lock", "--check").code == 0

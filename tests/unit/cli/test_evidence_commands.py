@@ -22,7 +22,7 @@ from pipeline.errors import (
     TagMoved,
     UnknownImage,
 )
-from pipeline.evidence.shelf import shelf
+from pipeline.evidence.folder import evidence_folder
 from pipeline.registry.referrers import fallback_tag
 from pipeline.spec.load import Checkout
 from pipeline.store.store import default_root, open_store
@@ -31,8 +31,8 @@ from pipeline.weights.place import Place
 from tests.testbed.locked_set import SMALL, make_set, write
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
-from tests.unit.support import Command, build_tiny, write_wish
-from tests.unit.support import tiny_wish as wish_of
+from tests.unit.support import Command, build_tiny, write_spec
+from tests.unit.support import tiny_spec as spec_of
 
 PLACE = "team/tiny"
 
@@ -107,7 +107,7 @@ def test_a_tag_moved_back_is_found_out_also_where_the_registry_forgot(
 ) -> None:
     place = f"{door.host_port}/{PLACE}:v1"
     sm120("publish", "tiny", place, *key_in(tmp_path))
-    write_wish(checkout, wish_of(labels={"made": "later"}))
+    write_spec(checkout, spec_of(labels={"made": "later"}))
     later = str(build_tiny(sm120, "--accept", "--json").json[0]["digest"])
     sm120("publish", "tiny", place, *key_in(tmp_path))
     assert sm120("verify", place).code == 0
@@ -135,7 +135,7 @@ def test_a_store_that_cannot_be_written_still_knows_what_it_saw(
 ) -> None:
     place = f"{door.host_port}/{PLACE}:v1"
     sm120("publish", "tiny", place, *key_in(tmp_path))
-    write_wish(checkout, wish_of(labels={"made": "later"}))
+    write_spec(checkout, spec_of(labels={"made": "later"}))
     build_tiny(sm120, "--accept")
     sm120("publish", "tiny", place, *key_in(tmp_path))
     assert sm120("verify", place).code == 0
@@ -184,7 +184,7 @@ def test_a_bad_key_ends_it_before_anything_is_sent(
 def test_forced_past_its_gates_an_image_says_so_signed_and_is_never_valid(
     checkout: Checkout, built: str, sm120: Command, door: Door, tmp_path: Path
 ) -> None:
-    write_wish(checkout, wish_of(gates=["smem"]))
+    write_spec(checkout, spec_of(gates=["smem"]))
     assert build_tiny(sm120, "--accept").code == 0
     place = f"{door.host_port}/{PLACE}:v1"
     force = ("--force-ungated", "no card here")
@@ -199,7 +199,7 @@ def test_forced_past_its_gates_an_image_says_so_signed_and_is_never_valid(
 def test_a_series_without_patches_needs_no_proof_of_them(
     checkout: Checkout, built: str, sm120: Command, door: Door
 ) -> None:
-    write_wish(checkout, wish_of(gates=["smem"], patches="series.yaml"))
+    write_spec(checkout, spec_of(gates=["smem"], patches="series.yaml"))
     (checkout.folder("tiny") / "series.yaml").write_text("patches: []\n")
     digest = build_tiny(sm120, "--accept", "--json").json[0]["digest"]
     results = [{"gate": g, "arch": "sm_120", "verdict": "passed"} for g in ("smem", "numerics")]
@@ -242,7 +242,7 @@ def test_a_statement_alone_is_judged_but_never_valid(
     built: str, sm120: Command, tmp_path: Path
 ) -> None:
     sm120("record", "tiny", *key_in(tmp_path))
-    folder = shelf(open_store(default_root()), "tiny", "linux/amd64", built)
+    folder = evidence_folder(open_store(default_root()), "tiny", "linux/amd64", built)
     for path in sorted(folder.glob("*.dsse.json")):
         alone = sm120("verify", path)
         assert alone.code == EvidenceIncomplete.exit_code, path.name

@@ -182,8 +182,8 @@ def test_an_inventory_without_hosts_is_an_ending_of_its_own(
 def test_without_a_lock_nothing_is_provisioned(sm120: Command, tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "lockfiles").mkdir()
-    wish = (ROOT / "lockfiles" / "host.yaml").read_text()
-    (tmp_path / "lockfiles" / "host.yaml").write_text(wish)
+    spec = (ROOT / "lockfiles" / "host.yaml").read_text()
+    (tmp_path / "lockfiles" / "host.yaml").write_text(spec)
     ended = sm120("--checkout", tmp_path, "host", "provision", "-i", "localhost,")
     assert ended.code == 11
     assert "PLAY" not in ended.out

@@ -1,4 +1,4 @@
-"""A foreign base from wish to image, by the command alone."""
+"""A foreign base from spec to image, by the command alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.testbed.foreign_image import (
 )
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry
-from tests.unit.support import AMD64, Command, write_wish
+from tests.unit.support import AMD64, Command, write_spec
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def image(tiny: TinyRegistry) -> ForeignImage:
 
 @pytest.fixture
 def checkout(tmp_path: Path, tiny: TinyRegistry, image: ForeignImage) -> Checkout:
-    """One wish on an index of that image, not locked yet."""
+    """One spec on an index of that image, not locked yet."""
     (tmp_path / "lockfiles").mkdir()
     found = Checkout(tmp_path)
     digest = put_index(tiny, index_of((image, "linux/amd64")))
-    write_wish(
+    write_spec(
         found,
         {
             "name": "mine",
@@ -166,11 +166,11 @@ def test_the_store_can_be_looked_after(sm120: Command, checkout: Checkout) -> No
         ({"debian": {}}, 10, "either `base`"),
     ],
 )
-def test_a_wish_that_cannot_be_locked_says_why(
+def test_a_spec_that_cannot_be_locked_says_why(
     sm120: Command, checkout: Checkout, change: dict[str, object], code: int, words: str
 ) -> None:
     path = checkout.folder("mine") / "image.yaml"
-    write_wish(checkout, {**yaml.safe_load(path.read_text()), **change})
+    write_spec(checkout, {**yaml.safe_load(path.read_text()), **change})
     done = sm120("lock", "mine")
     assert done.code == code, done.err
     assert words in done.err

@@ -9,8 +9,8 @@ from pipeline.errors import PublishRefused, ReferenceInvalid, UnknownImage
 from pipeline.spec.load import Checkout
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry
-from tests.unit.support import Command, build_tiny, write_wish
-from tests.unit.support import tiny_wish as wish_of
+from tests.unit.support import Command, build_tiny, write_spec
+from tests.unit.support import tiny_spec as spec_of
 
 PLACE = "team/tiny"
 
@@ -76,7 +76,7 @@ def test_another_digest_than_the_one_named_is_refused(
 def test_an_image_whose_gates_were_not_run_is_refused_until_a_reason_is_given(
     checkout: Checkout, built: str, sm120: Command, door: Door, tiny: TinyRegistry
 ) -> None:
-    write_wish(checkout, wish_of(gates=["smem"]))
+    write_spec(checkout, spec_of(gates=["smem"]))
     done = build_tiny(sm120, "--accept", "--json")
     assert done.code == 0, done.err
     place = f"{door.host_port}/{PLACE}:v1"

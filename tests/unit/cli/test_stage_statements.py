@@ -18,7 +18,7 @@ from pipeline.cli.host_provision import say_moves
 from pipeline.cli.signing import Signing
 from pipeline.cli.statements import leave_host_statement
 from pipeline.errors import GateFailed
-from pipeline.evidence.shelf import shelf
+from pipeline.evidence.folder import evidence_folder
 from pipeline.gate.evidence import Evidence, Row, keep_evidence
 from pipeline.gate.results import CaseVerdict
 from pipeline.gate.stage import Staged
@@ -28,8 +28,8 @@ from pipeline.weights.place import Place
 from pipeline.weights.record import record_path
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.host.machines import blackwell, facts
-from tests.unit.support import Command, Ended, build_tiny, make_checkout, make_wheel, write_wish
-from tests.unit.support import tiny_wish as wish_of
+from tests.unit.support import Command, Ended, build_tiny, make_checkout, make_wheel, write_spec
+from tests.unit.support import tiny_spec as spec_of
 
 AMD64 = "linux/amd64"
 
@@ -47,7 +47,7 @@ def store() -> Store:
 
 
 def folder(digest: str) -> Path:
-    return shelf(store(), "tiny", AMD64, digest)
+    return evidence_folder(store(), "tiny", AMD64, digest)
 
 
 def kept(digest: str) -> dict[str, Envelope]:
@@ -142,10 +142,10 @@ def test_a_statement_that_is_gone_is_made_again(built: str, sm120: Command, name
     assert sm120("verify", "tiny").code == 87
 
 
-def test_a_changed_wish_of_the_same_image_is_stated_anew(
+def test_a_changed_spec_of_the_same_image_is_stated_anew(
     checkout: Checkout, built: str, sm120: Command
 ) -> None:
-    write_wish(checkout, wish_of(summary="the same bytes in other words"))
+    write_spec(checkout, spec_of(summary="the same bytes in other words"))
     stale = sm120("verify", "tiny")
     ended = build_tiny(sm120, "--accept")
     assert ended.code == 0, ended.err
@@ -420,7 +420,7 @@ def test_more_statements_than_a_set_can_name_are_told_in_one_line(
 def test_a_new_key_signs_no_image_that_the_checkout_no_longer_describes(
     checkout: Checkout, built: str, sm120: Command
 ) -> None:
-    write_wish(checkout, wish_of(labels={"made": "later"}))
+    write_spec(checkout, spec_of(labels={"made": "later"}))
     made = sm120("keys", "new", "me")
     assert "not signed: it is not what the checkout describes" in made.err
     assert all(not e.signatures for e in kept(built).values())
@@ -447,7 +447,7 @@ def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
         return Staged(kept, {}, None, bad)
 
     monkeypatch.setattr("pipeline.gate.stage.judge_built", judge)
-    write_wish(checkout, wish_of(gates=["smem"]))
+    write_spec(checkout, spec_of(gates=["smem"]))
     built = build_tiny(sm120, "--accept", "--json")
     not_run = sm120("verify", "tiny")
     assert (not_run.code, "not run yet: smem" in not_run.out) == (87, True)
@@ -470,7 +470,7 @@ def test_a_damaged_record_of_gates_is_told_and_replaced_by_gates_that_run(
         return Staged(kept, {}, None, None)
 
     monkeypatch.setattr("pipeline.gate.stage.judge_built", judge)
-    write_wish(checkout, wish_of(gates=["smem"]))
+    write_spec(checkout, spec_of(gates=["smem"]))
     assert build_tiny(sm120, "--accept").code == 0
     (store().image_folder("tiny", AMD64) / "gates.json").write_text("{")
     ended = build_tiny(sm120)

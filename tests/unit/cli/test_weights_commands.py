@@ -18,7 +18,7 @@ FILES = {
     "modeling.py": b"one = 1\n",
     "model.safetensors": bytes(range(256)) * 400,
 }
-WISH = {
+SPEC = {
     "name": "tiny",
     "repository": "org/tiny",
     "format": "safetensors",
@@ -29,9 +29,9 @@ WISH = {
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestHub]:
-    """A Hub at HF_ENDPOINT, and a checkout that wishes for its one repository."""
+    """A Hub at HF_ENDPOINT, and a checkout that asks for its one repository."""
     (tmp_path / "images").mkdir()
-    write_wish(tmp_path)
+    write_spec(tmp_path)
     with test_hub() as running:
         running.add("org/tiny", FILES)
         monkeypatch.setenv("HF_ENDPOINT", running.url)
@@ -39,17 +39,17 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestHub]:
         yield running
 
 
-def write_wish(root: Path, **changes: object) -> None:
+def write_spec(root: Path, **changes: object) -> None:
     path = root / "lockfiles" / "weights" / "tiny.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump({**WISH, **changes}), encoding="utf-8")
+    path.write_text(yaml.safe_dump({**SPEC, **changes}), encoding="utf-8")
 
 
 def lock_file(sm120: Command) -> Path:
     return sm120.cwd / "lockfiles" / "weights" / "tiny.lock.yaml"
 
 
-def test_from_a_wish_to_files_in_two_commands(hub: TestHub, sm120: Command) -> None:
+def test_from_a_spec_to_files_in_two_commands(hub: TestHub, sm120: Command) -> None:
     assert sm120("weights", "lock", "tiny").code == 0
     ended = sm120("weights", "fetch", "tiny", "--to", "w")
     assert ended.code == 0, ended.err
@@ -102,7 +102,7 @@ def test_a_lock_is_checked_offline(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "tiny")
     hub.asked.clear()
     assert "current" in sm120("weights", "lock", "--check").out
-    write_wish(sm120.cwd, exclude=["*.py"])
+    write_spec(sm120.cwd, exclude=["*.py"])
     assert sm120("weights", "lock", "--check", "tiny").code == 12
     assert sm120("weights", "fetch", "tiny", "--to", "w").code == 12
     assert hub.asked == []
@@ -117,7 +117,7 @@ def test_the_list_says_what_is_locked(hub: TestHub, sm120: Command) -> None:
     lock_file(sm120).write_text(text.replace('"size_bytes": 8', '"size_bytes": 9'))
     (row,) = sm120("weights", "list", "--json").json
     assert row["lock"] == "edited"
-    write_wish(sm120.cwd, exclude=["*.py"])
+    write_spec(sm120.cwd, exclude=["*.py"])
     lock_file(sm120).write_text(text)
     (row,) = sm120("weights", "list", "--json").json
     assert row["lock"] == "stale"

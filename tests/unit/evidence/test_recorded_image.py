@@ -22,6 +22,7 @@ from pipeline.errors import RecordInvalid, StoreDamaged
 from pipeline.evidence.bill import Bill, bill_of
 from pipeline.evidence.declared import licences_of
 from pipeline.evidence.evidence_set import keep_set, read_set, set_statement
+from pipeline.evidence.folder import evidence_folder, kept, readable
 from pipeline.evidence.gates import gate_predicate, gate_statements
 from pipeline.evidence.image import image_statements, keep_all, record_image
 from pipeline.evidence.inventory import parts_of, placed_layers
@@ -30,7 +31,6 @@ from pipeline.evidence.provenance import image_provenance
 from pipeline.evidence.rebuild import record_rebuild
 from pipeline.evidence.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
 from pipeline.evidence.sbom_spdx import spdx, spdx_bytes
-from pipeline.evidence.shelf import kept, readable, shelf
 from pipeline.gate.evidence import Evidence, ImageGates, Row
 from pipeline.model import sha256_of
 from pipeline.spec.load import schema
@@ -72,9 +72,9 @@ def test_provenance_names_every_input_by_digest(world: World) -> None:
     want = sha256_of(patch.read_bytes()).removeprefix("sha256:")
     assert named["images/engine/patches/0001.patch"] == want
     assert len(found) == len(pins) + 3  # a patch, a file, the base's layer
-    wish = predicate["buildDefinition"]["externalParameters"]["images"]["engine"]["wish"]
-    assert wish["gates"] == ["smem"]
-    assert wish["files"][0].keys() == {"from", "to", "mode"}  # as they are written by hand
+    spec = predicate["buildDefinition"]["externalParameters"]["images"]["engine"]["spec"]
+    assert spec["gates"] == ["smem"]
+    assert spec["files"][0].keys() == {"from", "to", "mode"}  # as they are written by hand
     for part in parts_of(world.plan, world.built):
         (entry,) = [x for x in found if x["uri"] == part.purl]
         assert entry["annotations"] == {
@@ -458,6 +458,6 @@ def test_two_stages_that_state_one_image_at_once_are_both_in_the_last_set(
     leave("gate-smem-sm_120")
     second_is_done.set()
     first.join()
-    folder = shelf(store, "engine", AMD64, world.built.digest)
+    folder = evidence_folder(store, "engine", AMD64, world.built.digest)
     named = read_set(readable(folder)["evidence-set"].statement).statements
     assert len(named) == 2

@@ -18,7 +18,7 @@ from pipeline.attest.strict import MAX_DEPTH, read_json
 from pipeline.attest.trust import Trust, with_own_keys
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.evidence_set import verdict_of
-from pipeline.evidence.shelf import readable
+from pipeline.evidence.folder import readable
 from pipeline.evidence.stated import FILE, evidence_folder, find_stated, sign_stated, state_image
 from tests.unit.verify.world import World, make_world, trust_in, trusted
 
@@ -41,9 +41,9 @@ def test_statements_are_made_once_for_the_same_inputs(stated_world: World) -> No
     (folder / "provenance.dsse.json").rename(folder / "aside")
     assert find_stated(*about) is None
     (folder / "aside").rename(folder / "provenance.dsse.json")
-    wish = world.checkout.folder("engine") / "image.yaml"
-    wish.write_text(json.dumps({**json.loads(wish.read_text()), "summary": "of other words"}))
-    other = replace(world.plan, wish=world.checkout.wish("engine"))
+    spec = world.checkout.folder("engine") / "image.yaml"
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "summary": "of other words"}))
+    other = replace(world.plan, spec=world.checkout.spec("engine"))
     assert find_stated(world.checkout, world.store, other, world.built) is None
     (folder / FILE).write_bytes(b"{}")
     assert find_stated(*about) is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.spec.load import Checkout
-from pipeline.weights.model import FilePin, lock_path, read_wish, sealed, write_lock
+from pipeline.weights.model import FilePin, lock_path, read_spec, sealed, write_lock
 from pipeline.weights.place import new_place
 from tests.testbed.tiny_gguf import write_tiny_gguf
 from tests.unit.fit.gguf_bytes import DATA, LLAMA, TENSORS, gguf
@@ -26,7 +26,7 @@ def fit(sm120: Command, tmp_path: Path) -> Any:
     return lambda *args: sm120("weights", "fit", *args)
 
 
-def test_a_wish_is_answered_offline_and_says_what_it_was_read_from(fit: Any) -> None:
+def test_a_spec_is_answered_offline_and_says_what_it_was_read_from(fit: Any) -> None:
     ended = fit("kimi-k2.6", "--mem-fraction", "0.85", "--kv", "fp8", "--mbps", "500")
     assert ended.code == 0, ended.err
     assert "shipped facts about moonshotai/Kimi-K2.6, not the weights themselves" in ended.out
@@ -113,8 +113,8 @@ def test_a_gguf_is_placed_from_its_own_head(fit: Any, tmp_path: Path) -> None:
 
 
 def test_a_fetched_set_in_the_hubs_layout_is_found(fit: Any, tmp_path: Path) -> None:
-    wish = read_wish(Checkout(tmp_path), "kimi-k2.6")
-    lock = sealed(wish, "0" * 40, [FilePin(path="config.json", size_bytes=1, git_sha1="1" * 40)])
+    spec = read_spec(Checkout(tmp_path), "kimi-k2.6")
+    lock = sealed(spec, "0" * 40, [FilePin(path="config.json", size_bytes=1, git_sha1="1" * 40)])
     place = new_place(tmp_path / "cache", lock, hub_cache=True)
     place.keep_lock()
     place.snapshot.mkdir(parents=True)
@@ -126,7 +126,7 @@ def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     pin = FilePin(path="a.safetensors", size_bytes=595_000_000_000, sha256="0" * 64)
     write_lock(
-        lock_path(checkout, "kimi-k2.6"), sealed(read_wish(checkout, "kimi-k2.6"), "0" * 40, [pin])
+        lock_path(checkout, "kimi-k2.6"), sealed(read_spec(checkout, "kimi-k2.6"), "0" * 40, [pin])
     )
     found = fit("kimi-k2.6", "--mem-fraction", "0.85", "--json").json
     assert (found["disk_bytes"], found["disk_is_estimate"]) == (595_000_000_000, False)

@@ -11,7 +11,7 @@ from pipeline.errors import StoreDamaged
 from pipeline.gate import arch
 from pipeline.gate.arch import ArchReport, judge_image, read_image
 from pipeline.gate.arch_facts import reader_digest
-from pipeline.gate.arch_spec import ArchWish, read_arch_wish
+from pipeline.gate.arch_spec import ArchSpec, read_arch_spec
 from pipeline.gate.arch_verdict import Verdict
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, open_store
@@ -49,8 +49,8 @@ class Gate:
         )
         self.built = makers.build(self.checkout, self.store, self.mirror, "engine")[0]
 
-    def judge(self, wish: ArchWish | None = None, card: str = "sm_120") -> ArchReport:
-        return judge_image(read_image(self.store, self.built), wish or ArchWish(), card)
+    def judge(self, spec: ArchSpec | None = None, card: str = "sm_120") -> ArchReport:
+        return judge_image(read_image(self.store, self.built), spec or ArchSpec(), card)
 
     def verdicts(self) -> dict[str, Verdict]:
         found = {x.path.rpartition("/")[2]: x.judgement.verdict for x in self.judge().objects}
@@ -140,43 +140,43 @@ def test_a_damaged_layer_is_an_error_and_leaves_no_note(gate: Gate) -> None:
 def test_an_accepted_object_does_not_fail_and_keeps_its_verdict(gate: Gate) -> None:
     gate.make(compiled("hopper.so"))
     assert [x.path for x in gate.judge().failures] == [HOPPER]
-    report = gate.judge(ArchWish(accepted={"*/engine/hopper.so": WHY}))
+    report = gate.judge(ArchSpec(accepted={"*/engine/hopper.so": WHY}))
     assert report.passed
     assert report.summary["no kernel image"] == 1
 
 
 def test_an_acceptance_that_nothing_needs_any_more_is_shown(gate: Gate) -> None:
     gate.make(compiled("mixed.so"))
-    report = gate.judge(ArchWish(accepted={"*/engine/mixed.so": WHY}))
+    report = gate.judge(ArchSpec(accepted={"*/engine/mixed.so": WHY}))
     assert report.unused == ("*/engine/mixed.so",)
 
 
 def test_acceptance_does_not_forgive_the_wrong_variant(gate: Gate) -> None:
     gate.make(compiled("mixed.so"))
     glob = "*/engine/mixed.so"
-    report = gate.judge(ArchWish(accepted={glob: WHY}, demands={glob: "sm_120a"}))
+    report = gate.judge(ArchSpec(accepted={glob: WHY}, demands={glob: "sm_120a"}))
     assert [x.judgement.words for x in report.failures] == ["sm_120f where sm_120a is needed"]
 
 
 def test_a_demand_that_no_object_answers_fails(gate: Gate) -> None:
     gate.make(compiled("mixed.so"))
-    report = gate.judge(ArchWish(demands={"*/engine/moved.so": "sm_120a"}))
+    report = gate.judge(ArchSpec(demands={"*/engine/moved.so": "sm_120a"}))
     assert report.unmatched == ("*/engine/moved.so",)
     assert not report.passed
 
 
 def test_for_a_card_that_was_not_promised_nothing_is_accepted(gate: Gate) -> None:
     gate.make(compiled("hopper.so"))
-    wish = ArchWish(accepted={"*/engine/hopper.so": WHY})
+    spec = ArchSpec(accepted={"*/engine/hopper.so": WHY})
     objects = read_image(gate.store, gate.built)
-    assert not judge_image(objects, wish, "sm_100", promised=False).passed
+    assert not judge_image(objects, spec, "sm_100", promised=False).passed
 
 
 @pytest.mark.parametrize("name", ["sglang-k2", "sglang", "vllm"])
 def test_the_shipped_files_are_valid_and_demand_something(name: str) -> None:
-    wish = read_arch_wish(Checkout(ROOT), name)
-    assert wish.accepted
-    assert "sm_120" in wish.demands.values()
+    spec = read_arch_spec(Checkout(ROOT), name)
+    assert spec.accepted
+    assert "sm_120" in spec.demands.values()
 
 
 def gate_arch(sm120: Command, gate: Gate, *args: str) -> Any:

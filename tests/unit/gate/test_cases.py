@@ -41,8 +41,8 @@ def test_sizes_are_numbers_names_and_products(tmp_path: Path) -> None:
 
 
 def test_each_makes_one_case_for_every_combination(tmp_path: Path) -> None:
-    wish = {**CASE, "each": {"heads": [8, 16], "head": [64, 128]}}
-    names = [case.name for case in read(tmp_path, wish).cases()]
+    spec = {**CASE, "each": {"heads": [8, 16], "head": [64, 128]}}
+    names = [case.name for case in read(tmp_path, spec).cases()]
     assert names == ["decode-8-64", "decode-8-128", "decode-16-64", "decode-16-128"]
 
 
@@ -196,8 +196,8 @@ def test_every_shipped_case_file_is_valid() -> None:
     for image in ("sglang-k2", "sglang", "vllm"):
         gates = read_gates(checkout, image)
         assert len(gates.cases()) >= 30
-        for wish in checkout.series(checkout.wish(image)).patches:
-            assert gates.cases(only=wish.gate), f"{wish.file} names no gate of {image}"
+        for spec in checkout.series(checkout.spec(image)).patches:
+            assert gates.cases(only=spec.gate), f"{spec.file} names no gate of {image}"
 
 
 def accepting(case: object) -> dict[str, Any]:
@@ -208,15 +208,15 @@ def accepting(case: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", ["decode", ["decode"], None, "decode-8"])
 def test_what_is_accepted_names_a_case_that_is_there(tmp_path: Path, case: object) -> None:
-    wish = {**CASE, "each": {"heads": [8]}}
-    assert read(tmp_path, wish, accepted=[accepting(case)]).accepted("smem-decode")
+    spec = {**CASE, "each": {"heads": [8]}}
+    assert read(tmp_path, spec, accepted=[accepting(case)]).accepted("smem-decode")
 
 
 @pytest.mark.parametrize("case", ["decod", "decode-16", ["decode", "prefill"], ["Decode"]])
 def test_a_case_that_is_accepted_and_not_there_is_an_error(tmp_path: Path, case: object) -> None:
-    wish = {**CASE, "each": {"heads": [8]}}
+    spec = {**CASE, "each": {"heads": [8]}}
     with pytest.raises(GateInvalid, match="accepted: there is no case"):
-        read(tmp_path, wish, accepted=[accepting(case)])
+        read(tmp_path, spec, accepted=[accepting(case)])
 
 
 def routed(part: str, to: list[int]) -> dict[str, Any]:

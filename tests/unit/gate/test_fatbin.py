@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.gate import fatbin
-from pipeline.gate.arch_tape import Tape
 from pipeline.gate.elf import Unreadable
 from pipeline.gate.fatbin import Target
+from pipeline.gate.forward_reader import ForwardReader
 from tests.unit.gate.arch_files import CUOBJDUMP, DATA, A, F, container, entry
 
 
 def targets_of(data: bytes) -> list[Target]:
-    tape = Tape(iter([data]))
-    end = fatbin.container_end(tape.take(16), 0, len(data))
-    return list(fatbin.entries(tape, end))
+    reader = ForwardReader(iter([data]))
+    end = fatbin.container_end(reader.take(16), 0, len(data))
+    return list(fatbin.entries(reader, end))
 
 
 @pytest.mark.parametrize("name", [n for n in CUOBJDUMP if n.endswith(".fatbin")])
@@ -81,9 +81,9 @@ def test_half_a_head_is_unreadable(length: int) -> None:
 
 
 def test_a_file_that_ends_inside_a_payload_is_unreadable() -> None:
-    tape = Tape(iter([entry(claimed=100)]))
+    reader = ForwardReader(iter([entry(claimed=100)]))
     with pytest.raises(Unreadable, match="beyond"):
-        list(fatbin.entries(tape, 164))
+        list(fatbin.entries(reader, 164))
 
 
 @given(st.binary(max_size=400))

@@ -15,8 +15,8 @@ from pipeline.gate.coverage import kernels_key
 from pipeline.gate.engine import EngineTree, engine_key
 from pipeline.gate.environment import Environment, EnvironmentFacts
 from pipeline.gate.limits import CARDS
-from pipeline.gate.run import Bench
-from pipeline.gate.upkeep import gate_leftovers, gate_shelves, remove, size_of
+from pipeline.gate.run import GateTarget
+from pipeline.gate.upkeep import gate_leftovers, gate_sections, remove, size_of
 from pipeline.lock.model import WheelPin
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, open_store
@@ -109,8 +109,8 @@ def test_the_locked_engine_its_answers_and_notes_stay(place: Place) -> None:
     gates = read_gates(place.checkout, "engine")
     (case,) = gates.cases()
     for arch in ("sm_120", "sm_90"):
-        bench = Bench(place.store, environment, tree, gates.setup, CARDS[arch])
-        place.put(f"gate/answers/{bench.key(case).removeprefix('sha256:')}.json")
+        target = GateTarget(place.store, environment, tree, gates.setup, CARDS[arch])
+        place.put(f"gate/answers/{target.key(case).removeprefix('sha256:')}.json")
     place.put(f"gate/kernels-of/{kernels_key(tree.digest)}.json")
     assert place.left() == []
     gone = [
@@ -164,7 +164,7 @@ def test_a_file_that_two_trees_share_is_counted_once(place: Place) -> None:
     second = place.store.root / "gate/engines/b/x.py"
     second.parent.mkdir()
     os.link(first, second)
-    shelf = {s.name: s for s in gate_shelves(place.store)}["gate engines"]
+    shelf = {s.name: s for s in gate_sections(place.store)}["gate engines"]
     assert (shelf.files, shelf.size_bytes) == (1, 5)
     assert size_of(second.parent) == 0  # removing one of them frees nothing
     assert remove([second.parent]) == 0

@@ -89,7 +89,7 @@ class Plan:
     def __init__(self, **locked: str) -> None:
         wheels = [pin(n.replace("_", "-"), v) for n, v in locked.items()]
         self.lock = type("Lock", (), {"wheels": wheels})
-        self.wish = type("Wish", (), {"name": "image"})
+        self.spec = type("Spec", (), {"name": "image"})
 
 
 def test_torchs_cuda_is_that_of_the_runtime_locked_for_it() -> None:

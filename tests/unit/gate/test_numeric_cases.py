@@ -31,10 +31,10 @@ NUMERIC: dict[str, Any] = {
 }
 
 
-def numeric(tmp_path: Path, wishes: Any, case: dict[str, Any] = NUMERIC) -> list[Case]:
+def numeric(tmp_path: Path, specs: Any, case: dict[str, Any] = NUMERIC) -> list[Case]:
     gates = read(tmp_path, case)
     path = tmp_path / "images" / "tiny" / "gates" / "numerics.yaml"
-    path.write_text(yaml.safe_dump(wishes, sort_keys=False))
+    path.write_text(yaml.safe_dump(specs, sort_keys=False))
     return read_numeric_cases(Checkout(tmp_path), "tiny", gates)
 
 
@@ -59,11 +59,11 @@ def test_a_numeric_case_is_the_same_call_with_its_own_sizes_and_fills(tmp_path: 
 
 
 def test_numerics_may_name_fewer_combinations(tmp_path: Path) -> None:
-    wish = {**NUMERIC, "each": {"head": [64, 128]}}
+    spec = {**NUMERIC, "each": {"head": [64, 128]}}
     some = {"smem-decode": {"decode": {**NUMERICS, "each": {"head": [64]}}}}
-    assert [c.name for c in numeric(tmp_path, some, wish)] == ["decode-64"]
+    assert [c.name for c in numeric(tmp_path, some, spec)] == ["decode-64"]
     every = {"smem-decode": {"decode": NUMERICS}}
-    assert [c.name for c in numeric(tmp_path, every, wish)] == ["decode-64", "decode-128"]
+    assert [c.name for c in numeric(tmp_path, every, spec)] == ["decode-64", "decode-128"]
 
 
 @pytest.mark.parametrize(
@@ -93,18 +93,18 @@ def test_numerics_that_are_not_of_this_call_are_refused(
 
 
 @pytest.mark.parametrize(
-    "wishes", [[], {"smem-decode": []}, {"smem-decode": {"gone": NUMERICS}}, {"x": {"y": NUMERICS}}]
+    "specs", [[], {"smem-decode": []}, {"smem-decode": {"gone": NUMERICS}}, {"x": {"y": NUMERICS}}]
 )
-def test_numerics_of_cases_that_are_not_there_are_refused(tmp_path: Path, wishes: Any) -> None:
+def test_numerics_of_cases_that_are_not_there_are_refused(tmp_path: Path, specs: Any) -> None:
     with pytest.raises(GateInvalid):
-        numeric(tmp_path, wishes)
+        numeric(tmp_path, specs)
 
 
 @pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm"])
 def test_every_gate_that_proves_a_patch_also_has_its_numbers_compared(image: str) -> None:
     checkout = Checkout(Path(__file__).resolve().parents[3])
     found = read_numeric_cases(checkout, image, read_gates(checkout, image))
-    patches = checkout.series(checkout.wish(image)).patches
+    patches = checkout.series(checkout.spec(image)).patches
     assert patches
     for patch in patches:
         assert patch.gate in {case.gate for case in found}, patch.file

@@ -15,7 +15,7 @@ from pipeline.errors import GateInvalid
 from pipeline.gate.engine import EngineTree, compiler_requirements, is_applied
 from pipeline.gate.patches import PatchVerdict, State, decide, unproved, versions_against
 from pipeline.gate.results import CaseResult
-from pipeline.spec.image import PatchWish
+from pipeline.spec.image import PatchSpec
 from tests.unit.gate.test_results import judged, record
 
 OVER, FITS = record(106496), record(71680)
@@ -80,7 +80,7 @@ def test_a_fix_that_upstream_took_over_is_recognised_wherever_it_stands(tmp_path
     (tmp_path / "p.patch").write_text(
         "--- a/engine/x.py\n+++ b/engine/x.py\n@@ -1,2 +1,2 @@\n one\n-two\n+three\n"
     )
-    wish = PatchWish.model_validate(
+    spec = PatchSpec.model_validate(
         {
             "file": "p.patch",
             "why": "because a test wants to see it",
@@ -99,11 +99,11 @@ def test_a_fix_that_upstream_took_over_is_recognised_wherever_it_stands(tmp_path
     tree = EngineTree(tmp_path / "tree", "engine", "2", f"sha256:{'2' * 64}")
     (tree.folder / "engine").mkdir(parents=True)
     (tree.folder / "engine" / "x.py").write_text("zero\none\nthree\n")
-    assert is_applied(tree, wish, tmp_path)
+    assert is_applied(tree, spec, tmp_path)
     (tree.folder / "engine" / "x.py").write_text("zero\none\ntwo\n")
-    assert not is_applied(tree, wish, tmp_path)
+    assert not is_applied(tree, spec, tmp_path)
     (tree.folder / "engine" / "x.py").unlink()
-    assert not is_applied(tree, wish, tmp_path)
+    assert not is_applied(tree, spec, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,13 @@ class ThisPython(Environment):
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> run.Bench:
+def target(tmp_path: Path) -> run.GateTarget:
     store = open_store(tmp_path / "store")
     tree = EngineTree(tmp_path, "engine", "1", f"sha256:{'0' * 64}")
     environment = ThisPython(tmp_path / "environment", FACTS, ())
-    return run.Bench(store, environment, tree, EngineSetup(package="engine"), card_for("sm_120"))
+    return run.GateTarget(
+        store, environment, tree, EngineSetup(package="engine"), card_for("sm_120")
+    )
 
 
 def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
@@ -80,72 +82,72 @@ def cases(*names: str, timeout_s: int = 30) -> list[Case]:
     return [make_case(name=name, timeout_s=timeout_s) for name in names]
 
 
-def verdicts(bench: run.Bench, asked: list[Case]) -> dict[str, str]:
-    found = run.ask(bench, asked)
+def verdicts(target: run.GateTarget, asked: list[Case]) -> dict[str, str]:
+    found = run.ask(target, asked)
     by_name = {c.name: c for c in asked}
     return {
-        a.case: judge_case(by_name[a.case], a, bench.card, [], cached=False).verdict for a in found
+        a.case: judge_case(by_name[a.case], a, target.card, [], cached=False).verdict for a in found
     }
 
 
 def test_every_case_is_answered_once(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker(monkeypatch, tmp_path, HONEST)
     asked = cases(*"abcdefg")
-    assert verdicts(bench, asked) == {c.name: "passed" for c in asked}
+    assert verdicts(target, asked) == {c.name: "passed" for c in asked}
 
 
 def test_a_worker_that_dies_costs_the_case_it_was_at_and_no_other(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     dies = "    if case['name'] == 'b': os.kill(os.getpid(), 9)\n"
     text = HEAD + "for case in job['cases']:\n    begin(case)\n" + dies + "    answer(case)\n"
     worker(monkeypatch, tmp_path, text)
-    found = verdicts(bench, cases("a", "b", "c", "d"))
+    found = verdicts(target, cases("a", "b", "c", "d"))
     assert found == {"a": "passed", "b": "unknown", "c": "passed", "d": "passed"}
 
 
 def test_a_case_that_hangs_is_stopped_and_unknown(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hangs = "    if case['name'] == 'b': time.sleep(600)\n"
     text = HEAD + "for case in job['cases']:\n    begin(case)\n" + hangs + "    answer(case)\n"
     worker(monkeypatch, tmp_path, text)
-    found = verdicts(bench, cases("a", "b", "c", timeout_s=1))
+    found = verdicts(target, cases("a", "b", "c", timeout_s=1))
     assert found == {"a": "passed", "b": "unknown", "c": "passed"}
 
 
 def test_a_worker_that_cannot_start_makes_everything_unknown_with_its_last_words(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker(monkeypatch, tmp_path, "raise ImportError('no torch here')\n")
-    found = run.ask(bench, cases("a", "b", "c"))
+    found = run.ask(target, cases("a", "b", "c"))
     assert [a.ended for a in found] == ["died"] * 3
     assert "no torch here" in found[0].words
 
 
 def test_a_worker_that_ends_quietly_in_the_middle_has_not_passed(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0]); sys.exit(0)\n")
-    assert set(verdicts(bench, cases("a", "b")).values()) == {"unknown"}
+    assert set(verdicts(target, cases("a", "b")).values()) == {"unknown"}
 
 
 def test_a_worker_that_stops_between_cases_is_followed_by_another(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker(monkeypatch, tmp_path, HEAD + "case = job['cases'][0]\nbegin(case); answer(case)\n")
     asked = cases(*"abcde")
-    assert verdicts(bench, asked) == {c.name: "passed" for c in asked}
+    assert verdicts(target, asked) == {c.name: "passed" for c in asked}
 
 
 def test_a_half_written_line_is_not_an_answer(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     half = 'out.write(\'{"case": "a", "ended": "called"\'); out.flush(); os._exit(1)\n'
     worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0])\n" + half)
-    assert verdicts(bench, cases("a")) == {"a": "unknown"}
+    assert verdicts(target, cases("a")) == {"a": "unknown"}
 
 
 @pytest.mark.parametrize(
@@ -161,75 +163,75 @@ def test_a_half_written_line_is_not_an_answer(
     ],
 )
 def test_what_is_no_answer_to_the_question_makes_the_case_unknown(
-    line: str, bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    line: str, target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     text = f"begin(job['cases'][0])\nout.write({line!r} + '\\n'); out.flush()\n"
     worker(monkeypatch, tmp_path, HEAD + text)
-    assert verdicts(bench, cases("a", "b")) == {"a": "unknown", "b": "unknown"}
+    assert verdicts(target, cases("a", "b")) == {"a": "unknown", "b": "unknown"}
 
 
 def test_a_worker_that_never_stops_talking_is_stopped(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(run, "_MOST_BYTES", 1 << 16)
     talks = "begin(job['cases'][0])\nwhile True: out.write('{}\\n' * 1000); time.sleep(0.01)\n"
     worker(monkeypatch, tmp_path, HEAD + talks)
-    assert verdicts(bench, cases("a")) == {"a": "unknown"}
+    assert verdicts(target, cases("a")) == {"a": "unknown"}
 
 
 def test_an_answer_is_kept_and_asked_for_once(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker(monkeypatch, tmp_path, HONEST)
     (asked,) = cases("a")
-    assert run.read_answer(bench, asked) is None
-    run.ask(bench, [asked])
-    kept = run.read_answer(bench, asked)
+    assert run.read_answer(target, asked) is None
+    run.ask(target, [asked])
+    kept = run.read_answer(target, asked)
     assert kept is not None
     assert kept.records[0].shared_bytes == 1000
 
 
 def test_a_case_that_was_stopped_is_asked_again_next_time(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0]); os._exit(9)\n")
     (asked,) = cases("a")
-    run.ask(bench, [asked])
-    assert run.read_answer(bench, asked) is None
+    run.ask(target, [asked])
+    assert run.read_answer(target, asked) is None
 
 
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b'{"case": "a"}', b"null", b'{"case": "b"}', b"\xff"]
 )
 def test_a_damaged_answer_is_as_good_as_none(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: bytes
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: bytes
 ) -> None:
     worker(monkeypatch, tmp_path, HONEST)
     (asked,) = cases("a")
-    run.ask(bench, [asked])
-    (path,) = bench.folder("answers").iterdir()
+    run.ask(target, [asked])
+    (path,) = target.folder("answers").iterdir()
     path.write_bytes(damage)
-    assert run.read_answer(bench, asked) is None
+    assert run.read_answer(target, asked) is None
 
 
 @pytest.mark.parametrize("what", ["engine", "card", "worker", "case"])
 def test_whatever_decides_an_answer_is_part_of_its_key(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
     from dataclasses import replace
 
     worker(monkeypatch, tmp_path, HONEST)
     (asked,) = cases("a")
-    before = bench.key(asked)
+    before = target.key(asked)
     if what == "engine":
-        bench = replace(bench, tree=replace(bench.tree, digest=f"sha256:{'1' * 64}"))
+        target = replace(target, tree=replace(target.tree, digest=f"sha256:{'1' * 64}"))
     elif what == "card":
-        bench = replace(bench, card=card_for("sm_90"))
+        target = replace(target, card=card_for("sm_90"))
     elif what == "worker":
         worker(monkeypatch, tmp_path, HONEST + "\n")
     else:
         asked = asked.model_copy(update={"arguments": {"q": {"value": 1}}})
-    assert bench.key(asked) != before
+    assert target.key(asked) != before
 
 
 def test_the_workers_digest_covers_every_file_of_it(
@@ -265,36 +267,36 @@ def test_the_worker_can_be_started_as_a_folder_and_leaves_no_names_on_the_import
 
 @pytest.mark.parametrize("numerics", [None, {"reference": "decode-attention", "outputs": ["o"]}])
 def test_only_a_case_with_numerics_is_interpreted(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, numerics: Any
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, numerics: Any
 ) -> None:
     told = "say({'case': 'a', 'ended': 'called', 'words': os.environ.get('TRITON_INTERPRET', 'no')"
     worker(
         monkeypatch, tmp_path, HEAD + f"begin(job['cases'][0])\n{told} + str(job['interpret'])}})\n"
     )
-    wish = numerics and {**numerics, "rounds_to": "float32", "seed": 1}
-    (answer,) = run.ask(bench, [make_case(name="a", timeout_s=30, numerics=wish)])
+    spec = numerics and {**numerics, "rounds_to": "float32", "seed": 1}
+    (answer,) = run.ask(target, [make_case(name="a", timeout_s=30, numerics=spec)])
     assert answer.words == ("1True" if numerics else "noFalse")
 
 
-def test_numbers_and_fit_of_one_case_are_kept_apart(bench: run.Bench) -> None:
-    wish = {"reference": "decode-attention", "outputs": ["o"], "rounds_to": "float32", "seed": 1}
+def test_numbers_and_fit_of_one_case_are_kept_apart(target: run.GateTarget) -> None:
+    spec = {"reference": "decode-attention", "outputs": ["o"], "rounds_to": "float32", "seed": 1}
     plain, numeric, other = (
-        make_case(name="a", numerics=n) for n in (None, wish, {**wish, "seed": 2})
+        make_case(name="a", numerics=n) for n in (None, spec, {**spec, "seed": 2})
     )
-    assert len({bench.key(c) for c in (plain, numeric, other)}) == 3
+    assert len({target.key(c) for c in (plain, numeric, other)}) == 3
 
 
 def test_what_engine_code_says_does_not_steer_a_terminal(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     words = '"\\x1b]0;title\\x07\\x9b2J\\u202egood\\n"'
     said = f'say({{"case": job["cases"][0]["name"], "ended": "stopped", "words": {words}}})'
     worker(monkeypatch, tmp_path, f"{HEAD}\nbegin(job['cases'][0])\n{said}\n")
-    (answer,) = run.ask(bench, cases("a"))
+    (answer,) = run.ask(target, cases("a"))
     assert answer.words.replace("\n", "").isprintable()
     assert "good" in answer.words
     worker(monkeypatch, tmp_path, f"{HEAD}\nprint({words}, flush=True)\nos._exit(3)\n")
-    (answer,) = run.ask(bench, cases("b"))
+    (answer,) = run.ask(target, cases("b"))
     assert answer.ended == "died"
     assert answer.words.isprintable()
     assert "good" in answer.words
@@ -302,12 +304,12 @@ def test_what_engine_code_says_does_not_steer_a_terminal(
 
 @pytest.mark.parametrize("line", ['"{}\\n"', '"[" + "[]," * 9 + "[]]\\n"', '"0" * 9'])
 def test_a_worker_that_talks_without_end_fills_no_memory(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
 ) -> None:
     monkeypatch.setattr(run, "_MOST_BYTES", 4 << 20)
     worker(monkeypatch, tmp_path, f"{HEAD}\nout.write(({line}) * 999999)\nout.flush()\n")
     tracemalloc.start()
-    (answer,) = run.ask(bench, cases("a"))
+    (answer,) = run.ask(target, cases("a"))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert answer.ended == "died"

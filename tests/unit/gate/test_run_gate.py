@@ -15,14 +15,14 @@ from pipeline.gate.cases import EngineSetup, GateFile, Gates
 from pipeline.gate.engine import EngineTree
 from pipeline.gate.gate import ImageGate, chosen_cases, find_case, reached, run_gate
 from pipeline.gate.limits import card_for
-from pipeline.gate.numeric_cases import NumericsWish, numeric
+from pipeline.gate.numeric_cases import NumericsSpec, numeric
 from pipeline.gate.results import GateResult
 from pipeline.spec.image import PatchSeries
 from pipeline.store.store import open_store
 from tests.unit.gate.test_run import FACTS, HEAD, ThisPython, worker
 
 CARD = card_for("sm_120")
-WISH = {
+SPEC = {
     "name": "decode",
     "stands_for": ["a model"],
     "function": ["engine.ops:decode"],
@@ -31,7 +31,7 @@ WISH = {
     "arguments": {"o": {"tensor": {"shape": ["tokens", "heads"], "dtype": "float32"}}},
     "kernels": ["_fwd"],
 }
-OTHER = {**WISH, "name": "extend", "each": {}, "dims": {"heads": 8, "tokens": 4}}
+OTHER = {**SPEC, "name": "extend", "each": {}, "dims": {"heads": 8, "tokens": 4}}
 # One kernel a case; what it needs is its case's name, in bytes.
 ANSWERS = """
 NEED = {"extend": 200000}
@@ -55,16 +55,16 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageGate:
         "\n@triton.jit\ndef _other(x):\n    pass\n\ndef more(o):\n    _other[(1,)](o)\n"
     )
     file = GateFile.model_validate(
-        {"engine": "engine", "why": "to see a whole run of the gate", "cases": [WISH, OTHER]}
+        {"engine": "engine", "why": "to see a whole run of the gate", "cases": [SPEC, OTHER]}
     )
     gates = Gates(setup=EngineSetup(package="engine"), gates={"smem-decode": file})
-    wish: Any = SimpleNamespace(name="tiny", patches=None)
-    plan: Any = SimpleNamespace(wish=wish, platform="linux/amd64", key="k")
+    spec: Any = SimpleNamespace(name="tiny", patches=None)
+    plan: Any = SimpleNamespace(spec=spec, platform="linux/amd64", key="k")
     checkout = SimpleNamespace(folder=lambda name: tmp_path)
-    shop: Any = SimpleNamespace(store=open_store(tmp_path / "store"), checkout=checkout)
-    asked = NumericsWish.model_validate({"reference": "decode-attention", "outputs": ["o"]})
+    context: Any = SimpleNamespace(store=open_store(tmp_path / "store"), checkout=checkout)
+    asked = NumericsSpec.model_validate({"reference": "decode-attention", "outputs": ["o"]})
     return ImageGate(
-        shop,
+        context,
         plan,
         gates,
         ThisPython(tmp_path / "environment", FACTS, ()),
@@ -102,7 +102,7 @@ def test_a_built_image_is_named_only_by_a_whole_run_of_its_own_patches(
 ) -> None:
     digest = f"sha256:{'a' * 64}"
     records = {"key": "k", "descriptor": {"digest": digest}}
-    monkeypatch.setattr(gate.shop.store, "image_record", lambda name, platform: records)
+    monkeypatch.setattr(gate.context.store, "image_record", lambda name, platform: records)
     assert run_gate(gate, CARD).image_digest == digest
     assert run_gate(gate, CARD, unpatched=True).image_digest is None
     assert run_gate(gate, CARD, only="decode-1").image_digest is None

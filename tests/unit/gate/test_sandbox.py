@@ -22,12 +22,12 @@ from pipeline.gate import run, sandbox
 from pipeline.gate.engine import EngineTree
 from pipeline.gate.sandbox import NO_SANDBOX, START, Sandbox
 from pipeline.gate.sandbox_start import BARRIERS
-from pipeline.gate.upkeep import gate_shelves, remove
+from pipeline.gate.upkeep import gate_sections, remove
 from pipeline.store.store import open_store
-from tests.unit.gate.test_run import HEAD, bench, cases, worker
+from tests.unit.gate.test_run import HEAD, cases, target, worker
 from tests.unit.support import Command
 
-__all__ = ["bench"]
+__all__ = ["target"]
 
 # Each try that comes back without an error has reached something.
 HOSTILE = """
@@ -205,28 +205,30 @@ def of_kind(kind: str) -> Sandbox:
     return Sandbox.model_validate({"kind": kind, "held": held})
 
 
-def escaped(bench: run.Bench, places: dict[str, object], tmp_path: Path) -> dict[str, list[str]]:
+def escaped(
+    target: run.GateTarget, places: dict[str, object], tmp_path: Path
+) -> dict[str, list[str]]:
     """What a hostile engine reached, and whether what it left behind is still alive."""
     folder = tmp_path / "tree"
     folder.mkdir()
     (folder / "engine.py").write_text(HOSTILE)
     (folder / "places.json").write_text(json.dumps(places))
     tree = EngineTree(folder, "engine", "1", f"sha256:{'1' * 64}")
-    (answer,) = run.ask(replace(bench, tree=tree), cases("a"))
+    (answer,) = run.ask(replace(target, tree=tree), cases("a"))
     assert answer.ended == "stopped", answer.words
     found: dict[str, list[str]] = json.loads(answer.words)
-    alive = bench.folder("kernels") / "alive"
+    alive = target.folder("kernels") / "alive"
     before = alive.read_text()
     time.sleep(0.4)
     found["daemon"] = [] if alive.read_text() == before else ["still running"]
-    assert (bench.folder("kernels") / "own").read_text() == "x"
+    assert (target.folder("kernels") / "own").read_text() == "x"
     return found
 
 
 @pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
 def test_an_engine_that_tries_to_get_out_reaches_nothing(
     kind: str,
-    bench: run.Bench,
+    target: run.GateTarget,
     places: dict[str, object],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -236,7 +238,7 @@ def test_an_engine_that_tries_to_get_out_reaches_nothing(
     inside = of_kind(kind)
     if inside.missing:
         pytest.skip(f"This kernel's {kind} do not cover: {', '.join(inside.missing)}.")
-    found = escaped(replace(bench, sandbox=inside), places, tmp_path)
+    found = escaped(replace(target, sandbox=inside), places, tmp_path)
     assert found["reached"] == []
     assert found["daemon"] == []
     own = {"HOME", "TMPDIR", "TRITON_HOME", "OMP_NUM_THREADS", "LC_ALL", "PATH", "LC_CTYPE"}
@@ -245,13 +247,16 @@ def test_an_engine_that_tries_to_get_out_reaches_nothing(
 
 
 def test_without_a_sandbox_the_same_engine_reaches_nearly_everything(
-    bench: run.Bench, places: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget,
+    places: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     worker(monkeypatch, tmp_path, WORKER)
     # what would harm this machine or the test itself
     places["spared"] = ["mount the root again", "read the system's passwords"]
     monkeypatch.setattr(run, "hide_environment", lambda: None)
-    found = escaped(replace(bench, sandbox=NO_SANDBOX), places, tmp_path)
+    found = escaped(replace(target, sandbox=NO_SANDBOX), places, tmp_path)
     assert {
         *("connect to loopback", "connect to a socket file", "connect to an abstract socket"),
         *("read a key in the home", "write to the home", "write to the engine"),
@@ -372,11 +377,11 @@ def test_patches_against_another_version_is_refused_where_nothing_isolates(
     assert "--without-sandbox" in ended.err
 
 
-def test_an_engine_that_no_lock_names_keeps_its_kernels_for_itself(bench: run.Bench) -> None:
-    other = replace(bench, tree=replace(bench.tree, is_locked=False))
-    assert bench.kernels == bench.folder("kernels")
-    assert other.kernels != bench.kernels
-    assert not other.kernels.is_relative_to(bench.kernels)
+def test_an_engine_that_no_lock_names_keeps_its_kernels_for_itself(target: run.GateTarget) -> None:
+    other = replace(target, tree=replace(target.tree, is_locked=False))
+    assert target.kernels == target.folder("kernels")
+    assert other.kernels != target.kernels
+    assert not other.kernels.is_relative_to(target.kernels)
 
 
 def test_this_machine_is_tried_and_not_guessed() -> None:
@@ -386,17 +391,17 @@ def test_this_machine_is_tried_and_not_guessed() -> None:
 
 @pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
 def test_root_can_judge_in_a_store_that_is_somebody_elses(
-    kind: str, bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("Only root can give files away.")
     worker(monkeypatch, tmp_path, HEAD + KEEPS)
     for name in ("kernels", "answers"):
-        folder = bench.folder(name)
+        folder = target.folder(name)
         folder.mkdir(parents=True)
         folder.chmod(0o700)
         os.chown(folder, 65534, 65534)
-    (answer,) = run.ask(replace(bench, sandbox=of_kind(kind)), cases("a"))
+    (answer,) = run.ask(replace(target, sandbox=of_kind(kind)), cases("a"))
     assert (answer.ended, answer.words) == ("stopped", "kept")
 
 
@@ -454,7 +459,7 @@ engine.time.sleep(60)
 
 @pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
 def test_what_an_engine_started_ends_with_a_case_that_took_too_long(
-    kind: str, bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker(monkeypatch, tmp_path, LINGERS)
     folder = tmp_path / "tree"
@@ -462,9 +467,9 @@ def test_what_an_engine_started_ends_with_a_case_that_took_too_long(
     (folder / "engine.py").write_text(HOSTILE)
     tree = EngineTree(folder, "engine", "1", f"sha256:{'1' * 64}")
     slow = [case.model_copy(update={"timeout_s": 2}) for case in cases("a")]
-    (answer,) = run.ask(replace(bench, tree=tree, sandbox=of_kind(kind)), slow)
+    (answer,) = run.ask(replace(target, tree=tree, sandbox=of_kind(kind)), slow)
     assert answer.ended == "timed out"
-    alive = bench.folder("kernels") / "alive"
+    alive = target.folder("kernels") / "alive"
     before = alive.read_text()
     time.sleep(0.4)
     assert alive.read_text() == before
@@ -489,7 +494,7 @@ def test_folders_without_end_are_removed_again(kind: str, tmp_path: Path) -> Non
 
 
 def test_folders_without_end_in_a_workers_folder_harm_no_store(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shuts = 'os.mkdir("x"); os.chmod("x", 0)'
     ends = 'say({"case": job["cases"][0]["name"], "ended": "called"})'
@@ -497,22 +502,22 @@ def test_folders_without_end_in_a_workers_folder_harm_no_store(
     body = f"begin(job['cases'][0])\n{DEEP}\n{shuts}\n{kernels}\n{DEEP}"
     link = 'os.symlink("nowhere", job["cache"] + "/link")'
     worker(monkeypatch, tmp_path, f"{HEAD}\n{link}\n{body}\n{ends}\n")
-    (answer,) = run.ask(bench, cases("a"))
+    (answer,) = run.ask(target, cases("a"))
     assert answer.ended == "called", answer.words
-    assert list(bench.store.tmp.iterdir()) == []
-    assert {shelf.name: shelf.files for shelf in gate_shelves(bench.store)}["gate kernels"] == 1
-    remove([bench.folder("kernels")])
-    assert not bench.folder("kernels").exists()
+    assert list(target.store.tmp.iterdir()) == []
+    assert {shelf.name: shelf.files for shelf in gate_sections(target.store)}["gate kernels"] == 1
+    remove([target.folder("kernels")])
+    assert not target.folder("kernels").exists()
 
 
 def test_a_store_behind_a_link_is_reached_by_its_written_name(
-    bench: run.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker(monkeypatch, tmp_path, HEAD + KEEPS)
     (tmp_path / "a link with blanks").symlink_to(tmp_path)
     there = open_store(tmp_path / "a link with blanks" / "store")
     for kind in ("namespaces", "restrictions"):
-        (answer,) = run.ask(replace(bench, store=there, sandbox=of_kind(kind)), cases("a"))
+        (answer,) = run.ask(replace(target, store=there, sandbox=of_kind(kind)), cases("a"))
         assert (answer.ended, answer.words) == ("stopped", "kept")
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_slow_helpers")
 
 
 def make(root: Path, gates: list[str], *names: str, **files: str) -> Checkout:
-    """A checkout with one engine of compiled objects that wishes for gates."""
+    """A checkout with one engine of compiled objects that asks for gates."""
     parts: dict[str, bytes | makers.Part] = {
         f"engine/{name}": (DATA / name).read_bytes() for name in names
     }
@@ -113,7 +113,7 @@ def test_the_record_says_the_same_after_a_second_run(sm120: Command, tmp_path: P
     assert record(tmp_path) == first
 
 
-def test_an_image_that_wishes_for_no_gate_has_no_record(sm120: Command, tmp_path: Path) -> None:
+def test_an_image_that_asks_for_no_gate_has_no_record(sm120: Command, tmp_path: Path) -> None:
     make(tmp_path, [], "hopper.so")
     assert build(sm120).code == 0
     assert not (tmp_path / "store/images/engine/linux-amd64/gates.json").exists()

@@ -10,7 +10,6 @@ import pytest
 
 from pipeline.errors import FactsUnreadable, ProbeUnstarted
 from pipeline.host.known import unknown
-from pipeline.host.probes.crew import RankEnd
 from pipeline.host.probes.judge import (
     DEFAULT_FLOORS,
     judge_copy,
@@ -21,6 +20,7 @@ from pipeline.host.probes.judge import (
     overall,
     row,
 )
+from pipeline.host.probes.processes import RankEnd
 from pipeline.host.probing import (
     card_words,
     container_command,

@@ -37,7 +37,7 @@ from pipeline.host.promises.answers import Answer, Broken, Moot, Unsure
 from pipeline.host.promises.boot_words import without_effect
 from pipeline.host.promises.owned import LEFT, LOOSE
 from pipeline.lock.host_model import HostLock, sealed_host, write_host_lock
-from pipeline.spec.host import HostWish
+from pipeline.spec.host import HostSpec
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (
     ACS,
@@ -759,7 +759,7 @@ def test_a_controllers_file_that_is_not_there_leaves_the_promise_unknown(tmp_pat
         repository.test_the_source_is_believed_by_its_own_key_only(GOOD, promise)
 
 
-WISH = HostWish.model_validate(
+SPEC = HostSpec.model_validate(
     {
         "targets": ["debian-12/amd64"],
         "driver": {"branch": 595},
@@ -773,7 +773,7 @@ WISH = HostWish.model_validate(
 @pytest.fixture
 def promised(tmp_path: Path) -> Promised:
     """A host whose lock is there to be read."""
-    lock: HostLock = sealed_host(WISH, {"debian-12/amd64": LOCK})
+    lock: HostLock = sealed_host(SPEC, {"debian-12/amd64": LOCK})
     write_host_lock(tmp_path / "host.lock.yaml", lock)
     text = json.dumps(
         {

@@ -92,7 +92,7 @@ def test_an_alternative_that_something_else_needs_is_preferred() -> None:
     assert names(index, "a") == ["a", "c", "z"]
 
 
-def test_the_order_of_the_wish_changes_nothing() -> None:
+def test_the_order_of_the_spec_changes_nothing() -> None:
     index = [
         package("a", Depends="v"),
         package("b", Depends="y | x"),

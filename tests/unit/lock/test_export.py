@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.lock.export import pylock, requirements
 from pipeline.lock.model import ImageLock, sealed
-from pipeline.spec.image import PythonWish
+from pipeline.spec.image import PythonSpec
 from tests.makers import wheel_pin
 from tests.unit.support import AMD64, make_wheel
 
-WISH = PythonWish(requirements=["thing"])
+SPEC = PythonSpec(requirements=["thing"])
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_real_pip_refuses_other_bytes(wheels: Path, lock: ImageLock) -> None:
 
 
 def test_the_pylock_is_valid_and_says_the_same(lock: ImageLock) -> None:
-    text = pylock(lock, WISH)
+    text = pylock(lock, SPEC)
     packages = tomllib.loads(text)["packages"]
     assert [(p["name"], p["version"]) for p in packages] == [
         (w.name, w.version) for w in lock.wheels
@@ -64,7 +64,7 @@ def test_the_pylock_is_valid_and_says_the_same(lock: ImageLock) -> None:
 
 
 def test_the_pylock_names_a_place_where_one_is_known(lock: ImageLock) -> None:
-    text = pylock(lock, WISH, lambda pin: f"https://example.invalid/{pin.file}")
+    text = pylock(lock, SPEC, lambda pin: f"https://example.invalid/{pin.file}")
     wheels = [p["wheels"][0] for p in tomllib.loads(text)["packages"]]
     assert all(w["url"] == f"https://example.invalid/{w['name']}" for w in wheels)
-    assert "://" not in pylock(lock, WISH)
+    assert "://" not in pylock(lock, SPEC)

@@ -17,10 +17,10 @@ from pipeline.errors import (
     PipelineError,
     ResolveFailed,
     SignatureInvalid,
+    SpecInvalid,
     UnknownPackage,
-    WishInvalid,
 )
-from pipeline.lock.host import Repository, lock_target, read_shelf
+from pipeline.lock.host import Repository, lock_target, read_package_index
 from pipeline.lock.host_model import (
     HostLock,
     TargetLock,
@@ -30,7 +30,7 @@ from pipeline.lock.host_model import (
     sealed_host,
     write_host_lock,
 )
-from pipeline.spec.host import HostWish
+from pipeline.spec.host import HostSpec
 from pipeline.spec.load import read_yaml
 from tests.testbed.apt_repository import (
     DRIVER,
@@ -65,30 +65,32 @@ def repository(tmp_path: Path, signer: Signer) -> AptRepository:
     return new_repository(tmp_path / "repository", signer, nvidia_packages())
 
 
-def wish_data(**driver: Any) -> dict[str, Any]:
-    """The wish that is shipped, with another driver."""
+def spec_data(**driver: Any) -> dict[str, Any]:
+    """The spec that is shipped, with another driver."""
     data: dict[str, Any] = yaml.safe_load((ROOT / "lockfiles" / "host.yaml").read_text())
     data["driver"] |= driver
     return data
 
 
-def wish_for(**driver: Any) -> HostWish:
-    return HostWish.model_validate(wish_data(**driver))
+def spec_for(**driver: Any) -> HostSpec:
+    return HostSpec.model_validate(spec_data(**driver))
 
 
 def locked(repository: AptRepository, target: str = DEBIAN, **driver: Any) -> TargetLock:
     place = Repository(
         lambda path, most_bytes: (repository.root / path).read_bytes(), repository.keyring
     )
-    return lock_target(wish_for(**driver), target, read_shelf(place, target.partition("/")[2]))
+    return lock_target(
+        spec_for(**driver), target, read_package_index(place, target.partition("/")[2])
+    )
 
 
 def driver_pins(lock: TargetLock) -> dict[str, str]:
     return {pin.name: pin.version for pin in lock.driver.debs}
 
 
-def test_the_wish_that_is_shipped_is_valid() -> None:
-    assert read_yaml(ROOT / "lockfiles" / "host.yaml", HostWish).driver.branch == 580
+def test_the_spec_that_is_shipped_is_valid() -> None:
+    assert read_yaml(ROOT / "lockfiles" / "host.yaml", HostSpec).driver.branch == 580
 
 
 def test_ubuntu_gets_the_names_with_the_branch_and_the_newest_version_of_it(
@@ -117,7 +119,7 @@ def test_ubuntu_drops_the_branch_from_its_names_at_r590(repository: AptRepositor
     assert locked(repository, UBUNTU, branch=590).driver.packages == ["nvidia-open"]
 
 
-def test_one_exact_version_can_be_wished_for(repository: AptRepository) -> None:
+def test_one_exact_version_can_be_asked_for(repository: AptRepository) -> None:
     found = locked(repository, UBUNTU, version=OLD_DRIVER)
     assert set(driver_pins(found).values()) == {f"{OLD_DRIVER}-0ubuntu1"}
 
@@ -170,12 +172,12 @@ def test_a_name_that_is_only_provided_leads_to_its_provider(tmp_path: Path, sign
 @pytest.mark.parametrize(
     ("driver", "error", "words"),
     [
-        ({"branch": 585}, ResolveFailed, "no version answers the wish"),
+        ({"branch": 585}, ResolveFailed, "no version answers the spec"),
         ({"branch": 580, "version": "580.1.1"}, ResolveFailed, "no version answers"),
         ({"packages": ["nvidia-opn"]}, UnknownPackage, "has no package nvidia-opn"),
     ],
 )
-def test_a_wish_that_the_repository_cannot_answer_is_said_to_be_one(
+def test_a_spec_that_the_repository_cannot_answer_is_said_to_be_one(
     repository: AptRepository, driver: dict[str, Any], error: type[PipelineError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -184,7 +186,7 @@ def test_a_wish_that_the_repository_cannot_answer_is_said_to_be_one(
 
 def test_a_driver_that_cannot_run_what_the_toolkit_compiles_is_refused_with_the_branch() -> None:
     with pytest.raises(ValueError, match="that needs 580 or newer"):
-        wish_for(branch=570)
+        spec_for(branch=570)
 
 
 def test_two_parts_that_need_two_versions_of_one_package_are_refused(
@@ -215,11 +217,11 @@ def test_two_parts_that_need_two_versions_of_one_package_are_refused(
         {"targets": []},
     ],
 )
-def test_a_wish_that_cannot_work_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_spec_that_cannot_work_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "host.yaml"
-    path.write_text(yaml.safe_dump(wish_data() | change))
-    with pytest.raises(WishInvalid):
-        read_yaml(path, HostWish)
+    path.write_text(yaml.safe_dump(spec_data() | change))
+    with pytest.raises(SpecInvalid):
+        read_yaml(path, HostSpec)
 
 
 def test_an_index_by_a_stranger_is_refused(repository: AptRepository, stranger: Signer) -> None:
@@ -227,7 +229,7 @@ def test_an_index_by_a_stranger_is_refused(repository: AptRepository, stranger: 
         lambda path, most_bytes: (repository.root / path).read_bytes(), stranger.keyring
     )
     with pytest.raises(SignatureInvalid, match="unknown key"):
-        read_shelf(place, "amd64")
+        read_package_index(place, "amd64")
 
 
 def test_a_tampered_index_is_refused(repository: AptRepository) -> None:
@@ -246,10 +248,10 @@ def test_packages_that_are_not_those_of_the_signed_index_are_refused(
 
 
 def test_a_lock_is_read_back_as_it_was_written(repository: AptRepository, tmp_path: Path) -> None:
-    lock = sealed_host(wish_for(), {DEBIAN: locked(repository), UBUNTU: locked(repository, UBUNTU)})
+    lock = sealed_host(spec_for(), {DEBIAN: locked(repository), UBUNTU: locked(repository, UBUNTU)})
     path = tmp_path / "host.lock.yaml"
     write_host_lock(path, lock)
-    assert current_host_lock(path, wish_for()) == lock
+    assert current_host_lock(path, spec_for()) == lock
     assert dump_host(lock) == dump_host(HostLock.model_validate(lock.model_dump()))
 
 
@@ -259,9 +261,9 @@ def test_a_lock_that_is_missing_edited_or_stale_is_refused(
     path = tmp_path / "host.lock.yaml"
     with pytest.raises(LockMissing):
         read_host_lock(path)
-    write_host_lock(path, sealed_host(wish_for(), {DEBIAN: locked(repository)}))
+    write_host_lock(path, sealed_host(spec_for(), {DEBIAN: locked(repository)}))
     with pytest.raises(LockStale):
-        current_host_lock(path, wish_for(branch=590))
+        current_host_lock(path, spec_for(branch=590))
     path.write_text(path.read_text().replace("1.18.2-1", "1.18.3-1"))
     with pytest.raises(LockEdited):
         read_host_lock(path)
@@ -271,7 +273,7 @@ def test_a_lock_that_is_missing_edited_or_stale_is_refused(
 def checkout(sm120: Command) -> Path:
     for name in ("images", "lockfiles"):
         (sm120.cwd / name).mkdir()
-    (sm120.cwd / "lockfiles" / "host.yaml").write_text(yaml.safe_dump(wish_data()))
+    (sm120.cwd / "lockfiles" / "host.yaml").write_text(yaml.safe_dump(spec_data()))
     return sm120.cwd
 
 
@@ -291,13 +293,13 @@ def test_the_command_locks_one_system_after_the_other(
     assert str(repository.root) not in text
 
 
-def test_pins_of_another_wish_do_not_stay_in_the_lock(
+def test_pins_of_another_spec_do_not_stay_in_the_lock(
     sm120: Command, checkout: Path, repository: AptRepository
 ) -> None:
     place = ("--repository", repository.root, "--keyring", repository.keyring)
     sm120("host", "lock", "--target", UBUNTU, *place)
-    wish = checkout / "lockfiles" / "host.yaml"
-    wish.write_text(yaml.safe_dump(wish_data(branch=590)))
+    spec = checkout / "lockfiles" / "host.yaml"
+    spec.write_text(yaml.safe_dump(spec_data(branch=590)))
     assert sm120("host", "lock", "--check").code == LockStale.exit_code
     sm120("host", "lock", "--target", DEBIAN, *place)
     assert UBUNTU not in sm120("host", "lock", "--check").out

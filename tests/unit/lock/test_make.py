@@ -1,4 +1,4 @@
-"""From a wish to a lock: who is asked for what, and what is left to the base."""
+"""From a spec to a lock: who is asked for what, and what is left to the base."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ASK = Transport(debian=nobody, debian_security=nobody, wheel_size=lambda *_: 1)
 def test_what_a_base_has_is_not_locked_again(tmp_path: Path, asked: list[tuple[Any, ...]]) -> None:
     deb = make_deb(tmp_path / "mirror", "tool")
     image = wheel_image("engine", [make_wheel(tmp_path / "mirror", "pkg")], debs=["extra"])
-    del image.wish["python"]
+    del image.spec["python"]
     checkout = make_checkout(tmp_path, root_image([deb]), image)
     lock = make_lock(checkout, "engine", AMD64, ASK)
     assert [pin.name for pin in lock.debs] == ["extra", "needed"]
@@ -75,7 +75,7 @@ def test_a_fresh_lock_of_the_base_counts_more_than_the_kept_one(
 ) -> None:
     deb = make_deb(tmp_path / "mirror", "tool")
     image = wheel_image("engine", [make_wheel(tmp_path / "mirror", "pkg")])
-    del image.wish["python"]
+    del image.spec["python"]
     checkout = make_checkout(tmp_path, root_image([deb]), image)
     fresh = make_lock(checkout, "root", AMD64, ASK)
     lock = make_lock(checkout, "engine", AMD64, ASK, {"root": fresh})
@@ -109,7 +109,7 @@ def test_a_lock_names_the_image_right_below_it(
     middle = wheel_image("middle", [make_wheel(tmp_path / "mirror", "pkg")])
     top = wheel_image("top", [make_wheel(tmp_path / "mirror", "more")], base="middle")
     for image in (middle, top):
-        del image.wish["python"]
+        del image.spec["python"]
     checkout = make_checkout(tmp_path, root, middle, top)
     lock = make_lock(checkout, "top", AMD64, ASK)
     assert lock.base_lock == read_lock(checkout.lock_path("middle", AMD64)).seal

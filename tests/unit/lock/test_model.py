@@ -24,7 +24,7 @@ from pipeline.lock.model import (
     write_lock,
 )
 from pipeline.spec.load import Checkout
-from tests.unit.support import AMD64, ARM64, ROOT, lock_to, make_checkout, tiny_wish, write_wish
+from tests.unit.support import AMD64, ARM64, ROOT, lock_to, make_checkout, tiny_spec, write_spec
 
 HEX = "ab" * 32
 DIGEST = f"sha256:{HEX}"
@@ -96,7 +96,7 @@ def test_the_seal_does_not_hang_on_the_order_in_which_pins_were_found() -> None:
 def changed_fields() -> list[tuple[str, str]]:
     """A lock's text with each value in it changed, one at a time."""
     text, found = dump(LOCK), []
-    for field in ("image", "platform", "wish", "seal", "base_lock", "format"):
+    for field in ("image", "platform", "spec", "seal", "base_lock", "format"):
         line = next(row for row in text.splitlines() if row.startswith(f"{field}:"))
         other = {
             "image": "image: other",
@@ -178,43 +178,43 @@ def checkout(tmp_path: Path) -> Checkout:
     return made
 
 
-def test_a_lock_that_answers_the_wish_is_current(checkout: Checkout) -> None:
-    assert current_lock(checkout, checkout.wish("tiny"), AMD64).wheels == [WHEEL]
+def test_a_lock_that_answers_the_spec_is_current(checkout: Checkout) -> None:
+    assert current_lock(checkout, checkout.spec("tiny"), AMD64).wheels == [WHEEL]
 
 
-def test_a_lock_of_an_older_wish_is_stale(checkout: Checkout) -> None:
-    write_wish(checkout, tiny_wish(python={"requirements": ["thing>1"]}))
-    with pytest.raises(LockStale, match="the wish has changed"):
-        current_lock(checkout, checkout.wish("tiny"), AMD64)
+def test_a_lock_of_an_older_spec_is_stale(checkout: Checkout) -> None:
+    write_spec(checkout, tiny_spec(python={"requirements": ["thing>1"]}))
+    with pytest.raises(LockStale, match="the spec has changed"):
+        current_lock(checkout, checkout.spec("tiny"), AMD64)
 
 
 def test_a_lock_for_another_platform_is_missing_or_refused(checkout: Checkout) -> None:
-    write_wish(checkout, tiny_wish(platforms=[AMD64, ARM64]))
+    write_spec(checkout, tiny_spec(platforms=[AMD64, ARM64]))
     with pytest.raises(LockMissing):
-        current_lock(checkout, checkout.wish("tiny"), ARM64)
+        current_lock(checkout, checkout.spec("tiny"), ARM64)
     checkout.lock_path("tiny", AMD64).rename(checkout.lock_path("tiny", ARM64))
     with pytest.raises(LockEdited, match="is the lock of tiny for linux/amd64"):
-        current_lock(checkout, checkout.wish("tiny"), ARM64)
+        current_lock(checkout, checkout.spec("tiny"), ARM64)
 
 
 def test_a_lock_of_another_image_is_refused(checkout: Checkout) -> None:
-    write_wish(checkout, tiny_wish("other"))
+    write_spec(checkout, tiny_spec("other"))
     checkout.lock_path("tiny", AMD64).rename(checkout.lock_path("other", AMD64))
     with pytest.raises(LockEdited, match="is the lock of tiny"):
-        current_lock(checkout, checkout.wish("other"), AMD64)
+        current_lock(checkout, checkout.spec("other"), AMD64)
 
 
 def test_a_lock_on_an_older_base_is_stale(checkout: Checkout) -> None:
-    write_wish(checkout, tiny_wish("upper", base="tiny", debian=None))
+    write_spec(checkout, tiny_spec("upper", base="tiny", debian=None))
     base = read_lock(checkout.lock_path("tiny", AMD64))
     lock_to(checkout, "upper", [], base_lock=base.seal)
-    current_lock(checkout, checkout.wish("upper"), AMD64)
+    current_lock(checkout, checkout.spec("upper"), AMD64)
     lock_to(checkout, "tiny", [])
     with pytest.raises(LockStale, match="its base tiny has changed"):
-        current_lock(checkout, checkout.wish("upper"), AMD64)
+        current_lock(checkout, checkout.spec("upper"), AMD64)
     checkout.lock_path("tiny", AMD64).unlink()
     with pytest.raises(LockMissing):
-        current_lock(checkout, checkout.wish("upper"), AMD64)
+        current_lock(checkout, checkout.spec("upper"), AMD64)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "lockfiles" / "images").glob("*.yaml")), ids=str)

@@ -13,12 +13,12 @@ from pipeline.errors import ResolveFailed
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import Settings
 from pipeline.lock.wheels import choose_wheels, resolve_wheels, tag_ranks
-from pipeline.spec.image import PythonWish
+from pipeline.spec.image import PythonSpec
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import AMD64, ARM64, make_wheel
 
-WISH = PythonWish(requirements=["thing"])
+SPEC = PythonSpec(requirements=["thing"])
 
 
 def pylock(*files: str, **more: Any) -> dict[str, Any]:
@@ -28,11 +28,11 @@ def pylock(*files: str, **more: Any) -> dict[str, Any]:
 
 def chosen(*tags: str, platform: str = AMD64, version: str = "3.11") -> str:
     files = [f"thing-1.0-{tag}.whl" for tag in tags]
-    wish = PythonWish(requirements=["thing"], version=version)
+    spec = PythonSpec(requirements=["thing"], version=version)
     results = set()
     for seed in range(4):
         random.Random(seed).shuffle(files)
-        ((_, _, file, _),) = choose_wheels(pylock(*files), wish, platform)
+        ((_, _, file, _),) = choose_wheels(pylock(*files), spec, platform)
         results.add(file)
     (only,) = results
     return only.removeprefix("thing-1.0-").removesuffix(".whl")
@@ -110,27 +110,27 @@ def test_the_order_of_tags_is_that_of_pip_inside_debian_12(
 )
 def test_no_wheel_for_the_platform_is_said_plainly(files: list[str]) -> None:
     with pytest.raises(ResolveFailed, match=r"thing 1\.0: no wheel for linux/amd64"):
-        choose_wheels(pylock(*files), WISH, AMD64)
+        choose_wheels(pylock(*files), SPEC, AMD64)
 
 
 def test_a_wheel_without_a_hash_is_not_locked() -> None:
     lock = pylock("thing-1.0-py3-none-any.whl")
     lock["packages"][0]["wheels"][0]["hashes"] = {}
     with pytest.raises(ResolveFailed, match="no sha256"):
-        choose_wheels(lock, WISH, AMD64)
+        choose_wheels(lock, SPEC, AMD64)
 
 
 def test_a_wheel_may_be_known_by_its_address_only() -> None:
     url = "https://example.invalid/a/thing-1.0%2Bcu130-py3-none-any.whl"
     lock = {"packages": [{"name": "Thing", "version": "1.0+cu130", "wheels": [{"url": url}]}]}
     lock["packages"][0]["wheels"][0]["hashes"] = {"sha256": "0" * 64}  # type: ignore[index]
-    (found,) = choose_wheels(lock, WISH, AMD64)
+    (found,) = choose_wheels(lock, SPEC, AMD64)
     assert found[:3] == ("thing", "1.0+cu130", "thing-1.0+cu130-py3-none-any.whl")
 
 
 def test_what_is_left_out_on_purpose_needs_no_wheel() -> None:
-    wish = PythonWish(requirements=["thing"], omit={"thing": "not on this platform"})
-    assert choose_wheels(pylock(), wish, AMD64) == []
+    spec = PythonSpec(requirements=["thing"], omit={"thing": "not on this platform"})
+    assert choose_wheels(pylock(), spec, AMD64) == []
 
 
 # The real uv, against an index on loopback.
@@ -159,13 +159,13 @@ def resolve(
     *,
     needs_cuda: bool = False,
 ) -> dict[str, tuple[str, int]]:
-    wish = PythonWish(requirements=requirements)
+    spec = PythonSpec(requirements=requirements)
     client = Client(settings, first_wait_s=0.001)
     scratch.mkdir()
     args = [] if settings.indexes else ["--no-index"]
     env = {**uv_environment(settings), "UV_CACHE_DIR": str(scratch / "cache")}
     finder = _size_finder(client)
-    pins = resolve_wheels(wish, platform, finder, args, scratch, env, needs_cuda=needs_cuda)
+    pins = resolve_wheels(spec, platform, finder, args, scratch, env, needs_cuda=needs_cuda)
     return {p.name: (p.file, p.size_bytes) for p in pins}
 
 

@@ -8,16 +8,16 @@ import pytest
 from pipeline.assemble.image import Built
 from pipeline.errors import PublishRefused
 from pipeline.publish.gates import gate_state, require_gates
-from pipeline.spec.image import ImageWish
+from pipeline.spec.image import ImageSpec
 from pipeline.store.store import Store
-from tests.unit.support import tiny_wish
+from tests.unit.support import tiny_spec
 
 DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 BUILT = Built("tiny", "linux/amd64", DIGEST, 0, (), cached=True)
 
 
-def wish(*gates: str, **more: Any) -> ImageWish:
-    return ImageWish.model_validate(tiny_wish(gates=list(gates), **more))
+def spec(*gates: str, **more: Any) -> ImageSpec:
+    return ImageSpec.model_validate(tiny_spec(gates=list(gates), **more))
 
 
 def keep(store: Store, record: Any) -> None:
@@ -32,7 +32,7 @@ def record(digest: str = DIGEST, **verdicts: str) -> dict[str, Any]:
 
 
 def test_an_image_without_gates_says_so_and_may_go(store: Store) -> None:
-    state = gate_state(store, wish(), BUILT)
+    state = gate_state(store, spec(), BUILT)
     assert state.state == "no gates"
     require_gates("tiny", [state], None)
 
@@ -40,7 +40,7 @@ def test_an_image_without_gates_says_so_and_may_go(store: Store) -> None:
 @pytest.mark.parametrize("verdict", ["passed", "accepted"])
 def test_passed_gates_let_an_image_go(store: Store, verdict: str) -> None:
     keep(store, record(smem=verdict, arch="passed"))
-    state = gate_state(store, wish("smem", "arch"), BUILT)
+    state = gate_state(store, spec("smem", "arch"), BUILT)
     assert state.state == "passed"
     require_gates("tiny", [state], None)
 
@@ -73,7 +73,7 @@ def test_passed_gates_let_an_image_go(store: Store, verdict: str) -> None:
 def test_anything_else_does_not(store: Store, kept: Any, words: str) -> None:
     if kept is not None:
         keep(store, kept)
-    state = gate_state(store, wish("smem", "arch"), BUILT)
+    state = gate_state(store, spec("smem", "arch"), BUILT)
     assert state.state == "not passed"
     assert words in state.words
     with pytest.raises(PublishRefused, match="tiny for linux/amd64"):
@@ -82,7 +82,7 @@ def test_anything_else_does_not(store: Store, kept: Any, words: str) -> None:
 
 
 def test_patches_must_have_been_proved(store: Store) -> None:
-    patched = wish("smem", patches="patches/series.yaml")
+    patched = spec("smem", patches="patches/series.yaml")
     keep(store, record(smem="passed"))
     assert gate_state(store, patched, BUILT).words == "patches: not run"
     keep(store, record(smem="passed", patches="passed"))
@@ -91,7 +91,7 @@ def test_patches_must_have_been_proved(store: Store) -> None:
 
 def test_machine_code_must_have_been_judged_for_every_card_that_is_promised(store: Store) -> None:
     cuda = {"from": ["nvidia"], "architectures": ["sm_120", "sm_121"]}
-    both = wish("arch", cuda=cuda)
+    both = spec("arch", cuda=cuda)
     keep(store, record(arch="passed"))
     assert gate_state(store, both, BUILT).words == "arch on sm_121: not run"
 
@@ -100,20 +100,20 @@ def test_a_card_that_the_image_is_not_for_decides_nothing(store: Store) -> None:
     found = record(arch="passed")
     found["results"].append({"gate": "arch", "arch": "sm_90", "verdict": "failed"})
     keep(store, found)
-    assert gate_state(store, wish("arch"), BUILT).state == "passed"
+    assert gate_state(store, spec("arch"), BUILT).state == "passed"
 
 
 def test_wrong_numbers_keep_an_image_back(store: Store) -> None:
     keep(store, record(smem="passed", numerics="passed"))
-    assert gate_state(store, wish("smem"), BUILT).state == "passed"
-    assert gate_state(store, wish("smem", "numerics"), BUILT).state == "passed"
+    assert gate_state(store, spec("smem"), BUILT).state == "passed"
+    assert gate_state(store, spec("smem", "numerics"), BUILT).state == "passed"
     for verdict in ("failed", "unknown"):
         keep(store, record(smem="passed", numerics=verdict))
-        assert gate_state(store, wish("smem"), BUILT).words == f"numerics on sm_120: {verdict}"
+        assert gate_state(store, spec("smem"), BUILT).words == f"numerics on sm_120: {verdict}"
 
 
 def test_a_series_without_patches_has_none_to_prove(store: Store) -> None:
-    named = wish("smem", patches="patches/series.yaml")
+    named = spec("smem", patches="patches/series.yaml")
     keep(store, record(smem="passed"))
     assert gate_state(store, named, BUILT, has_patches=False).state == "passed"
     assert gate_state(store, named, BUILT, has_patches=True).state == "not passed"

@@ -11,7 +11,7 @@ from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, 
 from pipeline.oci.document import Document
 from pipeline.oci.reference import parse_reference
 from pipeline.registry.download import pull_blob, read_blob
-from pipeline.registry.pull import LayoutShelf, pull_into, pull_layout, read_kept
+from pipeline.registry.pull import LayoutBlobs, pull_into, pull_layout, read_kept
 from pipeline.registry.repository import Repository
 from pipeline.registry.wanted import plan_pull, resolve
 from pipeline.store.store import open_store
@@ -347,13 +347,13 @@ def test_a_kept_document_is_checked_again_when_it_is_read(
     repository: Repository, image: Document, both: Document, tmp_path: Path
 ) -> None:
     pull(repository, image, tmp_path / "out")
-    shelf = LayoutShelf(tmp_path / "out")
-    assert read_kept(shelf, image.digest) == image
-    shelf.blob_path(image.digest).write_bytes(both.data)
+    blobs = LayoutBlobs(tmp_path / "out")
+    assert read_kept(blobs, image.digest) == image
+    blobs.blob_path(image.digest).write_bytes(both.data)
     with pytest.raises(RegistryBroken, match="not what its name says"):
-        read_kept(shelf, image.digest)
+        read_kept(blobs, image.digest)
     with pytest.raises(NotInRegistry):
-        read_kept(shelf, digest_of(b"gone"))
+        read_kept(blobs, digest_of(b"gone"))
 
 
 def test_a_link_or_file_in_the_folders_place_is_refused(

@@ -1,4 +1,4 @@
-"""A wish for a foreign base names a repository and a digest, and no place."""
+"""A ask for a foreign base names a repository and a digest, and no place."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.spec.base import parse_foreign
-from pipeline.spec.image import ImageWish
+from pipeline.spec.image import ImageSpec
 
 DIGEST = "sha256:" + "ab" * 32
 
 
-def wish(base: Any) -> ImageWish:
-    return ImageWish.model_validate(
+def spec(base: Any) -> ImageSpec:
+    return ImageSpec.model_validate(
         {
             "name": "mine",
             "summary": "something on a base",
@@ -34,14 +34,14 @@ def wish(base: Any) -> ImageWish:
     ],
 )
 def test_repository_and_digest_are_a_foreign_base(base: str, repository: str) -> None:
-    found = wish(base)
+    found = spec(base)
     assert found.foreign is not None
     assert (found.foreign.repository, found.foreign.digest) == (repository, DIGEST)
     assert found.parent is None
 
 
 def test_a_plain_name_is_an_image_of_this_checkout() -> None:
-    found = wish("debian-python")
+    found = spec("debian-python")
     assert (found.parent, found.foreign) == ("debian-python", None)
 
 
@@ -74,19 +74,19 @@ def test_a_plain_name_is_an_image_of_this_checkout() -> None:
 )
 def test_what_does_not_pin_a_base_is_refused_with_a_reason(base: Any, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
-        wish(base)
+        spec(base)
 
 
 def test_accounts_need_a_root_of_our_own() -> None:
     account = {"name": "a", "uid": 1, "gid": 1, "home": "/home/a"}
-    body = wish(f"a@{DIGEST}").model_dump(by_alias=True)
+    body = spec(f"a@{DIGEST}").model_dump(by_alias=True)
     with pytest.raises(ValidationError, match="`accounts` belong"):
-        ImageWish.model_validate({**body, "accounts": [account]})
+        ImageSpec.model_validate({**body, "accounts": [account]})
 
 
 def test_another_digest_makes_a_lock_stale() -> None:
     other = "sha256:" + "cd" * 32
-    assert wish(f"a@{DIGEST}").lock_digest() != wish(f"a@{other}").lock_digest()
+    assert spec(f"a@{DIGEST}").lock_digest() != spec(f"a@{other}").lock_digest()
 
 
 def test_a_name_of_ours_is_never_read_as_foreign() -> None:

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.spec.image import ImageWish, PatchSeries
+from pipeline.spec.image import ImageSpec, PatchSeries
 from pipeline.spec.load import schema
 from tests.unit.spec.json_schema import problems
-from tests.unit.support import AMD64, ROOT, tiny_wish
+from tests.unit.support import AMD64, ROOT, tiny_spec
 
 SHIPPED = sorted((ROOT / "images").glob("*/image.yaml"))
 SERIES = sorted((ROOT / "images").glob("*/patches/*.yaml"))
 
 
-def wish(**changes: Any) -> ImageWish:
-    return ImageWish.model_validate(tiny_wish(**changes))
+def spec(**changes: Any) -> ImageSpec:
+    return ImageSpec.model_validate(tiny_spec(**changes))
 
 
-def test_a_small_wish_is_enough() -> None:
-    assert wish().platforms == [AMD64]
+def test_a_small_spec_is_enough() -> None:
+    assert spec().platforms == [AMD64]
 
 
 BAD: dict[str, dict[str, Any]] = {
@@ -91,14 +91,14 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_wrong_wish_is_refused(name: str) -> None:
+def test_a_wrong_spec_is_refused(name: str) -> None:
     with pytest.raises(ValidationError):
-        wish(**BAD[name])
+        spec(**BAD[name])
 
 
-def test_a_wish_cannot_change() -> None:
+def test_a_spec_cannot_change() -> None:
     with pytest.raises(ValidationError):
-        setattr(wish(), "name", "other")  # noqa: B010
+        setattr(spec(), "name", "other")  # noqa: B010
 
 
 LOCK_CHANGES: list[dict[str, Any]] = [
@@ -117,31 +117,31 @@ NO_LOCK_CHANGES: list[dict[str, Any]] = [
     {"env": {"A": "b"}},
     {"files": [{"from": "x", "to": "/x"}]},
     {"python": {"requirements": ["thing"], "prefer": ["thing"]}},
-    {"python": {"requirements": ["thing"], "untrue_records": {"thing": "published so"}}},
+    {"python": {"requirements": ["thing"], "rewrite_record": {"thing": "published so"}}},
     {"labels": {"a": "b"}},
 ]
 
 
 @pytest.mark.parametrize("changes", LOCK_CHANGES)
 def test_what_decides_the_lock_changes_its_digest(changes: dict[str, Any]) -> None:
-    assert wish(**changes).lock_digest() != wish().lock_digest()
+    assert spec(**changes).lock_digest() != spec().lock_digest()
 
 
 @pytest.mark.parametrize("changes", NO_LOCK_CHANGES)
 def test_what_does_not_decide_the_lock_leaves_its_digest(changes: dict[str, Any]) -> None:
-    assert wish(**changes).lock_digest() == wish().lock_digest()
+    assert spec(**changes).lock_digest() == spec().lock_digest()
 
 
 def test_the_order_of_debs_does_not_matter() -> None:
-    one, other = wish(debs=["a", "b"]), wish(debs=["b", "a"])
+    one, other = spec(debs=["a", "b"]), spec(debs=["b", "a"])
     assert one.lock_digest() == other.lock_digest()
 
 
-SCHEMA: dict[str, Any] = json.loads(schema(ImageWish))
+SCHEMA: dict[str, Any] = json.loads(schema(ImageSpec))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.parent.name)
-def test_the_schema_accepts_the_shipped_wishes(path: Path) -> None:
+def test_the_schema_accepts_the_shipped_specs(path: Path) -> None:
     assert problems(yaml.safe_load(path.read_text()), SCHEMA, SCHEMA) == []
 
 
@@ -164,8 +164,8 @@ def test_the_schema_accepts_the_shipped_series(path: Path) -> None:
         {"summary": None},
     ],
 )
-def test_the_schema_refuses_what_the_wish_refuses(changes: dict[str, Any]) -> None:
-    assert problems(tiny_wish(**changes), SCHEMA, SCHEMA)
+def test_the_schema_refuses_what_the_spec_refuses(changes: dict[str, Any]) -> None:
+    assert problems(tiny_spec(**changes), SCHEMA, SCHEMA)
 
 
 def test_every_object_of_the_schema_is_closed() -> None:
@@ -176,7 +176,7 @@ def test_every_object_of_the_schema_is_closed() -> None:
 @given(st.text("abc./-", max_size=12))
 def test_no_path_of_a_file_leaves_the_image(text: str) -> None:
     try:
-        to = wish(files=[{"from": "x", "to": f"/{text}"}]).files[0].to
+        to = spec(files=[{"from": "x", "to": f"/{text}"}]).files[0].to
     except ValidationError:
         return
     assert not {"", ".", ".."} & set(to.removeprefix("/").split("/"))

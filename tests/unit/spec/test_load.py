@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.errors import UnknownImage, WishInvalid
+from pipeline.errors import SpecInvalid, UnknownImage
 from pipeline.spec import load
-from pipeline.spec.image import ImageWish
+from pipeline.spec.image import ImageSpec
 from pipeline.spec.load import Checkout, find_checkout, read_yaml
-from tests.unit.support import ROOT, make_checkout, tiny_wish, write_wish
+from tests.unit.support import ROOT, make_checkout, tiny_spec, write_spec
 
-GOOD = yaml.safe_dump(tiny_wish())
+GOOD = yaml.safe_dump(tiny_spec())
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{new}: &{new} [{','.join(['*' + old] * 9)}]\n" for old, new in pairwise("abcdefghi")
 )
 
 
-def read(tmp_path: Path, text: str | bytes) -> ImageWish:
+def read(tmp_path: Path, text: str | bytes) -> ImageSpec:
     path = tmp_path / "image.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read_yaml(path, ImageWish)
+    return read_yaml(path, ImageSpec)
 
 
 def test_a_good_file_is_read(tmp_path: Path) -> None:
@@ -67,20 +67,20 @@ BAD: dict[str, tuple[str | bytes, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_file_is_an_error_in_one_line_that_names_it(tmp_path: Path, name: str) -> None:
     text, words = BAD[name]
-    with pytest.raises(WishInvalid, match=words) as caught:
+    with pytest.raises(SpecInvalid, match=words) as caught:
         read(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "image.yaml"))
     assert "\n" not in str(caught.value)
 
 
 def test_the_wrong_field_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WishInvalid, match=r"python\.requirements\.0: .*not a requirement"):
-        read(tmp_path, yaml.safe_dump(tiny_wish(python={"requirements": ["a b"]})))
+    with pytest.raises(SpecInvalid, match=r"python\.requirements\.0: .*not a requirement"):
+        read(tmp_path, yaml.safe_dump(tiny_spec(python={"requirements": ["a b"]})))
 
 
 def test_many_keys_take_no_long_time(tmp_path: Path) -> None:
     start = time.monotonic()
-    with pytest.raises(WishInvalid):
+    with pytest.raises(SpecInvalid):
         read(tmp_path, "".join(f"k{n}: 1\n" for n in range(20_000)))
     assert time.monotonic() - start < 20
 
@@ -90,36 +90,36 @@ def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, kind: str
     path = tmp_path / "image.yaml"
     if kind == "a folder":
         path.mkdir()
-    with pytest.raises(WishInvalid, match=r"image\.yaml: cannot be read"):
-        read_yaml(path, ImageWish)
+    with pytest.raises(SpecInvalid, match=r"image\.yaml: cannot be read"):
+        read_yaml(path, ImageSpec)
 
 
 def test_an_unknown_image_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UnknownImage, match=r"no image 'tinny' \(there are: tiny\)"):
-        make_checkout(tmp_path).wish("tinny")
+        make_checkout(tmp_path).spec("tinny")
     with pytest.raises(UnknownImage, match="there are: none"):
-        Checkout(tmp_path / "empty").wish("tiny")
+        Checkout(tmp_path / "empty").spec("tiny")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../images/tiny", "tiny/", "/etc"])
 def test_a_path_is_no_image(tmp_path: Path, name: str) -> None:
     checkout = make_checkout(tmp_path)
-    with pytest.raises((UnknownImage, WishInvalid)):
-        checkout.wish(name)
+    with pytest.raises((UnknownImage, SpecInvalid)):
+        checkout.spec(name)
 
 
 def test_a_name_that_is_not_the_folders_is_refused(tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path)
     checkout.folder("tiny").rename(checkout.folder("small"))
-    with pytest.raises(WishInvalid, match="is 'tiny', its folder is 'small'"):
-        checkout.wish("small")
+    with pytest.raises(SpecInvalid, match="is 'tiny', its folder is 'small'"):
+        checkout.spec("small")
 
 
 def with_bases(root: Path, **bases: str | None) -> Checkout:
     checkout = Checkout(root)
     for name, base in bases.items():
         debian = None if base else {"suite": "bookworm"}
-        write_wish(checkout, tiny_wish(name, base=base, debian=debian))
+        write_spec(checkout, tiny_spec(name, base=base, debian=debian))
     return checkout
 
 
@@ -132,7 +132,7 @@ def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
     "bases", [{"a": "a"}, {"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "b"}]
 )
 def test_a_base_that_leads_back_is_refused(tmp_path: Path, bases: dict[str, str]) -> None:
-    with pytest.raises(WishInvalid, match="its base leads back"):
+    with pytest.raises(SpecInvalid, match="its base leads back"):
         with_bases(tmp_path, **bases).chain("a")
 
 
@@ -148,8 +148,8 @@ def test_the_checkout_is_found_from_any_folder_in_it(tmp_path: Path) -> None:
         find_checkout(tmp_path.parent)
 
 
-def test_the_shipped_wishes_are_good() -> None:
+def test_the_shipped_specs_are_good() -> None:
     checkout = Checkout(ROOT)
     for name in checkout.images():
         assert checkout.chain(name)[-1].name == name
-        assert checkout.series(checkout.wish(name)) is not None
+        assert checkout.series(checkout.spec(name)) is not None

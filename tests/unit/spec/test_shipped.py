@@ -1,4 +1,4 @@
-"""The shipped wishes, locks and schemas agree with each other."""
+"""The shipped specs, locks and schemas agree with each other."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipeline.assemble.plan import plan_image
-from pipeline.gate.arch_spec import ArchWish
+from pipeline.gate.arch_spec import ArchSpec
 from pipeline.gate.cases import EngineSetup, GateFile
 from pipeline.gate.numeric_cases import NumericsFile
 from pipeline.lock.model import current_lock
-from pipeline.spec.image import ImageWish, PatchSeries
+from pipeline.spec.image import ImageSpec, PatchSeries
 from pipeline.spec.load import Checkout, schema
 from tests.unit.spec.json_schema import problems
 
 CHECKOUT = Checkout(Path(__file__).resolve().parents[3])
-SHIPPED = [(n, p) for n in CHECKOUT.images() for p in CHECKOUT.wish(n).platforms]
+SHIPPED = [(n, p) for n in CHECKOUT.images() for p in CHECKOUT.spec(n).platforms]
 
 
 @pytest.mark.parametrize(("name", "platform"), SHIPPED)
-def test_a_shipped_lock_answers_its_wish(name: str, platform: str) -> None:
-    assert current_lock(CHECKOUT, CHECKOUT.wish(name), platform).pins or name == "debian-python"
+def test_a_shipped_lock_answers_its_spec(name: str, platform: str) -> None:
+    assert current_lock(CHECKOUT, CHECKOUT.spec(name), platform).pins or name == "debian-python"
 
 
 @pytest.mark.parametrize(("name", "platform"), SHIPPED)
@@ -40,12 +40,12 @@ def test_no_lock_names_a_place(path: Path) -> None:
 
 
 MODELS: dict[str, type[BaseModel]] = {
-    "image": ImageWish,
+    "image": ImageSpec,
     "series": PatchSeries,
     "gate": GateFile,
     "numerics": NumericsFile,
     "engine": EngineSetup,
-    "arch": ArchWish,
+    "arch": ArchSpec,
 }
 GATE_FILES = sorted((CHECKOUT.root / "images").glob("*/gates/*.yaml"))
 

@@ -50,9 +50,9 @@ def flip(path: Path) -> None:
 
 
 def test_show_counts_what_is_there(store: Store, digest: str, sm120: Command) -> None:
-    shelves = {s["name"]: s for s in sm120("store", "show", "--json").json["shelves"]}
-    assert shelves["layers"]["files"] == len(blobs(store))
-    assert shelves["inputs"]["files"] == 1
+    sections = {s["name"]: s for s in sm120("store", "show", "--json").json["sections"]}
+    assert sections["layers"]["files"] == len(blobs(store))
+    assert sections["inputs"]["files"] == 1
     assert "tables of contents" in sm120("store", "show").out
 
 
@@ -251,5 +251,5 @@ def test_a_file_that_vanishes_while_the_store_is_counted_counts_nothing(
         yield folder / ("0" * 64)
 
     monkeypatch.setattr(upkeep, "_files", files)
-    assert {s.size_bytes for s in upkeep.shelves(store)} == {0}
+    assert {s.size_bytes for s in upkeep.sections(store)} == {0}
     assert upkeep.total_bytes(store) == 0

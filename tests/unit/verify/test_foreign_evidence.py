@@ -30,7 +30,7 @@ from tests.testbed.foreign_image import (
     system_layer,
 )
 from tests.testbed.tiny_registry import digest_of
-from tests.unit.assemble.test_on_a_foreign_base import wish_on
+from tests.unit.assemble.test_on_a_foreign_base import spec_on
 from tests.unit.verify.world import WHEN, World, trusted
 
 IMAGE = foreign_image(
@@ -62,8 +62,8 @@ def make_foreign_world(place: Path) -> World:
     # one file of ours in two places is one material
     files = [{"from": "tool", "to": to} for to in ("/opt/tool", "/usr/bin/tool2")]
     python = {"requirements": ["pkg==1.0"]}
-    wish = wish_on(IMAGE, base=str(base), python=python, files=files)
-    mine = Image(wish, [wheel], files={"tool": "new\n"}, base_image=pin)
+    spec = spec_on(IMAGE, base=str(base), python=python, files=files)
+    mine = Image(spec, [wheel], files={"tool": "new\n"}, base_image=pin)
     checkout = make_checkout(place / "checkout", mine)
     built = build(checkout, store, mirror, "mine")[0]
     plan = plan_image(checkout, "mine", AMD64)
@@ -156,21 +156,21 @@ def no_digest(body: dict[str, Any]) -> None:
     del dependencies(body)[0]["digest"]
 
 
-def wish_another(body: dict[str, Any]) -> None:
+def spec_another(body: dict[str, Any]) -> None:
     external = body["predicate"]["buildDefinition"]["externalParameters"]
-    external["images"]["mine"]["wish"]["base"] = f"{REPOSITORY}@sha256:{'0' * 64}"
+    external["images"]["mine"]["spec"]["base"] = f"{REPOSITORY}@sha256:{'0' * 64}"
 
 
-def wish_none(body: dict[str, Any]) -> None:
+def spec_none(body: dict[str, Any]) -> None:
     external = body["predicate"]["buildDefinition"]["externalParameters"]
-    external["images"]["mine"]["wish"]["base"] = "root"
+    external["images"]["mine"]["spec"]["base"] = "root"
 
 
 @pytest.mark.parametrize(
     "lie",
     [
         *(leave_out, another_digest, another_index, another_name, fewer_layers, other_layers),
-        *(only_the_first_layer, another_config, two_bases, no_digest, wish_another, wish_none),
+        *(only_the_first_layer, another_config, two_bases, no_digest, spec_another, spec_none),
     ],
 )
 def test_a_lie_about_the_base_is_found(world: World, lie: Lie) -> None:
@@ -211,12 +211,12 @@ def test_an_SPDX_bill_without_the_base_is_broken(world: World) -> None:
 def test_another_base_in_the_lock_makes_the_evidence_stale(world: World, tmp_path: Path) -> None:
     checkout = world.checkout_copy(tmp_path)
     path = checkout.folder("mine") / "image.yaml"
-    wish = json.loads(path.read_text())
+    spec = json.loads(path.read_text())
     other = world.plan.lock.base_image
     assert other is not None
     other = other.model_copy(update={"repository": "team/moved"})
-    wish["base"] = f"team/moved@{digest_of(INDEX)}"
-    make_checkout(checkout.root, Image(wish, files={"tool": "new\n"}, base_image=other))
+    spec["base"] = f"team/moved@{digest_of(INDEX)}"
+    make_checkout(checkout.root, Image(spec, files={"tool": "new\n"}, base_image=other))
     node = world.walk(trust=vouching(world), checkout=checkout).node
     assert node.verdict is Verdict.STALE, show(node)
 

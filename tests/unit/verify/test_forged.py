@@ -16,7 +16,7 @@ from pipeline.attest.keys import LocalSigner
 from pipeline.attest.statement import Moment, state
 from pipeline.attest.trust import Trust
 from pipeline.model import canonical_json
-from pipeline.verify.evidence import read_exhibit
+from pipeline.verify.evidence import read_item
 from pipeline.verify.verdict import Node, Verdict
 from tests.unit.verify.world import World, sign_bytes, trust_in, trusted
 
@@ -300,13 +300,13 @@ BROKEN: dict[str, tuple[Forge, str]] = {
         lie(lambda b: dependencies(b).append({**wheel(b), "digest": {"sha256": "4" * 64}})),
         "whl: is there twice",
     ),
-    "another image's wish": (
+    "another image's spec": (
         lie(lambda b: external(b).update(image="root2")),
-        "speaks of an image whose wish it does not hold",
+        "speaks of an image whose spec it does not hold",
     ),
     "a lock of a strange image": (
         lie(lambda b: byproducts(b)[0].update(uri="urn:sm120-pipeline:lock:..:x")),
-        "speaks of an image whose wish it does not hold",
+        "speaks of an image whose spec it does not hold",
     ),
     # the materials
     "extra layer in the record": (lie(extra_layer), "was recorded, the image has it not"),
@@ -379,11 +379,11 @@ def forged(
     """The verdict on the good evidence with one forged piece among it."""
     made = forge(world)
     data = made if isinstance(made, bytes) else made.dump()
-    exhibits = [
-        read_exhibit(key, data if key == name else good.dump())
+    items = [
+        read_item(key, data if key == name else good.dump())
         for key, good in world.envelopes().items()
     ]
-    return world.walk(exhibits, trust).node
+    return world.walk(items, trust).node
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -597,7 +597,7 @@ def test_refusals_can_be_told_apart(world: World) -> None:
     shared = {words for words in said if said.count(words) > 1}
     assert shared == {
         "is not over these bytes",
-        "speaks of an image whose wish it does not hold",
+        "speaks of an image whose spec it does not hold",
         "says passed, but its tests say unknown",
     }
 
@@ -610,5 +610,5 @@ def test_base64_of_the_payload_is_the_only_spelling(world: World) -> None:
     """The same payload, spelled with line ends as MIME does, is not taken."""
     body = json.loads(world.signed("provenance").dump())
     text = base64.encodebytes(base64.b64decode(body["payload"])).decode()
-    exhibit = read_exhibit("x", canonical_json({**body, "payload": text}))
-    assert exhibit.envelope is None
+    item = read_item("x", canonical_json({**body, "payload": text}))
+    assert item.envelope is None

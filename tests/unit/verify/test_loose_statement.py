@@ -13,7 +13,7 @@ from pipeline.attest.keys import LocalSigner, new_key
 from pipeline.attest.names import CYCLONEDX, PROVENANCE, REBUILD, SPDX, TEST_RESULT
 from pipeline.attest.statement import state
 from pipeline.verify.chain import Judge
-from pipeline.verify.evidence import Exhibit, read_exhibit
+from pipeline.verify.evidence import EvidenceItem, read_item
 from pipeline.verify.loose import judge_statement
 from pipeline.verify.verdict import Verdict
 from tests.unit.verify.world import NOW, World, make_world, trust_in, trusted
@@ -28,8 +28,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("loose"))
 
 
-def of(world: World, name: str) -> Exhibit:
-    return read_exhibit(f"{name}.dsse.json", world.signed(name, KEY).dump())
+def of(world: World, name: str) -> EvidenceItem:
+    return read_item(f"{name}.dsse.json", world.signed(name, KEY).dump())
 
 
 @pytest.mark.parametrize("name", ["provenance", "sbom-cyclonedx", "gate-smem-sm_120", "rebuild"])
@@ -54,7 +54,7 @@ def test_nobody_believes_a_statement_of_an_unknown_key(world: World) -> None:
 
 
 def test_what_is_no_envelope_is_broken(tmp_path: Path) -> None:
-    walked = judge_statement(read_exhibit("it", b"no envelope"), BY)
+    walked = judge_statement(read_item("it", b"no envelope"), BY)
     assert (walked.node.title, walked.node.verdict) == ("it", Verdict.BROKEN)
     assert walked.believed == ()
 
@@ -73,5 +73,5 @@ def test_a_predicate_that_is_not_what_its_kind_promises_is_broken(
     kind: str, predicate: dict[str, Any]
 ) -> None:
     envelope = enclose(state("x", DIGEST, kind, predicate), [LocalSigner(KEY)])
-    walked = judge_statement(read_exhibit("it", envelope.dump()), BY)
+    walked = judge_statement(read_item("it", envelope.dump()), BY)
     assert walked.node.verdict is Verdict.BROKEN

@@ -20,7 +20,7 @@ from pipeline.attest.statement import Moment
 from pipeline.attest.trust import Trust
 from pipeline.errors import PipelineError
 from pipeline.model import canonical_json
-from pipeline.publish.evidence import Dossier
+from pipeline.publish.evidence import EvidenceBundle
 from pipeline.publish.shipment import make_shipment
 from pipeline.registry.referrers import fallback_tag
 from pipeline.store.store import Store, open_store
@@ -58,7 +58,9 @@ def memory(tmp_path: Path) -> Memory:
 
 def publish_first(site: Site, now: datetime | None, tag: str = "v1") -> str:
     envelopes = {AMD64: list(site.world.envelopes().values())}
-    return site.publish(tag, dossier=Dossier(envelopes, LocalSigner(site.world.key), now)).digest
+    return site.publish(
+        tag, bundle=EvidenceBundle(envelopes, LocalSigner(site.world.key), now)
+    ).digest
 
 
 def publish_other(
@@ -71,8 +73,8 @@ def publish_other(
     for data in (config, layer):
         store.put_blob(data)
     built = Built("engine", AMD64, digest, len(layer), (), cached=True)
-    dossier = Dossier(signer=LocalSigner(key or site.world.key), now=now)
-    return site.publish(tag, shipment=make_shipment(store, [built]), dossier=dossier).digest
+    bundle = EvidenceBundle(signer=LocalSigner(key or site.world.key), now=now)
+    return site.publish(tag, shipment=make_shipment(store, [built]), bundle=bundle).digest
 
 
 def move_back(site: Site) -> None:
@@ -345,8 +347,8 @@ def test_older_evidence_put_back_with_its_older_name_is_told_by_who_saw_the_newe
         later = Moment(at="2026-05-31T09:00:00Z", invocation="urn:uuid:1")
         other = {name: e for name, e in world.envelopes().items() if name != "sbom-spdx"}
         found = world.with_set(other, when=later)
-        dossier = Dossier({AMD64: list(found.values())}, LocalSigner(world.key), SECOND)
-        site.publish(dossier=dossier)
+        bundle = EvidenceBundle({AMD64: list(found.values())}, LocalSigner(world.key), SECOND)
+        site.publish(bundle=bundle)
         assert site.judge(memory=memory).verdict is Verdict.VALID
         tiny.tags.clear()
         tiny.tags.update(tags)

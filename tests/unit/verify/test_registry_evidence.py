@@ -34,7 +34,7 @@ from pipeline.errors import (
 )
 from pipeline.model import canonical_json
 from pipeline.oci.reference import parse_reference
-from pipeline.publish.evidence import Dossier, for_cosign
+from pipeline.publish.evidence import EvidenceBundle, for_cosign
 from pipeline.publish.gates import GateState
 from pipeline.publish.naming import plan_naming
 from pipeline.publish.publish import Order, Published, publish
@@ -82,7 +82,9 @@ class Site:
             "repository": self.repository,
             "tag": tag,
             "gates": [],
-            "dossier": Dossier({AMD64: list(world.envelopes().values())}, LocalSigner(world.key)),
+            "bundle": EvidenceBundle(
+                {AMD64: list(world.envelopes().values())}, LocalSigner(world.key)
+            ),
             **changes,
         }
         # a store of its own remembers what was published; the world's stays as it is
@@ -208,11 +210,11 @@ def test_published_bare_there_is_nothing_to_believe(world: World, tmp_path: Path
     tiny = TinyRegistry(has_referrers=False)
     with oci_door(tiny) as door:
         bare = Site(world, tiny, door, tmp_path)
-        assert bare.publish(dossier=None).evidence == "left out"
+        assert bare.publish(bundle=None).evidence == "left out"
         assert bare.judge().verdict is Verdict.INCOMPLETE
-        assert bare.publish(dossier=Dossier({AMD64: []})).evidence == "none"
-        only = Dossier({AMD64: list(world.envelopes().values())})
-        assert bare.publish(dossier=only).evidence == "statements only"
+        assert bare.publish(bundle=EvidenceBundle({AMD64: []})).evidence == "none"
+        only = EvidenceBundle({AMD64: list(world.envelopes().values())})
+        assert bare.publish(bundle=only).evidence == "statements only"
         assert bare.judge().verdict is Verdict.INCOMPLETE
         assert bare.judge(f"@{world.built.digest}").verdict is Verdict.VALID
 
@@ -232,8 +234,8 @@ def test_so_does_the_signed_statement_of_it(site: Site) -> None:
     statement = state("engine", site.digest, UNGATED, said.model_dump(), WHEN)
     envelope = enclose(statement, [LocalSigner(site.world.key)])
     found = site.world.with_set({**site.world.envelopes(), "ungated": envelope}, "why not", LATER)
-    dossier = Dossier({AMD64: list(found.values())}, LocalSigner(site.world.key))
-    site.publish(dossier=dossier)
+    bundle = EvidenceBundle({AMD64: list(found.values())}, LocalSigner(site.world.key))
+    site.publish(bundle=bundle)
     node = site.judge()
     assert node.verdict is Verdict.INCOMPLETE, show(node)
     assert show(node).count("why not") == 2
@@ -575,7 +577,7 @@ def test_a_layout_with_evidence_of_another_image_names_it(site: Site) -> None:
 
 
 def test_signatures_are_made_anew_for_each_key_only(site: Site, tiny: TinyRegistry) -> None:
-    site.publish(dossier=replace(Dossier(), signer=LocalSigner(site.world.other_key)))
+    site.publish(bundle=replace(EvidenceBundle(), signer=LocalSigner(site.world.other_key)))
     tag = f"{fallback_tag(site.digest)}.sig"
     body = json.loads(tiny.manifests[NAME, tiny.tags[NAME, tag]][1])
     assert len(body["layers"]) == 2

@@ -26,14 +26,14 @@ from pipeline.evidence.gates import gate_statements
 from pipeline.gate.evidence import ImageGates
 from pipeline.gate.results import CaseVerdict
 from pipeline.model import canonical_json, sha256_of
-from pipeline.publish.evidence import Dossier
+from pipeline.publish.evidence import EvidenceBundle
 from pipeline.publish.shipment import make_shipment
 from pipeline.registry.pull import pull_layout
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.wanted import plan_pull
 from pipeline.verify.attached import Attached, Loose
 from pipeline.verify.chain import Judge, judge_attached
-from pipeline.verify.evidence import gather, read_exhibit
+from pipeline.verify.evidence import gather, read_item
 from pipeline.verify.layout import attached_in, open_layout
 from pipeline.verify.verdict import Node, Verdict, show
 from tests.makers import AMD64
@@ -57,7 +57,7 @@ def result(
     key: PrivateKey | None = None,
     when: Moment = WHEN,
 ) -> Envelope:
-    """What the numerics gate found; no wish names it, `build --gate` runs it all the same."""
+    """What the numerics gate found; no spec names it, `build --gate` runs it all the same."""
     found = evidence(world.store, "numerics", verdict, world.checkout, "off by 3")
     gates = ImageGates(
         image="engine",
@@ -100,7 +100,9 @@ class Places:
         if form == "folder":
             return self._folder(shown)
         world = self.site.world
-        self.site.publish(dossier=Dossier({AMD64: list(signed.values())}, LocalSigner(world.key)))
+        self.site.publish(
+            bundle=EvidenceBundle({AMD64: list(signed.values())}, LocalSigner(world.key))
+        )
         self._exchange(shown, named)
         return self.site.judge(f"@{self.site.digest}") if form == "registry" else self._layout()
 
@@ -341,8 +343,8 @@ def test_in_an_index_an_image_whose_own_name_was_deleted_is_told(
     """The name of the index stays; older evidence is put back under the image without its name."""
     site = places.site
     both = make_shipment(world.store, [world.built], index=True)
-    dossier = Dossier({AMD64: list(failed(world).values())}, LocalSigner(world.key))
-    site.publish("both", shipment=both, dossier=dossier)
+    bundle = EvidenceBundle({AMD64: list(failed(world).values())}, LocalSigner(world.key))
+    site.publish("both", shipment=both, bundle=bundle)
     tag = fallback_tag(site.digest)
     for name in (f"{tag}.att", f"{tag}.sig"):
         del site.tiny.tags[NAME, name]
@@ -406,9 +408,9 @@ def test_no_selection_of_all_that_was_ever_signed_makes_a_failed_image_valid(
         chosen = dice.sample(pool, dice.randint(1, len(pool)))
         if dice.random() < 0.5:  # begin with what would do, but for the name
             chosen = [*older.values(), *dice.sample(chosen, dice.randint(0, min(3, len(chosen))))]
-        exhibits = [read_exhibit(str(i), e.dump()) for i, e in enumerate(chosen)]
-        found = Attached(exhibits=exhibits, signatures=[signed])
+        items = [read_item(str(i), e.dump()) for i, e in enumerate(chosen)]
+        found = Attached(items=items, signatures=[signed])
         seen.add(judge_attached(world.artifact, found, judge).node.verdict)
     assert seen == {Verdict.BROKEN}
-    good = Attached([read_exhibit(k, e.dump()) for k, e in older.items()])
+    good = Attached([read_item(k, e.dump()) for k, e in older.items()])
     assert judge_attached(world.artifact, good, judge).node.verdict is Verdict.VALID

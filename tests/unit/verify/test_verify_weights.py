@@ -17,7 +17,7 @@ from pipeline.attest.statement import state
 from pipeline.attest.trust import Trust
 from pipeline.spec.load import Checkout
 from pipeline.verify.chain import Judge
-from pipeline.verify.evidence import read_exhibit
+from pipeline.verify.evidence import read_item
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.weights import judge_weights
 from pipeline.weights import signing
@@ -172,8 +172,8 @@ def test_the_lock_is_compared_with_that_of_the_checkout(place: Place, tmp_path: 
 
 def test_a_record_about_something_else_breaks_the_set(place: Place) -> None:
     statement = state("x", "sha256:" + "0" * 64, HOST_FACTS, {})
-    exhibit = read_exhibit("facts", enclose(statement, [LocalSigner(KEY)]).dump())
-    walked = judge_weights(place, [], [exhibit], BY)
+    item = read_item("facts", enclose(statement, [LocalSigner(KEY)]).dump())
+    walked = judge_weights(place, [], [item], BY)
     assert walked.node.verdict is Verdict.BROKEN
     assert "signature" not in {node.title for node in walked.node.children}
 
@@ -190,10 +190,10 @@ def test_an_unsigned_record_takes_nothing_from_a_set_whose_signature_holds(
     place: Place, is_signed: bool, trust: Trust | None, want: Verdict
 ) -> None:
     statement = state("tiny", set_digest(place.lock), "urn:of:others", {"anything": 1})
-    exhibit = read_exhibit("note", enclose(statement, []).dump())
+    item = read_item("note", enclose(statement, []).dump())
     if is_signed:
         sign(place)
-    walked = judge_weights(place, [], [exhibit], replace(BY, trust=trust))
+    walked = judge_weights(place, [], [item], replace(BY, trust=trust))
     (node,) = [n for n in walked.node.children if "note" in n.title]
     assert node.verdict is want
     assert ("the model signature vouches" in node.words) is (want is Verdict.VALID)

@@ -20,7 +20,7 @@ from pipeline.gate.results import CaseVerdict
 from pipeline.lock.model import read_lock, sealed, write_lock
 from pipeline.spec.load import Checkout
 from pipeline.verify.artifact import open_file
-from pipeline.verify.evidence import distinct, read_exhibit
+from pipeline.verify.evidence import distinct, read_item
 from pipeline.verify.results import judge_tests, read_test_result
 from pipeline.verify.verdict import Node, Verdict, show
 from pipeline.verify.walk import walk
@@ -56,14 +56,14 @@ def test_a_statement_counts_as_it_was_signed_by_the_most_keys(world: World) -> N
     both = countersigned(one, LocalSigner(world.other_key))
     other = world.signed("provenance", world.other_key)
     less, more, apart, unreadable = (
-        read_exhibit("less", one.dump()),
-        read_exhibit("more", both.dump()),
-        read_exhibit("apart", world.signed("rebuild").dump()),
-        read_exhibit("unreadable", b"{"),
+        read_item("less", one.dump()),
+        read_item("more", both.dump()),
+        read_item("apart", world.signed("rebuild").dump()),
+        read_item("unreadable", b"{"),
     )
     assert distinct([less, more, apart, unreadable]) == [more, apart, unreadable]
     assert distinct([more, unreadable, less, less]) == [more, unreadable]
-    stranger = read_exhibit("stranger", other.dump())
+    stranger = read_item("stranger", other.dump())
     assert distinct([less, stranger]) == [less, stranger]
 
 
@@ -76,12 +76,12 @@ def test_a_second_signature_by_a_stranger_changes_nothing_but_is_told(world: Wor
 
 def test_a_signature_without_a_key_name_is_tried_with_every_key(world: World) -> None:
     name = key_id(world.key.public_key()).encode()
-    exhibits = [
-        read_exhibit(kind, envelope.dump().replace(b'"keyid":"' + name, b'"keyid":"'))
+    items = [
+        read_item(kind, envelope.dump().replace(b'"keyid":"' + name, b'"keyid":"'))
         for kind, envelope in world.envelopes().items()
     ]
     trust = trust_in(trusted(world.other_key, "second"), trusted(world.key))
-    assert world.walk(exhibits, trust).node.verdict is Verdict.VALID
+    assert world.walk(items, trust).node.verdict is Verdict.VALID
 
 
 def test_one_key_counts_once_however_often_it_signed(world: World) -> None:
@@ -131,8 +131,8 @@ def test_one_unsigned_statement_among_signed_ones_is_unsigned(world: World) -> N
 
 
 def test_without_a_trust_file_nothing_is_valid(world: World) -> None:
-    exhibits = [read_exhibit(name, e.dump()) for name, e in world.envelopes().items()]
-    found = walk(world.artifact, exhibits, None, world.checkout, NOW)
+    items = [read_item(name, e.dump()) for name, e in world.envelopes().items()]
+    found = walk(world.artifact, items, None, world.checkout, NOW)
     assert found.node.verdict is Verdict.INCOMPLETE
     assert found.believed == ()
 
@@ -157,7 +157,7 @@ def test_signed_bills_without_provenance_are_incomplete(world: World) -> None:
 
 
 @pytest.mark.parametrize("gate", ["smem", "patches"])
-def test_a_gate_that_is_wished_for_and_has_no_result_is_incomplete(world: World, gate: str) -> None:
+def test_a_gate_that_is_asked_for_and_has_no_result_is_incomplete(world: World, gate: str) -> None:
     node = world.judge(**{f"gate_{gate}_sm_120": None})
     assert node.verdict is Verdict.INCOMPLETE
     assert node.culprit().title == f"gate {gate}"
@@ -231,7 +231,7 @@ def test_weights_are_as_good_as_their_verification(
     lock.write_bytes(b"files: []\n")
     artifact = open_file(lock)
     body = {
-        "lock": {"name": "kimi", "seal": artifact.digest, "wish": artifact.digest},
+        "lock": {"name": "kimi", "seal": artifact.digest, "spec": artifact.digest},
         "repository": "moonshotai/Kimi-K2",
         "commit": "0" * 40,
         "files": 96,
@@ -247,7 +247,7 @@ def test_weights_are_as_good_as_their_verification(
     assert all(words in found.node.culprit().words for words in why)
 
 
-def edit_wish(checkout: Checkout) -> None:
+def edit_spec(checkout: Checkout) -> None:
     path = checkout.folder("engine") / "image.yaml"
     path.write_text(path.read_text().replace("a small engine", "another small engine"))
 
@@ -281,7 +281,7 @@ def edit_own_file(checkout: Checkout) -> None:
 def move_lock(checkout: Checkout) -> None:
     path = checkout.lock_path("engine", AMD64)
     old = read_lock(path)
-    write_lock(path, sealed("engine", AMD64, old.wish, old.base_lock, old.wheels[:1], []))
+    write_lock(path, sealed("engine", AMD64, old.spec, old.base_lock, old.wheels[:1], []))
 
 
 def move_golden(checkout: Checkout) -> None:
@@ -291,7 +291,7 @@ def move_golden(checkout: Checkout) -> None:
 
 
 STALE: dict[str, tuple[Callable[[Checkout], None], str]] = {
-    "wish": (edit_wish, "has changed since: summary"),
+    "spec": (edit_spec, "has changed since: summary"),
     "series": (edit_series, "series.yaml has changed since"),
     "patch": (edit_patch, "has changed since"),
     "patch gone": (drop_patch, "is no longer there"),

@@ -29,7 +29,7 @@ from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, open_store
 from pipeline.verify.artifact import Artifact, open_image
-from pipeline.verify.evidence import Exhibit, read_exhibit
+from pipeline.verify.evidence import EvidenceItem, read_item
 from pipeline.verify.verdict import Node
 from pipeline.verify.walk import Walk, walk
 from tests.makers import (
@@ -126,7 +126,7 @@ class World:
     ) -> dict[str, Envelope]:
         """Envelopes and the set of them, signed with the good key: also of a liar's."""
         found = {name: e for name, e in envelopes.items() if name != SET}
-        readable = [read_exhibit(name, e.dump()).envelope for name, e in found.items()]
+        readable = [read_item(name, e.dump()).envelope for name, e in found.items()]
         subject = (self.built.name, AMD64, self.built.digest)
         said = set_statement(*subject, [e for e in readable if e], ungated, when)
         return {**found, SET: enclose(said, [LocalSigner(self.key)])}
@@ -142,7 +142,7 @@ class World:
 
     def walk(
         self,
-        envelopes: dict[str, Envelope] | Sequence[Exhibit] | None = None,
+        envelopes: dict[str, Envelope] | Sequence[EvidenceItem] | None = None,
         trust: Trust | None = None,
         **changes: Any,
     ) -> Walk:
@@ -150,7 +150,7 @@ class World:
         if isinstance(found, dict) and SET not in found and "artifact" not in changes:
             found = self.with_set(found)
         if isinstance(found, dict):
-            found = [read_exhibit(name, e.dump()) for name, e in found.items()]
+            found = [read_item(name, e.dump()) for name, e in found.items()]
         given: dict[str, Any] = {"artifact": self.artifact, "checkout": self.checkout, "now": NOW}
         given |= {"trust": trust or self.trust, "exhibits": found, **changes}
         return walk(**given)

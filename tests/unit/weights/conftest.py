@@ -15,7 +15,7 @@ from pipeline.fetch.settings import Settings
 from pipeline.weights import receipt
 from pipeline.weights.fetch import Options, fetch_files
 from pipeline.weights.hub import Hub
-from pipeline.weights.model import FilePin, WeightsLock, WeightsWish, sealed
+from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import Place, new_place
 from pipeline.weights.sources import find_routes
 from tests.testbed.hub import TestHub, test_hub
@@ -46,10 +46,10 @@ class Bed:
         self._lock = None
         return self.commit
 
-    def wish(self, **changes: Any) -> WeightsWish:
+    def spec(self, **changes: Any) -> WeightsSpec:
         words = "A set of weights that is only here for the tests."
-        wish = {"name": "tiny", "repository": "org/tiny", "format": "safetensors", "quant": "bf16"}
-        return WeightsWish.model_validate({**wish, "about": words, **changes})
+        spec = {"name": "tiny", "repository": "org/tiny", "format": "safetensors", "quant": "bf16"}
+        return WeightsSpec.model_validate({**spec, "about": words, **changes})
 
     def asker(self, token: str | None = TOKEN) -> Hub:
         return Hub(self.settings, endpoint=self.hub.url, token=token, first_wait_s=0.01)
@@ -57,7 +57,7 @@ class Bed:
     def lock(self) -> WeightsLock:
         if self._lock is None:
             files = self.asker().files("org/tiny", self.commit)
-            self._lock = sealed(self.wish(), self.commit, files)
+            self._lock = sealed(self.spec(), self.commit, files)
         return self._lock
 
     def pin(self, path: str = BIG) -> FilePin:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.errors import OfflineMiss, SourceUnreachable
 from pipeline.weights.copies import Source
-from pipeline.weights.model import FilePin, WeightsLock, WeightsWish, sealed
+from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import Place, new_place
 from pipeline.weights.verify import Checked, Report, Request, verify
 
@@ -44,14 +44,14 @@ def pin_of(path: str, data: bytes) -> FilePin:
 
 
 def lock_of(files: Mapping[str, bytes], name: str = "tiny") -> WeightsLock:
-    wish = WeightsWish(
+    spec = WeightsSpec(
         name=name,
         repository="org/tiny",
         format="safetensors",
         quant="bf16",
         about="A set of weights that is only here for the tests.",
     )
-    return sealed(wish, COMMIT, [pin_of(path, data) for path, data in files.items()])
+    return sealed(spec, COMMIT, [pin_of(path, data) for path, data in files.items()])
 
 
 @dataclass(frozen=True)

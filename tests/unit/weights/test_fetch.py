@@ -22,15 +22,15 @@ from pipeline.errors import (
     PipelineError,
     RevisionMoved,
     SourceUnreachable,
+    SpecInvalid,
     StoreUnwritable,
-    WishInvalid,
 )
 from pipeline.fetch.http import Client
 from pipeline.weights import fetch as fetching
-from pipeline.weights.arrival import Arrival
 from pipeline.weights.fetch import Options, fetch_range
 from pipeline.weights.hashing import Reading, identity_of, read_file
 from pipeline.weights.model import FilePin, sealed
+from pipeline.weights.partial_file import PartialFile
 from pipeline.weights.place import new_place
 from pipeline.weights.receipt import Entry, keep
 from pipeline.weights.sources import find_routes
@@ -573,11 +573,11 @@ def test_a_real_small_disk_is_measured(bed: Bed, small_disk: Path) -> None:
 
 def test_a_folder_of_another_set_is_refused(bed: Bed) -> None:
     bed.fetch()
-    other = sealed(bed.wish(name="other"), bed.commit, bed.lock().files)
+    other = sealed(bed.spec(name="other"), bed.commit, bed.lock().files)
     new_place(bed.folder, other, hub_cache=False).keep_lock()
     before = bed.place().lock_file.read_bytes()
     (bed.folder / SMALL).write_bytes(b"of the other set")
-    with pytest.raises(WishInvalid, match="holds other"):
+    with pytest.raises(SpecInvalid, match="holds other"):
         bed.fetch()
     assert bed.place().lock_file.read_bytes() == before
     assert (bed.folder / SMALL).read_bytes() == b"of the other set"
@@ -669,20 +669,20 @@ def test_random_faults_leave_no_wrong_file(bed: Bed) -> None:
 def test_an_arrival_hashes_in_order_whatever_order_the_ranges_come_in(tmp_path: Path) -> None:
     data = big_bytes(1000)
     pin = FilePin(path="a", size_bytes=1000, sha256=hashlib.sha256(data).hexdigest())
-    arrival = Arrival(pin, tmp_path, 100)
-    arrival.begin()
+    partial_file = PartialFile(pin, tmp_path, 100)
+    partial_file.begin()
     spans = []
-    while span := arrival.take():
+    while span := partial_file.take():
         spans.append(span)
     for start, stop in reversed(spans):
-        arrival.write((start, stop), start, memoryview(data[start:stop]))
-        arrival.note(start, stop)
-        arrival.give_back([])
-        arrival.catch_up()
-    assert arrival.claim_end()
-    assert not arrival.claim_end()
-    assert arrival.digest == pin.want
-    arrival.forget()
+        partial_file.write((start, stop), start, memoryview(data[start:stop]))
+        partial_file.note(start, stop)
+        partial_file.give_back([])
+        partial_file.catch_up()
+    assert partial_file.claim_end()
+    assert not partial_file.claim_end()
+    assert partial_file.digest == pin.want
+    partial_file.forget()
 
 
 def test_a_file_that_a_receipt_vouches_for_is_not_read_again(

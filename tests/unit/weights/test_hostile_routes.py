@@ -13,7 +13,7 @@ from pipeline.fetch.http import Client
 from pipeline.fetch.settings import Settings
 from pipeline.weights.fetch import Options, fetch_files, fetch_range
 from pipeline.weights.http_route import HttpRoute, Repository
-from pipeline.weights.model import FilePin, WeightsLock, WeightsWish, sealed
+from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import new_place
 from pipeline.weights.routes import Lost, NotHere
 from pipeline.weights.sources import find_routes
@@ -29,7 +29,7 @@ PIN = FilePin(path="model.safetensors", size_bytes=5000, sha256="b" * 64)
 def lock_of(*pins: FilePin) -> WeightsLock:
     about = "A set of weights that is only here for the tests."
     names = {"name": "tiny", "repository": "org/tiny", "format": "safetensors", "quant": "bf16"}
-    return sealed(WeightsWish.model_validate({**names, "about": about}), COMMIT, list(pins))
+    return sealed(WeightsSpec.model_validate({**names, "about": about}), COMMIT, list(pins))
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ FILES = {
     BIG: random_bytes(1, 2 * BLOCK_BYTES + 99),
     SECOND: random_bytes(2, 300_000),
 }
-WISH = {
+SPEC = {
     "name": "tiny",
     "repository": "org/tiny",
     "format": "safetensors",
@@ -104,7 +104,7 @@ def cache(
 ) -> Iterator[Cache]:
     (tmp_path / "images").mkdir()
     (tmp_path / "lockfiles" / "weights").mkdir(parents=True)
-    (tmp_path / "lockfiles" / "weights" / "tiny.yaml").write_text(yaml.safe_dump(WISH))
+    (tmp_path / "lockfiles" / "weights" / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     with test_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")

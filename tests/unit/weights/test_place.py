@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import LockEdited, WeightsUnknown
-from pipeline.weights.model import FilePin, WeightsLock, WeightsWish, sealed
+from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import Place, find_places, new_place
 
 SHA = "a" * 64
@@ -13,14 +13,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def lock() -> WeightsLock:
-    wish = WeightsWish(
+    spec = WeightsSpec(
         name="tiny",
         repository="org/tiny",
         format="safetensors",
         quant="bf16",
         about="A set of weights that is only here for the tests.",
     )
-    return sealed(wish, COMMIT, [FilePin(path="sub/a.json", size_bytes=3, sha256=SHA)])
+    return sealed(spec, COMMIT, [FilePin(path="sub/a.json", size_bytes=3, sha256=SHA)])
 
 
 @pytest.mark.parametrize("hub_cache", [False, True])

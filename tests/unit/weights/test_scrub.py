@@ -19,7 +19,7 @@ from pipeline.weights.scrub import (
     DAY_S,
     Pace,
     Slice,
-    be_humble,
+    lower_priority,
     read_book,
     scrub,
 )
@@ -202,7 +202,7 @@ def rank() -> tuple[int, int]:
 def test_a_process_that_is_humble_gives_way_on_cores_and_disk() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as child:
         before, _ = child.apply(rank)
-        child.apply(be_humble)
+        child.apply(lower_priority)
         assert child.apply(rank) == (min(before + 10, 19), 3)
 
 

@@ -30,8 +30,8 @@ from pipeline.weights.serve.connections import Connection, Connections
 from pipeline.weights.serve.hub import Hub
 from pipeline.weights.serve.keeper import Keeper
 from pipeline.weights.serve.ranges import Unsatisfiable, wanted_range
+from pipeline.weights.serve.served import folder_ids, served_by
 from pipeline.weights.serve.server import Server
-from pipeline.weights.serve.shelf import folder_ids, shelf_of
 from tests.testbed.locked_set import COMMIT, SMALL, make_set, pin_of, random_bytes
 from tests.unit.support import Command
 
@@ -86,9 +86,9 @@ class Running:
 
 @contextmanager
 def running(*folders: Path, tokens: frozenset[str] = frozenset(), **more: Any) -> Iterator[Running]:
-    shelf = shelf_of(folders)
-    keeper = Keeper(shelf.files)
-    hub = Hub(shelf, keeper, tokens)
+    served = served_by(folders)
+    keeper = Keeper(served.files)
+    hub = Hub(served, keeper, tokens)
     server = Server(hub.answer, may_read=hub.may_read, **more)
     server.listen()
     keeper.start()
@@ -420,7 +420,7 @@ def test_a_receipts_word_is_taken_only_for_the_very_file(place: Place) -> None:
     seen = identity(handle)
     os.close(handle)
     for known, state in ((seen, "proved"), (seen._replace(inode=1), "unproved")):
-        keeper = Keeper(shelf_of([place.root]).files)
+        keeper = Keeper(served_by([place.root]).files)
         keeper.believe(lambda _, known=known: {pin.path: known})  # type: ignore[misc]
         assert {h.pin.path: h.state for h in keeper.files}[pin.path] == state
 
@@ -818,7 +818,7 @@ def test_odd_things_among_a_caches_names_are_passed_over(tmp_path: Path) -> None
         here, above = os.open("d", os.O_RDONLY, dir_fd=here), here
         os.close(above)
     os.close(here)
-    names = shelf_of([tmp_path / "set"]).names("org/tiny")
+    names = served_by([tmp_path / "set"]).names("org/tiny")
     assert names["v1"] == COMMIT
     assert not {"pipe", "loop", "up", "long"} & set(names)
     remove_tree(refs)
@@ -828,14 +828,14 @@ def test_locks_that_contradict_each_other_are_not_served(tmp_path: Path) -> None
     make_set(tmp_path / "a", {"config.json": b"a"}, {})
     make_set(tmp_path / "b", {"config.json": b"b"}, {})
     with pytest.raises(LockEdited, match="two ways"):
-        shelf_of([tmp_path / "a", tmp_path / "b"])
+        served_by([tmp_path / "a", tmp_path / "b"])
 
 
 def test_an_edited_lock_is_not_served(place: Place) -> None:
     text = place.lock_file.read_text(encoding="utf-8")
     place.lock_file.write_text(text.replace("org/tiny", "org/evil"), encoding="utf-8")
     with pytest.raises(LockEdited):
-        shelf_of([place.root])
+        served_by([place.root])
 
 
 def test_an_address_that_is_taken_is_said_plainly(hub: Running, place: Place) -> None:

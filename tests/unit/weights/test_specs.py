@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 
 from pipeline.spec.load import Checkout
-from pipeline.weights.model import lock_path, read_wish, wish_names
+from pipeline.weights.model import lock_path, read_spec, spec_names
 from tests.unit.support import ROOT
 
 CHECKOUT = Checkout(ROOT)
-NAMES = wish_names(CHECKOUT)
+NAMES = spec_names(CHECKOUT)
 
 
-def test_what_the_seeds_serve_is_wished_for() -> None:
-    repositories = {read_wish(CHECKOUT, name).repository for name in NAMES}
+def test_what_the_seeds_serve_is_asked_for() -> None:
+    repositories = {read_spec(CHECKOUT, name).repository for name in NAMES}
     assert repositories >= {
         "moonshotai/Kimi-K2.6",
         "moonshotai/Kimi-K2.5",
@@ -23,14 +23,14 @@ def test_what_the_seeds_serve_is_wished_for() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_shipped_wish_can_be_read(name: str) -> None:
-    wish = read_wish(CHECKOUT, name)
-    assert wish.name == name
-    assert wish.wants("config.json") == (wish.format == "safetensors")
+def test_every_shipped_spec_can_be_read(name: str) -> None:
+    spec = read_spec(CHECKOUT, name)
+    assert spec.name == name
+    assert spec.wants("config.json") == (spec.format == "safetensors")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lock_answers_its_wish_or_is_not_there(name: str) -> None:
+def test_a_lock_answers_its_spec_or_is_not_there(name: str) -> None:
     from pipeline.weights.model import current_lock
 
     if lock_path(CHECKOUT, name).exists():
@@ -39,10 +39,10 @@ def test_a_lock_answers_its_wish_or_is_not_there(name: str) -> None:
 
 def test_one_quant_of_a_collection_does_not_bring_the_other() -> None:
     first = "IQ3_K/Kimi-K2.6-IQ3_K-00001-of-00012.gguf"
-    assert read_wish(CHECKOUT, "kimi-k2.6-iq3-k").wants(first)
-    assert not read_wish(CHECKOUT, "kimi-k2.6-q4-x").wants(first)
-    assert not read_wish(CHECKOUT, "kimi-k2.6-iq3-k").wants("smol-IQ3_KS/anything.gguf")
+    assert read_spec(CHECKOUT, "kimi-k2.6-iq3-k").wants(first)
+    assert not read_spec(CHECKOUT, "kimi-k2.6-q4-x").wants(first)
+    assert not read_spec(CHECKOUT, "kimi-k2.6-iq3-k").wants("smol-IQ3_KS/anything.gguf")
 
 
 def test_remote_code_is_part_of_a_set() -> None:
-    assert read_wish(CHECKOUT, "kimi-k2.6").wants("modeling_kimi_k25.py")
+    assert read_spec(CHECKOUT, "kimi-k2.6").wants("modeling_kimi_k25.py")

@@ -6,23 +6,23 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pipeline.errors import LockEdited, LockMissing, LockStale, WeightsUnknown, WishInvalid
+from pipeline.errors import LockEdited, LockMissing, LockStale, SpecInvalid, WeightsUnknown
 from pipeline.spec.load import Checkout
 from pipeline.weights.model import (
     FilePin,
-    WeightsWish,
+    WeightsSpec,
     current_lock,
     dump,
     lock_path,
     read_lock,
-    read_wish,
+    read_spec,
     sealed,
-    wish_names,
+    spec_names,
     write_lock,
 )
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-WISH = """\
+SPEC = """\
 name: tiny
 repository: org/tiny
 revision: main
@@ -46,30 +46,30 @@ def checkout(tmp_path: Path) -> Checkout:
     (tmp_path / "images").mkdir()
     folder = tmp_path / "lockfiles" / "weights"
     folder.mkdir(parents=True)
-    (folder / "tiny.yaml").write_text(WISH, encoding="utf-8")
+    (folder / "tiny.yaml").write_text(SPEC, encoding="utf-8")
     return Checkout(tmp_path)
 
 
 def test_a_lock_is_written_and_read_back_the_same(checkout: Checkout) -> None:
-    wish = read_wish(checkout, "tiny")
-    lock = sealed(wish, COMMIT, [pin("b.safetensors"), pin("a b/ü.json", large=False)])
+    spec = read_spec(checkout, "tiny")
+    lock = sealed(spec, COMMIT, [pin("b.safetensors"), pin("a b/ü.json", large=False)])
     write_lock(lock_path(checkout, "tiny"), lock)
     assert current_lock(checkout, "tiny") == lock
     assert [f.path for f in lock.files] == ["a b/ü.json", "b.safetensors"]
-    assert wish_names(checkout) == ["tiny"]
+    assert spec_names(checkout) == ["tiny"]
 
 
 def test_include_and_exclude_choose_files_in_any_folder(checkout: Checkout) -> None:
-    wish = read_wish(checkout, "tiny")
-    assert wish.wants("config.json")
-    assert wish.wants("sub/model.safetensors")
-    assert not wish.wants("original/model.safetensors")
-    assert not wish.wants("README.md")
+    spec = read_spec(checkout, "tiny")
+    assert spec.wants("config.json")
+    assert spec.wants("sub/model.safetensors")
+    assert not spec.wants("original/model.safetensors")
+    assert not spec.wants("README.md")
 
 
 def test_an_edited_lock_is_refused(checkout: Checkout) -> None:
     path = lock_path(checkout, "tiny")
-    write_lock(path, sealed(read_wish(checkout, "tiny"), COMMIT, [pin("a.json")]))
+    write_lock(path, sealed(read_spec(checkout, "tiny"), COMMIT, [pin("a.json")]))
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace('"size_bytes": 5', '"size_bytes": 6'), encoding="utf-8")
     with pytest.raises(LockEdited, match="seal"):
@@ -78,24 +78,24 @@ def test_an_edited_lock_is_refused(checkout: Checkout) -> None:
 
 def test_a_lock_with_an_unknown_field_is_refused(checkout: Checkout) -> None:
     path = lock_path(checkout, "tiny")
-    lock = sealed(read_wish(checkout, "tiny"), COMMIT, [pin("a.json")])
+    lock = sealed(read_spec(checkout, "tiny"), COMMIT, [pin("a.json")])
     path.write_text(dump(lock) + "more: 1\n", encoding="utf-8")
     with pytest.raises(LockEdited, match="more"):
         read_lock(path)
 
 
-def test_a_lock_of_an_older_wish_is_stale(checkout: Checkout) -> None:
-    wish = read_wish(checkout, "tiny")
-    older = wish.model_copy(update={"revision": "v1"})
+def test_a_lock_of_an_older_spec_is_stale(checkout: Checkout) -> None:
+    spec = read_spec(checkout, "tiny")
+    older = spec.model_copy(update={"revision": "v1"})
     write_lock(lock_path(checkout, "tiny"), sealed(older, COMMIT, [pin("a.json")]))
     with pytest.raises(LockStale):
         current_lock(checkout, "tiny")
 
 
 def test_words_for_people_do_not_make_a_lock_stale(checkout: Checkout) -> None:
-    wish = read_wish(checkout, "tiny")
-    other = wish.model_copy(update={"about": "The same files, described in other words."})
-    assert wish.lock_digest() == other.lock_digest()
+    spec = read_spec(checkout, "tiny")
+    other = spec.model_copy(update={"about": "The same files, described in other words."})
+    assert spec.lock_digest() == other.lock_digest()
 
 
 def test_a_missing_lock_says_how_to_make_it(checkout: Checkout) -> None:
@@ -106,14 +106,14 @@ def test_a_missing_lock_says_how_to_make_it(checkout: Checkout) -> None:
 
 def test_an_unknown_set_names_the_known_ones(checkout: Checkout) -> None:
     with pytest.raises(WeightsUnknown, match="tiny"):
-        read_wish(checkout, "../../etc/passwd")
+        read_spec(checkout, "../../etc/passwd")
 
 
-def test_a_wish_in_another_file_than_its_name_is_refused(checkout: Checkout) -> None:
+def test_a_spec_in_another_file_than_its_name_is_refused(checkout: Checkout) -> None:
     other = checkout.root / "lockfiles" / "weights" / "other.yaml"
-    other.write_text(WISH, encoding="utf-8")
-    with pytest.raises(WishInvalid, match="name"):
-        read_wish(checkout, "other")
+    other.write_text(SPEC, encoding="utf-8")
+    with pytest.raises(SpecInvalid, match="name"):
+        read_spec(checkout, "other")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_paths_that_cannot_lie_side_by_side_are_refused(
     checkout: Checkout, paths: list[str]
 ) -> None:
     with pytest.raises(ValidationError):
-        sealed(read_wish(checkout, "tiny"), COMMIT, [pin(p) for p in paths])
+        sealed(read_spec(checkout, "tiny"), COMMIT, [pin(p) for p in paths])
 
 
 def test_hashes_are_gits_own_for_small_files_and_plain_for_large_ones() -> None:
@@ -162,8 +162,8 @@ def test_hashes_are_gits_own_for_small_files_and_plain_for_large_ones() -> None:
         assert sum_.hexdigest() == wanted.want
 
 
-def test_a_wish_with_a_moving_name_for_a_commit_is_allowed_but_a_lock_is_not() -> None:
-    wish = WeightsWish.model_validate(
+def test_a_spec_with_a_moving_name_for_a_commit_is_allowed_but_a_lock_is_not() -> None:
+    spec = WeightsSpec.model_validate(
         {
             "name": "x",
             "repository": "a/b",
@@ -173,4 +173,4 @@ def test_a_wish_with_a_moving_name_for_a_commit_is_allowed_but_a_lock_is_not() -
         }
     )
     with pytest.raises(ValidationError):
-        sealed(wish, "main", [pin("a")])
+        sealed(spec, "main", [pin("a")])

@@ -91,7 +91,7 @@ def folder_ids(pins: Iterable[FilePin]) -> dict[str, str]:
     return ids
 
 
-class Shelf:
+class ServedSets:
     """Everything that is served."""
 
     def __init__(self, places: Iterable[Place]) -> None:
@@ -142,6 +142,6 @@ class Shelf:
                     self._names[place.lock.repository, name] = place.lock.commit
 
 
-def shelf_of(folders: Iterable[Path]) -> Shelf:
+def served_by(folders: Iterable[Path]) -> ServedSets:
     """What lies in some folders; a damaged lock stops everything."""
-    return Shelf(place for folder in folders for place in find_places(folder))
+    return ServedSets(place for folder in folders for place in find_places(folder))

@@ -20,7 +20,7 @@ _READ_BYTES = 1 << 20
 Span = tuple[int, int]
 
 
-class Arrival:
+class PartialFile:
     """A partial file, what of it is there, and who is bringing the rest."""
 
     def __init__(self, pin: FilePin, folder: Path, range_bytes: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import GateEnvironment
-from pipeline.gate.hollow import Links, hollow_out, read_links, shared_object
+from pipeline.gate.stub_libraries import Links, make_stub, read_links, shared_object
 from tests.unit.gate.arch_files import DATA
 
 MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -73,7 +73,7 @@ def test_only_what_is_missing_is_written(tmp_path: Path) -> None:
     for name in set(links.needed) - {"libm.so.6"}:
         (tmp_path / name).write_bytes(shared_object(name, [], links.machine))
         around.append(tmp_path / name)
-    assert hollow_out([python], around, tmp_path / "hollow") == ["libm.so.6"]
+    assert make_stub([python], around, tmp_path / "hollow") == ["libm.so.6"]
     assert (tmp_path / "hollow" / "libm.so.6").is_file()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 
-class Tape:
+class ForwardReader:
     """Chunks with a read position; a range asked for in time is kept while it passes."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 ENDING = ".dsse.json"
 
 
-def shelf(store: Store, image: str, platform: str, digest: str) -> Path:
+def evidence_folder(store: Store, image: str, platform: str, digest: str) -> Path:
     """The folder of one image's evidence."""
     return store.image_folder(image, platform) / "records" / digest.removeprefix("sha256:")
 
 
 def kept(store: Store, image: str, platform: str, digest: str) -> list[Path]:
     """All envelopes of an image, sorted by name."""
-    return sorted(shelf(store, image, platform, digest).glob(f"*{ENDING}"))
+    return sorted(evidence_folder(store, image, platform, digest).glob(f"*{ENDING}"))
 
 
 def readable(folder: Path) -> dict[str, Envelope]:

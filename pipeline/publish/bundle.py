@@ -12,9 +12,9 @@ from pipeline.attest.names import UNGATED
 from pipeline.attest.predicates import Ungated
 from pipeline.attest.statement import Moment, moment, read_stamp, state
 from pipeline.evidence.evidence_set import is_set, keep_set, read_set, set_statement
-from pipeline.evidence.shelf import keep, kept, shelf
+from pipeline.evidence.folder import evidence_folder, keep, kept
 from pipeline.model import sha256_of
-from pipeline.publish.evidence import Dossier
+from pipeline.publish.evidence import EvidenceBundle
 from pipeline.publish.gates import GateState
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, read_own
@@ -56,7 +56,7 @@ def signed_records(store: Store, image: Built) -> list[Envelope]:
     return [e for e in about if e.signatures or sha256_of(e.payload) in named]
 
 
-def make_dossier(
+def make_bundle(
     checkout: Checkout,
     store: Store,
     built: Sequence[Built],
@@ -66,7 +66,7 @@ def make_dossier(
     reference: str,
     *,
     spdx: bool = False,
-) -> Dossier:
+) -> EvidenceBundle:
     """All evidence for a publish; that gates were passed over is signed with the rest."""
     when = moment()
     if signer is not None:
@@ -77,7 +77,7 @@ def make_dossier(
         said = _ungated(image, gates, reason, reference)
         known = envelopes[gates.platform]
         envelopes[gates.platform] = _with_ungated(store, image, known, said, signer, when)
-    return Dossier(envelopes, signer, read_stamp(when.at))
+    return EvidenceBundle(envelopes, signer, read_stamp(when.at))
 
 
 def _with_ungated(
@@ -100,7 +100,7 @@ def _with_ungated(
 
 def _published(store: Store, image: Built, reference: str) -> Path:
     """Where statements lie that are about one publish of an image, not about the image alone."""
-    folder = shelf(store, image.name, image.platform, image.digest)
+    folder = evidence_folder(store, image.name, image.platform, image.digest)
     return folder / "published" / sha256_of(reference.encode()).removeprefix("sha256:")[:16]
 
 

@@ -127,7 +127,7 @@ def _text(names: bytes, at: int) -> str:
     return names[at : names.index(b"\0", at)].decode("ascii", "replace")
 
 
-def hollow_out(libraries: Sequence[Path], system: Sequence[Path], folder: Path) -> list[str]:
+def make_stub(libraries: Sequence[Path], system: Sequence[Path], folder: Path) -> list[str]:
     """Write what the libraries miss into a folder; returns the names of what was written.
 
     `system` are the libraries that come with the interpreter, under the names they load by.

@@ -51,7 +51,7 @@ class _Member:
     spoke: float = field(default_factory=time.monotonic)
 
 
-def run_crew(
+def run_processes(
     jobs: list[dict[str, Any]], limits: Limits, settings: dict[str, str] | None = None
 ) -> list[RankEnd]:
     """Start a process a job and wait until each has ended, one way or another."""
