@@ -137,8 +137,8 @@ def leave_weights_statement(
     """State what a fetch or a verify has just found of a set, beside its files."""
     from pipeline.attest.statement import read_statement
     from pipeline.model import canonical_json
-    from pipeline.weights import record as records
-    from pipeline.weights.record import record_path
+    from pipeline.weights.sign import record as records
+    from pipeline.weights.sign.record import record_path
 
     made = records.record_found(place, files_read=read, files_by_receipt=by_receipt, why=why)
     statement = read_statement(canonical_json(records.as_json(made)), place.lock.name)

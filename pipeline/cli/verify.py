@@ -211,7 +211,7 @@ def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
     from pipeline.verify.weights import judge_weights
     from pipeline.weights.model import kept_locks
     from pipeline.weights.place import find_places
-    from pipeline.weights.record import record_path
+    from pipeline.weights.sign.record import record_path
 
     try:
         sets = find_places(path, kept_locks(judge.checkout) if judge.checkout else ())

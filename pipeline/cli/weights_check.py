@@ -21,10 +21,10 @@ from pipeline.errors import SpecInvalid, WeightsDamaged
 if TYPE_CHECKING:
     from pipeline.cli.statements import LeftBeside
     from pipeline.weights.backing import Backing
+    from pipeline.weights.check.repair import Mended
+    from pipeline.weights.check.verify import Checked, Report, Request
+    from pipeline.weights.disk.survey import Finding
     from pipeline.weights.place import Place
-    from pipeline.weights.repair import Mended
-    from pipeline.weights.survey import Finding
-    from pipeline.weights.verify import Checked, Report, Request
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -71,8 +71,8 @@ def verify(
     A statement that somebody else signed is left as it is.
     """
     from pipeline.weights.backing import Backing
-    from pipeline.weights.hashing import cores
-    from pipeline.weights.verify import Request
+    from pipeline.weights.check.verify import Request
+    from pipeline.weights.disk.hashing import cores
 
     signing = Signing()
     request = Request(only=only, full=full, jobs=jobs or cores())
@@ -101,7 +101,7 @@ def verify(
 
 
 def _stated(place: Place, report: Report, signing: Signing) -> LeftBeside:
-    from pipeline.weights.record import reasons
+    from pipeline.weights.sign.record import reasons
 
     return leave_weights_statement(
         place,
@@ -122,7 +122,7 @@ def _places(context: click.Context, folder: Path, lock_file: Path | None) -> lis
 
 
 def _verified(place: Place, request: Request, places: list[Place]) -> Checked:
-    from pipeline.weights.verify import verify as prove
+    from pipeline.weights.check.verify import verify as prove
 
     with log.step(f"Verifying {place.lock.name}, {log.size(place.lock.size_bytes)}"):
         return prove(place, request, [p for p in places if p != place])
@@ -134,9 +134,9 @@ def _repaired(
     from pipeline.fetch.http import Client
     from pipeline.fetch.settings import read_settings
     from pipeline.weights import hub
-    from pipeline.weights.copies import Routes
-    from pipeline.weights.repair import repair
-    from pipeline.weights.sources import find_routes
+    from pipeline.weights.check.copies import Routes
+    from pipeline.weights.check.repair import repair
+    from pipeline.weights.transfer.sources import find_routes
 
     client = Client(read_settings())
     routes = find_routes(
@@ -226,8 +226,8 @@ def scrub(
     """Read a slice from the disk, so that all is read every N days. For a nightly timer."""
     import time
 
-    from pipeline.weights.scrub import Pace, lower_priority
-    from pipeline.weights.scrub import scrub as read_slice
+    from pipeline.weights.check.scrub import Pace, lower_priority
+    from pipeline.weights.check.scrub import scrub as read_slice
 
     left = None if budget is None else _bytes(budget)
     lower_priority()

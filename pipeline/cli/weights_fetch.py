@@ -76,11 +76,11 @@ def fetch_set(
     shown the token in SM120_NEIGHBOUR_TOKEN, never the Hub's.
     """
     from pipeline.weights.chosen import chosen_files
-    from pipeline.weights.fetch import JOBS, Options, fetch_files
+    from pipeline.weights.disk.settle import name_revision
     from pipeline.weights.model import current_lock, read_spec
     from pipeline.weights.place import new_place
-    from pipeline.weights.settle import name_revision
-    from pipeline.weights.sources import open_routes
+    from pipeline.weights.transfer.fetch import JOBS, Options, fetch_files
+    from pipeline.weights.transfer.sources import open_routes
 
     checkout, signing = checkout_of(context), Signing()
     lock = current_lock(checkout, name)

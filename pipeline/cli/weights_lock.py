@@ -93,10 +93,10 @@ def lock_sets(
 
 
 def _look_up(checkout: Checkout, name: str) -> Looked:
-    from pipeline.weights.fetch import fetch_range
-    from pipeline.weights.http_route import HttpRoute, Repository
     from pipeline.weights.locking import look_up
     from pipeline.weights.model import read_spec
+    from pipeline.weights.transfer.fetch import fetch_range
+    from pipeline.weights.transfer.http_route import HttpRoute, Repository
 
     spec = read_spec(checkout, name)
     client, hub = _transport()

@@ -94,8 +94,8 @@ def serve(
 
 
 def _keeper(served: ServedSets) -> Keeper:
+    from pipeline.weights.disk.vouched import vouched
     from pipeline.weights.serve.keeper import Keeper
-    from pipeline.weights.vouched import vouched
 
     keeper = Keeper(served.files)
     keeper.believe(vouched)

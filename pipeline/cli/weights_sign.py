@@ -57,7 +57,7 @@ def sign(
     `model_signing verify key DIR --signature SIG --public_key KEY.pub`.
     """
     from pipeline.attest.keys import ANY_NIST, read_private_file
-    from pipeline.weights import signing
+    from pipeline.weights.sign import signing
 
     place = _one(places_in(context, folder), folder, name)
     log.say(f"{place.lock.name}: {backing_of(context, place).sentence()}")
@@ -96,8 +96,8 @@ def check_signature(
 ) -> None:
     """Hold a folder against a model-signing signature, by whomever it was made."""
     from pipeline.attest.keys import ANY_NIST, read_key_file, read_public
-    from pipeline.weights import signing
-    from pipeline.weights.vouched import look
+    from pipeline.weights.disk.vouched import look
+    from pipeline.weights.sign import signing
 
     place = _place_or_none(context, folder, name, needed=signature is None)
     target = signature or (signing.default_signature(place) if place else folder / signing.NAME)
@@ -135,7 +135,7 @@ def record(
     the place of the one that `fetch` or `verify` left.
     """
     from pipeline.attest.keys import find_signer
-    from pipeline.weights import record as records
+    from pipeline.weights.sign import record as records
 
     sets = places_in(context, folder)
     place = _one(sets, folder, name)
@@ -156,7 +156,7 @@ def _keep(place: Place, said: dict[str, Any], signer: Signer) -> None:
     from pipeline.attest.statement import read_statement
     from pipeline.files import write_bytes
     from pipeline.model import canonical_json
-    from pipeline.weights.record import record_path
+    from pipeline.weights.sign.record import record_path
 
     statement = read_statement(canonical_json(said), place.lock.name)
     write_bytes(record_path(place), enclose(statement, [signer]).dump())
@@ -177,7 +177,7 @@ def _place_or_none(
     context: click.Context, folder: Path, name: str | None, *, needed: bool
 ) -> Place | None:
     """A signed folder need not be a locked one, if it is told where the signature is."""
-    from pipeline.weights.signing import NAME
+    from pipeline.weights.sign.signing import NAME
 
     try:
         return _one(places_in(context, folder), folder, name)

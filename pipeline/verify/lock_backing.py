@@ -11,12 +11,12 @@ from pipeline.evidence.folder import read_kept
 from pipeline.model import sha256_of
 from pipeline.verify.signature import judge_signatures
 from pipeline.verify.weights import signer_of
-from pipeline.weights import signing
 from pipeline.weights.backing import Backing, some
-from pipeline.weights.manifest import files_digests
 from pipeline.weights.model import dump
 from pipeline.weights.place import Place
-from pipeline.weights.record import record_path
+from pipeline.weights.sign import signing
+from pipeline.weights.sign.manifest import files_digests
+from pipeline.weights.sign.record import record_path
 
 _HINT = (
     "Nothing was judged. If the set was changed on purpose, sign it anew;"

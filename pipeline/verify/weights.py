@@ -17,12 +17,12 @@ from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
-from pipeline.weights import signing
 from pipeline.weights.backing import checkout_backing
+from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.disk.vouched import look
 from pipeline.weights.place import Place
-from pipeline.weights.record import set_digest
-from pipeline.weights.verify import Request, verify
-from pipeline.weights.vouched import look
+from pipeline.weights.sign import signing
+from pipeline.weights.sign.record import set_digest
 
 SIGNATURE = "model signature"
 

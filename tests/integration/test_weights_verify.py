@@ -15,11 +15,11 @@ import pytest
 
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
-from pipeline.weights import receipt
-from pipeline.weights.copies import Routes
-from pipeline.weights.hashing import BLOCK_BYTES
-from pipeline.weights.repair import repair
-from pipeline.weights.sources import find_routes
+from pipeline.weights.check.copies import Routes
+from pipeline.weights.check.repair import repair
+from pipeline.weights.disk import receipt
+from pipeline.weights.disk.hashing import BLOCK_BYTES
+from pipeline.weights.transfer.sources import find_routes
 from tests.testbed import hub_faults
 from tests.testbed.hub import TestHub, test_hub
 from tests.unit.weights.disk_set import DiskSet, flip, make_set, random_bytes, settle

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import log
-from pipeline.weights import receipt
-from pipeline.weights.hashing import cores, read_file
+from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.disk import receipt
+from pipeline.weights.disk.hashing import cores, read_file
 from pipeline.weights.model import FilePin, WeightsSpec, sealed
 from pipeline.weights.place import Place
-from pipeline.weights.verify import Request, verify
 from tests.perf.measure import Cost, Report, run
 from tests.testbed.hub import TestHub, test_hub
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from pipeline.weights.proof import Unfit
+from pipeline.weights.disk.proof import Unfit
 from pipeline.weights.serve import ask, listing
 from pipeline.weights.serve.health import health
 from pipeline.weights.serve.http import Answer, FilePart, Refused, Request

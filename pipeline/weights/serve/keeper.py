@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline.weights.hashing import Identity, cores
-from pipeline.weights.model import FilePin
-from pipeline.weights.place import Place
-from pipeline.weights.proof import (
+from pipeline.weights.disk.hashing import Identity, cores
+from pipeline.weights.disk.proof import (
     Unfit,
     Unreadable,
     check_open,
@@ -23,6 +21,8 @@ from pipeline.weights.proof import (
     open_pin,
     read_checked,
 )
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place
 
 SMALL_BYTES = 8 << 20  # such files are hashed anew each time they are handed out
 _WAIT_S = 2.0

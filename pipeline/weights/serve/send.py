@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 
-from pipeline.weights.proof import identity
+from pipeline.weights.disk.proof import identity
 from pipeline.weights.serve.http import FilePart
 
 STALL_S = 60.0  # so long may a client take for the next _LEAST_BYTES

@@ -25,7 +25,7 @@ from pipeline.gate.stage import Staged
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, default_root, open_store
 from pipeline.weights.place import Place
-from pipeline.weights.record import record_path
+from pipeline.weights.sign.record import record_path
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.host.machines import blackwell, facts
 from tests.unit.support import Command, Ended, build_tiny, make_checkout, make_wheel, write_spec
@@ -495,7 +495,7 @@ def test_a_failed_result_deleted_from_the_store_is_missed(
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr("pipeline.weights.receipt._CLOCK_TICK_NS", -(10**9))
+    monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
     return make_set(tmp_path / "set", SMALL, {"model.safetensors": b"weights" * 1000})
 
 

@@ -20,11 +20,11 @@ from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import read_item
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.weights import judge_weights
-from pipeline.weights import signing
+from pipeline.weights.check.verify import Request, verify
 from pipeline.weights.model import lock_path, write_lock
 from pipeline.weights.place import Place
-from pipeline.weights.record import set_digest
-from pipeline.weights.verify import Request, verify
+from pipeline.weights.sign import signing
+from pipeline.weights.sign.record import set_digest
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.verify.world import NOW, trust_in, trusted
 
@@ -40,7 +40,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     place = make_set(tmp_path / "set", SMALL, LARGE)
     now = time.time_ns()
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.weights.receipt.disk_time_ns", lambda _: now + 3_600 * 10**9)
+        patch.setattr("pipeline.weights.disk.receipt.disk_time_ns", lambda _: now + 3_600 * 10**9)
         verify(place, Request(full=True))
     return place
 

@@ -12,12 +12,12 @@ import pytest
 
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import Settings
-from pipeline.weights import receipt
-from pipeline.weights.fetch import Options, fetch_files
+from pipeline.weights.disk import receipt
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import Place, new_place
-from pipeline.weights.sources import find_routes
+from pipeline.weights.transfer.fetch import Options, fetch_files
+from pipeline.weights.transfer.sources import find_routes
 from tests.testbed.hub import TestHub, test_hub
 
 TOKEN = "hf_only-for-the-hub"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import OfflineMiss, SourceUnreachable
-from pipeline.weights.copies import Source
+from pipeline.weights.check.copies import Source
+from pipeline.weights.check.verify import Checked, Report, Request, verify
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import Place, new_place
-from pipeline.weights.verify import Checked, Report, Request, verify
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -26,14 +26,14 @@ from pipeline.errors import (
     StoreUnwritable,
 )
 from pipeline.fetch.http import Client
-from pipeline.weights import fetch as fetching
-from pipeline.weights.fetch import Options, fetch_range
-from pipeline.weights.hashing import Reading, identity_of, read_file
+from pipeline.weights.disk.hashing import Reading, identity_of, read_file
+from pipeline.weights.disk.receipt import Entry, keep
 from pipeline.weights.model import FilePin, sealed
-from pipeline.weights.partial_file import PartialFile
 from pipeline.weights.place import new_place
-from pipeline.weights.receipt import Entry, keep
-from pipeline.weights.sources import find_routes
+from pipeline.weights.transfer import fetch as fetching
+from pipeline.weights.transfer.fetch import Options, fetch_range
+from pipeline.weights.transfer.partial_file import PartialFile
+from pipeline.weights.transfer.sources import find_routes
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, test_hub
 from tests.unit.weights.conftest import BIG, RANGE_BYTES, SMALL, TOKEN, Bed, big_bytes
@@ -395,7 +395,7 @@ def test_a_file_that_is_there_but_wrong_is_replaced(bed: Bed) -> None:
 
 
 def test_a_receipt_may_answer_for_files_that_are_there(bed: Bed) -> None:
-    from pipeline.weights.fetch import Options, fetch_files
+    from pipeline.weights.transfer.fetch import Options, fetch_files
 
     bed.fetch()
     client = Client(bed.settings)
@@ -543,7 +543,7 @@ def test_a_limit_holds_over_all_connections(bed: Bed) -> None:
 def test_too_small_a_disk_is_refused_before_the_first_byte(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.weights import fetch
+    from pipeline.weights.transfer import fetch
 
     monkeypatch.setattr(fetch, "LEAVE_FREE_BYTES", 1 << 60)
     with pytest.raises(DiskFull):
@@ -554,7 +554,7 @@ def test_too_small_a_disk_is_refused_before_the_first_byte(
 def test_a_disk_that_fills_up_on_the_way_keeps_what_came(
     bed: Bed, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.weights import fetch
+    from pipeline.weights.transfer import fetch
 
     bed.publish({"big.safetensors": big_bytes(4 << 20)})
     bed.folder = small_disk
@@ -691,7 +691,7 @@ def test_a_file_that_a_receipt_vouches_for_is_not_read_again(
     place = bed.place()
     bed.fetch(place)
     hashed: list[str] = []
-    monkeypatch.setattr("pipeline.weights.fetch.read_file", _noting(hashed))
+    monkeypatch.setattr("pipeline.weights.transfer.fetch.read_file", _noting(hashed))
     pin = next(p for p in place.lock.files if p.path == BIG)
     entry = Entry(path=BIG, want=pin.want, identity=identity_of(place.file(pin).stat()), marks="")
     keep(place, [entry], [])

@@ -11,13 +11,13 @@ import pytest
 from pipeline.errors import PipelineError
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import Settings
-from pipeline.weights.fetch import Options, fetch_files, fetch_range
-from pipeline.weights.http_route import HttpRoute, Repository
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import new_place
-from pipeline.weights.routes import Lost, NotHere
-from pipeline.weights.sources import find_routes
-from pipeline.weights.xet_route import XetRoute
+from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
+from pipeline.weights.transfer.http_route import HttpRoute, Repository
+from pipeline.weights.transfer.routes import Lost, NotHere
+from pipeline.weights.transfer.sources import find_routes
+from pipeline.weights.transfer.xet_route import XetRoute
 from tests.testbed import hostile
 from tests.testbed.hostile import hostile_server
 from tests.unit.fetch.test_hostile_sources import WHOLE, resuming
@@ -34,7 +34,7 @@ def lock_of(*pins: FilePin) -> WeightsLock:
 
 @pytest.fixture(autouse=True)
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.weights.tries.ATTEMPTS", 1)
+    monkeypatch.setattr("pipeline.weights.transfer.tries.ATTEMPTS", 1)
     monkeypatch.setenv("no_proxy", "*")
 
 
@@ -94,7 +94,7 @@ PINNED = FilePin(path="m", size_bytes=len(WHOLE), sha256=hashlib.sha256(WHOLE).h
 def test_a_range_comes_in_as_many_parts_as_the_server_likes(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.weights.tries.ATTEMPTS", 3)
+    monkeypatch.setattr("pipeline.weights.transfer.tries.ATTEMPTS", 3)
     client = Client(Settings(indexes=()))
     with hostile_server(resuming(name)) as url:
         route = HttpRoute(client, Repository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from huggingface_hub import HfApi, snapshot_download
 
-from pipeline.weights.hashing import BLOCK_BYTES
+from pipeline.weights.disk.hashing import BLOCK_BYTES
 from pipeline.weights.place import in_hub_cache
 from tests.testbed.hub import TestHub, test_hub
 from tests.unit.fit.test_fit_config import LLAMA

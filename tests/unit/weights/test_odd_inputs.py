@@ -12,10 +12,10 @@ import pytest
 
 from pipeline import files
 from pipeline.errors import DiskFull
-from pipeline.weights import receipt
+from pipeline.weights.check.repair import repair
+from pipeline.weights.disk import receipt
+from pipeline.weights.disk.survey import shown
 from pipeline.weights.model import dump
-from pipeline.weights.repair import repair
-from pipeline.weights.survey import shown
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import Copies, DiskSet, flip, make_set
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.weights import hashing, receipt
-from pipeline.weights import verify as module
-from pipeline.weights.hashing import Reading, identity_of
+from pipeline.weights.check import verify as module
+from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.disk import hashing, receipt
+from pipeline.weights.disk.hashing import Reading, identity_of
 from pipeline.weights.place import Place
-from pipeline.weights.verify import Request, verify
 from tests.unit.weights.disk_set import (
     DiskSet,
     flip,

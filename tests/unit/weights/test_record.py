@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from pipeline.attest.predicates import check_predicate
 from pipeline.errors import RecordInvalid, WeightsDamaged
-from pipeline.weights import record as records
+from pipeline.weights.check.verify import Request, verify
 from pipeline.weights.place import Place, find_places
-from pipeline.weights.record import PREDICATE_TYPE, Record, as_json, record, schema, set_digest
-from pipeline.weights.verify import Request, verify
+from pipeline.weights.sign import record as records
+from pipeline.weights.sign.record import PREDICATE_TYPE, Record, as_json, record, schema, set_digest
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.support import Command
 
@@ -24,7 +24,7 @@ NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr("pipeline.weights.receipt._CLOCK_TICK_NS", -(10**9))
+    monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
     return make_set(tmp_path / "set", SMALL, LARGE)
 
 

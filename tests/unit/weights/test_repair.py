@@ -16,16 +16,17 @@ import pytest
 from pipeline.errors import WeightsDamaged
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
-from pipeline.weights import hashing, patching, repair
-from pipeline.weights.copies import Routes, Source
-from pipeline.weights.hashing import BLOCK_BYTES
+from pipeline.weights.check import patching, repair
+from pipeline.weights.check.copies import Routes, Source
+from pipeline.weights.check.ranges import joined, rest_of, wrong_by_size
+from pipeline.weights.check.repair import Mended
+from pipeline.weights.disk import hashing
+from pipeline.weights.disk.hashing import BLOCK_BYTES
+from pipeline.weights.disk.receipt import keep, read_receipt
+from pipeline.weights.disk.room import make_way
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import new_place
-from pipeline.weights.ranges import joined, rest_of, wrong_by_size
-from pipeline.weights.receipt import keep, read_receipt
-from pipeline.weights.repair import Mended
-from pipeline.weights.room import make_way
-from pipeline.weights.routes import FolderRoute, Route
+from pipeline.weights.transfer.routes import FolderRoute, Route
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
     Copies,
@@ -331,7 +332,7 @@ def test_bad_sectors_cost_only_their_blocks(big: DiskSet, monkeypatch: pytest.Mo
         return real_pread(handle, length, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.weights.verify.read_file", unreadable)
+        patch.setattr("pipeline.weights.check.verify.read_file", unreadable)
         patch.setattr(os, "pread", bad_sector)
         source = Counting(big.source)
         assert big.kinds(full=True) == {BIG: "unreadable"}

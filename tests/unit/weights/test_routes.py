@@ -12,13 +12,13 @@ from pipeline.errors import DigestMismatch, HubRefused, OfflineMiss, SourceUnrea
 from pipeline.fetch.http import Client
 from pipeline.net.waits import retry_after_s
 from pipeline.net.watchdog import Watchdog
-from pipeline.weights import xet_route
-from pipeline.weights.fetch import Options, fetch_files, fetch_range
-from pipeline.weights.http_route import HttpRoute, Repository
 from pipeline.weights.model import FilePin
-from pipeline.weights.routes import Body, Lost, NotHere, Route, Router
-from pipeline.weights.throttle import Throttle
-from pipeline.weights.xet_route import XetRoute, has_xet
+from pipeline.weights.transfer import xet_route
+from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
+from pipeline.weights.transfer.http_route import HttpRoute, Repository
+from pipeline.weights.transfer.routes import Body, Lost, NotHere, Route, Router
+from pipeline.weights.transfer.throttle import Throttle
+from pipeline.weights.transfer.xet_route import XetRoute, has_xet
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS
 from tests.unit.weights.conftest import BIG, RANGE_BYTES, TOKEN, Bed, big_bytes

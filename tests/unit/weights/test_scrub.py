@@ -11,10 +11,8 @@ from unittest import mock
 import pytest
 
 from pipeline.errors import WeightsDamaged
-from pipeline.weights import receipt, repair
-from pipeline.weights.hashing import identity_of
-from pipeline.weights.place import Place
-from pipeline.weights.scrub import (
+from pipeline.weights.check import repair
+from pipeline.weights.check.scrub import (
     CATCH_UP_NIGHTS,
     DAY_S,
     Pace,
@@ -23,6 +21,9 @@ from pipeline.weights.scrub import (
     read_book,
     scrub,
 )
+from pipeline.weights.disk import receipt
+from pipeline.weights.disk.hashing import identity_of
+from pipeline.weights.place import Place
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
     Copies,
@@ -189,7 +190,7 @@ def test_a_clock_that_was_put_back_stops_nothing(ten: DiskSet) -> None:
 def humble(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
     """The command runs in our process, and what gives way cannot come back."""
     instead = mock.Mock()
-    monkeypatch.setattr("pipeline.weights.scrub.be_humble", instead)
+    monkeypatch.setattr("pipeline.weights.check.scrub.lower_priority", instead)
     return instead
 
 

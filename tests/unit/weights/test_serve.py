@@ -21,8 +21,8 @@ import pytest
 from pipeline.cli import weights_serve
 from pipeline.errors import AddressUnusable, LockEdited, WeightsUnknown
 from pipeline.files import remove_tree
+from pipeline.weights.disk.proof import identity, open_pin
 from pipeline.weights.place import Place
-from pipeline.weights.proof import identity, open_pin
 from pipeline.weights.serve import http as wire
 from pipeline.weights.serve import keeper as keeping
 from pipeline.weights.serve import send

@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from pipeline.attest import bundle
 from pipeline.errors import KeyInvalid, ModelSignatureInvalid, WeightsDamaged
-from pipeline.weights import proof, signing
+from pipeline.weights.disk import proof
 from pipeline.weights.place import Place
+from pipeline.weights.sign import signing
 from tests.testbed.locked_set import SMALL, make_set, write
 from tests.unit.support import Command
 
@@ -90,7 +91,7 @@ def test_the_statement_lists_every_file_with_its_sha256(plain: Place) -> None:
 def test_a_second_signature_reads_no_large_file(
     plain: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.weights.receipt._CLOCK_TICK_NS", -(10**9))
+    monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
     assert signing.sign(plain, KEY, signing.default_signature(plain)).files_read == 7
     assert signing.sign(plain, KEY, signing.default_signature(plain)).files_read == 0
     assert signing.sign(plain, KEY, signing.default_signature(plain), full=True).files_read == 7

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from pipeline.errors import Interrupted, WeightsDamaged, WeightsUnknown
-from pipeline.weights import hashing
-from pipeline.weights.hashing import BLOCK_BYTES, Moved, NotPlain, read_file
-from pipeline.weights.mapped import CHUNK_BYTES, mapped_chunks
+from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.disk import hashing
+from pipeline.weights.disk.hashing import BLOCK_BYTES, Moved, NotPlain, read_file
+from pipeline.weights.disk.mapped import CHUNK_BYTES, mapped_chunks
 from pipeline.weights.model import write_lock
 from pipeline.weights.place import Place, new_place
-from pipeline.weights.verify import Request, verify
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
     DiskSet,
@@ -98,7 +98,7 @@ def test_sizes_are_looked_at_before_anything_is_read(
         assert "missing: config.json" in capfd.readouterr().err
         raise Interrupted("seen")
 
-    monkeypatch.setattr("pipeline.weights.verify.read_file", no_reading)
+    monkeypatch.setattr("pipeline.weights.check.verify.read_file", no_reading)
     with pytest.raises(Interrupted, match="seen"):
         a_set.report(jobs=1)
 

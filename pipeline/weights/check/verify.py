@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.model import Frozen
-from pipeline.weights import receipt
 from pipeline.weights.chosen import chosen_files, is_chosen
-from pipeline.weights.hashing import (
+from pipeline.weights.disk import receipt
+from pipeline.weights.disk.hashing import (
     OWN_TROUBLE,
     Advance,
     Moved,
@@ -22,9 +22,9 @@ from pipeline.weights.hashing import (
     on_all_cores,
     read_file,
 )
+from pipeline.weights.disk.survey import Finding, Kind, Present, extras, survey
 from pipeline.weights.model import FilePin, WeightsLock
 from pipeline.weights.place import Place
-from pipeline.weights.survey import Finding, Kind, Present, extras, survey
 
 
 @dataclass(frozen=True)

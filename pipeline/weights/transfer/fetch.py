@@ -7,7 +7,7 @@ For other rooms:
     fetch_range(routes, pin, start, stop, client=client)
         yields the bytes of one range, as a source says they are; the caller judges them.
 
-`client, routes = pipeline.weights.sources.open_routes(lock)` gives both arguments.
+`client, routes = pipeline.weights.transfer.sources.open_routes(lock)` gives both arguments.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pipeline import log
 from pipeline.errors import DiskFull, SpecInvalid, StoreUnwritable
 from pipeline.fetch.http import Client
 from pipeline.files import is_free, locked, os_errors_explained
-from pipeline.weights.hashing import OWN_TROUBLE, cores, on_all_cores, read_file
+from pipeline.weights.disk.hashing import OWN_TROUBLE, cores, on_all_cores, read_file
+from pipeline.weights.disk.settle import link, settle
+from pipeline.weights.disk.survey import right_size
+from pipeline.weights.disk.vouched import vouched
 from pipeline.weights.model import FilePin, read_lock
-from pipeline.weights.partial_file import PartialFile
 from pipeline.weights.place import Place
-from pipeline.weights.routes import Route, Router
-from pipeline.weights.settle import link, settle
-from pipeline.weights.survey import right_size
-from pipeline.weights.throttle import Throttle
-from pipeline.weights.vouched import vouched
-from pipeline.weights.workers import WorkerPool, pieces_of
+from pipeline.weights.transfer.partial_file import PartialFile
+from pipeline.weights.transfer.routes import Route, Router
+from pipeline.weights.transfer.throttle import Throttle
+from pipeline.weights.transfer.workers import WorkerPool, pieces_of
 
 RANGE_BYTES = 64 << 20
 JOBS = 8

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.weights.hashing import cores, on_all_cores, read_file
+from pipeline.weights.disk.hashing import cores, on_all_cores, read_file
+from pipeline.weights.disk.survey import walk
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place, cache_name
-from pipeline.weights.survey import walk
 
 _BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 

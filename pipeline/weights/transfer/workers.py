@@ -12,10 +12,10 @@ from pipeline.errors import Interrupted, PipelineError
 from pipeline.fetch.http import Client
 from pipeline.log import Bar
 from pipeline.weights.model import FilePin
-from pipeline.weights.partial_file import PartialFile, Span
-from pipeline.weights.routes import Body, Lost, Router, wrong_bytes
-from pipeline.weights.throttle import Throttle
-from pipeline.weights.tries import Tries
+from pipeline.weights.transfer.partial_file import PartialFile, Span
+from pipeline.weights.transfer.routes import Body, Lost, Router, wrong_bytes
+from pipeline.weights.transfer.throttle import Throttle
+from pipeline.weights.transfer.tries import Tries
 
 PIECE_BYTES = 1 << 18
 _MOST_REPORTED = 10

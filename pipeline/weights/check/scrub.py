@@ -20,11 +20,11 @@ from pydantic import ValidationError
 
 from pipeline.files import locked, read_plain, write_bytes
 from pipeline.model import Frozen, canonical_json
-from pipeline.weights.hashing import Identity
+from pipeline.weights.check.verify import Report, Request, verify
+from pipeline.weights.disk.hashing import Identity
+from pipeline.weights.disk.survey import Finding, Present, survey
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
-from pipeline.weights.survey import Finding, Present, survey
-from pipeline.weights.verify import Report, Request, verify
 
 DAY_S = 86_400
 CATCH_UP_NIGHTS = 7  # after a holiday, a week's reading in one night at the most

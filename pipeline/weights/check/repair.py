@@ -25,23 +25,23 @@ from pipeline.errors import (
 )
 from pipeline.files import locked
 from pipeline.model import Frozen
-from pipeline.weights.copies import Source, Supply
-from pipeline.weights.hashing import Advance, Reading, identity_of, on_all_cores, read_file
-from pipeline.weights.local_copies import find_copies
-from pipeline.weights.model import FilePin
-from pipeline.weights.patching import patch_file
-from pipeline.weights.place import Place
-from pipeline.weights.ranges import (
+from pipeline.weights.check.copies import Source, Supply
+from pipeline.weights.check.local_copies import find_copies
+from pipeline.weights.check.patching import patch_file
+from pipeline.weights.check.ranges import (
     Range,
     copy_range,
     open_both,
     rest_of,
     wrong_by_size,
 )
-from pipeline.weights.receipt import read_receipt
-from pipeline.weights.room import make_way, mend_link, set_aside
-from pipeline.weights.survey import Finding, right_size, shown
-from pipeline.weights.verify import Checked
+from pipeline.weights.check.verify import Checked
+from pipeline.weights.disk.hashing import Advance, Reading, identity_of, on_all_cores, read_file
+from pipeline.weights.disk.receipt import read_receipt
+from pipeline.weights.disk.room import make_way, mend_link, set_aside
+from pipeline.weights.disk.survey import Finding, right_size, shown
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place
 
 AT_ONCE = 4
 _LARGE_SHARE = 0.5  # of a set: more than this is worth a second look before it is fetched

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pipeline.weights.hashing import BLOCK_BYTES, Hasher, mark_of
-from pipeline.weights.ranges import Range, copy_range, joined, open_both, rest_of
+from pipeline.weights.check.ranges import Range, copy_range, joined, open_both, rest_of
+from pipeline.weights.disk.hashing import BLOCK_BYTES, Hasher, mark_of
 
 _MOST_BLOCKS = 16  # asked for at once
 

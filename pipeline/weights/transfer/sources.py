@@ -12,10 +12,10 @@ from pipeline.net.address import parts_of
 from pipeline.net.display import masked
 from pipeline.net.failures import BadAddress
 from pipeline.weights import hub
-from pipeline.weights.http_route import STALL_S, HttpRoute, Repository
 from pipeline.weights.model import WeightsLock
-from pipeline.weights.routes import FolderRoute, Route
-from pipeline.weights.xet_route import XetRoute, has_xet
+from pipeline.weights.transfer.http_route import STALL_S, HttpRoute, Repository
+from pipeline.weights.transfer.routes import FolderRoute, Route
+from pipeline.weights.transfer.xet_route import XetRoute, has_xet
 
 NEIGHBOUR_TOKEN = "SM120_NEIGHBOUR_TOKEN"  # noqa: S105 - the variable's name
 

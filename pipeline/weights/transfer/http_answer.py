@@ -14,7 +14,7 @@ from pipeline.errors import (
 from pipeline.net.answer import Answer
 from pipeline.net.waits import asked_wait_s
 from pipeline.weights.model import FilePin
-from pipeline.weights.routes import Lost, NotHere, wrong_bytes
+from pipeline.weights.transfer.routes import Lost, NotHere, wrong_bytes
 
 _MAY_PASS = (408, 425, 429)
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")

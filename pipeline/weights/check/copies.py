@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.fetch.http import Client
-from pipeline.weights.fetch import fetch_files, fetch_range
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
-from pipeline.weights.routes import Route
+from pipeline.weights.transfer.fetch import fetch_files, fetch_range
+from pipeline.weights.transfer.routes import Route
 
 
 class Source(Protocol):

@@ -6,7 +6,7 @@ import threading
 
 from pipeline.errors import Interrupted
 from pipeline.weights.model import FilePin
-from pipeline.weights.routes import Body, Lost, NotHere, Route, Router
+from pipeline.weights.transfer.routes import Body, Lost, NotHere, Route, Router
 
 ATTEMPTS = 6  # in a row without a byte, by one connection
 HELD_ATTEMPTS = 20  # of those that a server itself put off

@@ -17,9 +17,9 @@ from pipeline.net.client import REDIRECTS, login_in
 from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
 from pipeline.net.failures import Lost as ConnectionLost
 from pipeline.net.limits import Limits
-from pipeline.weights.http_answer import judge, require_same_file
 from pipeline.weights.model import FilePin
-from pipeline.weights.routes import Body, Lost, NotHere
+from pipeline.weights.transfer.http_answer import judge, require_same_file
+from pipeline.weights.transfer.routes import Body, Lost, NotHere
 
 STALL_S = 30.0
 _MOST_HOPS = 5

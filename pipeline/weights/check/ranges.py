@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pipeline.weights.hashing import BLOCK_BYTES
+from pipeline.weights.disk.hashing import BLOCK_BYTES
 
 Range = tuple[int, int]  # from, up to
 

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.weights.hashing import Identity, identity_of
+from pipeline.weights.disk.hashing import Identity, identity_of
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 

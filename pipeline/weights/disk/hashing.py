@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 from pipeline.errors import Interrupted
-from pipeline.weights.mapped import mapped_chunks
+from pipeline.weights.disk.mapped import mapped_chunks
 
 BLOCK_BYTES = 4 << 20
 MARK_CHARS = 16

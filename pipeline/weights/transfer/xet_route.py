@@ -17,9 +17,9 @@ from pipeline.net.display import reason_of
 from pipeline.net.failures import NetError
 from pipeline.net.waits import asked_wait_s
 from pipeline.net.watchdog import Watchdog
-from pipeline.weights.http_route import Repository, route_failure, stall_limits
 from pipeline.weights.model import FilePin
-from pipeline.weights.routes import Body, Lost, NotHere
+from pipeline.weights.transfer.http_route import Repository, route_failure, stall_limits
+from pipeline.weights.transfer.routes import Body, Lost, NotHere
 
 _HASH = "X-Xet-Hash"
 

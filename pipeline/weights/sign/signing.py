@@ -20,7 +20,11 @@ from pipeline.errors import ModelSignatureInvalid, WeightsDamaged
 from pipeline.files import write_bytes
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Hex, stays_below
-from pipeline.weights.manifest import (
+from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.disk.proof import Unfit, Unreadable
+from pipeline.weights.disk.survey import shown
+from pipeline.weights.place import Place
+from pipeline.weights.sign.manifest import (
     GIT_PATHS,
     OWN_PATHS,
     files_below,
@@ -29,10 +33,6 @@ from pipeline.weights.manifest import (
     on_cores,
     sha256_below,
 )
-from pipeline.weights.place import Place
-from pipeline.weights.proof import Unfit, Unreadable
-from pipeline.weights.survey import shown
-from pipeline.weights.verify import Request, verify
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"

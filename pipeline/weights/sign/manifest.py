@@ -10,10 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from pipeline.errors import WeightsDamaged
-from pipeline.weights.hashing import cores
-from pipeline.weights.model import FilePin
-from pipeline.weights.place import STATE, Place
-from pipeline.weights.proof import (
+from pipeline.weights.disk.hashing import cores
+from pipeline.weights.disk.proof import (
     Unfit,
     Unreadable,
     check_open,
@@ -21,6 +19,8 @@ from pipeline.weights.proof import (
     open_below,
     open_pin,
 )
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import STATE, Place
 
 # What the format's own tool leaves out unless told otherwise.
 GIT_PATHS = (".git", ".gitattributes", ".github", ".gitignore")

@@ -7,7 +7,7 @@ import threading
 from itertools import count
 from pathlib import Path
 
-from pipeline.weights.hashing import read_file
+from pipeline.weights.disk.hashing import read_file
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.files import os_errors_explained
 from pipeline.log import size as human
 from pipeline.weights.model import FilePin
-from pipeline.weights.routes import Lost
+from pipeline.weights.transfer.routes import Lost
 
 _READ_BYTES = 1 << 20
 Span = tuple[int, int]

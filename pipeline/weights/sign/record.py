@@ -12,11 +12,11 @@ from pydantic import Field
 from pipeline import __version__
 from pipeline.attest.weights import Tool, Weights, WeightsLockName, WeightsVerification
 from pipeline.model import Frozen, Hex, Identity, canonical_json, sha256_of
+from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.disk.survey import Finding
+from pipeline.weights.disk.vouched import look
 from pipeline.weights.model import WeightsLock, dump
 from pipeline.weights.place import Place
-from pipeline.weights.survey import Finding
-from pipeline.weights.verify import Request, verify
-from pipeline.weights.vouched import look
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Literal["urn:sm120-pipeline:predicate:weights:v1"] = (

@@ -22,7 +22,7 @@ from pipeline.errors import DiskFull, StoreUnwritable
 from pipeline.files import locked, read_plain, write_bytes
 from pipeline.lock.sealed import Sealed
 from pipeline.model import Digest, Frozen, sha256_of
-from pipeline.weights.hashing import BLOCK_BYTES, MARK_CHARS, Identity, Reading
+from pipeline.weights.disk.hashing import BLOCK_BYTES, MARK_CHARS, Identity, Reading
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 

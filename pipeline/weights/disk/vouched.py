@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pipeline.weights.hashing import Identity
+from pipeline.weights.disk.hashing import Identity
+from pipeline.weights.disk.receipt import read_receipt
+from pipeline.weights.disk.survey import Finding, extras, survey
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
-from pipeline.weights.receipt import read_receipt
-from pipeline.weights.survey import Finding, extras, survey
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,6 @@
+"""Are the files still what their lock says, and how to make them so again.
+
+In comes a `Place`; out come a `Report` of `verify`, a night's slice of `scrub`, and what `repair`
+did about each damaged file. Verifying needs no network; repairing fetches through
+`weights.transfer`. May import that, `weights.disk` and the top of `weights`.
+"""
