@@ -17,9 +17,9 @@ from pipeline.errors import NoKernelImage
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pipeline.gate.arch import ArchReport, Judged
-    from pipeline.gate.arch_spec import ArchSpec
-    from pipeline.gate.fatbin import Target
+    from pipeline.gate.arch.fatbin import Target
+    from pipeline.gate.arch.report import ArchReport, Judged
+    from pipeline.gate.arch.spec import ArchSpec
 
 _PACKAGES = "site-packages/"
 
@@ -42,8 +42,8 @@ def gate_arch(
     Needs no GPU and none of NVIDIA's tools, and judges amd64 images on arm64 too.
     """
     from pipeline.assemble.plan import plan_image
-    from pipeline.gate.arch import judge_image, read_image, report_json
-    from pipeline.gate.arch_spec import read_arch_spec
+    from pipeline.gate.arch.report import judge_image, read_image, report_json
+    from pipeline.gate.arch.spec import read_arch_spec
     from pipeline.gate.evidence import keep_evidence
     from pipeline.gate.findings import arch_evidence
     from pipeline.gate.stage import promised
@@ -71,7 +71,7 @@ def gate_arch(
 
 
 def _checked(arch: str) -> str:
-    from pipeline.gate.arch_verdict import ARCHITECTURES, card_of
+    from pipeline.gate.arch.verdict import ARCHITECTURES, card_of
 
     try:
         known = card_of(arch) in ARCHITECTURES
@@ -92,7 +92,7 @@ def _failure(report: ArchReport) -> str:
 
 
 def _text(name: str, report: ArchReport, spec: ArchSpec) -> str:
-    from pipeline.gate.arch_verdict import Verdict
+    from pipeline.gate.arch.verdict import Verdict
 
     carrying = [x for x in report.objects if x.judgement.verdict is not Verdict.NO_CUDA_CODE]
     head = ["object", "machine code (sm_)", "PTX (compute_)", "modules that run", "verdict"]
@@ -112,7 +112,7 @@ def _used_globs(report: ArchReport) -> list[str]:
 
 def _rows(objects: list[Judged]) -> list[list[str]]:
     """The worst first; thousands of objects that one line accepts are one row."""
-    from pipeline.gate.arch_verdict import Verdict
+    from pipeline.gate.arch.verdict import Verdict
 
     order = list(Verdict)
     groups: dict[tuple[str, str], list[Judged]] = {}
@@ -127,7 +127,7 @@ def _rows(objects: list[Judged]) -> list[list[str]]:
 
 
 def _row(group: list[Judged]) -> list[str]:
-    from pipeline.gate.fatbin import CUBIN, PTX
+    from pipeline.gate.arch.fatbin import CUBIN, PTX
 
     first = group[0]
     name = first.path.rpartition(_PACKAGES)[2]

@@ -23,10 +23,10 @@ from pipeline.cli.statements import leave_gate_statements
 from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
 
 if TYPE_CHECKING:
-    from pipeline.gate.environment import GateContext
-    from pipeline.gate.gate import ImageGate
     from pipeline.gate.patches import PatchVerdict
-    from pipeline.gate.results import CaseResult, GateResult
+    from pipeline.gate.smem.environment import GateContext
+    from pipeline.gate.smem.image_gate import ImageGate
+    from pipeline.gate.smem.results import CaseResult, GateResult
 
 arch_option = click.option(
     "--arch", default="sm_120", show_default=True, help="Which card: sm_120, sm_121, sm_100, …"
@@ -57,8 +57,8 @@ def make_gate_context(
     from pipeline.cli.images import make_fetcher
     from pipeline.fetch.http import Client
     from pipeline.fetch.settings import read_settings
-    from pipeline.gate.environment import GateContext
-    from pipeline.gate.wheels import WheelFinder
+    from pipeline.gate.smem.environment import GateContext
+    from pipeline.gate.smem.wheels import WheelFinder
 
     store = store_of(context)
     return GateContext(
@@ -75,7 +75,7 @@ def _opened(
     gate_context: GateContext, name: str, platform: str | None, series: str | None = None
 ) -> ImageGate:
     from pipeline.assemble.plan import plan_image
-    from pipeline.gate.gate import open_gate
+    from pipeline.gate.smem.image_gate import open_gate
 
     chosen = pick_platform(gate_context.checkout.spec(name), platform)
     return open_gate(gate_context, plan_image(gate_context.checkout, name, chosen), series)
@@ -123,8 +123,8 @@ def run(
     from pipeline.cli.numerics import require_right, show_numbers
     from pipeline.gate.evidence import keep_evidence
     from pipeline.gate.findings import gate_evidence
-    from pipeline.gate.gate import chosen_cases, run_gate
-    from pipeline.gate.limits import card_for
+    from pipeline.gate.smem.image_gate import chosen_cases, run_gate
+    from pipeline.gate.smem.limits import card_for
 
     if discover and only:
         raise click.UsageError("--discover looks at all cases; leave --only out")
@@ -174,9 +174,9 @@ def tune(
 
     Says what fits and what spills; only a card can say what is fastest.
     """
-    from pipeline.gate.gate import find_case
-    from pipeline.gate.limits import card_for
-    from pipeline.gate.tune import tune as sweep
+    from pipeline.gate.smem.image_gate import find_case
+    from pipeline.gate.smem.limits import card_for
+    from pipeline.gate.smem.tune import tune as sweep
 
     card = card_for(arch)
     gate_context = make_gate_context(context)
@@ -328,9 +328,9 @@ def patches(
     The gate decides, with the patch and without it. `--against 0.5.9` or `--against ">=0.5.9"`
     asks about other versions on the index and fetches only the engine's own wheel.
     """
-    from pipeline.gate.limits import card_for
     from pipeline.gate.patches import judge_against, judge_patches, unproved, versions_against
-    from pipeline.gate.sandbox import find_sandbox, require_isolation
+    from pipeline.gate.sandbox.sandbox import find_sandbox, require_isolation
+    from pipeline.gate.smem.limits import card_for
 
     card = card_for(arch)
     sandbox = find_sandbox()

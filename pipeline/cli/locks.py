@@ -319,9 +319,9 @@ def schema(what: str) -> None:
     from pipeline.attest.names import KINDS
     from pipeline.attest.predicates import MODELS
     from pipeline.attest.trust import Trust
-    from pipeline.gate.arch_spec import ArchSpec
-    from pipeline.gate.cases import EngineSetup, GateFile
-    from pipeline.gate.numeric_cases import NumericsFile
+    from pipeline.gate.arch.spec import ArchSpec
+    from pipeline.gate.numerics.cases import NumericsFile
+    from pipeline.gate.smem.cases import EngineSetup, GateFile
     from pipeline.spec.image import ImageSpec, PatchSeries
     from pipeline.spec.load import schema as text
     from pipeline.verify.policy import Policy

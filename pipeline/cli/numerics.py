@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline import log
 from pipeline.errors import GateUnknown, GateWrong
-from pipeline.gate.results import GateResult, NumericsResult
+from pipeline.gate.smem.results import GateResult, NumericsResult
 
 _HEAD = ["case", "reference", "verdict", "largest error", "allowed", "seconds", "blocks"]
 

@@ -23,8 +23,8 @@ from pipeline.errors import (
     StoreDamaged,
 )
 from pipeline.files import write_bytes
-from pipeline.gate.limits import Card
-from pipeline.gate.results import CaseVerdict
+from pipeline.gate.smem.limits import Card
+from pipeline.gate.smem.results import CaseVerdict
 from pipeline.model import Digest, Frozen, canonical_json
 from pipeline.store.store import Store, read_own
 

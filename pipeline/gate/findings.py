@@ -9,17 +9,17 @@ from pathlib import Path
 
 from pipeline import __version__
 from pipeline.errors import PipelineError
-from pipeline.gate.arch import ArchReport, Judged
-from pipeline.gate.arch_facts import reader_digest
-from pipeline.gate.arch_verdict import Verdict
-from pipeline.gate.environment import Environment
+from pipeline.gate.arch.facts import reader_digest
+from pipeline.gate.arch.report import ArchReport, Judged
+from pipeline.gate.arch.verdict import Verdict
 from pipeline.gate.evidence import Evidence, GateKind, Row, worst
-from pipeline.gate.gate import ImageGate
-from pipeline.gate.limits import CARDS, Card
 from pipeline.gate.patches import PatchVerdict
-from pipeline.gate.results import CaseResult, CaseVerdict, GateResult
-from pipeline.gate.run import worker_digest
-from pipeline.gate.sandbox import find_sandbox
+from pipeline.gate.sandbox.sandbox import find_sandbox
+from pipeline.gate.smem.environment import Environment
+from pipeline.gate.smem.image_gate import ImageGate
+from pipeline.gate.smem.limits import CARDS, Card
+from pipeline.gate.smem.results import CaseResult, CaseVerdict, GateResult
+from pipeline.gate.smem.run import worker_digest
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.load import Checkout
 

@@ -23,8 +23,9 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipeline.errors import GateInvalid, PatchConflict, PipelineError
-from pipeline.gate.cases import Case
-from pipeline.gate.engine import (
+from pipeline.gate.numerics.check import check_numbers
+from pipeline.gate.smem.cases import Case
+from pipeline.gate.smem.engine import (
     EngineTree,
     compiler_requirements,
     engine_pin,
@@ -32,11 +33,10 @@ from pipeline.gate.engine import (
     is_applied,
     patched,
 )
-from pipeline.gate.gate import ImageGate
-from pipeline.gate.limits import Card
-from pipeline.gate.moved import places_now
-from pipeline.gate.numerics import check_numbers
-from pipeline.gate.results import (
+from pipeline.gate.smem.image_gate import ImageGate
+from pipeline.gate.smem.limits import Card
+from pipeline.gate.smem.moved import places_now
+from pipeline.gate.smem.results import (
     CaseResult,
     NumericsResults,
     NumericsVerdict,

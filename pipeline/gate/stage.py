@@ -10,9 +10,8 @@ from functools import cached_property
 from pipeline.assemble.image import Built
 from pipeline.assemble.plan import plan_image
 from pipeline.errors import Interrupted, PipelineError
-from pipeline.gate.arch import judge_image, read_image
-from pipeline.gate.arch_spec import read_arch_spec
-from pipeline.gate.environment import GateContext
+from pipeline.gate.arch.report import judge_image, read_image
+from pipeline.gate.arch.spec import read_arch_spec
 from pipeline.gate.evidence import Evidence, GateKind, ImageGates, ending, keep_evidence
 from pipeline.gate.findings import (
     arch_evidence,
@@ -21,11 +20,12 @@ from pipeline.gate.findings import (
     smem_evidence,
     unjudged,
 )
-from pipeline.gate.gate import ImageGate, open_gate, run_gate
-from pipeline.gate.limits import card_for
-from pipeline.gate.numerics import check_numbers
+from pipeline.gate.numerics.check import check_numbers
 from pipeline.gate.patches import judge_patches
-from pipeline.gate.results import GateResult
+from pipeline.gate.smem.environment import GateContext
+from pipeline.gate.smem.image_gate import ImageGate, open_gate, run_gate
+from pipeline.gate.smem.limits import card_for
+from pipeline.gate.smem.results import GateResult
 from pipeline.spec.image import ImageSpec
 
 DEFAULT_ARCH = "sm_120"

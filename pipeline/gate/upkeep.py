@@ -22,13 +22,13 @@ from pathlib import Path
 from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.errors import PatchConflict, PipelineError
 from pipeline.files import files_below, os_errors_explained, remove_tree
-from pipeline.gate.cases import Gates, read_gates
-from pipeline.gate.coverage import kernels_key
-from pipeline.gate.engine import EngineTree, engine_key, patched_tree
-from pipeline.gate.environment import Environment, EnvironmentFacts, known_facts
-from pipeline.gate.limits import CARDS
-from pipeline.gate.moved import move_key
-from pipeline.gate.run import GateTarget
+from pipeline.gate.smem.cases import Gates, read_gates
+from pipeline.gate.smem.coverage import kernels_key
+from pipeline.gate.smem.engine import EngineTree, engine_key, patched_tree
+from pipeline.gate.smem.environment import Environment, EnvironmentFacts, known_facts
+from pipeline.gate.smem.limits import CARDS
+from pipeline.gate.smem.moved import move_key
+from pipeline.gate.smem.run import GateTarget
 from pipeline.oci.record import LayerRecord
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, read_image_record

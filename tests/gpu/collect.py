@@ -18,9 +18,9 @@ from pipeline.cli.common import host_platform
 from pipeline.cli.images import make_fetcher
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
-from pipeline.gate.environment import GateContext
-from pipeline.gate.gate import ImageGate, open_gate
-from pipeline.gate.wheels import WheelFinder
+from pipeline.gate.smem.environment import GateContext
+from pipeline.gate.smem.image_gate import ImageGate, open_gate
+from pipeline.gate.smem.wheels import WheelFinder
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, default_root, open_store
 

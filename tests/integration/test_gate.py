@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.gate.stub_libraries import shared_object
+from pipeline.gate.smem.stub_libraries import shared_object
 from tests.integration.built import ROOT, run_sm120
 
 PATCH = "0001-extend-attention-sm120-blocks.patch"

@@ -18,22 +18,22 @@ import pytest
 
 from pipeline import log
 from pipeline.assemble.plan import plan_image
-from pipeline.gate.arch_facts import read_facts
-from pipeline.gate.arch_verdict import Verdict
-from pipeline.gate.arch_verdict import judge as judge_object
-from pipeline.gate.cases import Case
-from pipeline.gate.engine import EngineTree, with_files
-from pipeline.gate.fatbin import CUBIN
-from pipeline.gate.gate import ImageGate, find_case, open_gate
-from pipeline.gate.limits import card_for
-from pipeline.gate.numerics import check_numbers
+from pipeline.gate.arch.facts import read_facts
+from pipeline.gate.arch.fatbin import CUBIN
+from pipeline.gate.arch.verdict import Verdict
+from pipeline.gate.arch.verdict import judge as judge_object
+from pipeline.gate.numerics.check import check_numbers
 from pipeline.gate.patches import decide, with_numbers
-from pipeline.gate.run import judge_all
+from pipeline.gate.smem.cases import Case
+from pipeline.gate.smem.engine import EngineTree, with_files
+from pipeline.gate.smem.image_gate import ImageGate, find_case, open_gate
+from pipeline.gate.smem.limits import card_for
+from pipeline.gate.smem.run import judge_all
 from pipeline.store.store import open_store
 from tests.gpu.collect import gate_context
 from tests.integration.built import ROOT
 from tests.integration.mutants import EXTEND, MLA, MUTANTS, Mutant
-from tests.unit.gate.arch_files import DATA, container, entry, host_object, opener
+from tests.unit.gate.arch.arch_files import DATA, container, entry, host_object, opener
 
 CARD = card_for("sm_120")
 

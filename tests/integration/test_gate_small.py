@@ -15,13 +15,13 @@ import pytest
 
 from pipeline import log
 from pipeline.cli.common import host_platform
-from pipeline.gate.cases import EngineSetup, GateFile, Gates
-from pipeline.gate.engine import EngineTree
-from pipeline.gate.environment import Environment, known_facts
-from pipeline.gate.limits import card_for
-from pipeline.gate.numeric_cases import NumericsSpec, numeric
-from pipeline.gate.numerics import check_numbers
-from pipeline.gate.run import WORKER, GateTarget, judge_all
+from pipeline.gate.numerics.cases import NumericsSpec, numeric
+from pipeline.gate.numerics.check import check_numbers
+from pipeline.gate.smem.cases import EngineSetup, GateFile, Gates
+from pipeline.gate.smem.engine import EngineTree
+from pipeline.gate.smem.environment import Environment, known_facts
+from pipeline.gate.smem.limits import card_for
+from pipeline.gate.smem.run import WORKER, GateTarget, judge_all
 from pipeline.model import sha256_of
 from pipeline.store.store import default_root, open_store
 

@@ -6,9 +6,9 @@ import pytest
 
 from pipeline.cli.numerics import require_right, show_numbers
 from pipeline.errors import GateUnknown, GateWrong
-from pipeline.gate.limits import card_for
-from pipeline.gate.results import GateResult, NumericsResults
-from tests.unit.gate.test_numerics import computed, judged, results
+from pipeline.gate.smem.limits import card_for
+from pipeline.gate.smem.results import GateResult, NumericsResults
+from tests.unit.gate.numerics.test_numerics import computed, judged, results
 
 DIGEST = f"sha256:{'0' * 64}"
 

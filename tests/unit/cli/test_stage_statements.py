@@ -20,7 +20,7 @@ from pipeline.cli.statements import leave_host_statement
 from pipeline.errors import GateFailed
 from pipeline.evidence.folder import evidence_folder
 from pipeline.gate.evidence import Evidence, Row, keep_evidence
-from pipeline.gate.results import CaseVerdict
+from pipeline.gate.smem.results import CaseVerdict
 from pipeline.gate.stage import Staged
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, default_root, open_store

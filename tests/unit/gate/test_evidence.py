@@ -26,8 +26,8 @@ from pipeline.gate.evidence import (
     worst,
 )
 from pipeline.gate.findings import ptxas_version, ptxas_versions, unjudged
-from pipeline.gate.limits import CARDS, card_for
-from pipeline.gate.results import CaseVerdict
+from pipeline.gate.smem.limits import CARDS, card_for
+from pipeline.gate.smem.results import CaseVerdict
 from pipeline.store.store import Store, open_store
 
 IMAGE, PLATFORM = "engine", "linux/amd64"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.assemble.plan import plan_image
-from pipeline.gate.cases import read_gates
-from pipeline.gate.coverage import kernels_key
-from pipeline.gate.engine import EngineTree, engine_key
-from pipeline.gate.environment import Environment, EnvironmentFacts
-from pipeline.gate.limits import CARDS
-from pipeline.gate.run import GateTarget
+from pipeline.gate.smem.cases import read_gates
+from pipeline.gate.smem.coverage import kernels_key
+from pipeline.gate.smem.engine import EngineTree, engine_key
+from pipeline.gate.smem.environment import Environment, EnvironmentFacts
+from pipeline.gate.smem.limits import CARDS
+from pipeline.gate.smem.run import GateTarget
 from pipeline.gate.upkeep import gate_leftovers, gate_sections, remove, size_of
 from pipeline.lock.model import WheelPin
 from pipeline.spec.load import Checkout

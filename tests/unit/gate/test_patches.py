@@ -12,11 +12,11 @@ import pytest
 from packaging.version import Version
 
 from pipeline.errors import GateInvalid
-from pipeline.gate.engine import EngineTree, compiler_requirements, is_applied
 from pipeline.gate.patches import PatchVerdict, State, decide, unproved, versions_against
-from pipeline.gate.results import CaseResult
+from pipeline.gate.smem.engine import EngineTree, compiler_requirements, is_applied
+from pipeline.gate.smem.results import CaseResult
 from pipeline.spec.image import PatchSpec
-from tests.unit.gate.test_results import judged, record
+from tests.unit.gate.smem.test_results import judged, record
 
 OVER, FITS = record(106496), record(71680)
 
@@ -182,8 +182,8 @@ class Offers:
 def gate_offering(*known: str) -> Any:
     tree = SimpleNamespace(version="0.5.8.post1")
     setup = SimpleNamespace(package="sglang")
-    shop = SimpleNamespace(make_finder=lambda: Offers(known))
-    return SimpleNamespace(tree=tree, gates=SimpleNamespace(setup=setup), shop=shop)
+    context = SimpleNamespace(make_finder=lambda: Offers(known))
+    return SimpleNamespace(tree=tree, gates=SimpleNamespace(setup=setup), context=context)
 
 
 def test_versions_that_the_index_has_are_judged_in_the_order_they_were_named() -> None:

@@ -12,9 +12,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipeline.assemble.plan import plan_image
-from pipeline.gate.arch_spec import ArchSpec
-from pipeline.gate.cases import EngineSetup, GateFile
-from pipeline.gate.numeric_cases import NumericsFile
+from pipeline.gate.arch.spec import ArchSpec
+from pipeline.gate.numerics.cases import NumericsFile
+from pipeline.gate.smem.cases import EngineSetup, GateFile
 from pipeline.lock.model import current_lock
 from pipeline.spec.image import ImageSpec, PatchSeries
 from pipeline.spec.load import Checkout, schema

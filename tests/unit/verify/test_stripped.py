@@ -24,7 +24,7 @@ from pipeline.attest.statement import Moment, state
 from pipeline.evidence.evidence_set import NAME as SET
 from pipeline.evidence.gates import gate_statements
 from pipeline.gate.evidence import ImageGates
-from pipeline.gate.results import CaseVerdict
+from pipeline.gate.smem.results import CaseVerdict
 from pipeline.model import canonical_json, sha256_of
 from pipeline.publish.evidence import EvidenceBundle
 from pipeline.publish.shipment import make_shipment

@@ -16,7 +16,7 @@ from pipeline.attest.names import REPORT, WEIGHTS
 from pipeline.attest.statement import state
 from pipeline.evidence.gates import gate_predicate, gate_statements
 from pipeline.gate.evidence import ImageGates
-from pipeline.gate.results import CaseVerdict
+from pipeline.gate.smem.results import CaseVerdict
 from pipeline.lock.model import read_lock, sealed, write_lock
 from pipeline.spec.load import Checkout
 from pipeline.verify.artifact import open_file

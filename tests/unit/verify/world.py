@@ -24,7 +24,7 @@ from pipeline.evidence.evidence_set import set_statement
 from pipeline.evidence.image import image_statements
 from pipeline.evidence.rebuild import rebuild_statement
 from pipeline.gate.evidence import Evidence, GateKind, Row, keep_evidence
-from pipeline.gate.results import CaseVerdict
+from pipeline.gate.smem.results import CaseVerdict
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.load import Checkout
 from pipeline.store.store import Store, open_store

@@ -1,0 +1,79 @@
+"""What is known of one file, kept in the store by the file's hash: it never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from pipeline.files import write_bytes
+from pipeline.gate.arch import elf, fatbin, forward_reader, modules
+from pipeline.gate.arch.elf import Unreadable
+from pipeline.gate.arch.fatbin import Target
+from pipeline.gate.arch.modules import Module, Opener, read_modules
+from pipeline.model import Frozen, canonical_json, sha256_of
+from pipeline.store.store import Store
+
+
+class ModuleFacts(Frozen):
+    """Modules that were compiled for the same targets, and how many of them there are."""
+
+    targets: list[tuple[int, int, str | None]]
+    times: int = Field(ge=1)
+
+
+class Facts(Frozen):
+    """The CUDA code of a file, or why it cannot be told."""
+
+    reader: str
+    problem: str = ""
+    modules: list[ModuleFacts] = []
+
+    def each(self) -> Iterator[tuple[Module, int]]:
+        """The distinct modules with their numbers."""
+        for found in self.modules:
+            yield tuple(Target(*t) for t in found.targets), found.times
+
+    @property
+    def targets(self) -> set[Target]:
+        return {target for module, _ in self.each() for target in module}
+
+
+@cache
+def reader_digest() -> str:
+    """The reader's own code: what an older one found is read again."""
+    sources = [Path(m.__file__ or "") for m in (modules, forward_reader, elf, fatbin)]
+    return sha256_of(b"".join(path.read_bytes() for path in sources))
+
+
+def read_facts(open_file: Opener, file_bytes: int) -> Facts:
+    """Read a file; what cannot be read is a fact too."""
+    try:
+        modules = read_modules(open_file, file_bytes)
+    except Unreadable as error:
+        return Facts(reader=reader_digest(), problem=str(error))
+    found = [
+        ModuleFacts(targets=[(t.kind, t.arch, t.suffix) for t in module], times=times)
+        for module, times in modules.items()
+    ]
+    return Facts(reader=reader_digest(), modules=sorted(found, key=lambda m: str(m.targets)))
+
+
+def kept_facts(store: Store, sha256: str) -> Facts | None:
+    """What this reader found before; a damaged or older note counts as none."""
+    try:
+        facts = Facts.model_validate_json(_path(store, sha256).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+    return facts if facts.reader == reader_digest() else None
+
+
+def keep_facts(store: Store, sha256: str, facts: Facts) -> None:
+    """Remember what a file holds."""
+    write_bytes(_path(store, sha256), canonical_json(facts.model_dump()))
+
+
+def _path(store: Store, sha256: str) -> Path:
+    return store.root / "gates" / "arch" / f"{sha256}.json"

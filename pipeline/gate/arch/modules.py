@@ -1,0 +1,214 @@
+"""What CUDA code a file holds: one pass over its bytes, whatever its size."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pipeline.gate.arch import elf, fatbin
+from pipeline.gate.arch.elf import Section, Unreadable
+from pipeline.gate.arch.fatbin import Target
+from pipeline.gate.arch.forward_reader import ForwardReader
+
+Module = tuple[Target, ...]
+Opener = Callable[[], Iterator[bytes]]
+
+_UNLINKED = "__nv_relfatbin"
+_SECTIONS = (".nv_fatbin", _UNLINKED)
+_ALIGNMENT_BYTES = 64  # the most that a linker leaves between two fatbins
+_MAX_MODULES = 100_000
+_MAX_TARGETS = 200_000
+_MAX_LOOKS = 200_000
+_MAX_SECTIONS = 16
+_MAX_CUBIN_BYTES = 64 << 20
+_MAX_NOTES_BYTES = 4 << 20
+_NAMES_NEAR_BYTES = 1 << 16  # linkers put the names right before the section headers
+_TEXT_HEADS = (b"/* GNU ld script", b"INPUT", b"GROUP", b"OUTPUT_FORMAT")
+
+
+class _Endless(Unreadable):
+    """More of something than any real library has: nothing more is read."""
+
+
+class Span(NamedTuple):
+    """A module and where it lies in the file."""
+
+    start: int
+    end: int
+    module: Module
+
+
+@dataclass
+class Scan:
+    """What was found on the way, in the file's order, and what only looked like a module."""
+
+    spans: list[Span] = field(default_factory=list)
+    doubts: list[tuple[int, str]] = field(default_factory=list)
+    targets: int = 0
+
+    def add(self, module: Module, start: int, end: int) -> None:
+        self.spans.append(Span(start, end, tuple(sorted(set(module), key=str))))
+        self.targets += len(module)
+        if len(self.spans) > _MAX_MODULES or self.targets > _MAX_TARGETS:
+            raise _Endless("more fatbin entries than any real library has")
+
+
+def read_modules(open_file: Opener, file_bytes: int) -> Counter[Module]:
+    """The modules of an object, a cubin or a fatbin, each with how often it is there.
+
+    The file is always read to its end, where it is compared with its hash: damage on this disk is
+    not to be taken for a bad object.
+    """
+    chunks = open_file()
+    try:
+        return _modules(open_file, ForwardReader(chunks), file_bytes)
+    finally:
+        deque(chunks, maxlen=0)
+
+
+def _modules(open_file: Opener, reader: ForwardReader, file_bytes: int) -> Counter[Module]:
+    head = reader.peek(elf.HEAD_BYTES)
+    if head.startswith(fatbin.MAGIC):
+        return _only_fatbins(reader, file_bytes)
+    if head.startswith(_TEXT_HEADS):
+        return Counter()
+    if not head.startswith(elf.MAGIC):
+        raise Unreadable("neither ELF nor a fatbin")
+    reader.skip(len(head))
+    if len(head) < elf.HEAD_BYTES:
+        raise Unreadable("the ELF header is cut off")
+    if not head.startswith(elf.MAGIC64):
+        return _without_any(reader)
+    header = elf.read_header(head, file_bytes)
+    if header.machine == elf.EM_CUDA:
+        return _one_cubin(reader, head, file_bytes)
+    return _host_object(open_file, reader, header, file_bytes)
+
+
+def _only_fatbins(reader: ForwardReader, file_bytes: int) -> Counter[Module]:
+    scan = Scan()
+    while reader.position < file_bytes:
+        start = reader.position
+        if not (head := reader.take(fatbin.HEAD_BYTES)).startswith(fatbin.MAGIC):
+            raise Unreadable("bytes that are no fatbin follow one")
+        end = fatbin.container_end(head, start, file_bytes)
+        scan.add(_entries(reader, end), start, end)
+    return Counter(span.module for span in scan.spans)
+
+
+def _entries(reader: ForwardReader, end: int) -> Module:
+    found = []
+    for target in fatbin.entries(reader, end):
+        found.append(target)
+        if len(found) > _MAX_TARGETS:
+            raise _Endless("more fatbin entries than any real library has")
+    return tuple(found)
+
+
+def _without_any(reader: ForwardReader) -> Counter[Module]:
+    """CUDA code does not exist for 32-bit or big-endian hosts."""
+    if reader.find(fatbin.MAGIC):
+        raise Unreadable("a fatbin in a 32-bit or big-endian object")
+    return Counter()
+
+
+def _one_cubin(reader: ForwardReader, head: bytes, file_bytes: int) -> Counter[Module]:
+    if file_bytes > _MAX_CUBIN_BYTES:
+        raise Unreadable(f"a cubin of {file_bytes} bytes")
+    rest = reader.take(file_bytes)
+    if len(head) + len(rest) < file_bytes:
+        raise Unreadable("the cubin is cut off")
+    found = elf.cubin_target(head, rest)
+    return Counter({(Target(fatbin.CUBIN, found.arch, found.suffix),): 1})
+
+
+def _host_object(
+    open_file: Opener, reader: ForwardReader, header: elf.Header, file_bytes: int
+) -> Counter[Module]:
+    near = max(elf.HEAD_BYTES, header.table_offset - _NAMES_NEAR_BYTES)
+    reader.keep(near, max(0, header.table_offset - near))
+    reader.keep(header.table_offset, header.table_bytes)
+    scan = _scanned(reader, file_bytes)
+    if reader.position < file_bytes:
+        raise Unreadable("the file is cut off")
+    sections = _sections(open_file, reader, header, near, file_bytes) if header.sections else []
+    if scan.doubts and not sections:
+        raise Unreadable(scan.doubts[0][1])
+    carrying = [s for s in sections if s.name in _SECTIONS and s.size_bytes]
+    if len(carrying) > _MAX_SECTIONS:
+        raise Unreadable(f"{len(carrying)} sections for fatbins")
+    _require_whole(scan, carrying)
+    unlinked = [s for s in carrying if s.name == _UNLINKED]
+    return Counter(span.module for span in _loadable(scan.spans, unlinked))
+
+
+def _sections(
+    open_file: Opener, reader: ForwardReader, header: elf.Header, near: int, file_bytes: int
+) -> list[Section]:
+    """The sections with their names, which may need a second pass."""
+    found = elf.read_sections(header, reader.kept(header.table_offset), file_bytes)
+    where = elf.names_section(header, found)
+    if near <= where.offset and where.end <= header.table_offset:
+        return elf.named(found, reader.kept(near)[where.offset - near : where.end - near])
+    again = ForwardReader(open_file())
+    again.skip(where.offset)
+    return elf.named(found, again.take(where.size_bytes))
+
+
+def _loadable(spans: list[Span], unlinked: list[Section]) -> list[Span]:
+    """Without what was only there to be linked, unless there is nothing else."""
+    linked = [s for s in spans if not any(u.offset <= s.start < u.end for u in unlinked)]
+    return linked or spans
+
+
+def _scanned(reader: ForwardReader, file_bytes: int) -> Scan:
+    """All fatbins and loose cubins: cuFFT keeps 24,000 among its data, outside any section."""
+    scan = Scan()
+    for _ in range(_MAX_LOOKS):
+        needle = reader.find(fatbin.MAGIC, elf.MAGIC64)
+        if not needle:
+            return scan
+        start = reader.position
+        try:
+            if needle == fatbin.MAGIC:
+                head = reader.take(fatbin.HEAD_BYTES)
+                end = fatbin.container_end(head, start, file_bytes)
+                scan.add(_entries(reader, end), start, end)
+            else:
+                _loose_cubin(scan, reader, start, file_bytes)
+        except _Endless:
+            raise
+        except Unreadable as doubt:
+            scan.doubts.append((start, str(doubt)))
+    raise _Endless("more that looks like a fatbin than any real library has")
+
+
+def _loose_cubin(scan: Scan, reader: ForwardReader, start: int, file_bytes: int) -> None:
+    head = reader.take(elf.HEAD_BYTES)
+    header = elf.read_header(head, file_bytes - start)
+    if header.machine != elf.EM_CUDA:
+        return
+    rest = reader.take(min(max(0, header.end - elf.HEAD_BYTES), _MAX_NOTES_BYTES))
+    found = elf.cubin_target(head, rest)
+    scan.add((Target(fatbin.CUBIN, found.arch, found.suffix),), start, reader.position)
+
+
+def _require_whole(scan: Scan, sections: list[Section]) -> None:
+    """Every byte of the sections for fatbins belongs to one that was read."""
+    for section in sections:
+        reason = next((r for at, r in scan.doubts if section.offset <= at < section.end), "")
+        if reason:
+            raise Unreadable(reason)
+        at = section.offset
+        for start, end, _ in scan.spans:
+            if end <= section.offset or start >= section.end:
+                continue
+            if start < at or end > section.end:
+                raise Unreadable(f"a fatbin crosses the border of {section.name}")
+            if start - at > _ALIGNMENT_BYTES:
+                break
+            at = end
+        if section.end - at > _ALIGNMENT_BYTES:
+            raise Unreadable(f"{section.name} holds bytes at {at:#x} that are no fatbin")

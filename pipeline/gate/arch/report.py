@@ -1,0 +1,200 @@
+"""The architecture gate: every object of an image against the card it is for."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pipeline import __version__, log
+from pipeline.assemble.entry import Kind
+from pipeline.assemble.image import Built
+from pipeline.assemble.layer import read_pieces
+from pipeline.errors import GateUnknown, Interrupted
+from pipeline.gate.arch.elf import MAGIC
+from pipeline.gate.arch.facts import Facts, keep_facts, kept_facts, read_facts, reader_digest
+from pipeline.gate.arch.spec import ArchSpec
+from pipeline.gate.arch.verdict import Judgement, Verdict, card_of, judge
+from pipeline.oci.record import FileRow
+from pipeline.store.store import Store
+
+# Names that promise an object, and names that only might: those are asked for their first bytes.
+_OBJECT = re.compile(r"\.so(\.\d+)*$|\.(cubin|fatbin)$")
+_PERHAPS = re.compile(r"\.so\.|\.o$")
+_FAILING = (Verdict.UNREADABLE, Verdict.NO_KERNEL_IMAGE, Verdict.WRONG_VARIANT)
+_FORGIVABLE = (Verdict.UNREADABLE, Verdict.NO_KERNEL_IMAGE)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file of an image: its path there, and where its bytes are."""
+
+    path: str
+    layer: str
+    row: FileRow
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An object, what it holds and how it stands to the card."""
+
+    path: str
+    sha256: str
+    facts: Facts
+    judgement: Judgement
+    accepted: str | None = None  # the glob that forgives it
+
+    @property
+    def failed(self) -> bool:
+        return self.judgement.verdict in _FAILING and self.accepted is None
+
+
+@dataclass(frozen=True)
+class ArchReport:
+    """All objects of an image against one card."""
+
+    arch: str
+    objects: tuple[Judged, ...]
+    unused: tuple[str, ...] = ()  # globs that forgive nothing any more
+    unmatched: tuple[str, ...] = ()  # demands that no object answers
+
+    @property
+    def failures(self) -> list[Judged]:
+        return [x for x in self.objects if x.failed]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures and not self.unmatched
+
+    @property
+    def summary(self) -> dict[str, int]:
+        counts = Counter(x.judgement.verdict for x in self.objects)
+        return {verdict.value: counts[verdict] for verdict in Verdict}
+
+
+def read_image(store: Store, built: Built) -> list[tuple[Found, Facts]]:
+    """What every object of an image holds, read on all cores, from notes where there are some."""
+    if any(layer.record.is_foreign for layer in built.layers):
+        raise GateUnknown(
+            f"{built.name}: stands on a foreign base, whose objects are not read",
+            "The gate judges images on a root of our own.",
+        )
+    found = sorted(_objects(store, built), key=lambda f: f.path)
+    known = {sha: kept_facts(store, sha) for sha in {f.row.sha256 for f in found}}
+    missing = {f.row.sha256: f for f in found if known[f.row.sha256] is None}
+    if missing:
+        known |= _read_all(store, list(missing.values()))
+    return [(f, facts) for f in found if (facts := known[f.row.sha256]) is not None]
+
+
+def _objects(store: Store, built: Built) -> Iterator[Found]:
+    for found in _visible(store, built):
+        name = found.path.rpartition("/")[2]
+        perhaps = _PERHAPS.search(name) or found.row.mode & 0o111
+        if _OBJECT.search(name) or (perhaps and _is_elf(store, found)):
+            yield found
+
+
+def _visible(store: Store, built: Built) -> list[Found]:
+    """The files as a container sees them: the last layer that has a path decides what it is."""
+    tree: dict[str, Found] = {}
+    for layer in built.layers:
+        digest = layer.record.digest
+        rows = {row.path: row for row in store.contents(digest)}
+        for path, row in rows.items():
+            # a hard link is the file it names, in the same layer
+            source = rows.get(row.target, row) if row.kind == Kind.HARDLINK.value else row
+            tree[path] = Found(path, digest, source)
+    return [found for found in tree.values() if found.row.kind == Kind.FILE.value]
+
+
+def _is_elf(store: Store, found: Found) -> bool:
+    pieces = read_pieces(store.blob_path(found.layer), found.row, step_bytes=4096)
+    return next(pieces, b"").startswith(MAGIC)
+
+
+def _read_all(store: Store, found: list[Found]) -> dict[str, Facts | None]:
+    """Read the largest first, so that no core is left with one at the end."""
+    found.sort(key=lambda f: f.row.size_bytes, reverse=True)
+    total = sum(f.row.size_bytes for f in found)
+    stop = threading.Event()
+    with (
+        log.step(f"Reading {len(found)} objects, {log.size(total)}"),
+        log.progress("read", total) as bar,
+        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+    ):
+        try:
+            facts = pool.map(lambda f: _read_one(store, f, bar, stop), found)
+            return {f.row.sha256: x for f, x in zip(found, facts, strict=True)}
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _read_one(store: Store, found: Found, bar: log.Bar, stop: threading.Event) -> Facts:
+    def pieces() -> Iterator[bytes]:
+        for piece in read_pieces(store.blob_path(found.layer), found.row):
+            if stop.is_set():
+                raise Interrupted("stopped")
+            yield piece
+
+    facts = read_facts(pieces, found.row.size_bytes)
+    keep_facts(store, found.row.sha256, facts)
+    bar.advance(found.row.size_bytes)
+    return facts
+
+
+def judge_image(
+    objects: list[tuple[Found, Facts]], spec: ArchSpec, arch: str, *, promised: bool = True
+) -> ArchReport:
+    """Every object against a card; what is accepted is accepted for the promised card only."""
+    spec = spec if promised else ArchSpec()
+    judged = []
+    for found, facts in objects:
+        judgement = judge(facts, arch, spec.demanded(found.path))
+        forgiven = judgement.verdict in _FORGIVABLE
+        accepted = spec.accepting(found.path) if forgiven else None
+        judged.append(Judged(found.path, found.row.sha256, facts, judgement, accepted))
+    used = {x.accepted for x in judged}
+    paths = [found.path for found, _ in objects]
+    here = [glob for glob, want in spec.demands.items() if card_of(want) == card_of(arch)]
+    return ArchReport(
+        arch=arch,
+        objects=tuple(judged),
+        unused=tuple(glob for glob in spec.accepted if glob not in used),
+        unmatched=tuple(g for g in here if not any(fnmatchcase(p, g) for p in paths)),
+    )
+
+
+def report_json(report: ArchReport) -> dict[str, Any]:
+    """A report for programs and for the image's record, with what produced it."""
+    return {
+        "arch": report.arch,
+        "passed": report.passed,
+        "summary": report.summary,
+        "accepted_unused": list(report.unused),
+        "demands_unmatched": list(report.unmatched),
+        "objects": [_object_json(x) for x in report.objects],
+        "produced_by": {"sm120-pipeline": __version__, "reader": reader_digest()},
+    }
+
+
+def _object_json(judged: Judged) -> dict[str, Any]:
+    found = judged.judgement
+    return {
+        "path": judged.path,
+        "sha256": judged.sha256,
+        "code": sorted(map(str, judged.facts.targets)),
+        "verdict": found.verdict.value,
+        "words": found.words,
+        "modules": {"all": found.modules, "run": found.running, "jit": found.jitted},
+        "accepted_by": judged.accepted,
+        "failed": judged.failed,
+    }

@@ -1,0 +1,131 @@
+"""Whether a card can run what a file holds: NVIDIA's compatibility rules as pure functions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from pipeline.gate.arch.facts import Facts
+from pipeline.gate.arch.fatbin import CUBIN, PTX, Target
+from pipeline.gate.arch.modules import Module
+
+_NAME = re.compile(r"sm_(\d{2,3})([af]?)")
+# Every card that CUDA 12 and 13 compile for.
+ARCHITECTURES = (
+    *(50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90),
+    *(100, 101, 103, 110, 120, 121),
+)
+
+
+class Verdict(Enum):
+    """How an object stands to a card, the worst first."""
+
+    UNREADABLE = "unreadable"
+    NO_KERNEL_IMAGE = "no kernel image"
+    WRONG_VARIANT = "wrong variant"
+    JIT = "jit"
+    RUNS = "runs"
+    NO_CUDA_CODE = "no CUDA code"
+
+
+class Fit(Enum):
+    """How one module stands to a card."""
+
+    RUNS = "runs"
+    JIT = "jit"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict in words, and how many of an object's modules have code for the card."""
+
+    verdict: Verdict
+    words: str
+    running: int = 0
+    jitted: int = 0
+    modules: int = 0
+
+
+def runs_on(target: Target, card: int) -> bool:
+    """Whether machine code loads: same major, minor not above; `a` exactly, `f` in its family.
+
+    Where the suffix is unknown only the exact card is sure: all three variants load there.
+    """
+    if target.kind != CUBIN:
+        return False
+    if target.suffix in ("a", None):
+        return target.arch == card
+    return target.arch // 10 == card // 10 and target.arch <= card
+
+
+def jits_on(target: Target, card: int) -> bool:
+    """Whether the driver can compile PTX: any older target; `a` exactly, `f` in its family."""
+    if target.kind != PTX:
+        return False
+    if target.suffix == "a":
+        return target.arch == card
+    if target.suffix == "f":
+        return target.arch // 10 == card // 10 and target.arch <= card
+    return target.arch <= card
+
+
+def fit(module: Module, card: int) -> Fit:
+    """The best that a module offers a card."""
+    if any(runs_on(t, card) for t in module):
+        return Fit.RUNS
+    return Fit.JIT if any(jits_on(t, card) for t in module) else Fit.NONE
+
+
+def judge(facts: Facts, arch: str, demanded: str | None = None) -> Judgement:
+    """The verdict on an object for a card such as `sm_120`."""
+    if facts.problem:
+        return Judgement(Verdict.UNREADABLE, f"unreadable: {facts.problem}")
+    card = card_of(arch)
+    counts = dict.fromkeys(Fit, 0)
+    for module, times in facts.each():
+        counts[fit(module, card)] += times
+    running, jitted, total = counts[Fit.RUNS], counts[Fit.JIT], sum(counts.values())
+    lacking = _lacking(facts.targets, card, demanded)
+    if not total:
+        verdict, words = Verdict.NO_CUDA_CODE, "no CUDA code"
+    elif not running and not jitted:
+        verdict, words = Verdict.NO_KERNEL_IMAGE, "no kernel image"
+    elif lacking:
+        verdict, words = Verdict.WRONG_VARIANT, lacking
+    elif not running:
+        verdict, words = Verdict.JIT, "jit, if the driver is new enough for its PTX"
+    else:
+        verdict, words = Verdict.RUNS, "runs"
+    if lacking and verdict is Verdict.NO_CUDA_CODE:
+        verdict, words = Verdict.WRONG_VARIANT, f"no CUDA code where {demanded} is needed"
+    return Judgement(verdict, words, running, jitted, total)
+
+
+def _lacking(targets: set[Target], card: int, demanded: str | None) -> str:
+    """What is there instead of the demanded variant; empty where it is there.
+
+    `f` asks for the family's features, which `a` has too; `a` asks for exactly itself.
+    """
+    if demanded is None or card_of(demanded) != card:
+        return ""
+    wanted = {"a": ("a",), "f": ("f", "a"), "": ("", "f", "a", None)}[suffix_of(demanded)]
+    here = [t for t in targets if t.kind == CUBIN and t.arch == card]
+    if any(t.suffix in wanted for t in here):
+        return ""
+    have = ", ".join(sorted(map(str, here))) or "nothing for this card"
+    return f"{have} where {demanded} is needed"
+
+
+def card_of(arch: str) -> int:
+    """`sm_120a` -> 120."""
+    match = _NAME.fullmatch(arch)
+    if match is None:
+        raise ValueError(f"{arch!r} is not an architecture")
+    return int(match[1])
+
+
+def suffix_of(arch: str) -> str:
+    """`sm_120a` -> `a`."""
+    return arch[-1] if arch[-1] in "af" else ""

@@ -1,0 +1,121 @@
+"""`images/<name>/gates/numerics.yaml`: which cases are also run for their numbers, and how.
+
+The call is the case's own. What changes is the size, and what is in the tensors: nothing in it is
+left to chance, and every output starts as NaN, so that what is not written is not right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import Field, RootModel
+
+from pipeline.errors import GateInvalid, SpecInvalid
+from pipeline.gate.smem.cases import (
+    Argument,
+    Case,
+    CaseSpec,
+    Fill,
+    Gates,
+    Numerics,
+    Reference,
+    Rounding,
+    Word,
+    called,
+    expanded,
+    require_small,
+)
+from pipeline.model import Frozen, Name
+from pipeline.spec.load import Checkout, read_yaml
+
+
+class NumericsSpec(Frozen):
+    """The same call with small, seeded inputs, run for its numbers under Triton's interpreter.
+
+    Tensors that the case leaves empty get random numbers, the outputs start as NaN.
+    """
+
+    reference: Reference
+    outputs: list[Word] = Field(min_length=1)
+    rounds_to: Rounding = "bfloat16"
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
+    dims: dict[Word, int] = {}
+    each: dict[Word, list[int]] | None = None
+    arguments: dict[Word, Argument] = {}
+    timeout_s: Annotated[int, Field(gt=0, le=1800)] = 240
+
+
+class NumericsFile(RootModel[dict[Name, dict[Name, NumericsSpec]]]):
+    """Gate → case → how it is run for its numbers."""
+
+
+def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Case]:
+    """Every case of an image that is run for its numbers; none where the image has no such file."""
+    path = checkout.folder(image) / "gates" / "numerics.yaml"
+    if not path.is_file():
+        return []
+    try:
+        wanted = read_yaml(path, NumericsFile).root
+    except SpecInvalid as error:
+        raise GateInvalid(str(error)) from error
+    found: list[Case] = []
+    for gate, specs in wanted.items():
+        known = (
+            {spec.name: spec for spec in gates.gates[gate].whole_cases()}
+            if gate in gates.gates
+            else {}
+        )
+        for name, numerics in specs.items():
+            if name not in known:
+                raise GateInvalid(f"{path}: {gate}: there is no case {name!r}")
+            _require_same_call(f"{path}: {name}", known[name], numerics, gates.setup.package)
+            found += numeric(gate, known[name], numerics)
+    for case in found:
+        for argument in case.arguments.values():
+            require_small(case.name, argument)
+    return found
+
+
+def _require_same_call(where: str, spec: CaseSpec, numerics: NumericsSpec, package: str) -> None:
+    for name in [*numerics.arguments, *numerics.outputs]:
+        if name not in spec.arguments:
+            raise GateInvalid(f"{where}: the call has no argument {name!r}")
+    for name in [*numerics.dims, *(numerics.each or {})]:
+        if name not in {**spec.dims, **spec.each}:
+            raise GateInvalid(f"{where}: the case has no dimension {name!r}")
+    if numerics.each is not None and set(numerics.each) != set(spec.each):
+        raise GateInvalid(f"{where}: each must name the same dimensions as the case's")
+    for argument in numerics.arguments.values():
+        for function in called(argument):
+            if function.partition(":")[0].partition(".")[0] != package.replace("-", "_"):
+                raise GateInvalid(f"{where}: {function} is not a function of {package}")
+
+
+def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec) -> Iterator[Case]:
+    """The case as it is run for its numbers, for every combination of dimensions."""
+    small = spec.model_copy(
+        update={
+            "dims": {**spec.dims, **numerics.dims},
+            "each": spec.each if numerics.each is None else numerics.each,
+            "arguments": {**spec.arguments, **numerics.arguments},
+            "timeout_s": numerics.timeout_s,
+        }
+    )
+    chosen = Numerics.model_validate(numerics.model_dump(include=set(Numerics.model_fields)))
+    for case in expanded(gate, small):
+        arguments = {
+            name: _filled(argument, "nan" if name in numerics.outputs else "random")
+            for name, argument in case.arguments.items()
+        }
+        yield case.model_copy(update={"arguments": arguments, "numerics": chosen})
+
+
+def _filled(argument: dict[str, Any], fill: Fill) -> dict[str, Any]:
+    """A tensor of floats that was left at zero gets something else to hold."""
+    tensor = argument.get("tensor")
+    if not tensor or tensor["fill"] != "zeros" or tensor["values"] is not None:
+        return argument
+    if "float" not in tensor["dtype"]:
+        return argument
+    return {"tensor": {**tensor, "fill": fill}}

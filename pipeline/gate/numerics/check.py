@@ -1,0 +1,109 @@
+"""Do the kernels compute the right thing? Each case's result beside a float64 reference.
+
+Triton's interpreter runs the engine's own code on the CPU, with the block sizes that the engine
+chooses for the card. It knows no registers and no shared memory, so this says nothing about fit;
+the other gates do that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from pipeline.gate.smem.cases import Case, Rounding
+from pipeline.gate.smem.results import (
+    Answer,
+    NumericsResult,
+    NumericsResults,
+    NumericsVerdict,
+    unanswered,
+)
+from pipeline.gate.smem.run import GateTarget, ask, read_answer
+from pipeline.gate.worker.interpreter import REPAIRS
+
+# How far a result may be off, as a share of the sum of magnitudes it is the sum of, and why.
+TOLERANCES: dict[Rounding, tuple[float, str]] = {
+    "bfloat16": (
+        2.0**-7,
+        "every probability and the result are rounded to bfloat16, half a unit (2^-8) each",
+    ),
+    "bfloat16 scores": (
+        2.0**-5,
+        "the scores too are multiplied and added up in bfloat16, which shifts every probability",
+    ),
+    "float8 probabilities": (
+        2.0**-3,
+        "every probability is rounded to fp8: by 2^-4 of itself, and by 2^-10 where it is small",
+    ),
+    "float32": (2.0**-14, "sums of a few hundred float32 products, each rounded at 2^-24"),
+}
+
+
+def check_numbers(target: GateTarget, cases: Sequence[Case]) -> NumericsResults:
+    """Every case's numbers, from kept answers where there are any."""
+    start = time.monotonic()
+    kept = {case.name: read_answer(target, case) for case in cases}
+    answers = {a.case: a for a in ask(target, [c for c in cases if kept[c.name] is None])}
+    found, versions = [], {}
+    for case in cases:
+        known = kept[case.name]
+        answer = known or answers[case.name]
+        versions.update(answer.versions)
+        found.append(judge_numbers(case, answer, cached=known is not None))
+    return NumericsResults(
+        verdict=overall_numbers(found),
+        versions=versions,
+        repairs=REPAIRS,
+        cases=found,
+        seconds=round(time.monotonic() - start, 3),
+    )
+
+
+def judge_numbers(case: Case, answer: Answer, *, cached: bool) -> NumericsResult:
+    """The verdict on one case's numbers."""
+    assert case.numerics is not None
+    tolerance, reason = TOLERANCES[case.numerics.rounds_to]
+    verdict, words = _verdict(case, answer, tolerance)
+    return NumericsResult(
+        gate=case.gate,
+        name=case.name,
+        stands_for=case.stands_for,
+        reference=case.numerics.reference,
+        verdict=verdict,
+        words=words,
+        tolerance=tolerance,
+        reason=reason,
+        computed=answer.computed,
+        launches=answer.records,
+        seconds=answer.seconds,
+        cached=cached,
+        base=case.base,
+    )
+
+
+def _verdict(case: Case, answer: Answer, tolerance: float) -> tuple[NumericsVerdict, str]:
+    assert case.numerics is not None
+    if answer.ended != "called":
+        return "unknown", unanswered(case, answer)
+    missing = set(case.kernels) - {record.kernel for record in answer.records}
+    if missing:
+        return "unknown", f"{', '.join(sorted(missing))} was not run by this call"
+    got = {computed.output: computed for computed in answer.computed}
+    for output in case.numerics.outputs:
+        found = got.get(output)
+        if found is None or not found.elements:
+            return "unknown", f"{output} was not compared"
+        if found.unwritten or found.max_share is None:
+            return "wrong", f"{found.unwritten} of {found.elements} numbers of {output} are missing"
+        # NaN compares as false: only what is known to be near is right
+        if not found.max_share <= tolerance:
+            return "wrong", f"{output} is off by {found.max_share:.3g}, allowed are {tolerance:.3g}"
+    return "right", ""
+
+
+def overall_numbers(cases: Sequence[NumericsResult]) -> NumericsVerdict:
+    """The verdict on all cases together; none at all is unknown."""
+    found = {case.verdict for case in cases}
+    if "wrong" in found:
+        return "wrong"
+    return "right" if found == {"right"} else "unknown"

@@ -1,0 +1,146 @@
+"""What engine code may reach while a gate runs it: its own files, and nothing of the caller's.
+
+A gate imports and calls functions of the engine; with `patches --against` these come from a wheel
+that no lock names. `start.py` runs them without network, without the caller's files and
+processes, and without capabilities. Where the system forbids namespaces (Docker's default profile,
+AppArmor on Ubuntu 24.04), Landlock and seccomp do most of that, and results say what is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pipeline import proc
+from pipeline.errors import GateEnvironment
+from pipeline.files import remove_tree
+from pipeline.gate.sandbox.start import BARRIERS
+from pipeline.model import Frozen
+
+START = Path(__file__).with_name("start.py")
+_PROBE_S = 30.0
+_PR_SET_DUMPABLE = 4
+_KINDS: tuple[Literal["namespaces", "restrictions"], ...] = ("namespaces", "restrictions")
+
+Barrier = Literal["network", "files", "processes", "capabilities", "environment"]
+
+
+class Sandbox(Frozen):
+    """What the engine's code cannot reach on this machine, and why some of it can be."""
+
+    kind: Literal["namespaces", "restrictions", "none"]
+    held: list[Barrier]
+    reason: str = ""  # why this kind and no stronger one
+
+    @property
+    def missing(self) -> list[str]:
+        return [barrier for barrier in BARRIERS if barrier not in self.held]
+
+    @property
+    def isolates(self) -> bool:
+        """Whether code that nobody vouches for may run in it."""
+        return {"network", "files"} <= set(self.held)
+
+    def sentence(self) -> str:
+        """For people: what held, and what did not."""
+        if not self.missing:
+            return "Engine code has no network, no files or processes of yours, and no capabilities"
+        reached = " and ".join(self.missing)
+        return f"Engine code is not kept from your {reached} ({self.reason or 'no sandbox'})"
+
+    def command(
+        self,
+        command: Sequence[str],
+        *,
+        read: Sequence[Path],
+        write: Sequence[Path],
+        root: Path,
+        cwd: Path,
+    ) -> list[str]:
+        """The command that starts another one inside; `root` is an empty folder."""
+        if self.kind == "none":
+            return list(command)
+        request = {
+            "kind": self.kind,
+            "held": self.held,
+            "read": [str(path.absolute()) for path in read],
+            "write": [str(path.absolute()) for path in write],
+            "root": str(root.absolute()),
+            "cwd": str(cwd.absolute()),
+        }
+        # -I: the variables are meant for the program inside, not for this interpreter
+        return [sys.executable, "-I", "-S", str(START), json.dumps(request), *command]
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        read: Sequence[Path] = (),
+        write: Sequence[Path] = (),
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a program inside to its end; its home is an empty folder that goes with it."""
+        folder = Path(tempfile.mkdtemp())
+        try:
+            root, work = folder / "root", folder / "work"
+            for path in (root, work):
+                path.mkdir()
+            inside = self.command(command, read=read, write=[*write, work], root=root, cwd=work)
+            variables = {"PATH": "/usr/bin:/bin", "HOME": str(work), **(env or {})}
+            return proc.read(inside, env=variables, timeout_s=timeout_s)
+        finally:
+            remove_tree(folder)
+
+
+NO_SANDBOX = Sandbox(kind="none", held=["environment"], reason="none can be made on this system")
+
+
+@cache
+def find_sandbox() -> Sandbox:
+    """The strongest sandbox that this machine lets us make; tried, not guessed."""
+    reasons: list[str] = []
+    for kind in _KINDS:
+        held, reason = _tried(kind)
+        if held is not None:
+            return Sandbox.model_validate(
+                {"kind": kind, "held": held, "reason": "; ".join(reasons)}
+            )
+        reasons.append(f"{kind}: {reason}")
+    return NO_SANDBOX.model_copy(update={"reason": "; ".join(reasons)})
+
+
+def hide_environment() -> None:
+    """Keep this process's variables and memory from others of the same user.
+
+    For systems where engine code can read files: /proc would show it our keys and tokens.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def require_isolation(sandbox: Sandbox) -> None:
+    """Stop before code runs that no lock names, where it could reach the caller's files."""
+    if not sandbox.isolates:
+        raise GateEnvironment(
+            f"{sandbox.sentence()}; no lock names the other version's code, so it was not run",
+            "Allow user namespaces or Landlock on this system, or run it as a user or on a machine"
+            " without secrets and say --without-sandbox.",
+        )
+
+
+def _tried(kind: Literal["namespaces", "restrictions"]) -> tuple[list[str] | None, str]:
+    try:
+        done = Sandbox(kind=kind, held=[]).run([], timeout_s=_PROBE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    if done.returncode:
+        last = proc.last_line(done.stderr.decode(errors="replace"))
+        return None, last.removeprefix("sandbox: ")
+    return json.loads(done.stdout), ""

@@ -1,0 +1,244 @@
+"""Which Triton kernels an engine has, found by reading its code without running it.
+
+A function under @triton.jit is a kernel where host code launches it or hands it on, a helper where
+only other kernels call it, and idle where nobody in the package does. `jit` of other compilers
+(CuTe, Numba) is none of Triton's.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from pipeline.gate.smem.results import Coverage, Kernel
+from pipeline.model import Frozen, canonical_json, sha256_of
+
+_MENTIONS_JIT = re.compile(r"^\s*@(\w+\.)*jit\b", re.M)
+_COMPILERS = ("triton", "gluon")
+_LONGEST_WAY = 5  # of a name through modules that pass it on
+# Modules for other makers' cards, and the engine's own tests, by a word of their name.
+_ELSEWHERE = re.compile(
+    r"(^|[._])(amd|rocm|hip|aiter|xpu|npu|musa|ascend|tpu|gfx\d+\w*|tests?)([._]|$)"
+)
+
+Place = tuple[str, str]  # a module and a name in it
+
+
+@dataclass
+class _Module:
+    """What one file defines, takes from others, and calls."""
+
+    name: str
+    is_package: bool
+    jits: dict[str, ast.FunctionDef] = field(default_factory=dict)
+    imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    # name as written here → functions of the host that launch it or hand it on
+    hosts: dict[str, set[str]] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)  # by jit functions
+
+
+class Found(Frozen):
+    """An engine's Triton functions by what they are for."""
+
+    kernels: list[Kernel]
+    elsewhere: list[Place]  # kernels for other makers' cards, and of tests
+    helpers: list[Place]
+    idle: list[Place]
+
+
+@cache
+def kernels_key(digest: str) -> str:
+    """Under which what is found in code is kept: by the code, and by this reader's own."""
+    reader = sha256_of(Path(__file__).read_bytes())
+    return sha256_of(canonical_json([reader, digest])).removeprefix("sha256:")
+
+
+def find_kernels(folder: Path, package: str) -> Found:
+    """Every Triton function of a package."""
+    modules = _read(folder, package)
+    places = {(m.name, name) for m in modules.values() for name in m.jits}
+    launched: dict[Place, set[str]] = {}
+    called: set[Place] = set()
+    for module in modules.values():
+        for name, hosts in module.hosts.items():
+            place = _resolved(modules, module, name)
+            if place in places:
+                launched.setdefault(place, set()).update(_named(module, place, hosts))
+        called |= {place for name in module.called if (place := _resolved(modules, module, name))}
+    kernels = [
+        Kernel(module=m.name, name=name, line=node.lineno, launched_by=sorted(hosts))
+        for m in modules.values()
+        for name, node in m.jits.items()
+        if (hosts := launched.get((m.name, name), set()))
+    ]
+    rest = sorted(places - launched.keys())
+    return Found(
+        kernels=sorted(
+            (k for k in kernels if not _ELSEWHERE.search(k.module)),
+            key=lambda k: (k.module, k.line),
+        ),
+        elsewhere=[(k.module, k.name) for k in kernels if _ELSEWHERE.search(k.module)],
+        helpers=[place for place in rest if place in called],
+        idle=[place for place in rest if place not in called],
+    )
+
+
+def _named(module: _Module, place: Place, hosts: set[str]) -> set[str]:
+    return hosts if place[0] == module.name else {f"{module.name}:{host}" for host in hosts}
+
+
+def _read(folder: Path, package: str) -> dict[str, _Module]:
+    """Files that define Triton functions, then those that name one of them."""
+    texts = {p: p.read_text("utf-8", "replace") for p in sorted((folder / package).rglob("*.py"))}
+    defining = [path for path, text in texts.items() if _MENTIONS_JIT.search(text)]
+    modules = dict(_parsed(folder, defining, texts))
+    names = {name for module in modules.values() for name in module.jits}
+    others = [
+        path
+        for path, text in texts.items()
+        if _module_name(folder, path) not in modules and not names.isdisjoint(_words(text))
+    ]
+    return {**modules, **dict(_parsed(folder, others, texts))}
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
+
+
+def _parsed(
+    folder: Path, paths: Iterable[Path], texts: dict[Path, str]
+) -> Iterator[tuple[str, _Module]]:
+    for path in paths:
+        try:
+            tree = ast.parse(texts[path])
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        module = _Module(_module_name(folder, path), path.name == "__init__.py")
+        _Reader(module).visit(tree)
+        yield module.name, module
+
+
+def _module_name(folder: Path, path: Path) -> str:
+    return ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+
+
+class _Reader(ast.NodeVisitor):
+    """Walks one file, knowing in which function it is and whether that is Triton's."""
+
+    def __init__(self, module: _Module) -> None:
+        self._module = module
+        self._path: list[str] = []
+        self._in_jit = False
+        self._is_derived = False  # the class around us has a base that may launch its kernel
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            target = alias.name if alias.asname else alias.name.partition(".")[0]
+            self._module.imports[alias.asname or target] = (target, None)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = node.module or ""
+        if node.level:
+            up = self._module.name.split(".")
+            up = up[: len(up) - node.level + self._module.is_package]
+            base = ".".join([*up, base] if base else up)
+        for alias in node.names:
+            self._module.imports[alias.asname or alias.name] = (base, alias.name)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        outer, self._is_derived = self._is_derived, bool(node.bases)
+        self._path.append(node.name)
+        self.generic_visit(node)
+        self._path.pop()
+        self._is_derived = outer
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._function(node.name, node.body)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if not any(self._is_jit(d) for d in node.decorator_list):
+            return self._function(node.name, [*node.decorator_list, *node.body])
+        self._module.jits[node.name] = node
+        if self._is_derived:
+            self._note(node.name)
+        self._in_jit = True
+        for part in node.body:
+            self.visit(part)
+        self._in_jit = False
+
+    def _function(self, name: str, body: Iterable[ast.AST]) -> None:
+        self._path.append(name)
+        for part in body:
+            self.visit(part)
+        self._path.pop()
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self._note(node.id)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        base = node.value.id if isinstance(node.value, ast.Name) else ""
+        if base in self._module.imports:
+            self._note(f"{base}.{node.attr}")
+        elif base in ("self", "cls"):
+            self._note(node.attr)
+        self.generic_visit(node)
+
+    def _note(self, name: str) -> None:
+        if self._in_jit:
+            self._module.called.add(name)
+        elif self._path:
+            self._module.hosts.setdefault(name, set()).add(".".join(self._path))
+        else:
+            self._module.hosts.setdefault(name, set()).add("<module>")
+
+    def _is_jit(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Call):
+            return self._is_jit(node.func)
+        if isinstance(node, ast.Attribute):
+            # `tl.core._jit` and the like do not end in jit
+            base = node.value
+            named = base.id if isinstance(base, ast.Name) else getattr(base, "attr", "")
+            origin = self._module.imports.get(named, (named, None))
+            return node.attr == "jit" and (named in _COMPILERS or origin[0] in _COMPILERS)
+        if isinstance(node, ast.Name) and node.id == "jit":
+            return self._module.imports.get("jit", ("", None))[0].partition(".")[0] == "triton"
+        return False
+
+
+def _resolved(modules: dict[str, _Module], module: _Module, name: str) -> Place | None:
+    """Where a name as written in a module is defined."""
+    owner, _, attribute = name.rpartition(".")
+    if owner:
+        target, inner = module.imports[owner]
+        place = (f"{target}.{inner}" if inner else target, attribute)
+    else:
+        place = (module.name, name)
+    for _ in range(_LONGEST_WAY):
+        found = modules.get(place[0])
+        if found is None:
+            return None
+        if place[1] in found.jits:
+            return place
+        target, inner = found.imports.get(place[1], ("", None))
+        if not target or inner is None:
+            return None
+        place = (target, inner)
+    return None
+
+
+def coverage(found: Found, reached: set[Place]) -> Coverage:
+    """How many of the kernels some case compiled, and which ones none did."""
+    rest = [k for k in found.kernels if (k.module, k.name) not in reached]
+    return Coverage(
+        kernels=len(found.kernels),
+        reached=len(found.kernels) - len(rest),
+        elsewhere=len(found.elsewhere),
+        helpers=len(found.helpers),
+        idle=len(found.idle),
+        rest=rest,
+    )

@@ -1,0 +1,196 @@
+"""An engine's own files, as published or with patches, in a folder that workers import from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from pipeline.assemble import patch
+from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan
+from pipeline.errors import PatchConflict
+from pipeline.files import os_errors_explained
+from pipeline.gate.smem.environment import GateContext, wheel_layer
+from pipeline.gate.smem.unpack import unpack
+from pipeline.lock.model import WheelPin
+from pipeline.model import canonical_json, sha256_of
+from pipeline.oci.record import FileRow
+from pipeline.spec.image import PatchSpec
+
+FORMAT = 1
+# What importing and choosing block sizes reads: code, tables of tuned configurations, and sources
+# of kernels that are compiled at run time, whose folders some modules look for.
+_KEPT_SUFFIXES = (
+    *(".py", ".json", ".yaml", ".yml", ".toml", ".txt", "METADATA"),
+    *(".cu", ".cuh", ".h", ".hpp", ".cpp", ".cc"),
+)
+_LARGEST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class EngineTree:
+    """A folder that holds one version of an engine."""
+
+    folder: Path
+    project: str
+    version: str
+    digest: str  # of the wheel and of what patches made of it
+    is_locked: bool = True  # the image's lock names the wheel; other versions nobody vouches for
+
+    @property
+    def package(self) -> str:
+        return self.project.replace("-", "_")
+
+
+def engine_pin(
+    context: GateContext, plan: ImagePlan, project: str, version: str | None
+) -> WheelPin:
+    """The locked wheel of the engine, or another version's from the index."""
+    locked = next((pin for pin in plan.lock.wheels if pin.name == project), None)
+    if locked is None:
+        wheel_layer(plan, project)
+    assert locked is not None
+    if version is None or version == locked.version:
+        return locked
+    return context.make_finder().find(project, version, plan.venv.version, plan.platform)
+
+
+def engine_tree(context: GateContext, plan: ImagePlan, pin: WheelPin) -> EngineTree:
+    """The engine's code as its wheel has it."""
+    folder = context.store.root / "gate" / "engines" / engine_key(pin)
+    with context.store.locked(f"gate-{folder.name}"):
+        if not folder.is_dir():
+            _unpack_engine(context, plan, pin, folder)
+    locked = pin in plan.lock.wheels
+    return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}", locked)
+
+
+def engine_key(pin: WheelPin) -> str:
+    """The name of the folder that a wheel is unpacked to."""
+    return sha256_of(canonical_json([FORMAT, pin.sha256])).removeprefix("sha256:")[:32]
+
+
+def _unpack_engine(context: GateContext, plan: ImagePlan, pin: WheelPin, folder: Path) -> None:
+    if pin in plan.lock.wheels:
+        layer = wheel_layer(plan, pin.name)
+    else:
+        title = f"{pin.name} {pin.version}"
+        layer = LayerPlan(title, LayerKind.WHEELS, plan.architecture, (pin,), plan.venv)
+    record = context.layers([layer])
+    site = f"{plan.venv.site}/"
+
+    def place(row: FileRow) -> str | None:
+        path = row.path.removeprefix(site)
+        if row.owner != pin.name or path == row.path or row.size_bytes > _LARGEST_BYTES:
+            return None
+        return path if path.endswith(_KEPT_SUFFIXES) else None
+
+    with context.store.scratch() as scratch:
+        unpack(context.store, record, place, scratch / "engine")
+        with os_errors_explained(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(scratch / "engine", folder)
+
+
+def patched(
+    tree: EngineTree, patches: Sequence[PatchSpec], folder: Path, context: GateContext
+) -> EngineTree:
+    """The tree with patches applied; each must fit exactly, but the version may be another."""
+    _, changed = patched_tree(tree, patches, folder)
+    return with_files(tree, changed, context)
+
+
+def patched_tree(
+    tree: EngineTree, patches: Sequence[PatchSpec], folder: Path
+) -> tuple[EngineTree, dict[str, bytes]]:
+    """What a tree with patches is called, and the files in which it differs."""
+    changed: dict[str, bytes] = {}
+    for spec in patches:
+        for change in patch.parse(read_patch(folder / spec.file), spec.file):
+            before = changed.get(change.path) or _read(tree.folder, change.path, spec.file)
+            changed[change.path] = patch.apply(change, before, spec.file)
+    return _renamed(tree, changed), changed
+
+
+def with_files(tree: EngineTree, changed: Mapping[str, bytes], context: GateContext) -> EngineTree:
+    """The tree with some files replaced; the rest are links to the same files."""
+    if not changed:
+        return tree
+    made = _renamed(tree, changed)
+    folder = made.folder
+    with context.store.locked(f"gate-{folder.name}"):
+        if not folder.is_dir():
+            with context.store.scratch() as scratch, os_errors_explained(folder):
+                copy = scratch / "engine"
+                ignore = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(tree.folder, copy, copy_function=os.link, ignore=ignore)
+                for path, data in changed.items():
+                    (copy / path).unlink()
+                    (copy / path).write_bytes(data)
+                os.replace(copy, folder)
+    return made
+
+
+def _renamed(tree: EngineTree, changed: Mapping[str, bytes]) -> EngineTree:
+    """The place and digest of a tree with some files replaced."""
+    if not changed:
+        return tree
+    sums = {path: sha256_of(data) for path, data in changed.items()}
+    digest = sha256_of(canonical_json([FORMAT, tree.digest, sums]))
+    folder = tree.folder.with_name(digest.removeprefix("sha256:")[:32])
+    return replace(tree, folder=folder, digest=digest)
+
+
+def is_applied(tree: EngineTree, spec: PatchSpec, folder: Path) -> bool:
+    """Whether the engine already holds what a patch would put there."""
+    for change in patch.parse(read_patch(folder / spec.file), spec.file):
+        back = patch.FilePatch(
+            change.path,
+            tuple(patch.Hunk(h.start, h.after, h.before) for h in change.hunks),
+        )
+        try:
+            text = _read(tree.folder, change.path, spec.file).decode()
+        except PatchConflict:
+            return False
+        # upstream's lines may stand elsewhere in the file than the patch's
+        if not all("".join(h.before) in text for h in back.hunks):
+            return False
+    return True
+
+
+def compiler_requirements(tree: EngineTree) -> list[str]:
+    """What a version of an engine itself asks for of torch and Triton; empty where it is silent."""
+    found: set[str] = set()
+    for path in tree.folder.glob("*.dist-info/METADATA"):
+        head = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        for line in head.splitlines():
+            if not line.startswith("Requires-Dist:"):
+                continue
+            try:
+                wanted = Requirement(line.partition(":")[2].strip())
+            except InvalidRequirement:
+                continue
+            extra = wanted.marker is not None and "extra" in str(wanted.marker)
+            if canonicalize_name(wanted.name) in ("torch", "triton") and not extra:
+                found.add(str(wanted))
+    return sorted(found)
+
+
+def read_patch(path: Path) -> str:
+    """A patch's text, line ends as they are."""
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PatchConflict(f"{path.name}: cannot be read ({error})") from error
+
+
+def _read(folder: Path, path: str, name: str) -> bytes:
+    place = (folder / path).resolve()
+    if not place.is_relative_to(folder.resolve()) or not place.is_file():
+        raise PatchConflict(f"{name}: {path} is not in this version")
+    return place.read_bytes()

@@ -1,0 +1,329 @@
+"""Where kernels are compiled: the image's own Python, Triton and torch, without its GPU libraries.
+
+An engine image unpacks to 10 GB, of which compiling a kernel needs a tenth: the interpreter,
+Triton, torch's own libraries and NumPy. NVIDIA's libraries, which torch is linked with but which
+no gate calls, are replaced by hollow ones. The image need not be built: the few layers that
+matter are made or fetched if the store does not have them.
+
+On another processor than the image's, the same versions of Triton, torch and the rest come from
+the index for this one, and the result says so. Where torch, which only carries the tensors, has no
+such wheel in this version, the nearest one stands in for it; nothing stands in for Triton. The
+engine's files are always the image's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from packaging.utils import canonicalize_name
+
+from pipeline import log
+from pipeline.assemble.locked_layers import make_layers
+from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, Work, plan_image
+from pipeline.errors import GateEnvironment, LockMissing, StoreDamaged
+from pipeline.gate.sandbox.sandbox import find_sandbox
+from pipeline.gate.smem.host_wheels import for_host
+from pipeline.gate.smem.stub_libraries import make_stub
+from pipeline.gate.smem.unpack import unpack
+from pipeline.lock.model import WheelPin
+from pipeline.model import Frozen, canonical_json, sha256_of
+from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.spec.load import Checkout
+from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.fetch.inputs import Fetcher
+    from pipeline.gate.smem.wheels import WheelFinder
+
+FORMAT = 2
+# torch and Triton, what they import, and NumPy, which carries torch's values to Python.
+_BASE_WHEELS = (
+    *("torch", "triton", "numpy", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath"),
+    *("networkx", "packaging", "setuptools", "sympy", "typing-extensions"),
+)
+# Of torch: its linear algebra on GPUs, which it loads only when that is called.
+_LEFT_OUT_FILES = ("libtorch_cuda_linalg.so",)
+_LEFT_OUT_SUFFIXES = (".a", ".h", ".hpp", ".cuh", ".cuinc", ".cmake")
+_LEFT_OUT_FOLDERS = ("/cupti/", "/cupti-blackwell/", "torch/test/")
+_TRIPLES = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
+_LINKERS = {"amd64": "ld-linux-x86-64.so.2", "arm64": "ld-linux-aarch64.so.1"}
+
+
+class EnvironmentFacts(Frozen):
+    """Which files a gate's numbers come from; part of every result."""
+
+    kind: Literal["image", "host wheels"]
+    platform: str
+    python: str
+    triton: str
+    torch: str
+    cuda: str  # what the image's torch is built for; engines choose by it
+    stand_in: str | None = None  # the image's torch, where another version carries the tensors
+    wheels: list[WheelPin]
+    hollow: list[str]  # libraries that have the right name and nothing in them
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A folder with an interpreter and packages, ready for workers."""
+
+    folder: Path
+    facts: EnvironmentFacts
+    # top-level modules of the image that are not here; a worker may put stand-ins in their place
+    absent: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return self.folder.name
+
+    @property
+    def readable(self) -> list[Path]:
+        """What a program started by `command` must be able to read."""
+        return [self.folder]
+
+    def command(self, *args: str) -> list[str]:
+        """Run the image's interpreter by its own loader, whatever C library this machine has."""
+        architecture = self.facts.platform.partition("/")[2]
+        system = self.folder / "root" / "usr" / "lib" / _TRIPLES[architecture]
+        paths = f"{self.folder / 'hollow'}:{system}"
+        python = self.folder / "root" / "usr" / "bin" / f"python{self.facts.python}"
+        loader = [str(system / _LINKERS[architecture]), "--library-path", paths]
+        return [*loader, str(python), "-S", *args]
+
+    def variables(self) -> dict[str, str]:
+        return {
+            "PYTHONHOME": str(self.folder / "root" / "usr"),
+            "PYTHONPATH": str(self.folder / "site"),
+            "PYTHONHASHSEED": "0",
+        }
+
+
+@dataclass(frozen=True)
+class GateContext:
+    """What making environments and engine trees takes."""
+
+    checkout: Checkout
+    store: Store
+    host: str  # this machine's platform
+    make_fetcher: Callable[[], Fetcher]
+    make_finder: Callable[[], WheelFinder]
+    offline: bool = False
+
+    def layers(self, plans: Sequence[LayerPlan]) -> list[LayerRecord]:
+        """Layers from the store, made now where they are missing."""
+        missing = tuple(plan for plan in plans if not self.store.layer(plan.key))
+        if missing:
+            pins = {pin.sha256: pin for plan in missing for pin in plan.pins}.values()
+            fetch = (p for p in pins if not self.store.has_input(p.sha256, p.size_bytes))
+            work = Work(missing, (), tuple(fetch))
+            self.store.need_space(work.disk_bytes)
+            make_layers(self.store, work, self.make_fetcher(), keep_inputs=False)
+        found = [self.store.layer(plan.key) for plan in plans]
+        if any(record is None for record in found):
+            raise StoreDamaged("a layer vanished while it was used")
+        return [record for record in found if record is not None]
+
+
+def wheel_layer(plan: ImagePlan, name: str) -> LayerPlan:
+    """The layer of an image that holds a wheel."""
+    for layer in plan.layers:
+        if layer.kind is LayerKind.WHEELS and any(pin.name == name for pin in layer.pins):
+            return layer
+    raise GateEnvironment(
+        f"{plan.spec.name}: holds no {name}",
+        "The shared-memory gate is for images whose engine has Triton kernels.",
+    )
+
+
+def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str]) -> Environment:
+    """The environment of an image on this machine; made once, then found by its key."""
+    for name in ("triton", "torch"):
+        wheel_layer(plan, name)
+    locked = {pin.name: pin for pin in plan.lock.wheels}
+    wanted = [locked[n] for n in sorted({*_BASE_WHEELS, *wheels}) if n in locked]
+    same = context.host == plan.platform
+    pins = wanted if same else [_for_host(context, plan, pin) for pin in wanted]
+    root = _root_layer(context, plan)
+    inputs = [
+        FORMAT,
+        context.host,
+        root.key,
+        cuda_of(plan),
+        [[p.name, p.sha256] for p in pins],
+    ]
+    key = sha256_of(canonical_json(inputs)).removeprefix("sha256:")[:32]
+    folder = context.store.root / "gate" / "environments" / key
+    with context.store.locked(f"gate-{key}"):
+        facts = known_facts(folder)
+        is_new = facts is None
+        facts = facts or _make(context, plan, root, pins, folder)
+        absent = _absent(context.store, plan, {pin.name for pin in pins})
+        environment = Environment(folder, facts, absent)
+        if is_new:
+            _compile_modules(environment)
+    return environment
+
+
+def _compile_modules(environment: Environment) -> None:
+    """Let Python keep what it compiles of torch and Triton; workers may not write there.
+
+    Only files that the lock names run here. If it does not succeed, workers start more slowly.
+    """
+    find_sandbox().run(
+        environment.command("-c", "import numpy, torch, triton"),
+        write=[environment.folder],
+        env=environment.variables(),
+    )
+
+
+def _root_layer(context: GateContext, plan: ImagePlan) -> LayerPlan:
+    """Debian's Python for this machine: the image's own root, or the same for this processor."""
+    root = plan.chain()[0]
+    if root.lock.base_image is not None:
+        raise GateEnvironment(
+            f"{plan.spec.name}: stands on a foreign base, whose Python is not ours to start",
+            "The gate judges images on a root of our own.",
+        )
+    if context.host != plan.platform:
+        try:
+            root = plan_image(context.checkout, root.spec.name, context.host)
+        except LockMissing as error:
+            raise GateEnvironment(
+                f"{plan.spec.name}: is for {plan.platform}, this machine is {context.host}, and"
+                f" {root.spec.name} has no lock for it"
+            ) from error
+    return root.layers[0]
+
+
+def _for_host(context: GateContext, plan: ImagePlan, pin: WheelPin) -> WheelPin:
+    folder = context.store.root / "gate" / "host-wheels"
+    return for_host(pin, plan.venv.version, context.host, folder, context.make_finder)
+
+
+def cuda_of(plan: ImagePlan) -> str:
+    """The CUDA version that the image's torch is built for, by the runtime locked with it.
+
+    Up to CUDA 12 the runtime's wheel carries the number in its name; an image may hold a newer
+    one besides, to compile with.
+    """
+    locked = {pin.name: pin.version for pin in plan.lock.wheels}
+    for name in ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime"):
+        if name in locked:
+            return ".".join(locked[name].split(".")[:2])
+    raise GateEnvironment(f"{plan.spec.name}: holds no CUDA runtime, so its torch is not for cards")
+
+
+def known_facts(folder: Path) -> EnvironmentFacts | None:
+    """What an environment's folder says of itself; none where it is not whole."""
+    try:
+        return EnvironmentFacts.model_validate_json((folder / "facts.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _make(
+    context: GateContext,
+    plan: ImagePlan,
+    root: LayerPlan,
+    pins: Sequence[WheelPin],
+    folder: Path,
+) -> EnvironmentFacts:
+    locked = {pin.sha256: pin for pin in plan.lock.wheels}
+    plans = [
+        wheel_layer(plan, pin.name)
+        if pin.sha256 in locked
+        else LayerPlan(
+            f"{pin.name} {pin.version}", LayerKind.WHEELS, root.architecture, (pin,), plan.venv
+        )
+        for pin in pins
+    ]
+    records = context.layers([root, *{p.key: p for p in plans}.values()])
+    site, names = f"{plan.venv.site}/", {pin.name for pin in pins}
+    architecture = context.host.partition("/")[2]
+    with (
+        context.store.scratch() as scratch,
+        log.step(f"Unpacking what {plan.spec.name} compiles with"),
+    ):
+        work = scratch / "environment"
+        unpack(context.store, records[:1], _placing_root(architecture, plan.venv.version), work)
+        unpack(context.store, records[1:], _placing_site(site, names), work)
+        facts = EnvironmentFacts(
+            kind="image" if context.host == plan.platform else "host wheels",
+            platform=context.host,
+            python=plan.venv.version,
+            triton=next(p.version for p in pins if p.name == "triton"),
+            torch=next(p.version for p in pins if p.name == "torch"),
+            cuda=cuda_of(plan),
+            stand_in=_stand_in(plan, pins),
+            wheels=list(pins),
+            hollow=_stub(work, architecture),
+        )
+        (work / "facts.json").write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(work, folder)
+    return facts
+
+
+def _stand_in(plan: ImagePlan, pins: Sequence[WheelPin]) -> str | None:
+    own = next(pin.version for pin in plan.lock.wheels if pin.name == "torch")
+    used = next(pin.version for pin in pins if pin.name == "torch")
+    return None if own == used else f"torch {used} carries the tensors of {own}"
+
+
+def _placing_root(architecture: str, version: str) -> Callable[[FileRow], str | None]:
+    libraries = f"usr/lib/{_TRIPLES[architecture]}/"
+
+    def place(row: FileRow) -> str | None:
+        path = row.path
+        is_library = path.startswith(libraries) and ".so" in path
+        is_python = path.startswith((f"usr/lib/python{version}/", f"usr/bin/python{version}"))
+        return f"root/{path}" if is_library or is_python else None
+
+    return place
+
+
+def _placing_site(site: str, names: set[str]) -> Callable[[FileRow], str | None]:
+    def place(row: FileRow) -> str | None:
+        path = row.path.removeprefix(site)
+        if row.owner not in names or path == row.path:
+            return None
+        if path.endswith(_LEFT_OUT_SUFFIXES) or path.endswith(_LEFT_OUT_FILES):
+            return None
+        return None if any(part in path for part in _LEFT_OUT_FOLDERS) else f"site/{path}"
+
+    return place
+
+
+def _stub(work: Path, architecture: str) -> list[str]:
+    torch = work / "site" / "torch"
+    libraries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
+    system = (work / "root" / "usr" / "lib" / _TRIPLES[architecture]).glob("*.so*")
+    python = (work / "root" / "usr" / "bin").iterdir()
+    return make_stub(libraries, [*system, *python], work / "hollow")
+
+
+def _absent(store: Store, plan: ImagePlan, present: set[str]) -> tuple[str, ...]:
+    """Top-level modules of the image's wheels that were not unpacked.
+
+    From tables of contents where the store has them, else from the projects' names.
+    """
+    site = f"{plan.venv.site}/"
+    found: set[str] = set()
+    for layer in plan.layers:
+        if layer.kind is not LayerKind.WHEELS:
+            continue
+        record = store.layer(layer.key)
+        if record is None:
+            found |= {str(canonicalize_name(p.name)).replace("-", "_") for p in layer.pins}
+            continue
+        for row in store.contents(record.digest):
+            top, _, rest = row.path.removeprefix(site).partition("/")
+            if row.owner in present or not row.path.startswith(site):
+                continue
+            if rest or top.endswith((".py", ".so")):
+                found.add(top.partition(".")[0])
+    return tuple(sorted(name for name in found if name.isidentifier()))

@@ -1,0 +1,162 @@
+"""The shared-memory gate of an image: from its lock, patches and cases to a result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from pipeline.assemble.plan import ImagePlan
+from pipeline.errors import GateInvalid
+from pipeline.files import write_bytes
+from pipeline.gate.numerics.cases import read_numeric_cases
+from pipeline.gate.numerics.check import check_numbers
+from pipeline.gate.smem import moved
+from pipeline.gate.smem.cases import Case, Gates, read_gates
+from pipeline.gate.smem.coverage import Found, coverage, find_kernels, kernels_key
+from pipeline.gate.smem.engine import EngineTree, engine_pin, engine_tree, patched
+from pipeline.gate.smem.environment import Environment, GateContext, make_environment
+from pipeline.gate.smem.limits import Card
+from pipeline.gate.smem.results import CaseResult, GateResult, overall
+from pipeline.gate.smem.run import GateTarget, judge_all, worker_digest
+from pipeline.spec.image import PatchSeries
+from pipeline.store.store import Store
+
+
+@dataclass(frozen=True)
+class ImageGate:
+    """An image made ready for judging: its gates, its environment, its engine."""
+
+    context: GateContext
+    plan: ImagePlan
+    gates: Gates
+    environment: Environment
+    tree: EngineTree  # as published
+    series: PatchSeries
+    is_own: bool = True  # the series that the image is built with
+    numeric: tuple[Case, ...] = ()  # cases that are also run for their numbers
+
+    def numeric_cases(self, only: str | None = None) -> list[Case]:
+        """Those of one gate, or all."""
+        return [case for case in self.numeric if only is None or case.gate == only]
+
+    @property
+    def patch_folder(self) -> Path:
+        spec = self.plan.spec
+        return (self.context.checkout.folder(spec.name) / (spec.patches or "none")).parent
+
+    def target(self, tree: EngineTree, card: Card) -> GateTarget:
+        return GateTarget(self.context.store, self.environment, tree, self.gates.setup, card)
+
+    def judge(self, tree: EngineTree, card: Card, cases: Sequence[Case]) -> list[CaseResult]:
+        """Every case's verdict on one tree; a function that is gone is looked for."""
+        found = judge_all(self.target(tree, card), self.gates, cases)
+        return [
+            moved.explained(self, tree, case, result) if result.gone else result
+            for case, result in zip(cases, found, strict=True)
+        ]
+
+    def patched(self, series: PatchSeries | None = None) -> EngineTree:
+        """The engine as the image holds it, or would with another series."""
+        chosen = series or self.series
+        return patched(self.tree, chosen.patches, self.patch_folder, self.context)
+
+
+def open_gate(context: GateContext, plan: ImagePlan, series: str | None = None) -> ImageGate:
+    """Read an image's gates and make what they need; `series` names another than its own."""
+    gates = read_gates(context.checkout, plan.spec.name)
+    chosen = _series(context, plan, series)
+    environment = make_environment(context, plan, gates.setup.wheels)
+    pin = engine_pin(context, plan, gates.setup.package, None)
+    tree = engine_tree(context, plan, pin)
+    numeric = tuple(read_numeric_cases(context.checkout, plan.spec.name, gates))
+    own = series is None
+    return ImageGate(context, plan, gates, environment, tree, chosen, is_own=own, numeric=numeric)
+
+
+def _series(context: GateContext, plan: ImagePlan, name: str | None) -> PatchSeries:
+    if name is None:
+        return context.checkout.series(plan.spec)
+    others = context.checkout.other_series(plan.spec)
+    if name not in others:
+        known = ", ".join(others) or "none"
+        raise GateInvalid(f"{plan.spec.name}: has no other series {name!r} (there are: {known})")
+    return others[name]
+
+
+def run_gate(
+    gate: ImageGate,
+    card: Card,
+    *,
+    unpatched: bool = False,
+    numerics: bool = False,
+    only: str | None = None,
+) -> GateResult:
+    """Judge an image's cases for a card, and their numbers where they are asked for.
+
+    A result of only some of the cases, or of other patches, is not the image's own.
+    """
+    start = time.monotonic()
+    tree = gate.tree if unpatched else gate.patched()
+    cases = gate.judge(tree, card, chosen_cases(gate.gates.cases(), only))
+    record = gate.context.store.image_record(gate.plan.spec.name, gate.plan.platform)
+    is_whole = gate.is_own and not unpatched and only is None
+    built = record is not None and record.get("key") == gate.plan.key and is_whole
+    seconds = round(time.monotonic() - start, 3)
+    target = gate.target(tree, card)
+    small = chosen_cases(gate.numeric, only) if numerics else []
+    return GateResult(
+        image=gate.plan.spec.name,
+        platform=gate.plan.platform,
+        image_digest=record["descriptor"]["digest"] if record and built else None,
+        engine=tree.project,
+        engine_version=tree.version,
+        engine_digest=tree.digest,
+        patches=[] if unpatched else [spec.file for spec in gate.series.patches],
+        card=card,
+        environment=gate.environment.facts,
+        worker=worker_digest(),
+        verdict=overall(cases),
+        cases=cases,
+        coverage=coverage(_kernels(gate.context.store, tree), reached(cases)) if not only else None,
+        numerics=check_numbers(target, small) if numerics else None,
+        sandbox=target.sandbox,
+        seconds=seconds,
+    )
+
+
+def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
+    """All cases, or those whose name fits a pattern such as `extend-*`."""
+    found = [case for case in cases if only is None or fnmatchcase(case.name, only)]
+    if only is not None and not found:
+        known = ", ".join(case.name for case in cases)
+        raise GateInvalid(f"{only}: no case has such a name (there are: {known})")
+    return found
+
+
+def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
+    """Kernels that some case compiled, by module and name."""
+    return {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
+
+
+def _kernels(store: Store, tree: EngineTree) -> Found:
+    """What reading an engine's code found, kept by the code's digest and the reader's own."""
+    path = store.root / "gate" / "kernels-of" / f"{kernels_key(tree.digest)}.json"
+    try:
+        return Found.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        found = find_kernels(tree.folder, tree.package)
+        write_bytes(path, found.model_dump_json().encode())
+        return found
+
+
+def find_case(gate: ImageGate, name: str) -> Case:
+    """One case by its name."""
+    cases = {case.name: case for case in gate.gates.cases()}
+    if name not in cases:
+        raise GateInvalid(f"{name}: no such case (there are: {', '.join(cases)})")
+    return cases[name]

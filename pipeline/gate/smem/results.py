@@ -1,0 +1,286 @@
+"""What a gate found, and how a finding becomes a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipeline.gate.sandbox.sandbox import Sandbox
+from pipeline.gate.smem.cases import AcceptedKernel, Case
+from pipeline.gate.smem.environment import EnvironmentFacts
+from pipeline.gate.smem.limits import Card
+from pipeline.model import Digest, Frozen
+
+KernelVerdict = Literal["fits", "over", "accepted", "spare", "error"]
+CaseVerdict = Literal["passed", "accepted", "failed", "unknown"]
+NumericsVerdict = Literal["right", "wrong", "unknown"]
+
+
+class Record(Frozen):
+    """One kernel as Triton compiled it, or why it did not."""
+
+    kernel: str
+    module: str
+    group: str | None = None  # configurations that an autotuner chooses among share one
+    blocks: dict[str, int] = {}
+    shared_bytes: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    stack_bytes: int | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+class Computed(Frozen):
+    """One output of a call beside what it should be.
+
+    Errors are shares of the sum of magnitudes that the right number is the sum of.
+    """
+
+    output: str
+    elements: int
+    unwritten: int  # still NaN, or infinite
+    max_error: float | None = None
+    max_share: float | None = None
+
+
+class Answer(Frozen):
+    """What a worker says about one case."""
+
+    case: str
+    ended: Literal["called", "function gone", "stopped", "raised", "died", "timed out"]
+    words: str = ""
+    seconds: float = 0.0
+    records: list[Record] = []
+    computed: list[Computed] = []
+    versions: dict[str, str] = {}
+    stand_ins: list[str] = []
+
+
+class KernelResult(Frozen):
+    """A record, judged."""
+
+    record: Record
+    verdict: KernelVerdict
+    words: str = ""
+
+
+class CaseResult(Frozen):
+    """A case, judged. Unknown is never passed."""
+
+    gate: str
+    name: str
+    stands_for: list[str]
+    verdict: CaseVerdict
+    words: str = ""
+    kernels: list[KernelResult] = []
+    seconds: float = 0.0
+    cached: bool = False
+    stand_ins: list[str] = []
+    gone: bool = False  # none of the case's functions is in this version
+    base: str = ""
+
+    @property
+    def worst(self) -> KernelResult | None:
+        """The kernel that needs most, of those that count."""
+        counted = [
+            k for k in self.kernels if k.verdict != "spare" and k.record.shared_bytes is not None
+        ]
+        return max(counted, key=lambda k: k.record.shared_bytes or 0, default=None)
+
+
+class Kernel(Frozen):
+    """A kernel in an engine's code: where it is, and which functions launch it."""
+
+    module: str
+    name: str
+    line: int
+    launched_by: list[str] = []
+
+
+class Coverage(Frozen):
+    """How much of the engine's Triton code the cases reach."""
+
+    kernels: int  # that host code launches, on the cards an image is for
+    reached: int
+    elsewhere: int = 0  # kernels for other makers' cards, and of the engine's tests
+    helpers: int = 0  # functions that only kernels call
+    idle: int = 0  # functions that nothing in the engine calls or launches
+    rest: list[Kernel] = []
+
+
+class NumericsResult(Frozen):
+    """A case's numbers, judged. Unknown is never right."""
+
+    gate: str
+    name: str
+    stands_for: list[str]
+    reference: str
+    verdict: NumericsVerdict
+    words: str = ""
+    tolerance: float
+    reason: str
+    computed: list[Computed] = []
+    launches: list[Record] = []
+    seconds: float = 0.0
+    cached: bool = False
+    base: str = ""
+
+
+class NumericsResults(Frozen):
+    """All cases' numbers, and with what they were computed."""
+
+    verdict: NumericsVerdict
+    versions: dict[str, str]
+    repairs: list[str]  # of Triton's interpreter
+    cases: list[NumericsResult]
+    seconds: float = 0.0
+
+
+class GateResult(Frozen):
+    """A gate run: everything that decides it, and what came out."""
+
+    format: Literal[1] = 1
+    image: str
+    platform: str
+    image_digest: Digest | None = Field(
+        default=None, description="the image as built, where it is built"
+    )
+    engine: str
+    engine_version: str
+    engine_digest: Digest
+    patches: list[str]
+    card: Card
+    environment: EnvironmentFacts
+    worker: Digest
+    verdict: CaseVerdict
+    cases: list[CaseResult]
+    coverage: Coverage | None = None
+    numerics: NumericsResults | None = Field(
+        default=None, description="the patched kernels' numbers, where they were asked for"
+    )
+    sandbox: Sandbox | None = Field(
+        default=None, description="what the engine's code could not reach, where any of it ran"
+    )
+    seconds: float = 0.0
+
+    @property
+    def without_numbers(self) -> list[str]:
+        """Cases that passed, of which no size had its numbers compared and found right."""
+        compared = self.numerics.cases if self.numerics else []
+        right = {(case.gate, case.base) for case in compared if case.verdict == "right"}
+        passed = [case for case in self.cases if case.verdict == "passed"]
+        return [case.name for case in passed if (case.gate, case.base) not in right]
+
+
+def judge_case(
+    case: Case, answer: Answer, card: Card, accepted: Sequence[AcceptedKernel], *, cached: bool
+) -> CaseResult:
+    """The verdict on one case."""
+    kernels = _judged(answer.records, card, accepted, case.name)
+    verdict, words = _verdict(case, answer, kernels)
+    return CaseResult(
+        gate=case.gate,
+        name=case.name,
+        stands_for=case.stands_for,
+        verdict=verdict,
+        words=words,
+        kernels=kernels,
+        seconds=answer.seconds,
+        cached=cached,
+        stand_ins=answer.stand_ins,
+        gone=answer.ended == "function gone",
+        base=case.base,
+    )
+
+
+def _judged(
+    records: Sequence[Record], card: Card, accepted: Sequence[AcceptedKernel], case: str
+) -> list[KernelResult]:
+    roomy = {
+        r.group
+        for r in records
+        if r.group and r.shared_bytes is not None and r.shared_bytes <= card.shared_bytes
+    }
+    return [_judge_kernel(r, card, accepted, case, is_spare=r.group in roomy) for r in records]
+
+
+def _judge_kernel(
+    record: Record, card: Card, accepted: Sequence[AcceptedKernel], case: str, *, is_spare: bool
+) -> KernelResult:
+    if record.shared_bytes is None:
+        verdict: KernelVerdict = "spare" if is_spare else "error"
+        return KernelResult(record=record, verdict=verdict, words=record.error or "")
+    if record.shared_bytes <= card.shared_bytes:
+        return KernelResult(record=record, verdict="fits")
+    if is_spare:
+        return KernelResult(record=record, verdict="spare", words="another configuration fits")
+    for known in accepted:
+        fits = record.shared_bytes <= known.most_bytes
+        if known.kernel == record.kernel and known.covers(case) and fits:
+            return KernelResult(record=record, verdict="accepted", words=known.reason)
+    return KernelResult(record=record, verdict="over")
+
+
+def _verdict(
+    case: Case, answer: Answer, kernels: Sequence[KernelResult]
+) -> tuple[CaseVerdict, str]:
+    over = [k.record for k in kernels if k.verdict == "over"]
+    if over:
+        most = max(over, key=lambda r: r.shared_bytes or 0)
+        return "failed", f"{most.kernel} needs {most.shared_bytes} bytes"
+    if answer.ended != "called":
+        return "unknown", unanswered(case, answer)
+    broken = [k for k in kernels if k.verdict == "error"]
+    if broken:
+        said = _placeless(broken[0].words)
+        return "unknown", f"{broken[0].record.kernel} did not compile: {said}"
+    seen = {k.record.kernel for k in kernels}
+    missing = [name for name in case.kernels if name not in seen]
+    if missing:
+        return "unknown", f"{', '.join(missing)} was not compiled by this call"
+    for kernel in kernels:
+        spills = kernel.record.spill_bytes
+        if kernel.record.kernel in case.spill_free and kernel.verdict == "fits":
+            if spills is None:
+                return "unknown", f"{kernel.record.kernel}: ptxas did not say what it spills"
+            if spills:
+                return "failed", f"{kernel.record.kernel} spills {spills} bytes"
+    if any(k.verdict == "accepted" for k in kernels):
+        return "accepted", next(k.words for k in kernels if k.verdict == "accepted")
+    return "passed", ""
+
+
+def unanswered(case: Case, answer: Answer) -> str:
+    """Why a case was not judged, in words."""
+    if answer.ended == "function gone":
+        return f"no such function in this version: {answer.words}"
+    if answer.ended == "timed out":
+        return f"took longer than {case.timeout_s} s and was stopped"
+    return _placeless(answer.words) or answer.ended
+
+
+def _placeless(words: str) -> str:
+    """Without the command to repeat it by: its files are on this machine, and gone by now."""
+    return words.partition(" Repro command:")[0]
+
+
+def overall(cases: Sequence[CaseResult]) -> CaseVerdict:
+    """The verdict on all cases together; none at all is unknown."""
+    found = {case.verdict for case in cases}
+    for verdict in ("failed", "unknown", "accepted"):
+        if verdict in found:
+            return verdict
+    return "passed" if found else "unknown"
+
+
+def fingerprint(cases: Sequence[CaseResult]) -> list[Any]:
+    """What kernels came out, without times: equal for two engines that compile the same."""
+    return [
+        [case.name, case.verdict, [k.record.model_dump(exclude={"seconds"}) for k in case.kernels]]
+        for case in cases
+    ]

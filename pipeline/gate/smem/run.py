@@ -1,0 +1,305 @@
+"""Cases to workers, side by side; answers kept, so that the same question is asked once."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import ValidationError
+
+from pipeline import proc
+from pipeline.errors import Interrupted
+from pipeline.files import os_errors_explained, write_bytes
+from pipeline.gate.sandbox.sandbox import Sandbox, find_sandbox, hide_environment
+from pipeline.gate.smem.cases import Case, EngineSetup, Gates
+from pipeline.gate.smem.engine import EngineTree
+from pipeline.gate.smem.environment import Environment
+from pipeline.gate.smem.limits import Card
+from pipeline.gate.smem.results import Answer, CaseResult, judge_case
+from pipeline.model import canonical_json, sha256_of
+from pipeline.store.store import Store
+
+WORKER = Path(__file__).parent.with_name("worker")
+# From the start of a process to its first case: importing torch, Triton and the engine's parts.
+START_S = 180.0
+_LOOK_EVERY_S = 0.05
+# The longest real answers, with thousands of kernels, are a few megabytes.
+_MOST_BYTES = 128 << 20
+_MOST_LINE_BYTES = 16 << 20
+# A worker takes a few seconds to import torch; more cases to one make the last one's wait longer.
+CASES_A_WORKER = 24
+
+
+@cache
+def worker_digest() -> str:
+    """The worker's own code: after a change of it, everything is asked again."""
+    files = sorted(WORKER.rglob("*.py"))
+    return sha256_of(
+        canonical_json({str(f.relative_to(WORKER)): sha256_of(f.read_bytes()) for f in files})
+    )
+
+
+@dataclass(frozen=True)
+class GateTarget:
+    """One engine tree in one environment, judged for one card."""
+
+    store: Store
+    environment: Environment
+    tree: EngineTree
+    setup: EngineSetup
+    card: Card
+    sandbox: Sandbox = field(default_factory=find_sandbox)
+
+    def key(self, case: Case) -> str:
+        """Everything that decides the answer to a case."""
+        asked = case.model_dump(exclude={"gate", "stands_for", "kernels", "spill_free", "base"})
+        return sha256_of(
+            canonical_json(
+                {
+                    "worker": worker_digest(),
+                    "environment": self.environment.key,
+                    "engine": self.tree.digest,
+                    "setup": self.setup.model_dump(),
+                    "card": self.card.model_dump(),
+                    "case": asked,
+                }
+            )
+        )
+
+    def folder(self, name: str) -> Path:
+        return self.store.root / "gate" / name
+
+    @property
+    def kernels(self) -> Path:
+        """What compiled kernels need, kept by workers themselves.
+
+        Engines of the lock share it. One that no lock names has its own: it could write anything.
+        """
+        if self.tree.is_locked:
+            return self.folder("kernels")
+        return self.folder("kernels-unlocked") / self.tree.digest.removeprefix("sha256:")
+
+
+def judge_all(target: GateTarget, gates: Gates, cases: Sequence[Case]) -> list[CaseResult]:
+    """Every case's verdict, from kept answers where there are any."""
+    kept = {case.name: read_answer(target, case) for case in cases}
+    missing = [case for case in cases if kept[case.name] is None]
+    answers = {answer.case: answer for answer in ask(target, missing)}
+    found = []
+    for case in cases:
+        known = kept[case.name]
+        answer = known or answers[case.name]
+        accepted = gates.accepted(case.gate)
+        found.append(judge_case(case, answer, target.card, accepted, cached=known is not None))
+    return found
+
+
+def read_answer(target: GateTarget, case: Case) -> Answer | None:
+    """A kept answer; one that is damaged or half-written is as good as none."""
+    path = target.folder("answers") / f"{target.key(case).removeprefix('sha256:')}.json"
+    try:
+        answer = Answer.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return answer if answer.case == case.name else None
+
+
+def ask(target: GateTarget, cases: Sequence[Case]) -> list[Answer]:
+    """Put cases to workers, a process a core, and keep what they say."""
+    if not cases:
+        return []
+    with os_errors_explained(target.folder("kernels")):
+        for folder in (target.kernels, target.folder("answers")):
+            folder.mkdir(parents=True, exist_ok=True)
+    if "files" not in target.sandbox.held:
+        hide_environment()
+    count = min(len(os.sched_getaffinity(0)), len(cases))
+    shares = _shares(cases, count)
+    stop = threading.Event()
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            told = pool.map(lambda share: _ask_in_turn(target, share, stop), shares)
+            answers = [answer for share in told for answer in share]
+        except BaseException:
+            stop.set()
+            raise
+    return answers
+
+
+def _shares(cases: Sequence[Case], processes: int) -> list[list[Case]]:
+    """Cases for one worker each: the patient ones first, and so few that none is left waiting."""
+    patient = sorted(cases, key=lambda case: -case.timeout_s)
+    count = min(len(cases), max(processes, len(cases) // CASES_A_WORKER))
+    return [patient[i::count] for i in range(count)]
+
+
+def _ask_in_turn(target: GateTarget, cases: list[Case], stop: threading.Event) -> list[Answer]:
+    """One process after the other until every case is answered; a bad case costs its process."""
+    answers: list[Answer] = []
+    while len(answers) < len(cases):
+        left = cases[len(answers) :]
+        with target.store.scratch() as scratch:
+            new = _one_process(target, left, scratch, stop)
+        _keep(target, left, new)
+        answers += new
+    return answers
+
+
+def _keep(target: GateTarget, cases: Sequence[Case], answers: Sequence[Answer]) -> None:
+    """What another try would say again; a process that died or was stopped might fare better."""
+    by_name = {case.name: case for case in cases}
+    for answer in answers:
+        if answer.ended not in ("died", "timed out"):
+            name = target.key(by_name[answer.case]).removeprefix("sha256:")
+            write_bytes(
+                target.folder("answers") / f"{name}.json", answer.model_dump_json().encode()
+            )
+
+
+def _one_process(
+    target: GateTarget, cases: list[Case], scratch: Path, stop: threading.Event
+) -> list[Answer]:
+    """What one worker says until it is done, dies or is stopped; at least one answer."""
+    interpret = cases[0].numerics is not None
+    job = {
+        "engine": str(target.tree.folder),
+        "package": target.tree.package,
+        "bare": target.setup.bare,
+        "absent": [n for n in target.environment.absent if n != target.tree.package],
+        "card": target.card.model_dump(),
+        "cuda": target.environment.facts.cuda,
+        "cache": str(target.kernels),
+        "interpret": interpret,
+        "cases": [case.model_dump() for case in cases],
+    }
+    # The worker's folder holds nothing that we read again: it may have put anything there.
+    asked, said, words = (scratch / name for name in ("job.json", "answers", "words"))
+    root, work = scratch / "root", scratch / "work"
+    for folder in (root, work):
+        folder.mkdir()
+    asked.write_text(json.dumps(job), encoding="utf-8")
+    said.touch()
+    command = target.sandbox.command(
+        target.environment.command(str(WORKER), str(asked), str(said)),
+        read=[*target.environment.readable, target.tree.folder, WORKER, asked],
+        write=[work, said, target.kernels],
+        root=root,
+        cwd=work,
+    )
+    variables = _variables(target, work, interpret=interpret)
+    # opened once: whatever else may stand at its place later is not read
+    with said.open("rb") as heard:
+        with proc.running(command, env=variables, output=words, cwd=work) as process:
+            ended = _watch(process, heard, cases, stop)
+        # one line when a case begins, one when it ends
+        lines = _lines(heard, 2 * len(cases))
+    answers = _answers(lines, cases)
+    began = sum("begins" in line for line in lines)
+    if len(answers) < len(cases):
+        if process.returncode == 0 and answers and began == len(answers):
+            return answers
+        if ended == "died" and not began:
+            # nothing was even begun: no case after it would fare better
+            return [_unanswered(case, ended, _last_words(words)) for case in cases]
+        answers.append(_unanswered(cases[len(answers)], ended, _last_words(words)))
+    return answers
+
+
+def _variables(target: GateTarget, work: Path, *, interpret: bool) -> dict[str, str]:
+    """Everything that a worker's environment holds."""
+    homes = dict.fromkeys(("HOME", "TMPDIR", "TRITON_HOME"), str(work))
+    fixed = {"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
+    variables = {**target.environment.variables(), **homes, **fixed}
+    return {**variables, "TRITON_INTERPRET": "1"} if interpret else variables
+
+
+def _watch(
+    process: subprocess.Popen[bytes], heard: BinaryIO, cases: list[Case], stop: threading.Event
+) -> str:
+    """Wait for the worker to end, or for a case to take longer than it may."""
+    seen, deadline = -1, time.monotonic() + START_S
+    while process.poll() is None:
+        said = _read_all(heard)
+        if len(said) >= _MOST_BYTES:
+            return "died"
+        lines = said.count(b"\n")
+        if lines != seen:
+            seen = lines
+            # one line when a case begins, one when it ends
+            current = min(lines // 2, len(cases) - 1)
+            allowed = float(cases[current].timeout_s) if lines % 2 else START_S
+            deadline = time.monotonic() + allowed
+        if time.monotonic() > deadline:
+            return "timed out"
+        if stop.wait(_LOOK_EVERY_S):
+            raise Interrupted("stopped")
+    return "died"
+
+
+def _read_all(heard: BinaryIO) -> bytes:
+    heard.seek(0)
+    return heard.read(_MOST_BYTES)
+
+
+def _lines(heard: BinaryIO, most: int) -> list[dict[str, Any]]:
+    """The first lines that say something; a worker that talks without end fills no memory."""
+    found: list[dict[str, Any]] = []
+    for line in io.BytesIO(_read_all(heard)):
+        if len(found) == most:
+            break
+        try:
+            is_whole = line.endswith(b"\n") and len(line) <= _MOST_LINE_BYTES
+            value = json.loads(line.decode(errors="replace")) if is_whole else None
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found.append(_harmless(value))
+    return found
+
+
+def _harmless(value: Any) -> Any:
+    """The same without what would steer a terminal: engine code chose some of these words."""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() or c == "\n" else " " for c in value)
+    if isinstance(value, list):
+        return [_harmless(part) for part in value]
+    if isinstance(value, dict):
+        return {_harmless(key): _harmless(part) for key, part in value.items()}
+    return value
+
+
+def _answers(lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> list[Answer]:
+    """In the order of the cases, as far as they are answers to them."""
+    found: list[Answer] = []
+    for line in [x for x in lines if "begins" not in x][: len(cases)]:
+        try:
+            answer = Answer.model_validate(line)
+        except ValidationError:
+            break
+        if answer.case != cases[len(found)].name:
+            break
+        found.append(answer)
+    return found
+
+
+def _unanswered(case: Case, ended: str, words: str) -> Answer:
+    shown = f"the worker died: {words}" if ended == "died" else ""
+    return Answer.model_validate({"case": case.name, "ended": ended, "words": shown})
+
+
+def _last_words(path: Path) -> str:
+    with path.open("rb") as words:
+        words.seek(max(0, path.stat().st_size - 4096))
+        said = words.read(4096).decode(errors="replace")
+    shown: str = _harmless(proc.last_line(said, "it said nothing"))
+    return shown[:300]

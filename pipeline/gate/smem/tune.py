@@ -1,0 +1,138 @@
+"""Other block sizes, warps and stages for one case's kernel, ranked by how well they fit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from pipeline.errors import GateUnknown
+from pipeline.gate.smem.cases import Case, Override
+from pipeline.gate.smem.image_gate import ImageGate
+from pipeline.gate.smem.limits import Card
+from pipeline.gate.smem.results import Answer, CaseResult, Record
+from pipeline.gate.smem.run import GateTarget, ask, judge_all, read_answer
+from pipeline.model import Frozen
+
+# Launch parameters that shape a tile; a dot product needs at least 16 of each.
+SWEPT = ("BLOCK_M", "BLOCK_N", "BLOCK_H", "BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
+SIZES = (16, 32, 64, 128)
+# Tiles much larger than anyone chose never fit, and take ptxas minutes to give up on.
+LARGER = 2
+
+
+class Choice(Frozen):
+    """One configuration, and what it costs."""
+
+    values: dict[str, int]
+    fits: bool
+    shared_bytes: int | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    tile: int
+    blocks_per_sm: int | None = None
+    who: list[str] = []  # whose choice it is: upstream's, the patched engine's
+    words: str = ""
+
+    @property
+    def rank(self) -> tuple[bool, int, int, int]:
+        """Fits, then spills little, then works on much at once, then uses few registers."""
+        spills = 1 << 30 if self.spill_bytes is None else self.spill_bytes
+        return (not self.fits, spills, -self.tile, self.registers or 0)
+
+
+class Tuning(Frozen):
+    """All configurations of one kernel in one case, best first."""
+
+    case: str
+    kernel: str
+    limit_bytes: int
+    choices: list[Choice]
+
+
+def tune(
+    gate: ImageGate, card: Card, case: Case, warps: Sequence[int], stages: Sequence[int]
+) -> Tuning:
+    """Sweep what the kernel is launched with, under the engine as the image holds it."""
+    target = gate.target(gate.patched(), card)
+    ours = _hungriest(judge_all(target, gate.gates, [case])[0])
+    theirs = _hungriest(judge_all(gate.target(gate.tree, card), gate.gates, [case])[0])
+    names = [name for name in ours.blocks if name in SWEPT]
+    kernel = ours.kernel
+    known = [("image", _values(ours, names)), ("upstream", _values(theirs, names))]
+    for other, series in gate.context.checkout.other_series(gate.plan.spec).items():
+        found = judge_all(gate.target(gate.patched(series), card), gate.gates, [case])[0]
+        known.append((other, _values(_hungriest(found), names)))
+    largest = LARGER * max(_tile(values) for _, values in known)
+    variants = []
+    for sizes in itertools.product(*([SIZES] * len(names)), warps, stages):
+        values = dict(zip([*names, "num_warps", "num_stages"], sizes, strict=True))
+        if _tile(values) > largest:
+            continue
+        label = "-".join(map(str, sizes))
+        override = Override(kernel=kernel, values=values)
+        variants.append(
+            case.model_copy(update={"name": f"{case.name}@{label}", "override": override})
+        )
+    choices = [_choice(v, a, kernel, card, known) for v, a in _asked(target, variants)]
+    choices.sort(key=lambda choice: choice.rank)
+    return Tuning(case=case.name, kernel=kernel, limit_bytes=card.shared_bytes, choices=choices)
+
+
+def _hungriest(result: CaseResult) -> Record:
+    if result.worst is None:
+        raise GateUnknown(f"{result.name}: {result.words}")
+    return result.worst.record
+
+
+def _values(record: Record, names: Sequence[str]) -> dict[str, int]:
+    found = {name: record.blocks[name] for name in names if name in record.blocks}
+    return {**found, "num_warps": record.num_warps or 0, "num_stages": record.num_stages or 0}
+
+
+def _tile(values: dict[str, int]) -> int:
+    """How many results a block works on at once."""
+    sides = ("BLOCK_M", "BLOCK_N", "BLOCK_H", "BLOCK_SIZE_M", "BLOCK_SIZE_N")
+    return math.prod(value for name, value in values.items() if name in sides)
+
+
+def _asked(target: GateTarget, variants: Sequence[Case]) -> list[tuple[Case, Answer]]:
+    kept = {v.name: read_answer(target, v) for v in variants}
+    new = {a.case: a for a in ask(target, [v for v in variants if kept[v.name] is None])}
+    return [(v, kept[v.name] or new[v.name]) for v in variants]
+
+
+def _choice(
+    variant: Case,
+    answer: Answer,
+    kernel: str,
+    card: Card,
+    known: Sequence[tuple[str, dict[str, int]]],
+) -> Choice:
+    assert variant.override is not None
+    values = variant.override.values
+    tile = _tile(values)
+    who = [name for name, chosen in known if chosen == values]
+    record = next((r for r in answer.records if r.kernel == kernel), None)
+    if record is None or record.shared_bytes is None:
+        words = (record.error if record else None) or answer.words or answer.ended
+        return Choice(values=values, fits=False, tile=tile, who=who, words=words[:120])
+    return Choice(
+        values=values,
+        fits=record.shared_bytes <= card.shared_bytes,
+        shared_bytes=record.shared_bytes,
+        registers=record.registers,
+        spill_bytes=record.spill_bytes,
+        tile=tile,
+        blocks_per_sm=_resident(record, card),
+        who=who,
+    )
+
+
+def _resident(record: Record, card: Card) -> int:
+    """How many blocks a multiprocessor can hold at once."""
+    threads = 32 * (record.num_warps or 4)
+    by_shared = card.shared_bytes_per_sm // ((record.shared_bytes or 0) + 1024)
+    registers = -(-(record.registers or 1) // 8) * 8
+    by_registers = card.registers_per_sm // (threads * registers)
+    return min(by_shared, by_registers, card.threads_per_sm // threads)

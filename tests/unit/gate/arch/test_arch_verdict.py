@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.gate.arch.facts import Facts, ModuleFacts, read_facts
+from pipeline.gate.arch.fatbin import CUBIN, NVVM, PTX, Target
+from pipeline.gate.arch.verdict import Verdict, card_of, jits_on, judge, runs_on
+from tests.unit.gate.arch.arch_files import DATA, opener
+
+
+def facts(*modules: list[Target]) -> Facts:
+    found = [ModuleFacts(targets=[(t.kind, t.arch, t.suffix) for t in m], times=1) for m in modules]
+    return Facts(reader="test", modules=found)
+
+
+def sm(arch: int, suffix: str | None = "") -> Target:
+    return Target(CUBIN, arch, suffix)
+
+
+def compute(arch: int, suffix: str = "") -> Target:
+    return Target(PTX, arch, suffix)
+
+
+@pytest.mark.parametrize(
+    ("target", "card"),
+    [
+        (sm(120), 120),
+        (sm(120, "a"), 120),
+        (sm(120, "f"), 120),
+        (sm(120, None), 120),
+        (sm(120), 121),
+        (sm(120, "f"), 121),
+        (sm(80), 89),
+    ],
+)
+def test_machine_code_that_loads(target: Target, card: int) -> None:
+    assert runs_on(target, card)
+
+
+@pytest.mark.parametrize(
+    ("target", "card"),
+    [
+        (sm(120, "a"), 121),
+        (sm(120, None), 121),
+        (sm(121), 120),
+        (sm(121, "f"), 120),
+        (sm(100), 120),
+        (sm(100, "f"), 120),
+        (sm(90), 120),
+        (sm(90, "a"), 120),
+        (sm(12), 120),
+        (compute(120), 120),
+        (Target(NVVM, 120, ""), 120),
+    ],
+)
+def test_machine_code_that_does_not_load(target: Target, card: int) -> None:
+    assert not runs_on(target, card)
+
+
+@pytest.mark.parametrize(
+    ("target", "card", "works"),
+    [
+        (compute(80), 120, True),
+        (compute(120), 120, True),
+        (compute(120), 121, True),
+        (compute(120, "a"), 120, True),
+        (compute(120, "f"), 121, True),
+        (compute(121), 120, False),
+        (compute(90, "a"), 120, False),
+        (compute(100, "f"), 120, False),
+        (compute(120, "a"), 121, False),
+        (sm(120), 120, False),
+        (Target(NVVM, 75, ""), 120, False),
+    ],
+)
+def test_ptx_is_compiled_for_newer_cards_unless_it_is_a_variant(
+    target: Target, card: int, works: bool
+) -> None:
+    assert jits_on(target, card) is works
+
+
+@pytest.mark.parametrize(
+    ("modules", "verdict"),
+    [
+        ([], Verdict.NO_CUDA_CODE),
+        ([[sm(90, "a")]], Verdict.NO_KERNEL_IMAGE),
+        ([[sm(90, "a"), sm(100, "f")], [compute(121)]], Verdict.NO_KERNEL_IMAGE),
+        ([[Target(NVVM, 120, "")]], Verdict.NO_KERNEL_IMAGE),
+        ([[sm(80), compute(80)]], Verdict.JIT),
+        ([[sm(80), compute(80)], [sm(90)]], Verdict.JIT),
+        ([[sm(90), sm(120)]], Verdict.RUNS),
+        ([[sm(90)], [sm(120, "f")]], Verdict.RUNS),
+    ],
+)
+def test_the_verdict_on_an_object(modules: list[list[Target]], verdict: Verdict) -> None:
+    assert judge(facts(*modules), "sm_120").verdict is verdict
+
+
+def test_modules_without_code_for_the_card_are_counted() -> None:
+    found = judge(facts([sm(120)], [sm(90), compute(90)], [sm(90, "a")]), "sm_120")
+    assert (found.running, found.jitted, found.modules) == (1, 1, 3)
+
+
+def test_what_cannot_be_read_says_why_and_did_not_pass() -> None:
+    found = judge(read_facts(opener(b"not an object"), 13), "sm_120")
+    assert found.verdict is Verdict.UNREADABLE
+    assert found.words == "unreadable: neither ELF nor a fatbin"
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "words"),
+    [
+        ([sm(120)], "sm_120a", "sm_120 where sm_120a is needed"),
+        ([sm(120, "f")], "sm_120a", "sm_120f where sm_120a is needed"),
+        ([sm(120, None)], "sm_120a", "sm_120 (a/f unknown) where sm_120a is needed"),
+        ([sm(120)], "sm_120f", "sm_120 where sm_120f is needed"),
+        ([compute(120)], "sm_120a", "nothing for this card where sm_120a is needed"),
+        ([sm(90, "a"), sm(120)], "sm_120a", "sm_120 where sm_120a is needed"),
+    ],
+)
+def test_the_wrong_variant_is_named(have: list[Target], want: str, words: str) -> None:
+    found = judge(facts(have), "sm_120", want)
+    assert (found.verdict, found.words) == (Verdict.WRONG_VARIANT, words)
+
+
+def test_a_demand_on_an_object_without_cuda_code_is_not_met() -> None:
+    found = judge(facts(), "sm_120", "sm_120a")
+    assert found.verdict is Verdict.WRONG_VARIANT
+    assert found.words == "no CUDA code where sm_120a is needed"
+
+
+@pytest.mark.parametrize(
+    ("have", "want"),
+    [
+        (sm(120, "a"), "sm_120a"),
+        (sm(120, "a"), "sm_120f"),
+        (sm(120, "f"), "sm_120f"),
+        (sm(120), "sm_120"),
+        (sm(120, "f"), "sm_120"),
+    ],
+)
+def test_a_demand_that_is_met(have: Target, want: str) -> None:
+    assert judge(facts([have]), "sm_120", want).verdict is Verdict.RUNS
+
+
+def test_a_demand_for_another_card_is_not_asked() -> None:
+    assert judge(facts([sm(90)]), "sm_90", "sm_120a").verdict is Verdict.RUNS
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "verdict"),
+    [
+        ("mixed.so", "sm_120", Verdict.RUNS),
+        ("mixed.so", "sm_121", Verdict.RUNS),
+        ("mixed.so", "sm_100", Verdict.JIT),
+        ("hopper.so", "sm_120", Verdict.NO_KERNEL_IMAGE),
+        ("hopper.so", "sm_90", Verdict.RUNS),
+        ("compute_120.fatbin", "sm_120", Verdict.JIT),
+        ("compute_120.fatbin", "sm_90", Verdict.NO_KERNEL_IMAGE),
+        ("sm_120a.cubin", "sm_121", Verdict.NO_KERNEL_IMAGE),
+        ("plain.so", "sm_120", Verdict.NO_CUDA_CODE),
+    ],
+)
+def test_compiled_files_on_real_cards(name: str, card: str, verdict: Verdict) -> None:
+    data = (DATA / name).read_bytes()
+    assert judge(read_facts(opener(data), len(data)), card).verdict is verdict
+
+
+@pytest.mark.parametrize("name", ["120", "sm120", "sm_1200", "compute_120", "sm_120x", ""])
+def test_what_is_no_architecture_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="not an architecture"):
+        card_of(name)

@@ -1,0 +1,113 @@
+"""Numbers: what is right, what is wrong, and that unknown is neither."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pipeline.gate.numerics.check import TOLERANCES, judge_numbers, overall_numbers
+from pipeline.gate.patches import PatchVerdict, unproved, with_numbers
+from pipeline.gate.smem.cases import Case
+from pipeline.gate.smem.results import Answer, NumericsResult, NumericsResults
+from tests.unit.gate.smem.test_results import case as make_case
+from tests.unit.gate.smem.test_results import record
+
+ALLOWED = TOLERANCES["bfloat16"][0]
+NUMERICS = {"reference": "decode-attention", "outputs": ["o"], "rounds_to": "bfloat16", "seed": 1}
+
+
+def case(**changes: Any) -> Case:
+    return make_case(numerics={**NUMERICS, **changes})
+
+
+def computed(share: float | None = 0.001, **changes: Any) -> dict[str, Any]:
+    return {"output": "o", "elements": 64, "unwritten": 0, "max_share": share, **changes}
+
+
+def judged(*found: dict[str, Any], ended: str = "called", **changes: Any) -> NumericsResult:
+    told = {"case": "decode-8", "ended": ended, "computed": found, "records": [record(None)]}
+    answer = Answer.model_validate({**told, **changes})
+    return judge_numbers(case(), answer, cached=False)
+
+
+def results(*cases: NumericsResult) -> NumericsResults:
+    return NumericsResults(
+        verdict=overall_numbers(cases), versions={}, repairs=[], cases=list(cases)
+    )
+
+
+def test_a_number_within_the_tolerance_is_right_and_beyond_it_is_wrong() -> None:
+    assert judged(computed(ALLOWED)).verdict == "right"
+    assert judged(computed(math.nextafter(ALLOWED, 1.0))).verdict == "wrong"
+    assert "o is off by 0.5" in judged(computed(0.5)).words
+
+
+def test_a_number_that_was_never_written_is_wrong() -> None:
+    found = judged(computed(None, unwritten=3))
+    assert (found.verdict, found.words) == ("wrong", "3 of 64 numbers of o are missing")
+    assert judged(computed(0.0, unwritten=1)).verdict == "wrong"
+    assert judged(computed(None)).verdict == "wrong"
+
+
+@pytest.mark.parametrize("share", [math.nan, math.inf])
+def test_a_share_that_is_no_number_is_not_right(share: float) -> None:
+    assert judged(computed(share)).verdict == "wrong"
+
+
+def test_an_output_that_was_not_compared_is_unknown() -> None:
+    assert judged().verdict == "unknown"
+    assert judged(computed(output="lse")).verdict == "unknown"
+    assert judged(computed(elements=0)).verdict == "unknown"
+
+
+def test_one_wrong_output_is_enough() -> None:
+    both = make_case(numerics={**NUMERICS, "outputs": ["o", "lse"]})
+    found = [computed(), computed(0.5, output="lse")]
+    told = {"case": "decode-8", "ended": "called", "computed": found, "records": [record(None)]}
+    verdict = judge_numbers(both, Answer.model_validate(told), cached=False)
+    assert (verdict.verdict, verdict.words[:11]) == ("wrong", "lse is off ")
+
+
+@pytest.mark.parametrize("ended", ["function gone", "stopped", "raised", "died", "timed out"])
+def test_a_call_that_did_not_end_well_is_unknown_whatever_it_computed(ended: str) -> None:
+    assert judged(computed(0.0), ended=ended).verdict == "unknown"
+
+
+def test_numbers_that_another_kernel_computed_are_unknown() -> None:
+    found = judged(computed(0.0), records=[record(None, kernel="_other")])
+    assert (found.verdict, found.words) == ("unknown", "_fwd was not run by this call")
+    assert judged(computed(0.0), records=[]).verdict == "unknown"
+
+
+def test_one_wrong_case_outweighs_one_unknown_outweighs_all_that_are_right() -> None:
+    right, wrong, unknown = judged(computed()), judged(computed(9.0)), judged()
+    assert overall_numbers([right, unknown, wrong]) == "wrong"
+    assert overall_numbers([right, unknown]) == "unknown"
+    assert overall_numbers([right, right]) == "right"
+    assert overall_numbers([]) == "unknown"
+
+
+def test_every_tolerance_is_small_and_says_why() -> None:
+    for allowed, reason in TOLERANCES.values():
+        assert 0 < allowed <= 2**-3
+        assert len(reason) > 20
+
+
+def test_a_patch_whose_kernel_computes_something_else_is_wrong_and_not_for_a_build() -> None:
+    state, words = with_numbers("needed", "fits", results(judged(computed()), judged(computed(9))))
+    assert state == "wrong"
+    assert words.startswith("decode-8: o is off by 9")
+    verdict = PatchVerdict(patch="p", gate="smem", version="1", state=state, words=words)
+    assert unproved([verdict]) == [verdict]
+
+
+def test_numbers_that_are_not_known_prove_no_patch() -> None:
+    assert with_numbers("needed", "fits", results(judged()))[0] == "unknown"
+    assert with_numbers("needed", "fits", results())[0] == "unknown"
+
+
+def test_right_numbers_leave_a_verdict_as_it_was() -> None:
+    assert with_numbers("needed", "fits", results(judged(computed()))) == ("needed", "fits")
+    assert with_numbers("needed", "fits", None) == ("needed", "fits")

@@ -1,0 +1,316 @@
+"""Workers that die, hang or talk nonsense, and answers that are kept."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.gate.smem import run
+from pipeline.gate.smem.cases import Case, EngineSetup
+from pipeline.gate.smem.engine import EngineTree
+from pipeline.gate.smem.environment import Environment, EnvironmentFacts
+from pipeline.gate.smem.limits import card_for
+from pipeline.gate.smem.results import judge_case
+from pipeline.store.store import open_store
+from tests.unit.gate.smem.test_results import case as make_case
+
+FACTS = EnvironmentFacts(
+    kind="image",
+    platform="linux/amd64",
+    python="3.11",
+    triton="3",
+    torch="2",
+    cuda="13.0",
+    wheels=[],
+    hollow=[],
+)
+HEAD = """
+import json, os, sys, time
+job = json.load(open(sys.argv[1]))
+out = open(sys.argv[2], "a")
+def say(value):
+    out.write(json.dumps(value) + "\\n"); out.flush()
+def begin(case):
+    say({"begins": case["name"]})
+def answer(case):
+    say({"case": case["name"], "ended": "called",
+         "records": [{"kernel": "_fwd", "module": "engine.ops", "shared_bytes": 1000}]})
+"""
+HONEST = HEAD + "for case in job['cases']:\n    begin(case); answer(case)\n"
+
+
+@dataclass(frozen=True)
+class ThisPython(Environment):
+    @property
+    def readable(self) -> list[Path]:
+        real = Path(sys.executable).resolve().parent.parent
+        return [Path(sys.prefix), Path(sys.base_prefix), real]
+
+    def command(self, *args: str) -> list[str]:
+        return [sys.executable, *args]
+
+    def variables(self) -> dict[str, str]:
+        return {}
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> run.GateTarget:
+    store = open_store(tmp_path / "store")
+    tree = EngineTree(tmp_path, "engine", "1", f"sha256:{'0' * 64}")
+    environment = ThisPython(tmp_path / "environment", FACTS, ())
+    return run.GateTarget(
+        store, environment, tree, EngineSetup(package="engine"), card_for("sm_120")
+    )
+
+
+def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "worker"
+    folder.mkdir(exist_ok=True)
+    (folder / "__main__.py").write_text(text)
+    monkeypatch.setattr(run, "WORKER", folder)
+    run.worker_digest.cache_clear()
+
+
+def cases(*names: str, timeout_s: int = 30) -> list[Case]:
+    return [make_case(name=name, timeout_s=timeout_s) for name in names]
+
+
+def verdicts(target: run.GateTarget, asked: list[Case]) -> dict[str, str]:
+    found = run.ask(target, asked)
+    by_name = {c.name: c for c in asked}
+    return {
+        a.case: judge_case(by_name[a.case], a, target.card, [], cached=False).verdict for a in found
+    }
+
+
+def test_every_case_is_answered_once(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, HONEST)
+    asked = cases(*"abcdefg")
+    assert verdicts(target, asked) == {c.name: "passed" for c in asked}
+
+
+def test_a_worker_that_dies_costs_the_case_it_was_at_and_no_other(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dies = "    if case['name'] == 'b': os.kill(os.getpid(), 9)\n"
+    text = HEAD + "for case in job['cases']:\n    begin(case)\n" + dies + "    answer(case)\n"
+    worker(monkeypatch, tmp_path, text)
+    found = verdicts(target, cases("a", "b", "c", "d"))
+    assert found == {"a": "passed", "b": "unknown", "c": "passed", "d": "passed"}
+
+
+def test_a_case_that_hangs_is_stopped_and_unknown(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hangs = "    if case['name'] == 'b': time.sleep(600)\n"
+    text = HEAD + "for case in job['cases']:\n    begin(case)\n" + hangs + "    answer(case)\n"
+    worker(monkeypatch, tmp_path, text)
+    found = verdicts(target, cases("a", "b", "c", timeout_s=1))
+    assert found == {"a": "passed", "b": "unknown", "c": "passed"}
+
+
+def test_a_worker_that_cannot_start_makes_everything_unknown_with_its_last_words(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, "raise ImportError('no torch here')\n")
+    found = run.ask(target, cases("a", "b", "c"))
+    assert [a.ended for a in found] == ["died"] * 3
+    assert "no torch here" in found[0].words
+
+
+def test_a_worker_that_ends_quietly_in_the_middle_has_not_passed(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0]); sys.exit(0)\n")
+    assert set(verdicts(target, cases("a", "b")).values()) == {"unknown"}
+
+
+def test_a_worker_that_stops_between_cases_is_followed_by_another(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, HEAD + "case = job['cases'][0]\nbegin(case); answer(case)\n")
+    asked = cases(*"abcde")
+    assert verdicts(target, asked) == {c.name: "passed" for c in asked}
+
+
+def test_a_half_written_line_is_not_an_answer(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    half = 'out.write(\'{"case": "a", "ended": "called"\'); out.flush(); os._exit(1)\n'
+    worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0])\n" + half)
+    assert verdicts(target, cases("a")) == {"a": "unknown"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"case": "a"}',
+        '{"case": "a", "ended": "passed"}',
+        '{"case": "a", "ended": "called", "more": 1}',
+        '{"case": "another", "ended": "called"}',
+        '{"case": "a", "ended": "called", "records": [{"shared_bytes": "few"}]}',
+        '["a"]',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_answer_to_the_question_makes_the_case_unknown(
+    line: str, target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = f"begin(job['cases'][0])\nout.write({line!r} + '\\n'); out.flush()\n"
+    worker(monkeypatch, tmp_path, HEAD + text)
+    assert verdicts(target, cases("a", "b")) == {"a": "unknown", "b": "unknown"}
+
+
+def test_a_worker_that_never_stops_talking_is_stopped(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "_MOST_BYTES", 1 << 16)
+    talks = "begin(job['cases'][0])\nwhile True: out.write('{}\\n' * 1000); time.sleep(0.01)\n"
+    worker(monkeypatch, tmp_path, HEAD + talks)
+    assert verdicts(target, cases("a")) == {"a": "unknown"}
+
+
+def test_an_answer_is_kept_and_asked_for_once(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, HONEST)
+    (asked,) = cases("a")
+    assert run.read_answer(target, asked) is None
+    run.ask(target, [asked])
+    kept = run.read_answer(target, asked)
+    assert kept is not None
+    assert kept.records[0].shared_bytes == 1000
+
+
+def test_a_case_that_was_stopped_is_asked_again_next_time(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0]); os._exit(9)\n")
+    (asked,) = cases("a")
+    run.ask(target, [asked])
+    assert run.read_answer(target, asked) is None
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b'{"case": "a"}', b"null", b'{"case": "b"}', b"\xff"]
+)
+def test_a_damaged_answer_is_as_good_as_none(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: bytes
+) -> None:
+    worker(monkeypatch, tmp_path, HONEST)
+    (asked,) = cases("a")
+    run.ask(target, [asked])
+    (path,) = target.folder("answers").iterdir()
+    path.write_bytes(damage)
+    assert run.read_answer(target, asked) is None
+
+
+@pytest.mark.parametrize("what", ["engine", "card", "worker", "case"])
+def test_whatever_decides_an_answer_is_part_of_its_key(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
+    from dataclasses import replace
+
+    worker(monkeypatch, tmp_path, HONEST)
+    (asked,) = cases("a")
+    before = target.key(asked)
+    if what == "engine":
+        target = replace(target, tree=replace(target.tree, digest=f"sha256:{'1' * 64}"))
+    elif what == "card":
+        target = replace(target, card=card_for("sm_90"))
+    elif what == "worker":
+        worker(monkeypatch, tmp_path, HONEST + "\n")
+    else:
+        asked = asked.model_copy(update={"arguments": {"q": {"value": 1}}})
+    assert target.key(asked) != before
+
+
+def test_the_workers_digest_covers_every_file_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(run.WORKER, tmp_path / "worker")
+    monkeypatch.setattr(run, "WORKER", tmp_path / "worker")
+    seen = set()
+    for file in sorted((tmp_path / "worker").rglob("*.py")):
+        run.worker_digest.cache_clear()
+        seen.add(run.worker_digest())
+        file.write_text(file.read_text() + "# changed\n")
+    run.worker_digest.cache_clear()
+    seen.add(run.worker_digest())
+    assert len(seen) == 1 + len(list((tmp_path / "worker").rglob("*.py"))) > 5
+
+
+def test_the_worker_can_be_started_as_a_folder_and_leaves_no_names_on_the_import_path(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "start.py"
+    script.write_text(
+        f"import sys, runpy\nmodule = runpy.run_path({str(run.WORKER)!r}, run_name='other')\n"
+        "module['load']()\nimport gate_worker.kept\n"
+        "assert not any(p.endswith('worker') for p in sys.path), sys.path\n"
+        "try:\n    import kept\nexcept ModuleNotFoundError:\n    print('alone')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "alone\n", done.stderr
+
+
+@pytest.mark.parametrize("numerics", [None, {"reference": "decode-attention", "outputs": ["o"]}])
+def test_only_a_case_with_numerics_is_interpreted(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, numerics: Any
+) -> None:
+    told = "say({'case': 'a', 'ended': 'called', 'words': os.environ.get('TRITON_INTERPRET', 'no')"
+    worker(
+        monkeypatch, tmp_path, HEAD + f"begin(job['cases'][0])\n{told} + str(job['interpret'])}})\n"
+    )
+    spec = numerics and {**numerics, "rounds_to": "float32", "seed": 1}
+    (answer,) = run.ask(target, [make_case(name="a", timeout_s=30, numerics=spec)])
+    assert answer.words == ("1True" if numerics else "noFalse")
+
+
+def test_numbers_and_fit_of_one_case_are_kept_apart(target: run.GateTarget) -> None:
+    spec = {"reference": "decode-attention", "outputs": ["o"], "rounds_to": "float32", "seed": 1}
+    plain, numeric, other = (
+        make_case(name="a", numerics=n) for n in (None, spec, {**spec, "seed": 2})
+    )
+    assert len({target.key(c) for c in (plain, numeric, other)}) == 3
+
+
+def test_what_engine_code_says_does_not_steer_a_terminal(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = '"\\x1b]0;title\\x07\\x9b2J\\u202egood\\n"'
+    said = f'say({{"case": job["cases"][0]["name"], "ended": "stopped", "words": {words}}})'
+    worker(monkeypatch, tmp_path, f"{HEAD}\nbegin(job['cases'][0])\n{said}\n")
+    (answer,) = run.ask(target, cases("a"))
+    assert answer.words.replace("\n", "").isprintable()
+    assert "good" in answer.words
+    worker(monkeypatch, tmp_path, f"{HEAD}\nprint({words}, flush=True)\nos._exit(3)\n")
+    (answer,) = run.ask(target, cases("b"))
+    assert answer.ended == "died"
+    assert answer.words.isprintable()
+    assert "good" in answer.words
+
+
+@pytest.mark.parametrize("line", ['"{}\\n"', '"[" + "[]," * 9 + "[]]\\n"', '"0" * 9'])
+def test_a_worker_that_talks_without_end_fills_no_memory(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    monkeypatch.setattr(run, "_MOST_BYTES", 4 << 20)
+    worker(monkeypatch, tmp_path, f"{HEAD}\nout.write(({line}) * 999999)\nout.flush()\n")
+    tracemalloc.start()
+    (answer,) = run.ask(target, cases("a"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert answer.ended == "died"
+    assert peak < 24 << 20

@@ -1,0 +1,149 @@
+"""A whole run of the gate in this process, with a worker that knows its answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.cli.gates import show
+from pipeline.errors import GateInvalid
+from pipeline.gate.numerics.cases import NumericsSpec, numeric
+from pipeline.gate.smem import run
+from pipeline.gate.smem.cases import EngineSetup, GateFile, Gates
+from pipeline.gate.smem.engine import EngineTree
+from pipeline.gate.smem.image_gate import ImageGate, chosen_cases, find_case, reached, run_gate
+from pipeline.gate.smem.limits import card_for
+from pipeline.gate.smem.results import GateResult
+from pipeline.spec.image import PatchSeries
+from pipeline.store.store import open_store
+from tests.unit.gate.smem.test_run import FACTS, HEAD, ThisPython, worker
+
+CARD = card_for("sm_120")
+SPEC = {
+    "name": "decode",
+    "stands_for": ["a model"],
+    "function": ["engine.ops:decode"],
+    "dims": {"heads": 8},
+    "each": {"tokens": [1, 64]},
+    "arguments": {"o": {"tensor": {"shape": ["tokens", "heads"], "dtype": "float32"}}},
+    "kernels": ["_fwd"],
+}
+OTHER = {**SPEC, "name": "extend", "each": {}, "dims": {"heads": 8, "tokens": 4}}
+# One kernel a case; what it needs is its case's name, in bytes.
+ANSWERS = """
+NEED = {"extend": 200000}
+for case in job["cases"]:
+    begin(case)
+    kernel = {"kernel": "_fwd", "module": "engine.ops", "shared_bytes": NEED.get(case["name"], 9)}
+    numbers = [{"output": "o", "elements": 8, "unwritten": 0, "max_error": 0.0, "max_share": 0.0}]
+    say({"case": case["name"], "ended": "called", "records": [kernel],
+         "computed": numbers if job["interpret"] else []})
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageGate:
+    worker(monkeypatch, tmp_path, HEAD + ANSWERS)
+    folder = tmp_path / "tree"
+    (folder / "engine").mkdir(parents=True)
+    (folder / "engine" / "ops.py").write_text(
+        "import triton\n\n@triton.jit\ndef _fwd(x):\n    pass\n"
+        "\ndef decode(o):\n    _fwd[(1,)](o)\n"
+        "\n@triton.jit\ndef _other(x):\n    pass\n\ndef more(o):\n    _other[(1,)](o)\n"
+    )
+    file = GateFile.model_validate(
+        {"engine": "engine", "why": "to see a whole run of the gate", "cases": [SPEC, OTHER]}
+    )
+    gates = Gates(setup=EngineSetup(package="engine"), gates={"smem-decode": file})
+    spec: Any = SimpleNamespace(name="tiny", patches=None)
+    plan: Any = SimpleNamespace(spec=spec, platform="linux/amd64", key="k")
+    checkout = SimpleNamespace(folder=lambda name: tmp_path)
+    context: Any = SimpleNamespace(store=open_store(tmp_path / "store"), checkout=checkout)
+    asked = NumericsSpec.model_validate({"reference": "decode-attention", "outputs": ["o"]})
+    return ImageGate(
+        context,
+        plan,
+        gates,
+        ThisPython(tmp_path / "environment", FACTS, ()),
+        EngineTree(folder, "engine", "1", f"sha256:{'0' * 64}"),
+        PatchSeries(patches=[]),
+        numeric=tuple(numeric("smem-decode", file.cases[0], asked)),
+    )
+
+
+def verdicts(result: GateResult) -> dict[str, str]:
+    return {case.name: case.verdict for case in result.cases}
+
+
+def test_every_case_is_judged_and_the_worst_is_the_verdict(gate: ImageGate) -> None:
+    result = run_gate(gate, CARD)
+    assert verdicts(result) == {"decode-1": "passed", "decode-64": "passed", "extend": "failed"}
+    assert (result.verdict, result.patches, result.numerics) == ("failed", [], None)
+    assert result.engine_digest == gate.tree.digest
+    assert result.worker == run.worker_digest()
+    assert result.sandbox is not None
+    assert "environment" in result.sandbox.held
+    assert result.coverage is not None
+    assert (result.coverage.kernels, result.coverage.reached) == (2, 1)
+    assert reached(result.cases) == {("engine.ops", "_fwd")}
+
+
+def test_some_of_the_cases_say_nothing_about_the_image_or_its_coverage(gate: ImageGate) -> None:
+    result = run_gate(gate, CARD, only="decode-*")
+    assert verdicts(result) == {"decode-1": "passed", "decode-64": "passed"}
+    assert (result.verdict, result.coverage, result.image_digest) == ("passed", None, None)
+
+
+def test_a_built_image_is_named_only_by_a_whole_run_of_its_own_patches(
+    gate: ImageGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = f"sha256:{'a' * 64}"
+    records = {"key": "k", "descriptor": {"digest": digest}}
+    monkeypatch.setattr(gate.context.store, "image_record", lambda name, platform: records)
+    assert run_gate(gate, CARD).image_digest == digest
+    assert run_gate(gate, CARD, unpatched=True).image_digest is None
+    assert run_gate(gate, CARD, only="decode-1").image_digest is None
+    records["key"] = "another plan"
+    assert run_gate(gate, CARD).image_digest is None
+
+
+def test_passed_cases_without_a_number_check_are_counted(gate: ImageGate) -> None:
+    silent = run_gate(gate, CARD)
+    assert silent.without_numbers == ["decode-1", "decode-64"]
+    assert "No numbers were compared for the 2 passed" in show(silent)
+    told = run_gate(gate, CARD, numerics=True)
+    assert told.numerics is not None
+    assert told.numerics.verdict == "right"
+    # every size of a case counts as checked with it; `extend` failed and is not counted
+    assert told.without_numbers == []
+    assert "0 of the 2 passed have no number check" in show(told)
+
+
+@pytest.mark.parametrize("verdict", ["wrong", "unknown"])
+def test_numbers_that_are_not_right_are_no_check(gate: ImageGate, verdict: str) -> None:
+    told = run_gate(gate, CARD, numerics=True)
+    assert told.numerics is not None
+    bad = [case.model_copy(update={"verdict": verdict}) for case in told.numerics.cases]
+    result = told.model_copy(update={"numerics": told.numerics.model_copy(update={"cases": bad})})
+    assert result.without_numbers == ["decode-1", "decode-64"]
+    assert "2 of the 2 passed have no number check" in show(result)
+
+
+def test_cases_are_chosen_by_pattern(gate: ImageGate) -> None:
+    cases = gate.gates.cases()
+    assert [case.name for case in chosen_cases(cases, None)] == ["decode-1", "decode-64", "extend"]
+    assert [case.name for case in chosen_cases(cases, "*-64")] == ["decode-64"]
+    assert find_case(gate, "extend").name == "extend"
+
+
+@pytest.mark.parametrize("pattern", ["decode", "Decode-1", "decode-2*", ""])
+def test_a_pattern_that_no_case_fits_is_an_error_that_names_them(
+    gate: ImageGate, pattern: str
+) -> None:
+    with pytest.raises(GateInvalid, match="decode-1, decode-64, extend"):
+        chosen_cases(gate.gates.cases(), pattern)
+    with pytest.raises(GateInvalid, match="decode-1, decode-64, extend"):
+        find_case(gate, pattern)
