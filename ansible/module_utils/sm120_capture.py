@@ -1,1 +1,1 @@
-../../pipeline/host/capture.py
+../../pipeline/host/facts/capture.py

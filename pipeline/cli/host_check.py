@@ -18,10 +18,10 @@ from pipeline.files import write_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pipeline.host.issues import Finding
-    from pipeline.host.probing import ProbeAnswer
-    from pipeline.host.tune import Setting, Tuning
-    from pipeline.host.verdicts import Judged
+    from pipeline.host.probes.runner import ProbeAnswer
+    from pipeline.host.probes.tune import Setting, Tuning
+    from pipeline.host.rules.issues import Finding
+    from pipeline.host.rules.verdict import Judged
 
 _python_option = click.option(
     "--python", default=sys.executable, help="A Python that has torch, to run the tests with."
@@ -67,8 +67,8 @@ def check(
     A test that hangs is ended and named. Known failures come with their cause and cure. For the
     hosts of an inventory, and what their roles promised: `sm120 host verify`.
     """
-    from pipeline.host.issues import findings, match_lines, match_rules
-    from pipeline.host.rules import judge
+    from pipeline.host.rules.issues import findings, match_lines, match_rules
+    from pipeline.host.rules.judge import judge
 
     rules = [] if only_functions else judge(facts_of(root), cuda)
     answer = None
@@ -102,7 +102,7 @@ def _checked(floors: str | None) -> str | None:
 
 
 def _runner(python: str, image: str | None) -> Callable[[list[str], dict[str, str]], ProbeAnswer]:
-    from pipeline.host.probing import run_in_image, run_probes
+    from pipeline.host.probes.runner import run_in_image, run_probes
 
     if image:
         return lambda arguments, settings: run_in_image(image, arguments, settings)
@@ -180,7 +180,7 @@ def tune_nccl(
     A setting that hangs, dies or gives wrong sums is refused. Without a gain worth keeping, NCCL's
     own choice wins.
     """
-    from pipeline.host.tune import plan, sweep, workloads
+    from pipeline.host.probes.tune import plan, sweep, workloads
 
     if ranks < 2 or min(concurrency) < 1 or hidden < 1:
         raise click.BadParameter("tuning takes two ranks or more, and whole positive numbers")

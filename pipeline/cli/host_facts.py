@@ -14,15 +14,15 @@ from pipeline.cli.statements import without_statements
 from pipeline.errors import FactsUnreadable, HostDrifted, HostOutlier, IssueFound
 
 if TYPE_CHECKING:
-    from pipeline.host.facts import Gpu, HostFacts
-    from pipeline.host.issues import Finding
+    from pipeline.host.facts.model import Gpu, HostFacts
+    from pipeline.host.rules.issues import Finding
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 root_option = click.option(
     "--root",
     type=click.Path(path_type=Path, exists=True),
-    help="A copied tree, or a capture made by pipeline/host/capture.py, instead of this machine.",
+    help="A copied tree, or a file that host/facts/capture.py wrote, instead of this machine.",
 )
 redact_option = click.option(
     "--redact", is_flag=True, help="Leave out serial numbers, UUIDs, names and the like."
@@ -31,9 +31,9 @@ redact_option = click.option(
 
 def facts_of(root: Path | None, *, redacted: bool = False, name: str | None = None) -> HostFacts:
     """This machine's facts, or those of a captured one."""
-    from pipeline.host.gather import gather
-    from pipeline.host.redact import redact
-    from pipeline.host.source import read_capture
+    from pipeline.host.facts.gather import gather
+    from pipeline.host.facts.redact import redact
+    from pipeline.host.facts.source import read_capture
 
     capture = read_capture(root)
     return gather(redact(capture) if redacted else capture, name)
@@ -52,8 +52,8 @@ def facts(
 
     Every field is there or says why it is not. Nothing is changed, and no server is asked.
     """
-    from pipeline.host.redact import redact as redacted
-    from pipeline.host.source import read_capture
+    from pipeline.host.facts.redact import redact as redacted
+    from pipeline.host.facts.source import read_capture
 
     if as_capture:
         capture = read_capture(root)
@@ -66,7 +66,7 @@ def facts(
 
 
 def _text(found: HostFacts) -> str:
-    from pipeline.host.known import Unknown
+    from pipeline.host.facts.known import Unknown
 
     rows = [
         ["host", found.host],
@@ -120,7 +120,7 @@ def drift(old: Path, new: str, root: Path | None, as_json: bool) -> None:
 
     Fields that move by themselves, such as clocks of the moment, are left out.
     """
-    from pipeline.host.drift import compare, read_facts
+    from pipeline.host.facts.drift import compare, read_facts
 
     before = read_facts(old)
     live = new == "live"
@@ -146,8 +146,8 @@ def drift(old: Path, new: str, root: Path | None, as_json: bool) -> None:
 @json_option
 def outliers(files: tuple[Path, ...], checks: tuple[Path, ...], as_json: bool) -> None:
     """Find the node or card that differs from its equals, by recorded facts and measurements."""
-    from pipeline.host.drift import read_facts
-    from pipeline.host.outliers import find_outliers
+    from pipeline.host.facts.drift import read_facts
+    from pipeline.host.rules.outliers import find_outliers
 
     files = without_statements(files)
     hosts = {f.stem: read_facts(f) for f in files}
@@ -188,9 +188,9 @@ def _functions(path: Path) -> dict[str, object]:
 @json_option
 def doctor(logs: tuple[Path, ...], no_facts: bool, root: Path | None, as_json: bool) -> None:
     """Recognise known issues in logs and in this machine's facts; name their cause and cure."""
-    from pipeline.host.issues import findings, match_lines, match_rules
-    from pipeline.host.rules import judge
-    from pipeline.host.source import read_capture
+    from pipeline.host.facts.source import read_capture
+    from pipeline.host.rules.issues import findings, match_lines, match_rules
+    from pipeline.host.rules.judge import judge
 
     matches = []
     for path in logs:

@@ -52,7 +52,7 @@ def provision(
     host was before and after is kept as its record (--records), and what it is now is stated beside
     that, signed where there is a key.
     """
-    from pipeline.host.fleet.verifying import Asked
+    from pipeline.host.fleet.verify import Asked
 
     _require_lock(context)
     fleet = fleet_of(given)
@@ -163,8 +163,8 @@ def record(files: tuple[Path, ...], key_path: Path | None) -> None:
     `sm120 verify FILE` proves it later, and `sm120 host drift FILE` compares with it.
     """
     from pipeline.cli.records import attest_file
-    from pipeline.host.drift import read_facts
-    from pipeline.host.predicate import predicate
+    from pipeline.host.facts.drift import read_facts
+    from pipeline.host.facts.predicate import predicate
 
     signer = signer_of(key_path)
     for path in without_statements(files):

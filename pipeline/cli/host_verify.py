@@ -20,9 +20,9 @@ from pipeline.errors import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.host.drift import Difference
+    from pipeline.host.facts.drift import Difference
     from pipeline.host.fleet.result import FleetResult, HostResult
-    from pipeline.host.fleet.verifying import Asked
+    from pipeline.host.fleet.verify import Asked
 
 _QUIET = ("passed", "not applicable")
 ROLES = (
@@ -66,7 +66,7 @@ def verify(
     A row a promise; a host that is down is named as not reached. Where there is a record of the
     last provisioning run, what moved since is named too. Known failures come with their cure.
     """
-    from pipeline.host.fleet.verifying import Asked
+    from pipeline.host.fleet.verify import Asked
 
     arguments = () if ranks is None else ("--ranks", str(ranks))
     fleet = fleet_of(given)
@@ -90,7 +90,7 @@ def verify(
 def look(context: click.Context, fleet: Fleet, asked: Asked, forks: int) -> FleetResult:
     """Ask Ansible what was promised, and the hosts what they have."""
     from pipeline.host.fleet.playbook import promises_of
-    from pipeline.host.fleet.verifying import verify_fleet
+    from pipeline.host.fleet.verify import verify_fleet
 
     checkout = checkout_of(context)
     with (

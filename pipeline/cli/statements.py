@@ -161,8 +161,8 @@ def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
     from pipeline.attest.predicates import check_predicate
     from pipeline.attest.statement import moment, state
     from pipeline.evidence.folder import ENDING
-    from pipeline.host.drift import read_facts
-    from pipeline.host.predicate import predicate
+    from pipeline.host.facts.drift import read_facts
+    from pipeline.host.facts.predicate import predicate
     from pipeline.verify.artifact import open_file
 
     target = path.with_name(f"{path.name}{ENDING}")

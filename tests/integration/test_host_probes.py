@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.host.probing import run_probes
-from pipeline.host.tune import Setting, sweep, workloads
+from pipeline.host.probes.runner import run_probes
+from pipeline.host.probes.tune import Setting, sweep, workloads
 
 PYTHON = os.environ.get("SM120_TORCH_PYTHON", sys.executable)
 QUICK = ["--device", "cpu", "--rounds", "3", "--bulk-bytes", "65536", "--sizes-kib", "32,64"]
@@ -111,7 +111,7 @@ def test_a_machine_without_cards_is_unknown() -> None:
 
 
 def test_nothing_is_left_behind_when_the_tests_are_killed(tmp_path: Path) -> None:
-    words = [PYTHON, "pipeline/host/probes", str(tmp_path / "out.json"), *QUICK]
+    words = [PYTHON, "pipeline/host/probes/worker", str(tmp_path / "out.json"), *QUICK]
     process = subprocess.Popen(
         [*words, "--ranks", "2", "--only", "all_reduce", "--fault", "hang:0"]
     )

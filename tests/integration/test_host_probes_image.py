@@ -14,7 +14,7 @@ import docker
 import pytest
 
 from pipeline.errors import ProbeUnstarted
-from pipeline.host import probing
+from pipeline.host.probes import runner
 from tests.integration.built import build_image, sm120
 from tests.integration.test_host_probes import EASY, QUICK
 from tests.testbed.dockerd import DockerDaemon
@@ -34,7 +34,7 @@ def image(big_store: Path, docker_daemon: DockerDaemon) -> str:
 @pytest.fixture
 def here(docker_daemon: DockerDaemon, monkeypatch: pytest.MonkeyPatch) -> docker.DockerClient:
     """The daemon that the tests are run with."""
-    given = probing.container_command
+    given = runner.container_command
 
     def without_cards(
         image: str,
@@ -52,14 +52,14 @@ def here(docker_daemon: DockerDaemon, monkeypatch: pytest.MonkeyPatch) -> docker
         return words[:at] + words[at + 2 :]
 
     monkeypatch.setenv("DOCKER_HOST", docker_daemon.socket_url)
-    monkeypatch.setattr(probing, "container_command", without_cards)
+    monkeypatch.setattr(runner, "container_command", without_cards)
     return docker.DockerClient(base_url=docker_daemon.socket_url)
 
 
 def test_the_tests_run_with_the_images_torch_as_the_images_user(
     image: str, here: docker.DockerClient
 ) -> None:
-    answer = probing.run_in_image(image, [*LENIENT, "--ranks", "2"])
+    answer = runner.run_in_image(image, [*LENIENT, "--ranks", "2"])
     assert answer.verdict == "passed", answer.rows
     checks = {row.check for row in answer.rows if row.verdict == "passed"}
     assert checks == {"cards", "copy", "all_reduce", "latency", "bandwidth", "writes"}
@@ -71,7 +71,7 @@ def test_a_rank_that_misbehaves_in_the_image_is_named_and_nothing_is_left_runnin
     image: str, here: docker.DockerClient, fault: str
 ) -> None:
     arguments = ["--ranks", "2", "--only", "all_reduce", "--step-limit-s", "10", "--fault", fault]
-    answer = probing.run_in_image(image, [*LENIENT, *arguments])
+    answer = runner.run_in_image(image, [*LENIENT, *arguments])
     assert answer.verdict == "failed"
     assert here.containers.list(all=True) == []
 
@@ -79,4 +79,4 @@ def test_a_rank_that_misbehaves_in_the_image_is_named_and_nothing_is_left_runnin
 @pytest.mark.usefixtures("here")
 def test_an_image_that_is_not_there_is_not_pulled_and_named() -> None:
     with pytest.raises(ProbeUnstarted, match="sm120/none"):
-        probing.run_in_image("sm120/none:1", [*QUICK])
+        runner.run_in_image("sm120/none:1", [*QUICK])

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from pipeline.cli.main import cli
 from pipeline.errors import exit_codes
-from pipeline.host.probing import NCCL_LIBRARY, NCCL_SETTINGS
+from pipeline.host.probes.runner import NCCL_LIBRARY, NCCL_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import FactsUnreadable
-from pipeline.host.facts import HostFacts
+from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import Promised
 from pipeline.host.fleet.remote import Remote
 from pipeline.host.fleet.result import not_tested
-from pipeline.host.probing import (
+from pipeline.host.probes.runner import (
     LIMIT_S,
     NAME,
     NCCL_LIBRARY,

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.files import write_bytes
-from pipeline.host.drift import Difference, compare, read_facts
-from pipeline.host.facts import HostFacts
-from pipeline.host.gather import gather
-from pipeline.host.probing import ProbeRow
-from pipeline.host.source import read_capture
+from pipeline.host.facts.drift import Difference, compare, read_facts
+from pipeline.host.facts.gather import gather
+from pipeline.host.facts.model import HostFacts
+from pipeline.host.facts.source import read_capture
+from pipeline.host.probes.runner import ProbeRow
 from pipeline.model import Frozen
 
 CAPTURES = "captures"

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import computed_field
 
-from pipeline.host.drift import Difference
-from pipeline.host.issues import Finding, findings, match_lines, match_rules
-from pipeline.host.probing import ProbeRow
-from pipeline.host.verdicts import Judged, Verdict
+from pipeline.host.facts.drift import Difference
+from pipeline.host.probes.runner import ProbeRow
+from pipeline.host.rules.issues import Finding, findings, match_lines, match_rules
+from pipeline.host.rules.verdict import Judged, Verdict
 from pipeline.model import Frozen
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
-from pipeline.host.known import Unknown
-from pipeline.host.verdicts import Verdict
+from pipeline.host.facts.known import Unknown
+from pipeline.host.rules.verdict import Verdict
 
 
 class Answer(Exception):

@@ -1,7 +1,7 @@
 """The pytest plugin under which promises are judged: one host, one row for each test.
 
 A test's file names the role, its name is the promise as a sentence. Started by
-`pipeline.host.fleet.verifying`, never by the test suite of this project.
+`pipeline.host.fleet.verify`, never by the test suite of this project.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import pytest
 from testinfra.backend.base import BaseBackend
 from testinfra.host import Host
 
-from pipeline.host import capture as capture_module
-from pipeline.host.facts import HostFacts
+from pipeline.host.facts import capture as capture_module
+from pipeline.host.facts.gather import gather
+from pipeline.host.facts.model import HostFacts
+from pipeline.host.facts.source import Capture
 from pipeline.host.fleet.promised import Promised, read_promised
 from pipeline.host.fleet.remote import Remote, one_line
 from pipeline.host.fleet.result import Row
-from pipeline.host.gather import gather
 from pipeline.host.promises.answers import Answer, Unsure
 from pipeline.host.promises.look import locked_target
-from pipeline.host.source import Capture
 from pipeline.lock.host_model import TargetLock
 
 _PARTS = {

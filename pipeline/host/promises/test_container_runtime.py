@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pipeline.host.facts import HostFacts
+from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import RuntimePromise
 from pipeline.host.promises.answers import Broken, moot, require, require_none
 from pipeline.host.promises.look import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.host.facts import HostFacts
+from pipeline.host.facts.model import HostFacts
 from pipeline.host.promises.answers import require, require_none
 from pipeline.host.promises.look import Host
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from pipeline.host.facts import HostFacts
+from pipeline.host.facts.known import Unknown
+from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import TuningPromise
-from pipeline.host.known import Unknown
 from pipeline.host.promises.answers import Unsure, moot, require, require_none
 from pipeline.host.promises.look import (
     Host,

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pipeline.host.facts import HostFacts
+from pipeline.host.facts.known import Unknown
+from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import NcclPromise
-from pipeline.host.known import Unknown
 from pipeline.host.promises.answers import Broken, Unsure, moot, require, require_none
 from pipeline.host.promises.look import Host, require_gone, require_same_file, text_of, texts_in
 

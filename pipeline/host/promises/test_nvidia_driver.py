@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipeline.host.facts import HostFacts
+from pipeline.host.facts.known import Unknown
+from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import DriverPromise
-from pipeline.host.known import Unknown
 from pipeline.host.promises.answers import Broken, Unsure, known_by, moot, require, require_none
 from pipeline.host.promises.look import (
     Host,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.host.facts import HostFacts
+from pipeline.host.facts.known import Unknown
+from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import PciePromise
-from pipeline.host.known import Unknown
 from pipeline.host.promises.answers import Unsure, known_by, moot, require, require_none
 from pipeline.host.promises.boot_words import (
     GRUB,

@@ -10,7 +10,7 @@ import yaml
 
 from pipeline.cli.host_verify import ROLES
 from pipeline.host.fleet.promised import Roles
-from pipeline.host.fleet.verifying import PROMISES
+from pipeline.host.fleet.verify import PROMISES
 from pipeline.host.promises.owned import LEFT, OWNED
 from tests.testbed.playbook import PLAYBOOK, ROOT
 from tests.unit.ansible.test_roles import PUBLIC

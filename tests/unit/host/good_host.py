@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from pipeline.host.facts import HostFacts
+from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import (
     DriverPromise,
     NcclPromise,

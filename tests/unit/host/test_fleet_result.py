@@ -22,17 +22,17 @@ from pipeline.errors import (
     ProbeUnstarted,
     PromiseBroken,
 )
-from pipeline.host import probing
-from pipeline.host.drift import Difference
-from pipeline.host.fleet import functions, verifying
+from pipeline.host.facts.drift import Difference
+from pipeline.host.fleet import functions, verify
 from pipeline.host.fleet.functions import run_functions
 from pipeline.host.fleet.promised import DriverPromise, Promised, Roles, read_promised
 from pipeline.host.fleet.records import keep_records, recorded
 from pipeline.host.fleet.remote import Remote
 from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
-from pipeline.host.fleet.verifying import Asked, verify_host
-from pipeline.host.probing import ProbeRow
-from pipeline.host.verdicts import Judged
+from pipeline.host.fleet.verify import Asked, verify_host
+from pipeline.host.probes import runner
+from pipeline.host.probes.runner import ProbeRow
+from pipeline.host.rules.verdict import Judged
 from tests.unit.host.fake_host import LOCAL, program
 from tests.unit.host.machines import DATA, blackwell, facts, h200
 
@@ -233,7 +233,7 @@ def test_function_tests_have_the_nccl_settings_of_the_host(
     if there:
         settings.write_text("NCCL_PROTO=LL\n")
         library.mkdir()
-    for module in (functions, probing):
+    for module in (functions, runner):
         monkeypatch.setattr(module, "NCCL_SETTINGS", settings)
         monkeypatch.setattr(module, "NCCL_LIBRARY", library)
     seen = home / "seen"
@@ -244,22 +244,22 @@ def test_function_tests_have_the_nccl_settings_of_the_host(
     assert (f"--env-file {settings} " in words) is there
     assert (f"--volume {library}:{library}:ro" in words) is there
     with pytest.raises(ProbeUnstarted):
-        probing.run_in_image("img:1", [])
+        runner.run_in_image("img:1", [])
     assert (f"--env-file {settings} " in seen.read_text()) is there
     # what is compared must not be hidden by the host's own settings
     with pytest.raises(ProbeUnstarted):
-        probing.run_in_image("img:1", [], {"NCCL_PROTO": "Simple"})
+        runner.run_in_image("img:1", [], {"NCCL_PROTO": "Simple"})
     assert "--env-file" not in seen.read_text()
 
 
 def test_a_container_of_this_machine_ends_with_its_limit(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probing, "LIMIT_S", 1.0)
+    monkeypatch.setattr(runner, "LIMIT_S", 1.0)
     seen = programs.parent / "seen"
     program(programs, "docker", f'echo "$*" >> {seen}\n[ $1 != run ] || exec sleep 60')
     with pytest.raises(ProbeUnstarted, match="did not end within 1 s"):
-        probing.run_in_image("img:1", [])
+        runner.run_in_image("img:1", [])
     calls = seen.read_text().splitlines()
     name = calls[1].partition("--name ")[2].split()[0]
     assert calls[-1] == f"rm --force {name}"
@@ -302,7 +302,7 @@ def test_a_look_at_this_very_machine_judges_it_and_keeps_its_facts(tmp_path: Pat
 def test_checks_that_do_not_run_leave_the_host_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifying, "PROMISES", tmp_path / "nowhere")
+    monkeypatch.setattr(verify, "PROMISES", tmp_path / "nowhere")
     found = verify_host(promised(), Asked())
     assert found.verdict == "unknown"
     assert "the checks did not run" in found.rows[0].why

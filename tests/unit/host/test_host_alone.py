@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.host import capture
+from pipeline.host.facts import capture
 from pipeline.host.fleet import shell
-from pipeline.host.probing import PROBES
+from pipeline.host.probes.runner import PROBES
 
 ROOT = Path(__file__).resolve().parents[3]
 ALONE = [Path(capture.__file__), Path(shell.__file__), *sorted(PROBES.glob("*.py"))]

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import FactsUnreadable
-from pipeline.host import capture
-from pipeline.host.facts import HostFacts
-from pipeline.host.gather import gather
-from pipeline.host.kernel import find_xids, read_xids, without_secrets
-from pipeline.host.known import Unknown
-from pipeline.host.pci import extended_capability
-from pipeline.host.predicate import facts_digest, predicate
-from pipeline.host.redact import redact
-from pipeline.host.source import Capture, FileSaid, ProgramSaid, read_capture
+from pipeline.host.facts import capture
+from pipeline.host.facts.gather import gather
+from pipeline.host.facts.kernel import find_xids, read_xids, without_secrets
+from pipeline.host.facts.known import Unknown
+from pipeline.host.facts.model import HostFacts
+from pipeline.host.facts.pci import extended_capability
+from pipeline.host.facts.predicate import facts_digest, predicate
+from pipeline.host.facts.redact import redact
+from pipeline.host.facts.source import Capture, FileSaid, ProgramSaid, read_capture
 from tests.unit.host.machines import H200, blackwell, changed, facts, h200
 
 EMPTY = Capture(version=1, taken_at=0, root="tree", files={}, links={}, commands={})

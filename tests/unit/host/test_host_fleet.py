@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.host.drift import compare
-from pipeline.host.facts import HostFacts
-from pipeline.host.known import Unknown, unknown
-from pipeline.host.outliers import find_outliers
-from pipeline.host.source import Capture
+from pipeline.host.facts.drift import compare
+from pipeline.host.facts.known import Unknown, unknown
+from pipeline.host.facts.model import HostFacts
+from pipeline.host.facts.source import Capture
+from pipeline.host.rules.outliers import find_outliers
 from tests.unit.host.machines import ACS_ON, blackwell, changed, facts, h200
 
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from pipeline.host.facts import HostFacts
-from pipeline.host.predicate import predicate
-from pipeline.host.redact import redact
-from pipeline.host.rules import judge
-from pipeline.host.source import Capture, FileSaid, ProgramSaid
+from pipeline.host.facts.model import HostFacts
+from pipeline.host.facts.predicate import predicate
+from pipeline.host.facts.redact import redact
+from pipeline.host.facts.source import Capture, FileSaid, ProgramSaid
+from pipeline.host.rules.judge import judge
 from tests.unit.host.machines import ACS_ON, blackwell, facts, h200
 
 _NOISE = ["\x00", "ÿ", "-1", "9" * 30, "\n\n", "N/A", "[Unknown Error]", "<", "&x;", ":", "=", '"']

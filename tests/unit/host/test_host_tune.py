@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from pipeline.errors import FactsUnreadable, ProbeUnstarted
-from pipeline.host.known import unknown
-from pipeline.host.probes.judge import (
+from pipeline.host.facts.known import unknown
+from pipeline.host.probes.runner import (
+    card_words,
+    container_command,
+    read_answer,
+    run_in_image,
+    run_probes,
+)
+from pipeline.host.probes.tune import Setting, plan, sweep, workloads
+from pipeline.host.probes.worker.judge import (
     DEFAULT_FLOORS,
     judge_copy,
     judge_library,
@@ -20,15 +28,7 @@ from pipeline.host.probes.judge import (
     overall,
     row,
 )
-from pipeline.host.probes.processes import RankEnd
-from pipeline.host.probing import (
-    card_words,
-    container_command,
-    read_answer,
-    run_in_image,
-    run_probes,
-)
-from pipeline.host.tune import Setting, plan, sweep, workloads
+from pipeline.host.probes.worker.processes import RankEnd
 from tests.unit.host.machines import DATA
 
 LOADS = workloads(7168)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.host.facts import HostFacts
+from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import (
     CudaPromise,
     Promised,

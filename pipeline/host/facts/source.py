@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.errors import FactsUnreadable
-from pipeline.host.capture import take
-from pipeline.host.known import Known, unknown
+from pipeline.host.facts.capture import take
+from pipeline.host.facts.known import Known, unknown
 from pipeline.model import Frozen
 
 

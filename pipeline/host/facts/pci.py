@@ -8,10 +8,10 @@ from __future__ import annotations
 import struct
 from pathlib import PurePosixPath
 
-from pipeline.host.capture import PCI
-from pipeline.host.facts import Bridge, IommuMode, Pci, PciGpu
-from pipeline.host.known import Known, Unknown, then, unknown
-from pipeline.host.source import Capture
+from pipeline.host.facts.capture import PCI
+from pipeline.host.facts.known import Known, Unknown, then, unknown
+from pipeline.host.facts.model import Bridge, IommuMode, Pci, PciGpu
+from pipeline.host.facts.source import Capture
 
 _EXPRESS = 0x10
 _ACS = 0x000D

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.host.facts import Gpu, HostFacts
-from pipeline.host.known import Known, Unknown, unknown
+from pipeline.host.facts.known import Known, Unknown, unknown
+from pipeline.host.facts.model import Gpu, HostFacts
 from pipeline.model import canonical_json, sha256_of
 
 

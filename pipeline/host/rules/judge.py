@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pipeline.host import card_rules, host_rules
-from pipeline.host.facts import HostFacts
-from pipeline.host.verdicts import Judged
+from pipeline.host.facts.model import HostFacts
+from pipeline.host.rules import cards, machine
+from pipeline.host.rules.verdict import Judged
 
 Rule = Callable[[HostFacts, str | None], Iterator[Judged]]
 
 RULES: tuple[Rule, ...] = (
-    *(card_rules.cards, card_rules.open_module, card_rules.bar1),
-    *(host_rules.iommu_and_acs, host_rules.aspm, host_rules.hmm, host_rules.driver_branch),
-    *(card_rules.persistence, card_rules.power, card_rules.link_width),
-    *(card_rules.link_generation, card_rules.health),
-    *(host_rules.xids, host_rules.tuning),
+    *(cards.cards, cards.open_module, cards.bar1),
+    *(machine.iommu_and_acs, machine.aspm, machine.hmm, machine.driver_branch),
+    *(cards.persistence, cards.power, cards.link_width),
+    *(cards.link_generation, cards.health),
+    *(machine.xids, machine.tuning),
 )
 
 

@@ -14,16 +14,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline import proc
 from pipeline.errors import MissingTool, PipelineError
-from pipeline.host.drift import compare
-from pipeline.host.facts import HostFacts
+from pipeline.host.facts.drift import compare
+from pipeline.host.facts.gather import gather
+from pipeline.host.facts.model import HostFacts
+from pipeline.host.facts.source import read_capture
 from pipeline.host.fleet.functions import run_functions
 from pipeline.host.fleet.promised import Promised
 from pipeline.host.fleet.records import recorded, save_look
 from pipeline.host.fleet.remote import Remote, Unreached
 from pipeline.host.fleet.result import FleetResult, HostResult, Row
-from pipeline.host.gather import gather
-from pipeline.host.rules import judge
-from pipeline.host.source import read_capture
+from pipeline.host.rules.judge import judge
 from pipeline.model import Frozen
 
 PROMISES = Path(__file__).resolve().parents[1] / "promises"

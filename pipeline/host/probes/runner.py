@@ -20,7 +20,7 @@ from pipeline.errors import FactsUnreadable, ProbeUnstarted
 from pipeline.model import Frozen
 
 _NAME = "answer.json"
-PROBES = Path(__file__).with_name("probes")
+PROBES = Path(__file__).with_name("worker")
 LIMIT_S = 1800.0
 # what the role `nccl` leaves for containers: settings, and a patched library where it applies
 NCCL_SETTINGS = Path("/etc/sm120/nccl.env")

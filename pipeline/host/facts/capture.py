@@ -2,7 +2,7 @@
 
 It stands alone (standard library only), so that it also runs on a host that has nothing of ours:
 
-    python3 pipeline/host/capture.py OUT.json
+    python3 pipeline/host/facts/capture.py OUT.json
 
 It changes nothing, asks no server, and gives every program a time limit. What could not be read
 says why.

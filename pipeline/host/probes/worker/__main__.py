@@ -3,7 +3,7 @@
 Runs alone, in an engine image or anywhere with torch; it knows nothing of the pipeline and imports
 only the standard library before torch:
 
-    python3 pipeline/host/probes OUT.json
+    python3 pipeline/host/probes/worker OUT.json
 
 Every test runs in processes of its own. One that hangs, dies or answers wrongly is a result with a
 name, and its processes are ended. Exit codes: 0 passed, 1 failed, 2 nothing failed but not all is

@@ -6,50 +6,18 @@ import ctypes
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-Job = dict[str, Any]
-
-
-class Voice:
-    """The answers file: a line when a step begins, another when it has ended."""
-
-    def __init__(self, path: Path, job: Job) -> None:
-        self._path, self._fault = path, job.get("fault") or {}
-        self._mine = self._fault.get("rank") == job["rank"]
-
-    def step(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
-        self._say({"begin": name})
-        self._break(name)
-        self._say({"end": name, **work()})
-
-    def faulty(self, kind: str) -> bool:
-        """Whether this rank was told to misbehave so: the check's own test."""
-        return self._mine and self._fault.get("kind") == kind
-
-    def _break(self, name: str) -> None:
-        if not name.startswith(self._fault.get("step", "values")):
-            return
-        if self.faulty("hang"):
-            time.sleep(86400)
-        if self.faulty("die"):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def _say(self, line: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(line) + "\n")
+from . import copies, reduce
+from .steps import Voice
 
 
 def main(job_path: str, answers_path: str) -> None:
     """Do what the job says."""
     _end_with_parent()
     import torch  # noqa: F401 -- slow on a cold disk, so it belongs to the start, not to a step
-
-    from . import copies, reduce
 
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     voice = Voice(Path(answers_path), job)
@@ -99,13 +67,3 @@ def _nccl(torch: Any) -> str | None:
         return ".".join(map(str, torch.cuda.nccl.version()))
     except (AttributeError, RuntimeError, AssertionError, ImportError):
         return None
-
-
-def mapped(name: str) -> list[str]:
-    """The files of a library that this very process has mapped."""
-    found = set()
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        path = line.split(maxsplit=5)[5] if len(line.split(maxsplit=5)) == 6 else ""
-        if Path(path).name.startswith(name):
-            found.add(path)
-    return sorted(found)

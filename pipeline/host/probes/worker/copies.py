@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .rank import Job, Voice
+    from .steps import Job, Voice
 
 _SEED = 2654435761
 _CHECKED_BYTES = 4 * 1024 * 1024 + 12

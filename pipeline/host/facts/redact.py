@@ -8,8 +8,8 @@ from __future__ import annotations
 import base64
 import re
 
-from pipeline.host.pci import extended_capability
-from pipeline.host.source import Capture, FileSaid, ProgramSaid
+from pipeline.host.facts.pci import extended_capability
+from pipeline.host.facts.source import Capture, FileSaid, ProgramSaid
 
 _TAGS = (
     *("serial", "uuid", "pdi", "board_id", "chassis_serial_number", "host_id", "gpu_fabric_guid"),

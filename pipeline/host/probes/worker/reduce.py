@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .rank import mapped
-
 if TYPE_CHECKING:
-    from .rank import Job, Voice
+    from .steps import Job, Voice
 
 
 def run(voice: Voice, job: Job) -> None:
@@ -19,7 +18,7 @@ def run(voice: Voice, job: Job) -> None:
         voice.step(f"latency {size}", lambda s=size: _latency(voice, job, s))  # type: ignore[misc]
     if job["bulk_bytes"]:
         voice.step("bandwidth", lambda: _bandwidth(voice, job))
-    voice.step("mapped", lambda: {"libraries": mapped("libnccl.so")})
+    voice.step("mapped", lambda: {"libraries": _mapped("libnccl.so")})
     import torch.distributed as dist
 
     dist.destroy_process_group()
@@ -140,3 +139,13 @@ def _bandwidth(voice: Voice, job: Job) -> dict[str, Any]:
     rate = job["bulk_bytes"] / us / 1000
     world = job["world"]
     return {"gb_per_s": rate, "bus_gb_per_s": rate * 2 * (world - 1) / world}
+
+
+def _mapped(name: str) -> list[str]:
+    """The files of a library that this very process has mapped."""
+    found = set()
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        path = line.split(maxsplit=5)[5] if len(line.split(maxsplit=5)) == 6 else ""
+        if Path(path).name.startswith(name):
+            found.add(path)
+    return sorted(found)

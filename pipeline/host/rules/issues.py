@@ -11,7 +11,7 @@ from typing import Annotated
 import yaml
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from pipeline.host.verdicts import Judged
+from pipeline.host.rules.verdict import Judged
 from pipeline.model import Frozen, Name
 
 TABLE = Path(__file__).with_name("known_issues.yaml")
