@@ -25,7 +25,7 @@ from pipeline.fetch.sources import Sources
 from pipeline.lock.base import BasePin
 from pipeline.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
 from pipeline.model import sha256_of
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 from tests.testbed.deb_file import Item, write_deb
 

@@ -18,7 +18,7 @@ from pipeline.lock.wheels import GLIBC_MINOR
 from pipeline.oci.config import ImageConfig, read_config
 from pipeline.oci.record import FileRow, LayerRecord
 from pipeline.oci.tar_reader import open_layer
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
 _MOST_PASSWD_BYTES = 1 << 20

@@ -10,7 +10,7 @@ import yaml
 from pipeline.errors import GoldenMismatch
 from pipeline.files import locked, write_bytes
 from pipeline.model import Digest, Frozen
-from pipeline.spec.load import read_yaml
+from pipeline.yaml_file import read_yaml
 
 _HEAD = "# Written by `sm120 build --accept`: what each lock must produce, on any machine.\n"
 

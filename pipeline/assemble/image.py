@@ -39,7 +39,7 @@ from pipeline.errors import StoreDamaged
 from pipeline.files import os_errors_explained
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import LayerRecord
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from pipeline.errors import PatchConflict, SpecInvalid
 from pipeline.files import write_bytes
 from pipeline.model import sha256_of
 from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
-from pipeline.spec.load import Checkout
 from pipeline.store.store import Store
 
 

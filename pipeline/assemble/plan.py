@@ -12,8 +12,8 @@ from pipeline.errors import SpecInvalid
 from pipeline.lock.base import BasePin, LayerPin
 from pipeline.lock.model import ImageLock, Pin, WheelPin, current_lock
 from pipeline.model import canonical_json, sha256_of
+from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import Account, ImageSpec
-from pipeline.spec.load import Checkout
 from pipeline.store.store import Store
 
 # Raised when the same inputs would give other bytes; part of every layer's key.

@@ -10,7 +10,7 @@ from pipeline.assemble.layer import read_file
 from pipeline.assemble.plan import ImagePlan
 from pipeline.errors import NotReproducible
 from pipeline.oci.record import FileRow
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
 if TYPE_CHECKING:

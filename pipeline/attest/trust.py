@@ -21,7 +21,7 @@ from pipeline.attest.names import KINDS, Kind, kind_of
 from pipeline.attest.statement import CLOCKS_APART
 from pipeline.errors import KeyInvalid, SpecInvalid, TrustInvalid
 from pipeline.model import Digest, Frozen, Name
-from pipeline.spec.load import read_yaml
+from pipeline.yaml_file import read_yaml
 
 FILE_NAME = "trust.yaml"
 

@@ -15,8 +15,8 @@ import click
 from pipeline.errors import SpecInvalid
 
 if TYPE_CHECKING:
+    from pipeline.spec.checkout import Checkout
     from pipeline.spec.image import ImageSpec
-    from pipeline.spec.load import Checkout
     from pipeline.store.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -70,7 +70,7 @@ def base_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def checkout_of(context: click.Context) -> Checkout:
     """The checkout named by --checkout, else the one around the current folder."""
-    from pipeline.spec.load import find_checkout
+    from pipeline.spec.checkout import find_checkout
 
     chosen: Path | None = context.obj["checkout"]
     return find_checkout((chosen or Path.cwd()).resolve())

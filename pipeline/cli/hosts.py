@@ -17,8 +17,8 @@ from pipeline.errors import LockEdited, LockMissing, SpecInvalid
 if TYPE_CHECKING:
     from pipeline.lock.host import Repository
     from pipeline.lock.host_model import HostLock, TargetLock
+    from pipeline.spec.checkout import Checkout
     from pipeline.spec.host import HostSpec
-    from pipeline.spec.load import Checkout
 
 Row = dict[str, str | None]
 

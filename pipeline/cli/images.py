@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pipeline.fetch.base import BaseSettings
     from pipeline.fetch.inputs import Fetcher
     from pipeline.lock.base import BasePin
-    from pipeline.spec.load import Checkout
+    from pipeline.spec.checkout import Checkout
     from pipeline.store.store import Store
 
 

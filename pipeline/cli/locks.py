@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pipeline.lock.model import ImageLock
     from pipeline.lock.wheels import SizeFinder
     from pipeline.spec.base import ForeignBase
-    from pipeline.spec.load import Checkout
+    from pipeline.spec.checkout import Checkout
 
 
 @click.command()
@@ -323,8 +323,8 @@ def schema(what: str) -> None:
     from pipeline.gate.numerics.cases import NumericsFile
     from pipeline.gate.smem.cases import EngineSetup, GateFile
     from pipeline.spec.image import ImageSpec, PatchSeries
-    from pipeline.spec.load import schema as text
     from pipeline.verify.policy import Policy
+    from pipeline.yaml_file import schema as text
 
     models: dict[str, type[BaseModel]] = {
         "image": ImageSpec,

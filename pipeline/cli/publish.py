@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipeline.publish.attachment import Attached
     from pipeline.publish.gates import GateState
     from pipeline.publish.publish import Order, Published
-    from pipeline.spec.load import Checkout
+    from pipeline.spec.checkout import Checkout
     from pipeline.store.store import Store
 
 _MOST_REASON = 500

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipeline.attest.keys import Signer
     from pipeline.attest.statement import Statement
     from pipeline.evidence.stated import Stated
-    from pipeline.spec.load import Checkout
+    from pipeline.spec.checkout import Checkout
     from pipeline.store.store import Store
     from pipeline.weights.place import Place
 

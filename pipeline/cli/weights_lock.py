@@ -12,7 +12,7 @@ from pipeline.errors import LockEdited, LockMissing, LockStale, OfflineMiss, Spe
 
 if TYPE_CHECKING:
     from pipeline.fetch.http import Client
-    from pipeline.spec.load import Checkout
+    from pipeline.spec.checkout import Checkout
     from pipeline.weights.hub import Hub
     from pipeline.weights.locking import Looked, Move
     from pipeline.weights.model import FilePin, WeightsLock

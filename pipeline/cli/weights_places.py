@@ -13,7 +13,7 @@ from pipeline.cli.common import checkout_of
 from pipeline.errors import UnknownImage
 
 if TYPE_CHECKING:
-    from pipeline.spec.load import Checkout
+    from pipeline.spec.checkout import Checkout
     from pipeline.weights.backing import Backing
     from pipeline.weights.place import Place
 

@@ -23,7 +23,7 @@ from pipeline.evidence.inventory import (
     placed_layers,
 )
 from pipeline.evidence.licence import Licence
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
 

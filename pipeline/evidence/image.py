@@ -22,7 +22,7 @@ from pipeline.evidence.provenance import image_provenance
 from pipeline.evidence.sbom_cyclonedx import cyclonedx_bytes
 from pipeline.evidence.sbom_spdx import spdx_bytes
 from pipeline.gate.evidence import read_evidence
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
 

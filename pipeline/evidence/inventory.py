@@ -13,8 +13,8 @@ from pipeline.errors import StoreDamaged
 from pipeline.lock.base import BasePin
 from pipeline.lock.model import DebPin, Pin, WheelPin
 from pipeline.model import sha256_of
+from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
-from pipeline.spec.load import Checkout
 
 
 @dataclass(frozen=True)

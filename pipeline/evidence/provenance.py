@@ -30,7 +30,7 @@ from pipeline.evidence.inventory import (
     parts_of,
     placed_layers,
 )
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 
 
 def image_provenance(

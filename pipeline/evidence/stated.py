@@ -18,7 +18,7 @@ from pipeline.assemble.image import Built, code_digest
 from pipeline.assemble.plan import ImagePlan
 from pipeline.errors import StoreDamaged
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_own
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from pipeline.fit.config import architecture_of
 from pipeline.fit.shape import Architecture
 from pipeline.model import Frozen
-from pipeline.spec.load import read_yaml
+from pipeline.yaml_file import read_yaml
 
 _FOLDER = Path(__file__).parent / "facts"
 

@@ -13,7 +13,7 @@ from pipeline.fit.gguf_model import GgufModel, parts_of, read_gguf
 from pipeline.fit.parts import parts_of as tensors_of
 from pipeline.fit.recipe import from_recipe
 from pipeline.fit.shape import Architecture
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import WeightsSpec, current_lock, lock_path, read_spec
 from pipeline.weights.place import find_places, in_hub_cache, snapshots_in
 

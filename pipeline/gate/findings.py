@@ -21,7 +21,7 @@ from pipeline.gate.smem.limits import CARDS, Card
 from pipeline.gate.smem.results import CaseResult, CaseVerdict, GateResult
 from pipeline.gate.smem.run import worker_digest
 from pipeline.model import canonical_json, sha256_of
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 
 _TIMES = {"seconds", "cached"}
 _FEW = 8

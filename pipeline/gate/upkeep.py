@@ -30,7 +30,7 @@ from pipeline.gate.smem.limits import CARDS
 from pipeline.gate.smem.moved import move_key
 from pipeline.gate.smem.run import GateTarget
 from pipeline.oci.record import LayerRecord
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_image_record
 from pipeline.store.upkeep import StoreSection
 

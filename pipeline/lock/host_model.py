@@ -11,8 +11,8 @@ from pipeline.files import write_bytes
 from pipeline.lock.model import DebPin
 from pipeline.lock.sealed import UNSEALED, Sealed, read_sealed
 from pipeline.model import Digest, Frozen, Name
+from pipeline.spec.checkout import Checkout
 from pipeline.spec.host import CudaRelease, HostSpec, Target
-from pipeline.spec.load import Checkout
 
 PARTS = ("driver", "cuda", "container_toolkit", "nccl")
 _COMMAND = "sm120 host lock"

@@ -14,8 +14,8 @@ from pipeline.lock.model import DebPin, ImageLock, read_lock, sealed
 from pipeline.lock.release import DEBIAN_12_KEYRING
 from pipeline.lock.wheels import SizeFinder, resolve_wheels
 from pipeline.spec.base import ForeignBase
+from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import DebianSpec, ImageSpec
-from pipeline.spec.load import Checkout
 
 FindBase = Callable[[ForeignBase, str], BasePin]
 

@@ -22,8 +22,8 @@ from pipeline.model import (
     Platform,
     RelativePath,
 )
+from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import ImageSpec
-from pipeline.spec.load import Checkout
 
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from pipeline.errors import LockEdited, LockMissing, SpecInvalid
 from pipeline.model import Frozen, canonical_json, sha256_of
-from pipeline.spec.load import read_yaml
+from pipeline.yaml_file import read_yaml
 
 UNSEALED = "sha256:" + "0" * 64
 

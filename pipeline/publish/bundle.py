@@ -16,7 +16,7 @@ from pipeline.evidence.folder import evidence_folder, keep, kept
 from pipeline.model import sha256_of
 from pipeline.publish.evidence import EvidenceBundle
 from pipeline.publish.gates import GateState
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_own
 
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import AfterValidator, WithJsonSchema
 
-from pipeline.errors import SpecInvalid
 from pipeline.model import REPOSITORY, Digest, Frozen, RepositoryPath
-
-if TYPE_CHECKING:
-    from pipeline.spec.image import ImageSpec
 
 _OWN = r"[a-z0-9][a-z0-9.+-]{0,79}"
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
@@ -64,21 +59,3 @@ def _is_base(text: str) -> str:
 BaseText = Annotated[
     str, AfterValidator(_is_base), WithJsonSchema({"type": "string", "pattern": _PATTERN})
 ]
-
-
-def require_supported(chain: Sequence[ImageSpec]) -> None:
-    """What cannot stand on a foreign base is refused before anything is looked up."""
-    if not chain or chain[0].foreign is None:
-        return
-    for spec in chain:
-        if spec.debs:
-            raise SpecInvalid(
-                f"{spec.name}: debs: stands on a foreign base, of which is not known what"
-                " packages it has",
-                "Take `files` and `python`, or a root of our own (`debian`).",
-            )
-        if spec.gates:
-            raise SpecInvalid(
-                f"{spec.name}: gates: stands on a foreign base; gates judge images on our own root",
-                "Leave `gates` empty, or take a root of our own (`debian`).",
-            )

@@ -9,7 +9,8 @@ from pydantic import Field, StringConstraints, model_validator
 
 from pipeline.errors import LockMissing
 from pipeline.model import Frozen, Name, canonical_json, sha256_of
-from pipeline.spec.load import Checkout, read_yaml
+from pipeline.spec.checkout import Checkout
+from pipeline.yaml_file import read_yaml
 
 # One line of an inventory: which system, which processor.
 Target = Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from pipeline.model import (
@@ -28,6 +27,9 @@ def _stays_inside(path: str) -> str:
 
 
 def _is_requirement(text: str) -> str:
+    # slow to load, and commands about weights, which know a checkout too, need none of it
+    from packaging.requirements import InvalidRequirement, Requirement
+
     try:
         wanted = Requirement(text)
     except InvalidRequirement as error:

@@ -11,7 +11,7 @@ from pipeline.attest.strict import plain, read_json
 from pipeline.attest.trust import Trust
 from pipeline.errors import RecordInvalid
 from pipeline.model import canonical_json
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.attached import Attached, Loose
 from pipeline.verify.evidence import EvidenceItem

@@ -10,7 +10,7 @@ from pipeline.assemble.view import follow, see
 from pipeline.errors import UnknownImage
 from pipeline.evidence.inventory import PlacedLayer, own_files, parts_of, placed_layers
 from pipeline.oci.record import FileRow
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
 

@@ -11,7 +11,7 @@ from pipeline.attest.trust import Trust
 from pipeline.errors import LockEdited, LockMissing, PipelineError
 from pipeline.lock.model import DebPin, ImageLock, Pin, read_lock
 from pipeline.model import sha256_of, stays_below
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.base import judge_base
 from pipeline.verify.provenance import Provenance, Resource, SpecMaterial

@@ -11,10 +11,10 @@ from pydantic import Field
 from pipeline.attest.names import Kind
 from pipeline.errors import SpecInvalid, TrustInvalid
 from pipeline.model import Digest, Frozen, Name
-from pipeline.spec.load import read_yaml
 from pipeline.verify.opened import Believed
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk
+from pipeline.yaml_file import read_yaml
 
 Least = Literal["passed", "accepted"]
 

@@ -11,7 +11,7 @@ from pipeline.attest.statement import DigestSet, Moment
 from pipeline.attest.strict import as_model
 from pipeline.errors import RecordInvalid
 from pipeline.model import Frozen, sha256_of, stays_below
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.verify.verdict import Node, Verdict
 
 GateVerdict = Literal["passed", "accepted", "failed", "unknown"]

@@ -23,7 +23,7 @@ from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.trust import Trust
 from pipeline.attest.weights import Weights
 from pipeline.errors import RecordInvalid
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.bills import judge_bill
 from pipeline.verify.evidence import EvidenceItem, distinct

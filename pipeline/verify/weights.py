@@ -11,7 +11,7 @@ from pipeline.attest import bundle
 from pipeline.attest.names import WEIGHTS
 from pipeline.attest.trust import TrustedKey
 from pipeline.errors import LocksDisagree, LockStale, ModelSignatureInvalid, PipelineError
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pipeline.errors import LocksDisagree, LockStale
 from pipeline.model import Frozen
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import FilePin, WeightsLock, lock_path, read_lock
 from pipeline.weights.place import Place
 

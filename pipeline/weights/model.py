@@ -24,7 +24,8 @@ from pipeline.model import (
     sha256_of,
     stays_below,
 )
-from pipeline.spec.load import Checkout, read_yaml
+from pipeline.spec.checkout import Checkout
+from pipeline.yaml_file import read_yaml
 
 Sha1 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 _PLAIN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"

@@ -21,7 +21,7 @@ from pipeline.fetch.settings import read_settings
 from pipeline.gate.smem.environment import GateContext
 from pipeline.gate.smem.image_gate import ImageGate, open_gate
 from pipeline.gate.smem.wheels import WheelFinder
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, default_root, open_store
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ import pytest
 from pipeline.errors import DigestMismatch, HubBroken, SourceUnreachable
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import Settings
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import WeightsLock, WeightsSpec, lock_path, sealed, write_lock
 from pipeline.weights.place import Place, new_place

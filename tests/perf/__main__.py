@@ -21,7 +21,7 @@ from isal import igzip
 
 from pipeline import log
 from pipeline.lock.model import read_lock
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.perf import dockerfile
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch

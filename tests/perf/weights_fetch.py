@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.fetch.settings import Settings
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import WeightsSpec, lock_path, sealed, write_lock
 from tests.perf.measure import Cost, Report, run

@@ -18,7 +18,7 @@ import yaml
 
 from pipeline.cli.main import main
 from pipeline.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from tests import makers
 
 ROOT = Path(__file__).resolve().parents[2]

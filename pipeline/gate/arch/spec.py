@@ -11,8 +11,9 @@ from typing import Annotated
 from pydantic import StringConstraints
 
 from pipeline.model import Frozen
+from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import Architecture
-from pipeline.spec.load import Checkout, read_yaml
+from pipeline.yaml_file import read_yaml
 
 # A path in the image with `*` and `?`; not so short that it swallows everything.
 Glob = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+@/*?-]{6,200}$")]

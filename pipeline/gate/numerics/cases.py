@@ -27,7 +27,8 @@ from pipeline.gate.smem.cases import (
     require_small,
 )
 from pipeline.model import Frozen, Name
-from pipeline.spec.load import Checkout, read_yaml
+from pipeline.spec.checkout import Checkout
+from pipeline.yaml_file import read_yaml
 
 
 class NumericsSpec(Frozen):

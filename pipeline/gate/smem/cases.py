@@ -26,7 +26,8 @@ from pydantic_core import CoreSchema
 
 from pipeline.errors import GateInvalid, SpecInvalid
 from pipeline.model import Frozen, Name
-from pipeline.spec.load import Checkout, read_yaml
+from pipeline.spec.checkout import Checkout
+from pipeline.yaml_file import read_yaml
 
 MOST_ELEMENTS = 1 << 27
 MOST_CASES = 500

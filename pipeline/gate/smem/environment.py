@@ -32,7 +32,7 @@ from pipeline.gate.smem.unpack import unpack
 from pipeline.lock.model import WheelPin
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.oci.record import FileRow, LayerRecord
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline import proc
 from pipeline.errors import FleetUnready
 from pipeline.host.fleet.promised import Promised, read_promised
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 
 _VAULT = (
     "Give the vault's right password with --ask-vault-pass, --vault-password-file or --vault-id."

@@ -26,7 +26,7 @@ from pipeline.errors import (
     StoreDamaged,
 )
 from pipeline.model import sha256_of
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.makers import (
     AMD64,

@@ -26,7 +26,7 @@ from pipeline.errors import (
 )
 from pipeline.fetch.base import Bases, BaseSettings
 from pipeline.spec.base import ForeignBase
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from pipeline.store.upkeep import damaged, trim
 from tests.makers import AMD64, Image, build, make_checkout, make_wheel

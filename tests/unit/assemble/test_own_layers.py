@@ -25,7 +25,7 @@ from pipeline.assemble.venv import Venv
 from pipeline.assemble.wheel import open_wheel, record_row, wheel_entries
 from pipeline.errors import PatchConflict, PathConflict, SpecInvalid
 from pipeline.oci.record import FileRow, LayerRecord
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.makers import (
     AMD64,

@@ -12,7 +12,7 @@ from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.plan import LayerPlan, plan_image
 from pipeline.assemble.rebuild import difference, file_in_image, rebuild
 from pipeline.errors import NotReproducible, StoreDamaged
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.makers import (
     AMD64,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from tests.unit.support import make_checkout, make_wheel
 
 

@@ -12,7 +12,7 @@ import pytest
 from pipeline.cli.main import cli
 from pipeline.errors import PipelineError, exit_codes
 from pipeline.fetch import http
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import open_store
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import (

@@ -24,7 +24,7 @@ from pipeline.errors import (
 )
 from pipeline.evidence.folder import evidence_folder
 from pipeline.registry.referrers import fallback_tag
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import default_root, open_store
 from pipeline.weights.model import lock_path
 from pipeline.weights.place import Place

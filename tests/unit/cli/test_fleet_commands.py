@@ -14,7 +14,7 @@ from pipeline.cli.fleet_options import fleet_of
 from pipeline.errors import FleetUnready
 from pipeline.host.fleet.playbook import ansible_program, promises_of
 from pipeline.host.fleet.promised import Promised
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from tests.unit.host.fake_host import LOCAL, program
 from tests.unit.host.machines import blackwell, facts
 from tests.unit.support import ROOT, Command

@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.lock.base import BasePin
 from pipeline.lock.model import read_lock
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from tests.testbed.foreign_image import (
     REPOSITORY,
     ForeignImage,

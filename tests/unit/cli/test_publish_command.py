@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import PublishRefused, ReferenceInvalid, UnknownImage
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.support import Command, build_tiny, write_spec

@@ -22,7 +22,7 @@ from pipeline.evidence.folder import evidence_folder
 from pipeline.gate.evidence import Evidence, Row, keep_evidence
 from pipeline.gate.smem.results import CaseVerdict
 from pipeline.gate.stage import Staged
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, default_root, open_store
 from pipeline.weights.place import Place
 from pipeline.weights.sign.record import record_path

@@ -33,8 +33,8 @@ from pipeline.evidence.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
 from pipeline.evidence.sbom_spdx import spdx, spdx_bytes
 from pipeline.gate.evidence import Evidence, ImageGates, Row
 from pipeline.model import sha256_of
-from pipeline.spec.load import schema
 from pipeline.store.store import open_store
+from pipeline.yaml_file import schema
 from tests.makers import (
     AMD64,
     Edit,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import FilePin, lock_path, read_spec, sealed, write_lock
 from pipeline.weights.place import new_place
 from tests.testbed.tiny_gguf import write_tiny_gguf

@@ -18,7 +18,7 @@ from pipeline.gate.smem.limits import CARDS
 from pipeline.gate.smem.run import GateTarget
 from pipeline.gate.upkeep import gate_leftovers, gate_sections, remove, size_of
 from pipeline.lock.model import WheelPin
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests import makers
 from tests.testbed.deb_file import Item

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from tests import makers
 from tests.testbed.deb_file import Item
 from tests.unit.gate.arch.arch_files import DATA

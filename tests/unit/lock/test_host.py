@@ -31,7 +31,7 @@ from pipeline.lock.host_model import (
     write_host_lock,
 )
 from pipeline.spec.host import HostSpec
-from pipeline.spec.load import read_yaml
+from pipeline.yaml_file import read_yaml
 from tests.testbed.apt_repository import (
     DRIVER,
     NEW_DRIVER,

@@ -23,7 +23,7 @@ from pipeline.lock.model import (
     sealed,
     write_lock,
 )
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from tests.unit.support import AMD64, ARM64, ROOT, lock_to, make_checkout, tiny_spec, write_spec
 
 HEX = "ab" * 32

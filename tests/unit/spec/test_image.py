@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.spec.image import ImageSpec, PatchSeries
-from pipeline.spec.load import schema
+from pipeline.yaml_file import schema
 from tests.unit.spec.json_schema import problems
 from tests.unit.support import AMD64, ROOT, tiny_spec
 

@@ -16,8 +16,9 @@ from pipeline.gate.arch.spec import ArchSpec
 from pipeline.gate.numerics.cases import NumericsFile
 from pipeline.gate.smem.cases import EngineSetup, GateFile
 from pipeline.lock.model import current_lock
+from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import ImageSpec, PatchSeries
-from pipeline.spec.load import Checkout, schema
+from pipeline.yaml_file import schema
 from tests.unit.spec.json_schema import problems
 
 CHECKOUT = Checkout(Path(__file__).resolve().parents[3])

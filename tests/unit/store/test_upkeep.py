@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store import upkeep
 from pipeline.store.store import Store, open_store
 from tests.unit.support import AMD64, Command, build_tiny, make_checkout, make_wheel, misnamed

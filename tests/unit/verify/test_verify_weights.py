@@ -15,7 +15,7 @@ from pipeline.attest.keys import LocalSigner, new_key
 from pipeline.attest.names import HOST_FACTS
 from pipeline.attest.statement import state
 from pipeline.attest.trust import Trust
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import read_item
 from pipeline.verify.verdict import Node, Verdict

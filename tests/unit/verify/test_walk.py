@@ -18,7 +18,7 @@ from pipeline.evidence.gates import gate_predicate, gate_statements
 from pipeline.gate.evidence import ImageGates
 from pipeline.gate.smem.results import CaseVerdict
 from pipeline.lock.model import read_lock, sealed, write_lock
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import open_file
 from pipeline.verify.evidence import distinct, read_item
 from pipeline.verify.results import judge_tests, read_test_result

@@ -26,7 +26,7 @@ from pipeline.evidence.rebuild import rebuild_statement
 from pipeline.gate.evidence import Evidence, GateKind, Row, keep_evidence
 from pipeline.gate.smem.results import CaseVerdict
 from pipeline.model import canonical_json, sha256_of
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from pipeline.verify.artifact import Artifact, open_image
 from pipeline.verify.evidence import EvidenceItem, read_item

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.errors import LockEdited, LockMissing, LockStale, SpecInvalid, WeightsUnknown
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import (
     FilePin,
     WeightsSpec,

@@ -13,7 +13,7 @@ from pipeline.gate.arch.facts import reader_digest
 from pipeline.gate.arch.report import ArchReport, judge_image, read_image
 from pipeline.gate.arch.spec import ArchSpec, read_arch_spec
 from pipeline.gate.arch.verdict import Verdict
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests import makers
 from tests.testbed.deb_file import Item, hard_link, symlink

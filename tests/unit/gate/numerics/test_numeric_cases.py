@@ -11,7 +11,7 @@ import yaml
 from pipeline.errors import GateInvalid
 from pipeline.gate.numerics.cases import read_numeric_cases
 from pipeline.gate.smem.cases import Case, read_gates
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 from tests.unit.gate.smem.test_cases import CASE, read
 
 NUMERICS: dict[str, Any] = {

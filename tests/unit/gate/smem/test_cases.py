@@ -11,7 +11,7 @@ import yaml
 
 from pipeline.errors import GateInvalid
 from pipeline.gate.smem.cases import Gates, read_gates, size_of
-from pipeline.spec.load import Checkout
+from pipeline.spec.checkout import Checkout
 
 CASE: dict[str, Any] = {
     "name": "decode",

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.errors import SpecInvalid, UnknownImage
-from pipeline.spec import load
+from pipeline.errors import SpecInvalid
 from pipeline.spec.image import ImageSpec
-from pipeline.spec.load import Checkout, find_checkout, read_yaml
-from tests.unit.support import ROOT, make_checkout, tiny_spec, write_spec
+from pipeline.yaml_file import MAX_FILE_BYTES, read_yaml
+from tests.unit.support import tiny_spec
 
 GOOD = yaml.safe_dump(tiny_spec())
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -60,7 +59,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "100,000 open brackets": ("[" * 100_000, "levels deep"),
     "100,000 brackets": ("[" * 100_000 + "]" * 100_000, "levels deep"),
     "100 folders deep": ("\n".join(" " * n + "a:" for n in range(100)), "levels deep"),
-    "a huge file": ("#" * (load.MAX_FILE_BYTES + 1), "larger than"),
+    "a huge file": ("#" * (MAX_FILE_BYTES + 1), "larger than"),
 }
 
 
@@ -94,62 +93,6 @@ def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, kind: str
         read_yaml(path, ImageSpec)
 
 
-def test_an_unknown_image_is_answered_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UnknownImage, match=r"no image 'tinny' \(there are: tiny\)"):
-        make_checkout(tmp_path).spec("tinny")
-    with pytest.raises(UnknownImage, match="there are: none"):
-        Checkout(tmp_path / "empty").spec("tiny")
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "../images/tiny", "tiny/", "/etc"])
-def test_a_path_is_no_image(tmp_path: Path, name: str) -> None:
-    checkout = make_checkout(tmp_path)
-    with pytest.raises((UnknownImage, SpecInvalid)):
-        checkout.spec(name)
-
-
-def test_a_name_that_is_not_the_folders_is_refused(tmp_path: Path) -> None:
-    checkout = make_checkout(tmp_path)
-    checkout.folder("tiny").rename(checkout.folder("small"))
-    with pytest.raises(SpecInvalid, match="is 'tiny', its folder is 'small'"):
-        checkout.spec("small")
-
-
-def with_bases(root: Path, **bases: str | None) -> Checkout:
-    checkout = Checkout(root)
-    for name, base in bases.items():
-        debian = None if base else {"suite": "bookworm"}
-        write_spec(checkout, tiny_spec(name, base=base, debian=debian))
-    return checkout
-
-
-def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
-    checkout = with_bases(tmp_path, a=None, b="a", c="b")
-    assert [w.name for w in checkout.chain("c")] == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(
-    "bases", [{"a": "a"}, {"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "b"}]
-)
-def test_a_base_that_leads_back_is_refused(tmp_path: Path, bases: dict[str, str]) -> None:
-    with pytest.raises(SpecInvalid, match="its base leads back"):
-        with_bases(tmp_path, **bases).chain("a")
-
-
-def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnknownImage, match="'gone'"):
-        with_bases(tmp_path, a="gone").chain("a")
-
-
-def test_the_checkout_is_found_from_any_folder_in_it(tmp_path: Path) -> None:
-    checkout = make_checkout(tmp_path)
-    assert find_checkout(checkout.folder("tiny")).root == tmp_path
-    with pytest.raises(UnknownImage, match="not inside a checkout"):
-        find_checkout(tmp_path.parent)
-
-
-def test_the_shipped_specs_are_good() -> None:
-    checkout = Checkout(ROOT)
-    for name in checkout.images():
-        assert checkout.chain(name)[-1].name == name
-        assert checkout.series(checkout.spec(name)) is not None
+def test_an_edited_file_of_the_same_size_is_read_anew(tmp_path: Path) -> None:
+    before, after = (GOOD.replace("tiny", name) for name in ("one1", "two2"))
+    assert [read(tmp_path, text).name for text in (before, after)] == ["one1", "two2"]

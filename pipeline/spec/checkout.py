@@ -1,0 +1,102 @@
+"""The user's checkout: `images/` and `lockfiles/`, and the specs in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import SpecInvalid, UnknownImage
+from pipeline.spec.image import ImageSpec, PatchSeries
+from pipeline.yaml_file import read_yaml
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A folder with `images/` and `lockfiles/`: the user's checkout."""
+
+    root: Path
+
+    def images(self) -> list[str]:
+        """All image names, sorted."""
+        return sorted(p.parent.name for p in (self.root / "images").glob("*/image.yaml"))
+
+    def folder(self, name: str) -> Path:
+        return self.root / "images" / name
+
+    def lock_path(self, name: str, platform: str) -> Path:
+        architecture = platform.partition("/")[2]
+        return self.root / "lockfiles" / "images" / f"{name}.{architecture}.lock.yaml"
+
+    @property
+    def golden_path(self) -> Path:
+        return self.root / "lockfiles" / "golden.yaml"
+
+    def spec(self, name: str) -> ImageSpec:
+        """One image's spec."""
+        path = self.folder(name) / "image.yaml"
+        if not path.exists():
+            known = ", ".join(self.images()) or "none"
+            raise UnknownImage(f"there is no image {name!r} (there are: {known})")
+        spec = read_yaml(path, ImageSpec)
+        if spec.name != name:
+            raise SpecInvalid(f"{path}: name: is {spec.name!r}, its folder is {name!r}")
+        return spec
+
+    def chain(self, name: str) -> list[ImageSpec]:
+        """The spec and those it stands on, root first."""
+        specs: list[ImageSpec] = []
+        seen: list[str] = []
+        current: str | None = name
+        while current is not None:
+            if current in seen:
+                raise SpecInvalid(f"{name}: its base leads back to itself ({' → '.join(seen)})")
+            seen.append(current)
+            spec = self.spec(current)
+            specs.append(spec)
+            current = spec.parent
+        _require_supported(specs[::-1])
+        return specs[::-1]
+
+    def series(self, spec: ImageSpec) -> PatchSeries:
+        """The image's patches, none if it has no series."""
+        if spec.patches is None:
+            return PatchSeries(patches=[])
+        return read_yaml(self.folder(spec.name) / spec.patches, PatchSeries)
+
+    def other_series(self, spec: ImageSpec) -> dict[str, PatchSeries]:
+        """Series that lie beside the image's own and can be named in its place."""
+        if spec.patches is None:
+            return {}
+        own = self.folder(spec.name) / spec.patches
+        beside = sorted(own.parent.glob("*.yaml"))
+        return {path.stem: read_yaml(path, PatchSeries) for path in beside if path != own}
+
+
+def find_checkout(start: Path) -> Checkout:
+    """The nearest folder upwards that has `images/`."""
+    for folder in [start, *start.parents]:
+        if (folder / "images").is_dir() and (folder / "lockfiles").is_dir():
+            return Checkout(folder)
+    raise UnknownImage(
+        f"{start}: not inside a checkout (no images/ and lockfiles/ above it)",
+        "Run it in the checkout, or name it with --checkout.",
+    )
+
+
+def _require_supported(chain: Sequence[ImageSpec]) -> None:
+    """What cannot stand on a foreign base is refused before anything is looked up."""
+    if not chain or chain[0].foreign is None:
+        return
+    for spec in chain:
+        if spec.debs:
+            raise SpecInvalid(
+                f"{spec.name}: debs: stands on a foreign base, of which is not known what"
+                " packages it has",
+                "Take `files` and `python`, or a root of our own (`debian`).",
+            )
+        if spec.gates:
+            raise SpecInvalid(
+                f"{spec.name}: gates: stands on a foreign base; gates judge images on our own root",
+                "Leave `gates` empty, or take a root of our own (`debian`).",
+            )

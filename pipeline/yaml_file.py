@@ -1,0 +1,79 @@
+"""YAML files that people write, as closed models: unknown and doubled fields are errors."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from pipeline.errors import SpecInvalid
+from pipeline.files import read_at_most
+
+Model = TypeVar("Model", bound=BaseModel)
+# No spec or lock comes near it; it keeps a file named by mistake from filling the memory.
+MAX_FILE_BYTES = 8 << 20
+MAX_DEPTH = 32
+# libyaml's loader is some ten times as fast; it is not in every build of PyYAML
+_FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _UniqueKeys(_FastLoader):  # type: ignore[misc, valid-type]
+    """YAML in which a key written twice is an error, not a silent choice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        doubled = [key for key, times in Counter(map(repr, keys)).items() if times > 1]
+        if doubled:
+            raise yaml.YAMLError(f"key {doubled[0]} is there twice")
+        result: dict[Any, Any] = super().construct_mapping(node, deep)
+        return result
+
+
+def read_yaml(path: Path, model: type[Model]) -> Model:
+    """A file as a closed model, or an error that names the file and the field."""
+    try:
+        data = read_at_most(path, MAX_FILE_BYTES)
+    except OSError as error:
+        raise SpecInvalid(f"{path}: cannot be read: {error.strerror}") from error
+    if data is None:
+        raise SpecInvalid(f"{path}: not valid YAML: larger than {MAX_FILE_BYTES} bytes")
+    try:
+        return cast(Model, _parsed(data, model))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(p) for p in first["loc"]) or "the file"
+        raise SpecInvalid(f"{path}: {field}: {first['msg']}") from error
+    # besides its own errors, PyYAML lets those of int(), float() and date() through
+    except (yaml.YAMLError, ValueError, AttributeError) as error:
+        raise SpecInvalid(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+
+
+# One command reads the same spec and lock for its plan, its gates and its evidence: the same bytes
+# are parsed once. Keyed by content, so an edited file is never answered from here.
+@lru_cache(maxsize=64)
+def _parsed(data: bytes, model: type[BaseModel]) -> BaseModel:
+    text = data.decode("utf-8")
+    _require_plain(text)
+    return model.model_validate(yaml.load(text, Loader=_UniqueKeys))  # noqa: S506
+
+
+def _require_plain(text: str) -> None:
+    """No aliases, which can unfold without end, and no depth that overflows the C parser."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_FastLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"*{event.anchor}: write it out, aliases are not allowed")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"more than {MAX_DEPTH} levels deep")
+
+
+def schema(model: type[BaseModel]) -> str:
+    """The JSON schema an editor needs to complete and check a file."""
+    return json.dumps(model.model_json_schema(by_alias=True), indent=2, sort_keys=True) + "\n"
