@@ -92,11 +92,13 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff and mypy, strict."""
+    """Ruff and mypy, strict; ansible-lint over the whole of ansible/."""
     set_up(session, "lint")
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     session.run("mypy")
+    # the folder, not the playbooks: files that roles include at run time are linted only so
+    session.run("ansible-lint", "--offline", "--strict", "--profile", "production", "ansible")
 
 
 @nox.session

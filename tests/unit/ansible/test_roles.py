@@ -143,21 +143,3 @@ def test_a_playbook_passes_the_syntax_check(playbook: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("playbook", PLAYBOOKS)
-def test_ansible_lint_finds_nothing_in_its_production_profile(
-    playbook: str, tmp_path: Path
-) -> None:
-    command = [ansible_program("ansible-lint"), "--offline", "--profile", "production"]
-    command += ["--nocolor", "-q"]
-    env = {**ansible_environment(), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [*command, playbook],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
