@@ -1,9 +1,13 @@
-"""Every way this pipeline can end badly, with its exit code and what to try.
+"""Every way this pipeline can fail: some thirty families with an exit code each, and their kinds.
 
-The README prints this table from the code, so a code never changes meaning silently.
+A script branches on the exit code; `--json` and the docs also name the kind, which is the class.
+The table in the docs is printed from here, so a code never changes its meaning silently.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 
 class PipelineError(Exception):
@@ -18,27 +22,74 @@ class PipelineError(Exception):
         if hint:
             self.hint = hint
 
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` prints on stderr."""
+        return {
+            "error": type(self).__name__,
+            "exit_code": self.exit_code,
+            "message": " ".join(str(self).split()),
+            "hint": self.hint,
+        }
 
-class SpecInvalid(PipelineError):
+
+# Codes leave out those that a shell or click gives a meaning of its own (2, 126 and above), and go
+# by decades: 10 specs and locks, 20 servers, 30 contents, 40 this machine, 50 gates, 60 weights,
+# 70 evidence, 80 hosts.
+
+
+class InputInvalid(PipelineError):
     exit_code = 10
+    meaning = "a spec, another file or an argument is not valid"
+
+
+class SpecInvalid(InputInvalid):
     meaning = "an image.yaml or series.yaml is not valid"
     hint = "Fix the named field; `sm120 schema` prints what the file may hold."
 
 
-class LockMissing(PipelineError):
+class GateInvalid(InputInvalid):
+    meaning = "a gate's case file is missing or not valid"
+    hint = "Fix the named field; README shows what a case holds."
+
+
+class TrustInvalid(InputInvalid):
+    meaning = "a trust or policy file is missing or not valid"
+    hint = "`sm120 keys show KEY` prints an entry; --trust names the file."
+
+
+class FactsUnreadable(InputInvalid):
+    meaning = "a file of host facts, a capture or a test result is damaged or of another kind"
+    hint = "Make it anew with `sm120 host facts --json` or `sm120 host check --json`."
+
+
+class ReferenceInvalid(InputInvalid):
+    meaning = "the name of an image in a registry is not valid or not complete"
+    hint = (
+        "Write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@sha256:…, with the registry's name."
+    )
+
+
+class AttachmentInvalid(InputInvalid):
+    meaning = "a file to attach to an image is missing, too large or has no type"
+    hint = "Write --attach FILE:TYPE, e.g. sbom.json:application/vnd.cyclonedx+json."
+
+
+class LockUnusable(PipelineError):
     exit_code = 11
+    meaning = "a lock is missing, out of date or was changed by hand"
+
+
+class LockMissing(LockUnusable):
     meaning = "an image has no lock for this platform"
     hint = "Make it with `sm120 lock IMAGE`."
 
 
-class LockStale(PipelineError):
-    exit_code = 12
-    meaning = "a lock answers an older spec"
+class LockStale(LockUnusable):
+    meaning = "a lock was made for an older spec"
     hint = "Look at what would move with `sm120 lock --diff`, then `sm120 lock IMAGE`."
 
 
-class LockEdited(PipelineError):
-    exit_code = 13
+class LockEdited(LockUnusable):
     meaning = "a lock was changed by hand or is damaged"
     hint = "Take the committed file back (`git checkout lockfiles`), or `sm120 lock` anew."
 
@@ -47,51 +98,82 @@ class LocksDisagree(LockEdited):
     meaning = "two locks of one commit name different contents"
 
 
-class GoldenMismatch(PipelineError):
-    exit_code = 14
-    meaning = "a build gave another digest than the committed one"
-    hint = "If you changed the spec or a patch on purpose: `sm120 build IMAGE --accept`."
+class Unresolvable(PipelineError):
+    exit_code = 12
+    meaning = "no packages satisfy a spec"
 
 
-class ResolveFailed(PipelineError):
-    exit_code = 15
-    meaning = "no set of wheels or .debs answers the spec"
-    hint = "Read the resolver's words above; loosen or correct the requirement."
+class ResolveFailed(Unresolvable):
+    meaning = "no set of wheels or .debs satisfies the spec"
+    hint = "Read the resolver's message above; loosen or correct the requirement."
 
 
-class UnknownPackage(PipelineError):
-    exit_code = 16
+class UnknownPackage(Unresolvable):
     meaning = "a Debian package is in no index that was read"
 
 
-class SignatureInvalid(PipelineError):
-    exit_code = 17
+class Unreachable(PipelineError):
+    exit_code = 20
+    meaning = "no server that was named could deliver a file"
+
+
+class SourceUnreachable(Unreachable):
+    meaning = "no configured source could deliver a locked file"
+    hint = (
+        "See `sm120 sources`; check proxy and network, then run it again: finished files are kept."
+    )
+
+
+class RegistryUnreachable(Unreachable):
+    meaning = "a registry does not answer, or answers only with server errors"
+    hint = (
+        "Check its name, the network and its CA (--ca), then run it again: nothing is sent twice."
+    )
+
+
+class MirrorUnknown(Unreachable):
+    meaning = "no Debian mirror is configured on this machine"
+    hint = "Set SM120_DEBIAN_MIRROR to the address of a Debian mirror."
+
+
+class BaseUnplaced(Unreachable):
+    meaning = "a foreign base image is needed, and no registry for it is named"
+    hint = "Name one with --base-registry REGISTRY[/PREFIX], or in SM120_BASE_REGISTRIES."
+
+
+class SourceMismatch(PipelineError):
+    exit_code = 21
+    meaning = "a server delivered something else than was locked, signed or announced"
+
+
+class DigestMismatch(SourceMismatch):
+    meaning = "a source delivered other bytes than the lock names"
+    hint = "Nothing was kept. Upstream changed under a fixed name: compare, then `sm120 lock`."
+
+
+class RevisionMoved(SourceMismatch):
+    meaning = "a repository changed while it was read, or no longer has the locked commit"
+    hint = "Lock again with `sm120 weights lock NAME --diff`, and look at what moved."
+
+
+class SignatureInvalid(SourceMismatch):
     meaning = "a Release file's signature is missing, wrong or by an unknown key"
     hint = "Nothing was used. Another mirror may help; a private one needs its keyring named."
 
 
-class IndexBroken(PipelineError):
-    exit_code = 18
+class IndexBroken(SourceMismatch):
     meaning = "an index or Release file is damaged, expired or contradicts itself"
     hint = "Nothing was used. Try again later or another mirror."
 
 
-class MirrorUnknown(PipelineError):
-    exit_code = 19
-    meaning = "this machine does not say where Debian's packages are"
-    hint = "Set SM120_DEBIAN_MIRROR to the address of a Debian mirror."
+class HubBroken(SourceMismatch):
+    meaning = "the Hub's answer is damaged or contradicts itself"
+    hint = "Nothing was kept. Try again later, or another HF_ENDPOINT."
 
 
-class SourceUnreachable(PipelineError):
-    exit_code = 20
-    meaning = "no configured source could deliver a locked file"
-    hint = "See `sm120 sources`; check proxy and network, then go on: finished files are kept."
-
-
-class DigestMismatch(PipelineError):
-    exit_code = 21
-    meaning = "a source delivered other bytes than the lock names"
-    hint = "Nothing was kept. Upstream changed under a fixed name: compare, then `sm120 lock`."
+class RegistryBroken(SourceMismatch):
+    meaning = "a registry's answer is damaged or contradicts itself"
+    hint = "Nothing of it was used. Try again; if it happens again, tell the registry's owner."
 
 
 class OfflineMiss(PipelineError):
@@ -100,396 +182,385 @@ class OfflineMiss(PipelineError):
     hint = "Run once without --offline, or name a folder that has it with --mirror."
 
 
-class CorruptArchive(PipelineError):
+class AccessRefused(PipelineError):
+    exit_code = 23
+    meaning = "the Hub or a registry does not let this user do that"
+
+
+class HubRefused(AccessRefused):
+    meaning = "the Hub does not let this user have a repository, a revision or a file"
+    hint = "Accept the licence on the model's page, and set HF_TOKEN or run `hf auth login`."
+
+
+class RegistryRefused(AccessRefused):
+    meaning = "a registry does not let this user do that"
+    hint = "`docker login REGISTRY` keeps a login where this command looks for it."
+
+
+class DeleteDisabled(AccessRefused):
+    meaning = "a registry does not allow deleting"
+    hint = "Its owner can: docker-registry needs `storage: delete: enabled: true`."
+
+
+class ContentUnusable(PipelineError):
     exit_code = 30
+    meaning = "a package, a base image or a model file is damaged, hostile or not supported"
+
+
+class CorruptArchive(ContentUnusable):
     meaning = "a wheel, .deb or base layer is damaged or contradicts itself"
     hint = "Nothing was kept. The published file itself is bad: pick another version."
 
 
-class HostileArchive(PipelineError):
+class HostileArchive(ContentUnusable):
+    meaning = "a wheel, .deb or base layer tries to write outside its own folder"
+    hint = "Nothing was kept. Do not use this package version; report it to its authors."
+
+
+class BaseUnusable(ContentUnusable):
+    meaning = "a foreign base image is for another platform, of no supported kind or contradictory"
+    hint = "Nothing was built on it. Name the digest of another image under `base`."
+
+
+class ModelUnreadable(ContentUnusable):
+    meaning = "a config.json or GGUF header is damaged or of a kind this tool does not know"
+
+
+class Conflict(PipelineError):
     exit_code = 31
-    meaning = "a wheel, .deb or base layer tries to write outside its place"
-    hint = "Nothing was kept. Do not use this package version; tell its authors."
+    meaning = "two packages, or a patch and the file it changes, contradict each other"
 
 
-class PathConflict(PipelineError):
-    exit_code = 32
+class PathConflict(Conflict):
     meaning = "two wheels write one path with different bytes"
     hint = "Name the one that must win under `python: prefer:` in image.yaml."
 
 
-class PatchConflict(PipelineError):
-    exit_code = 33
+class PatchConflict(Conflict):
     meaning = "a patch does not fit the file it is for"
     hint = "Redo the patch for this version; no fuzz and no offset is allowed."
 
 
-class NotReproducible(PipelineError):
-    exit_code = 34
+class OutputDiffers(PipelineError):
+    exit_code = 32
+    meaning = "a build gave other bytes than the build before it"
+
+
+class GoldenMismatch(OutputDiffers):
+    meaning = "a build gave another digest than the committed one"
+    hint = "If you changed the spec or a patch on purpose: `sm120 build IMAGE --accept`."
+
+
+class NotReproducible(OutputDiffers):
     meaning = "a rebuild gave other bytes"
     hint = "The first difference is named above; keep both layouts and report it."
 
 
-class StoreUnwritable(PipelineError):
+class StoreUnusable(PipelineError):
     exit_code = 40
+    meaning = "the store, or the disk it is on, cannot be used as it is"
+
+
+class StoreUnwritable(StoreUnusable):
     meaning = "the store cannot be written"
     hint = "Point SM120_STORE at a folder you own."
 
 
-class DiskFull(PipelineError):
-    exit_code = 41
+class DiskFull(StoreUnusable):
     meaning = "not enough disk space"
     hint = "Free some (`sm120 store trim`) or move SM120_STORE; what was finished is kept."
 
 
-class StoreDamaged(PipelineError):
-    exit_code = 42
-    meaning = "a file in the store is not what its name says"
+class StoreDamaged(StoreUnusable):
+    meaning = "a file in the store does not match the hash in its name"
     hint = "`sm120 store check --repair` removes damaged files; the next build makes them again."
 
 
 class FolderInTheWay(StoreDamaged):
-    hint = "Look what it is and move it away; the next build makes the file."
+    hint = "Look at what it is and move it away; the next build makes the file."
 
     def __init__(self, path: object) -> None:
         super().__init__(f"{path}: is a folder, where the store has a file")
 
 
-class UnknownImage(PipelineError):
-    exit_code = 43
-    meaning = "no such image, or it is not built yet"
-    hint = "`sm120 images` lists them; `sm120 build IMAGE` builds one."
-
-
-class NotAStore(PipelineError):
-    exit_code = 44
+class NotAStore(StoreUnusable):
     meaning = "the folder named as the store holds other things"
     hint = "Nothing in it was touched. Name a new or empty folder with --store or SM120_STORE."
 
 
-class MissingTool(PipelineError):
-    exit_code = 50
+class UnknownName(PipelineError):
+    exit_code = 41
+    meaning = "there is no image, weights set, tag or digest of that name"
+
+
+class UnknownImage(UnknownName):
+    meaning = "there is no such image, or it is not built yet"
+    hint = "`sm120 images` lists them; `sm120 build IMAGE` builds one."
+
+
+class WeightsUnknown(UnknownName):
+    meaning = "there is no such weights set, or the folder holds none that is known"
+    hint = "`sm120 weights list` shows the sets this checkout knows."
+
+
+class NotInRegistry(UnknownName):
+    meaning = "a registry holds no such repository, tag or digest"
+    hint = "`sm120 registry ls REGISTRY/REPOSITORY` shows its tags."
+
+
+class ToolUnavailable(PipelineError):
+    exit_code = 42
+    meaning = "a program, Docker or a port that this step needs is not available"
+
+
+class MissingTool(ToolUnavailable):
     meaning = "a program this step needs is not installed"
 
 
-class DockerUnavailable(PipelineError):
-    exit_code = 51
-    meaning = "no Docker daemon answers"
+class DockerUnavailable(ToolUnavailable):
+    meaning = "the Docker daemon does not answer"
     hint = (
         "Start Docker, or set DOCKER_HOST. Building needs no Docker, only loading and running do."
     )
 
 
-class GateInvalid(PipelineError):
-    exit_code = 60
-    meaning = "a gate's case file is missing or not valid"
-    hint = "Fix the named field; README shows what a case holds."
+class AddressUnusable(ToolUnavailable):
+    meaning = "a server cannot listen on its address, or its token or certificate cannot be used"
+    hint = "Choose another --port or --host; `ss -ltnp` shows which program uses a port."
 
 
-class GateFailed(PipelineError):
-    exit_code = 61
-    meaning = "a kernel of an image needs more than the target card has"
-    hint = "Patch its block sizes (`sm120 gate tune IMAGE CASE`), or list it as accepted with why."
+class GateNotPassed(PipelineError):
+    exit_code = 50
+    meaning = "an image does not run well on the target card, or a patch does not help"
 
 
-class GateUnknown(PipelineError):
-    exit_code = 62
-    meaning = "a gate could not be judged: nothing failed, but not everything was seen"
-    hint = "Each unknown case says why above; unknown is never taken for passed."
+class GateFailed(GateNotPassed):
+    meaning = "a kernel of an image needs more shared memory than the target card has"
+    hint = "Patch its block sizes (`sm120 gate tune IMAGE CASE`), or accept it with a reason."
 
 
-class GateEnvironment(PipelineError):
-    exit_code = 63
-    meaning = "the environment in which kernels are compiled could not be made"
+class GateWrong(GateNotPassed):
+    meaning = "a kernel of an image computes wrong numbers"
+    hint = "`sm120 gate run IMAGE --unpatched` shows whether a patch is at fault."
 
 
-class PatchUnproved(PipelineError):
-    exit_code = 64
-    meaning = "a patch is not needed, does nothing or does not do enough"
-    hint = "Drop a superseded or upstreamed patch; redo an inert one."
-
-
-class NoKernelImage(PipelineError):
-    exit_code = 65
+class NoKernelImage(GateNotPassed):
     meaning = "an object of an image holds no code that the target card can run"
     hint = "Take a build made for the card, or accept it with a reason in gates/arch.yaml."
 
 
-class GateWrong(PipelineError):
-    exit_code = 66
-    meaning = "a kernel of an image computes wrong numbers"
-    hint = (
-        "Compare the patched kernel with the published one; `--unpatched` says whose fault it is."
-    )
+class PatchUnproved(GateNotPassed):
+    meaning = "a patch is not needed, does nothing or does not do enough"
+    hint = "Drop a superseded or upstreamed patch; redo an inert one."
 
 
-class WeightsUnknown(PipelineError):
-    exit_code = 70
-    meaning = "no such weights set, or the folder holds none that is known"
-    hint = "`sm120 weights list` shows the sets this checkout knows."
+class GateUndecided(PipelineError):
+    exit_code = 51
+    meaning = "a gate could not be judged"
+
+
+class GateUnknown(GateUndecided):
+    meaning = "a gate could not be judged: nothing failed, but some cases have no result"
+    hint = "The reason stands with each unknown case above; unknown never counts as passed."
+
+
+class GateEnvironment(GateUndecided):
+    meaning = "the environment in which kernels are compiled could not be made"
 
 
 class WeightsDamaged(PipelineError):
-    exit_code = 71
+    exit_code = 60
     meaning = "files of a weights set are missing, short or changed"
     hint = "`sm120 weights verify DIR --repair` fetches only what is wrong."
 
 
-class HubRefused(PipelineError):
-    exit_code = 72
-    meaning = "the Hub does not let this user have a repository, a revision or a file"
-    hint = "Accept the licence on the model's page, and set HF_TOKEN or run `hf auth login`."
-
-
-class HubBroken(PipelineError):
-    exit_code = 73
-    meaning = "the Hub's answer is damaged or contradicts itself"
-    hint = "Nothing was kept. Try again later, or another HF_ENDPOINT."
-
-
-class RevisionMoved(PipelineError):
-    exit_code = 74
-    meaning = "a repository changed while it was read, or no longer has the locked commit"
-    hint = "Lock again with `sm120 weights lock NAME --diff`, and look at what moved."
-
-
 class DoesNotFit(PipelineError):
-    exit_code = 75
+    exit_code = 61
     meaning = "a model does not fit the memory it was asked to fit"
-    hint = "The table above says what is short; fewer tokens, a smaller quant or more cards help."
+    hint = "The table above shows what is short: use fewer tokens, a smaller quant or more GPUs."
 
 
-class ModelUnreadable(PipelineError):
-    exit_code = 76
-    meaning = "a config.json or GGUF header is damaged or of a kind this tool does not know"
+class KeyUnusable(PipelineError):
+    exit_code = 70
+    meaning = "a key is missing, cannot be read or cannot sign"
 
 
-class AddressUnusable(PipelineError):
-    exit_code = 77
-    meaning = "a server cannot listen where it was told to, or its token or certificate is no good"
-    hint = "Choose another --port or --host; see who has it with `ss -ltnp`."
-
-
-class ModelSignatureInvalid(PipelineError):
-    exit_code = 78
-    meaning = "a weights set's signature is missing, wrong, by another key or over other bytes"
-    hint = "Do not use the set. Fetch it again, or ask its signer for the right key."
-
-
-class TagMoved(PipelineError):
-    exit_code = 79
-    meaning = "verify: a tag names another image than the one that was signed under it"
-    hint = "Use the signed digest that is named above, and find out who moved the tag."
-
-
-class RecordInvalid(PipelineError):
-    exit_code = 80
-    meaning = "a statement, envelope or bundle is malformed"
-    hint = "Nothing in it was believed. Get the evidence again from where it was made."
-
-
-class KeyInvalid(PipelineError):
-    exit_code = 81
-    meaning = "a key cannot be read, is of another kind or lies open to others"
+class KeyInvalid(KeyUnusable):
+    meaning = "a key cannot be read, is of another kind or can be read by others"
     hint = "`sm120 keys new NAME` makes a good one, its public half beside it."
 
 
-class KeyExists(PipelineError):
-    exit_code = 82
+class KeyExists(KeyUnusable):
     meaning = "a key of that name is there already; it is never overwritten"
     hint = "Take another name: the old key is needed for what it signed."
 
 
-class SigningFailed(PipelineError):
-    exit_code = 83
-    meaning = "there is nothing to sign with, or what signs gave no good signature"
+class SigningFailed(KeyUnusable):
+    meaning = "there is no key to sign with, or the signing agent gave no valid signature"
     hint = "`sm120 keys new NAME` makes a key; --key, SM120_SIGNING_KEY or _AGENT name another."
 
 
-class TrustInvalid(PipelineError):
-    exit_code = 84
-    meaning = "a trust or policy file is missing or not valid"
-    hint = "`sm120 keys show KEY` prints an entry; --trust names the file."
+class EvidenceInvalid(PipelineError):
+    exit_code = 71
+    meaning = "evidence contradicts the artifact, its key or itself"
 
 
-class EvidenceStale(PipelineError):
-    exit_code = 85
-    meaning = "verify: the evidence holds, but something it speaks of has moved since"
-    hint = "Build and record again, or look at the state that was recorded."
-
-
-class EvidenceBroken(PipelineError):
-    exit_code = 86
+class EvidenceBroken(EvidenceInvalid):
     meaning = "verify: evidence contradicts the artifact, its key or itself"
-    hint = "Do not use it before you know why; the tree above says where."
+    hint = "Do not use it before you know why; the tree above shows where."
+
+
+class RecordInvalid(EvidenceInvalid):
+    meaning = "a statement, envelope or bundle is malformed"
+    hint = "Nothing in it was believed. Get the evidence again from where it was made."
+
+
+class ModelSignatureInvalid(EvidenceInvalid):
+    meaning = "the signature of a weights set is missing, wrong, by another key or over other bytes"
+    hint = "Do not use the set. Fetch it again, or ask its signer for the right key."
 
 
 class EvidenceUnsigned(PipelineError):
-    exit_code = 87
-    meaning = "verify: valid but unsigned: all of the evidence holds, and nobody signed it"
+    exit_code = 72
+    meaning = "verify: all of the evidence holds, but nobody signed it"
     hint = "`sm120 keys new NAME` makes a key and signs what was built here; others sign theirs."
 
 
 class EvidenceIncomplete(PipelineError):
-    exit_code = 88
-    meaning = "verify: nothing contradicts, but not everything could be checked"
-    hint = "The tree above says what is missing; unknown is never taken for valid."
+    exit_code = 73
+    meaning = "verify: nothing is wrong, but not everything could be checked"
+    hint = "The tree above shows what is missing; unknown never counts as valid."
 
 
-class PolicyRefused(PipelineError):
-    exit_code = 89
+class EvidenceStale(PipelineError):
+    exit_code = 74
+    meaning = "verify: the evidence holds, but something it describes has changed since"
+    hint = "Build and record again, or look at the state that was recorded."
+
+
+class TagMoved(PipelineError):
+    exit_code = 75
+    meaning = "verify: a tag names another image than the one that was signed under it"
+    hint = "Use the signed digest that is named above, and find out who moved the tag."
+
+
+class RefusedByPolicy(PipelineError):
+    exit_code = 76
+    meaning = "the evidence is not what a policy or the rules for publishing demand"
+
+
+class PolicyRefused(RefusedByPolicy):
     meaning = "verify: the evidence does not satisfy the policy file"
 
 
-class ReferenceInvalid(PipelineError):
-    exit_code = 90
-    meaning = "the name of an image in a registry is not valid, or does not say enough"
-    hint = (
-        "Write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@sha256:…, with the registry's name."
-    )
-
-
-class RegistryUnreachable(PipelineError):
-    exit_code = 91
-    meaning = "a registry does not answer, or only with errors of its own"
-    hint = (
-        "Check its name, the network, its CA (--ca); run it again: what arrived is not sent twice."
-    )
-
-
-class RegistryRefused(PipelineError):
-    exit_code = 92
-    meaning = "a registry does not let this user do that"
-    hint = "`docker login REGISTRY` keeps a login where this command looks for it."
-
-
-class RegistryBroken(PipelineError):
-    exit_code = 93
-    meaning = "a registry's answer is damaged or contradicts itself"
-    hint = "Nothing of it was used. Try again; if it stays so, tell the registry's owner."
-
-
-class NotInRegistry(PipelineError):
-    exit_code = 94
-    meaning = "a registry holds no such repository, tag or digest"
-    hint = "`sm120 registry ls REGISTRY/REPOSITORY` shows its tags."
-
-
-class PublishRefused(PipelineError):
-    exit_code = 95
+class PublishRefused(RefusedByPolicy):
     meaning = "an image was not published: its gates did not pass, or were not run on it"
     hint = "`sm120 build IMAGE --gate` judges it; `--force-ungated REASON` publishes and says so."
 
 
-class DeleteDisabled(PipelineError):
-    exit_code = 96
-    meaning = "a registry does not allow deleting"
-    hint = "Its owner can: docker-registry needs `storage: delete: enabled: true`."
+class HostNotFit(PipelineError):
+    exit_code = 80
+    meaning = "a host is not set up as it should be, or no longer is"
 
 
-class AttachmentInvalid(PipelineError):
-    exit_code = 97
-    meaning = "what should be attached to an image is missing, too large or of no named type"
-    hint = "Write --attach FILE:TYPE, e.g. sbom.json:application/vnd.cyclonedx+json."
+class HostUnfit(HostNotFit):
+    meaning = "a host is set up in a way that breaks or slows its GPUs"
+    hint = "Each failed rule above names its fix."
 
 
-class BaseUnplaced(PipelineError):
-    exit_code = 98
-    meaning = "a foreign base image is needed, and no registry is named that could have it"
-    hint = "Name one with --base-registry REGISTRY[/PREFIX], or in SM120_BASE_REGISTRIES."
+class PromiseBroken(HostNotFit):
+    meaning = "a host does not have what its roles promise"
+    hint = "Each broken promise above names its fix; most are repaired by `nox -s provision`."
 
 
-class BaseUnusable(PipelineError):
-    exit_code = 99
-    meaning = "a foreign base image is for another platform, of no supported kind or contradictory"
-    hint = "Nothing stands on it. Name the digest of another image under `base`."
-
-
-class FactsUnreadable(PipelineError):
-    exit_code = 100
-    meaning = "a file of host facts, a capture or a probe's answer is damaged or of another kind"
-    hint = "Make it anew with `sm120 host facts --json` or `sm120 host check --json`."
-
-
-class HostUnfit(PipelineError):
-    exit_code = 101
-    meaning = "a host is set up in a way that breaks or slows its cards"
-    hint = "Each failed rule above names its cure."
-
-
-class HostUnknown(PipelineError):
-    exit_code = 102
-    meaning = "a host could not be judged: nothing failed, but not everything was seen"
-    hint = "Each unknown row says why above; unknown is never taken for passed."
-
-
-class ProbeFailed(PipelineError):
-    exit_code = 103
-    meaning = "a function test failed: wrong data, a hang, a dead process or too slow"
-    hint = "The row names it; `sm120 host doctor` tells known causes and cures."
-
-
-class ProbeUnstarted(PipelineError):
-    exit_code = 104
-    meaning = "the function tests could not be started or gave no answer"
-    hint = "Name a Python that has torch with --python, or run them inside an engine image."
-
-
-class HostDrifted(PipelineError):
-    exit_code = 105
+class HostDrifted(HostNotFit):
     meaning = "a host is no longer what was recorded"
     hint = "Run the playbook again, or record the new facts if the change was meant."
 
 
-class HostOutlier(PipelineError):
-    exit_code = 106
+class HostOutlier(HostNotFit):
     meaning = "a host differs from its equals"
     hint = "Look at the named card, slot or cable first."
 
 
-class IssueFound(PipelineError):
-    exit_code = 107
+class IssueFound(HostNotFit):
     meaning = "a known issue was recognised in a log or in a host's facts"
-    hint = "Each finding above names its cause and its cure."
+    hint = "Each finding above names its cause and its fix."
 
 
-class NothingTuned(PipelineError):
-    exit_code = 108
-    meaning = "no NCCL setting finished the sweep"
-    hint = "The table names how each ended; check the host first: `sm120 host check`."
+class HostUndecided(PipelineError):
+    exit_code = 81
+    meaning = "a host could not be judged"
 
 
-class PromiseBroken(PipelineError):
-    exit_code = 109
-    meaning = "a host does not have what its roles promised"
-    hint = "Each broken promise above names its cure; most are repaired by `nox -s provision`."
+class HostUnknown(HostUndecided):
+    meaning = "a host could not be judged: nothing failed, but not everything is known"
+    hint = "The reason stands in each unknown row above; unknown never counts as passed."
+
+
+class ProbeUnstarted(HostUndecided):
+    meaning = "the function tests could not be started or gave no result"
+    hint = "Name a Python that has torch with --python, or run them inside an engine image."
 
 
 class HostUnreached(PipelineError):
-    exit_code = 110
-    meaning = "a host could not be reached, so nothing is known of it"
-    hint = "Look at its power, network, SSH key and sudo; the others were checked."
+    exit_code = 82
+    meaning = "a host could not be reached, so nothing is known about it"
+    hint = "Check its power, network, SSH key and sudo; the other hosts were checked."
 
 
-class FleetUnready(PipelineError):
-    exit_code = 111
-    meaning = "an inventory or playbook cannot be run, so no host was looked at"
-    hint = "Read Ansible's words above; `ansible-inventory -i INVENTORY --list` shows what it sees."
+class HostTestFailed(PipelineError):
+    exit_code = 83
+    meaning = "a function test of a host's GPUs failed"
 
 
-class ProvisionFailed(PipelineError):
-    exit_code = 112
+class ProbeFailed(HostTestFailed):
+    meaning = "a function test failed: wrong data, a hang, a dead process or too slow"
+    hint = "The row names it; `sm120 doctor` names known causes and fixes."
+
+
+class NothingTuned(HostTestFailed):
+    meaning = "no NCCL setting finished the sweep"
+    hint = "The table names the error of each; check the host first: `sm120 host check`."
+
+
+class ProvisioningFailed(PipelineError):
+    exit_code = 84
+    meaning = "provisioning stopped before all hosts were done"
+
+
+class ProvisionFailed(ProvisioningFailed):
     meaning = "the playbook ended with failed or unreached hosts"
-    hint = "Ansible's words above name host, cause and cure; the play can be run again."
+    hint = "Ansible's messages above name the host and the cause; the play can be run again."
+
+
+class FleetUnready(ProvisioningFailed):
+    meaning = "an inventory or playbook cannot be run, so no host was checked"
+    hint = (
+        "Read Ansible's message above; `ansible-inventory -i INVENTORY --list` shows what it sees."
+    )
 
 
 class Interrupted(PipelineError):
     exit_code = 130
     meaning = "stopped by Ctrl-C or a signal"
-    hint = "Nothing is half-written; run it again to go on."
+    hint = "No file is left half-written; run it again to continue."
 
 
-def exit_codes() -> list[tuple[int, str, str, str]]:
-    """Rows of (code, name, meaning, hint) in order of code, for the README and `sm120 --help`."""
-    kinds: list[type[PipelineError]] = [PipelineError, *PipelineError.__subclasses__()]
-    return sorted((k.exit_code, k.__name__, k.meaning, k.hint) for k in kinds)
+def error_families() -> list[type[PipelineError]]:
+    """The classes that have an exit code of their own, in the order of their codes."""
+    families: list[type[PipelineError]] = [PipelineError, *PipelineError.__subclasses__()]
+    return sorted(families, key=lambda family: family.exit_code)
+
+
+def error_kinds(family: type[PipelineError]) -> list[type[PipelineError]]:
+    """The errors of a family that are raised: those below it, or itself where there are none."""
+    if family is PipelineError:
+        return [family]
+    return list(_below(family)) or [family]
+
+
+def _below(kind: type[PipelineError]) -> Iterator[type[PipelineError]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _below(child)

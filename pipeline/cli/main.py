@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -167,7 +168,11 @@ def _end(error: PipelineError, debug: bool) -> None:
     with suppress(BrokenPipeError):
         if debug:
             traceback.print_exc()
-        print(f"sm120: {' '.join(str(error).split())}", file=sys.stderr)
-        if error.hint:
-            print(f"       {error.hint}", file=sys.stderr)
+        if "--json" in sys.argv:
+            # on stderr: stdout may already hold the result, and stays one JSON document
+            print(json.dumps(error.as_json(), ensure_ascii=False), file=sys.stderr)
+        else:
+            print(f"sm120: {' '.join(str(error).split())}", file=sys.stderr)
+            if error.hint:
+                print(f"       {error.hint}", file=sys.stderr)
     sys.exit(error.exit_code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -58,11 +57,13 @@ def check(context: click.Context, repair: bool, as_json: bool) -> None:
             upkeep.repair(bad)
     if as_json:
         say_json({"damaged": [str(p) for p in bad], "repaired": repair})
-        sys.exit(StoreDamaged.exit_code if bad and not repair else 0)
-    for path in bad:
-        click.echo(f"{'removed' if repair else 'damaged'}: {path}")
+    else:
+        for path in bad:
+            click.echo(f"{'removed' if repair else 'damaged'}: {path}")
     if bad and not repair:
         raise StoreDamaged(f"{len(bad)} damaged files")
+    if as_json:
+        return
     click.echo("the store is whole" if not bad else f"{len(bad)} damaged files removed")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -207,7 +206,7 @@ def _answer_json(
             "statements": [each._asdict() for each in said],
         }
     )
-    sys.exit(0 if whole else WeightsDamaged.exit_code)
+    _end_if_damaged(reports)
 
 
 @click.command()
@@ -244,7 +243,7 @@ def scrub(
     damaged = any(finding.damage for s in slices for finding in s.findings)
     if as_json:
         say_json({"whole": not damaged, "sets": [s.model_dump() for s in slices]})
-        sys.exit(WeightsDamaged.exit_code if damaged else 0)
+        return _end_if_damaged(slices)
     findings = [finding for s in slices for finding in s.findings]
     if findings:
         click.echo(_table(findings) + "\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,10 +144,10 @@ def record(
     if signer := find_signer(key_path, os.environ):
         _keep(place, records.as_json(made), signer)
     found = made.predicate.verification
+    if found.result == "damaged":
+        raise WeightsDamaged(f"{place.lock.name}: {'; '.join(found.why)}")
     if found.result != "verified":
         log.say(f"{found.result}: {'; '.join(found.why)}")
-    if found.result == "damaged":
-        sys.exit(WeightsDamaged.exit_code)
 
 
 def _keep(place: Place, said: dict[str, Any], signer: Signer) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import MirrorUnknown, SourceUnreachable
+
 ROOT = Path(__file__).resolve().parents[2]
-NO_SOURCE = (19, 20)  # MirrorUnknown, SourceUnreachable
+NO_SOURCE = (MirrorUnknown.exit_code, SourceUnreachable.exit_code)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.cli.common import host_platform
 from pipeline.cli.registry import open_registry
+from pipeline.errors import EvidenceBroken, EvidenceIncomplete, RecordInvalid, TagMoved
 from pipeline.oci.reference import parse_repository
 from tests.integration.built import build_image, run_sm120, sm120
 from tests.integration.published import (
@@ -90,7 +91,10 @@ def test_a_layout_pulled_with_its_evidence_is_the_image_built_and_verifies(
     assert done.returncode == 0, done.stderr + done.stdout
     spoiled = next(iter(built))
     (folder / "blobs" / "sha256" / spoiled).write_bytes(b"other")
-    assert site.verify(str(folder)).returncode in (86, 80)
+    assert site.verify(str(folder)).returncode in (
+        EvidenceBroken.exit_code,
+        RecordInvalid.exit_code,
+    )
 
 
 def test_a_tag_that_is_moved_after_signing_is_found_out(site: Site, tmp_path: Path) -> None:
@@ -115,7 +119,7 @@ def test_a_tag_that_is_moved_after_signing_is_found_out(site: Site, tmp_path: Pa
         if previous is not None:
             os.environ["DOCKER_CONFIG"] = previous
     done = site.verify(f"{site.place}:stable")
-    assert done.returncode == 79, done.stderr
+    assert done.returncode == TagMoved.exit_code, done.stderr
     assert "moved after signing" in done.stderr
     assert site.verify(f"{site.place}:v1").returncode == 0
 
@@ -126,7 +130,7 @@ def test_a_stranger_who_trusts_another_key_is_told_so(site: Site, tmp_path: Path
     ca = ("--ca", str(site.registry.ca_file))
     given = ("verify", f"{site.place}:v1", "--trust", f"{tmp_path}/trust.yaml", *ca)
     done = run_sm120(site.built.store, *given, DOCKER_CONFIG=site.config)
-    assert done.returncode == 86
+    assert done.returncode == EvidenceBroken.exit_code
     assert "does not know" in done.stderr
 
 
@@ -135,4 +139,4 @@ def test_an_image_published_bare_is_never_called_valid(site: Site) -> None:
     options = ("--platform", "host", "--no-evidence", "--json", "--ca", str(site.registry.ca_file))
     done = sm120(site.built.store, "publish", IMAGE, place, *options, DOCKER_CONFIG=site.config)
     assert json.loads(done.stdout)["evidence"] == "left out"
-    assert site.verify(place).returncode == 88
+    assert site.verify(place).returncode == EvidenceIncomplete.exit_code

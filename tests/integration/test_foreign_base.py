@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from pipeline.cli.common import host_platform
+from pipeline.errors import EvidenceIncomplete, RegistryUnreachable, ResolveFailed, UnknownImage
 from tests.integration.built import NO_SOURCE, Built, build_image, sm120
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.registry import Registry
@@ -85,7 +86,7 @@ def site(base: Built, registry: Registry, tmp_path_factory: pytest.TempPathFacto
     (found.spec.parent / "say.py").write_text(SAY)
     (found.spec.parent / "own").write_text("ours")
     done = found.run(folder / "store", "lock", "mine")
-    if done.returncode in (*NO_SOURCE, 15):
+    if done.returncode in (*NO_SOURCE, ResolveFailed.exit_code):
         pytest.skip(f"the wheel cannot be looked up here: {done.stderr.strip()[-200:]}")
     assert done.returncode == 0, done.stderr
     return found
@@ -148,7 +149,7 @@ def test_the_chain_leads_to_the_base_and_never_calls_its_contents_valid(
     trust.write_text(f"format: 1\nkeys:\n{entry[entry.index('- name:') :]}\n")
     site.do(store, "record", "mine", "--key", str(key))
     done = site.run(store, "verify", "mine", "--trust", str(trust))
-    assert done.returncode == 88, done.stdout + done.stderr
+    assert done.returncode == EvidenceIncomplete.exit_code, done.stdout + done.stderr
     assert f"base image {REPOSITORY}@{base.digest}" in done.stdout
     vouched = f'bases: {{"{base.digest}": "built and published by us"}}\n'
     trust.write_text(trust.read_text() + vouched)
@@ -202,7 +203,10 @@ def test_an_image_that_docker_made_and_pushed_is_a_base_too(
     out = client.containers.run(f"sm120/mine:{built[7:19]}", remove=True)
     assert out == b"made\nours\ngone\n7:8 750\n"
     assert "the base image" in site.do(store, "explain", "/srv/made", "--image", "mine")
-    assert site.run(store, "explain", "/usr/bin/tac", "--image", "mine").returncode == 43
+    assert (
+        site.run(store, "explain", "/usr/bin/tac", "--image", "mine").returncode
+        == UnknownImage.exit_code
+    )
     labels = client.images.get(f"sm120/mine:{built[7:19]}").labels
     assert "by" not in labels
 
@@ -213,4 +217,4 @@ def test_a_registry_that_is_gone_stops_only_who_needs_it(
     nowhere = {"SM120_BASE_REGISTRIES": "127.0.0.1:9"}
     site.do(store, "build", "mine", **nowhere)
     done = site.run(tmp_path / "empty", "build", "mine", **nowhere)
-    assert done.returncode == 91, done.stderr
+    assert done.returncode == RegistryUnreachable.exit_code, done.stderr

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
 from pipeline.gate.smem.stub_libraries import shared_object
 from tests.integration.built import ROOT, run_sm120
 
@@ -21,7 +22,7 @@ PATCH = "0001-extend-attention-sm120-blocks.patch"
 def gate(store: Path, *args: str) -> Any:
     """A gate's result, however it ended."""
     done = run_sm120(store, "gate", *args, "--json")
-    assert done.returncode in (0, 61, 62), done.stderr[-2000:]
+    assert done.returncode in (0, GateFailed.exit_code, GateUnknown.exit_code), done.stderr[-2000:]
     return json.loads(done.stdout)
 
 
@@ -111,7 +112,7 @@ def test_the_seeds_patch_is_superseded_from_0_5_9_on(big_store: Path) -> None:
 
 def test_a_version_that_no_index_has_ends_the_command_with_one_line(big_store: Path) -> None:
     done = run_sm120(big_store, "patches", "sglang-k2", "--against", "9.9.9")
-    assert done.returncode == 60
+    assert done.returncode == GateInvalid.exit_code
     assert "sglang 9.9.9: no index has a wheel of this version" in done.stderr
 
 
@@ -129,7 +130,7 @@ def test_a_branch_that_is_never_reached_makes_the_patch_inert(
         check=False,
     )
     assert [v["state"] for v in json.loads(done.stdout)] == ["inert"]
-    assert done.returncode == 64
+    assert done.returncode == PatchUnproved.exit_code
 
 
 def dead_code_checkout(tmp_path: Path) -> Path:

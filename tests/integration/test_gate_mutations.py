@@ -223,11 +223,14 @@ def test_a_patch_that_computes_wrong_numbers_is_wrong_and_ends_the_commands(
             cwd=ROOT,
             check=False,
         )
-        ended[verb[0]] = (done.returncode, json.loads(done.stdout))
-    code, verdicts = ended["patches"]
-    assert (code, [v["state"] for v in verdicts]) == (64, ["wrong"])
-    code, result = ended["gate"]
-    assert (code, result["numerics"]["verdict"]) == (66, "wrong")
+        ended[verb[0]] = (
+            json.loads(done.stderr.splitlines()[-1])["error"],
+            json.loads(done.stdout),
+        )
+    error, verdicts = ended["patches"]
+    assert (error, [v["state"] for v in verdicts]) == ("PatchUnproved", ["wrong"])
+    error, result = ended["gate"]
+    assert (error, result["numerics"]["verdict"]) == ("GateWrong", "wrong")
     wrong = {c["name"] for c in result["numerics"]["cases"] if c["verdict"] == "wrong"}
     assert MLA in wrong
     assert f"{MLA}-mask" not in wrong

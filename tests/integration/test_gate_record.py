@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.errors import GateInvalid, GateUnknown
 from tests.integration.built import ROOT, run_sm120, sm120
 
 OLD = "sglang.srt.layers.attention.triton_ops.extend_attention:extend_attention_fwd"
@@ -59,7 +60,7 @@ def judged(checkout: Path, store: Path) -> Any:
         cwd=ROOT,
         check=False,
     )
-    assert done.returncode == 62, done.stderr[-2000:]
+    assert done.returncode == GateUnknown.exit_code, done.stderr[-2000:]
     return json.loads(done.stdout)
 
 
@@ -73,12 +74,12 @@ def test_other_cards_are_judged_too(big_store: Path, arch: str) -> None:
 def test_the_assembler_of_triton_3_5_does_not_know_sm_121(big_store: Path) -> None:
     some = ("--only", "extend-*")
     done = run_sm120(big_store, "gate", "sglang-k2", "--arch", "sm_121", *some, "--json")
-    assert done.returncode == 62
+    assert done.returncode == GateUnknown.exit_code
     result = json.loads(done.stdout)
     assert all("'sm_121a' is not defined" in c["words"] for c in result["cases"])
 
 
 def test_an_unknown_card_is_refused_with_the_known(big_store: Path) -> None:
     done = run_sm120(big_store, "gate", "sglang-k2", "--arch", "sm_999")
-    assert done.returncode == 60
+    assert done.returncode == GateInvalid.exit_code
     assert "sm_120, sm_121, sm_100, sm_90, sm_89, sm_86" in done.stderr

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from pipeline.errors import PromiseBroken
 from tests.integration.host_command import verify
 from tests.integration.site import LEFT, Site, new_site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER
@@ -84,7 +85,7 @@ def promises_broken_by(site: Site, harm: str, undo: str) -> set[str]:
     site.first.shell(harm)
     found = verify(site, "--role", "container_runtime")
     site.first.shell(undo)
-    assert found.code == 109, found.out
+    assert found.code == PromiseBroken.exit_code, found.out
     return found.rows("n1", "failed", "unknown")
 
 

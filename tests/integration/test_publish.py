@@ -20,6 +20,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from pipeline.cli.common import host_platform
 from pipeline.cli.registry import open_registry
+from pipeline.errors import (
+    DeleteDisabled,
+    NotInRegistry,
+    PipelineError,
+    RegistryBroken,
+    RegistryRefused,
+    RegistryUnreachable,
+)
 from pipeline.oci.reference import parse_repository
 from pipeline.publish.attachment import Attachment, Content, attach
 from pipeline.registry.referrers import fallback_tag
@@ -45,6 +53,7 @@ from tests.testbed.packages import ensure_debian_packages, find_program
 from tests.testbed.registry import Registry, oci_registry
 from tests.testbed.tiny_gguf import expected_text
 
+Kind = type[PipelineError]
 IMAGE = "llama-cpp-cpu"
 
 
@@ -99,18 +108,22 @@ def test_through_tls_and_password_and_back_every_byte_is_the_same(
 
 
 @pytest.mark.parametrize(
-    ("login", "with_ca", "code"),
-    [(f"{USER}:wrong", True, 92), ("", True, 92), (f"{USER}:{PASSWORD}", False, 91)],
+    ("login", "with_ca", "error"),
+    [
+        (f"{USER}:wrong", True, RegistryRefused),
+        ("", True, RegistryRefused),
+        (f"{USER}:{PASSWORD}", False, RegistryUnreachable),
+    ],
 )
 def test_without_the_password_or_the_ca_nothing_is_published(
-    image: Built, guarded: Registry, tmp_path: Path, login: str, with_ca: bool, code: int
+    image: Built, guarded: Registry, tmp_path: Path, login: str, with_ca: bool, error: Kind
 ) -> None:
     config = keep_login(tmp_path / "docker", guarded.host_port if login else "other", login)
     ca = ("--ca", str(guarded.ca_file)) if with_ca else ()
     ended = run_sm120(
         image.store, "publish", IMAGE, f"{guarded.host_port}/x:v1", *ca, DOCKER_CONFIG=config
     )
-    assert ended.returncode == code, ended.stderr
+    assert ended.returncode == error.exit_code, ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -287,24 +300,24 @@ def truncated(reply: Reply) -> Reply:
 
 
 WRONG = "sha256:" + "0" * 64
-LASTING: dict[str, tuple[str, str, Fault, int, int]] = {
+LASTING: dict[str, tuple[str, str, Fault, int, Kind]] = {
     "401 for ever": (
         *("HEAD", "blobs", status(401, WWW_Authenticate='Basic realm="x"')),
-        *(99, 92),
+        *(99, RegistryRefused),
     ),
-    "403": ("POST", "uploads", status(403), 99, 92),
-    "429 for ever": ("PUT", "uploads", status(429, Retry_After="0"), 99, 91),
-    "500 for ever": ("PUT", "manifests/sha256", status(500), 99, 91),
+    "403": ("POST", "uploads", status(403), 99, RegistryRefused),
+    "429 for ever": ("PUT", "uploads", status(429, Retry_After="0"), 99, RegistryUnreachable),
+    "500 for ever": ("PUT", "manifests/sha256", status(500), 99, RegistryUnreachable),
     "a blob's digest answered wrongly": (
         *("PUT", "uploads", with_headers(Docker_Content_Digest=WRONG)),
-        *(1, 93),
+        *(1, RegistryBroken),
     ),
     "a manifest's digest answered wrongly": (
         *("GET", "manifests/sha256", with_headers(Docker_Content_Digest=WRONG)),
-        *(9, 93),
+        *(9, RegistryBroken),
     ),
-    "a truncated manifest": ("GET", "manifests/sha256", changed(truncated), 9, 93),
-    "no Location": ("POST", "uploads", status(202), 9, 93),
+    "a truncated manifest": ("GET", "manifests/sha256", changed(truncated), 9, RegistryBroken),
+    "no Location": ("POST", "uploads", status(202), 9, RegistryBroken),
 }
 
 
@@ -312,10 +325,10 @@ LASTING: dict[str, tuple[str, str, Fault, int, int]] = {
 def test_a_fault_that_lasts_ends_with_its_own_code_and_no_tag(
     bench: Bench, door: Door, name: str
 ) -> None:
-    method, place, fault, times, code = LASTING[name]
+    method, place, fault, times, error = LASTING[name]
     door.fail(method, place, fault, times)
     ended = bench.run("publish", "tiny", f"{door.host_port}/app:v1")
-    assert ended.returncode == code, ended.stderr
+    assert ended.returncode == error.exit_code, ended.stderr
     assert "Traceback" not in ended.stderr
     door.faults.clear()
     assert complete_digest(door) is None
@@ -336,7 +349,10 @@ def test_uploads_and_blobs_that_lie_elsewhere_get_no_login(
         for method, place in (("POST", "uploads/"), ("PUT", "uploads/"), ("HEAD", "blobs")):
             away = status(307, Location=f"{elsewhere.url}/v2/app/blobs/uploads/1")
             door.fail(method, place, away)
-            assert bench.run("publish", "tiny", f"{door.host_port}/app:v1").returncode == 92
+            assert (
+                bench.run("publish", "tiny", f"{door.host_port}/app:v1").returncode
+                == RegistryRefused.exit_code
+            )
             assert not door.faults
             door.faults.clear()
         assert elsewhere.asked
@@ -359,7 +375,10 @@ def test_clearing_leaves_kept_images_pullable_and_their_evidence_in_place(
     assert door.count("DELETE") == 0
     assert bench.run("registry", "gc", at, "--keep", "v*", "--really").returncode == 0
     assert complete_digest(door) == kept["digest"]
-    assert bench.run("pull", f"{at}@{gone['digest']}", str(tmp_path / "a")).returncode == 94
+    assert (
+        bench.run("pull", f"{at}@{gone['digest']}", str(tmp_path / "a")).returncode
+        == NotInRegistry.exit_code
+    )
     pulled = bench.run("pull", f"{at}:v1", str(tmp_path / "b"), "--evidence", "--json")
     assert len(json.loads(pulled.stdout)["evidence"]) == 1
 
@@ -371,5 +390,5 @@ def test_a_registry_that_does_not_delete_says_what_it_needs(bench: Bench, tmp_pa
         bench.publish(door)
         bench.publish(door, "old", "--index")
         ended = bench.run("registry", "gc", f"{door.host_port}/app", "--keep", "v1", "--really")
-        assert ended.returncode == 96
+        assert ended.returncode == DeleteDisabled.exit_code
         assert "delete: enabled: true" in ended.stderr

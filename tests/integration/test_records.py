@@ -18,6 +18,7 @@ from pipeline.attest.keys import LocalSigner, new_key, public_pem, write_key
 from pipeline.attest.names import HOST_FACTS, PROVENANCE
 from pipeline.attest.statement import moment, state
 from pipeline.cli.common import host_platform
+from pipeline.errors import EvidenceBroken
 from pipeline.model import canonical_json, sha256_of
 from tests.integration.built import Built, build_image, run_sm120, sm120
 from tests.testbed.registry import Registry
@@ -88,7 +89,7 @@ def test_a_real_image_is_not_valid_with_another_trust_file(
     done = run_sm120(
         recorded.built.store, "verify", recorded.built.name, "--trust", f"{tmp_path}/trust.yaml"
     )
-    assert done.returncode == 86
+    assert done.returncode == EvidenceBroken.exit_code
     assert "does not know" in done.stderr
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import GoldenMismatch, OfflineMiss
 from tests.integration.built import ROOT, build_image, run_sm120, sm120
 
 IMAGE = "llama-cpp-cpu"
@@ -71,7 +72,7 @@ def collected(store: Path, tmp_path: Path) -> Path:
 
 def test_offline_without_the_files_names_the_first_missing_one(tmp_path: Path) -> None:
     done = run_sm120(tmp_path / "store", "build", IMAGE, "--offline")
-    assert done.returncode == 22
+    assert done.returncode == OfflineMiss.exit_code
     assert "not in the store" in done.stderr
 
 
@@ -85,5 +86,5 @@ def test_a_build_of_other_inputs_fails_and_says_which(small_store: Path, tmp_pat
     command = [sys.executable, "-m", "pipeline", "--checkout", str(checkout)]
     command += ["--store", str(small_store), "build", IMAGE, "--platform", "linux/amd64"]
     done = subprocess.run(command, text=True, capture_output=True, cwd=ROOT)
-    assert done.returncode == 14
+    assert done.returncode == GoldenMismatch.exit_code
     assert "these inputs changed: files" in done.stderr

@@ -17,6 +17,7 @@ from typing import Any
 import bcrypt
 import pytest
 
+from pipeline.errors import HostOutlier, HostUnreached, LockStale, PromiseBroken, ProvisionFailed
 from tests.integration.host_command import Ended, command, verify
 from tests.integration.site import Site, new_site
 from tests.testbed.dockerd import DockerDaemon
@@ -115,7 +116,7 @@ def test_what_is_broken_on_one_node_is_named_there_with_its_cure_and_what_moved(
     for script in BREAKS.values():
         site.second.shell(script)
     found = verify(site)
-    assert found.code == 109, found.err
+    assert found.code == PromiseBroken.exit_code, found.err
     assert found.rows("v1", "failed", "unknown") == set()
     assert found.rows("v2", "failed") == set(BREAKS)
     assert found.rows("v2", "unknown") == set()
@@ -144,7 +145,7 @@ def test_a_node_that_is_down_is_not_reached_and_the_other_is_judged(
         found = verify(site)
     finally:
         site.second.start()
-    assert found.code == 110
+    assert found.code == HostUnreached.exit_code
     assert found.host("v2")["verdict"] == "not reached"
     assert found.host("v2")["rows"] == []
     assert found.host("v1")["verdict"] == "passed"
@@ -158,7 +159,7 @@ def test_a_wrong_sudo_password_and_none_at_all_leave_nothing_called_passed(
     assert provisioned.code == 0
     for password, words in (("wrong", "does not accept"), ("", "asks for a password")):
         found = verify(site, "--limit", "v1", ansible_become_password=password)
-        assert found.code == 110
+        assert found.code == HostUnreached.exit_code
         assert words in found.host("v1")["unreached"]
 
 
@@ -172,7 +173,7 @@ def test_a_lock_that_answers_another_spec_stops_before_any_host_is_asked(
         ended = command(site, "provision", *AT_ONCE)
     finally:
         spec.write_text(kept)
-    assert ended.code == 12
+    assert ended.code == LockStale.exit_code
     assert "PLAY" not in ended.out
 
 
@@ -195,7 +196,7 @@ def test_a_canary_that_fails_leaves_the_others_untouched(site: Site, provisioned
         ended = command(site, "provision")
     finally:
         site.first.shell("mv /root/kept /etc/nccl.conf")
-    assert ended.code == 112
+    assert ended.code == ProvisionFailed.exit_code
     assert "was not written by this role and is left alone" in " ".join(ended.out.split())
     assert "v2" not in recap_of(ended.out)
     assert differences(untouched, snapshot(site.second), ()) == []
@@ -356,7 +357,7 @@ def test_settings_that_others_planted_are_found_all_at_once_and_one_by_one(
     for plant, _, _ in PLANTED:
         site.second.shell(plant)
     found = verify(site, **whole)
-    assert found.code == 109
+    assert found.code == PromiseBroken.exit_code
     assert found.rows("v1", "failed", "unknown") == set()
     assert found.rows("v2", "failed", "unknown") == {promise for _, _, promise in PLANTED}
     for _, undo, _ in PLANTED:
@@ -379,7 +380,7 @@ def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
     for script in ALL_BREAKS.values():
         site.second.shell(script)
     found = verify(site, "--functions", "sm120/vllm:none", "--save", str(tmp_path), **whole)
-    assert found.code == 109
+    assert found.code == PromiseBroken.exit_code
     assert found.rows("v1", "failed", "unknown") == set()
     assert found.rows("v2", "failed") == set(ALL_BREAKS)
     assert "module-proprietary" in [f["issue"]["id"] for f in found.host("v2")["findings"]]
@@ -397,6 +398,6 @@ def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
         text=True,
         check=False,
     )
-    assert odd.returncode == 106
+    assert odd.returncode == HostOutlier.exit_code
     assert "v2" in odd.stdout
     assert "driver.version" in odd.stdout

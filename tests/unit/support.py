@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.cli.main import main
+from pipeline.cli import main as door
+from pipeline.errors import PipelineError
 from pipeline.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
 from pipeline.spec.checkout import Checkout
 from tests import makers
@@ -139,6 +140,7 @@ class Ended:
     code: int
     out: str
     err: str
+    error: str = ""  # the class of the error, where one was raised
 
     @property
     def json(self) -> Any:
@@ -156,16 +158,29 @@ class Command:
 
     def __call__(self, *args: str | Path) -> Ended:
         self._capfd.readouterr()
+        raised: list[PipelineError] = []
         with self._monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["sm120", *map(str, args)])
+            patch.setattr(door, "_end", _noting(door._end, raised))
             patch.chdir(self.cwd)
-            code = _ended(main)
-        return Ended(code, *self._capfd.readouterr())
+            code = _ended(door.main)
+        assert not raised or code == raised[0].exit_code
+        return Ended(code, *self._capfd.readouterr(), *(type(e).__name__ for e in raised))
 
 
 def build_tiny(sm120: Command, *args: str) -> Ended:
     """Build `tiny` from the folder `mirror` alone."""
     return sm120("build", "tiny", "--offline", "--mirror", sm120.cwd / "mirror", *args)
+
+
+def _noting(
+    end: Callable[[PipelineError, bool], None], raised: list[PipelineError]
+) -> Callable[[PipelineError, bool], None]:
+    def noted(error: PipelineError, debug: bool) -> None:
+        raised.append(error)
+        end(error, debug)
+
+    return noted
 
 
 def _ended(run: Callable[[], None]) -> int:

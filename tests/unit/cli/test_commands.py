@@ -10,7 +10,7 @@ import click
 import pytest
 
 from pipeline.cli.main import cli
-from pipeline.errors import PipelineError, exit_codes
+from pipeline.errors import PipelineError, UnknownImage, error_families, error_kinds
 from pipeline.fetch import http
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import open_store
@@ -31,11 +31,11 @@ from tests.unit.support import (
 SECRET = "tr0ub4dor"
 
 
-def is_plain_error(ended: Ended, code: int) -> bool:
+def is_plain_error(ended: Ended, error: str) -> bool:
     """One line of what happened, one of what to try, nothing on stdout."""
     lines = ended.err.splitlines()
     says_it = lines[-2].startswith("sm120: ") and lines[-1].startswith("       ")
-    return ended.code == code and ended.out == "" and says_it and "Traceback" not in ended.err
+    return ended.error == error and ended.out == "" and says_it and "Traceback" not in ended.err
 
 
 def all_commands() -> list[list[str]]:
@@ -69,12 +69,32 @@ def test_a_misspelt_command_is_answered_without_a_traceback(
     assert "Traceback" not in ended.err
 
 
-def test_every_ending_has_a_code_of_its_own_and_a_meaning() -> None:
-    rows = exit_codes()
-    codes = [code for code, *_ in rows]
-    assert len(codes) == len(set(codes)) > 20
-    assert all(meaning for _, _, meaning, _ in rows)
+def test_every_family_of_errors_has_a_code_of_its_own_and_a_meaning() -> None:
+    families = error_families()
+    codes = [family.exit_code for family in families]
+    assert len(codes) == len(set(codes)) < 35
+    assert len({family.meaning for family in families}) == len(codes)
     assert not {0, 2, 126, 127, 128, 137, 141, 143} & set(codes)
+
+
+def test_every_kind_of_error_has_its_familys_code_and_a_meaning_of_its_own() -> None:
+    for family in error_families():
+        for kind in error_kinds(family):
+            assert kind.exit_code == family.exit_code
+            assert kind is family or kind.meaning != family.meaning
+            assert "exit_code" not in vars(kind) or kind is family
+
+
+@pytest.mark.usefixtures("checkout")
+def test_an_error_of_a_command_that_answers_in_json_is_json_with_its_class(sm120: Command) -> None:
+    ended = sm120("plan", "other", "--json")
+    assert (ended.code, ended.out, ended.error) == (41, "", "UnknownImage")
+    assert json.loads(ended.err) == {
+        "error": "UnknownImage",
+        "exit_code": 41,
+        "message": "there is no image 'other' (there are: tiny)",
+        "hint": UnknownImage.hint,
+    }
 
 
 def test_images_lists_what_there_is(sm120: Command, checkout: Checkout) -> None:
@@ -136,11 +156,11 @@ def test_a_changed_file_of_ours_is_built_without_asking_pip(
 
 @pytest.mark.usefixtures("no_slow_helpers")
 def test_a_new_digest_is_an_error_until_it_is_accepted(sm120: Command, checkout: Checkout) -> None:
-    assert is_plain_error(build_tiny(sm120), 14)
+    assert is_plain_error(build_tiny(sm120), "GoldenMismatch")
     assert build_tiny(sm120, "--accept").code == 0
     write_spec(checkout, tiny_spec(env={"A": "b"}))
     ended = build_tiny(sm120)
-    assert is_plain_error(ended, 14)
+    assert is_plain_error(ended, "GoldenMismatch")
     assert "inputs changed: spec" in ended.err
 
 
@@ -148,24 +168,24 @@ def test_a_new_digest_is_an_error_until_it_is_accepted(sm120: Command, checkout:
 def test_errors_are_two_lines_with_their_code(
     sm120: Command, checkout: Checkout, tmp_path: Path
 ) -> None:
-    assert is_plain_error(sm120("build", "tiny", "--offline"), 22)
+    assert is_plain_error(sm120("build", "tiny", "--offline"), "OfflineMiss")
     ended = sm120("build", "tinny")
-    assert is_plain_error(ended, 43)
+    assert is_plain_error(ended, "UnknownImage")
     assert "there are: tiny" in ended.err
-    assert is_plain_error(sm120("export", "tiny", tmp_path / "x"), 43)
-    assert is_plain_error(sm120("build", "tiny", "--platform", "linux/arm64"), 10)
-    assert is_plain_error(sm120("lock", "--export", "pylock"), 10)
+    assert is_plain_error(sm120("export", "tiny", tmp_path / "x"), "UnknownImage")
+    assert is_plain_error(sm120("build", "tiny", "--platform", "linux/arm64"), "SpecInvalid")
+    assert is_plain_error(sm120("lock", "--export", "pylock"), "SpecInvalid")
     write_spec(checkout, tiny_spec(python={"requirements": ["thing==2"]}))
-    assert is_plain_error(sm120("build", "tiny"), 12)
-    assert is_plain_error(sm120("lock", "--check"), 12)
-    assert is_plain_error(sm120("fetch", "tiny", "--to", tmp_path / "y"), 12)
+    assert is_plain_error(sm120("build", "tiny"), "LockStale")
+    assert is_plain_error(sm120("lock", "--check"), "LockStale")
+    assert is_plain_error(sm120("fetch", "tiny", "--to", tmp_path / "y"), "LockStale")
     path = checkout.lock_path("tiny", AMD64)
     path.write_text(path.read_text().replace("thing", "thang"))
-    assert is_plain_error(sm120("build", "tiny"), 13)
+    assert is_plain_error(sm120("build", "tiny"), "LockEdited")
     path.unlink()
-    assert is_plain_error(sm120("build", "tiny"), 11)
+    assert is_plain_error(sm120("build", "tiny"), "LockMissing")
     (checkout.folder("tiny") / "image.yaml").write_text("name: tiny\n")
-    assert is_plain_error(sm120("build", "tiny"), 10)
+    assert is_plain_error(sm120("build", "tiny"), "SpecInvalid")
 
 
 @pytest.mark.usefixtures("no_slow_helpers")
@@ -175,15 +195,15 @@ def test_a_source_that_is_down_is_two_lines_with_its_code(
     monkeypatch.setattr(http, "LONGEST_WAIT_S", 0.001)
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://me:{SECRET}@127.0.0.1:9/simple")
     ended = sm120("build", "tiny")
-    assert is_plain_error(ended, 20)
+    assert is_plain_error(ended, "SourceUnreachable")
     assert "***@127.0.0.1:9" in ended.err
     assert SECRET not in ended.err
 
 
 @pytest.mark.parametrize("args", [["images"], ["build"], ["plan"], ["lock"], ["build", "tiny"]])
 def test_a_missing_checkout_is_two_lines(sm120: Command, tmp_path: Path, args: list[str]) -> None:
-    assert is_plain_error(sm120(*args), 43)
-    assert is_plain_error(sm120("--checkout", tmp_path / "gone", *args), 43)
+    assert is_plain_error(sm120(*args), "UnknownImage")
+    assert is_plain_error(sm120("--checkout", tmp_path / "gone", *args), "UnknownImage")
 
 
 @pytest.mark.parametrize("args", [["build"], ["plan"]])
@@ -192,18 +212,18 @@ def test_a_checkout_without_images_is_two_lines(
 ) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "lockfiles").mkdir()
-    assert is_plain_error(sm120(*args), 43)
+    assert is_plain_error(sm120(*args), "UnknownImage")
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "kind"),
     [
-        (OSError(errno.EIO, "Input/output error"), 1),
-        (OSError(errno.ENOSPC, "No space"), 41),
-        (PermissionError(errno.EACCES, "Permission denied", "/x"), 40),
-        (KeyboardInterrupt(), 130),
-        (RuntimeError("two\nlines"), 1),
-        (PipelineError("two\nlines", "try this"), 1),
+        (OSError(errno.EIO, "Input/output error"), "PipelineError"),
+        (OSError(errno.ENOSPC, "No space"), "DiskFull"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), "StoreUnwritable"),
+        (KeyboardInterrupt(), "Interrupted"),
+        (RuntimeError("two\nlines"), "PipelineError"),
+        (PipelineError("two\nlines", "try this"), "PipelineError"),
     ],
 )
 def test_any_error_is_two_lines(
@@ -211,13 +231,13 @@ def test_any_error_is_two_lines(
     checkout: Checkout,
     monkeypatch: pytest.MonkeyPatch,
     error: BaseException,
-    code: int,
+    kind: str,
 ) -> None:
     def fail(self: Checkout) -> list[str]:
         raise error
 
     monkeypatch.setattr(Checkout, "images", fail)
-    assert is_plain_error(sm120("images"), code)
+    assert is_plain_error(sm120("images"), kind)
     assert "Traceback" in sm120("--debug", "images").err
 
 
@@ -345,7 +365,7 @@ def test_an_edited_lock_can_be_made_anew(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
     checkout.lock_path("tiny", AMD64).write_text("format: 1\n")
-    assert is_plain_error(sm120("lock", "--check"), 13)
+    assert is_plain_error(sm120("lock", "--check"), "LockEdited")
     assert sm120("lock").code == 0
     assert sm120("lock", "--check").code == 0
 
@@ -368,7 +388,7 @@ def test_a_requirement_that_nothing_answers_is_told_in_two_lines(
     before = locks(checkout)
     write_spec(checkout, tiny_spec(python={"requirements": ["thing==9"]}))
     ended = sm120("lock")
-    assert is_plain_error(ended, 15)
+    assert is_plain_error(ended, "ResolveFailed")
     assert "thing==9" in ended.err
     assert locks(checkout) == before
 

@@ -11,17 +11,6 @@ import pytest
 from pipeline.attest.envelope import enclose
 from pipeline.attest.names import REPORT
 from pipeline.attest.statement import state
-from pipeline.errors import (
-    EvidenceBroken,
-    EvidenceIncomplete,
-    EvidenceStale,
-    EvidenceUnsigned,
-    KeyInvalid,
-    PolicyRefused,
-    ReferenceInvalid,
-    TagMoved,
-    UnknownImage,
-)
 from pipeline.evidence.folder import evidence_folder
 from pipeline.registry.referrers import fallback_tag
 from pipeline.spec.checkout import Checkout
@@ -80,7 +69,7 @@ def test_with_a_key_an_image_is_recorded_signed_published_and_verified(
     policy.write_text("format: 1\nrequire: [provenance, cyclonedx]\n")
     assert sm120("verify", f"{at}:v1", "--policy", policy, "--json").json["policy"]
     policy.write_text("format: 1\nrequire: [rebuild]\n")
-    assert sm120("verify", f"{at}:v1", "--policy", policy).code == PolicyRefused.exit_code
+    assert sm120("verify", f"{at}:v1", "--policy", policy).error == "PolicyRefused"
 
 
 def test_a_bill_in_spdx_goes_along_on_request(
@@ -113,9 +102,9 @@ def test_a_tag_moved_back_is_found_out_also_where_the_registry_forgot(
     assert sm120("verify", place).code == 0
     tiny.tags[PLACE, "v1"] = built
     back = sm120("verify", place)
-    assert (back.code, f"moved back: builder signed {later}" in back.err) == (79, True)
+    assert (back.error, f"moved back: builder signed {later}" in back.err) == ("TagMoved", True)
     del tiny.tags[PLACE, f"{fallback_tag(later)}.sig"]
-    assert sm120("verify", place).code == TagMoved.exit_code
+    assert sm120("verify", place).error == "TagMoved"
     sm120("publish", "tiny", place, *key_in(tmp_path))
     assert sm120("verify", place).code == 0
 
@@ -145,7 +134,7 @@ def test_a_store_that_cannot_be_written_still_knows_what_it_saw(
     folder.rmdir()
     folder.touch()
     back = sm120("verify", place)
-    assert (back.code, "nothing new is remembered of this tag" in back.err) == (79, True)
+    assert (back.error, "nothing new is remembered of this tag" in back.err) == ("TagMoved", True)
 
 
 def test_without_a_key_it_says_what_is_missing(
@@ -154,11 +143,11 @@ def test_without_a_key_it_says_what_is_missing(
     at = f"{door.host_port}/{PLACE}"
     said = sm120("publish", "tiny", f"{at}:v1")
     assert (said.code, "has no signed record" in said.err) == (0, True)
-    assert sm120("verify", f"{at}:v1").code == EvidenceIncomplete.exit_code
+    assert sm120("verify", f"{at}:v1").error == "EvidenceIncomplete"
     sm120("record", "tiny", *key_in(tmp_path))
     said = sm120("publish", "tiny", f"{at}:v1")
     assert "nothing signs that tiny goes by this tag" in said.err
-    assert sm120("verify", f"{at}:v1").code == EvidenceIncomplete.exit_code
+    assert sm120("verify", f"{at}:v1").error == "EvidenceIncomplete"
     assert sm120("verify", f"{at}@{built}").code == 0
     bare = sm120("publish", "tiny", f"{at}-bare:v1", "--no-evidence", "--json")
     assert (bare.json["evidence"], bare.json["attached"]) == ("left out", [])
@@ -168,7 +157,7 @@ def test_without_a_key_it_says_what_is_missing(
 def test_a_rehearsal_signs_nothing(built: str, sm120: Command, door: Door, tmp_path: Path) -> None:
     at = f"{door.host_port}/{PLACE}"
     sm120("publish", "tiny", f"{at}:v1", *key_in(tmp_path), "--dry-run")
-    assert sm120("verify", "tiny").code == EvidenceUnsigned.exit_code
+    assert sm120("verify", "tiny").error == "EvidenceUnsigned"
 
 
 def test_a_bad_key_ends_it_before_anything_is_sent(
@@ -177,7 +166,7 @@ def test_a_bad_key_ends_it_before_anything_is_sent(
     (tmp_path / "bad.pem").write_text("nothing")
     (tmp_path / "bad.pem").chmod(0o600)
     ended = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1", "--key", tmp_path / "bad.pem")
-    assert ended.code == KeyInvalid.exit_code
+    assert ended.error == "KeyInvalid"
     assert door.uploaded_bytes == 0
 
 
@@ -192,7 +181,7 @@ def test_forced_past_its_gates_an_image_says_so_signed_and_is_never_valid(
     kinds = [a["artifact_type"] for a in done["attached"]]
     assert kinds.count("application/vnd.sm120.ungated.v1+json") == 1
     found = sm120("verify", place)
-    assert found.code == EvidenceIncomplete.exit_code
+    assert found.error == "EvidenceIncomplete"
     assert found.out.count("no card here") == 3
 
 
@@ -221,7 +210,7 @@ def test_a_tag_that_moved_ends_with_a_code_of_its_own(
     tiny.manifests[PLACE, digest_of(other)] = kind, other
     tiny.tags[PLACE, "v1"] = digest_of(other)
     moved = sm120("verify", f"{at}:v1")
-    assert moved.code == TagMoved.exit_code
+    assert moved.error == "TagMoved"
     assert f"signed {built} under it" in moved.err
     assert fallback_tag(built) in {tag for _, tag in tiny.tags}
 
@@ -230,12 +219,12 @@ def test_a_tag_that_moved_ends_with_a_code_of_its_own(
 def test_what_is_neither_here_nor_a_reference_is_refused(
     built: str, sm120: Command, name: str
 ) -> None:
-    assert sm120("verify", name).code == ReferenceInvalid.exit_code
+    assert sm120("verify", name).error == "ReferenceInvalid"
 
 
 def test_a_folder_that_is_nothing_is_refused(sm120: Command, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert sm120("verify", tmp_path / "empty").code == UnknownImage.exit_code
+    assert sm120("verify", tmp_path / "empty").error == "UnknownImage"
 
 
 def test_a_statement_alone_is_judged_but_never_valid(
@@ -245,13 +234,13 @@ def test_a_statement_alone_is_judged_but_never_valid(
     folder = evidence_folder(open_store(default_root()), "tiny", "linux/amd64", built)
     for path in sorted(folder.glob("*.dsse.json")):
         alone = sm120("verify", path)
-        assert alone.code == EvidenceIncomplete.exit_code, path.name
+        assert alone.error == "EvidenceIncomplete", path.name
         assert "by builder" in alone.out
         assert "is not at hand" in alone.out
     data = (folder / "provenance.dsse.json").read_bytes()
     for change in (data[:-20], data.replace(b'"sig":"MEU', b'"sig":"MEQ', 1) + b" x", b"{}"):
         (tmp_path / "bad.dsse.json").write_bytes(change)
-        assert sm120("verify", tmp_path / "bad.dsse.json").code == EvidenceBroken.exit_code
+        assert sm120("verify", tmp_path / "bad.dsse.json").error == "EvidenceBroken"
 
 
 def test_a_statement_beside_its_file_is_judged_with_it(
@@ -264,13 +253,13 @@ def test_a_statement_beside_its_file_is_judged_with_it(
     path = sm120("attest", report, *said).out.strip()
     assert sm120("verify", path).code == sm120("verify", report).code == 0
     report.write_text("# Other numbers\n")
-    assert sm120("verify", path).code == EvidenceBroken.exit_code
+    assert sm120("verify", path).error == "EvidenceBroken"
     report.unlink()
     alone = sm120("verify", path)
-    assert (alone.code, "well formed" in alone.out) == (EvidenceIncomplete.exit_code, True)
+    assert (alone.error, "well formed" in alone.out) == ("EvidenceIncomplete", True)
     body = state("report.md", f"sha256:{'0' * 64}", REPORT, {"title": 5})
     Path(path).write_bytes(enclose(body).dump())
-    assert sm120("verify", path).code == EvidenceBroken.exit_code
+    assert sm120("verify", path).error == "EvidenceBroken"
 
 
 @pytest.fixture
@@ -284,7 +273,7 @@ def test_weights_are_judged_by_lock_signature_and_record(
     weights: Place, sm120: Command, tmp_path: Path
 ) -> None:
     place = str(weights.root)
-    assert sm120("verify", place, "--deep").code == EvidenceUnsigned.exit_code
+    assert sm120("verify", place, "--deep").error == "EvidenceUnsigned"
     assert sm120("weights", "verify", place).code == 0
     assert sm120("weights", "sign", place, *key_in(tmp_path)).code == 0
     signed = sm120("verify", place)
@@ -307,16 +296,16 @@ def test_weights_that_changed_since_are_not_valid(
     signature, receipt = weights.state / "model.sig", weights.receipt_file
     kept = receipt.read_bytes()
     receipt.unlink()
-    assert sm120("verify", place).code == EvidenceIncomplete.exit_code
+    assert sm120("verify", place).error == "EvidenceIncomplete"
     receipt.write_bytes(kept)
     whole = signature.read_bytes()
     signature.write_bytes(whole.replace(b"a", b"b", 5))
-    assert sm120("verify", place).code == EvidenceBroken.exit_code
+    assert sm120("verify", place).error == "EvidenceBroken"
     signature.write_bytes(whole)
     pin = next(p for p in weights.lock.files if p.path == "config.json")
     write(weights, pin, b"{}")
     broken = sm120("verify", place)
-    assert (broken.code, "config.json" in broken.err) == (EvidenceBroken.exit_code, True)
+    assert (broken.error, "config.json" in broken.err) == ("EvidenceBroken", True)
 
 
 def test_weights_are_stale_when_the_checkout_locks_others(
@@ -332,12 +321,12 @@ def test_weights_are_stale_when_the_checkout_locks_others(
     newer = {"model.safetensors": b"newer"}
     other = make_set(tmp_path / "other", SMALL, newer, commit="f" * 40)
     path.write_bytes(other.lock_file.read_bytes())
-    assert sm120("verify", place).code == EvidenceStale.exit_code
+    assert sm120("verify", place).error == "EvidenceStale"
     forged = make_set(tmp_path / "forged", SMALL, newer)  # of one commit, but with other bytes
     path.write_bytes(forged.lock_file.read_bytes())
-    assert sm120("verify", place).code == EvidenceBroken.exit_code
+    assert sm120("verify", place).error == "EvidenceBroken"
     path.write_text("no lock\n")
-    assert sm120("verify", place).code == EvidenceIncomplete.exit_code
+    assert sm120("verify", place).error == "EvidenceIncomplete"
 
 
 def test_weights_signed_by_a_stranger_or_judged_without_trust_are_not_valid(
@@ -356,12 +345,12 @@ def test_weights_signed_by_a_stranger_or_judged_without_trust_are_not_valid(
     trust.write_text(known.replace("weights, ", ""))
     assert "not trusted for weights" in sm120("verify", place).err
     trust.unlink()
-    assert sm120("verify", place).code == EvidenceIncomplete.exit_code
+    assert sm120("verify", place).error == "EvidenceIncomplete"
 
 
 def test_all_sets_of_a_hub_cache_are_judged(trust: Path, sm120: Command, tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_set(tmp_path / "hub", SMALL, {}, hub_cache=True, name=name, repository=f"org/{name}")
     found = sm120("verify", tmp_path / "hub", "--deep", "--json")
-    assert found.code == EvidenceUnsigned.exit_code
+    assert found.error == "EvidenceUnsigned"
     assert len(json.loads(found.out)["children"]) == 2

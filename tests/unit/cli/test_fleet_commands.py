@@ -175,7 +175,7 @@ def test_an_inventory_without_hosts_is_an_ending_of_its_own(
     if text is not None:
         path.write_text(text)
     ended = sm120("--checkout", ROOT, "host", "verify", "-i", path, "--json")
-    assert ended.code == 111
+    assert ended.error == "FleetUnready"
     assert ended.out == ""
 
 
@@ -185,7 +185,7 @@ def test_without_a_lock_nothing_is_provisioned(sm120: Command, tmp_path: Path) -
     spec = (ROOT / "lockfiles" / "host.yaml").read_text()
     (tmp_path / "lockfiles" / "host.yaml").write_text(spec)
     ended = sm120("--checkout", tmp_path, "host", "provision", "-i", "localhost,")
-    assert ended.code == 11
+    assert ended.error == "LockMissing"
     assert "PLAY" not in ended.out
 
 
@@ -212,7 +212,7 @@ def test_a_rollback_plays_its_own_playbook_and_says_what_the_next_provision_does
     assert plan.code == 0
     assert "--check" in played[1]
     assert "next provision" not in plan.err
-    assert sm120(*asked).code == 112
+    assert sm120(*asked).error == "ProvisionFailed"
 
 
 @pytest.fixture
@@ -234,14 +234,14 @@ def test_a_host_record_can_be_signed_and_a_changed_one_is_found_out(
     assert sm120("host", "drift", record, record).code == 0
     assert sm120("verify", record, "--trust", trust).code == 0
     record.write_text(record.read_text().replace("n1", "n2", 1))
-    assert sm120("verify", record, "--trust", trust).code in (86, 87)
+    assert sm120("verify", record, "--trust", trust).error in ("EvidenceBroken", "EvidenceUnsigned")
 
 
 def test_what_is_no_record_is_not_signed(sm120: Command, tmp_path: Path, key: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text("{}")
-    assert sm120("host", "record", path, "--key", key).code == 100
-    assert sm120("host", "record", path).code == 83
+    assert sm120("host", "record", path, "--key", key).error == "FactsUnreadable"
+    assert sm120("host", "record", path).error == "SigningFailed"
 
 
 @pytest.mark.parametrize("busy", [True, False])
@@ -258,6 +258,6 @@ def test_work_on_the_gpus_is_ended_only_where_the_user_says_so(
     monkeypatch.setattr("pipeline.cli.host_provision._require_lock", lambda _: None)
     words = ["--even-if-busy"] if busy else []
     ended = sm120("--checkout", ROOT, "host", "provision", "-i", tmp_path / "hosts.yml", *words)
-    assert ended.code == 112
+    assert ended.error == "ProvisionFailed"
     variables = [json.loads(x) for x in seen if x.startswith("{")]
     assert [v.get("reboot_even_if_busy") for v in variables] == ["true" if busy else None]

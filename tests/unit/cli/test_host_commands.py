@@ -50,7 +50,7 @@ def test_a_capture_can_be_redacted(sm120: Command, tmp_path: Path) -> None:
 def test_a_damaged_capture_is_refused_in_one_line(sm120: Command, tmp_path: Path) -> None:
     path = keep(tmp_path / "bad.json", H200.read_text("utf-8")[:5000])
     ended = sm120("host", "facts", "--root", path)
-    assert ended.code == 100
+    assert ended.error == "FactsUnreadable"
     assert ended.err.count("\n") == 2
 
 
@@ -60,7 +60,7 @@ def test_a_good_host_passes_its_rules(sm120: Command, good: Path) -> None:
 
 def test_a_driver_too_old_is_named_with_its_issue(sm120: Command, good: Path) -> None:
     ended = sm120("host", "check", "--facts", "--root", good, "--cuda", "13.3", "--json")
-    assert ended.code == 101
+    assert ended.error == "HostUnfit"
     found = json.loads(ended.out)
     assert found["verdict"] == "failed"
     assert [f["issue"]["id"] for f in found["findings"]] == ["ptx-too-new"]
@@ -68,7 +68,7 @@ def test_a_driver_too_old_is_named_with_its_issue(sm120: Command, good: Path) ->
 
 def test_unknown_is_an_ending_of_its_own(sm120: Command) -> None:
     ended = sm120("host", "check", "--facts", "--root", H200, "--cuda", "13.0")
-    assert ended.code == 102
+    assert ended.error == "HostUnknown"
     assert "governor" in ended.out
 
 
@@ -77,16 +77,16 @@ def test_drift_is_found_and_has_its_code(sm120: Command, tmp_path: Path, good: P
     assert sm120("host", "drift", old, "--root", good).code == 0
     assert sm120("host", "drift", old, "live", "--root", good).code == 0
     assert sm120("host", "drift", old, old).code == 0
-    assert sm120("host", "drift", old, tmp_path / "nowhere.json").code == 100
+    assert sm120("host", "drift", old, tmp_path / "nowhere.json").error == "FactsUnreadable"
     lame = keep(tmp_path / "lame.json", blackwell(8, iommu="identity", current_link_width="8x"))
     ended = sm120("host", "drift", old, "--root", lame, "--json")
-    assert ended.code == 105
+    assert ended.error == "HostDrifted"
     assert len(json.loads(ended.out)) == 8
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"version": 1, "host": "x"}', "[1]"])
 def test_facts_that_are_none_are_refused(sm120: Command, tmp_path: Path, text: str) -> None:
-    assert sm120("host", "drift", keep(tmp_path / "x.json", text)).code == 100
+    assert sm120("host", "drift", keep(tmp_path / "x.json", text)).error == "FactsUnreadable"
 
 
 def test_the_odd_host_is_found(sm120: Command, tmp_path: Path, good: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_odd_host_is_found(sm120: Command, tmp_path: Path, good: Path) -> No
     odd = keep(tmp_path / "odd-capture.json", blackwell(8, iommu="identity", vbios_version="1"))
     files.append(keep(tmp_path / "odd.json", sm120("host", "facts", "--root", odd, "--json").out))
     ended = sm120("host", "outliers", *files)
-    assert ended.code == 106
+    assert ended.error == "HostOutlier"
     assert "odd GPU 0" in ended.out
 
 
@@ -114,11 +114,11 @@ def test_checks_of_a_fleet_are_compared_too(sm120: Command, tmp_path: Path, good
     ]
     options = [x for c in checks for x in ("--checks", c)]
     ended = sm120("host", "outliers", *files, *options)
-    assert ended.code == 106
+    assert ended.error == "HostOutlier"
     assert "n2" in ended.out
     deep = keep(tmp_path / "deep.json", "[" * 100_000)
     for wrong in (files[0], deep):
-        assert sm120("host", "outliers", *files, "--checks", wrong).code == 100
+        assert sm120("host", "outliers", *files, "--checks", wrong).error == "FactsUnreadable"
 
 
 def test_the_doctor_names_cause_and_cure(sm120: Command, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_doctor_names_cause_and_cure(sm120: Command, tmp_path: Path) -> None
         ).decode("latin-1"),
     )
     ended = sm120("doctor", "--no-facts", log)
-    assert ended.code == 107
+    assert ended.error == "IssueFound"
     assert "no-kernel-image" in ended.out
     assert "engine.log:2:" in ended.out
     assert "cure:" in ended.out
@@ -139,7 +139,7 @@ def test_the_doctor_also_looks_at_the_machine(sm120: Command, tmp_path: Path) ->
     lost = "[1.0] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
     sick = keep(tmp_path / "sick.json", changed(blackwell(2, iommu="DMA"), said={"dmesg": lost}))
     ended = sm120("host", "doctor", "--root", sick, "--json")
-    assert ended.code == 107
+    assert ended.error == "IssueFound"
     assert [f["issue"]["id"] for f in json.loads(ended.out)] == ["gpu-lost", "nccl-hang"]
 
 
@@ -151,7 +151,7 @@ def test_a_healthy_machine_is_not_called_proved(sm120: Command, good: Path) -> N
 
 def test_tests_that_cannot_start_have_their_code(sm120: Command, tmp_path: Path) -> None:
     ended = sm120("host", "check", "--functions", "--python", tmp_path / "none")
-    assert ended.code == 104
+    assert ended.error == "ProbeUnstarted"
 
 
 @pytest.mark.parametrize("floors", ["x", "[]", '{"a": "b"}'])
@@ -173,7 +173,7 @@ def test_a_failed_function_test_has_its_code_and_cure(sm120: Command, tmp_path: 
     kept = keep(tmp_path / "kept.json", json.dumps({**answer, "rows": [row], "verdict": "failed"}))
     python = fake_python(tmp_path, f'cp {kept} "$2"; exit 1')
     ended = sm120("host", "check", "--functions", "--python", python)
-    assert ended.code == 103
+    assert ended.error == "ProbeFailed"
     assert "nccl-hang" in ended.out
     assert "ACS" in ended.out
 
@@ -197,7 +197,7 @@ def test_a_sweep_without_an_end_has_its_code(sm120: Command, tmp_path: Path) -> 
     kept = keep(tmp_path / "kept.json", json.dumps({**answer, "rows": [row], "verdict": "failed"}))
     python = fake_python(tmp_path, f'cp {kept} "$2"')
     ended = sm120("host", "tune-nccl", tmp_path / "out.json", "--ranks", "2", "--python", python)
-    assert ended.code == 108
+    assert ended.error == "NothingTuned"
     assert json.loads((tmp_path / "out.json").read_text())["winners"] == []
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import PublishRefused, ReferenceInvalid, UnknownImage
 from pipeline.spec.checkout import Checkout
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry
@@ -56,20 +55,20 @@ def test_an_image_that_is_not_built_is_not_published(
     checkout: Checkout, sm120: Command, door: Door
 ) -> None:
     ended = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1")
-    assert ended.code == UnknownImage.exit_code
+    assert ended.error == "UnknownImage"
     assert not door.asked
 
 
 @pytest.mark.parametrize("place", ["tiny", "team/tiny:v1", "Reg/x:y", "http://127.0.0.1/x"])
 def test_a_place_that_is_none_is_refused(built: str, sm120: Command, place: str) -> None:
-    assert sm120("publish", "tiny", place).code == ReferenceInvalid.exit_code
+    assert sm120("publish", "tiny", place).error == "ReferenceInvalid"
 
 
 def test_another_digest_than_the_one_named_is_refused(
     built: str, sm120: Command, door: Door
 ) -> None:
     place = f"{door.host_port}/{PLACE}@sha256:{'0' * 64}"
-    assert sm120("publish", "tiny", place).code == ReferenceInvalid.exit_code
+    assert sm120("publish", "tiny", place).error == "ReferenceInvalid"
     assert door.uploaded_bytes == 0
 
 
@@ -81,7 +80,7 @@ def test_an_image_whose_gates_were_not_run_is_refused_until_a_reason_is_given(
     assert done.code == 0, done.err
     place = f"{door.host_port}/{PLACE}:v1"
     refused = sm120("publish", "tiny", place)
-    assert refused.code == PublishRefused.exit_code
+    assert refused.error == "PublishRefused"
     assert "its gates were not run" in refused.err
     assert not tiny.tags
     for reason in ("", "   ", "x" * 501):

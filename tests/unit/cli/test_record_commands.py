@@ -57,7 +57,7 @@ def desk(made: World, tmp_path: Path, sm120: Command) -> Desk:
 
 
 def test_record_then_verify_is_valid(desk: Desk) -> None:
-    assert desk.verify().code == 88
+    assert desk.verify().error == "EvidenceIncomplete"
     done = desk.record()
     assert done.code == 0, done.err
     assert "provenance" in done.out
@@ -75,10 +75,10 @@ def test_answers_can_be_had_as_json(desk: Desk) -> None:
 
 
 def test_a_record_needs_a_key_or_the_word_unsigned(desk: Desk) -> None:
-    assert desk("record", "engine").code == 83
+    assert desk("record", "engine").error == "SigningFailed"
     assert desk("record", "engine", "--unsigned").code == 0
     ended = desk.verify()
-    assert ended.code == 87
+    assert ended.error == "EvidenceUnsigned"
     assert "nobody signed it" in ended.err
 
 
@@ -90,7 +90,7 @@ def test_a_key_comes_from_the_environment(desk: Desk, monkeypatch: pytest.Monkey
 
 def test_without_a_trust_file_the_answer_is_incomplete(desk: Desk) -> None:
     desk.record()
-    assert desk("verify", "engine").code == 88
+    assert desk("verify", "engine").error == "EvidenceIncomplete"
 
 
 def test_the_checkouts_own_trust_file_is_used(desk: Desk) -> None:
@@ -105,7 +105,7 @@ def test_an_edited_patch_makes_it_stale(desk: Desk) -> None:
     path = desk.checkout.folder("engine") / "patches" / "0001.patch"
     path.write_text(path.read_text() + "\n")
     ended = desk.verify()
-    assert ended.code == 85
+    assert ended.error == "EvidenceStale"
     assert "images/engine/patches/0001.patch: has changed since" in ended.err
 
 
@@ -114,7 +114,7 @@ def test_a_swapped_statement_is_broken(desk: Desk) -> None:
     shutil.copy(desk.records / "sbom-cyclonedx.dsse.json", desk.records / "provenance.dsse.json")
     path = desk.records / "sbom-cyclonedx.dsse.json"
     path.write_bytes(path.read_bytes().replace(b"a", b"b", 5))
-    assert desk.verify().code == 86
+    assert desk.verify().error == "EvidenceBroken"
 
 
 def test_a_flipped_bit_in_a_layer_is_broken(desk: Desk) -> None:
@@ -125,7 +125,7 @@ def test_a_flipped_bit_in_a_layer_is_broken(desk: Desk) -> None:
     data[100] ^= 1
     path.write_bytes(data)
     ended = desk.verify()
-    assert ended.code == 86
+    assert ended.error == "EvidenceBroken"
     assert "is really sha256:" in ended.err
 
 
@@ -133,12 +133,15 @@ def test_a_layout_is_verified_with_its_evidence(desk: Desk) -> None:
     desk.record()
     folder = desk.place / "layout"
     export_layout(desk.made.store, desk.made.built, folder)
-    assert desk("verify", folder, "--trust", desk.trust).code == 88
+    assert desk("verify", folder, "--trust", desk.trust).error == "EvidenceIncomplete"
     named = desk("verify", folder, "--trust", desk.trust, "--evidence", desk.records)
     assert named.code == 0, named.err
     shutil.copytree(desk.records, desk.place / "layout.records")
     assert desk("verify", folder, "--trust", desk.trust, "--platform", AMD64).code == 0
-    assert desk("verify", folder, "--trust", desk.trust, "--platform", "linux/arm64").code == 43
+    assert (
+        desk("verify", folder, "--trust", desk.trust, "--platform", "linux/arm64").error
+        == "UnknownImage"
+    )
 
 
 def test_a_policy_is_asked_after_the_walk(desk: Desk) -> None:
@@ -151,9 +154,9 @@ def test_a_policy_is_asked_after_the_walk(desk: Desk) -> None:
     assert desk.verify("--policy", policy, "--json").json["policy"]["verdict"] == "valid"
     policy.write_text("require: [rebuild]\n")
     ended = desk.verify("--policy", policy)
-    assert ended.code == 89
+    assert ended.error == "PolicyRefused"
     assert "rebuild: is required" in ended.err
-    assert desk.verify("--policy", desk.place / "none.yaml").code == 84
+    assert desk.verify("--policy", desk.place / "none.yaml").error == "TrustInvalid"
 
 
 def test_two_keys_sign_one_statement(desk: Desk) -> None:
@@ -169,14 +172,14 @@ def test_two_keys_sign_one_statement(desk: Desk) -> None:
 
 def test_what_is_not_built_cannot_be_verified(desk: Desk) -> None:
     shutil.rmtree(desk.place / "store" / "images")
-    assert desk.verify().code == 43
-    assert desk("verify", "no-such-image").code == 43
+    assert desk.verify().error == "UnknownImage"
+    assert desk("verify", "no-such-image").error == "UnknownImage"
 
 
 def test_outside_a_checkout_only_files_are_verified(sm120: Command, tmp_path: Path) -> None:
-    assert sm120("verify", "engine").code == 43
+    assert sm120("verify", "engine").error == "UnknownImage"
     (tmp_path / "report.txt").write_text("numbers")
-    assert sm120("verify", tmp_path / "report.txt").code == 88
+    assert sm120("verify", tmp_path / "report.txt").error == "EvidenceIncomplete"
 
 
 REPORT = {"title": "numbers", "numbers": [], "runs": []}
@@ -190,10 +193,10 @@ def test_any_file_can_be_attested(desk: Desk) -> None:
     assert desk(*attest, "report").code == 0
     assert desk("verify", file, "--trust", desk.trust).code == 0
     file.write_text("other numbers")
-    assert desk("verify", file, "--trust", desk.trust).code == 86
+    assert desk("verify", file, "--trust", desk.trust).error == "EvidenceBroken"
     assert desk(*attest, "provenance").code == 2
     said.write_text(json.dumps({**REPORT, "more": 1}))
-    assert desk(*attest, "report").code == 80
+    assert desk(*attest, "report").error == "RecordInvalid"
 
 
 @pytest.mark.parametrize(("form", "mark"), [("cyclonedx", "CycloneDX"), ("spdx", "SPDX-2.3")])
@@ -210,7 +213,7 @@ def test_a_file_is_explained(desk: Desk) -> None:
     linked = desk("explain", "/bin/tool", "--image", "engine")
     assert linked.out.startswith("/bin → usr/bin\n")
     assert desk("explain", "/bin/tool", "--image", "engine", "--json").json["origin"] == "tool"
-    assert desk("explain", "/nothing", "--image", "engine").code == 43
+    assert desk("explain", "/nothing", "--image", "engine").error == "UnknownImage"
 
 
 def test_a_rebuild_is_attested(desk: Desk) -> None:
@@ -232,27 +235,30 @@ def test_a_rebuild_that_differs_is_attested_too(desk: Desk) -> None:
 
     differs = mock.Mock(side_effect=NotReproducible("layer 'x': /a differs in mode"))
     with mock.patch("pipeline.assemble.rebuild.rebuild", differs):
-        assert desk("rebuild", "engine", "--attest", "--key", desk.key, "--offline").code == 34
-        assert desk("rebuild", "engine", "--offline").code == 34
+        assert (
+            desk("rebuild", "engine", "--attest", "--key", desk.key, "--offline").error
+            == "NotReproducible"
+        )
+        assert desk("rebuild", "engine", "--offline").error == "NotReproducible"
     desk.record()
     ended = desk.verify()
-    assert ended.code == 86
+    assert ended.error == "EvidenceBroken"
     assert "came out different" in ended.err
 
 
 def test_a_rebuild_needs_a_key_before_it_begins(desk: Desk) -> None:
-    assert desk("rebuild", "engine", "--attest", "--offline").code == 83
+    assert desk("rebuild", "engine", "--attest", "--offline").error == "SigningFailed"
 
 
 def test_keys_are_made_shown_and_never_overwritten(desk: Desk) -> None:
     again = desk("keys", "new", "me", "--to", desk.place / "keys")
-    assert again.code == 82
+    assert again.error == "KeyExists"
     shown = desk("keys", "show", desk.place / "keys" / "me.pub")
     want = key_id(read_private_file(desk.key).public_key())
     assert f"id: {want}" in shown.out
     assert "PRIVATE" not in shown.out
-    assert desk("keys", "new", "Bad Name").code == 81
-    assert desk("keys", "show", "nobody").code == 81
+    assert desk("keys", "new", "Bad Name").error == "KeyInvalid"
+    assert desk("keys", "show", "nobody").error == "KeyInvalid"
 
 
 def test_keys_lie_in_the_users_own_folder_unless_told_otherwise(sm120: Command) -> None:
@@ -272,7 +278,7 @@ def test_a_passphrase_is_taken_from_the_environment(
     assert "ENCRYPTED" in path.read_text()
     assert desk("record", "engine", "--key", path).code == 0
     monkeypatch.delenv("SM120_KEY_PASSPHRASE")
-    assert desk("record", "engine", "--key", path).code == 81
+    assert desk("record", "engine", "--key", path).error == "KeyInvalid"
 
 
 def test_a_passphrase_is_asked_for(desk: Desk) -> None:

@@ -82,7 +82,7 @@ def test_what_was_just_built_is_valid_but_unsigned_with_its_whole_tree(
     built: str, sm120: Command
 ) -> None:
     ended = sm120("verify", "tiny")
-    assert ended.code == 87
+    assert ended.error == "EvidenceUnsigned"
     assert "valid but unsigned" in ended.err
     assert "sm120 keys new NAME" in ended.err
     for words in ("layers", "builder", "wheels", "Debian packages", "patches", "golden digest"):
@@ -131,15 +131,15 @@ def test_a_build_by_an_earlier_version_is_stated_when_it_is_built_again(
     folder(built).rmdir()
     assert "no evidence of it; `sm120 build tiny` states" in sm120("verify", "tiny").err
     assert "nothing to do" in build_tiny(sm120).out
-    assert sm120("verify", "tiny").code == 87
+    assert sm120("verify", "tiny").error == "EvidenceUnsigned"
 
 
 @pytest.mark.parametrize("name", ["provenance", "sbom-cyclonedx", "evidence-set"])
 def test_a_statement_that_is_gone_is_made_again(built: str, sm120: Command, name: str) -> None:
     (folder(built) / f"{name}.dsse.json").unlink()
-    assert sm120("verify", "tiny").code in (86, 88)
+    assert sm120("verify", "tiny").error in ("EvidenceBroken", "EvidenceIncomplete")
     build_tiny(sm120)
-    assert sm120("verify", "tiny").code == 87
+    assert sm120("verify", "tiny").error == "EvidenceUnsigned"
 
 
 def test_a_changed_spec_of_the_same_image_is_stated_anew(
@@ -149,7 +149,8 @@ def test_a_changed_spec_of_the_same_image_is_stated_anew(
     stale = sm120("verify", "tiny")
     ended = build_tiny(sm120, "--accept")
     assert ended.code == 0, ended.err
-    assert (stale.code, sm120("verify", "tiny").code) == (85, 87)
+    assert stale.error == "EvidenceStale"
+    assert sm120("verify", "tiny").error == "EvidenceUnsigned"
 
 
 def test_the_same_lock_gives_the_same_statements_elsewhere_but_for_the_time(
@@ -189,7 +190,7 @@ def test_a_named_key_that_is_no_good_ends_a_build_before_it_begins(
 ) -> None:
     monkeypatch.setenv("SM120_SIGNING_KEY", "nothing")
     ended = build_tiny(sm120, "--accept")
-    assert ended.code == 81
+    assert ended.error == "KeyInvalid"
     assert store().image_record("tiny", AMD64) is None
 
 
@@ -215,7 +216,7 @@ def test_an_open_own_key_signs_nothing(checkout: Checkout, sm120: Command) -> No
     sm120("keys", "new", "me")
     (own_keys() / "me.pem").chmod(0o644)
     assert "others can read it" in build_tiny(sm120, "--accept").out
-    assert sm120("verify", "tiny").code == 87
+    assert sm120("verify", "tiny").error == "EvidenceUnsigned"
 
 
 def test_a_key_made_elsewhere_is_neither_used_nor_trusted_by_itself(
@@ -224,7 +225,7 @@ def test_a_key_made_elsewhere_is_neither_used_nor_trusted_by_itself(
     sm120("keys", "new", "me", "--to", tmp_path / "usb")
     assert "unsigned" in build_tiny(sm120).out
     sm120("record", "tiny", "--key", tmp_path / "usb" / "me.pem")
-    assert sm120("verify", "tiny").code == 88
+    assert sm120("verify", "tiny").error == "EvidenceIncomplete"
 
 
 def test_a_trust_file_has_the_last_word_on_an_own_key(
@@ -235,11 +236,13 @@ def test_a_trust_file_has_the_last_word_on_an_own_key(
     gone = "  revoked: {since: 2026-01-01T00:00:00Z, reason: was stolen, compromised: true}\n"
     path = checkout.root / "lockfiles" / "trust.yaml"
     path.write_text(f"format: 1\nkeys:\n{entry}{gone}")
-    assert sm120("verify", "tiny").code == 86
+    assert sm120("verify", "tiny").error == "EvidenceBroken"
     other = sm120("keys", "new", "other", "--to", checkout.root / "x").out
     path.write_text(f"format: 1\nkeys:\n{other.replace('- name: other', '- name: me')}")
     assert sm120("verify", "tiny").code == 0, "a stranger of the same name takes nothing away"
-    assert sm120("verify", "tiny", "--trust", path).code == 86, "a named file stands alone"
+    assert sm120("verify", "tiny", "--trust", path).error == "EvidenceBroken", (
+        "a named file stands alone"
+    )
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -380,7 +383,7 @@ def test_a_false_signature_under_ones_own_name_is_replaced(built: str, sm120: Co
         (mine,) = envelope.signatures
         false = replace(envelope, signatures=(replace(mine, sig=b"0" * 70),))
         path.write_bytes(false.dump())
-    assert sm120("verify", "tiny").code == 86
+    assert sm120("verify", "tiny").error == "EvidenceBroken"
     assert sm120("record", "tiny").code == 0
     assert sm120("verify", "tiny").code == 0
 
@@ -390,7 +393,7 @@ def test_a_pipe_in_the_place_of_what_gates_found_is_told_with_what_to_do(
 ) -> None:
     os.mkfifo(store().image_folder("tiny", AMD64) / "gates.json")
     ended = sm120("build", "tiny", "--offline")
-    assert ended.code == 42
+    assert ended.error == "StoreDamaged"
     assert "what the gates found cannot be read" in ended.err
     assert "sm120 build tiny --gate" in ended.err
 
@@ -414,7 +417,10 @@ def test_more_statements_than_a_set_can_name_are_told_in_one_line(
         other = statement.model_copy(update={"predicate": {"number": number}})
         (folder(built) / f"x{number}.dsse.json").write_bytes(enclose(other).dump())
     ended = sm120("record", "tiny", "--unsigned")
-    assert (ended.code, "1003 statements, more than 1000" in ended.err) == (80, True), ended.err
+    assert (ended.error, "1003 statements, more than 1000" in ended.err) == (
+        "RecordInvalid",
+        True,
+    ), ended.err
 
 
 def test_a_new_key_signs_no_image_that_the_checkout_no_longer_describes(
@@ -432,13 +438,21 @@ def found(verdict: CaseVerdict, gate: str = "smem") -> Evidence:
     return Evidence.model_validate({**given, "rows": rows})
 
 
-@pytest.mark.parametrize(("verdict", "code"), [("passed", 87), ("failed", 86), ("unknown", 88)])
+@pytest.mark.parametrize(
+    ("verdict", "unsigned", "signed"),
+    [
+        ("passed", "EvidenceUnsigned", ""),
+        ("failed", "EvidenceBroken", "EvidenceBroken"),
+        ("unknown", "EvidenceIncomplete", "EvidenceIncomplete"),
+    ],
+)
 def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
     checkout: Checkout,
     sm120: Command,
     monkeypatch: pytest.MonkeyPatch,
     verdict: CaseVerdict,
-    code: int,
+    unsigned: str,
+    signed: str,
 ) -> None:
     def judge(shop: Any, built: Built) -> Staged:
         gates = [(found(verdict), 1.0), (found(verdict, "numerics"), 1.0)]
@@ -450,15 +464,15 @@ def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
     write_spec(checkout, spec_of(gates=["smem"]))
     built = build_tiny(sm120, "--accept", "--json")
     not_run = sm120("verify", "tiny")
-    assert (not_run.code, "not run yet: smem" in not_run.out) == (87, True)
+    assert (not_run.error, "not run yet: smem" in not_run.out) == ("EvidenceUnsigned", True)
     gated = build_tiny(sm120, "--gate")
-    assert gated.code == (61 if verdict == "failed" else 0), gated.err
+    assert gated.error == ("GateFailed" if verdict == "failed" else ""), gated.err
     assert "gate-smem-sm_120, gate-numerics-sm_120, evidence-set" in gated.out
     assert "gate-smem-sm_120" in kept(built.json[0]["digest"])
     ended = sm120("verify", "tiny")
-    assert ended.code == code, ended.out
+    assert ended.error == unsigned, ended.out
     assert sm120("keys", "new", "me").code == 0
-    assert sm120("verify", "tiny").code == {87: 0}.get(code, code)
+    assert sm120("verify", "tiny").error == signed
 
 
 def test_a_damaged_record_of_gates_is_told_and_replaced_by_gates_that_run(
@@ -474,9 +488,9 @@ def test_a_damaged_record_of_gates_is_told_and_replaced_by_gates_that_run(
     assert build_tiny(sm120, "--accept").code == 0
     (store().image_folder("tiny", AMD64) / "gates.json").write_text("{")
     ended = build_tiny(sm120)
-    assert (ended.code, "sm120 build tiny --gate" in ended.err) == (42, True)
+    assert (ended.error, "sm120 build tiny --gate" in ended.err) == ("StoreDamaged", True)
     assert build_tiny(sm120, "--gate").code == 0
-    assert sm120("verify", "tiny").code == 87
+    assert sm120("verify", "tiny").error == "EvidenceUnsigned"
 
 
 def test_a_failed_result_deleted_from_the_store_is_missed(
@@ -486,10 +500,10 @@ def test_a_failed_result_deleted_from_the_store_is_missed(
     digest = build_tiny(sm120, "--accept", "--json").json[0]["digest"]
     keep_evidence(store(), "tiny", AMD64, digest, [(found("failed", "numerics"), 1.0)])
     build_tiny(sm120)
-    assert sm120("verify", "tiny").code == 86
+    assert sm120("verify", "tiny").error == "EvidenceBroken"
     (folder(digest) / "gate-numerics-sm_120.dsse.json").unlink()
     ended = sm120("verify", "tiny")
-    assert ended.code == 86
+    assert ended.error == "EvidenceBroken"
     assert "numerics on sm_120, failed: is named by the set, but is missing" in ended.err
 
 
@@ -513,7 +527,7 @@ def test_a_verify_of_weights_states_what_it_found(weights: Place, sm120: Command
     assert f"statement: {record_path(weights)}, unsigned" in ended.out
     said = statement_of(weights).statement.predicate["verification"]
     assert (said["result"], said["how"]) == ("verified", "full")
-    assert sm120("verify", str(weights.root)).code == 87
+    assert sm120("verify", str(weights.root)).error == "EvidenceUnsigned"
     sm120("keys", "new", "me")
     assert "signed by me" in verified(sm120, weights).out
     assert statement_of(weights).statement.predicate["verification"]["how"] == "receipt"
@@ -524,12 +538,12 @@ def test_damaged_weights_are_stated_too(weights: Place, sm120: Command) -> None:
     path = weights.root / "model.safetensors"
     path.write_bytes(b"x" + path.read_bytes()[1:])
     ended = verified(sm120, weights, "--json")
-    assert ended.code == 71
+    assert ended.error == "WeightsDamaged"
     assert json.loads(ended.out)["statements"][0]["state"] == "unsigned"
     said = statement_of(weights).statement.predicate["verification"]
     assert said["result"] == "damaged"
     assert "model.safetensors" in said["why"][0]
-    assert sm120("verify", str(weights.root)).code == 86
+    assert sm120("verify", str(weights.root)).error == "EvidenceBroken"
 
 
 def test_a_verify_of_some_files_states_nothing_of_the_set(weights: Place, sm120: Command) -> None:
@@ -570,21 +584,22 @@ def test_junk_in_the_place_of_a_statement_is_replaced(
     (folder(built) / "evidence-set.dsse.json").write_bytes(data)
     (folder(built) / "stated.json").write_bytes(data)
     record_path(weights).write_bytes(data)
-    assert sm120("verify", "tiny").code in (80, 86)
+    assert sm120("verify", "tiny").error in ("RecordInvalid", "EvidenceBroken")
     assert verified(sm120, weights).code == build_tiny(sm120).code == 0
-    assert sm120("verify", "tiny").code == sm120("verify", str(weights.root)).code == 87
+    for artifact in ("tiny", str(weights.root)):
+        assert sm120("verify", artifact).error == "EvidenceUnsigned"
 
 
 def test_a_host_is_stated_beside_its_record(tmp_path: Path, sm120: Command) -> None:
     record = tmp_path / "n1.json"
     record.write_text(facts(blackwell(2), name="n1").model_dump_json())
     assert leave_host_statement(record, Signing()).state == "unsigned"
-    assert sm120("verify", record).code == 87
+    assert sm120("verify", record).error == "EvidenceUnsigned"
     sm120("keys", "new", "fleet")
     assert leave_host_statement(record, Signing()).state == "signed by fleet"
     assert sm120("verify", record).code == 0
     record.write_text(record.read_text().replace("n1", "n2", 1))
-    assert sm120("verify", record).code == 86
+    assert sm120("verify", record).error == "EvidenceBroken"
 
 
 def test_statements_beside_host_records_are_not_taken_for_records(
@@ -596,7 +611,7 @@ def test_statements_beside_host_records_are_not_taken_for_records(
         leave_host_statement(record, Signing())
     files = sorted(tmp_path.glob("*.json"))
     assert len(files) == 4
-    assert sm120("host", "outliers", *files).code in (0, 106)
+    assert sm120("host", "outliers", *files).error in ("", "HostOutlier")
     sm120("keys", "new", "fleet")
     signed = sm120("host", "record", *files)
     assert (signed.code, len(signed.out.splitlines())) == (0, 2), signed.err
@@ -630,7 +645,7 @@ def test_a_provisioning_run_states_each_host_that_came_to_its_end(
     said = capfd.readouterr().out
     assert f"statement: {tmp_path}/records/n1.json.dsse.json, unsigned" in said
     assert "n2" not in said
-    assert sm120("verify", tmp_path / "records" / "n1.json").code == 87
+    assert sm120("verify", tmp_path / "records" / "n1.json").error == "EvidenceUnsigned"
 
 
 def test_a_user_without_a_home_has_no_key_and_is_told_so_only_when_making_one(
@@ -643,9 +658,9 @@ def test_a_user_without_a_home_has_no_key_and_is_told_so_only_when_making_one(
 
     monkeypatch.setattr(Path, "expanduser", nobody)
     assert "unsigned" in build_tiny(sm120).out
-    assert sm120("verify", "tiny").code == 87
+    assert sm120("verify", "tiny").error == "EvidenceUnsigned"
     ended = sm120("keys", "new", "me")
-    assert (ended.code, "Set HOME" in ended.err) == (81, True)
+    assert (ended.error, "Set HOME" in ended.err) == ("KeyInvalid", True)
     assert sm120("keys", "new", "me", "--to", tmp_path / "keys").code == 0
 
 
@@ -658,4 +673,4 @@ def test_a_public_half_that_is_none_is_passed_over(built: str, sm120: Command, j
     assert [row["name"] for row in sm120("keys", "list", "--json").json] == ["me"]
     (own_keys() / "me.pub").write_bytes(junk)
     assert build_tiny(sm120).code == 0
-    assert sm120("verify", "tiny").code == 88, "nobody is trusted any more"
+    assert sm120("verify", "tiny").error == "EvidenceIncomplete", "nobody is trusted any more"

@@ -85,14 +85,14 @@ def test_a_failed_lock_leaves_the_old_one(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "tiny")
     before = lock_file(sm120).read_bytes()
     hub.add("org/tiny", {"config.json": b"{}"})
-    for stage, bad, code in (
-        ("tree", fault.truncated(), 73),
-        ("tree", fault.then(lambda: hub.add("org/tiny", {"x": b"y"})), 74),
-        ("info", fault.gated(403), 72),
+    for stage, bad, error in (
+        ("tree", fault.truncated(), "HubBroken"),
+        ("tree", fault.then(lambda: hub.add("org/tiny", {"x": b"y"})), "RevisionMoved"),
+        ("info", fault.gated(403), "HubRefused"),
     ):
         hub.fail("*", bad, stage=stage)  # type: ignore[arg-type]
         ended = sm120("weights", "lock", "tiny")
-        assert ended.code == code, ended.err
+        assert ended.error == error, ended.err
         assert len(ended.err.strip().splitlines()) <= 3
         assert lock_file(sm120).read_bytes() == before
 
@@ -103,8 +103,8 @@ def test_a_lock_is_checked_offline(hub: TestHub, sm120: Command) -> None:
     hub.asked.clear()
     assert "current" in sm120("weights", "lock", "--check").out
     write_spec(sm120.cwd, exclude=["*.py"])
-    assert sm120("weights", "lock", "--check", "tiny").code == 12
-    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 12
+    assert sm120("weights", "lock", "--check", "tiny").error == "LockStale"
+    assert sm120("weights", "fetch", "tiny", "--to", "w").error == "LockStale"
     assert hub.asked == []
 
 
@@ -146,7 +146,7 @@ def test_a_subset_and_a_folder_and_offline(hub: TestHub, sm120: Command) -> None
     sm120("weights", "fetch", "tiny", "--to", "one", "--only", "*.json", "--only", "*.py")
     assert not (sm120.cwd / "one" / "model.safetensors").exists()
     ended = sm120("weights", "fetch", "tiny", "--to", "two", "--from", "one", "--offline")
-    assert ended.code == 22
+    assert ended.error == "OfflineMiss"
     assert "--from" in ended.err
     one = ("weights", "fetch", "tiny", "--to", "two", "--from", "one")
     assert sm120(*one, "--offline", "--only", "*.json").code == 0
@@ -167,35 +167,36 @@ def test_a_rate_may_be_written_in_several_ways(hub: TestHub, sm120: Command, lim
 
 
 @pytest.mark.parametrize(
-    ("args", "code"),
+    ("args", "code", "error"),
     [
-        (("--only", "*.gguf"), 70),
-        (("--from", "nowhere"), 10),
-        (("--from", "ftp://x/y"), 10),
-        (("--jobs", "0"), 2),
+        (("--only", "*.gguf"), 41, "WeightsUnknown"),
+        (("--from", "nowhere"), 10, "SpecInvalid"),
+        (("--from", "ftp://x/y"), 10, "SpecInvalid"),
+        (("--jobs", "0"), 2, ""),
     ],
 )
 def test_a_wrong_option_is_named(
-    hub: TestHub, sm120: Command, args: tuple[str, ...], code: int
+    hub: TestHub, sm120: Command, args: tuple[str, ...], code: int, error: str
 ) -> None:
     sm120("weights", "lock", "tiny")
-    assert sm120("weights", "fetch", "tiny", "--to", "w", *args).code == code
+    ended = sm120("weights", "fetch", "tiny", "--to", "w", *args)
+    assert (ended.code, ended.error) == (code, error)
 
 
 def test_unknown_weights_and_missing_locks_have_their_own_codes(
     hub: TestHub, sm120: Command
 ) -> None:
-    assert sm120("weights", "fetch", "other", "--to", "w").code == 70
-    assert sm120("weights", "lock", "other").code == 70
-    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 11
-    assert sm120("weights", "lock").code == 10
+    assert sm120("weights", "fetch", "other", "--to", "w").error == "WeightsUnknown"
+    assert sm120("weights", "lock", "other").error == "WeightsUnknown"
+    assert sm120("weights", "fetch", "tiny", "--to", "w").error == "LockMissing"
+    assert sm120("weights", "lock").error == "SpecInvalid"
 
 
 def test_wrong_bytes_end_with_21_and_no_file(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "tiny")
     hub.fail("model.safetensors", fault.flip(9), times=ALWAYS)
     ended = sm120("weights", "fetch", "tiny", "--to", "w")
-    assert ended.code == 21
+    assert ended.error == "DigestMismatch"
     assert "model.safetensors" in ended.err
     assert not (sm120.cwd / "w" / "model.safetensors").exists()
     assert (sm120.cwd / "w" / "config.json").exists()
@@ -205,7 +206,7 @@ def test_a_target_that_cannot_be_written_is_explained(hub: TestHub, sm120: Comma
     sm120("weights", "lock", "tiny")
     (sm120.cwd / "w").write_bytes(b"")
     ended = sm120("weights", "fetch", "tiny", "--to", "w")
-    assert ended.code == 40
+    assert ended.error == "StoreUnwritable"
     assert "--to" in ended.err
 
 
@@ -215,6 +216,6 @@ def test_offline_by_the_hubs_own_variable(
     sm120("weights", "lock", "tiny")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.asked.clear()
-    assert sm120("weights", "lock", "tiny").code == 22
-    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 22
+    assert sm120("weights", "lock", "tiny").error == "OfflineMiss"
+    assert sm120("weights", "fetch", "tiny", "--to", "w").error == "OfflineMiss"
     assert hub.asked == []

@@ -59,7 +59,7 @@ def test_an_image_that_passes_has_its_results_in_the_answer_and_beside_it(
 def test_an_image_that_fails_is_kept_with_what_was_found(sm120: Command, tmp_path: Path) -> None:
     make(tmp_path, ["arch"], "hopper.so")
     ended = build(sm120)
-    assert ended.code == 65
+    assert ended.error == "NoKernelImage"
     assert "hopper.so: no kernel image" in ended.err
     assert "arch" in ended.out  # the table is shown all the same
     assert record(tmp_path)["results"][0]["verdict"] == "failed"
@@ -83,7 +83,7 @@ def test_a_gate_that_cannot_begin_is_recorded_as_unknown_and_the_next_one_still_
 ) -> None:
     make(tmp_path, ["smem", "arch"], "mixed.so")
     ended = build(sm120)
-    assert ended.code == 60  # it has no cases
+    assert ended.error == "GateInvalid"  # it has no cases
     found = {e["gate"]: e for e in record(tmp_path)["results"]}
     assert found["smem"]["verdict"] == found["patches"]["verdict"] == "unknown"
     assert "has no gates" in found["smem"]["words"]
@@ -100,7 +100,7 @@ def test_an_engine_without_triton_is_unknown_not_passed(sm120: Command, tmp_path
     files = {"engine": json.dumps({"package": "engine"}), "smem-one": json.dumps(smem)}
     make(tmp_path, ["smem"], "mixed.so", **files)
     ended = build(sm120)
-    assert ended.code == 63
+    assert ended.error == "GateEnvironment"
     assert "holds no triton" in ended.err
     assert {e["verdict"] for e in record(tmp_path)["results"]} == {"unknown"}
 

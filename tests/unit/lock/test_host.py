@@ -281,9 +281,9 @@ def test_the_command_locks_one_system_after_the_other(
     sm120: Command, checkout: Path, repository: AptRepository
 ) -> None:
     place = ("--repository", repository.root, "--keyring", repository.keyring)
-    assert sm120("host", "lock", "--check").code == LockMissing.exit_code
+    assert sm120("host", "lock", "--check").error == "LockMissing"
     assert "8 would move" in sm120("host", "lock", "--target", DEBIAN, *place, "--diff").out
-    assert sm120("host", "lock", "--check").code == LockMissing.exit_code
+    assert sm120("host", "lock", "--check").error == "LockMissing"
     assert "8 moved" in sm120("host", "lock", "--target", DEBIAN, *place).out
     assert "9 moved" in sm120("host", "lock", "--target", UBUNTU, *place).out
     assert "nothing moved" in sm120("host", "lock", "--target", DEBIAN, *place).out
@@ -300,7 +300,7 @@ def test_pins_of_another_spec_do_not_stay_in_the_lock(
     sm120("host", "lock", "--target", UBUNTU, *place)
     spec = checkout / "lockfiles" / "host.yaml"
     spec.write_text(yaml.safe_dump(spec_data(branch=590)))
-    assert sm120("host", "lock", "--check").code == LockStale.exit_code
+    assert sm120("host", "lock", "--check").error == "LockStale"
     sm120("host", "lock", "--target", DEBIAN, *place)
     assert UBUNTU not in sm120("host", "lock", "--check").out
 

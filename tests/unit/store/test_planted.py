@@ -14,7 +14,13 @@ import pytest
 
 from pipeline.assemble.image import Built
 from pipeline.assemble.rebuild import file_in_image
-from pipeline.errors import OfflineMiss, StoreDamaged, StoreUnwritable
+from pipeline.errors import (
+    EvidenceIncomplete,
+    OfflineMiss,
+    StoreDamaged,
+    StoreUnwritable,
+    UnknownImage,
+)
 from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import Settings
@@ -273,8 +279,8 @@ def test_a_store_on_a_read_only_disk_still_answers(
     before = tree(world.store.root)
     with read_only(world.store.root):
         codes = answers(world, world.mirror.parent / "out", lambda *args: sm120(*args).code)
-    # nothing was recorded of it: 88, and nothing worse
-    assert codes == {**dict.fromkeys(codes, 0), "verify": 88}
+    # nothing was recorded of it: incomplete, and nothing worse
+    assert codes == {**dict.fromkeys(codes, 0), "verify": EvidenceIncomplete.exit_code}
     assert tree(world.store.root) == before
     assert (world.mirror.parent / "out" / "index.json").is_file()
 
@@ -287,15 +293,15 @@ def test_a_store_of_somebody_else_still_answers(world: World) -> None:
         os.chown(path, 65534, 65534)
     before = tree(world.store.root)
     codes = answers(world, world.mirror.parent / "out", humble)
-    assert codes == {**dict.fromkeys(codes, 0), "verify": 88}
+    assert codes == {**dict.fromkeys(codes, 0), "verify": EvidenceIncomplete.exit_code}
     assert tree(world.store.root) == before
     options = ("--checkout", world.checkout.root, "--store", world.store.root)
-    assert humble(*options, "build") == 40
+    assert humble(*options, "build") == StoreUnwritable.exit_code
 
 
 def test_a_store_that_is_not_there_is_looked_at_and_not_made(world: World, sm120: Command) -> None:
     shutil.rmtree(world.store.root)
     codes = answers(world, world.mirror.parent / "out", lambda *args: sm120(*args).code)
     looked = ("images", "plan", "store show", "store check")
-    assert codes == {**dict.fromkeys(codes, 43), **dict.fromkeys(looked, 0)}
+    assert codes == {**dict.fromkeys(codes, UnknownImage.exit_code), **dict.fromkeys(looked, 0)}
     assert not world.store.root.exists()

@@ -418,7 +418,7 @@ def test_a_build_that_cannot_fit_says_so_before_it_begins(
     wheel = make_wheel(tmp_path / "mirror", "thing", files={"thing/big": os.urandom(1_800_000)})
     make_checkout(tmp_path, [wheel])
     ended = sm120("--store", small_disk, "build", "--mirror", tmp_path / "mirror", "--offline")
-    assert (ended.code, ended.out) == (41, "")
+    assert (ended.error, ended.out) == ("DiskFull", "")
     assert "needed" in ended.err
     assert list((small_disk / "inputs").iterdir()) == []
 
@@ -433,7 +433,7 @@ def test_a_read_only_store_cannot_be_built_into_but_looked_at(
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     for args in (["build"], ["store", "trim", "--yes"], ["store", "check", "--repair"]):
         ended = sm120("--store", small_disk, *args)
-        assert ended.code == 40
+        assert ended.error == "StoreUnwritable"
         assert "SM120_STORE" in ended.err
     for args in (["images"], ["plan"], ["store", "show"], ["store", "check"]):
         assert sm120("--store", small_disk, *args).code == 0

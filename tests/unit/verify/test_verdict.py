@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import exit_codes
+from pipeline.errors import error_families
 from pipeline.verify.verdict import Node, Verdict, ending, show, worst
 
 GOOD, BAD = Node("good"), Node("bad", Verdict.BROKEN, "is wrong")
@@ -53,4 +53,4 @@ def test_every_bad_verdict_has_an_exit_code_of_its_own() -> None:
     endings = [ending(Node("x", verdict)) for verdict in bad]
     codes = [error.exit_code for error in endings if error]
     assert len(set(codes)) == len(bad)
-    assert set(codes) <= {row[0] for row in exit_codes()}
+    assert set(codes) <= {family.exit_code for family in error_families()}

@@ -51,11 +51,11 @@ class Bed:
         pins = [new if pin.path == path else pin for pin in self.disk.place.lock.files]
         self.reseal(files=pins, **changes)
 
-    def weights_command(self, command: str, *more: str) -> tuple[int, str, str]:
+    def weights_command(self, command: str, *more: str) -> tuple[str, str, str]:
         ended = self.sm120("weights", command, str(self.disk.place.root), *more)
-        return ended.code, ended.out, ended.err
+        return ended.error, ended.out, ended.err
 
-    def verify(self, *more: str) -> tuple[int, str, str]:
+    def verify(self, *more: str) -> tuple[str, str, str]:
         return self.weights_command("verify", *more)
 
     def trust(self, name: str = "builder", **changes: object) -> Path:
@@ -77,22 +77,22 @@ def bed(tmp_path: Path, sm120: Command) -> Bed:
 
 
 def test_without_a_checkout_the_answer_says_that_nothing_vouches_for_the_lock(bed: Bed) -> None:
-    code, out, _ = bed.verify()
-    assert (code, NOTHING in out) == (0, True)
+    error, out, _ = bed.verify()
+    assert (error, NOTHING in out) == ("", True)
     (found,) = json.loads(bed.verify("--json")[1])["sets"]
     assert (found["lock_from"], found["vouched_by"]) == ("beside", "")
 
 
 def test_a_resealed_lock_is_obeyed_only_with_these_words(bed: Bed) -> None:
     bed.forge(SHARD, b"x" * 300_000)
-    code, out, _ = bed.verify()
-    assert (code, NOTHING in out) == (0, True)
+    error, out, _ = bed.verify()
+    assert (error, NOTHING in out) == ("", True)
 
 
 def test_the_checkouts_lock_vouches_for_the_same_lock(bed: Bed) -> None:
     bed.make_checkout(bed.disk.place.lock)
-    code, out, _ = bed.verify()
-    assert (code, "vouched for by the checkout" in out) == (0, True)
+    error, out, _ = bed.verify()
+    assert (error, "vouched for by the checkout" in out) == ("", True)
     (found,) = json.loads(bed.verify("--json")[1])["sets"]
     assert (found["lock_from"], found["vouched_by"]) == ("beside", "the checkout")
 
@@ -107,8 +107,8 @@ def test_a_resealed_lock_is_held_against_the_checkouts(bed: Bed, path: str, data
     bed.make_checkout(bed.disk.place.lock)
     bed.forge(path, data)
     for more in ((), ("--full",), ("--repair", "--offline"), ("--json",), ("--only", "*.json")):
-        code, out, err = bed.verify(*more)
-        assert (code, out) == (13, "")
+        error, out, err = bed.verify(*more)
+        assert (error, out) == ("LocksDisagree", "")
         assert str(bed.disk.place.lock_file) in err
         assert "tiny.lock.yaml" in err
         assert path in err
@@ -120,8 +120,8 @@ def test_a_forged_lock_under_another_name_is_held_against_the_others_of_its_comm
 ) -> None:
     bed.make_checkout(bed.disk.place.lock)
     bed.forge(SHARD, b"x" * 300_000, name="other")
-    code, _, err = bed.verify()
-    assert (code, "tiny.lock.yaml" in err) == (13, True)
+    error, _, err = bed.verify()
+    assert (error, "tiny.lock.yaml" in err) == ("LocksDisagree", True)
 
 
 Change = Callable[[WeightsLock], dict[str, object]]
@@ -148,8 +148,8 @@ CHANGES: dict[str, Change] = {
 def test_a_lock_of_another_set_than_the_checkouts_is_named(bed: Bed, change: Change) -> None:
     bed.make_checkout(bed.disk.place.lock)
     bed.reseal(**change(bed.disk.place.lock))
-    code, out, err = bed.verify()
-    assert (code, out) == (12, "")
+    error, out, err = bed.verify()
+    assert (error, out) == ("LockStale", "")
     assert str(bed.disk.place.lock_file) in err
     assert "tiny.lock.yaml" in err
 
@@ -157,9 +157,9 @@ def test_a_lock_of_another_set_than_the_checkouts_is_named(bed: Bed, change: Cha
 def test_the_user_may_choose_which_lock_judges(bed: Bed) -> None:
     bed.make_checkout(bed.disk.place.lock)
     bed.forge(SHARD, b"x" * 300_000)
-    code, out, _ = bed.verify("--lock", str(bed.disk.place.lock_file))
-    assert (code, "judged by the lock that --lock names" in out) == (0, True)
-    assert bed.verify("--lock", str(bed.weights / "tiny.lock.yaml"))[0] == 71
+    error, out, _ = bed.verify("--lock", str(bed.disk.place.lock_file))
+    assert (error, "judged by the lock that --lock names" in out) == ("", True)
+    assert bed.verify("--lock", str(bed.weights / "tiny.lock.yaml"))[0] == "WeightsDamaged"
 
 
 def test_nothing_is_signed_recorded_served_or_scrubbed_by_a_resealed_lock(bed: Bed) -> None:
@@ -173,26 +173,26 @@ def test_nothing_is_signed_recorded_served_or_scrubbed_by_a_resealed_lock(bed: B
         "scrub": (),
     }
     for command, more in commands.items():
-        code, out, err = bed.weights_command(command, *more)
-        assert (code, out) == (13, ""), command
+        error, out, err = bed.weights_command(command, *more)
+        assert (error, out) == ("LocksDisagree", ""), command
         assert "tiny.lock.yaml" in err
 
 
 def test_a_scrub_goes_on_where_the_checkout_has_moved_to_another_revision(bed: Bed) -> None:
     moved = bed.disk.place.lock.model_copy(update={"commit": "f" * 40}).sealed()
     bed.make_checkout(moved)
-    code, _, err = bed.weights_command("scrub")
-    assert code == 0
+    error, _, err = bed.weights_command("scrub")
+    assert error == ""
     assert "f" * 40 in err
     assert NOTHING in err
-    assert bed.weights_command("record", "--full")[0] == 12
+    assert bed.weights_command("record", "--full")[0] == "LockStale"
 
 
 def test_the_evidence_of_a_resealed_lock_is_broken_and_not_only_stale(bed: Bed) -> None:
     bed.make_checkout(bed.disk.place.lock)
     bed.forge(SHARD, b"x" * 300_000)
     ended = bed.sm120("verify", str(bed.disk.place.root), "--deep")
-    assert ended.code == 86
+    assert ended.error == "EvidenceBroken"
     assert "contradicts the checkout's tiny.lock.yaml" in ended.out
     bed.reseal(commit="f" * 40)
     assert "are of different sets" in bed.sm120("verify", str(bed.disk.place.root)).out
@@ -200,8 +200,8 @@ def test_the_evidence_of_a_resealed_lock_is_broken_and_not_only_stale(bed: Bed) 
 
 def signed(bed: Bed, **changes: object) -> None:
     key = bed.trust(**changes)  # type: ignore[arg-type]
-    code, _, err = bed.weights_command("sign", "--key", str(key))
-    assert code == 0, err
+    error, _, err = bed.weights_command("sign", "--key", str(key))
+    assert error == "", err
 
 
 def test_a_trusted_signature_vouches_for_the_lock(bed: Bed) -> None:
@@ -214,8 +214,8 @@ def test_a_resealed_lock_is_held_against_the_signature(bed: Bed, path: str, data
     signed(bed)
     bed.forge(path, data)
     for more in ((), ("--repair", "--offline")):
-        code, out, err = bed.verify(*more)
-        assert (code, out) == (78, "")
+        error, out, err = bed.verify(*more)
+        assert (error, out) == ("ModelSignatureInvalid", "")
         assert path in err
         assert "builder" in err
         assert str(bed.disk.place.lock_file) in err
@@ -244,14 +244,14 @@ def test_a_signature_by_nobody_who_is_trusted_vouches_for_nothing(
     bed.trust("another") if "name" in changes else bed.trust("third", **changes)
     if "name" not in changes:
         key = bed.sm120.cwd / "keys" / "third.pem"
-        assert bed.weights_command("sign", "--key", str(key))[0] == 0
-    code, out, _ = bed.verify()
-    assert (code, NOTHING in out) == (0, True)
+        assert bed.weights_command("sign", "--key", str(key))[0] == ""
+    error, out, _ = bed.verify()
+    assert (error, NOTHING in out) == ("", True)
 
 
 def recorded(bed: Bed) -> None:
     key = bed.trust()
-    assert bed.weights_command("record", "--full", "--key", str(key))[0] == 0
+    assert bed.weights_command("record", "--full", "--key", str(key))[0] == ""
 
 
 def test_a_trusted_record_of_the_same_lock_is_named_but_does_not_vouch_for_it(bed: Bed) -> None:
@@ -265,8 +265,8 @@ def test_a_trusted_record_of_the_same_lock_is_named_but_does_not_vouch_for_it(be
 def test_a_resealed_lock_is_held_against_a_trusted_record(bed: Bed, path: str, data: bytes) -> None:
     recorded(bed)
     bed.forge(path, data)
-    code, out, err = bed.verify()
-    assert (code, out) == (13, "")
+    error, out, err = bed.verify()
+    assert (error, out) == ("LockEdited", "")
     assert "is not the lock that builder signed" in err
 
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.attest.predicates import check_predicate
-from pipeline.errors import RecordInvalid, WeightsDamaged
+from pipeline.errors import RecordInvalid
 from pipeline.weights.check.verify import Request, verify
 from pipeline.weights.place import Place, find_places
 from pipeline.weights.sign import record as records
@@ -125,5 +125,5 @@ def test_the_command_prints_it_and_fails_on_damage(place: Place, sm120: Command)
     assert (done.code, json.loads(done.out)["predicate"]["lock"]["seal"]) == (0, place.lock.seal)
     (place.root / "config.json").unlink()
     bad = sm120("weights", "record", str(place.root))
-    assert bad.code == WeightsDamaged.exit_code
+    assert bad.error == "WeightsDamaged"
     assert json.loads(bad.out)["predicate"]["verification"]["result"] == "damaged"

@@ -10,7 +10,6 @@ from unittest import mock
 
 import pytest
 
-from pipeline.errors import WeightsDamaged
 from pipeline.weights.check import repair
 from pipeline.weights.check.scrub import (
     CATCH_UP_NIGHTS,
@@ -217,16 +216,16 @@ def test_the_command_reads_a_slice_and_answers_a_timer(
     flip(ten.path("9.gguf"), 5)
     ten.path("8.gguf").unlink()
     ended = sm120("weights", "scrub", ten.place.root, "--json")
-    assert ended.code == WeightsDamaged.exit_code
+    assert ended.error == "WeightsDamaged"
     assert [f["path"] for f in json.loads(ended.out)["sets"][0]["findings"]] == ["8.gguf"]
     ended = sm120("weights", "scrub", ten.place.root)
-    assert ended.code == WeightsDamaged.exit_code
+    assert ended.error == "WeightsDamaged"
     assert "1 missing" in ended.err
 
 
 @pytest.mark.parametrize("budget", ["x", "", "-", "5X", "1e999"])
 def test_a_budget_that_is_no_size_is_refused(ten: DiskSet, sm120: Command, budget: str) -> None:
-    assert sm120("weights", "scrub", ten.place.root, "--budget", budget).code == 10
+    assert sm120("weights", "scrub", ten.place.root, "--budget", budget).error == "SpecInvalid"
 
 
 @pytest.mark.usefixtures("humble")

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import pytest
 
 from pipeline.cli import weights_serve
-from pipeline.errors import AddressUnusable, LockEdited, WeightsUnknown
+from pipeline.errors import AddressUnusable, LockEdited
 from pipeline.files import remove_tree
 from pipeline.weights.disk.proof import identity, open_pin
 from pipeline.weights.place import Place
@@ -870,10 +870,10 @@ def test_the_command_does_not_serve_what_is_not_locked(
     place: Place, tmp_path: Path, sm120: Command
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert sm120("weights", "serve", str(tmp_path / "empty")).code == WeightsUnknown.exit_code
+    assert sm120("weights", "serve", str(tmp_path / "empty")).error == "WeightsUnknown"
     text = place.lock_file.read_text(encoding="utf-8")
     place.lock_file.write_text(text.replace("org/tiny", "org/evil"), encoding="utf-8")
-    assert sm120("weights", "serve", str(place.root)).code == LockEdited.exit_code
+    assert sm120("weights", "serve", str(place.root)).error == "LockEdited"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from pipeline.attest import bundle
-from pipeline.errors import KeyInvalid, ModelSignatureInvalid, WeightsDamaged
+from pipeline.errors import ModelSignatureInvalid, WeightsDamaged
 from pipeline.weights.disk import proof
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing
@@ -278,10 +278,10 @@ def test_keys_of_other_kinds_are_refused(plain: Place, tmp_path: Path, sm120: Co
         public_file(public, other)
         for command in (sign, check):
             refused = sm120(*command)
-            assert (refused.code, "P-256 or P-384" in refused.err) == (KeyInvalid.exit_code, True)
+            assert (refused.error, "P-256 or P-384" in refused.err) == ("KeyInvalid", True)
     for path in (key, public):
         path.write_bytes(b"nothing")
-    assert sm120(*sign).code == sm120(*check).code == KeyInvalid.exit_code
+    assert sm120(*sign).error == sm120(*check).error == "KeyInvalid"
 
 
 def test_a_key_with_a_password_needs_the_right_one_and_no_other_reader(
@@ -289,10 +289,10 @@ def test_a_key_with_a_password_needs_the_right_one_and_no_other_reader(
 ) -> None:
     key, word = key_file(tmp_path / "key.pem", KEY, b"secret"), tmp_path / "word"
     sign = ["weights", "sign", str(plain.root), "--key", str(key)]
-    assert sm120(*sign).code == KeyInvalid.exit_code
+    assert sm120(*sign).error == "KeyInvalid"
     for wrong in (b"wrong\n", b"\n"):
         word.write_bytes(wrong)
-        assert sm120(*sign, "--password-file", str(word)).code == KeyInvalid.exit_code
+        assert sm120(*sign, "--password-file", str(word)).error == "KeyInvalid"
     word.write_bytes(b"secret\n")
     assert sm120(*sign, "--password-file", str(word)).code == 0
     monkeypatch.setenv("SM120_KEY_PASSPHRASE", "secret")
@@ -311,10 +311,10 @@ def test_the_commands_sign_check_and_refuse(plain: Place, tmp_path: Path, sm120:
     pin = next(p for p in plain.lock.files if p.path == "config.json")
     write(plain, pin, b"{}")
     bad = sm120(*check)
-    assert (bad.code, "changed: config.json" in bad.err) == (ModelSignatureInvalid.exit_code, True)
+    assert (bad.error, "changed: config.json" in bad.err) == ("ModelSignatureInvalid", True)
     signature = signing.default_signature(plain)
     signature.unlink()
-    assert sm120(*check).code == ModelSignatureInvalid.exit_code
+    assert sm120(*check).error == "ModelSignatureInvalid"
 
 
 def test_a_folder_without_a_lock_is_checked_by_its_signature_alone(
@@ -327,4 +327,4 @@ def test_a_folder_without_a_lock_is_checked_by_its_signature_alone(
     done = sm120(*check, "--signature", str(signature))
     assert (done.code, done.out[:22]) == (0, "6 files are as signed ")
     (plain.root / "evil.py").write_bytes(b"")
-    assert sm120(*check, "--signature", str(signature)).code == ModelSignatureInvalid.exit_code
+    assert sm120(*check, "--signature", str(signature)).error == "ModelSignatureInvalid"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import Interrupted, WeightsDamaged, WeightsUnknown
+from pipeline.errors import Interrupted, WeightsUnknown
 from pipeline.weights.check.verify import Request, verify
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES, Moved, NotPlain, read_file
@@ -382,7 +382,7 @@ def test_the_command_names_damage_and_ends_with_its_code(plain: DiskSet, sm120: 
     flip(plain.path(SHARD), 5)
     plain.path("config.json").unlink()
     ended = sm120("weights", "verify", plain.place.root)
-    assert ended.code == WeightsDamaged.exit_code
+    assert ended.error == "WeightsDamaged"
     assert "2 files are not as locked: 1 changed, 1 missing" in ended.err
     assert SHARD in ended.out
 
@@ -392,7 +392,7 @@ def test_the_command_answers_in_json(a_set: DiskSet, sm120: Command) -> None:
     assert sm120("weights", "verify", root, "--json").json["whole"] is True
     flip(a_set.path(SHARD), 5)
     ended = sm120("weights", "verify", root, "--json")
-    assert ended.code == WeightsDamaged.exit_code
+    assert ended.error == "WeightsDamaged"
     (found,) = json.loads(ended.out)["sets"]
     assert [(f["path"], f["kind"]) for f in found["findings"]] == [(SHARD, "changed")]
 
@@ -401,11 +401,11 @@ def test_the_command_takes_a_lock_for_a_folder_that_has_none(
     plain: DiskSet, sm120: Command, tmp_path: Path
 ) -> None:
     write_lock(tmp_path / "x.lock.yaml", plain.place.lock)
-    assert sm120("weights", "verify", plain.copy).code == WeightsUnknown.exit_code
+    assert sm120("weights", "verify", plain.copy).error == "WeightsUnknown"
     assert sm120("weights", "verify", plain.copy, "--lock", "x.lock.yaml").code == 0
     (plain.copy / "config.json").write_bytes(b"other!!!\n")
     ended = sm120("weights", "verify", plain.copy, "--lock", "x.lock.yaml")
-    assert ended.code == WeightsDamaged.exit_code
+    assert ended.error == "WeightsDamaged"
 
 
 def test_the_command_finds_a_hub_cache_by_its_lock(hub: DiskSet, sm120: Command) -> None:
@@ -414,7 +414,10 @@ def test_the_command_finds_a_hub_cache_by_its_lock(hub: DiskSet, sm120: Command)
         assert sm120("weights", "verify", root, "--lock", hub.copy / "x.lock.yaml").code == 0
     hub.path(SHARD).unlink()
     for root in (hub.place.root, hub.place.root.parent):
-        assert sm120("weights", "verify", root, "--lock", hub.copy / "x.lock.yaml").code == 71
+        assert (
+            sm120("weights", "verify", root, "--lock", hub.copy / "x.lock.yaml").error
+            == "WeightsDamaged"
+        )
 
 
 def test_a_folder_nobody_may_look_into_is_not_passed(

@@ -202,7 +202,7 @@ def test_the_command_fails_with_its_own_code_and_names_the_object(
 ) -> None:
     gate.make(compiled("hopper.so"))
     ended = gate_arch(sm120, gate)
-    assert ended.code == 65
+    assert ended.error == "NoKernelImage"
     assert "hopper.so: no kernel image on sm_120" in ended.err
 
 
@@ -235,4 +235,4 @@ def test_the_command_refuses_what_is_no_card(sm120: Command, gate: Gate, card: s
 )
 def test_a_bad_arch_yaml_stops_the_command(sm120: Command, gate: Gate, text: Any) -> None:
     gate.make(compiled("plain.so"), text)
-    assert gate_arch(sm120, gate).code == 10
+    assert gate_arch(sm120, gate).error == "SpecInvalid"

@@ -374,7 +374,7 @@ def test_patches_against_another_version_is_refused_where_nothing_isolates(
 ) -> None:
     monkeypatch.setattr(sandbox, "find_sandbox", lambda: NO_SANDBOX)
     ended = sm120("patches", "sglang-k2", "--against", "0.5.9")
-    assert ended.code == GateEnvironment.exit_code
+    assert ended.error == "GateEnvironment"
     assert "--without-sandbox" in ended.err
 
 
