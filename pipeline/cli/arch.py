@@ -46,11 +46,11 @@ def gate_arch(
     from pipeline.gate.arch.spec import read_arch_spec
     from pipeline.gate.evidence import keep_evidence
     from pipeline.gate.findings import arch_evidence
-    from pipeline.gate.stage import promised
+    from pipeline.gate.stage import promised_archs
 
     start, signing = time.monotonic(), Signing()
     checkout, store = checkout_of(context), store_of(context)
-    spec, cards = read_arch_spec(checkout, name), promised(checkout.spec(name))
+    spec, cards = read_arch_spec(checkout, name), promised_archs(checkout.spec(name))
     wanted = [_checked(arch)] if arch else cards
     with store.in_use():
         built = find_image(checkout, store, name, platform)

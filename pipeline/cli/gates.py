@@ -24,7 +24,7 @@ from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
 
 if TYPE_CHECKING:
     from pipeline.gate.patches import PatchVerdict
-    from pipeline.gate.smem.environment import GateContext
+    from pipeline.gate.smem.context import GateContext
     from pipeline.gate.smem.image_gate import ImageGate
     from pipeline.gate.smem.results import CaseResult, GateResult
 
@@ -57,7 +57,7 @@ def make_gate_context(
     from pipeline.cli.images import make_fetcher
     from pipeline.fetch.http import Client
     from pipeline.fetch.settings import read_settings
-    from pipeline.gate.smem.environment import GateContext
+    from pipeline.gate.smem.context import GateContext
     from pipeline.gate.smem.wheels import WheelFinder
 
     store = store_of(context)
@@ -123,6 +123,7 @@ def run(
     from pipeline.cli.numerics import require_right, show_numbers
     from pipeline.gate.evidence import keep_evidence
     from pipeline.gate.findings import gate_evidence
+    from pipeline.gate.numerics.check import add_numbers
     from pipeline.gate.smem.image_gate import chosen_cases, run_gate
     from pipeline.gate.smem.limits import card_for
 
@@ -134,7 +135,9 @@ def run(
         opened = _opened(gate_context, name, platform, series)
         count = len(chosen_cases(opened.gates.cases(), only))
         with log.step(f"Judging {count} cases of {name} for {arch}"):
-            result = run_gate(opened, card, unpatched=unpatched, numerics=numerics, only=only)
+            result = run_gate(opened, card, unpatched=unpatched, only=only)
+            if numerics:
+                result = add_numbers(opened, result, unpatched=unpatched, only=only)
         if result.image_digest:
             found = gate_evidence(opened, result)
             keep_evidence(gate_context.store, name, result.platform, result.image_digest, found)

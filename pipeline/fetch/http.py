@@ -93,28 +93,6 @@ class Client:
         """What a server says about something, in one try, whatever its status."""
         return self.http.fetch(url, most_bytes=most_bytes, headers=headers)
 
-    def read_span(self, url: str, start: int, length: int) -> bytes:
-        """A part of a file; an error where the server only gives files as a whole."""
-        span = f"bytes={start}-{start + length - 1}"
-        reason = ""
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                self.pause(attempt - 1, None)
-            try:
-                with self._ask("GET", url, {"Range": span}) as answer:
-                    given = answer.header("Content-Range")
-                    from_there = answer.status == 206 and given.startswith(f"bytes {start}-")
-                    if not from_there and not (answer.status == 200 and start == 0):
-                        raise SourceUnreachable(f"{masked(url)}: does not serve parts of files")
-                    data = b"".join(map(bytes, answer.pieces(length)))
-            except Lost as error:
-                reason = str(error)
-                continue
-            if len(data) == length:
-                return data
-            reason = f"{masked(url)}: ended after {len(data)} of {length} bytes"
-        raise SourceUnreachable(reason)
-
     def _ask(self, method: str, url: str, headers: dict[str, str]) -> Answer:
         """Retry what may pass, refuse what will not."""
         good = (200, 206, 416) if "Range" in headers else (200,)

@@ -23,7 +23,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipeline.errors import GateInvalid, PatchConflict, PipelineError
-from pipeline.gate.numerics.check import check_numbers
+from pipeline.gate.numerics.check import check_numbers, numeric_cases
 from pipeline.gate.smem.cases import Case
 from pipeline.gate.smem.engine import (
     EngineTree,
@@ -31,11 +31,11 @@ from pipeline.gate.smem.engine import (
     engine_pin,
     engine_tree,
     is_applied,
+    modules_defining,
     patched,
 )
 from pipeline.gate.smem.image_gate import ImageGate
 from pipeline.gate.smem.limits import Card
-from pipeline.gate.smem.moved import places_now
 from pipeline.gate.smem.results import (
     CaseResult,
     NumericsResults,
@@ -156,7 +156,7 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> Pa
     )
     numbers = None
     if state == "needed":
-        small = gate.numeric_cases(only=spec.gate)
+        small = [case for case in numeric_cases(gate) if case.gate == spec.gate]
         numbers = check_numbers(gate.target(full, card), small) if small else None
         state, words = with_numbers(state, words, numbers)
     return PatchVerdict(
@@ -179,8 +179,8 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> Pa
 def _is_absent(tree: EngineTree, cases: Sequence[Case], found: Sequence[CaseResult]) -> bool:
     """Whether every case's functions are gone, and not only from where the case looks for them."""
     for case, result in zip(cases, found, strict=True):
-        names = tuple(name.partition(":")[2] for name in case.function)
-        if not result.gone or places_now(tree.folder, tree.package, names, tuple(case.kernels)):
+        names = [function.partition(":")[2] for function in case.function]
+        if not result.gone or modules_defining(tree, names):
             return False
     return True
 

@@ -6,7 +6,6 @@ gate/answers/        what workers said about cases
 gate/kernels/        what Triton and ptxas said about single kernels, for any version
 gate/kernels-unlocked/  the same of engines that no lock names, each for itself
 gate/kernels-of/     which kernels an engine's code has
-gate/moved/          since which version a function is gone
 gates/arch/          which machine code an object holds
 """
 
@@ -22,12 +21,12 @@ from pathlib import Path
 from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.errors import PatchConflict, PipelineError
 from pipeline.files import files_below, os_errors_explained, remove_tree
+from pipeline.gate.numerics.cases import read_numeric_cases
 from pipeline.gate.smem.cases import Gates, read_gates
 from pipeline.gate.smem.coverage import kernels_key
 from pipeline.gate.smem.engine import EngineTree, engine_key, patched_tree
 from pipeline.gate.smem.environment import Environment, EnvironmentFacts, known_facts
 from pipeline.gate.smem.limits import CARDS
-from pipeline.gate.smem.moved import move_key
 from pipeline.gate.smem.run import GateTarget
 from pipeline.oci.record import LayerRecord
 from pipeline.spec.checkout import Checkout
@@ -42,7 +41,6 @@ _PARTS = {
     "gate kernels": "gate/kernels",
     "gate kernels of other versions": "gate/kernels-unlocked",
     "gate notes on engines": "gate/kernels-of",
-    "gate notes on moves": "gate/moved",
     "gate notes on objects": "gates/arch",
 }
 
@@ -55,7 +53,6 @@ class _Kept:
     engines: set[str] = field(default_factory=set)
     answers: set[str] = field(default_factory=set)
     notes: set[str] = field(default_factory=set)
-    moves: set[str] = field(default_factory=set)
 
 
 def gate_sections(store: Store) -> list[StoreSection]:
@@ -91,7 +88,6 @@ def gate_leftovers(store: Store, checkout: Checkout) -> list[Path]:
         *(p for p in _entries(root / "engines") if p.name not in kept.engines),
         *(p for p in _entries(root / "answers") if p.stem not in kept.answers),
         *(p for p in _entries(root / "kernels-of") if p.stem not in kept.notes),
-        *(p for p in _entries(root / "moved") if p.stem not in kept.moves),
         *(p for p in _entries(root / "kernels") if p.lstat().st_mtime < old),
         *(p for p in _entries(root / "kernels-unlocked") if p.lstat().st_mtime < old),
         *(p for p in _entries(store.root / "gates" / "arch") if p.stem not in objects),
@@ -112,11 +108,11 @@ def _keep(store: Store, checkout: Checkout, plan: ImagePlan, kept: _Kept) -> Non
         if (facts := known_facts(path)) and _is_from(facts, plan)
     ]
     kept.environments |= {e.key for e in environments}
+    cases = [*gates.cases(), *read_numeric_cases(checkout, plan.spec.name, gates)]
     for tree in _trees(store, checkout, plan, gates):
         kept.engines.add(tree.folder.name)
         kept.notes.add(kernels_key(tree.digest))
-        for case in gates.cases():
-            kept.moves |= {move_key(tree, function) for function in case.function}
+        for case in cases:
             for environment in environments:
                 for card in CARDS.values():
                     target = GateTarget(store, environment, tree, gates.setup, card)

@@ -18,7 +18,7 @@ from pipeline.cli.common import host_platform
 from pipeline.cli.images import make_fetcher
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
-from pipeline.gate.smem.environment import GateContext
+from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.image_gate import ImageGate, open_gate
 from pipeline.gate.smem.wheels import WheelFinder
 from pipeline.spec.checkout import Checkout

@@ -22,7 +22,7 @@ from pipeline.gate.arch.facts import read_facts
 from pipeline.gate.arch.fatbin import CUBIN
 from pipeline.gate.arch.verdict import Verdict
 from pipeline.gate.arch.verdict import judge as judge_object
-from pipeline.gate.numerics.check import check_numbers
+from pipeline.gate.numerics.check import check_numbers, numeric_cases
 from pipeline.gate.patches import decide, with_numbers
 from pipeline.gate.smem.cases import Case
 from pipeline.gate.smem.engine import EngineTree, with_files
@@ -88,7 +88,7 @@ def mutated(gate: ImageGate, mutant: Mutant) -> AbstractContextManager[EngineTre
 
 
 def numeric_case(gate: ImageGate, name: str) -> Case:
-    return next(case for case in gate.numeric_cases() if case.name == name)
+    return next(case for case in numeric_cases(gate) if case.name == name)
 
 
 def verdict_on(gate: ImageGate, tree: EngineTree, which: str, case: str) -> tuple[str, str]:

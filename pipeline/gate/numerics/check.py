@@ -10,15 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from pipeline.gate.numerics.cases import read_numeric_cases
 from pipeline.gate.smem.cases import Case, Rounding
+from pipeline.gate.smem.image_gate import ImageGate, chosen_cases
 from pipeline.gate.smem.results import (
     Answer,
+    GateResult,
     NumericsResult,
     NumericsResults,
     NumericsVerdict,
     unanswered,
 )
-from pipeline.gate.smem.run import GateTarget, ask, read_answer
+from pipeline.gate.smem.run import GateTarget, answered
 from pipeline.gate.worker.interpreter import REPAIRS
 
 # How far a result may be off, as a share of the sum of magnitudes it is the sum of, and why.
@@ -39,22 +42,30 @@ TOLERANCES: dict[Rounding, tuple[float, str]] = {
 }
 
 
+def numeric_cases(gate: ImageGate) -> list[Case]:
+    """The cases of an image that are also run for their numbers."""
+    return read_numeric_cases(gate.context.checkout, gate.plan.spec.name, gate.gates)
+
+
+def add_numbers(
+    gate: ImageGate, result: GateResult, *, unpatched: bool = False, only: str | None = None
+) -> GateResult:
+    """A run of the shared-memory gate, with what the same kernels compute."""
+    target = gate.target(gate.tree if unpatched else gate.patched(), result.card)
+    numbers = check_numbers(target, chosen_cases(numeric_cases(gate), only))
+    return result.model_copy(update={"numerics": numbers})
+
+
 def check_numbers(target: GateTarget, cases: Sequence[Case]) -> NumericsResults:
-    """Every case's numbers, from kept answers where there are any."""
+    """Every case's numbers."""
     start = time.monotonic()
-    kept = {case.name: read_answer(target, case) for case in cases}
-    answers = {a.case: a for a in ask(target, [c for c in cases if kept[c.name] is None])}
-    found, versions = [], {}
-    for case in cases:
-        known = kept[case.name]
-        answer = known or answers[case.name]
-        versions.update(answer.versions)
-        found.append(judge_numbers(case, answer, cached=known is not None))
+    answers = answered(target, cases)
+    results = [judge_numbers(case, answer, cached=cached) for case, answer, cached in answers]
     return NumericsResults(
-        verdict=overall_numbers(found),
-        versions=versions,
+        verdict=overall_numbers(results),
+        versions={k: v for _, answer, _ in answers for k, v in answer.versions.items()},
         repairs=REPAIRS,
-        cases=found,
+        cases=results,
         seconds=round(time.monotonic() - start, 3),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +16,7 @@ from pipeline.assemble import patch
 from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan
 from pipeline.errors import PatchConflict
 from pipeline.files import os_errors_explained
-from pipeline.gate.smem.environment import GateContext, wheel_layer
-from pipeline.gate.smem.unpack import unpack
+from pipeline.gate.smem.context import GateContext, unpack, wheel_layer
 from pipeline.lock.model import WheelPin
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import FileRow
@@ -179,6 +179,16 @@ def compiler_requirements(tree: EngineTree) -> list[str]:
             if canonicalize_name(wanted.name) in ("torch", "triton") and not extra:
                 found.add(str(wanted))
     return sorted(found)
+
+
+def modules_defining(tree: EngineTree, names: Sequence[str]) -> list[str]:
+    """Modules of an engine in whose text a function of one of these names begins."""
+    begins = re.compile(rf"^\s*(?:async )?def (?:{'|'.join(map(re.escape, names))})\b", re.M)
+    return [
+        ".".join(path.relative_to(tree.folder).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted((tree.folder / tree.package).rglob("*.py"))
+        if begins.search(path.read_text(encoding="utf-8", errors="replace"))
+    ]
 
 
 def read_patch(path: Path) -> str:

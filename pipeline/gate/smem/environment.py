@@ -17,27 +17,21 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from packaging.utils import canonicalize_name
 
 from pipeline import log
-from pipeline.assemble.locked_layers import make_layers
-from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, Work, plan_image
-from pipeline.errors import GateEnvironment, LockMissing, StoreDamaged
+from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, plan_image
+from pipeline.errors import GateEnvironment, LockMissing
 from pipeline.gate.sandbox.sandbox import find_sandbox
-from pipeline.gate.smem.host_wheels import for_host
+from pipeline.gate.smem.context import GateContext, unpack, wheel_layer
 from pipeline.gate.smem.stub_libraries import make_stub
-from pipeline.gate.smem.unpack import unpack
+from pipeline.gate.smem.wheels import for_host
 from pipeline.lock.model import WheelPin
 from pipeline.model import Frozen, canonical_json, sha256_of
-from pipeline.oci.record import FileRow, LayerRecord
-from pipeline.spec.checkout import Checkout
+from pipeline.oci.record import FileRow
 from pipeline.store.store import Store
-
-if TYPE_CHECKING:
-    from pipeline.fetch.inputs import Fetcher
-    from pipeline.gate.smem.wheels import WheelFinder
 
 FORMAT = 2
 # torch and Triton, what they import, and NumPy, which carries torch's values to Python.
@@ -100,43 +94,6 @@ class Environment:
             "PYTHONPATH": str(self.folder / "site"),
             "PYTHONHASHSEED": "0",
         }
-
-
-@dataclass(frozen=True)
-class GateContext:
-    """What making environments and engine trees takes."""
-
-    checkout: Checkout
-    store: Store
-    host: str  # this machine's platform
-    make_fetcher: Callable[[], Fetcher]
-    make_finder: Callable[[], WheelFinder]
-    offline: bool = False
-
-    def layers(self, plans: Sequence[LayerPlan]) -> list[LayerRecord]:
-        """Layers from the store, made now where they are missing."""
-        missing = tuple(plan for plan in plans if not self.store.layer(plan.key))
-        if missing:
-            pins = {pin.sha256: pin for plan in missing for pin in plan.pins}.values()
-            fetch = (p for p in pins if not self.store.has_input(p.sha256, p.size_bytes))
-            work = Work(missing, (), tuple(fetch))
-            self.store.need_space(work.disk_bytes)
-            make_layers(self.store, work, self.make_fetcher(), keep_inputs=False)
-        found = [self.store.layer(plan.key) for plan in plans]
-        if any(record is None for record in found):
-            raise StoreDamaged("a layer vanished while it was used")
-        return [record for record in found if record is not None]
-
-
-def wheel_layer(plan: ImagePlan, name: str) -> LayerPlan:
-    """The layer of an image that holds a wheel."""
-    for layer in plan.layers:
-        if layer.kind is LayerKind.WHEELS and any(pin.name == name for pin in layer.pins):
-            return layer
-    raise GateEnvironment(
-        f"{plan.spec.name}: holds no {name}",
-        "The shared-memory gate is for images whose engine has Triton kernels.",
-    )
 
 
 def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str]) -> Environment:

@@ -13,13 +13,11 @@ from pydantic import ValidationError
 from pipeline.assemble.plan import ImagePlan
 from pipeline.errors import GateInvalid
 from pipeline.files import write_bytes
-from pipeline.gate.numerics.cases import read_numeric_cases
-from pipeline.gate.numerics.check import check_numbers
-from pipeline.gate.smem import moved
 from pipeline.gate.smem.cases import Case, Gates, read_gates
+from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.coverage import Found, coverage, find_kernels, kernels_key
 from pipeline.gate.smem.engine import EngineTree, engine_pin, engine_tree, patched
-from pipeline.gate.smem.environment import Environment, GateContext, make_environment
+from pipeline.gate.smem.environment import Environment, make_environment
 from pipeline.gate.smem.limits import Card
 from pipeline.gate.smem.results import CaseResult, GateResult, overall
 from pipeline.gate.smem.run import GateTarget, judge_all, worker_digest
@@ -38,11 +36,6 @@ class ImageGate:
     tree: EngineTree  # as published
     series: PatchSeries
     is_own: bool = True  # the series that the image is built with
-    numeric: tuple[Case, ...] = ()  # cases that are also run for their numbers
-
-    def numeric_cases(self, only: str | None = None) -> list[Case]:
-        """Those of one gate, or all."""
-        return [case for case in self.numeric if only is None or case.gate == only]
 
     @property
     def patch_folder(self) -> Path:
@@ -53,12 +46,8 @@ class ImageGate:
         return GateTarget(self.context.store, self.environment, tree, self.gates.setup, card)
 
     def judge(self, tree: EngineTree, card: Card, cases: Sequence[Case]) -> list[CaseResult]:
-        """Every case's verdict on one tree; a function that is gone is looked for."""
-        found = judge_all(self.target(tree, card), self.gates, cases)
-        return [
-            moved.explained(self, tree, case, result) if result.gone else result
-            for case, result in zip(cases, found, strict=True)
-        ]
+        """Every case's verdict on one tree."""
+        return judge_all(self.target(tree, card), self.gates, cases)
 
     def patched(self, series: PatchSeries | None = None) -> EngineTree:
         """The engine as the image holds it, or would with another series."""
@@ -73,9 +62,7 @@ def open_gate(context: GateContext, plan: ImagePlan, series: str | None = None) 
     environment = make_environment(context, plan, gates.setup.wheels)
     pin = engine_pin(context, plan, gates.setup.package, None)
     tree = engine_tree(context, plan, pin)
-    numeric = tuple(read_numeric_cases(context.checkout, plan.spec.name, gates))
-    own = series is None
-    return ImageGate(context, plan, gates, environment, tree, chosen, is_own=own, numeric=numeric)
+    return ImageGate(context, plan, gates, environment, tree, chosen, is_own=series is None)
 
 
 def _series(context: GateContext, plan: ImagePlan, name: str | None) -> PatchSeries:
@@ -89,14 +76,9 @@ def _series(context: GateContext, plan: ImagePlan, name: str | None) -> PatchSer
 
 
 def run_gate(
-    gate: ImageGate,
-    card: Card,
-    *,
-    unpatched: bool = False,
-    numerics: bool = False,
-    only: str | None = None,
+    gate: ImageGate, card: Card, *, unpatched: bool = False, only: str | None = None
 ) -> GateResult:
-    """Judge an image's cases for a card, and their numbers where they are asked for.
+    """Judge an image's cases for a card.
 
     A result of only some of the cases, or of other patches, is not the image's own.
     """
@@ -107,8 +89,6 @@ def run_gate(
     is_whole = gate.is_own and not unpatched and only is None
     built = record is not None and record.get("key") == gate.plan.key and is_whole
     seconds = round(time.monotonic() - start, 3)
-    target = gate.target(tree, card)
-    small = chosen_cases(gate.numeric, only) if numerics else []
     return GateResult(
         image=gate.plan.spec.name,
         platform=gate.plan.platform,
@@ -123,8 +103,7 @@ def run_gate(
         verdict=overall(cases),
         cases=cases,
         coverage=coverage(_kernels(gate.context.store, tree), reached(cases)) if not only else None,
-        numerics=check_numbers(target, small) if numerics else None,
-        sandbox=target.sandbox,
+        sandbox=gate.target(tree, card).sandbox,
         seconds=seconds,
     )
 

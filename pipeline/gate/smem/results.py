@@ -257,8 +257,6 @@ def _verdict(
 
 def unanswered(case: Case, answer: Answer) -> str:
     """Why a case was not judged, in words."""
-    if answer.ended == "function gone":
-        return f"no such function in this version: {answer.words}"
     if answer.ended == "timed out":
         return f"took longer than {case.timeout_s} s and was stopped"
     return _placeless(answer.words) or answer.ended

@@ -22,7 +22,7 @@ from pipeline.errors import Interrupted
 from pipeline.files import os_errors_explained, write_bytes
 from pipeline.gate.sandbox.sandbox import Sandbox, find_sandbox, hide_environment
 from pipeline.gate.smem.cases import Case, EngineSetup, Gates
-from pipeline.gate.smem.engine import EngineTree
+from pipeline.gate.smem.engine import EngineTree, modules_defining
 from pipeline.gate.smem.environment import Environment
 from pipeline.gate.smem.limits import Card
 from pipeline.gate.smem.results import Answer, CaseResult, judge_case
@@ -38,6 +38,7 @@ _MOST_BYTES = 128 << 20
 _MOST_LINE_BYTES = 16 << 20
 # A worker takes a few seconds to import torch; more cases to one make the last one's wait longer.
 CASES_A_WORKER = 24
+_MOST_PLACES = 3
 
 
 @cache
@@ -91,17 +92,40 @@ class GateTarget:
 
 
 def judge_all(target: GateTarget, gates: Gates, cases: Sequence[Case]) -> list[CaseResult]:
-    """Every case's verdict, from kept answers where there are any."""
+    """Every case's verdict."""
+    return [
+        judge_case(case, answer, target.card, gates.accepted(case.gate), cached=cached)
+        for case, answer, cached in answered(target, cases)
+    ]
+
+
+def answered(target: GateTarget, cases: Sequence[Case]) -> list[tuple[Case, Answer, bool]]:
+    """Each case with its answer, and whether that was kept from an earlier run."""
     kept = {case.name: read_answer(target, case) for case in cases}
-    missing = [case for case in cases if kept[case.name] is None]
-    answers = {answer.case: answer for answer in ask(target, missing)}
-    found = []
-    for case in cases:
-        known = kept[case.name]
-        answer = known or answers[case.name]
-        accepted = gates.accepted(case.gate)
-        found.append(judge_case(case, answer, target.card, accepted, cached=known is not None))
-    return found
+    new = {a.case: a for a in ask(target, [case for case in cases if kept[case.name] is None])}
+    answers = [kept[case.name] or new[case.name] for case in cases]
+    return [
+        (case, _explained(target.tree, case, answer), kept[case.name] is not None)
+        for case, answer in zip(cases, answers, strict=True)
+    ]
+
+
+def _explained(tree: EngineTree, case: Case, answer: Answer) -> Answer:
+    """The answer; where the case's function is gone, with how to look for it."""
+    if answer.ended != "function gone":
+        return answer
+    names = sorted({function.partition(":")[2] for function in case.function})
+    places = modules_defining(tree, names)[:_MOST_PLACES]
+    where = (
+        f"now in {', '.join(places)}"
+        if places
+        else f"search that version's source for `def {names[0]}`, or its history for where it went"
+    )
+    words = (
+        f"{tree.project} {tree.version} has no {' and no '.join(case.function)}, which case"
+        f" {case.name} calls ({where}); correct `function` in gates/{case.gate}.yaml"
+    )
+    return answer.model_copy(update={"words": words})
 
 
 def read_answer(target: GateTarget, case: Case) -> Answer | None:

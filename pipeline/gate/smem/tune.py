@@ -11,7 +11,7 @@ from pipeline.gate.smem.cases import Case, Override
 from pipeline.gate.smem.image_gate import ImageGate
 from pipeline.gate.smem.limits import Card
 from pipeline.gate.smem.results import Answer, CaseResult, Record
-from pipeline.gate.smem.run import GateTarget, ask, judge_all, read_answer
+from pipeline.gate.smem.run import answered, judge_all
 from pipeline.model import Frozen
 
 # Launch parameters that shape a tile; a dot product needs at least 16 of each.
@@ -74,7 +74,7 @@ def tune(
         variants.append(
             case.model_copy(update={"name": f"{case.name}@{label}", "override": override})
         )
-    choices = [_choice(v, a, kernel, card, known) for v, a in _asked(target, variants)]
+    choices = [_choice(v, a, kernel, card, known) for v, a, _ in answered(target, variants)]
     choices.sort(key=lambda choice: choice.rank)
     return Tuning(case=case.name, kernel=kernel, limit_bytes=card.shared_bytes, choices=choices)
 
@@ -94,12 +94,6 @@ def _tile(values: dict[str, int]) -> int:
     """How many results a block works on at once."""
     sides = ("BLOCK_M", "BLOCK_N", "BLOCK_H", "BLOCK_SIZE_M", "BLOCK_SIZE_N")
     return math.prod(value for name, value in values.items() if name in sides)
-
-
-def _asked(target: GateTarget, variants: Sequence[Case]) -> list[tuple[Case, Answer]]:
-    kept = {v.name: read_answer(target, v) for v in variants}
-    new = {a.case: a for a in ask(target, [v for v in variants if kept[v.name] is None])}
-    return [(v, kept[v.name] or new[v.name]) for v in variants]
 
 
 def _choice(

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
+from pydantic import ValidationError
 from pypi_simple import DistributionPackage
 
-from pipeline.errors import CorruptArchive, ResolveFailed
+from pipeline.errors import GateEnvironment, ResolveFailed
 from pipeline.fetch.http import Client
 from pipeline.fetch.index import list_files
-from pipeline.fetch.remote_zip import open_zip
 from pipeline.fetch.settings import with_login
+from pipeline.files import write_bytes
 from pipeline.lock.model import WheelPin
 from pipeline.lock.wheels import tag_ranks
+
+# How many neighbouring versions of torch are tried before giving up.
+MOST_TRIED = 6
 
 
 class WheelFinder:
@@ -29,19 +34,6 @@ class WheelFinder:
         """The wheel an installer would choose, by the hash that the index gives."""
         index, package = self._chosen(project, version, python, platform)
         return self._pinned(project, version, index, package)
-
-    def read_member(
-        self, project: str, version: str, python: str, platform: str, path: str
-    ) -> bytes | None:
-        """One file out of a wheel that stays where it is; none where it has no such file."""
-        index, package = self._chosen(project, version, python, platform)
-        with open_zip(self._client, with_login(package.url, index)) as wheel:
-            try:
-                return wheel.read(path)
-            except KeyError:
-                return None
-            except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-                raise CorruptArchive(f"{package.filename}: {path}: {error}") from error
 
     def _chosen(
         self, project: str, version: str, python: str, platform: str
@@ -104,3 +96,43 @@ class WheelFinder:
                 for package in list_files(self._client, index, project)
             ]
         return self._offers[project]
+
+
+def for_host(
+    pin: WheelPin, python: str, host: str, folder: Path, make_finder: Callable[[], WheelFinder]
+) -> WheelPin:
+    """The same wheel for this machine, looked up once and then kept in the folder."""
+    if pin.file.endswith("-none-any.whl"):
+        return pin
+    name = f"{pin.name}-{pin.version}-py{python}.json"
+    path = folder / host.replace("/", "-") / name
+    try:
+        return WheelPin.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        found = _looked_up(make_finder(), pin, python, host)
+        write_bytes(path, found.model_dump_json().encode())
+        return found
+
+
+def _looked_up(finder: WheelFinder, pin: WheelPin, python: str, host: str) -> WheelPin:
+    try:
+        return finder.find(pin.name, pin.version, python, host)
+    except ResolveFailed:
+        # torch only carries the tensors; anything else must be the image's own version
+        if pin.name != "torch":
+            raise
+    for version in nearest(Version(pin.version), finder.versions(pin.name))[:MOST_TRIED]:
+        with suppress(ResolveFailed):
+            return finder.find(pin.name, str(version), python, host)
+    raise GateEnvironment(
+        f"torch {pin.version}: no version near it has a wheel for {host}",
+        "Judge the image on a machine of its own platform.",
+    )
+
+
+def nearest(wanted: Version, offered: Sequence[Version]) -> list[Version]:
+    """Versions by how far they are in the list of published ones, the newer of two first."""
+    ordered = sorted({*offered, wanted})
+    place = ordered.index(wanted)
+    by_distance = sorted(ordered, key=lambda v: (abs(ordered.index(v) - place), v < wanted))
+    return [v for v in by_distance if v != wanted and not v.is_prerelease]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.assemble.plan import plan_image
+from pipeline.gate.numerics.cases import read_numeric_cases
 from pipeline.gate.smem.cases import read_gates
 from pipeline.gate.smem.coverage import kernels_key
 from pipeline.gate.smem.engine import EngineTree, engine_key
@@ -26,8 +27,9 @@ from tests.unit.support import Command
 
 CASE = {
     **{"name": "one", "stands_for": ["a model"], "function": ["engine.ops:run"]},
-    **{"arguments": {}, "kernels": ["_kernel"]},
+    **{"arguments": {"o": {"tensor": {"shape": [4]}}}, "kernels": ["_kernel"]},
 }
+NUMERICS = {"smem-one": {"one": {"reference": "decode-attention", "outputs": ["o"]}}}
 SMEM = {"engine": "engine", "why": "because a test wants to see it", "cases": [CASE]}
 
 
@@ -42,6 +44,7 @@ class Place:
         image = makers.wheel_image("engine", [wheel])
         image.files["gates/engine.yaml"] = json.dumps({"package": "engine"})
         image.files["gates/smem-one.yaml"] = json.dumps(SMEM)
+        image.files["gates/numerics.yaml"] = json.dumps(NUMERICS)
         self.checkout: Checkout = makers.make_checkout(root, makers.root_image([deb]), image)
         self.plan = plan_image(self.checkout, "engine", makers.AMD64)
         (self.pin,) = self.plan.lock.wheels
@@ -107,17 +110,18 @@ def test_the_locked_engine_its_answers_and_notes_stay(place: Place) -> None:
     place.put(f"{folder}/engine/ops.py")
     tree = EngineTree(place.store.root / folder, "engine", "1.0", f"sha256:{place.pin.sha256}")
     gates = read_gates(place.checkout, "engine")
-    (case,) = gates.cases()
+    cases = [*gates.cases(), *read_numeric_cases(place.checkout, "engine", gates)]
+    assert len(cases) == 2
     for arch in ("sm_120", "sm_90"):
         target = GateTarget(place.store, environment, tree, gates.setup, CARDS[arch])
-        place.put(f"gate/answers/{target.key(case).removeprefix('sha256:')}.json")
+        for case in cases:
+            place.put(f"gate/answers/{target.key(case).removeprefix('sha256:')}.json")
     place.put(f"gate/kernels-of/{kernels_key(tree.digest)}.json")
     assert place.left() == []
     gone = [
         place.put(f"gate/engines/{engine_key(other(place.pin))}/engine/ops.py").parents[1],
         place.put(f"gate/answers/{'0' * 64}.json"),
         place.put(f"gate/kernels-of/{'0' * 64}.json"),
-        place.put(f"gate/moved/{'0' * 64}.json"),
     ]
     assert place.left() == [str(path.relative_to(place.store.root)) for path in gone]
 

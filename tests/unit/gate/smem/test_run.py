@@ -314,3 +314,46 @@ def test_a_worker_that_talks_without_end_fills_no_memory(
     tracemalloc.stop()
     assert answer.ended == "died"
     assert peak < 24 << 20
+
+
+GONE = """
+for case in job["cases"]:
+    begin(case)
+    say({"case": case["name"], "ended": "function gone", "words": "engine.ops:decode"})
+"""
+
+
+def gone(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **files: str
+) -> str:
+    """What is said of a case whose function an engine of these files does not have."""
+    for name, text in files.items():
+        path = tmp_path / "engine" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    worker(monkeypatch, tmp_path, HEAD + GONE)
+    ((case, answer, _),) = run.answered(target, cases("a"))
+    result = judge_case(case, answer, target.card, [], cached=False)
+    assert (result.verdict, result.gone) == ("unknown", True)
+    return result.words
+
+
+def test_a_function_that_is_gone_is_named_with_its_case_the_version_and_how_to_look_for_it(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = gone(target, monkeypatch, tmp_path)
+    assert words.startswith("engine 1 has no engine.ops:decode, which case a calls")
+    assert "search that version's source for `def decode`" in words
+    assert "correct `function` in gates/smem-decode.yaml" in words
+
+
+def test_a_function_that_moved_is_named_with_where_the_engine_defines_it_now(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = "from .new import decode\n# def decode\n"
+    files = {
+        "new": "if True:\n    def decode(x): ...\n",
+        "other": other,
+        "near": "def decoder(): ...",
+    }
+    assert "(now in engine.new)" in gone(target, monkeypatch, tmp_path, **files)

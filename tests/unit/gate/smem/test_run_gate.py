@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from pipeline.cli.gates import show
 from pipeline.errors import GateInvalid
-from pipeline.gate.numerics.cases import NumericsSpec, numeric
+from pipeline.gate.numerics.check import add_numbers
 from pipeline.gate.smem import run
 from pipeline.gate.smem.cases import EngineSetup, GateFile, Gates
 from pipeline.gate.smem.engine import EngineTree
@@ -62,7 +63,9 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageGate:
     plan: Any = SimpleNamespace(spec=spec, platform="linux/amd64", key="k")
     checkout = SimpleNamespace(folder=lambda name: tmp_path)
     context: Any = SimpleNamespace(store=open_store(tmp_path / "store"), checkout=checkout)
-    asked = NumericsSpec.model_validate({"reference": "decode-attention", "outputs": ["o"]})
+    asked = {"smem-decode": {"decode": {"reference": "decode-attention", "outputs": ["o"]}}}
+    (tmp_path / "gates").mkdir()
+    (tmp_path / "gates" / "numerics.yaml").write_text(json.dumps(asked))
     return ImageGate(
         context,
         plan,
@@ -70,7 +73,6 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageGate:
         ThisPython(tmp_path / "environment", FACTS, ()),
         EngineTree(folder, "engine", "1", f"sha256:{'0' * 64}"),
         PatchSeries(patches=[]),
-        numeric=tuple(numeric("smem-decode", file.cases[0], asked)),
     )
 
 
@@ -114,7 +116,7 @@ def test_passed_cases_without_a_number_check_are_counted(gate: ImageGate) -> Non
     silent = run_gate(gate, CARD)
     assert silent.without_numbers == ["decode-1", "decode-64"]
     assert "No numbers were compared for the 2 passed" in show(silent)
-    told = run_gate(gate, CARD, numerics=True)
+    told = add_numbers(gate, run_gate(gate, CARD))
     assert told.numerics is not None
     assert told.numerics.verdict == "right"
     # every size of a case counts as checked with it; `extend` failed and is not counted
@@ -124,7 +126,7 @@ def test_passed_cases_without_a_number_check_are_counted(gate: ImageGate) -> Non
 
 @pytest.mark.parametrize("verdict", ["wrong", "unknown"])
 def test_numbers_that_are_not_right_are_no_check(gate: ImageGate, verdict: str) -> None:
-    told = run_gate(gate, CARD, numerics=True)
+    told = add_numbers(gate, run_gate(gate, CARD))
     assert told.numerics is not None
     bad = [case.model_copy(update={"verdict": verdict}) for case in told.numerics.cases]
     result = told.model_copy(update={"numerics": told.numerics.model_copy(update={"cases": bad})})

@@ -11,7 +11,7 @@ import pytest
 from pipeline.assemble.entry import Entry, Kind
 from pipeline.assemble.layer import write_layer
 from pipeline.errors import StoreDamaged
-from pipeline.gate.smem.unpack import unpack
+from pipeline.gate.smem.context import unpack
 from pipeline.model import sha256_of
 from pipeline.oci.record import FileRow, LayerRecord
 from pipeline.store.store import Store, open_store

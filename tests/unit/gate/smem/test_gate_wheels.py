@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from pipeline.errors import GateEnvironment, ResolveFailed
 from pipeline.gate.smem.environment import cuda_of
-from pipeline.gate.smem.host_wheels import for_host, nearest
+from pipeline.gate.smem.wheels import for_host, nearest
 from pipeline.lock.model import WheelPin
 
 HOST = "linux/arm64"

@@ -1,0 +1,94 @@
+"""What preparing an image for its gates takes: specs, the store, and files out of layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.assemble.entry import Kind
+from pipeline.assemble.layer import read_file
+from pipeline.assemble.locked_layers import make_layers
+from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, Work
+from pipeline.errors import GateEnvironment, StoreDamaged
+from pipeline.fetch.inputs import Fetcher
+from pipeline.files import os_errors_explained
+from pipeline.gate.smem.wheels import WheelFinder
+from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.spec.checkout import Checkout
+from pipeline.store.store import Store
+
+
+@dataclass(frozen=True)
+class GateContext:
+    """What making environments and engine trees takes."""
+
+    checkout: Checkout
+    store: Store
+    host: str  # this machine's platform
+    make_fetcher: Callable[[], Fetcher]
+    make_finder: Callable[[], WheelFinder]
+    offline: bool = False
+
+    def layers(self, plans: Sequence[LayerPlan]) -> list[LayerRecord]:
+        """Layers from the store, made now where they are missing."""
+        missing = tuple(plan for plan in plans if not self.store.layer(plan.key))
+        if missing:
+            pins = {pin.sha256: pin for plan in missing for pin in plan.pins}.values()
+            fetch = (p for p in pins if not self.store.has_input(p.sha256, p.size_bytes))
+            work = Work(missing, (), tuple(fetch))
+            self.store.need_space(work.disk_bytes)
+            make_layers(self.store, work, self.make_fetcher(), keep_inputs=False)
+        found = [self.store.layer(plan.key) for plan in plans]
+        if any(record is None for record in found):
+            raise StoreDamaged("a layer vanished while it was used")
+        return [record for record in found if record is not None]
+
+
+def wheel_layer(plan: ImagePlan, name: str) -> LayerPlan:
+    """The layer of an image that holds a wheel."""
+    for layer in plan.layers:
+        if layer.kind is LayerKind.WHEELS and any(pin.name == name for pin in layer.pins):
+            return layer
+    raise GateEnvironment(
+        f"{plan.spec.name}: holds no {name}",
+        "The shared-memory gate is for images whose engine has Triton kernels.",
+    )
+
+
+# Where a path of the image goes below the folder; none to leave it out.
+Placing = Callable[[FileRow], str | None]
+
+
+def unpack(store: Store, layers: Iterable[LayerRecord], place: Placing, folder: Path) -> int:
+    """Write the files that `place` keeps, each checked by its hash; returns the bytes."""
+    jobs: dict[str, tuple[LayerRecord, FileRow]] = {}
+    for layer in layers:
+        for row in store.contents(layer.digest):
+            to = place(row) if row.kind in (Kind.FILE.value, Kind.SYMLINK.value) else None
+            if to is not None:
+                jobs[to] = (layer, row)
+    with os_errors_explained(folder):
+        for parent in sorted({(folder / to).parent for to in jobs}):
+            parent.mkdir(parents=True, exist_ok=True)
+
+        def write(to: str) -> int:
+            layer, row = jobs[to]
+            return _write(store, layer, row, folder / to)
+
+        # the large libraries first, so that no core waits for the last one
+        order = sorted(jobs, key=lambda to: -jobs[to][1].size_bytes)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            return sum(pool.map(write, order))
+
+
+def _write(store: Store, layer: LayerRecord, row: FileRow, path: Path) -> int:
+    if row.kind == Kind.SYMLINK.value:
+        if not row.target.startswith("/") and ".." not in row.target.split("/"):
+            path.symlink_to(row.target)
+        return 0
+    path.write_bytes(read_file(store.blob_path(layer.digest), row))
+    path.chmod(0o755 if row.mode & 0o111 else 0o644)
+    return row.size_bytes
