@@ -49,7 +49,7 @@ from tests.makers import (
 from tests.testbed.deb_file import Item
 from tests.unit.verify.world import WHEN, World, make_world
 
-SCHEMAS = Path(__file__).resolve().parents[3] / "pipeline" / "record" / "schemas"
+SCHEMAS = Path(__file__).resolve().parents[3] / "pipeline" / "attest" / "schemas"
 
 
 @pytest.fixture(scope="session")

@@ -152,7 +152,7 @@ class World:
         if isinstance(found, dict):
             found = [read_item(name, e.dump()) for name, e in found.items()]
         given: dict[str, Any] = {"artifact": self.artifact, "checkout": self.checkout, "now": NOW}
-        given |= {"trust": trust or self.trust, "exhibits": found, **changes}
+        given |= {"trust": trust or self.trust, "items": found, **changes}
         return walk(**given)
 
     def judge(self, **changed: Envelope | None) -> Node:
