@@ -64,7 +64,7 @@ def check(
 ) -> None:
     """Judge this host: rules over its facts, then tests of what its cards really do.
 
-    A test that hangs is ended and named. Known failures come with their cause and cure. For the
+    A test that hangs is ended and named. Known failures come with their cause and fix. For the
     hosts of an inventory, and what their roles promised: `sm120 host verify`.
     """
     from pipeline.host.rules.issues import findings, match_lines, match_rules
@@ -130,11 +130,11 @@ def _say(rules: list[Judged], answer: ProbeAnswer | None, found: list[Finding]) 
     rows += [[r.verdict, r.check, r.subject, r.why] for r in (answer.rows if answer else [])]
     click.echo(log.table(["verdict", "what", "where", "why"], rows))
     for rule in rules:
-        if rule.cure:
-            click.echo(f"\n{rule.rule}, {rule.subject}: {rule.cure}")
+        if rule.fix:
+            click.echo(f"\n{rule.rule}, {rule.subject}: {rule.fix}")
     for one in found:
         click.echo(f"\n{one.issue.id}: {one.issue.title}\n  cause: {one.issue.cause}")
-        click.echo(f"  cure:  {one.issue.cure}")
+        click.echo(f"  fix:   {one.issue.fix}")
 
 
 def _end(rules: list[Judged], answer: ProbeAnswer | None) -> None:

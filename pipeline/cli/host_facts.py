@@ -187,7 +187,7 @@ def _functions(path: Path) -> dict[str, object]:
 @root_option
 @json_option
 def doctor(logs: tuple[Path, ...], no_facts: bool, root: Path | None, as_json: bool) -> None:
-    """Recognise known issues in logs and in this machine's facts; name their cause and cure."""
+    """Recognise known issues in logs and in this machine's facts; name their cause and fix."""
     from pipeline.host.facts.source import read_capture
     from pipeline.host.rules.issues import findings, match_lines, match_rules
     from pipeline.host.rules.judge import judge
@@ -210,13 +210,13 @@ def doctor(logs: tuple[Path, ...], no_facts: bool, root: Path | None, as_json: b
 
 
 def say_findings(found: list[Finding], as_json: bool) -> None:
-    """Cause and cure of each, or that nothing known was seen."""
+    """Cause and fix of each, or that nothing known was seen."""
     if as_json:
         return say_json([f.model_dump() for f in found])
     for one in found:
         issue = one.issue
         click.echo(f"{issue.id}: {issue.title} (seen {one.times}x)")
-        click.echo(f"  {one.seen[0]}\n  cause: {issue.cause}\n  cure:  {issue.cure}")
+        click.echo(f"  {one.seen[0]}\n  cause: {issue.cause}\n  fix:   {issue.fix}")
         click.echo(f"  see:   {', '.join(issue.sources)}\n")
     if not found:
         click.echo("no known issue was recognised; that does not prove that there is none")

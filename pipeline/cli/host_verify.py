@@ -64,7 +64,7 @@ def verify(
     """Prove on each host that it has what its roles promised: testinfra over SSH, read only.
 
     A row a promise; a host that is down is named as not reached. Where there is a record of the
-    last provisioning run, what moved since is named too. Known failures come with their cure.
+    last provisioning run, what moved since is named too. Known failures come with their fix.
     """
     from pipeline.host.fleet.verify import Asked
 
@@ -106,12 +106,12 @@ def look(context: click.Context, fleet: Fleet, asked: Asked, forks: int) -> Flee
 
 
 def say_result(found: FleetResult, asked: Asked, brief: bool = False) -> None:
-    """A row a promise, the cures, what moved, and a line a host."""
+    """A row a promise, the fixes, what moved, and a line a host."""
     rows = [row for h in found.hosts for row in _rows(h) if not (brief and row[1] in _QUIET)]
     if rows:
         click.echo(log.table(["host", "verdict", "what", "promise", "why"], rows))
     for host in found.hosts:
-        _say_cures(host)
+        _say_fixes(host)
         _say_drift(host)
     click.echo("")
     for host in found.hosts:
@@ -131,19 +131,19 @@ def _rows(host: HostResult) -> list[list[str]]:
     ]
 
 
-def _say_cures(host: HostResult) -> None:
-    cures: dict[str, list[str]] = {}
+def _say_fixes(host: HostResult) -> None:
+    fixes: dict[str, list[str]] = {}
     for row in host.rows:
-        if row.cure:
-            cures.setdefault(row.cure, []).append(row.promise)
-    for cure, promises in cures.items():
-        click.echo(f"\n{host.host}: {'; '.join(promises)}\n  cure: {cure}")
+        if row.fix:
+            fixes.setdefault(row.fix, []).append(row.promise)
+    for fix, promises in fixes.items():
+        click.echo(f"\n{host.host}: {'; '.join(promises)}\n  fix: {fix}")
     for rule in host.rules:
-        if rule.cure:
-            click.echo(f"\n{host.host}, {rule.rule}, {rule.subject}: {rule.cure}")
+        if rule.fix:
+            click.echo(f"\n{host.host}, {rule.rule}, {rule.subject}: {rule.fix}")
     for one in host.findings:
         click.echo(f"\n{host.host}, {one.issue.id}: {one.issue.title}")
-        click.echo(f"  cause: {one.issue.cause}\n  cure:  {one.issue.cure}")
+        click.echo(f"  cause: {one.issue.cause}\n  fix:   {one.issue.fix}")
 
 
 def _say_drift(host: HostResult) -> None:

@@ -187,7 +187,7 @@ def test_a_package_that_lost_its_hold_and_its_version_is_brought_back(
     assert version_on(site, "nvidia-container-toolkit") == ["1.18.2-1 hold"] * 2
 
 
-def test_a_tampered_repository_is_refused_with_cause_and_cure(
+def test_a_tampered_repository_is_refused_with_cause_and_fix(
     provisioned: tuple[Site, Run],
 ) -> None:
     site, _ = provisioned
@@ -246,7 +246,7 @@ def test_a_package_with_other_bytes_than_the_signed_index_promises_is_refused(
 
 
 @pytest.mark.usefixtures("big")
-def test_a_disk_that_fills_up_while_apt_works_is_named_with_its_cure(
+def test_a_disk_that_fills_up_while_apt_works_is_named_with_its_fix(
     provisioned: tuple[Site, Run],
 ) -> None:
     site, _ = provisioned
@@ -277,7 +277,7 @@ def test_a_wrong_sudo_password_ends_before_anything_is_touched(
     assert run.count("ok") == 0
 
 
-def test_a_full_disk_stops_the_play_with_the_free_space_and_a_cure(
+def test_a_full_disk_stops_the_play_with_the_free_space_and_a_fix(
     provisioned: tuple[Site, Run],
 ) -> None:
     site, _ = provisioned
@@ -628,7 +628,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.usefixtures("big")
 @pytest.mark.parametrize(("part", "values", "words"), REFUSED)
-def test_what_cannot_work_is_refused_with_cause_and_cure_before_anything_changes(
+def test_what_cannot_work_is_refused_with_cause_and_fix_before_anything_changes(
     fresh: tuple[Site, list[str]], part: str, values: dict[str, Any], words: str
 ) -> None:
     only = ("--tags", part, "--limit", "n1", "--check")

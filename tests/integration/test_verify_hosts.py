@@ -109,7 +109,7 @@ TAKEN_BACK = (
 )
 
 
-def test_what_is_broken_on_one_node_is_named_there_with_its_cure_and_what_moved(
+def test_what_is_broken_on_one_node_is_named_there_with_its_fix_and_what_moved(
     site: Site, provisioned: Ended
 ) -> None:
     assert provisioned.code == 0
@@ -120,7 +120,7 @@ def test_what_is_broken_on_one_node_is_named_there_with_its_cure_and_what_moved(
     assert found.rows("v1", "failed", "unknown") == set()
     assert found.rows("v2", "failed") == set(BREAKS)
     assert found.rows("v2", "unknown") == set()
-    assert all(r["cure"] for r in found.host("v2")["rows"] if r["verdict"] == "failed")
+    assert all(r["fix"] for r in found.host("v2")["rows"] if r["verdict"] == "failed")
     moved = {d["field"] for d in found.host("v2")["drift"]}
     assert {"kernel.swappiness", "software.nccl_conf"} <= moved
     assert found.host("v1")["drift"] == []
@@ -370,7 +370,7 @@ def test_settings_that_others_planted_are_found_all_at_once_and_one_by_one(
         assert alone.rows("v2", "failed", "unknown") == {promise}
         (row,) = [r for r in alone.host("v2")["rows"] if r["verdict"] == "failed"]
         assert row["why"]
-        assert row["cure"]
+        assert row["fix"]
 
 
 @pytest.mark.usefixtures("big")

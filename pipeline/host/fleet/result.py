@@ -20,7 +20,7 @@ class Row(Frozen):
     promise: str
     verdict: Verdict
     why: str = ""
-    cure: str = ""
+    fix: str = ""
     # the rule over facts that the table of known issues calls this by
     rule: str = ""
 

@@ -14,9 +14,9 @@ class Answer(Exception):
 
     verdict: Verdict = "failed"
 
-    def __init__(self, why: str, cure: str = "") -> None:
+    def __init__(self, why: str, fix: str = "") -> None:
         super().__init__(why)
-        self.why, self.cure = " ".join(why.split())[:400], cure
+        self.why, self.fix = " ".join(why.split())[:400], fix
 
 
 class Broken(Answer):
@@ -39,7 +39,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def known_by(rule: str) -> Callable[[Test], Test]:
-    """Tie a promise to the rule under which the table of known issues has its cause and cure."""
+    """Tie a promise to the rule under which the table of known issues has its cause and fix."""
 
     def tied(test: Test) -> Test:
         test.rule = rule  # type: ignore[attr-defined]
@@ -48,19 +48,19 @@ def known_by(rule: str) -> Callable[[Test], Test]:
     return tied
 
 
-def require(good: object, why: str, cure: str = "") -> None:
+def require(good: object, why: str, fix: str = "") -> None:
     """Broken unless good; what is not known is not judged."""
     if isinstance(good, Unknown):
         raise Unsure(good.unknown)
     if not good:
-        raise Broken(why, cure)
+        raise Broken(why, fix)
 
 
-def require_none(wrong: Sequence[str], why: str, cure: str = "") -> None:
+def require_none(wrong: Sequence[str], why: str, fix: str = "") -> None:
     """Broken where anything is in the list; names the first few."""
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise Broken(f"{why}: {', '.join(wrong[:3])}{more}", cure)
+        raise Broken(f"{why}: {', '.join(wrong[:3])}{more}", fix)
 
 
 def moot(why: str) -> NoReturn:

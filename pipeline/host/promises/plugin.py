@@ -36,7 +36,7 @@ _PARTS = {
 # tests that are made for each role in that state
 _BY_ROLE = {"of_role": "present", "undone": "absent"}
 _ROWS = pytest.StashKey[list[Row]]()
-_CURE = "Run the playbook again; it puts this back (`--tags {role}` for this role alone)."
+_FIX = "Run the playbook again; it puts this back (`--tags {role}` for this role alone)."
 
 
 class RootBackend(BaseBackend):  # type: ignore[misc]
@@ -148,8 +148,8 @@ def _row(item: pytest.Item, error: BaseException | None) -> Row:
     if error is None:
         return Row(**names, verdict="passed")
     if isinstance(error, Answer):
-        cure = error.cure or (_CURE.format(role=role) if error.verdict == "failed" else "")
-        return Row(**names, verdict=error.verdict, why=error.why, cure=cure)
+        fix = error.fix or (_FIX.format(role=role) if error.verdict == "failed" else "")
+        return Row(**names, verdict=error.verdict, why=error.why, fix=fix)
     # whatever else went wrong, it says nothing about the promise
     words = " ".join(f"{type(error).__name__}: {error}".split())
     return Row(**names, verdict="unknown", why=words[:400])

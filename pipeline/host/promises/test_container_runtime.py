@@ -49,9 +49,9 @@ def test_the_engine_is_installed_and_runs(host: Host, wanted: RuntimePromise) ->
 
 def test_the_engines_command_is_there(host: Host, wanted: RuntimePromise) -> None:
     """On Debian 13 the daemon comes without it."""
-    cure = "" if wanted.engine == "podman" else "apt-get install docker-cli, or docker-ce-cli."
+    fix = "" if wanted.engine == "podman" else "apt-get install docker-cli, or docker-ce-cli."
     said = host.run(f"command -v {wanted.engine}")
-    require(said.rc == 0, f"there is no command `{wanted.engine}`", cure)
+    require(said.rc == 0, f"there is no command `{wanted.engine}`", fix)
 
 
 def test_the_limits_are_set(host: Host, wanted: RuntimePromise) -> None:
@@ -110,8 +110,8 @@ def test_cdi_names_the_cards(host: Host, facts: HostFacts) -> None:
     if not facts.pci.gpus:
         moot("no GPU is on the bus of this host")
     found = host.run(f"cat {_SPECS} 2>/dev/null").stdout
-    cure = "systemctl start nvidia-cdi-refresh, and look at its journal."
-    require("nvidia.com/gpu" in found, "no CDI file names nvidia.com/gpu", cure)
+    fix = "systemctl start nvidia-cdi-refresh, and look at its journal."
+    require("nvidia.com/gpu" in found, "no CDI file names nvidia.com/gpu", fix)
 
 
 def test_the_private_registry_is_trusted_by_its_own_ca(host: Host, wanted: RuntimePromise) -> None:

@@ -34,8 +34,8 @@ def test_the_loaded_driver_runs_what_these_releases_compile(
     if lost:
         raise Unsure(f"which driver CUDA {', '.join(lost)} needs is not in lockfiles/host.yaml")
     wrong = [f"CUDA {r} needs {b}" for r, b in least.items() if b is not None and b > branch]
-    cure = "Spec for a newer driver branch in lockfiles/host.yaml, or for images of an older CUDA."
-    require_none(wrong, f"driver {branch}", cure)
+    fix = "Name a newer driver branch in lockfiles/host.yaml, or use images of an older CUDA."
+    require_none(wrong, f"driver {branch}", fix)
 
 
 def test_the_toolkit_is_the_locked_release(

@@ -118,5 +118,5 @@ def test_the_patched_library_is_only_where_it_works(facts: HostFacts, wanted: Nc
     if isinstance(gpus, Unknown):
         raise Unsure(gpus.unknown)
     good = cpu.vendor == "AuthenticAMD" and cpu.family == _ZEN_5 and len(gpus) == 8
-    cure = "Leave nccl_patched_library out for this host and run the playbook again."
-    require(good, f"{cpu.vendor} family {cpu.family} with {len(gpus)} GPUs", cure)
+    fix = "Leave nccl_patched_library out for this host and run the playbook again."
+    require(good, f"{cpu.vendor} family {cpu.family} with {len(gpus)} GPUs", fix)

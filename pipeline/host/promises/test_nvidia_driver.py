@@ -139,9 +139,9 @@ def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock)
     if said.rc == 127:
         raise Unsure("there is no modinfo to ask")
     found, want = said.stdout.strip(), locked_driver(lock)
-    cure = f"apt-get install linux-headers-{kernels[-1]}, look at `dkms status`, do not reboot yet."
+    fix = f"apt-get install linux-headers-{kernels[-1]}, look at `dkms status`, do not reboot yet."
     has = f"driver {found}" if found else "no NVIDIA driver"
-    require(found == want, f"{kernels[-1]} has {has}, locked is {want}", cure)
+    require(found == want, f"{kernels[-1]} has {has}, locked is {want}", fix)
 
 
 def test_no_other_driver_is_installed_beside_it(host: Host, lock: TargetLock) -> None:

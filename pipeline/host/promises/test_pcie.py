@@ -138,8 +138,8 @@ def test_the_driver_was_loaded_with_its_registry_keys(
     if isinstance(facts.driver.registry, Unknown):
         raise Unsure(facts.driver.registry.unknown)
     have = {f"{name}={value}" for name, value in facts.driver.registry.items()}
-    cure = "Reboot; if it stays so, another file in /etc/modprobe.d sets NVreg_RegistryDwords."
-    require_none([k for k in wanted.p2p_keys.split(";") if k not in have], "loaded without", cure)
+    fix = "Reboot; if it stays so, another file in /etc/modprobe.d sets NVreg_RegistryDwords."
+    require_none([k for k in wanted.p2p_keys.split(";") if k not in have], "loaded without", fix)
 
 
 def test_acs_is_switched_off_at_each_boot(host: Host, wanted: PciePromise) -> None:
@@ -185,8 +185,8 @@ def test_every_card_has_a_window_as_large_as_asked_for(
         for a, s in sizes.items()
         if isinstance(s, int) and s < wanted.bar1_mib * _MIB
     ]
-    cure = "Switch on Above 4G Decoding and Resizable BAR in the firmware's setup."
-    require_none(small, f"{wanted.bar1_mib} MiB are needed", cure)
+    fix = "Switch on Above 4G Decoding and Resizable BAR in the firmware's setup."
+    require_none(small, f"{wanted.bar1_mib} MiB are needed", fix)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

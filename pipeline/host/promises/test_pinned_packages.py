@@ -40,8 +40,8 @@ def test_apt_would_install_nothing_else(host: Host, lock: TargetLock, part: str)
     said = host.run(f"apt-cache policy {' '.join(pins)}").stdout
     offered = {name.partition(":")[0]: version for name, version in _POLICY.findall(said)}
     wrong = [f"{n} {offered.get(n, '(none)')}" for n, v in pins.items() if offered.get(n) != v]
-    cure = "Another file in /etc/apt/preferences.d is stronger: `apt-cache policy NAME` shows it."
-    require_none(wrong, "apt would take", cure)
+    fix = "Another file in /etc/apt/preferences.d is stronger: `apt-cache policy NAME` shows it."
+    require_none(wrong, "apt would take", fix)
 
 
 def test_no_source_offers_other_bytes_under_a_locked_version(
@@ -75,5 +75,5 @@ def test_their_files_are_as_they_came(host: Host, lock: TargetLock, part: str) -
     require_none([n for n in names if n not in have], "not installed")
     said = host.run(f"dpkg --verify {' '.join(names)}").stdout.splitlines()
     changed = [line.split()[-1] for line in said if line.split()[1:2] != ["c"]]
-    cure = "apt-get install --reinstall the package, then find out who changed it."
-    require_none(changed, "changed or missing", cure)
+    fix = "apt-get install --reinstall the package, then find out who changed it."
+    require_none(changed, "changed or missing", fix)

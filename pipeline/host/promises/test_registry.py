@@ -45,8 +45,8 @@ def test_its_certificate_lasts(host: Host, wanted: RegistryPromise) -> None:
     path = f"{wanted.home}/server.crt"
     text_of(host, path)
     said = host.run(f"openssl x509 -checkend {_DAYS * 86400} -noout -enddate -in {path}")
-    cure = f"Remove {path} and run the playbook, or bring a new certificate."
-    require(said.rc == 0, f"it ends within {_DAYS} days: {said.stdout.split(chr(10))[0]}", cure)
+    fix = f"Remove {path} and run the playbook, or bring a new certificate."
+    require(said.rc == 0, f"it ends within {_DAYS} days: {said.stdout.split(chr(10))[0]}", fix)
 
 
 def test_the_passwords_are_the_inventorys(host: Host, wanted: RegistryPromise) -> None:

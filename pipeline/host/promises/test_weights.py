@@ -47,8 +47,8 @@ def test_every_set_is_what_its_lock_says(host: Host, wanted: WeightsPromise) -> 
             damaged.append(f"{name} ({said.stderr.strip().splitlines()[0]})")
         elif said.rc != 0:
             raise Broken(f"{name}: verify ended with {said.rc}: {said.stderr.strip()[:200]}")
-    cure = "Run the playbook again, or `sm120 weights verify DIR --repair` on the host."
-    require_none(damaged, "damaged", cure)
+    fix = "Run the playbook again, or `sm120 weights verify DIR --repair` on the host."
+    require_none(damaged, "damaged", fix)
 
 
 def test_a_part_is_read_again_each_night(host: Host, wanted: WeightsPromise) -> None:
@@ -64,8 +64,8 @@ def test_a_part_is_read_again_each_night(host: Host, wanted: WeightsPromise) -> 
     for name in wanted.sets:
         require(f"{wanted.root}/{name}" in service.split(), f"the scrub leaves {name} out")
     last = host.run("systemctl show sm120-scrub.service --property=Result --value").stdout.strip()
-    cure = "journalctl -u sm120-scrub names the file; `sm120 weights verify DIR --repair`."
-    require(last == "success", f"the last scrub ended with {last}", cure)
+    fix = "journalctl -u sm120-scrub names the file; `sm120 weights verify DIR --repair`."
+    require(last == "success", f"the last scrub ended with {last}", fix)
 
 
 def test_the_disk_is_mounted(host: Host, wanted: WeightsPromise) -> None:

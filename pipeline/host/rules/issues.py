@@ -32,7 +32,7 @@ class Issue(Frozen):
     symptoms: list[Annotated[str, AfterValidator(_compiles)]] = Field(min_length=1)
     rules: list[str] = []
     cause: str
-    cure: str
+    fix: str
     sources: list[str] = Field(min_length=1)
 
 

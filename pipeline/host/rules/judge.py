@@ -1,4 +1,4 @@
-"""Rules over facts: what is known to break or slow SM120 machines, each with its cure."""
+"""Rules over facts: what is known to break or slow SM120 machines, each with its fix."""
 
 from __future__ import annotations
 

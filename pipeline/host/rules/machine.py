@@ -26,8 +26,8 @@ def iommu_and_acs(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
         return
     mode = facts.pci.iommu
     good = mode if isinstance(mode, Unknown) else mode != "translated"
-    cure = "Boot with iommu=pt, or with amd_iommu=off (intel_iommu=off); the role `pcie` does."
-    yield row("IOMMU", "host", good, f"is {mode}", cure)
+    fix = "Boot with iommu=pt, or with amd_iommu=off (intel_iommu=off); the role `pcie` does."
+    yield row("IOMMU", "host", good, f"is {mode}", fix)
     if not facts.pci.bridges:
         why = "no bridge lies above a card"
         yield Judged(rule="ACS", subject="host", verdict="unknown", why=why)
@@ -35,18 +35,18 @@ def iommu_and_acs(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
         redirect = bridge.acs_redirect
         off = redirect if isinstance(redirect, Unknown) else not redirect
         why = f"ACS control is {bridge.acs_control}" if bridge.has_acs is True else "has no ACS"
-        cure = "Switch ACS off at each boot (`setpci -s BDF ECAP_ACS+6.w=0000`; the role `pcie`)."
-        yield row("ACS", bridge.address, off, why, cure)
+        fix = "Switch ACS off at each boot (`setpci -s BDF ECAP_ACS+6.w=0000`; the role `pcie`)."
+        yield row("ACS", bridge.address, off, why, fix)
 
 
 def aspm(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
     """Links that sleep come back late or not at all."""
-    cure = "Boot with pcie_aspm=off pcie_port_pm=off; the role `pcie` does."
+    fix = "Boot with pcie_aspm=off pcie_port_pm=off; the role `pcie` does."
     policy, line = facts.pci.aspm_policy, facts.kernel.command_line
     if not isinstance(line, Unknown) and "pcie_aspm=off" in line.split():
-        yield row("ASPM", "host", True, "pcie_aspm=off", cure)
+        yield row("ASPM", "host", True, "pcie_aspm=off", fix)
         return
-    yield row("ASPM", "host", _links_stay_up(facts), f"the policy is {policy}", cure)
+    yield row("ASPM", "host", _links_stay_up(facts), f"the policy is {policy}", fix)
 
 
 def _links_stay_up(facts: HostFacts) -> bool | Unknown:
@@ -69,8 +69,8 @@ def hmm(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
         why = "one card has no peer"
         yield Judged(rule="HMM", subject="host", verdict="not applicable", why=why)
         return
-    cure = "options nvidia_uvm uvm_disable_hmm=1 in /etc/modprobe.d, then reboot."
-    yield row("HMM", "host", facts.driver.hmm_disabled, "uvm_disable_hmm", cure)
+    fix = "options nvidia_uvm uvm_disable_hmm=1 in /etc/modprobe.d, then reboot."
+    yield row("HMM", "host", facts.driver.hmm_disabled, "uvm_disable_hmm", fix)
 
 
 def driver_branch(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
@@ -85,8 +85,8 @@ def driver_branch(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
         yield Judged(rule="driver", subject="host", verdict="unknown", why=why)
         return
     good = version if isinstance(version, Unknown) else int(version.split(".")[0]) >= least
-    cure = f"Install a driver of branch {least} or later."
-    yield row("driver", "host", good, f"{version} for CUDA {cuda} (needs {least})", cure)
+    fix = f"Install a driver of branch {least} or later."
+    yield row("driver", "host", good, f"{version} for CUDA {cuda} (needs {least})", fix)
 
 
 def xids(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
@@ -109,8 +109,8 @@ def tuning(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
     yield locked_memory(facts)
     line = facts.kernel.command_line
     safe = line if isinstance(line, Unknown) else "mitigations=off" not in line.split()
-    cure = "Take mitigations=off away: it buys little and opens the machine."
-    yield row("mitigations", "host", safe, "the kernel's mitigations", cure)
+    fix = "Take mitigations=off away: it buys little and opens the machine."
+    yield row("mitigations", "host", safe, "the kernel's mitigations", fix)
 
 
 def locked_memory(facts: HostFacts) -> Judged:
@@ -121,5 +121,5 @@ def locked_memory(facts: HostFacts) -> Judged:
         why = "containers have their own limit; the role `container_runtime` sets it"
         return Judged(rule="memlock", subject="host", verdict="not applicable", why=why)
     free = lock if isinstance(lock, Unknown) else lock == "unlimited"
-    cure = "LimitMEMLOCK=infinity in the engine's unit, or `ulimit -l unlimited` before it starts."
-    return row("memlock", "host", free, f"{lock}", cure)
+    fix = "LimitMEMLOCK=infinity in the engine's unit, or `ulimit -l unlimited` before it starts."
+    return row("memlock", "host", free, f"{lock}", fix)

@@ -18,15 +18,15 @@ class Judged(Frozen):
     subject: str
     verdict: Verdict
     why: str
-    cure: str = ""
+    fix: str = ""
 
 
-def row(rule: str, subject: str, good: object, why: str, cure: str) -> Judged:
+def row(rule: str, subject: str, good: object, why: str, fix: str) -> Judged:
     """Passed when good; a value that is not known is not judged."""
     if isinstance(good, Unknown):
         return Judged(rule=rule, subject=subject, verdict="unknown", why=good.unknown)
     verdict: Verdict = "passed" if good else "failed"
-    return Judged(rule=rule, subject=subject, verdict=verdict, why=why, cure="" if good else cure)
+    return Judged(rule=rule, subject=subject, verdict=verdict, why=why, fix="" if good else fix)
 
 
 def overall(rows: list[Judged]) -> Verdict:

@@ -110,9 +110,9 @@ def test_every_assertion_says_what_is_wrong_and_what_to_do(role: Path) -> None:
                 continue
             message = check["fail_msg"]
             if "item.cause" in message:
-                assert all(item["cause"] and item["cure"] for item in task["loop"]), task["name"]
+                assert all(item["cause"] and item["fix"] for item in task["loop"]), task["name"]
             else:
-                # cause and cure are two sentences, or named by variables of their own
+                # cause and fix are two sentences, or named by variables of their own
                 assert len(re.findall(r"[.;:] ", message)) >= 1 or "{{" in message, task["name"]
 
 

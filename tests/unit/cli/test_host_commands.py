@@ -121,7 +121,7 @@ def test_checks_of_a_fleet_are_compared_too(sm120: Command, tmp_path: Path, good
         assert sm120("host", "outliers", *files, "--checks", wrong).error == "FactsUnreadable"
 
 
-def test_the_doctor_names_cause_and_cure(sm120: Command, tmp_path: Path) -> None:
+def test_the_doctor_names_cause_and_fix(sm120: Command, tmp_path: Path) -> None:
     log = keep(
         tmp_path / "engine.log",
         "fine\nCUDA error: no kernel image is available for execution on the device\n\udcff".encode(
@@ -132,7 +132,7 @@ def test_the_doctor_names_cause_and_cure(sm120: Command, tmp_path: Path) -> None
     assert ended.error == "IssueFound"
     assert "no-kernel-image" in ended.out
     assert "engine.log:2:" in ended.out
-    assert "cure:" in ended.out
+    assert "fix:" in ended.out
 
 
 def test_the_doctor_also_looks_at_the_machine(sm120: Command, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def fake_python(tmp_path: Path, body: str) -> Path:
     return path
 
 
-def test_a_failed_function_test_has_its_code_and_cure(sm120: Command, tmp_path: Path) -> None:
+def test_a_failed_function_test_has_its_code_and_fix(sm120: Command, tmp_path: Path) -> None:
     answer = json.loads((DATA / "h200-probes.json").read_text("utf-8"))
     row = {"check": "all_reduce", "subject": "2 ranks", "verdict": "failed", "measured": {}}
     row["why"] = "all_reduce: rank 0, 1 hung in `values`"

@@ -37,10 +37,10 @@ from tests.unit.host.fake_host import LOCAL, program
 from tests.unit.host.machines import DATA, blackwell, facts, h200
 
 GOOD = Row(role="pcie", promise="links are kept awake", verdict="passed")
-BAD = GOOD.model_copy(update={"verdict": "failed", "why": "asleep", "rule": "ASPM", "cure": "x"})
+BAD = GOOD.model_copy(update={"verdict": "failed", "why": "asleep", "rule": "ASPM", "fix": "x"})
 VAGUE = GOOD.model_copy(update={"verdict": "unknown", "why": "dark"})
 MOOT = GOOD.model_copy(update={"verdict": "not applicable"})
-RULE = Judged(rule="ACS", subject="host", verdict="failed", why="on", cure="off")
+RULE = Judged(rule="ACS", subject="host", verdict="failed", why="on", fix="off")
 TEST = ProbeRow(check="copy", subject="0->1", verdict="failed", why="wrong", measured={})
 MOVED = Difference(field="driver.version", kind="changed", before="1", after="2")
 FOUND = MOVED.model_copy(update={"kind": "found"})
@@ -86,12 +86,12 @@ def test_a_broken_promise_outweighs_a_host_that_is_down() -> None:
         end(FleetResult(hosts=[*fleet(rows=[BAD]).hosts, down]))
 
 
-def test_a_known_failure_comes_with_cause_and_cure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_known_failure_comes_with_cause_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
     found = fleet(rows=[BAD])
     assert [f.issue.id for f in found.hosts[1].findings] == ["aspm-link-down"]
     say_result(found, Asked(), brief=True)
     said = capsys.readouterr().out
-    assert "n2: links are kept awake\n  cure: x" in said
+    assert "n2: links are kept awake\n  fix: x" in said
     assert "n2, aspm-link-down" in said
     assert "n1    passed" not in said
     assert "The cards were not tested" in said

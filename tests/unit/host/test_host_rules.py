@@ -35,11 +35,11 @@ def test_nothing_judged_is_unknown() -> None:
     assert overall([]) == "unknown"
 
 
-def test_every_failure_names_a_cure() -> None:
+def test_every_failure_names_a_fix() -> None:
     bad = blackwell(4, ACS_ON, "DMA-FQ", persistence_mode="Disabled", current_link_width="8x")
     failed = [r for r in judge(facts(bad), "13.3") if r.verdict == "failed"]
     assert {r.rule for r in failed} >= {"IOMMU", "ACS", "driver", "persistence", "link width"}
-    assert all(r.cure for r in failed)
+    assert all(r.fix for r in failed)
 
 
 BAD: list[tuple[str, dict[str, Any]]] = [
@@ -203,7 +203,7 @@ def test_issues_name_rules_that_exist() -> None:
 
 def test_a_failed_rule_points_to_its_issue_and_an_unknown_one_does_not() -> None:
     def row(verdict: Any) -> Judged:
-        return Judged(rule="HMM", subject="host", verdict=verdict, why="x", cure="y")
+        return Judged(rule="HMM", subject="host", verdict=verdict, why="x", fix="y")
 
     assert list(match_rules([row("failed")])) == ["hmm-kaslr"]
     assert match_rules([row("unknown"), row("passed")]) == {}

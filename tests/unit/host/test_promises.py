@@ -890,10 +890,10 @@ def test_a_file_that_takes_our_words_away_is_named_and_not_the_boot_loader() -> 
     host = GOOD.but(says={GRUB_WORDS: (0, later)}, files={"/proc/cmdline": "quiet"})
     with pytest.raises(Broken) as found:
         pcie.test_the_kernel_was_booted_with_its_words(host, PCIE)
-    assert "/etc/default/grub.d/99-mine.cfg is read after ours" in found.value.cure
+    assert "/etc/default/grub.d/99-mine.cfg is read after ours" in found.value.fix
     with pytest.raises(Broken) as found:
         pcie.test_the_kernel_was_booted_with_its_words(with_file("/proc/cmdline", "quiet"), PCIE)
-    assert "the boot loader" in found.value.cure
+    assert "the boot loader" in found.value.fix
 
 
 @pytest.mark.parametrize(
@@ -952,7 +952,7 @@ def test_where_the_play_refuses_nobody_is_told_to_run_it_again(
 ) -> None:
     with pytest.raises(Broken) as found:
         check(host, given)
-    assert words in found.value.cure
+    assert words in found.value.fix
 
 
 PODMAN = RUNTIME.model_copy(update={"engine": "podman", "limits": 'shm_size = "16g"\n'})
