@@ -22,6 +22,12 @@ _PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 # A name below a registry, as registries allow them; the registry itself is no part of it.
 REPOSITORY = rf"{_PART}(?:/{_PART})*"
 RepositoryPath = Annotated[str, StringConstraints(pattern=rf"^{REPOSITORY}$", max_length=200)]
+_HUB_PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+# `organisation/model`, as the Hugging Face Hub names repositories of weights.
+HubRepository = Annotated[
+    str, StringConstraints(pattern=f"^{_HUB_PART}/{_HUB_PART}$", max_length=200)
+]
+Sha1 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 
 
 def stays_below(path: str) -> str:

@@ -1,0 +1,7 @@
+"""Statements, and who is believed: the one way in which this project says and signs something.
+
+In: findings of any room (an image's provenance, a gate's result, host facts, a set of weights) and
+a key. Out: in-toto statements in DSSE envelopes, cosign payloads, Sigstore bundles; read back from
+anybody's bytes, they are closed models, and a trust file decides which signatures count.
+Imports only the hallway: errors, files, log, proc, model, known, foreign_json, yaml_file.
+"""

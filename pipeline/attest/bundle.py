@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.attest.dsse import pae
+from pipeline.attest.envelope import pae
 from pipeline.attest.keys import public_pem
 from pipeline.errors import ModelSignatureInvalid
 from pipeline.files import read_plain
@@ -30,7 +30,7 @@ _HASHES: dict[str, hashes.HashAlgorithm] = {
 
 
 class Foreign(BaseModel):
-    """Part of a format that others define and extend: what is not needed is passed over."""
+    """Part of a format that others define and extend: unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -60,7 +60,7 @@ class _Bundle(Foreign):
 
 
 def key_hint(key: ec.EllipticCurvePublicKey) -> str:
-    """How a bundle names the key it was signed with."""
+    """The hint by which a bundle names its key."""
     return hashlib.sha256(public_pem(key).encode()).hexdigest()
 
 
@@ -87,19 +87,21 @@ def opened(path: Path, key: ec.EllipticCurvePublicKey) -> bytes:
     """The payload of a bundle that this key signed."""
     bundle = _read(path)
     if bundle.mediaType != MEDIA_TYPE:
-        raise ModelSignatureInvalid(f"{path.name}: is a bundle of another kind ({MEDIA_TYPE})")
+        raise ModelSignatureInvalid(
+            f"{path.name}: has the media type {bundle.mediaType[:80]!r}, not {MEDIA_TYPE}"
+        )
     envelope, hint = bundle.dsseEnvelope, bundle.verificationMaterial.publicKey.hint
     if hint and hint != key_hint(key):
         raise ModelSignatureInvalid(f"{path.name}: was signed with another key")
     if envelope.payloadType != PAYLOAD_TYPE:
-        raise ModelSignatureInvalid(f"{path.name}: holds no in-toto statement")
+        raise ModelSignatureInvalid(f"{path.name}: does not hold an in-toto statement")
     try:
         payload = base64.b64decode(envelope.payload, validate=True)
         signature = base64.b64decode(envelope.signatures[0].sig, validate=True)
         key.verify(signature, pae(PAYLOAD_TYPE, payload), ec.ECDSA(_HASHES[key.curve.name]))
     except (binascii.Error, ValueError, InvalidSignature) as error:
         raise ModelSignatureInvalid(
-            f"{path.name}: the signature does not fit its statement and key"
+            f"{path.name}: the signature does not match its statement and key"
         ) from error
     return payload
 
@@ -112,7 +114,7 @@ def _read(path: Path) -> _Bundle:
         return _Bundle.model_validate_json(data)
     except OSError as error:
         raise ModelSignatureInvalid(
-            f"{path}: there is no signature ({error.strerror})",
+            f"{path}: the signature cannot be read ({error.strerror})",
             "Name it with --signature, or sign the set with `sm120 weights sign DIR`.",
         ) from error
     except ValidationError as error:

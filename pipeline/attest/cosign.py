@@ -1,8 +1,9 @@
-"""What cosign looks for beside an image: its signature's payload and its layers' notes.
+"""Signatures and attestations in the form in which cosign finds them beside an image.
 
-A payload may say when a digest got its name, and with which set of evidence. cosign leaves that
-to whoever reads it. By the time, a tag that was moved back to an older image, once signed under the
-same tag, is told from the newest; by the set, evidence that was taken away since is missed.
+cosign ignores `optional` of a signature's payload, so it can hold two things of ours: when a digest
+got its name, and the digest of its evidence set. With the time, a tag that was moved back to an
+older signed image is recognised; with the set, evidence that was removed later is missed.
+https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ SIGNATURE_MEDIA = "application/vnd.dev.cosign.simplesigning.v1+json"
 NAMED_AT = "sm120.named_at"
 NAMED_WITH = "sm120.evidence_set"
 ENVELOPE_MEDIA = "application/vnd.dsse.envelope.v1+json"
-# a plain note that an image was published although its gates had not passed
+# an unsigned note that an image was published although its gates had not passed
 UNGATED_MEDIA = "application/vnd.sm120.ungated.v1+json"
 
 
 @dataclass(frozen=True)
 class CosignLayer:
-    """A blob that publishing attaches to an image, with the layer's media type and notes."""
+    """A blob that publishing attaches to an image, with the layer's media type and annotations."""
 
     data: bytes
     media_type: str
@@ -58,8 +59,8 @@ class _Payload(Frozen):
     optional: dict[str, Any] | None = None
 
 
-class NameSaid(Frozen):
-    """What an image's signature says: this digest goes by this name, since then."""
+class SignedName(Frozen):
+    """What an image signature claims: this digest has this name, since then."""
 
     digest: Digest
     reference: str
@@ -70,9 +71,9 @@ class NameSaid(Frozen):
 def signature_payload(
     digest: str, reference: str, at: datetime | None = None, evidence_set: str | None = None
 ) -> bytes:
-    """`simple signing`: this digest goes by this name, with this set of evidence."""
-    said = {NAMED_AT: stamp(at) if at else None, NAMED_WITH: evidence_set}
-    known = {key: value for key, value in said.items() if value is not None}
+    """`simple signing`: this digest has this name, with this set of evidence."""
+    extra = {NAMED_AT: stamp(at) if at else None, NAMED_WITH: evidence_set}
+    known = {key: value for key, value in extra.items() if value is not None}
     return canonical_json(
         {
             "critical": {
@@ -85,18 +86,18 @@ def signature_payload(
     )
 
 
-def read_payload(data: bytes) -> NameSaid:
-    """A payload of unknown origin; others than we write other things into `optional`."""
-    found = as_model(_Payload, read_json(data, "payload"), "payload")
-    more = found.optional or {}
-    said = more.get(NAMED_AT)
+def read_payload(data: bytes) -> SignedName:
+    """A payload of unknown origin; other tools put other things into `optional`."""
+    payload = as_model(_Payload, read_json(data, "payload"), "payload")
+    optional = payload.optional or {}
+    named_at = optional.get(NAMED_AT)
     values = {
-        "digest": found.critical.image.digest,
-        "reference": found.critical.identity.reference,
-        "at": None if said is None else read_stamp(said),
-        "evidence_set": more.get(NAMED_WITH),
+        "digest": payload.critical.image.digest,
+        "reference": payload.critical.identity.reference,
+        "at": None if named_at is None else read_stamp(named_at),
+        "evidence_set": optional.get(NAMED_WITH),
     }
-    return as_model(NameSaid, values, "payload")
+    return as_model(SignedName, values, "payload")
 
 
 def signature_attachment(
@@ -114,5 +115,5 @@ def signature_attachment(
 
 def attestation_attachment(envelope: Envelope) -> CosignLayer:
     """A signed statement, for the tag `sha256-<hex>.att`."""
-    notes = {SIGNATURE_NOTE: "", "predicateType": envelope.statement.predicate_type}
-    return CosignLayer(envelope.dump(), ENVELOPE_MEDIA, notes)
+    annotations = {SIGNATURE_NOTE: "", "predicateType": envelope.statement.predicate_type}
+    return CosignLayer(envelope.dump(), ENVELOPE_MEDIA, annotations)

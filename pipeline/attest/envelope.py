@@ -5,41 +5,53 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from pipeline.attest.dsse import pae
 from pipeline.attest.names import PAYLOAD
 from pipeline.attest.statement import Statement, read_statement
-from pipeline.attest.strict import as_model, read_base64, read_json
+from pipeline.attest.strict import MAX_BYTES, as_model, read_base64, read_json
 from pipeline.errors import RecordInvalid
+from pipeline.files import read_plain
 from pipeline.model import Digest, Frozen, canonical_json
 
 if TYPE_CHECKING:
     from pipeline.attest.keys import Signer
 
 MOST_SIGNATURES = 16
+SUFFIX = ".dsse.json"
 
 
-class _WrittenSignature(Frozen):
-    """A signature as JSON. cosign leaves the key's name empty or out."""
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """DSSE's pre-authentication encoding: the bytes that are really signed.
+
+    https://github.com/secure-systems-lab/dsse/blob/master/protocol.md
+    """
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+class _SignatureJson(Frozen):
+    """A signature as JSON. cosign leaves `keyid` empty or out."""
 
     keyid: Digest | Literal[""] | None = None
     sig: Annotated[str, StringConstraints(min_length=1, max_length=400)]
 
 
-class _Written(Frozen):
+class _EnvelopeJson(Frozen):
     """An envelope as JSON."""
 
     payload_type: Literal["application/vnd.in-toto+json"] = Field(alias="payloadType")
     payload: str
-    signatures: Annotated[list[_WrittenSignature], Field(max_length=MOST_SIGNATURES)]
+    signatures: Annotated[list[_SignatureJson], Field(max_length=MOST_SIGNATURES)]
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Signed bytes and, where it is said, by which key."""
+    """Signed bytes and, where it is named, the key."""
 
     key_id: str | None
     sig: bytes
@@ -69,7 +81,7 @@ class Envelope:
 
 
 def enclose(statement: Statement, signers: Sequence[Signer] = ()) -> Envelope:
-    """An envelope with a signature of each signer; without any it says so by having none."""
+    """An envelope with a signature of each signer; unsigned where there is none."""
     payload = statement.dump()
     envelope = Envelope(payload, (), statement)
     for signer in signers:
@@ -86,7 +98,7 @@ def countersigned(envelope: Envelope, signer: Signer) -> Envelope:
 
 def read_envelope(data: bytes, what: str) -> Envelope:
     """An envelope from bytes of unknown origin; nothing in it is believed yet."""
-    written = as_model(_Written, read_json(data, what), what, "the envelope")
+    written = as_model(_EnvelopeJson, read_json(data, what), what, "the envelope")
     payload = read_base64(written.payload, f"{what}: payload")
     signatures = [
         Signature(s.keyid or None, read_base64(s.sig, f"{what}: signature"))
@@ -96,3 +108,40 @@ def read_envelope(data: bytes, what: str) -> Envelope:
     if len(named) != len(set(named)):
         raise RecordInvalid(f"{what}: one key signed twice")
     return Envelope(payload, tuple(signatures), read_statement(payload, f"{what}: statement"))
+
+
+def read_kept(path: Path) -> Envelope | None:
+    """The envelope in a file; none where there is none that can be read."""
+    try:
+        data = read_plain(path, MAX_BYTES)
+        return read_envelope(data, path.name) if data is not None else None
+    except (OSError, RecordInvalid):
+        return None
+
+
+def sign_or_countersign(path: Path, statement: Statement, signers: Sequence[Signer]) -> Envelope:
+    """The kept envelope with our signatures added where it states the same, else a new one.
+
+    A kept statement that is dated in the future is replaced: no verifier would accept it, and our
+    signature would only confirm its wrong time.
+    """
+    kept, now = read_kept(path), statement.recorded or datetime.now(UTC)
+    if (
+        kept is None
+        or not kept.statement.has_happened(now)
+        or kept.statement.core() != statement.core()
+    ):
+        return enclose(statement, signers)
+    for signer in signers:
+        if not _is_signed_by(kept, signer):
+            kept = countersigned(kept, signer)
+    return kept
+
+
+def _is_signed_by(envelope: Envelope, signer: Signer) -> bool:
+    """Whether a signature under the signer's key id was really made with that key."""
+    # cryptography takes longer to load than all the rest: only who has a key pays for it
+    from pipeline.attest.keys import is_valid_signature
+
+    mine = (s.sig for s in envelope.signatures if s.key_id == signer.key_id)
+    return any(is_valid_signature(signer.public, sig, envelope.signed_bytes) for sig in mine)

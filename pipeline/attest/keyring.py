@@ -1,4 +1,4 @@
-"""Where a user's own keys lie. Knows of files only, so that asking for one costs nothing."""
+"""The user's own keys as files. Imports no cryptography, so that looking for a key is cheap."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _MOST_BYTES = 1 << 16
 
 
 def default_folder(environment: Mapping[str, str]) -> Path:
-    """Where a user's keys lie unless told otherwise."""
+    """The default folder of a user's keys."""
     config = environment.get("XDG_CONFIG_HOME") or "~/.config"
     try:
         return Path(config).expanduser() / "sm120" / "keys"
     except RuntimeError as error:
         hint = "Set HOME or XDG_CONFIG_HOME, or name a folder."
-        raise KeyInvalid("this user has no home, so no folder for keys", hint) from error
+        raise KeyInvalid("this user has no home folder, so no folder for keys", hint) from error
 
 
 def own_key(environment: Mapping[str, str]) -> Path | None:
-    """The key that signs unless another is named: the one of `default`, else the only one."""
+    """The key that signs by default: the one that the file `default` names, else the only one."""
     try:
         folder = default_folder(environment)
     except KeyInvalid:
-        return None  # as in a container with a user that nobody made
+        return None  # a container may run as a user id without an account
     try:
         name = (read_at_most(folder / DEFAULT, _MOST_BYTES) or b"").decode("ascii", "replace")
     except OSError:
@@ -44,7 +44,7 @@ def own_key(environment: Mapping[str, str]) -> Path | None:
 
 
 def use_first_key(environment: Mapping[str, str], name: str) -> bool:
-    """Let a new key sign from now on, unless another one does."""
+    """Make a new key the default, unless there is one already."""
     if (known := own_key(environment)) is not None and known.stem != name:
         return False
     write_bytes(default_folder(environment) / DEFAULT, f"{name}\n".encode())
@@ -54,16 +54,16 @@ def use_first_key(environment: Mapping[str, str], name: str) -> bool:
 def own_public_keys(environment: Mapping[str, str]) -> list[Path]:
     """The public halves of the keys that this user holds."""
     try:
-        found = sorted(default_folder(environment).glob("*.pub"))
-        return [path for path in found if path.with_suffix(".pem").is_file()]
+        public = sorted(default_folder(environment).glob("*.pub"))
+        return [path for path in public if path.with_suffix(".pem").is_file()]
     except (KeyInvalid, OSError):
         return []
 
 
 def public_id(path: Path) -> str | None:
-    """The id of the key whose public half lies there, by its bytes alone."""
+    """The id of a public key file, from its bytes alone."""
     try:
-        found = _PEM.fullmatch(read_at_most(path, _MOST_BYTES) or b"")
-        return sha256_of(base64.b64decode(b"".join(found[1].split()))) if found else None
+        pem = _PEM.fullmatch(read_at_most(path, _MOST_BYTES) or b"")
+        return sha256_of(base64.b64decode(b"".join(pem[1].split()))) if pem else None
     except (OSError, binascii.Error):
         return None

@@ -1,6 +1,6 @@
-"""Keys that sign: ECDSA on P-256, so that cosign can check what we sign.
+"""Keys that sign: ECDSA on P-256, the curve of `cosign generate-key-pair`, so cosign can verify.
 
-The model-signing format knows larger curves too; who reads keys for it says so.
+The model-signing format allows larger curves too: its readers pass `curves=ANY_NIST`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def public_pem(public: PublicKey) -> str:
     return public.public_bytes(serialization.Encoding.PEM, form).decode()
 
 
-def holds(public: PublicKey, signature: bytes, data: bytes) -> bool:
-    """Whether a signature is the key's own over these very bytes."""
+def is_valid_signature(public: PublicKey, signature: bytes, data: bytes) -> bool:
+    """Whether this key made this signature over these bytes."""
     try:
         public.verify(signature, data, _ALGORITHM)
     except InvalidSignature:
@@ -77,7 +77,7 @@ def write_key(path: Path, key: PrivateKey, passphrase: bytes | None = None) -> P
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, guard)
     public = path.with_suffix(".pub")
     if public.exists():
-        raise KeyExists(f"{public}: is there already")
+        raise KeyExists(f"{public}: already exists")
     with os_errors_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_once(path, pem, 0o600)
@@ -90,7 +90,7 @@ def _write_once(path: Path, data: bytes, mode: int) -> None:
     try:
         handle = os.open(path, flags, mode)
     except FileExistsError as error:
-        raise KeyExists(f"{path}: is there already") from error
+        raise KeyExists(f"{path}: already exists") from error
     with os.fdopen(handle, "wb") as out:
         out.write(data)
         out.flush()
@@ -104,10 +104,10 @@ def read_private(
     try:
         key = serialization.load_pem_private_key(pem, passphrase)
     except TypeError as error:
-        words = "needs its passphrase" if passphrase is None else "has no passphrase"
-        raise KeyInvalid(f"{what}: {words}", "Set SM120_KEY_PASSPHRASE, or unset it.") from error
+        problem = "needs its passphrase" if passphrase is None else "has no passphrase"
+        raise KeyInvalid(f"{what}: {problem}", "Set SM120_KEY_PASSPHRASE, or unset it.") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyInvalid(f"{what}: is no private key, or the passphrase is wrong") from error
+        raise KeyInvalid(f"{what}: is not a private key, or the passphrase is wrong") from error
     if not isinstance(key, PrivateKey) or key.curve.name not in curves:
         raise KeyInvalid(f"{what}: is not an ECDSA key on {_named(curves)}")
     return key
@@ -122,7 +122,7 @@ def read_public(pem: bytes, what: str, curves: Sequence[str] = P256) -> PublicKe
     try:
         key = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyInvalid(f"{what}: is no public key") from error
+        raise KeyInvalid(f"{what}: is not a public key") from error
     if not isinstance(key, PublicKey) or key.curve.name not in curves:
         raise KeyInvalid(f"{what}: is not an ECDSA key on {_named(curves)}")
     return key
@@ -184,11 +184,13 @@ class AgentSigner:
         except OSError as error:
             raise SigningFailed(f"{self.command[0]}: {error.strerror}") from error
         if done.returncode != 0:
-            said = " ".join(done.stderr.decode(errors="replace").split())[-200:]
-            raise SigningFailed(f"{self.command[0]}: ended with {done.returncode}: {said}")
-        # an agent may hold another key than we think: nothing is kept that does not verify
-        if not holds(self.public, done.stdout, data):
-            raise SigningFailed(f"{self.command[0]}: its answer is no signature by {self.key_id}")
+            output = " ".join(done.stderr.decode(errors="replace").split())[-200:]
+            raise SigningFailed(f"{self.command[0]}: exit code {done.returncode}: {output}")
+        # the agent may hold another key than the configured one: check before anything is kept
+        if not is_valid_signature(self.public, done.stdout, data):
+            raise SigningFailed(
+                f"{self.command[0]}: its output is not a signature by {self.key_id}"
+            )
         return done.stdout
 
 
@@ -204,8 +206,8 @@ def find_signer(path: Path | None, environment: Mapping[str, str]) -> Signer | N
         named = environment.get("SM120_SIGNING_PUBLIC_KEY")
         if not named:
             raise SigningFailed(
-                "SM120_SIGNING_AGENT is set, but not for which key",
-                "Set SM120_SIGNING_PUBLIC_KEY to the file of its public key.",
+                "SM120_SIGNING_AGENT is set, but its public key is not named",
+                "Set SM120_SIGNING_PUBLIC_KEY to the file of the agent's public key.",
             )
         public = read_public(read_key_file(Path(named)), named)
         return AgentSigner(tuple(shlex.split(agent)), public)

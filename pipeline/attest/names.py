@@ -1,6 +1,6 @@
-"""The names that evidence goes by: standard ones where there are some, URNs of our own elsewhere.
+"""Names of predicates, media types and materials: standard ones where they exist, else own URNs.
 
-No name holds a place: nothing here can be fetched from, and nothing moves when a site does.
+Own names are URNs, not addresses, so that nothing in a signed statement depends on a web site.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KINDS = {
     "image-signature": IMAGE_SIGNATURE,
 }
 
-# What every record says of a foreign base: its bytes are pinned, the rest is not ours to know.
+# Stated of a foreign base: its bytes are pinned by digest, its contents were not examined.
 UNLISTED = "unknown: taken as published by digest; nothing here lists what it holds"
 
 # Bills of materials also travel as plain files of these types.
@@ -61,7 +61,7 @@ def kind_of(predicate_type: str) -> str:
 
 def _known(kind: str) -> str:
     if kind not in KINDS:
-        raise ValueError(f"no such kind of evidence (there are: {', '.join(KINDS)})")
+        raise ValueError(f"no such kind of evidence (the kinds are: {', '.join(KINDS)})")
     return kind
 
 

@@ -1,8 +1,8 @@
-"""Predicates of our own, small and versioned. A field that is not known says why it is not."""
+"""Predicates of our own, small and versioned. A field without a value says why it has none."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -18,20 +18,10 @@ from pipeline.attest.names import (
 )
 from pipeline.attest.statement import RECORDED
 from pipeline.attest.strict import as_model
-from pipeline.attest.weights import Weights
-from pipeline.model import Count, Digest, Frozen, Identity, Platform, Stamp
+from pipeline.known import Known
+from pipeline.model import Count, Digest, Frozen, HubRepository, Identity, Platform, Sha1, Stamp
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
-
-
-class Unknown(Frozen):
-    """In the place of a value: why there is none."""
-
-    unknown: Annotated[str, StringConstraints(min_length=3, max_length=400)]
-
-
-Value = TypeVar("Value")
-Known: TypeAlias = Value | Unknown
 
 
 class Rebuild(Frozen):
@@ -49,7 +39,46 @@ class Rebuild(Frozen):
     claims: Literal["SLSA Build L1; a rebuild on one's own machine is no hosted builder"]
 
 
-class Gpu(Frozen):
+class WeightsLockName(Frozen):
+    """Which lock, and which spec it answers."""
+
+    name: Identity
+    seal: Digest
+    spec: Digest
+
+
+class WeightsVerification(Frozen):
+    """Whether the files on disk are the locked ones; `unknown` and `damaged` say why."""
+
+    result: Literal["verified", "damaged", "unknown"]
+    how: Literal["full", "receipt"]
+    at: Stamp
+    files_read: Count
+    files_by_receipt: Count
+    why: list[str]
+
+
+class Tool(Frozen):
+    """The program that made the statement."""
+
+    name: Literal["sm120-pipeline"]
+    version: Identity
+
+
+class Weights(Frozen):
+    """A set of model files, as locked and as found on a disk."""
+
+    lock: WeightsLockName
+    repository: HubRepository
+    commit: Sha1
+    files: Count
+    size_bytes: Count
+    layout: Literal["plain", "hub-cache"]
+    verification: WeightsVerification
+    tool: Tool
+
+
+class GpuSummary(Frozen):
     """One card as its driver reports it."""
 
     name: Known[Text]
@@ -63,7 +92,7 @@ class Gpu(Frozen):
     pcie_width: Known[Count]
 
 
-class HostFacts(Frozen):
+class HostSummary(Frozen):
     """A machine at one time: what a number measured on it depends on."""
 
     host: Identity  # a name chosen for it, or a digest of its machine id
@@ -84,7 +113,7 @@ class HostFacts(Frozen):
     aspm: Known[Text]
     peer_to_peer: Known[Text]
     nccl: Known[Text]
-    gpus: Known[list[Gpu]]
+    gpus: Known[list[GpuSummary]]
 
 
 class Metric(Frozen):
@@ -191,7 +220,7 @@ class EvidenceSet(Frozen):
 MODELS: dict[str, type[Frozen]] = {
     REBUILD: Rebuild,
     WEIGHTS: Weights,
-    HOST_FACTS: HostFacts,
+    HOST_FACTS: HostSummary,
     BENCHMARK_RUN: BenchmarkRun,
     REPORT: Report,
     UNGATED: Ungated,

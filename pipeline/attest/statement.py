@@ -1,13 +1,14 @@
-"""in-toto statements: what is said of which bytes. The same findings give the same bytes.
+"""in-toto statements: a claim about bytes, named by digest. Equal findings give equal statements.
 
-When a statement was made stands in one place of its own: where the format has one, there, else in
-`sm120_recorded`. Without it, two machines that found the same wrote the same.
+The time of a statement has one place of its own: where the predicate's format defines one, there,
+else `sm120_recorded`. Without the time, two machines with the same findings write the same bytes.
+https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -22,14 +23,14 @@ RECORDED = "sm120_recorded"
 CLOCKS_APART = timedelta(minutes=5)  # of machines that sign and machines that verify
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 
-# Where each kind of predicate says when it was made.
+# Where each kind of predicate keeps its time.
 _PLACES: dict[str, tuple[str, ...]] = {
     PROVENANCE: ("runDetails", "metadata", "finishedOn"),
     CYCLONEDX: ("metadata", "timestamp"),
     SPDX: ("creationInfo", "created"),
     WEIGHTS: ("verification", "at"),
 }
-# Beside the time, in which run it was.
+# Beside the time: which run it was.
 _RUNS = {PROVENANCE: "invocationId", None: "invocation"}
 
 
@@ -56,18 +57,21 @@ class Statement(Frozen):
 
     def dump(self) -> bytes:
         """The bytes that get signed."""
-        return canonical_json(self.model_dump(mode="json", by_alias=True))
+        return canonical_json(self.as_json())
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True)
 
     def is_about(self, digest: str) -> bool:
         return any(f"sha256:{s.digest.sha256}" == digest for s in self.subject)
 
     def core(self) -> bytes:
-        """All that was found, without when and in which run; what else stands there counts."""
+        """The statement without its time and run: equal for equal findings."""
         *above, _ = self._place
         run = _RUNS.get(self.predicate_type if self.predicate_type in _PLACES else None)
-        found = _without(self.predicate, self._place)
-        found = _without(found, (*above, run)) if run else found
-        return self.model_copy(update={"predicate": found}).dump()
+        predicate = _without(self.predicate, self._place)
+        predicate = _without(predicate, (*above, run)) if run else predicate
+        return self.model_copy(update={"predicate": predicate}).dump()
 
     @property
     def _place(self) -> tuple[str, ...]:
@@ -75,23 +79,23 @@ class Statement(Frozen):
 
     @property
     def recorded(self) -> datetime | None:
-        """When the signer says it was made; none where it does not say."""
+        """When it was made, by its signer's own clock; none where it has no time."""
         value: Any = self.predicate
         for name in self._place:
             if not isinstance(value, dict):
-                raise RecordInvalid(f"{name}: lies in something that is no object")
+                raise RecordInvalid(f"{name}: its parent is not a JSON object")
             value = value.get(name)
             if value is None:
                 return None
         return read_stamp(value)
 
     def has_happened(self, now: datetime) -> bool:
-        """Whether its time is not still to come; one that it does not say is not."""
+        """Whether its time is not in the future; a statement without a time passes."""
         return self.recorded is None or self.recorded <= now + CLOCKS_APART
 
 
 def _without(value: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """A copy in which one thing is missing, and what held nothing else."""
+    """A copy without the value at a path, and without parents that held nothing else."""
     first, *rest = path
     if not rest:
         return {k: v for k, v in value.items() if k != first}
@@ -123,10 +127,10 @@ def read_stamp(text: str) -> datetime:
     try:
         return datetime.strptime(text, _STAMP).replace(tzinfo=UTC)
     except (ValueError, TypeError) as error:
-        raise RecordInvalid(f"{text!r}: is no time such as 2026-01-31T12:00:00Z") from error
+        raise RecordInvalid(f"{text!r}: is not a time like 2026-01-31T12:00:00Z") from error
 
 
-def state(
+def make_statement(
     name: str,
     digest: str,
     predicate_type: str,
@@ -134,6 +138,21 @@ def state(
     when: Moment | None = None,
 ) -> Statement:
     """A statement about one artifact."""
+    return state_about([subject(name, digest)], predicate_type, predicate, when)
+
+
+def subject(name: str, digest: str) -> Subject:
+    """An artifact as statements name it."""
+    return Subject(name=name, digest=DigestSet(sha256=digest.removeprefix("sha256:")))
+
+
+def state_about(
+    subjects: Sequence[Subject],
+    predicate_type: str,
+    predicate: Mapping[str, Any],
+    when: Moment | None = None,
+) -> Statement:
+    """A statement about several artifacts; its time goes where the predicate's format keeps it."""
     body = dict(predicate)
     if when is not None and predicate_type == PROVENANCE:
         details = {"invocationId": when.invocation, "finishedOn": when.at}
@@ -143,14 +162,13 @@ def state(
         body[first] = {**body[first], last: when.at}
     elif when is not None:
         body[RECORDED] = when.model_dump()
-    subject = Subject(name=name, digest=DigestSet(sha256=digest.removeprefix("sha256:")))
     return Statement(
-        _type=STATEMENT, subject=[subject], predicateType=predicate_type, predicate=body
+        _type=STATEMENT, subject=list(subjects), predicateType=predicate_type, predicate=body
     )
 
 
 def read_statement(data: bytes, what: str) -> Statement:
     """A statement from bytes of unknown origin."""
-    found = as_model(Statement, read_json(data, what), what, "the statement")
-    _ = found.recorded  # a time that cannot be read is refused here, not later
-    return found
+    statement = as_model(Statement, read_json(data, what), what, "the statement")
+    _ = statement.recorded  # a time that cannot be read is refused here, not later
+    return statement

@@ -1,4 +1,4 @@
-"""Reading evidence that anybody may have written: JSON and base64 without a second meaning."""
+"""Reading evidence of unknown origin: JSON and base64 that every reader understands alike."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ MAX_BYTES = 16 << 20
 MAX_DEPTH = 48
 MAX_STRING = 16 << 20
 _LINE_ENDS = "\n\t"
-# What people see one way and programs another: invisible, turning, private or unassigned.
+# Unicode categories that people cannot see or that change how a text looks: control, format,
+# surrogate, private, unassigned, line and paragraph separators.
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
 def read_json(data: bytes, what: str, max_bytes: int = MAX_BYTES) -> Any:
-    """A JSON value that every reader understands alike, or an error that says why not."""
+    """A JSON value that every reader understands alike, or an error that names the problem."""
     try:
         value = foreign_json.read_json(data, most_bytes=max_bytes, most_depth=MAX_DEPTH)
     except foreign_json.JsonInvalid as error:
@@ -45,7 +46,7 @@ def as_model(
 
 
 def _require_plain(value: Any, what: str) -> None:
-    """Walk without recursion; keys are ASCII, texts hold nothing that hides."""
+    """Keys are ASCII and strings hold no invisible characters; a loop, as depth may be large."""
     todo = [value]
     while todo:
         item = todo.pop()
@@ -61,21 +62,21 @@ def _require_plain(value: Any, what: str) -> None:
 
 
 def hidden_in(text: str) -> str:
-    """Why a text may look other than it is; empty when it does not."""
+    """Why a text may look different from what it is; empty where it does not."""
     if len(text) > MAX_STRING:
         return f"is longer than {MAX_STRING} characters"
     if text.isascii() and text.isprintable():
         return ""
     for char in set(text):
         if unicodedata.category(char) in _HIDDEN and char not in _LINE_ENDS:
-            return f"holds U+{ord(char):04X}, which is not seen"
+            return f"contains the invisible character U+{ord(char):04X}"
     if not unicodedata.is_normalized("NFC", text):
-        return "is not in Unicode's normal form"
+        return "is not in Unicode normal form C"
     return ""
 
 
 def plain(text: str) -> str:
-    """A text of others, made fit for a statement: normal form, nothing that hides."""
+    """A foreign text made fit for a statement: normal form, no invisible characters."""
     kept = (
         c if c in _LINE_ENDS or unicodedata.category(c) not in _HIDDEN else " "
         for c in unicodedata.normalize("NFC", text.replace("\r\n", "\n"))
@@ -84,11 +85,11 @@ def plain(text: str) -> str:
 
 
 def read_base64(text: str, what: str) -> bytes:
-    """Base64 in its one standard spelling: no line ends, no other alphabet, no loose bits."""
+    """Base64 in its canonical form: no line ends, standard alphabet, no spare bits set."""
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error, ValueError) as error:
         raise RecordInvalid(f"{what}: is not base64") from error
     if base64.b64encode(data).decode() != text:
-        raise RecordInvalid(f"{what}: is not base64 in its standard spelling")
+        raise RecordInvalid(f"{what}: is not base64 in its canonical form")
     return data

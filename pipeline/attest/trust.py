@@ -1,10 +1,10 @@
 """The trust file: which keys are believed, for which kinds of evidence, and until when.
 
-A signature has no time of its own; it was made after the time that its statement gives. So a key
-is believed from `not_before` on, also for older statements that it signs anew, and for no
-statement that is younger than `until`. A statement's time is its first signer's word: a key that
-was stolen is `revoked` with `compromised: true`, and nothing it ever signed is believed; one that
-was only replaced keeps what it signed before.
+A signature has no time of its own; it was made after the time in its statement. So a key is
+trusted from `not_before` on, also for older statements that it signs again, and for no statement
+newer than `until`. The time in a statement is only claimed by its signer: a stolen key is `revoked`
+with `compromised: true`, and then nothing it ever signed is trusted; a key that was merely replaced
+keeps what it signed before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Revoked(Frozen):
 
 
 class TrustedKey(Frozen):
-    """One key and what it may say."""
+    """One key and the kinds of evidence it is trusted for."""
 
     name: Name
     id: Digest
@@ -50,43 +50,43 @@ class TrustedKey(Frozen):
     @model_validator(mode="after")
     def _is_itself(self) -> TrustedKey:
         try:
-            found = key_id(self.key)
+            actual = key_id(self.key)
         except KeyInvalid as error:
             raise ValueError(str(error)) from error
-        if found != self.id:
-            raise ValueError(f"{self.name}: its public key is {found}, not {self.id}")
+        if actual != self.id:
+            raise ValueError(f"{self.name}: its public key is {actual}, not {self.id}")
         if self.until <= self.not_before:
-            raise ValueError(f"{self.name}: ends before it begins")
+            raise ValueError(f"{self.name}: `until` is not after `not_before`")
         return self
 
     @property
     def key(self) -> PublicKey:
         return read_public(self.public.encode(), self.name)
 
-    def objection(self, predicate_type: str, said: datetime | None, now: datetime) -> str:
-        """Why this key is not believed in this matter; empty when it is."""
+    def objection(self, predicate_type: str, made_at: datetime | None, now: datetime) -> str:
+        """Why this key is not trusted for this statement; empty when it is."""
         kind = kind_of(predicate_type)
         if kind not in self.kinds:
             return f"the key {self.name} is not trusted for {kind}"
-        if said is not None and said > now + CLOCKS_APART:
-            return f"says it was made at {said:%Y-%m-%d %H:%M:%S}, which is still to come"
-        when = said or now
+        if made_at is not None and made_at > now + CLOCKS_APART:
+            return f"is dated {made_at:%Y-%m-%d %H:%M:%S}, which is in the future"
+        when = made_at or now
         if self.revoked and (self.revoked.compromised or when >= self.revoked.since):
             return f"the key {self.name} is revoked: {self.revoked.reason}"
         if now < self.not_before:
             return f"the key {self.name} is not trusted before {self.not_before:%Y-%m-%d}"
         if when > self.until:
-            return f"made after the key {self.name} ended ({self.until:%Y-%m-%d})"
+            return f"made after the key {self.name} expired ({self.until:%Y-%m-%d})"
         return ""
 
 
 class Trust(Frozen):
-    """All keys that are believed, and the foreign bases that are."""
+    """All trusted keys, and the foreign base images that are accepted."""
 
     format: Literal[1] = 1
     keys: list[TrustedKey] = []
     bases: dict[Digest, Reason] = Field(
-        default={}, description="foreign base images that are taken as published, and why"
+        default={}, description="foreign base images that are accepted as published, and why"
     )
 
     @model_validator(mode="after")
@@ -98,14 +98,14 @@ class Trust(Frozen):
         return self
 
     def find(self, wanted: str | None) -> list[TrustedKey]:
-        """The key of that id; all of them where a signature names none."""
+        """The key with that id; all keys where a signature names none."""
         return [key for key in self.keys if wanted in (None, key.id)]
 
 
 def read_trust(path: Path) -> Trust:
-    """The trust file, or why it cannot be used."""
+    """The trust file, or an error that says why it cannot be used."""
     if not path.exists():
-        raise TrustInvalid(f"{path}: there is no such trust file")
+        raise TrustInvalid(f"{path}: no such trust file")
     try:
         return read_yaml(path, Trust)
     except SpecInvalid as error:
@@ -113,10 +113,7 @@ def read_trust(path: Path) -> Trust:
 
 
 def with_own_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | None:
-    """The trust file's keys, and those that this user holds, whom one need not introduce.
-
-    What the file says of a key counts, also that it is revoked.
-    """
+    """The trust file's keys and this user's own; an entry of the file wins, also a revocation."""
     known, bases = (trust.keys, trust.bases) if trust else ([], {})
     ids, names = {key.id for key in known}, {key.name for key in known}
     own = []
@@ -141,7 +138,7 @@ def _own_key(name: str, public: PublicKey) -> TrustedKey:
             "id": key_id(public),
             "public": public_pem(public),
             "for": list(KINDS),
-            # one's own key ends when it is deleted
+            # one's own key is trusted until it is deleted
             "not_before": datetime(2000, 1, 1, tzinfo=UTC),
             "until": datetime(9999, 1, 1, tzinfo=UTC),
         }

@@ -66,7 +66,7 @@ def facts(
 
 
 def _text(found: HostFacts) -> str:
-    from pipeline.host.facts.known import Unknown
+    from pipeline.known import Unknown
 
     rows = [
         ["host", found.host],

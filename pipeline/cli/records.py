@@ -117,17 +117,16 @@ def attest(
 
 def attest_file(artifact: Path, kind: str, body: Any, signer: Signer) -> Path:
     """Sign a statement of one of our own kinds about a file; where it is kept."""
-    from pipeline.attest.envelope import enclose
+    from pipeline.attest.envelope import SUFFIX, enclose
     from pipeline.attest.names import KINDS
     from pipeline.attest.predicates import check_predicate
-    from pipeline.attest.statement import moment, state
-    from pipeline.evidence.folder import ENDING
+    from pipeline.attest.statement import make_statement, moment
     from pipeline.files import write_bytes
     from pipeline.verify.artifact import open_file
 
     check_predicate(KINDS[kind], body)
-    said = state(artifact.name, open_file(artifact).digest, KINDS[kind], body, moment())
-    path = artifact.with_name(f"{artifact.name}{ENDING}")
+    said = make_statement(artifact.name, open_file(artifact).digest, KINDS[kind], body, moment())
+    path = artifact.with_name(f"{artifact.name}{SUFFIX}")
     write_bytes(path, enclose(said, [signer]).dump())
     return path
 

@@ -63,14 +63,15 @@ def leave_statements(
     signing: Signing,
 ) -> dict[Built, Left]:
     """State every image of which something new can be said, or whose statements lack our key."""
-    from pipeline.evidence.stated import evidence_folder, find_stated, state_image
+    from pipeline.evidence.evidence_set import folder_of
+    from pipeline.evidence.stated import find_stated, state_image
 
     found = {}
     for plan, built in made:
         stated = find_stated(checkout, store, plan, built)
         if stated is None or _can_sign(stated, signing):
             stated = state_image(checkout, store, plan, built, signing.signers)
-        found[built] = Left(built.name, evidence_folder(store, built), stated)
+        found[built] = Left(built.name, folder_of(store, built), stated)
     return found
 
 
@@ -108,7 +109,8 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
     from pipeline.assemble.image import find_built
     from pipeline.assemble.plan import plan_image
     from pipeline.attest.strict import plain
-    from pipeline.evidence.stated import OF_NOBODY, evidence_folder, sign_stated, state_image
+    from pipeline.evidence.evidence_set import folder_of
+    from pipeline.evidence.stated import OF_NOBODY, sign_stated, state_image
 
     try:
         plan = plan_image(checkout, name, platform)
@@ -116,7 +118,7 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
         if built is None:
             return f"not signed: it is not what the checkout describes (`sm120 build {name}`)"
         with store.in_use():
-            if not evidence_folder(store, built).is_dir():
+            if not folder_of(store, built).is_dir():
                 stated = state_image(checkout, store, plan, built, [signer])
                 return f"{len(stated.statements)} statements made and signed"
             wrong = sign_stated(checkout, store, plan, built, signer)
@@ -127,7 +129,7 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
     first, why = next(iter(wrong.items()))
     fix = f"`sm120 record {name}` states it anew"
     if why == OF_NOBODY:
-        fix = f"look at it in {evidence_folder(store, built)}, and remove it there"
+        fix = f"look at it in {folder_of(store, built)}, and remove it there"
     return f"not signed: {plain(first)} {why} ({fix})".replace("\n", " ")
 
 
@@ -135,14 +137,10 @@ def leave_weights_statement(
     place: Place, signing: Signing, *, read: int, by_receipt: int, why: Sequence[str] = ()
 ) -> LeftBeside:
     """State what a fetch or a verify has just found of a set, beside its files."""
-    from pipeline.attest.statement import read_statement
-    from pipeline.model import canonical_json
-    from pipeline.weights.sign import record as records
-    from pipeline.weights.sign.record import record_path
+    from pipeline.weights.sign.record import record_path, verification_from, weights_statement
 
-    made = records.record_found(place, files_read=read, files_by_receipt=by_receipt, why=why)
-    statement = read_statement(canonical_json(records.as_json(made)), place.lock.name)
-    return _keep_beside(record_path(place), statement, signing)
+    result = verification_from(files_read=read, files_by_receipt=by_receipt, why=why)
+    return _keep_beside(record_path(place), weights_statement(place, result), signing)
 
 
 def say_statement(said: LeftBeside) -> None:
@@ -157,22 +155,24 @@ def without_statements(files: Sequence[Path]) -> tuple[Path, ...]:
 
 def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
     """State what a host is after a run, beside its record."""
+    from pipeline.attest.envelope import SUFFIX
     from pipeline.attest.names import HOST_FACTS
     from pipeline.attest.predicates import check_predicate
-    from pipeline.attest.statement import moment, state
-    from pipeline.evidence.folder import ENDING
+    from pipeline.attest.statement import make_statement, moment
     from pipeline.host.facts.drift import read_facts
     from pipeline.host.facts.predicate import predicate
     from pipeline.verify.artifact import open_file
 
-    target = path.with_name(f"{path.name}{ENDING}")
+    target = path.with_name(f"{path.name}{SUFFIX}")
     try:
         said = predicate(read_facts(path))
         check_predicate(HOST_FACTS, said)
     except RecordInvalid as error:
         return LeftBeside(str(target), f"not stated: {error}")
     digest = open_file(path).digest
-    return _keep_beside(target, state(path.name, digest, HOST_FACTS, said, moment()), signing)
+    return _keep_beside(
+        target, make_statement(path.name, digest, HOST_FACTS, said, moment()), signing
+    )
 
 
 def _keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBeside:
@@ -180,8 +180,7 @@ def _keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBesi
 
     What was found took hours, perhaps: that it cannot be signed or written does not hide it.
     """
-    from pipeline.attest.envelope import enclose
-    from pipeline.evidence.folder import read_kept
+    from pipeline.attest.envelope import enclose, read_kept
     from pipeline.files import write_bytes
 
     before = read_kept(path)

@@ -166,7 +166,7 @@ def _local(
     platform: str | None,
     judge: Judge,
 ) -> Chain:
-    from pipeline.evidence.folder import ENDING
+    from pipeline.attest.envelope import SUFFIX
     from pipeline.verify.artifact import open_file
     from pipeline.verify.chain import Chain
     from pipeline.verify.evidence import beside, gather
@@ -177,7 +177,7 @@ def _local(
     if path.is_dir():
         return _folder(path, places, platform, judge)
     if path.exists():
-        about = path.with_name(path.name.removesuffix(ENDING))
+        about = path.with_name(path.name.removesuffix(SUFFIX))
         if about != path and not about.exists():
             found = judge_statement(gather([path])[0], judge)
             return Chain(found.node, (found,))
@@ -236,7 +236,7 @@ def _built(
     platform: str | None,
     judge: Judge,
 ) -> Chain:
-    from pipeline.evidence.folder import kept
+    from pipeline.evidence.evidence_set import kept
     from pipeline.verify.artifact import open_image
     from pipeline.verify.chain import Chain
     from pipeline.verify.evidence import gather

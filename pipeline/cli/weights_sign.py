@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +17,7 @@ from pipeline.errors import KeyInvalid, WeightsDamaged, WeightsUnknown
 
 if TYPE_CHECKING:
     from pipeline.attest.keys import Signer
+    from pipeline.attest.statement import Statement
     from pipeline.weights.place import Place
 
 _folder = click.argument(
@@ -139,25 +140,22 @@ def record(
     sets = places_in(context, folder)
     place = _one(sets, folder, name)
     backing_of(context, place)
-    made = records.record(place, sets, full=full)
-    say_json(records.as_json(made))
+    found = records.verification(place, sets, full=full)
+    statement = records.weights_statement(place, found)
+    say_json(statement.as_json())
     if signer := find_signer(key_path, os.environ):
-        _keep(place, records.as_json(made), signer)
-    found = made.predicate.verification
+        _keep(place, statement, signer)
     if found.result == "damaged":
         raise WeightsDamaged(f"{place.lock.name}: {'; '.join(found.why)}")
     if found.result != "verified":
         log.say(f"{found.result}: {'; '.join(found.why)}")
 
 
-def _keep(place: Place, said: dict[str, Any], signer: Signer) -> None:
+def _keep(place: Place, statement: Statement, signer: Signer) -> None:
     from pipeline.attest.envelope import enclose
-    from pipeline.attest.statement import read_statement
     from pipeline.files import write_bytes
-    from pipeline.model import canonical_json
     from pipeline.weights.sign.record import record_path
 
-    statement = read_statement(canonical_json(said), place.lock.name)
     write_bytes(record_path(place), enclose(statement, [signer]).dump())
     log.say(f"signed and kept as {record_path(place)}")
 

@@ -1,9 +1,10 @@
-"""The set of all statements about an image, stated itself: nothing can be taken away unnoticed.
+"""An image's evidence in the store, and the set that lists all of it so that none goes missing.
 
-Each statement is signed by itself, so whoever may delete files could delete one that says `failed`.
-The set names every statement by the digest of its signed bytes, with its verdict, and says whether
-the image was published past its gates. It is signed like the others, and so is its digest together
-with the name that an image gets in a registry.
+The evidence lies in `images/<name>/<platform>/records/<digest>/`. Each statement is signed by
+itself, so whoever can delete files could delete one with the verdict `failed`. The set is one more
+statement: it lists every other by the digest of its signed bytes, with its verdict, and records
+whether the image was published although its gates had not passed. The signature under an image's
+name in a registry covers the set's digest.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.attest.envelope import Envelope
-from pipeline.attest.keys import Signer
+from pipeline.assemble.image import Built
+from pipeline.attest.envelope import SUFFIX, Envelope, read_kept, sign_or_countersign
 from pipeline.attest.names import EVIDENCE_SET, REBUILD, TEST_RESULT
 from pipeline.attest.predicates import (
     MOST_STATEMENTS,
@@ -21,22 +23,58 @@ from pipeline.attest.predicates import (
     EvidenceSet,
     check_predicate,
 )
-from pipeline.attest.statement import RECORDED, Moment, Statement, read_stamp, stamp, state
+from pipeline.attest.statement import RECORDED, Moment, Statement, make_statement, read_stamp, stamp
 from pipeline.errors import RecordInvalid
-from pipeline.evidence.folder import ENDING, keep, read_kept
 from pipeline.model import sha256_of
 from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.attest.keys import Signer
 
 NAME = "evidence-set"
 
 
+def evidence_folder(store: Store, image: str, platform: str, digest: str) -> Path:
+    """The folder of one image's evidence."""
+    return store.image_folder(image, platform) / "records" / digest.removeprefix("sha256:")
+
+
+def folder_of(store: Store, built: Built) -> Path:
+    """The folder of a built image's evidence."""
+    return evidence_folder(store, built.name, built.platform, built.digest)
+
+
+def kept(store: Store, image: str, platform: str, digest: str) -> list[Path]:
+    """All envelopes of an image, sorted by name."""
+    return sorted(evidence_folder(store, image, platform, digest).glob(f"*{SUFFIX}"))
+
+
+def readable(folder: Path) -> dict[str, Envelope]:
+    """The envelopes of a folder by name; a damaged one is left out."""
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
+    read = {path.name.removesuffix(SUFFIX): read_kept(path) for path in paths}
+    return {name: envelope for name, envelope in read.items() if envelope}
+
+
+def keep(
+    store: Store, folder: Path, name: str, statement: Statement, signers: Sequence[Signer]
+) -> Envelope:
+    """Sign and keep a statement; an equal one that is kept already gets one more signature."""
+    path = folder / f"{name}{SUFFIX}"
+    # two people who sign at the same time must not lose each other's signature
+    with store.locked(f"records-{folder.name}"):
+        envelope = sign_or_countersign(path, statement, signers)
+        store.write(path, envelope.dump())
+    return envelope
+
+
 def is_set(envelope: Envelope) -> bool:
-    """Whether an envelope holds a set, not a statement of one."""
+    """Whether an envelope holds a set."""
     return envelope.statement.predicate_type == EVIDENCE_SET
 
 
 def committed(envelope: Envelope) -> Committed:
-    """A statement as a set names it."""
+    """A statement as a set lists it."""
     statement = envelope.statement
     about, verdict = verdict_of(statement)
     return Committed(
@@ -48,14 +86,14 @@ def committed(envelope: Envelope) -> Committed:
 
 
 def verdict_of(statement: Statement) -> tuple[str | None, str | None]:
-    """What a statement judged and how; neither where it is no judgement."""
-    said = statement.predicate
-    if statement.predicate_type == TEST_RESULT and "sm120_verdict" in said:
-        about = f"{said.get('sm120_gate')} on {said.get('sm120_card')}"
-        return about, str(said["sm120_verdict"])
+    """What a statement judged and its verdict; neither where it judges nothing."""
+    predicate = statement.predicate
+    if statement.predicate_type == TEST_RESULT and "sm120_verdict" in predicate:
+        about = f"{predicate.get('sm120_gate')} on {predicate.get('sm120_card')}"
+        return about, str(predicate["sm120_verdict"])
     if statement.predicate_type == REBUILD:
-        by = str(said.get("rebuilt_by"))[:19]
-        return f"by {by}", "identical" if said.get("identical") is True else "different"
+        by = str(predicate.get("rebuilt_by"))[:19]
+        return f"by {by}", "identical" if predicate.get("identical") is True else "different"
     return None, None
 
 
@@ -67,17 +105,17 @@ def set_statement(
     ungated: str | None = None,
     when: Moment | None = None,
 ) -> Statement:
-    """The statement about all the others; a set in it is left out."""
+    """The statement that lists all others; a set among them is left out."""
     each_once = {e.payload: committed(e) for e in envelopes if not is_set(e)}.values()
     named = sorted(each_once, key=lambda c: (c.predicate_type, c.about or "", c.payload))
     if len(named) > MOST_STATEMENTS:
         raise RecordInvalid(f"{image}: has {len(named)} statements, more than {MOST_STATEMENTS}")
-    said = EvidenceSet(image=image, platform=platform, statements=named, ungated=ungated)
-    return state(image, digest, EVIDENCE_SET, said.model_dump(mode="json"), when)
+    predicate = EvidenceSet(image=image, platform=platform, statements=named, ungated=ungated)
+    return make_statement(image, digest, EVIDENCE_SET, predicate.model_dump(mode="json"), when)
 
 
 def read_set(statement: Statement) -> EvidenceSet:
-    """A set of unknown origin as a value."""
+    """A set of unknown origin as a closed value."""
     check_predicate(EVIDENCE_SET, statement.predicate)
     body = {k: v for k, v in statement.predicate.items() if k != RECORDED}
     return EvidenceSet.model_validate(body)
@@ -86,8 +124,8 @@ def read_set(statement: Statement) -> EvidenceSet:
 def keep_set(
     store: Store, folder: Path, statement: Statement, signers: Sequence[Signer]
 ) -> Envelope:
-    """Keep a set in the place of the one before, and as later than it: the latest one counts."""
-    before, now = read_kept(folder / f"{NAME}{ENDING}"), statement.recorded
+    """Keep a set instead of the one before, dated later than it: the latest one counts."""
+    before, now = read_kept(folder / f"{NAME}{SUFFIX}"), statement.recorded
     if before and now and before.statement.has_happened(now) and before.statement.recorded:
         at = max(now, before.statement.recorded + timedelta(seconds=1))
         recorded = {**statement.predicate[RECORDED], "at": stamp(at)}
@@ -97,7 +135,7 @@ def keep_set(
 
 
 def latest(sets: Sequence[Envelope]) -> list[Envelope]:
-    """The set that was made last; several where their times do not tell."""
+    """The newest set; several where their times do not decide."""
     times = [e.statement.recorded for e in sets]
     if any(t is None for t in times):
         return list(sets)

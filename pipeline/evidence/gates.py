@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.attest.names import TEST_RESULT
-from pipeline.attest.statement import Moment, Statement, state
+from pipeline.attest.statement import Moment, Statement, make_statement
 from pipeline.attest.strict import plain
 from pipeline.gate.evidence import Evidence, ImageGates
 
@@ -15,7 +15,7 @@ _RESULTS = {"passed": "PASSED", "accepted": "WARNED", "failed": "FAILED", "unkno
 def gate_statements(gates: ImageGates, when: Moment | None = None) -> dict[str, Statement]:
     """A statement for each gate and card, by a name that a file can have."""
     return {
-        f"{found.gate}-{found.arch}": state(
+        f"{found.gate}-{found.arch}": make_statement(
             gates.image, gates.image_digest, TEST_RESULT, gate_predicate(found), when
         )
         for found in gates.results

@@ -11,12 +11,11 @@ from pipeline.assemble.plan import ImagePlan
 from pipeline.attest.envelope import Envelope
 from pipeline.attest.keys import Signer
 from pipeline.attest.names import CYCLONEDX, SPDX
-from pipeline.attest.statement import Moment, Statement, state
+from pipeline.attest.statement import Moment, Statement, make_statement
 from pipeline.errors import StoreDamaged
 from pipeline.evidence.bill import bill_of
 from pipeline.evidence.evidence_set import NAME as SET
-from pipeline.evidence.evidence_set import keep_set, set_statement
-from pipeline.evidence.folder import evidence_folder, keep, readable
+from pipeline.evidence.evidence_set import evidence_folder, keep, keep_set, readable, set_statement
 from pipeline.evidence.gates import gate_statements
 from pipeline.evidence.provenance import image_provenance
 from pipeline.evidence.sbom_cyclonedx import cyclonedx_bytes
@@ -52,11 +51,11 @@ def image_statements(
     parts = json.loads(cyclonedx_bytes(bill))
     found = {
         "provenance": image_provenance(checkout, plan, built, when),
-        "sbom-cyclonedx": state(built.name, built.digest, CYCLONEDX, parts, when),
+        "sbom-cyclonedx": make_statement(built.name, built.digest, CYCLONEDX, parts, when),
     }
     if spdx:
         parts = json.loads(spdx_bytes(bill))
-        found["sbom-spdx"] = state(built.name, built.digest, SPDX, parts, when)
+        found["sbom-spdx"] = make_statement(built.name, built.digest, SPDX, parts, when)
     return found | gates_found(store, built, when)
 
 

@@ -20,7 +20,7 @@ from pipeline.attest.names import (
     layer_urn,
     lock_urn,
 )
-from pipeline.attest.statement import Moment, Statement, state
+from pipeline.attest.statement import Moment, Statement, make_statement
 from pipeline.evidence.inventory import (
     BaseImage,
     OwnFile,
@@ -49,7 +49,7 @@ def image_provenance(
             "byproducts": [*_locks(plan), _golden(checkout, built), *_layers(plan, built)],
         },
     }
-    return state(built.name, built.digest, PROVENANCE, predicate, when)
+    return make_statement(built.name, built.digest, PROVENANCE, predicate, when)
 
 
 def external_parameters(checkout: Checkout, plan: ImagePlan) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from pipeline.assemble.plan import ImagePlan
 from pipeline.attest.envelope import Envelope
 from pipeline.attest.keys import Signer
 from pipeline.attest.names import BUILDER, REBUILD
-from pipeline.attest.predicates import Rebuild, Unknown
-from pipeline.attest.statement import Moment, Statement, state
+from pipeline.attest.predicates import Rebuild
+from pipeline.attest.statement import Moment, Statement, make_statement
 from pipeline.attest.strict import plain
 from pipeline.evidence.image import keep_all
+from pipeline.known import Unknown
 from pipeline.store.store import Store
 
 
@@ -32,7 +33,9 @@ def rebuild_statement(
         rebuilt_by=signer.key_id,
         claims="SLSA Build L1; a rebuild on one's own machine is no hosted builder",
     )
-    return state(first.name, first.digest, REBUILD, predicate.model_dump(mode="json"), when)
+    return make_statement(
+        first.name, first.digest, REBUILD, predicate.model_dump(mode="json"), when
+    )
 
 
 def record_rebuild(

@@ -16,7 +16,9 @@ from pipeline import __version__
 from pipeline.assemble.golden import read_golden
 from pipeline.assemble.image import Built, code_digest
 from pipeline.assemble.plan import ImagePlan
+from pipeline.attest.envelope import SUFFIX
 from pipeline.errors import StoreDamaged
+from pipeline.evidence.evidence_set import folder_of
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_own
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from pipeline.evidence.image import Recorded
 
 FILE = "stated.json"
-ENDING = ".dsse.json"
 OF_NOBODY = "is of nobody, and cannot be found out again"
 
 
@@ -43,19 +44,13 @@ class Stated(Frozen):
 
     def is_whole(self, folder: Path) -> bool:
         return {"provenance", "evidence-set"} <= {*self.statements} and all(
-            (folder / f"{name}{ENDING}").is_file() for name in self.statements
+            (folder / f"{name}{SUFFIX}").is_file() for name in self.statements
         )
-
-
-def evidence_folder(store: Store, built: Built) -> Path:
-    """Where the statements of an image lie."""
-    hexes = built.digest.removeprefix("sha256:")
-    return store.image_folder(built.name, built.platform) / "records" / hexes
 
 
 def find_stated(checkout: Checkout, store: Store, plan: ImagePlan, built: Built) -> Stated | None:
     """The statements that lie there, if all do and they were made from the same."""
-    folder = evidence_folder(store, built)
+    folder = folder_of(store, built)
     try:
         found = Stated.model_validate_json(read_own(folder / FILE))
     except (OSError, StoreDamaged, ValidationError):
@@ -85,7 +80,7 @@ def _remember(
         signed_by=signed_by_all([each.envelope for each in found]),
     )
     data = canonical_json(stated.model_dump()) + b"\n"
-    store.write(evidence_folder(store, built) / FILE, data)
+    store.write(folder_of(store, built) / FILE, data)
     return stated
 
 
@@ -127,11 +122,10 @@ def sign_stated(
     wrong, or cannot be judged, keeps the others from being signed: the set is theirs together.
     """
     from pipeline.attest.statement import moment, read_stamp
-    from pipeline.evidence.evidence_set import NAME
-    from pipeline.evidence.folder import readable
+    from pipeline.evidence.evidence_set import NAME, readable
     from pipeline.evidence.image import image_statements, keep_all
 
-    folder = evidence_folder(store, built)
+    folder = folder_of(store, built)
     kept = readable(folder)
     true = image_statements(checkout, store, plan, built, spdx="sbom-spdx" in kept)
     when = moment()
@@ -154,14 +148,14 @@ def _wrong(
     from pipeline.evidence.evidence_set import NAME, set_statement
 
     found = dict.fromkeys(sorted(true.keys() - kept.keys()), "is missing")
-    for path in sorted(folder.glob(f"*{ENDING}")):
-        name = path.name.removesuffix(ENDING)
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        name = path.name.removesuffix(SUFFIX)
         if name not in kept:
             found[name] = "cannot be read"
         elif name in true and true[name].core() != kept[name].statement.core():
             found[name] = "does not say what the image is"
         elif name in (*true, NAME) and not kept[name].statement.has_happened(now):
-            found[name] = "says that it was made at a time that is still to come"
+            found[name] = "is dated in the future"
         elif name not in (*true, NAME) and not kept[name].signatures:
             found[name] = OF_NOBODY
     every = set_statement(built.name, built.platform, built.digest, kept.values())

@@ -10,9 +10,16 @@ from pipeline.attest.envelope import Envelope, read_envelope
 from pipeline.attest.keys import Signer
 from pipeline.attest.names import UNGATED
 from pipeline.attest.predicates import Ungated
-from pipeline.attest.statement import Moment, moment, read_stamp, state
-from pipeline.evidence.evidence_set import is_set, keep_set, read_set, set_statement
-from pipeline.evidence.folder import evidence_folder, keep, kept
+from pipeline.attest.statement import Moment, make_statement, moment, read_stamp
+from pipeline.evidence.evidence_set import (
+    evidence_folder,
+    is_set,
+    keep,
+    keep_set,
+    kept,
+    read_set,
+    set_statement,
+)
 from pipeline.model import sha256_of
 from pipeline.publish.evidence import EvidenceBundle
 from pipeline.publish.gates import GateState
@@ -91,7 +98,7 @@ def _with_ungated(
     """An image's statements with one more, and the set of those in the place of the image's own."""
     folder, signers = _published(store, image, said.reference), [signer] if signer else []
     subject = (image.name, image.platform, image.digest)
-    statement = state(image.name, image.digest, UNGATED, said.model_dump(), when)
+    statement = make_statement(image.name, image.digest, UNGATED, said.model_dump(), when)
     every = [e for e in known if not is_set(e)]
     every.append(keep(store, folder, "ungated", statement, signers))
     named = set_statement(*subject, every, said.reason, when)

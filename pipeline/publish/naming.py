@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from pipeline.attest.cosign import (
     SIGNATURE_MEDIA,
     SIGNATURE_NOTE,
-    NameSaid,
+    SignedName,
     read_payload,
 )
-from pipeline.attest.keys import Signer, holds
+from pipeline.attest.keys import Signer, is_valid_signature
 from pipeline.attest.strict import read_base64
 from pipeline.errors import NotInRegistry, RecordInvalid, RegistryBroken
 from pipeline.oci.document import Descriptor
@@ -65,7 +65,7 @@ def is_said(
     return last is not None and last.evidence_set == evidence_set
 
 
-def own_names(repository: Repository, digest: str, signer: Signer) -> Iterator[NameSaid]:
+def own_names(repository: Repository, digest: str, signer: Signer) -> Iterator[SignedName]:
     """What this very key said beside an image; of others' words nothing is read."""
     for layer in layers_there(repository, digest, "sig", SIGNATURE_MEDIA):
         if layer.size_bytes > _MOST_PAYLOAD_BYTES:
@@ -73,7 +73,7 @@ def own_names(repository: Repository, digest: str, signer: Signer) -> Iterator[N
         try:
             signature = read_base64(layer.annotations.get(SIGNATURE_NOTE, ""), "signature")
             data = read_blob(repository, layer, _MOST_PAYLOAD_BYTES)
-            if holds(signer.public, signature, data):
+            if is_valid_signature(signer.public, signature, data):
                 yield read_payload(data)
         except (RecordInvalid, RegistryBroken, NotInRegistry):
             # what cannot be read was not said: it is signed anew

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.attest.envelope import Envelope, read_envelope
+from pipeline.attest.envelope import SUFFIX, Envelope, read_envelope
 from pipeline.attest.strict import MAX_BYTES, plain
 from pipeline.errors import EvidenceBroken, RecordInvalid
-from pipeline.evidence.folder import ENDING
 from pipeline.verify.artifact import read_bounded
 
 MOST_FILES = 1000
@@ -59,7 +58,7 @@ def gather(places: Sequence[Path]) -> list[EvidenceItem]:
     found: list[Path] = []
     for place in places:
         if place.is_dir():
-            found += sorted(place.glob(f"*{ENDING}"))
+            found += sorted(place.glob(f"*{SUFFIX}"))
         elif place.exists():
             found.append(place)
         else:
@@ -78,7 +77,7 @@ def _read(path: Path) -> EvidenceItem:
 
 def beside(artifact: Path) -> list[Path]:
     """Where evidence of a file or folder is looked for unless it is named."""
-    places = [artifact.with_name(f"{artifact.name}{ENDING}")]
+    places = [artifact.with_name(f"{artifact.name}{SUFFIX}")]
     places += [artifact.with_name(f"{artifact.name}.records")]
     if artifact.is_dir():
         places.append(artifact / "records")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from pipeline.attest.envelope import read_kept
 from pipeline.attest.names import WEIGHTS
 from pipeline.attest.trust import Trust
 from pipeline.errors import LockEdited, ModelSignatureInvalid
-from pipeline.evidence.folder import read_kept
 from pipeline.model import sha256_of
 from pipeline.verify.signature import judge_signatures
 from pipeline.verify.weights import signer_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline.attest.cosign import read_payload
-from pipeline.attest.keys import holds
+from pipeline.attest.keys import is_valid_signature
 from pipeline.attest.names import IMAGE_SIGNATURE
 from pipeline.attest.strict import plain, read_base64
 from pipeline.attest.trust import Trust, TrustedKey
@@ -65,7 +65,7 @@ def believed_names(
 def _signer(found: Loose, trust: Trust | None) -> TrustedKey:
     sig = read_base64(found.signature, "signature")
     for key in trust.keys if trust else []:
-        if holds(key.key, sig, found.data):
+        if is_valid_signature(key.key, sig, found.data):
             return key
     raise RecordInvalid("no key of the trust file made it")
 

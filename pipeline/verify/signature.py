@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from pipeline.attest.envelope import Envelope, Signature
-from pipeline.attest.keys import holds
+from pipeline.attest.keys import is_valid_signature
 from pipeline.attest.trust import Trust, TrustedKey
 from pipeline.verify.verdict import Node, Verdict
 
@@ -50,7 +50,7 @@ def _signer(envelope: Envelope, signature: Signature, trust: Trust) -> TrustedKe
     if not known:
         return f"signed by {signature.key_id}, a key that the trust file does not know"
     for key in known:
-        if holds(key.key, signature.sig, envelope.signed_bytes):
+        if is_valid_signature(key.key, signature.sig, envelope.signed_bytes):
             return key
     if signature.key_id:
         return f"the signature of {known[0].name} is not over these bytes"

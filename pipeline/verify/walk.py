@@ -18,11 +18,11 @@ from pipeline.attest.names import (
     WEIGHTS,
     kind_of,
 )
-from pipeline.attest.predicates import Rebuild, Unknown, check_predicate
+from pipeline.attest.predicates import Rebuild, Weights, check_predicate
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.trust import Trust
-from pipeline.attest.weights import Weights
 from pipeline.errors import RecordInvalid
+from pipeline.known import Unknown
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.bills import judge_bill

@@ -19,7 +19,9 @@ from pipeline.model import (
     Digest,
     Frozen,
     Hex,
+    HubRepository,
     Name,
+    Sha1,
     canonical_json,
     sha256_of,
     stays_below,
@@ -27,9 +29,6 @@ from pipeline.model import (
 from pipeline.spec.checkout import Checkout
 from pipeline.yaml_file import read_yaml
 
-Sha1 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
-_PLAIN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
-Repository = Annotated[str, StringConstraints(pattern=f"^{_PLAIN}/{_PLAIN}$", max_length=200)]
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 MOST_FILES = 20_000
@@ -63,7 +62,7 @@ class WeightsSpec(Frozen):
     """`lockfiles/weights/<name>.yaml`: which model, which revision, which of its files."""
 
     name: Name
-    repository: Repository
+    repository: HubRepository
     revision: Revision = "main"
     include: list[Pattern] = Field(default=["*"], min_length=1)
     exclude: list[Pattern] = []
@@ -114,7 +113,7 @@ class WeightsLock(Sealed):
     format: Literal[1] = 1
     name: Name
     spec: Digest
-    repository: Repository
+    repository: HubRepository
     commit: Sha1
     files: list[FilePin] = Field(min_length=1, max_length=MOST_FILES)
     seal: Digest

@@ -16,7 +16,7 @@ from pipeline.attest.cosign import CosignLayer, attestation_attachment, signatur
 from pipeline.attest.envelope import enclose, read_envelope
 from pipeline.attest.keys import LocalSigner, new_key, public_pem, write_key
 from pipeline.attest.names import HOST_FACTS, PROVENANCE
-from pipeline.attest.statement import moment, state
+from pipeline.attest.statement import make_statement, moment
 from pipeline.cli.common import host_platform
 from pipeline.errors import EvidenceBroken
 from pipeline.model import canonical_json, sha256_of
@@ -123,7 +123,7 @@ def test_cosign_accepts_our_statements_offline(
 def test_cosign_accepts_a_predicate_of_our_own(cosign: Path, tmp_path: Path) -> None:
     key = new_key()
     public = write_key(tmp_path / "k.pem", key)
-    said = state("x", sha256_of(b"facts"), HOST_FACTS, {"host": "x"}, moment())
+    said = make_statement("x", sha256_of(b"facts"), HOST_FACTS, {"host": "x"}, moment())
     (tmp_path / "x").write_bytes(b"facts")
     (tmp_path / "x.dsse.json").write_bytes(enclose(said, [LocalSigner(key)]).dump())
     check = ("verify-blob-attestation", "--insecure-ignore-tlog", "--key", public)
@@ -190,7 +190,7 @@ def test_cosign_verifies_signature_and_attestation_in_a_registry(
     tag = digest.replace(":", "-")
     signature = signature_attachment(digest, evidence_folder.name, signer)
     evidence_folder.manifest(f"{tag}.sig", config_of([signature]), [signature])
-    said = state("engine", digest, PROVENANCE, {"runDetails": {}}, moment())
+    said = make_statement("engine", digest, PROVENANCE, {"runDetails": {}}, moment())
     attestation = attestation_attachment(enclose(said, [signer]))
     assert read_envelope(attestation.data, "it").statement == said
     evidence_folder.manifest(f"{tag}.att", config_of([attestation]), [attestation])

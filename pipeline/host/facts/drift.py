@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from pipeline.errors import FactsUnreadable
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.model import HostFacts
+from pipeline.known import Unknown
 from pipeline.model import Frozen
 
 

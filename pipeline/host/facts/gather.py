@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pipeline.host.facts.kernel import read_driver, read_kernel, read_xids
-from pipeline.host.facts.known import Known, then, unknown
 from pipeline.host.facts.machine import read_cpu, read_disks, read_memory, read_software
 from pipeline.host.facts.model import HostFacts, Topology
 from pipeline.host.facts.pci import read_pci
 from pipeline.host.facts.smi import plain_address, read_gpus
 from pipeline.host.facts.source import Capture
 from pipeline.host.facts.topology import read_matrix, read_numa
+from pipeline.known import Known, then, unknown
 from pipeline.model import sha256_of
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from pipeline.host.facts.known import Known, Unknown, then, unknown
 from pipeline.host.facts.model import Driver, Kernel, Xid
 from pipeline.host.facts.smi import read_field
 from pipeline.host.facts.source import Capture
+from pipeline.known import Known, Unknown, then, unknown
 
 _VERSION = re.compile(r"\b(\d{3}\.\d+(?:\.\d+)?)\b")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")

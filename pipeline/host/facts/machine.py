@@ -8,9 +8,9 @@ import shlex
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipeline.host.facts.known import Known, then, unknown
 from pipeline.host.facts.model import Cpu, Disk, Software
 from pipeline.host.facts.source import Capture
+from pipeline.known import Known, then, unknown
 
 _GOVERNORS = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 _NODES = "/sys/devices/system/node/node*/cpulist"

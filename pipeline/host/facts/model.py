@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from pipeline.host.facts.known import Known
+from pipeline.known import Known
 from pipeline.model import Count, Frozen
 
 # The predicate under which a signed record carries these facts.

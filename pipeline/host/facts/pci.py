@@ -9,9 +9,9 @@ import struct
 from pathlib import PurePosixPath
 
 from pipeline.host.facts.capture import PCI
-from pipeline.host.facts.known import Known, Unknown, then, unknown
 from pipeline.host.facts.model import Bridge, IommuMode, Pci, PciGpu
 from pipeline.host.facts.source import Capture
+from pipeline.known import Known, Unknown, then, unknown
 
 _EXPRESS = 0x10
 _ACS = 0x000D

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.host.facts.known import Known, Unknown, unknown
 from pipeline.host.facts.model import Gpu, HostFacts
+from pipeline.known import Known, Unknown, unknown
 from pipeline.model import canonical_json, sha256_of
 
 

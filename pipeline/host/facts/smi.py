@@ -7,8 +7,8 @@ from typing import NoReturn
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from pipeline.host.facts.known import Known, Unknown, then, unknown
 from pipeline.host.facts.model import Clocks, EccErrors, Gpu, Link, Power
+from pipeline.known import Known, Unknown, then, unknown
 
 _LIMIT = 16 * 1024 * 1024
 _DEEPEST = 40

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from pipeline.errors import FactsUnreadable
 from pipeline.host.facts.capture import take
-from pipeline.host.facts.known import Known, unknown
+from pipeline.known import Known, unknown
 from pipeline.model import Frozen
 
 

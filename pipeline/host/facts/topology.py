@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pipeline.host.facts.known import Known, unknown
+from pipeline.known import Known, unknown
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _NAME = re.compile(r"^GPU(\d+)$")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
-from pipeline.host.facts.known import Unknown
 from pipeline.host.rules.verdict import Verdict
+from pipeline.known import Unknown
 
 
 class Answer(Exception):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import CudaPromise, Promised
 from pipeline.host.promises.answers import Unsure, known_by, moot, require, require_none
 from pipeline.host.promises.look import Host, text_of
+from pipeline.known import Unknown
 from pipeline.lock.host_model import HostLock, read_host_lock
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import TuningPromise
 from pipeline.host.promises.answers import Unsure, moot, require, require_none
@@ -16,6 +15,7 @@ from pipeline.host.promises.look import (
     require_unit,
     require_untouched_unit,
 )
+from pipeline.known import Unknown
 
 OURS = "/etc/sysctl.d/60-sm120.conf"
 _HEAD = re.compile(r"# /\S*/sysctl\.d/\S+\.conf$")

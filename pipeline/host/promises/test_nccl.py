@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import NcclPromise
 from pipeline.host.promises.answers import Broken, Unsure, moot, require, require_none
 from pipeline.host.promises.look import Host, require_gone, require_same_file, text_of, texts_in
+from pipeline.known import Unknown
 
 _CONF, _ENV = "/etc/nccl.conf", "/etc/sm120/nccl.env"
 _OURS = "# Written by the role nccl"

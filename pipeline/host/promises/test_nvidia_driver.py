@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import DriverPromise
 from pipeline.host.promises.answers import Broken, Unsure, known_by, moot, require, require_none
@@ -19,6 +18,7 @@ from pipeline.host.promises.look import (
     words_of,
 )
 from pipeline.host.promises.modules import ModuleLine, module_settings
+from pipeline.known import Unknown
 from pipeline.lock.host_model import TargetLock
 
 _LOADED = "/proc/driver/nvidia/version"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import PciePromise
 from pipeline.host.promises.answers import Unsure, known_by, moot, require, require_none
@@ -26,6 +25,7 @@ from pipeline.host.promises.look import (
     words_of,
 )
 from pipeline.host.promises.modules import module_settings, other_values
+from pipeline.known import Unknown
 
 _MODPROBE = "/etc/modprobe.d/sm120-pcie.conf"
 _MIB = 1 << 20

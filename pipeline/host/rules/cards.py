@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.host.facts.known import Unknown, unknown
 from pipeline.host.facts.model import Gpu, HostFacts
 from pipeline.host.rules.verdict import Judged, gpus_of, row
+from pipeline.known import Unknown, unknown
 
 _MIB = 1 << 20
 # Watts that each board is made for; the driver itself reports the range it accepts.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.host.facts.known import Unknown, unknown
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.rules.verdict import Judged, gpus_of, row
+from pipeline.known import Unknown, unknown
 
 # Inferred from which pairs people report to work, not from a table of NVIDIA's.
 DRIVER_OF_CUDA = {"13.0": 580, "13.1": 590, "13.2": 595, "13.3": 610}

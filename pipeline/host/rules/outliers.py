@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from statistics import median, median_low
 from typing import Any
 
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.model import SAME_MEMORY, Gpu, HostFacts
+from pipeline.known import Unknown
 from pipeline.model import Frozen
 
 # Measured values of equals differ a little; this much is a fault.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.model import Gpu, HostFacts
+from pipeline.known import Unknown
 from pipeline.model import Frozen
 
 Verdict: TypeAlias = Literal["passed", "failed", "unknown", "not applicable"]

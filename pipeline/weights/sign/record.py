@@ -5,47 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from pipeline import __version__
-from pipeline.attest.weights import Tool, Weights, WeightsLockName, WeightsVerification
-from pipeline.model import Frozen, Hex, Identity, canonical_json, sha256_of
+from pipeline.attest.names import WEIGHTS
+from pipeline.attest.predicates import Tool, Weights, WeightsLockName, WeightsVerification
+from pipeline.attest.statement import Statement, stamp, state_about, subject
+from pipeline.model import canonical_json, sha256_of
 from pipeline.weights.check.verify import Request, verify
 from pipeline.weights.disk.survey import Finding
 from pipeline.weights.disk.vouched import look
 from pipeline.weights.model import WeightsLock, dump
 from pipeline.weights.place import Place
-
-STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE: Literal["urn:sm120-pipeline:predicate:weights:v1"] = (
-    "urn:sm120-pipeline:predicate:weights:v1"
-)
-
-
-class Sha256(Frozen):
-    """A digest as in-toto spells it."""
-
-    sha256: Hex
-
-
-class Subject(Frozen):
-    """What the statement is about: the lock file, or the set of files it names."""
-
-    name: Identity
-    digest: Sha256
-
-
-class Record(Frozen):
-    """An in-toto Statement v1 about one set."""
-
-    type: Literal["https://in-toto.io/Statement/v1"] = Field(
-        default=STATEMENT_TYPE, validation_alias="_type", serialization_alias="_type"
-    )
-    subject: list[Subject] = Field(min_length=2, max_length=2)
-    predicateType: Literal["urn:sm120-pipeline:predicate:weights:v1"] = PREDICATE_TYPE
-    predicate: Weights
 
 
 def record_path(place: Place) -> Path:
@@ -59,63 +30,49 @@ def set_digest(lock: WeightsLock) -> str:
     return sha256_of(canonical_json(rows))
 
 
-def record(
+def verification(
     place: Place,
     neighbours: Collection[Place] = (),
     *,
     full: bool = False,
     now: datetime | None = None,
-) -> Record:
-    """The statement. Unless `full`, nothing is read: what no receipt vouches for is unknown."""
-    return _record(place, (_full if full else _by_receipt)(place, neighbours, _stamp(now)))
+) -> WeightsVerification:
+    """Check a set. Unless `full`, nothing is read: a file without a receipt is unknown."""
+    return (_full if full else _by_receipt)(place, neighbours, stamp(now or datetime.now(UTC)))
 
 
-def record_found(
-    place: Place,
-    *,
-    files_read: int,
-    files_by_receipt: int,
-    why: Sequence[str] = (),
-    now: datetime | None = None,
-) -> Record:
-    """The statement about what was just found out of all files of a set: whole, or why not."""
-    found = WeightsVerification(
+def verification_from(
+    *, files_read: int, files_by_receipt: int, why: Sequence[str] = (), now: datetime | None = None
+) -> WeightsVerification:
+    """The result of a fetch or verify that has just ended: all files are as locked, or why not."""
+    return WeightsVerification(
         result="damaged" if why else "verified",
         how="receipt" if files_by_receipt else "full",
-        at=_stamp(now),
+        at=stamp(now or datetime.now(UTC)),
         files_read=files_read,
         files_by_receipt=files_by_receipt,
         why=list(why),
     )
-    return _record(place, found)
 
 
-def _stamp(now: datetime | None) -> str:
-    return (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _record(place: Place, found: WeightsVerification) -> Record:
+def weights_statement(place: Place, result: WeightsVerification) -> Statement:
+    """The statement about a set: its subjects are the lock file and the set of files."""
     lock = place.lock
-    return Record(
-        subject=[
-            _subject(f"{lock.name}.lock.yaml", sha256_of(dump(lock).encode())),
-            _subject(f"{lock.repository}@{lock.commit}", set_digest(lock)),
-        ],
-        predicate=Weights(
-            lock=WeightsLockName(name=lock.name, seal=lock.seal, spec=lock.spec),
-            repository=lock.repository,
-            commit=lock.commit,
-            files=len(lock.files),
-            size_bytes=lock.size_bytes,
-            layout="hub-cache" if place.hub_cache else "plain",
-            verification=found,
-            tool=Tool(name="sm120-pipeline", version=__version__),
-        ),
+    predicate = Weights(
+        lock=WeightsLockName(name=lock.name, seal=lock.seal, spec=lock.spec),
+        repository=lock.repository,
+        commit=lock.commit,
+        files=len(lock.files),
+        size_bytes=lock.size_bytes,
+        layout="hub-cache" if place.hub_cache else "plain",
+        verification=result,
+        tool=Tool(name="sm120-pipeline", version=__version__),
     )
-
-
-def _subject(name: str, digest: str) -> Subject:
-    return Subject(name=name, digest=Sha256(sha256=digest.removeprefix("sha256:")))
+    subjects = [
+        subject(f"{lock.name}.lock.yaml", sha256_of(dump(lock).encode())),
+        subject(f"{lock.repository}@{lock.commit}", set_digest(lock)),
+    ]
+    return state_about(subjects, WEIGHTS, predicate.model_dump(mode="json"))
 
 
 def _full(place: Place, neighbours: Collection[Place], at: str) -> WeightsVerification:
@@ -156,17 +113,3 @@ def reasons(findings: Iterable[Finding]) -> list[str]:
 
 def _words(finding: Finding) -> str:
     return f"{finding.kind}: {finding.path} {finding.detail}".rstrip()
-
-
-def as_json(statement: Record) -> dict[str, Any]:
-    """As it is written and signed."""
-    return statement.model_dump(by_alias=True, mode="json")
-
-
-def schema() -> dict[str, Any]:
-    """What such a record may hold; `record.schema.json` is this, for other programs."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": PREDICATE_TYPE,
-        **Record.model_json_schema(by_alias=True, mode="serialization"),
-    }

@@ -19,7 +19,7 @@ from pipeline.attest.keys import (
     AgentSigner,
     LocalSigner,
     find_signer,
-    holds,
+    is_valid_signature,
     key_id,
     new_key,
     public_pem,
@@ -110,9 +110,9 @@ def test_keys_of_other_kinds_are_refused() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"-----BEGIN PUBLIC KEY-----\n"])
 def test_what_is_no_key_is_refused(data: bytes) -> None:
-    with pytest.raises(KeyInvalid, match="no private key"):
+    with pytest.raises(KeyInvalid, match="not a private key"):
         read_private(data, "it")
-    with pytest.raises(KeyInvalid, match="no public key"):
+    with pytest.raises(KeyInvalid, match="not a public key"):
         read_public(data, "it")
 
 
@@ -127,11 +127,11 @@ def test_files_that_cannot_be_keys_are_refused(tmp_path: Path) -> None:
 def test_a_signature_holds_for_its_bytes_and_key_only() -> None:
     key = new_key()
     sig = LocalSigner(key).sign(b"words")
-    assert holds(key.public_key(), sig, b"words")
-    assert not holds(key.public_key(), sig, b"word")
-    assert not holds(new_key().public_key(), sig, b"words")
-    assert not holds(key.public_key(), b"", b"words")
-    assert not holds(key.public_key(), sig[:-1], b"words")
+    assert is_valid_signature(key.public_key(), sig, b"words")
+    assert not is_valid_signature(key.public_key(), sig, b"word")
+    assert not is_valid_signature(new_key().public_key(), sig, b"words")
+    assert not is_valid_signature(key.public_key(), b"", b"words")
+    assert not is_valid_signature(key.public_key(), sig[:-1], b"words")
 
 
 def test_openssl_agrees(tmp_path: Path) -> None:
@@ -171,20 +171,20 @@ def test_an_agent_signs_what_it_reads(tmp_path: Path) -> None:
     )
     assert isinstance(signer, AgentSigner)
     assert signer.key_id == key_id(key.public_key())
-    assert holds(key.public_key(), signer.sign(b"words"), b"words")
+    assert is_valid_signature(key.public_key(), signer.sign(b"words"), b"words")
 
 
 def test_an_agent_with_another_key_is_found_out(tmp_path: Path) -> None:
     write_key(tmp_path / "hidden.pem", new_key())
     agent = agent_script(tmp_path, GOOD_AGENT.format(path=str(tmp_path / "hidden.pem")))
     signer = AgentSigner(tuple(shlex.split(agent)), new_key().public_key())
-    with pytest.raises(SigningFailed, match="its answer is no signature by sha256:"):
+    with pytest.raises(SigningFailed, match="its output is not a signature by sha256:"):
         signer.sign(b"words")
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [("print()", "no signature"), ("import sys; sys.exit('locked')", "ended with 1: locked")],
+    [("print()", "not a signature"), ("import sys; sys.exit('locked')", "exit code 1: locked")],
 )
 def test_an_agent_that_fails_is_told(tmp_path: Path, body: str, words: str) -> None:
     agent = agent_script(tmp_path, body)
@@ -215,7 +215,7 @@ def test_a_key_comes_from_file_then_environment_then_agent(tmp_path: Path) -> No
 
 
 def test_an_agent_needs_to_say_for_which_key() -> None:
-    with pytest.raises(SigningFailed, match="not for which key"):
+    with pytest.raises(SigningFailed, match="its public key is not named"):
         find_signer(None, {"SM120_SIGNING_AGENT": "agent"})
 
 

@@ -17,9 +17,8 @@ from pipeline.attest.cosign import (
     signature_attachment,
     signature_payload,
 )
-from pipeline.attest.dsse import pae
-from pipeline.attest.envelope import countersigned, enclose, read_envelope
-from pipeline.attest.keys import LocalSigner, holds, new_key
+from pipeline.attest.envelope import countersigned, enclose, pae, read_envelope
+from pipeline.attest.keys import LocalSigner, is_valid_signature, new_key
 from pipeline.attest.names import (
     CYCLONEDX,
     HOST_FACTS,
@@ -31,9 +30,16 @@ from pipeline.attest.names import (
     kind_of,
     wheel_purl,
 )
-from pipeline.attest.statement import Moment, moment, read_stamp, read_statement, stamp, state
+from pipeline.attest.statement import (
+    Moment,
+    make_statement,
+    moment,
+    read_stamp,
+    read_statement,
+    stamp,
+)
 from pipeline.errors import RecordInvalid
-from pipeline.evidence.folder import evidence_folder, keep, kept
+from pipeline.evidence.evidence_set import evidence_folder, keep, kept
 from pipeline.store.store import open_store
 
 DIGEST, OTHER_DIGEST = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -50,24 +56,27 @@ PREDICATES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", PREDICATES)
 def test_when_it_was_made_is_kept_apart_from_what_was_found(kind: str) -> None:
-    early = state("x", DIGEST, kind, PREDICATES[kind], EARLY)
-    late = state("x", DIGEST, kind, PREDICATES[kind], LATE)
+    early = make_statement("x", DIGEST, kind, PREDICATES[kind], EARLY)
+    late = make_statement("x", DIGEST, kind, PREDICATES[kind], LATE)
     assert early.dump() != late.dump()
     assert early.core() == late.core()
     assert early.recorded == datetime(2026, 1, 1, tzinfo=UTC)
-    assert state("x", DIGEST, kind, PREDICATES[kind]).recorded is None
+    assert make_statement("x", DIGEST, kind, PREDICATES[kind]).recorded is None
     assert read_statement(early.dump(), "it") == early
 
 
 def test_another_finding_is_another_core() -> None:
-    one = state("x", DIGEST, HOST_FACTS, {"host": "x"}, EARLY)
-    assert one.core() != state("x", DIGEST, HOST_FACTS, {"host": "y"}, EARLY).core()
-    assert one.core() != state("x", "sha256:" + "b" * 64, HOST_FACTS, {"host": "x"}, EARLY).core()
+    one = make_statement("x", DIGEST, HOST_FACTS, {"host": "x"}, EARLY)
+    assert one.core() != make_statement("x", DIGEST, HOST_FACTS, {"host": "y"}, EARLY).core()
+    assert (
+        one.core()
+        != make_statement("x", "sha256:" + "b" * 64, HOST_FACTS, {"host": "x"}, EARLY).core()
+    )
 
 
 def test_bytes_do_not_depend_on_the_order_of_fields() -> None:
-    one = state("x", DIGEST, HOST_FACTS, {"a": 1, "b": 2})
-    assert one.dump() == state("x", DIGEST, HOST_FACTS, {"b": 2, "a": 1}).dump()
+    one = make_statement("x", DIGEST, HOST_FACTS, {"a": 1, "b": 2})
+    assert one.dump() == make_statement("x", DIGEST, HOST_FACTS, {"b": 2, "a": 1}).dump()
 
 
 def test_a_moment_is_now_in_whole_seconds() -> None:
@@ -79,7 +88,7 @@ def test_a_moment_is_now_in_whole_seconds() -> None:
 
 @pytest.mark.parametrize("text", ["2026-13-01T00:00:00Z", "2026-01-01", "", 5, "2026-01-01T00:00Z"])
 def test_other_times_are_refused(text: Any) -> None:
-    with pytest.raises(RecordInvalid, match="is no time"):
+    with pytest.raises(RecordInvalid, match="is not a time"):
         read_stamp(text)
 
 
@@ -103,18 +112,20 @@ def test_the_frame_is_the_one_of_the_DSSE_specification() -> None:
 
 def test_an_envelope_comes_back_as_it_was() -> None:
     one, other = LocalSigner(new_key()), LocalSigner(new_key())
-    envelope = enclose(state("x", DIGEST, HOST_FACTS, {"host": "x"}), [one, other])
+    envelope = enclose(make_statement("x", DIGEST, HOST_FACTS, {"host": "x"}), [one, other])
     again = read_envelope(envelope.dump(), "it")
     assert again == envelope
     assert again.payload == envelope.statement.dump()
     for signer, signature in zip((one, other), again.signatures, strict=True):
         assert signature.key_id == signer.key_id
-        assert holds(signer.key.public_key(), signature.sig, pae(PAYLOAD, again.payload))
+        assert is_valid_signature(
+            signer.key.public_key(), signature.sig, pae(PAYLOAD, again.payload)
+        )
 
 
 def test_a_key_signs_only_once() -> None:
     signer = LocalSigner(new_key())
-    envelope = enclose(state("x", DIGEST, HOST_FACTS, {}), [signer])
+    envelope = enclose(make_statement("x", DIGEST, HOST_FACTS, {}), [signer])
     assert len(countersigned(envelope, signer).signatures) == 1
 
 
@@ -122,10 +133,10 @@ def test_a_statement_is_kept_as_it_was_first_signed(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     folder = evidence_folder(store, "image", "linux/amd64", DIGEST)
     one, other = LocalSigner(new_key()), LocalSigner(new_key())
-    first = keep(store, folder, "facts", state("x", DIGEST, HOST_FACTS, {}, EARLY), [one])
-    again = keep(store, folder, "facts", state("x", DIGEST, HOST_FACTS, {}, LATE), [one])
+    first = keep(store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {}, EARLY), [one])
+    again = keep(store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {}, LATE), [one])
     assert again == first
-    both = keep(store, folder, "facts", state("x", DIGEST, HOST_FACTS, {}, LATE), [other])
+    both = keep(store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {}, LATE), [other])
     assert both.payload == first.payload
     assert [s.key_id for s in both.signatures] == [one.key_id, other.key_id]
     assert [p.name for p in kept(store, "image", "linux/amd64", DIGEST)] == ["facts.dsse.json"]
@@ -135,8 +146,8 @@ def test_a_new_finding_takes_the_old_ones_place(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     folder = evidence_folder(store, "image", "linux/amd64", DIGEST)
     signer = LocalSigner(new_key())
-    keep(store, folder, "facts", state("x", DIGEST, HOST_FACTS, {"a": 1}, EARLY), [signer])
-    new = keep(store, folder, "facts", state("x", DIGEST, HOST_FACTS, {"a": 2}, LATE), [])
+    keep(store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {"a": 1}, EARLY), [signer])
+    new = keep(store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {"a": 2}, LATE), [])
     assert new.statement.predicate["a"] == 2
     assert new.signatures == ()
     (folder / "facts.dsse.json").write_bytes(b"damaged")
@@ -152,7 +163,7 @@ def test_an_image_signature_is_what_cosign_reads() -> None:
     assert said["critical"]["type"] == "cosign container image signature"
     assert found.data == signature_payload(DIGEST, "registry.example/engine")
     sig = base64.b64decode(found.annotations[SIGNATURE_NOTE])
-    assert holds(signer.key.public_key(), sig, found.data)
+    assert is_valid_signature(signer.key.public_key(), sig, found.data)
 
 
 def test_a_payload_says_digest_name_time_and_set_and_others_may_say_more() -> None:
@@ -183,7 +194,7 @@ def test_a_payload_of_another_shape_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_an_attestation_is_attached_as_it_was_signed() -> None:
-    envelope = enclose(state("x", DIGEST, PROVENANCE, {}), [LocalSigner(new_key())])
+    envelope = enclose(make_statement("x", DIGEST, PROVENANCE, {}), [LocalSigner(new_key())])
     found = attestation_attachment(envelope)
     assert found.annotations == {SIGNATURE_NOTE: "", "predicateType": PROVENANCE}
     assert read_envelope(found.data, "it") == envelope

@@ -45,9 +45,9 @@ def test_an_empty_trust_file_trusts_nobody(tmp_path: Path) -> None:
         (FILE + "  level: 3\n", "level: Extra inputs"),
         (FILE.replace("id: sha256:", "id: sha256:0")[:-1], "id"),
         (FILE.replace(key_id(KEY), "sha256:" + "0" * 64), "its public key is sha256:"),
-        (FILE.replace("BEGIN PUBLIC", "BEGIN OTHER"), "no public key"),
+        (FILE.replace("BEGIN PUBLIC", "BEGIN OTHER"), "not a public key"),
         (FILE.replace("for: [", "for: [everything, "), "no such kind of evidence"),
-        (FILE.replace("until: 2027", "until: 2025"), "ends before it begins"),
+        (FILE.replace("until: 2027", "until: 2025"), "is not after"),
         (FILE.replace("until: 2027-01-01T00:00:00Z", "until: 2027-01-01"), "until"),
         (FILE.replace("until: 2027-01-01T00:00:00Z", "until: never"), "until"),
         (FILE + ENTRY + "\n", "two keys share one id"),
@@ -80,7 +80,7 @@ def test_the_window_bounds_are_inside(tmp_path: Path) -> None:
     now = datetime(2028, 1, 1, tzinfo=UTC)
     assert key.objection(HOST_FACTS, key.until, now) == ""
     assert key.objection(HOST_FACTS, key.not_before, now) == ""
-    assert "ended" in key.objection(HOST_FACTS, None, now)
+    assert "expired" in key.objection(HOST_FACTS, None, now)
 
 
 REVOKED = FILE + "  revoked: {since: 2026-03-01T00:00:00Z, reason: laptop lost"
@@ -104,4 +104,4 @@ def test_clocks_may_be_a_little_apart_and_no_more(tmp_path: Path) -> None:
     now = datetime(2026, 6, 1, tzinfo=UTC)
     assert key.objection(HOST_FACTS, now + CLOCKS_APART, now) == ""
     for ahead in (CLOCKS_APART + timedelta(seconds=1), timedelta(days=1)):
-        assert "still to come" in key.objection(HOST_FACTS, now + ahead, now)
+        assert "in the future" in key.objection(HOST_FACTS, now + ahead, now)

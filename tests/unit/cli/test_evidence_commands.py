@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.attest.envelope import enclose
 from pipeline.attest.names import REPORT
-from pipeline.attest.statement import state
-from pipeline.evidence.folder import evidence_folder
+from pipeline.attest.statement import make_statement
+from pipeline.evidence.evidence_set import evidence_folder
 from pipeline.registry.referrers import fallback_tag
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import default_root, open_store
@@ -257,7 +257,7 @@ def test_a_statement_beside_its_file_is_judged_with_it(
     report.unlink()
     alone = sm120("verify", path)
     assert (alone.error, "well formed" in alone.out) == ("EvidenceIncomplete", True)
-    body = state("report.md", f"sha256:{'0' * 64}", REPORT, {"title": 5})
+    body = make_statement("report.md", f"sha256:{'0' * 64}", REPORT, {"title": 5})
     Path(path).write_bytes(enclose(body).dump())
     assert sm120("verify", path).error == "EvidenceBroken"
 

@@ -18,7 +18,7 @@ from pipeline.cli.host_provision import say_moves
 from pipeline.cli.signing import Signing
 from pipeline.cli.statements import leave_host_statement
 from pipeline.errors import GateFailed
-from pipeline.evidence.folder import evidence_folder
+from pipeline.evidence.evidence_set import evidence_folder
 from pipeline.gate.evidence import Evidence, Row, keep_evidence
 from pipeline.gate.smem.results import CaseVerdict
 from pipeline.gate.stage import Staged
@@ -281,7 +281,7 @@ def plant_a_result(digest: str) -> None:
 
 
 def date(digest: str, name: str, *places: str) -> None:
-    """Say that a statement was made in a time that is still to come."""
+    """Say that a statement was made in a time that is in the future."""
 
     def change(predicate: dict[str, Any]) -> None:
         *above, last = places
@@ -331,9 +331,9 @@ def change_the_set(digest: str) -> None:
         (delete, "sbom-cyclonedx is missing"),
         (plant_a_result, "gate-numerics-sm_120 is of nobody"),
         (change_the_set, "evidence-set names other statements"),
-        (date_the_provenance, "provenance says that it was made at a time that is still to come"),
-        (date_the_bill, "sbom-cyclonedx says that it was made at a time that is still to come"),
-        (date_the_set, "evidence-set says that it was made at a time that is still to come"),
+        (date_the_provenance, "provenance is dated in the future"),
+        (date_the_bill, "sbom-cyclonedx is dated in the future"),
+        (date_the_set, "evidence-set is dated in the future"),
         (add_beside_the_time, "evidence-set names other statements"),
         (add_beside_the_run, "provenance does not say what the image is"),
     ],
@@ -571,7 +571,7 @@ def test_a_signing_program_that_fails_does_not_hide_what_a_verify_found(
     monkeypatch.setenv("SM120_SIGNING_PUBLIC_KEY", str(public))
     ended = verified(sm120, weights)
     assert ended.code == 0, ended.err
-    assert "unsigned (/bin/false: ended with 1" in ended.out
+    assert "unsigned (/bin/false: exit code 1" in ended.out
     assert "as locked" in ended.out
     assert statement_of(weights).signatures == ()
 

@@ -21,8 +21,14 @@ from pipeline.attest.predicates import MODELS, check_predicate
 from pipeline.errors import RecordInvalid, StoreDamaged
 from pipeline.evidence.bill import Bill, bill_of
 from pipeline.evidence.declared import licences_of
-from pipeline.evidence.evidence_set import keep_set, read_set, set_statement
-from pipeline.evidence.folder import evidence_folder, kept, readable
+from pipeline.evidence.evidence_set import (
+    evidence_folder,
+    keep_set,
+    kept,
+    read_set,
+    readable,
+    set_statement,
+)
 from pipeline.evidence.gates import gate_predicate, gate_statements
 from pipeline.evidence.image import image_statements, keep_all, record_image
 from pipeline.evidence.inventory import parts_of, placed_layers

@@ -13,13 +13,12 @@ from pipeline.attest.envelope import enclose
 from pipeline.attest.keys import LocalSigner, key_id, new_key, public_pem
 from pipeline.attest.names import EVIDENCE_SET
 from pipeline.attest.predicates import check_predicate
-from pipeline.attest.statement import state
+from pipeline.attest.statement import make_statement
 from pipeline.attest.strict import MAX_DEPTH, read_json
 from pipeline.attest.trust import Trust, with_own_keys
 from pipeline.errors import RecordInvalid
-from pipeline.evidence.evidence_set import verdict_of
-from pipeline.evidence.folder import readable
-from pipeline.evidence.stated import FILE, evidence_folder, find_stated, sign_stated, state_image
+from pipeline.evidence.evidence_set import folder_of, readable, verdict_of
+from pipeline.evidence.stated import FILE, find_stated, sign_stated, state_image
 from tests.unit.verify.world import World, make_world, trust_in, trusted
 
 
@@ -36,7 +35,7 @@ def test_statements_are_made_once_for_the_same_inputs(stated_world: World) -> No
     assert find_stated(*about) == made
     assert {"provenance", "sbom-cyclonedx", "evidence-set"} <= set(made.statements)
     assert made.signed_by == []
-    folder = evidence_folder(world.store, world.built)
+    folder = folder_of(world.store, world.built)
     assert folder.parent.parent == world.store.image_folder("engine", world.built.platform)
     (folder / "provenance.dsse.json").rename(folder / "aside")
     assert find_stated(*about) is None
@@ -53,8 +52,8 @@ def test_what_is_true_is_signed_and_what_is_not_keeps_all_from_it(stated_world: 
     world, signer = stated_world, LocalSigner(new_key())
     about = (world.checkout, world.store, world.plan, world.built)
     state_image(*about, [])
-    folder = evidence_folder(world.store, world.built)
-    lie = state("engine", world.built.digest, "urn:of:others", {"it": "lies"})
+    folder = folder_of(world.store, world.built)
+    lie = make_statement("engine", world.built.digest, "urn:of:others", {"it": "lies"})
     (folder / "note.dsse.json").write_bytes(enclose(lie, []).dump())
     wrong = sign_stated(*about, signer)
     assert wrong.pop("note") == "is of nobody, and cannot be found out again"

@@ -11,12 +11,12 @@ from pipeline.errors import FactsUnreadable
 from pipeline.host.facts import capture
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.kernel import find_xids, read_xids, without_secrets
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.facts.pci import extended_capability
 from pipeline.host.facts.predicate import facts_digest, predicate
 from pipeline.host.facts.redact import redact
 from pipeline.host.facts.source import Capture, FileSaid, ProgramSaid, read_capture
+from pipeline.known import Unknown
 from tests.unit.host.machines import H200, blackwell, changed, facts, h200
 
 EMPTY = Capture(version=1, taken_at=0, root="tree", files={}, links={}, commands={})

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pipeline.host.facts.drift import compare
-from pipeline.host.facts.known import Unknown, unknown
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.facts.source import Capture
 from pipeline.host.rules.outliers import find_outliers
+from pipeline.known import Unknown, unknown
 from tests.unit.host.machines import ACS_ON, blackwell, changed, facts, h200
 
 

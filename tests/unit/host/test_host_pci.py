@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from pipeline.host.facts.capture import PCI
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.pci import acs_control, aspm_of, extended_capability, read_pci
+from pipeline.known import Unknown
 from tests.unit.host.machines import ACS_OFF, ACS_ON, blackwell, changed, h200, registers
 
 

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.source import Capture, ProgramSaid
 from pipeline.host.rules.issues import findings, known_issues, match_lines, match_rules
 from pipeline.host.rules.judge import judge
 from pipeline.host.rules.verdict import Judged, overall
+from pipeline.known import Unknown
 from tests.unit.host.machines import ACS_ON, DATA, blackwell, changed, facts, h200
 
 SAMPLES: dict[str, dict[str, list[str]]] = yaml.safe_load(

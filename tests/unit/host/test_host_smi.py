@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.host.facts.known import Unknown, unknown
 from pipeline.host.facts.smi import plain_address, read_field, read_gpus
 from pipeline.host.facts.topology import read_matrix, read_numa
+from pipeline.known import Unknown, unknown
 from tests.unit.host.machines import card_xml, h200, log_of, matrix, xml
 
 CAPABILITIES = {"0000:00:06.0": "9.0"}

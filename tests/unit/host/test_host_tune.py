@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pipeline.errors import FactsUnreadable, ProbeUnstarted
-from pipeline.host.facts.known import unknown
 from pipeline.host.probes.runner import (
     card_words,
     container_command,
@@ -29,6 +28,7 @@ from pipeline.host.probes.worker.judge import (
     row,
 )
 from pipeline.host.probes.worker.processes import RankEnd
+from pipeline.known import unknown
 from tests.unit.host.machines import DATA
 
 LOADS = workloads(7168)

@@ -14,10 +14,10 @@ import pytest
 from pipeline import proc
 from pipeline.host.facts import capture
 from pipeline.host.facts.gather import gather
-from pipeline.host.facts.known import Unknown
 from pipeline.host.facts.source import Capture
 from pipeline.host.fleet import shell
 from pipeline.host.fleet.remote import Remote
+from pipeline.known import Unknown
 from tests.testbed.playbook import ROOT
 from tests.testbed.unkillable import HELD_S
 from tests.unit.host.fake_host import LOCAL

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.attest.envelope import Envelope, Signature, enclose
 from pipeline.attest.keys import LocalSigner
-from pipeline.attest.statement import Moment, state
+from pipeline.attest.statement import Moment, make_statement
 from pipeline.attest.trust import Trust
 from pipeline.model import canonical_json
 from pipeline.verify.evidence import read_item
@@ -116,7 +116,7 @@ def twice(world: World) -> bytes:
 def from_tomorrow(world: World) -> Envelope:
     when = Moment(at="2026-06-02T00:00:00Z", invocation="urn:uuid:x")
     said = world.statements["provenance"]
-    again = state("engine", world.built.digest, said.predicate_type, said.predicate, when)
+    again = make_statement("engine", world.built.digest, said.predicate_type, said.predicate, when)
     return enclose(again, [LocalSigner(world.key)])
 
 
@@ -183,7 +183,7 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     ),
     "base64 with loose bits": (
         rewritten(lambda b: b.update(payload="QR==")),
-        "payload: is not base64 in its standard spelling",
+        "payload: is not base64 in its canonical form",
     ),
     "base64 with a line end": (
         rewritten(lambda b: b["signatures"][0].update(sig="QUJD\nREVG")),
@@ -205,7 +205,7 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     "an unknown key": (stranger, "a key that the trust file does not know"),
     "an unknown key under a good name": (borrowed_name, "is not over these bytes"),
     "an unknown key without a name": (nameless_stranger, "no key of the trust file made"),
-    "made tomorrow": (from_tomorrow, "which is still to come"),
+    "made tomorrow": (from_tomorrow, "which is in the future"),
     # the statement
     "statement of another kind": (
         payload(lambda d: d.replace(b"Statement/v1", b"Statement/v0.1")),
@@ -229,7 +229,7 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     ),
     "hidden character": (
         payload(lambda d: d.replace(b"a small engine", b"a small\\u202eengine", 1)),
-        "holds U+202E, which is not seen",
+        "contains the invisible character U+202E",
     ),
     "lone surrogate": (
         payload(lambda d: d.replace(b"a small engine", b"a small\\ud800engine", 1)),
@@ -237,7 +237,7 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     ),
     "not in normal form": (
         payload(lambda d: d.replace(b"a small engine", b"a small e\\u0301ngine", 1)),
-        "is not in Unicode's normal form",
+        "is not in Unicode normal form C",
     ),
     "look-alike name": (lie(cross_script), "subject.0.name: String should match"),
     "no subject": (lie(lambda b: b.update(subject=[])), "subject: List should have at least 1"),
@@ -255,11 +255,11 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     ),
     "a time that is none": (
         lie(lambda b: b["predicate"]["runDetails"]["metadata"].update(finishedOn="yesterday")),
-        "'yesterday': is no time",
+        "'yesterday': is not a time",
     ),
     "a time in the wrong place": (
         lie(lambda b: b["predicate"].update(runDetails="now")),
-        "metadata: lies in something that is no object",
+        "metadata: its parent is not a JSON object",
     ),
     # the subject
     "swapped statement": (lie(other_subject), "is about engine sha256:1111"),
@@ -546,7 +546,7 @@ YEAR: dict[str, Any] = {
 STOLEN = {"since": datetime(2026, 6, 1, tzinfo=UTC), "reason": "stolen in May", "compromised": True}
 RETIRED = {"since": datetime(2026, 5, 1, tzinfo=UTC), "reason": "replaced", "compromised": False}
 KEYS: dict[str, tuple[dict[str, Any], str]] = {
-    "expired": (YEAR, "made after the key builder ended (2026-01-01)"),
+    "expired": (YEAR, "made after the key builder expired (2026-01-01)"),
     "not yet": ({"not_before": datetime(2026, 7, 1, tzinfo=UTC)}, "not trusted before 2026-07-01"),
     "stolen": ({"revoked": STOLEN}, "is revoked: stolen in May"),
     "used after it was replaced": ({"revoked": RETIRED}, "is revoked: replaced"),

@@ -11,7 +11,7 @@ import pytest
 from pipeline.attest.envelope import enclose
 from pipeline.attest.keys import LocalSigner, new_key
 from pipeline.attest.names import CYCLONEDX, PROVENANCE, REBUILD, SPDX, TEST_RESULT
-from pipeline.attest.statement import state
+from pipeline.attest.statement import make_statement
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem, read_item
 from pipeline.verify.loose import judge_statement
@@ -72,6 +72,6 @@ def test_what_is_no_envelope_is_broken(tmp_path: Path) -> None:
 def test_a_predicate_that_is_not_what_its_kind_promises_is_broken(
     kind: str, predicate: dict[str, Any]
 ) -> None:
-    envelope = enclose(state("x", DIGEST, kind, predicate), [LocalSigner(KEY)])
+    envelope = enclose(make_statement("x", DIGEST, kind, predicate), [LocalSigner(KEY)])
     walked = judge_statement(read_item("it", envelope.dump()), BY)
     assert walked.node.verdict is Verdict.BROKEN

@@ -239,7 +239,7 @@ def test_a_name_from_the_future_is_not_believed(site: Site, memory: Memory) -> N
     publish_first(site, NOW + timedelta(days=1))
     node = site.judge(memory=memory)
     assert node.verdict is Verdict.MOVED  # what is believed of this image is older
-    assert "still to come" in json.dumps(node.as_json())
+    assert "in the future" in json.dumps(node.as_json())
 
 
 def test_a_signature_of_another_image_that_cannot_be_read_is_as_if_it_were_not_there(

@@ -20,7 +20,7 @@ from pipeline.attest.envelope import enclose
 from pipeline.attest.keys import LocalSigner
 from pipeline.attest.names import KINDS, UNGATED
 from pipeline.attest.predicates import Ungated
-from pipeline.attest.statement import Moment, state
+from pipeline.attest.statement import Moment, make_statement
 from pipeline.attest.strict import MAX_BYTES
 from pipeline.attest.trust import Trust
 from pipeline.errors import (
@@ -231,7 +231,7 @@ def test_so_does_the_signed_statement_of_it(site: Site) -> None:
     said = Ungated(
         image="engine", platform=AMD64, reference="x", gates="smem: not run", reason="why not"
     )
-    statement = state("engine", site.digest, UNGATED, said.model_dump(), WHEN)
+    statement = make_statement("engine", site.digest, UNGATED, said.model_dump(), WHEN)
     envelope = enclose(statement, [LocalSigner(site.world.key)])
     found = site.world.with_set({**site.world.envelopes(), "ungated": envelope}, "why not", LATER)
     bundle = EvidenceBundle({AMD64: list(found.values())}, LocalSigner(site.world.key))

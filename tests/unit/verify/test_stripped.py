@@ -20,7 +20,7 @@ from pipeline.attest.envelope import Envelope, countersigned, enclose
 from pipeline.attest.keys import LocalSigner, PrivateKey
 from pipeline.attest.names import UNGATED
 from pipeline.attest.predicates import Ungated
-from pipeline.attest.statement import Moment, state
+from pipeline.attest.statement import Moment, make_statement
 from pipeline.evidence.evidence_set import NAME as SET
 from pipeline.evidence.gates import gate_statements
 from pipeline.gate.evidence import ImageGates
@@ -73,7 +73,7 @@ def ungated(world: World) -> Envelope:
     said = Ungated(
         image="engine", platform=AMD64, reference="x", gates="numerics: failed", reason="in a hurry"
     )
-    statement = state("engine", world.built.digest, UNGATED, said.model_dump(), WHEN)
+    statement = make_statement("engine", world.built.digest, UNGATED, said.model_dump(), WHEN)
     return enclose(statement, [LocalSigner(world.key)])
 
 

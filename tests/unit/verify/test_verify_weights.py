@@ -13,7 +13,7 @@ import pytest
 from pipeline.attest.envelope import enclose
 from pipeline.attest.keys import LocalSigner, new_key
 from pipeline.attest.names import HOST_FACTS
-from pipeline.attest.statement import state
+from pipeline.attest.statement import make_statement
 from pipeline.attest.trust import Trust
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.chain import Judge
@@ -171,7 +171,7 @@ def test_the_lock_is_compared_with_that_of_the_checkout(place: Place, tmp_path: 
 
 
 def test_a_record_about_something_else_breaks_the_set(place: Place) -> None:
-    statement = state("x", "sha256:" + "0" * 64, HOST_FACTS, {})
+    statement = make_statement("x", "sha256:" + "0" * 64, HOST_FACTS, {})
     item = read_item("facts", enclose(statement, [LocalSigner(KEY)]).dump())
     walked = judge_weights(place, [], [item], BY)
     assert walked.node.verdict is Verdict.BROKEN
@@ -189,7 +189,7 @@ def test_a_record_about_something_else_breaks_the_set(place: Place) -> None:
 def test_an_unsigned_record_takes_nothing_from_a_set_whose_signature_holds(
     place: Place, is_signed: bool, trust: Trust | None, want: Verdict
 ) -> None:
-    statement = state("tiny", set_digest(place.lock), "urn:of:others", {"anything": 1})
+    statement = make_statement("tiny", set_digest(place.lock), "urn:of:others", {"anything": 1})
     item = read_item("note", enclose(statement, []).dump())
     if is_signed:
         sign(place)

@@ -13,7 +13,7 @@ import pytest
 from pipeline.attest.envelope import Signature, countersigned, enclose
 from pipeline.attest.keys import LocalSigner, key_id
 from pipeline.attest.names import REPORT, WEIGHTS
-from pipeline.attest.statement import state
+from pipeline.attest.statement import make_statement
 from pipeline.evidence.gates import gate_predicate, gate_statements
 from pipeline.gate.evidence import ImageGates
 from pipeline.gate.smem.results import CaseVerdict
@@ -210,7 +210,7 @@ def test_evidence_of_a_file_needs_no_provenance(world: World, tmp_path: Path) ->
     path.write_bytes(b"numbers")
     artifact = open_file(path)
     body = {"title": "numbers", "numbers": [], "runs": []}
-    said = state("report.html", artifact.digest, REPORT, body, WHEN)
+    said = make_statement("report.html", artifact.digest, REPORT, body, WHEN)
     envelope = enclose(said, [LocalSigner(world.key)])
     assert world.walk({"report": envelope}, artifact=artifact).node.verdict is Verdict.VALID
 
@@ -241,7 +241,7 @@ def test_weights_are_as_good_as_their_verification(
         | {"files_by_receipt": 0, "why": why},
         "tool": {"name": "sm120-pipeline", "version": "0.1.0"},
     }
-    said = state("kimi.lock.yaml", artifact.digest, WEIGHTS, body, WHEN)
+    said = make_statement("kimi.lock.yaml", artifact.digest, WEIGHTS, body, WHEN)
     found = world.walk({"w": enclose(said, [LocalSigner(world.key)])}, artifact=artifact)
     assert found.node.verdict is Verdict[verdict]
     assert all(words in found.node.culprit().words for words in why)

@@ -168,7 +168,7 @@ class World:
 
 def sign_bytes(payload: bytes, key: PrivateKey) -> Envelope:
     """An envelope around any bytes: what a liar with a good key can make."""
-    from pipeline.attest.dsse import pae
+    from pipeline.attest.envelope import pae
     from pipeline.attest.names import PAYLOAD
 
     signer = LocalSigner(key)

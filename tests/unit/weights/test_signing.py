@@ -184,7 +184,7 @@ def test_another_key_is_refused_also_when_the_hint_is_forged(plain: Place) -> No
     for hint in (bundle.key_hint(other), "", None):
         whole["verificationMaterial"]["publicKey"]["hint"] = hint
         signature.write_text(json.dumps(whole), encoding="utf-8")
-        with pytest.raises(ModelSignatureInvalid, match="does not fit"):
+        with pytest.raises(ModelSignatureInvalid, match="does not match"):
             signing.check(plain.root, signature, other)
         if hint is None:
             assert signing.check(plain.root, signature, PUBLIC).files == 6
@@ -224,7 +224,7 @@ EDITS: dict[str, Callable[[Any], None]] = {
 def test_an_edited_statement_is_refused(plain: Place, name: str) -> None:
     signature = signed(plain)
     edited(signature, EDITS[name], sign_again=False)
-    with pytest.raises(ModelSignatureInvalid, match="does not fit"):
+    with pytest.raises(ModelSignatureInvalid, match="does not match"):
         signing.check(plain.root, signature, PUBLIC)
 
 
@@ -240,7 +240,7 @@ BUNDLES: dict[str, Callable[[Any], Any]] = {
     "no object": lambda b: [],
     "no envelope": lambda b: {k: v for k, v in b.items() if k != "dsseEnvelope"},
     "another kind": lambda b: {**b, "mediaType": "application/json"},
-    "no signature": lambda b: _envelope(b, signatures=[]),
+    "not a signature": lambda b: _envelope(b, signatures=[]),
     "two signatures": lambda b: _envelope(b, signatures=b["dsseEnvelope"]["signatures"] * 2),
     "an empty signature": lambda b: _envelope(b, signatures=[{"sig": ""}]),
     "no base64": lambda b: _envelope(b, payload="%%%"),
