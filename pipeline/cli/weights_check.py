@@ -20,7 +20,7 @@ from pipeline.errors import SpecInvalid, WeightsDamaged
 if TYPE_CHECKING:
     from pipeline.cli.statements import LeftBeside
     from pipeline.weights.backing import Backing
-    from pipeline.weights.check.repair import Mended
+    from pipeline.weights.check.repair import Repaired
     from pipeline.weights.check.verify import Checked, Report, Request
     from pipeline.weights.disk.survey import Finding
     from pipeline.weights.place import Place
@@ -81,11 +81,11 @@ def verify(
     else:
         backings = [Backing(lock_from="given") for _ in places]
     checked = [_verified(place, request, places) for place in places]
-    mended: list[Mended] = []
+    repaired: list[Repaired] = []
     if wants_repair:
         for i, place in enumerate(places):
             if not checked[i].report.is_whole:
-                mended += _repaired(place, checked[i], neighbours, offline)
+                repaired += _repaired(place, checked[i], neighbours, offline)
                 again = Request(only=only, jobs=request.jobs)
                 checked[i] = _verified(place, again, places)
     reports = [c.report for c in checked]
@@ -93,10 +93,10 @@ def verify(
     is_all = not only and lock_file is None
     said = [_stated(p, r, signing) for p, r in zip(places, reports, strict=True) if is_all]
     if as_json:
-        return _answer_json(reports, mended, backings, said)
+        return _answer_json(reports, repaired, backings, said)
     for each in said:
         say_statement(each)
-    _answer(reports, mended, backings)
+    _answer(reports, repaired, backings)
 
 
 def _stated(place: Place, report: Report, signing: Signing) -> LeftBeside:
@@ -129,11 +129,11 @@ def _verified(place: Place, request: Request, places: list[Place]) -> Checked:
 
 def _repaired(
     place: Place, checked: Checked, neighbours: tuple[str, ...], offline: bool
-) -> list[Mended]:
+) -> list[Repaired]:
     from pipeline.fetch.http import Client
     from pipeline.fetch.settings import read_settings
     from pipeline.weights import hub
-    from pipeline.weights.check.copies import Routes
+    from pipeline.weights.check.copies import RouteSupply
     from pipeline.weights.check.repair import repair
     from pipeline.weights.transfer.sources import find_routes
 
@@ -147,14 +147,14 @@ def _repaired(
         offline=offline or hub.is_offline(),
     )
     with log.step(f"Repairing {place.lock.name}"):
-        return repair(place, checked, Routes(routes, client))
+        return repair(place, checked, RouteSupply(routes, client))
 
 
 def _answer(
-    reports: Sequence[Report], mended: Sequence[Mended], backings: Sequence[Backing]
+    reports: Sequence[Report], repaired: Sequence[Repaired], backings: Sequence[Backing]
 ) -> None:
-    if mended:
-        rows = [[m.path, m.error or m.how, log.size(m.fetched_bytes)] for m in mended]
+    if repaired:
+        rows = [[m.path, m.error or m.how, log.size(m.fetched_bytes)] for m in repaired]
         click.echo(log.table(["file", "repair", "fetched"], rows) + "\n")
     findings = [finding for report in reports for finding in report.findings]
     if findings:
@@ -190,7 +190,7 @@ def _counted(damage: Sequence[Finding]) -> str:
 
 def _answer_json(
     reports: Sequence[Report],
-    mended: Sequence[Mended],
+    repaired: Sequence[Repaired],
     backings: Sequence[Backing],
     said: Sequence[LeftBeside],
 ) -> None:
@@ -202,7 +202,7 @@ def _answer_json(
                 report.model_dump() | {"whole": report.is_whole} | backing.model_dump()
                 for report, backing in zip(reports, backings, strict=True)
             ],
-            "repaired": [m.model_dump() for m in mended],
+            "repaired": [m.model_dump() for m in repaired],
             "statements": [each._asdict() for each in said],
         }
     )

@@ -75,9 +75,8 @@ def fetch_set(
     stated beside the files (.sm120/record.dsse.json), signed where there is a key. A neighbour is
     shown the token in SM120_NEIGHBOUR_TOKEN, never the Hub's.
     """
-    from pipeline.weights.chosen import chosen_files
-    from pipeline.weights.disk.settle import name_revision
-    from pipeline.weights.model import current_lock, read_spec
+    from pipeline.weights.disk.install import name_revision
+    from pipeline.weights.model import chosen_files, current_lock, read_spec
     from pipeline.weights.place import new_place
     from pipeline.weights.transfer.fetch import JOBS, Options, fetch_files
     from pipeline.weights.transfer.sources import open_routes

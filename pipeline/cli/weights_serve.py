@@ -94,11 +94,11 @@ def serve(
 
 
 def _keeper(served: ServedSets) -> Keeper:
-    from pipeline.weights.disk.vouched import vouched
+    from pipeline.weights.disk.receipt import proved_identities
     from pipeline.weights.serve.keeper import Keeper
 
     keeper = Keeper(served.files)
-    keeper.believe(vouched)
+    keeper.trust_receipts(proved_identities)
     if left := sum(held.pin.size_bytes for held in served.files if held.state == "unproved"):
         log.say(f"{log.size(left)} are to be proved first; `sm120 weights verify` does so for good")
         keeper.tell = log.LineBar("proving", left).advance

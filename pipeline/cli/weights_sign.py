@@ -96,14 +96,14 @@ def check_signature(
 ) -> None:
     """Hold a folder against a model-signing signature, by whomever it was made."""
     from pipeline.attest.keys import ANY_NIST, read_key_file, read_public
-    from pipeline.weights.disk.vouched import look
+    from pipeline.weights.disk.receipt import check_by_receipt
     from pipeline.weights.sign import signing
 
     place = _place_or_none(context, folder, name, needed=signature is None)
     target = signature or (signing.default_signature(place) if place else folder / signing.NAME)
     known: dict[str, str] = {}
     if place and not full:
-        known = {pin.path: pin.sha256 for pin in look(place).vouched if pin.sha256}
+        known = {pin.path: pin.sha256 for pin in check_by_receipt(place).proved if pin.sha256}
     where = place.snapshot if place else folder
     signer = read_public(read_key_file(public_key), str(public_key), ANY_NIST)
     done = signing.check(where, target, signer, known)

@@ -19,7 +19,7 @@ from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
 from pipeline.weights.backing import checkout_backing
 from pipeline.weights.check.verify import Request, verify
-from pipeline.weights.disk.vouched import look
+from pipeline.weights.disk.receipt import check_by_receipt
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing
 from pipeline.weights.sign.record import set_digest
@@ -76,10 +76,10 @@ def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
         damage, unknown = report.damage, 0
         words = f"{report.files_read} read, {log.size(place.lock.size_bytes)}"
     else:
-        seen = look(place, neighbours)
+        seen = check_by_receipt(place, neighbours)
         damage = [finding for finding in seen.findings if finding.damage]
         unknown = len(seen.unknown)
-        words = f"{len(seen.vouched)} as the receipt saw them, not read (--deep reads them)"
+        words = f"{len(seen.proved)} as the receipt saw them, not read (--deep reads them)"
     if damage:
         first = damage[0]
         return Node("files", Verdict.BROKEN, f"{first.path}: {first.kind} {first.detail}".rstrip())
@@ -95,7 +95,7 @@ def _signature(place: Place, path: Path, judge: Judge) -> Node:
         return Node(title, Verdict.INCOMPLETE, "there is no trust file to judge it by")
     try:
         key = signer_of(path, judge.trust.keys)
-        known = {p.path: p.sha256 for p in look(place).vouched if p.sha256}
+        known = {p.path: p.sha256 for p in check_by_receipt(place).proved if p.sha256}
         done = signing.check(place.snapshot, path, key.key, {} if judge.deep else known)
     except ModelSignatureInvalid as error:
         return Node(title, Verdict.BROKEN, str(error))

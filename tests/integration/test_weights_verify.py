@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
-from pipeline.weights.check.copies import Routes
+from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.repair import repair
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import BLOCK_BYTES
@@ -57,10 +57,10 @@ def make_locked(folder: Path, hub: TestHub, *, hub_cache: bool) -> DiskSet:
     return made
 
 
-def supply_of(a_set: DiskSet, hub: TestHub) -> Routes:
+def supply_of(a_set: DiskSet, hub: TestHub) -> RouteSupply:
     client = Client(read_settings(), first_wait_s=0.01)
     routes = find_routes(client, a_set.place.lock, endpoint=hub.url, token=None)
-    return Routes(routes[:1], client)
+    return RouteSupply(routes[:1], client)
 
 
 Chance = random.Random
@@ -227,8 +227,8 @@ def test_a_source_that_stays_wrong_leaves_the_file_as_it_was(tmp_path: Path, hub
     flip(a_set.path(SHARDS[0]), 7)
     before = a_set.path(SHARDS[0]).read_bytes()
     hub.fail(SHARDS[0], hub_faults.flip(100), times=1000)
-    (mended,) = repair(a_set.place, a_set.check(), supply_of(a_set, hub))
-    assert mended.error
+    (repaired,) = repair(a_set.place, a_set.check(), supply_of(a_set, hub))
+    assert repaired.error
     assert a_set.path(SHARDS[0]).read_bytes() == before
     assert a_set.kinds() == {SHARDS[0]: "changed"}
 

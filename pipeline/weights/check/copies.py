@@ -1,23 +1,38 @@
-"""Where right bytes may come from when some are wrong here."""
+"""Where right bytes may come from when some are wrong here: this machine, then the routes.
+
+A set of 600 GB takes days to fetch. Before a file is fetched whole, its bytes are looked for where
+they may well be: where a link in its place leads, in other files of its size below the same folder,
+and in the Hub cache of this user. A copy counts when its hash is right.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+import stat
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from pipeline.fetch.http import Client
+from pipeline.weights.disk.hashing import cores, on_all_cores, read_file
+from pipeline.weights.disk.survey import walk
 from pipeline.weights.model import FilePin
-from pipeline.weights.place import Place
+from pipeline.weights.place import Place, cache_name
 from pipeline.weights.transfer.fetch import fetch_files, fetch_range
 from pipeline.weights.transfer.routes import Route
 
+_BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
 
 class Source(Protocol):
-    """Another copy of a set. Nothing of it is believed before the hash is right."""
+    """Another copy of a set. Nothing of it is trusted before the hash is right."""
 
     def read(self, pin: FilePin, start: int, stop: int) -> Iterator[bytes]:
-        """The bytes from start up to stop, in pieces; an ending of ours where it cannot."""
+        """The bytes from start up to stop, in pieces; raises a `PipelineError` if it cannot."""
         ...
 
 
@@ -28,8 +43,8 @@ class Supply(Protocol):
         """Each by itself: one that has other bytes is passed over for the next."""
         ...
 
-    def bring(self, place: Place, pins: list[FilePin]) -> None:
-        """Whole files, as fast as it goes; an ending of ours where it cannot."""
+    def fetch(self, place: Place, pins: list[FilePin]) -> None:
+        """Whole files, as fast as possible; raises a `PipelineError` if it cannot."""
         ...
 
     def hang_up(self) -> None:
@@ -45,25 +60,94 @@ class RouteSource:
     client: Client
 
     def read(self, pin: FilePin, start: int, stop: int) -> Iterator[bytes]:
-        """A range, over as many tries as it takes."""
+        """A range, over as many attempts as it takes."""
         return fetch_range([self.route], pin, start, stop, client=self.client)
 
 
 @dataclass(frozen=True)
-class Routes:
+class RouteSupply:
     """Folders, neighbours and the Hub, as a fetch uses them."""
 
     routes: list[Route]
     client: Client
 
     def sources(self) -> list[Source]:
-        """One a route."""
+        """One for each route."""
         return [RouteSource(route, self.client) for route in self.routes]
 
-    def bring(self, place: Place, pins: list[FilePin]) -> None:
-        """Through a fetch: several files and ranges at once, resumable."""
+    def fetch(self, place: Place, pins: list[FilePin]) -> None:
+        """Several files and ranges in parallel, resumable."""
         fetch_files(place, pins, self.routes, client=self.client, is_right=lambda pin: False)
 
     def hang_up(self) -> None:
         """As on Ctrl-C."""
         self.client.hang_up()
+
+
+def find_copies(
+    place: Place, pins: Sequence[FilePin], judged: Collection[Path], stop: threading.Event
+) -> dict[str, Path]:
+    """By the wanted hash, a file that has it. What `judged` files hold is known already."""
+    by_size = _files_by_size(place, pins, judged)
+    twins: dict[str, list[Path]] = {}  # two names of one content
+    for pin in place.lock.files:
+        twins.setdefault(pin.want, []).append(place.file(pin))
+    candidates: dict[tuple[Path, bool], FilePin] = {}
+    for pin in pins:
+        own = place.file(pin)
+        others = [path for path in twins[pin.want] if path != own]
+        for path in [*_elsewhere(place, pin), *others, *by_size.get(pin.size_bytes, [])]:
+            if _is_file_of(path, pin.size_bytes):
+                candidates[path, pin.sha256 is None] = pin
+    by_digest: dict[str, Path] = {}
+
+    def check(item: tuple[Path, FilePin]) -> None:
+        with suppress(OSError):
+            by_digest[read_file(item[0], item[1].new_hash(), stop=stop).digest] = item[0]
+
+    on_all_cores(check, [(path, pin) for (path, _), pin in candidates.items()], cores(), stop.set)
+    wanted = {pin.want for pin in pins}
+    return {digest: path for digest, path in by_digest.items() if digest in wanted}
+
+
+def _elsewhere(place: Place, pin: FilePin) -> Iterator[Path]:
+    """Where links in the file's place lead, and this user's Hub cache."""
+    for path in (place.file(pin), place.name(pin)):
+        real = Path(os.path.realpath(path))
+        if real != path.absolute():
+            yield real
+    yield _user_cache() / cache_name(place.lock) / "blobs" / pin.want
+
+
+def _user_cache() -> Path:
+    """Where the Hub's own client keeps its files."""
+    if named := os.environ.get("HF_HUB_CACHE"):
+        return Path(named)
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(home) / "hub"
+
+
+def _files_by_size(
+    place: Place, pins: Sequence[FilePin], judged: Collection[Path]
+) -> dict[int, list[Path]]:
+    """Files below the place that may be one of the wanted ones under another name."""
+    sizes = {pin.size_bytes for pin in pins} - {0}
+    wanted = {pin.want for pin in pins}
+    by_size: dict[int, list[Path]] = {}
+    partial = place.partial_folder.relative_to(place.root).as_posix()
+    for path in (place.root / name for name in walk(place.root, [partial])):
+        is_blob = path.parent.name == "blobs" and _BLOB_NAME.fullmatch(path.name)
+        if path in judged or (is_blob and path.name not in wanted):
+            continue
+        with suppress(OSError):
+            if (size := path.lstat().st_size) in sizes:
+                by_size.setdefault(size, []).append(path)
+    return by_size
+
+
+def _is_file_of(path: Path, size_bytes: int) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size_bytes

@@ -1,29 +1,30 @@
-"""A damaged file's good blocks and a source's bytes for the others, put together as a new file.
+"""A new file from a damaged file's good blocks and a source's bytes for the others.
 
-The receipt's marks say what the hash was after each block. So the walk knows at each block whether
-the bytes here are right, and whether those that a source gave are.
+The receipt's marks are what the hash was after each block. So it is known at each block whether
+the bytes here are right, and whether those of a source are.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pipeline.weights.check.ranges import Range, copy_range, joined, open_both, rest_of
 from pipeline.weights.disk.hashing import BLOCK_BYTES, Hasher, mark_of
+from pipeline.weights.transfer.partial_file import Span, merged, missing
 
-_MOST_BLOCKS = 16  # asked for at once
+_MOST_BLOCKS = 16  # in one request: 64 MB, as a fetch asks for
 
 Ask = Callable[[int, int], Iterator[bytes]]
 
 
 def patch_file(
     damaged: Path, new: Path, size_bytes: int, hasher: Hasher, marks: tuple[str, ...], ask: Ask
-) -> list[Range] | None:
-    """The ranges that had to be asked for; None where the marks or the source are not to be had.
+) -> list[Span] | None:
+    """The ranges that were fetched; None where the marks or the source's bytes do not fit.
 
-    The caller judges the new file as a whole.
+    The caller checks the hash of the new file as a whole.
     """
     if len(marks) != -(-size_bytes // BLOCK_BYTES):
         return None
@@ -31,14 +32,14 @@ def patch_file(
         walk = _Walk(taken, made, size_bytes, hasher, marks, ask)
         if not walk.to_the_end():
             return None
-        for start, stop in rest_of(size_bytes, sorted([*walk.asked, *walk.held])):
+        for start, stop in missing(merged([*walk.asked, *walk.held]), size_bytes):
             copy_range(taken, made, start, stop)
         os.fsync(made)
-    return joined(walk.asked)
+    return merged(walk.asked)
 
 
 class _Walk:
-    """Block by block; damage that goes on is asked for in longer and longer steps."""
+    """Block by block; damage that continues is fetched in longer and longer steps."""
 
     def __init__(
         self,
@@ -52,8 +53,8 @@ class _Walk:
         self._taken, self._made, self._size_bytes = taken, made, size_bytes
         self._hasher, self._marks, self._ask = hasher, marks, ask
         self._bad_so_far = 0  # blocks in a row
-        self.asked: list[Range] = []
-        self.held: list[Range] = []  # in the new file already
+        self.asked: list[Span] = []
+        self.held: list[Span] = []  # in the new file already
 
     def to_the_end(self) -> bool:
         at = 0
@@ -113,3 +114,41 @@ def _blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
             del held[:BLOCK_BYTES]
     if held:
         yield bytes(held)
+
+
+def wrong_by_size(size_bytes: int, size_now: int) -> list[Span]:
+    """A file that was cut or grew may have kept its beginning; one that changed may not.
+
+    This is a guess that saves bytes. What it leaves wrong, the hash of the whole file shows.
+    """
+    if size_now == size_bytes:
+        return [(0, size_bytes)]
+    return [(size_now, size_bytes)] if size_now < size_bytes else []
+
+
+@contextmanager
+def open_both(taken: Path, made: Path, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """A file to read and one of that size to write, which keeps what it holds already.
+
+    Never through a link, and never waiting for the other end of a pipe.
+    """
+    with ExitStack() as stack:
+        source = os.open(taken, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        stack.callback(os.close, source)
+        target = os.open(made, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        stack.callback(os.close, target)
+        os.ftruncate(target, size_bytes)
+        yield source, target
+
+
+def copy_range(taken: int, made: int, start: int, stop: int) -> None:
+    """Disks that can, share the bytes instead of copying them."""
+    with suppress(OSError):
+        while start < stop:
+            count = os.copy_file_range(taken, made, min(stop - start, 1 << 30), start, start)
+            if not count:
+                break
+            start += count
+    while start < stop and (data := os.pread(taken, min(stop - start, BLOCK_BYTES), start)):
+        os.pwrite(made, data, start)
+        start += len(data)

@@ -1,4 +1,4 @@
-"""Making a damaged set whole: only what is wrong is fetched, only what is proved is kept.
+"""Repairing a damaged set: only what is wrong is fetched, only what is proved is kept.
 
 A new file is put together beside the damaged one, from its good blocks and fetched ranges, and
 takes its place when its whole hash is right. Until then the user has what there was before.
@@ -25,29 +25,22 @@ from pipeline.errors import (
 )
 from pipeline.files import locked
 from pipeline.model import Frozen
-from pipeline.weights.check.copies import Source, Supply
-from pipeline.weights.check.local_copies import find_copies
-from pipeline.weights.check.patching import patch_file
-from pipeline.weights.check.ranges import (
-    Range,
-    copy_range,
-    open_both,
-    rest_of,
-    wrong_by_size,
-)
+from pipeline.weights.check.copies import Source, Supply, find_copies
+from pipeline.weights.check.patching import copy_range, open_both, patch_file, wrong_by_size
 from pipeline.weights.check.verify import Checked
 from pipeline.weights.disk.hashing import Advance, Reading, identity_of, on_all_cores, read_file
+from pipeline.weights.disk.install import make_way, repair_link, set_aside
 from pipeline.weights.disk.receipt import read_receipt
-from pipeline.weights.disk.room import make_way, mend_link, set_aside
 from pipeline.weights.disk.survey import Finding, right_size, shown
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
+from pipeline.weights.transfer.partial_file import Span, missing
 
-AT_ONCE = 4
-_LARGE_SHARE = 0.5  # of a set: more than this is worth a second look before it is fetched
+_JOBS = 4  # files at a time: enough for a disk and a source to be busy together
+_LARGE_SHARE = 0.5  # of a set: more than this is worth a second thought before it is fetched
 
 
-class Mended(Frozen):
+class Repaired(Frozen):
     """What was done about one file."""
 
     path: str
@@ -56,67 +49,68 @@ class Mended(Frozen):
     error: str = ""
 
 
-def repair(place: Place, checked: Checked, supply: Supply) -> list[Mended]:
-    """Mend what a verify found; a file that cannot be mended is named, the others go on."""
+def repair(place: Place, checked: Checked, supply: Supply) -> list[Repaired]:
+    """Repair the damage that a verify reported; a file that cannot be is named, others go on."""
     with locked(place.state / "repair.lock"):
         damage = checked.report.damage
         done = [_put_aside(place, f) for f in damage if f.kind == "extra"]
         wrong = {f.path: f.kind for f in damage if f.kind not in ("extra", "name")}
         pins = [pin for pin in place.lock.files if pin.path in wrong]
-        mender = _Mender(place, checked.readings, supply)
-        mender.look_around(pins)
-        gone = [pin for pin in pins if wrong[pin.path] == "missing" and not mender.has(pin)]
-        done += _brought(place, gone, supply)
-        left = [pin for pin in pins if pin.path not in {m.path for m in done}]
-        done += mender.mend(left)
+        repairer = _Repairer(place, checked.readings, supply)
+        repairer.look_around(pins)
+        gone = [pin for pin in pins if wrong[pin.path] == "missing" and not repairer.has(pin)]
+        done += _fetched(place, gone, supply)
+        left = [pin for pin in pins if pin.path not in {r.path for r in done}]
+        done += repairer.repair(left)
         astray = wrong.keys() | {f.path for f in damage if f.kind == "name"}
-        astray -= {m.path for m in done if m.error}  # a link to a blob that is still wrong is none
+        astray -= {r.path for r in done if r.error}  # no link to a blob that is still wrong
         links = [pin for pin in place.lock.files if pin.path in astray] if place.hub_cache else []
         done += [_relink(place, pin) for pin in links]
-    return sorted((m for m in done if m.how), key=lambda m: m.path)
+    return sorted((r for r in done if r.how), key=lambda r: r.path)
 
 
-def _brought(place: Place, pins: list[FilePin], supply: Supply) -> list[Mended]:
-    """Files that are not here at all, by a fetch; what that cannot bring is tried once more."""
+def _fetched(place: Place, pins: list[FilePin], supply: Supply) -> list[Repaired]:
+    """Missing files, by a fetch; what that cannot bring is tried source by source afterwards."""
     try:
         for pin in pins:
             make_way(place, place.file(pin))
         if pins:
-            supply.bring(place, pins)
+            supply.fetch(place, pins)
     except Interrupted:
         raise
     except PipelineError as error:
         log.say(f"  {error}")
-    came = [pin for pin in pins if right_size(place.file(pin), pin)]
     return [
-        Mended(path=pin.path, how="fetched whole", fetched_bytes=pin.size_bytes) for pin in came
+        Repaired(path=pin.path, how="fetched whole", fetched_bytes=pin.size_bytes)
+        for pin in pins
+        if right_size(place.file(pin), pin)
     ]
 
 
-def _put_aside(place: Place, finding: Finding) -> Mended:
+def _put_aside(place: Place, finding: Finding) -> Repaired:
     kept = set_aside(place, place.snapshot / finding.name)
-    return Mended(path=finding.path, how=shown(f"set aside as {kept.relative_to(place.root)}"))
+    return Repaired(path=finding.path, how=shown(f"set aside as {kept.relative_to(place.root)}"))
 
 
-def _relink(place: Place, pin: FilePin) -> Mended:
-    return Mended(path=pin.path, how="linked to its blob" if mend_link(place, pin) else "")
+def _relink(place: Place, pin: FilePin) -> Repaired:
+    return Repaired(path=pin.path, how="linked to its blob" if repair_link(place, pin) else "")
 
 
-class _Mender:
+class _Repairer:
     """Puts files together from what is here and what a source has."""
 
     def __init__(self, place: Place, readings: dict[str, Reading], supply: Supply) -> None:
         self._place, self._readings, self._supply = place, readings, supply
         self._known = read_receipt(place)
         self._by_digest: dict[str, tuple[Path, Reading]] = {}
-        self._held: set[str] = set()  # what the wrong files hold: two may be swapped
+        self._held: set[str] = set()  # hashes of what the wrong files hold: two may be swapped
         self._copies: dict[str, Path] = {}  # by hash: on this machine under another name
-        self._here: set[str] = set()  # whose bytes lie here, proved
+        self._here: set[str] = set()  # paths whose bytes lie in their partial file, proved
         self._stop = threading.Event()
-        self.done: list[Mended] = []
+        self.done: list[Repaired] = []
 
     def look_around(self, pins: list[FilePin]) -> None:
-        """Find what need not be fetched, and say how much is left to fetch."""
+        """Find what need not be fetched, and report how much is left to fetch."""
         wrong = {pin.path for pin in pins}
         judged = {
             self._place.file(pin)
@@ -126,9 +120,9 @@ class _Mender:
         self._held = {self._readings[path].digest for path in wrong if path in self._readings}
         whole = [pin for pin in pins if not self._marks(pin)]
         self._copies = find_copies(self._place, whole, judged, self._stop)
-        self._say_cost(pins)
+        self._report_cost(pins)
 
-    def _say_cost(self, pins: list[FilePin]) -> None:
+    def _report_cost(self, pins: list[FilePin]) -> None:
         blobs = {pin.want: pin for pin in pins}.values()
         here = [pin for pin in blobs if self.has(pin)]
         part = [pin for pin in blobs if pin not in here and self._marks(pin)]
@@ -156,8 +150,8 @@ class _Mender:
         entry = self._known.get(pin.path)
         return entry.each_mark() if entry and entry.want == pin.want else ()
 
-    def mend(self, pins: list[FilePin]) -> list[Mended]:
-        """All of them, a few at once; each blob once."""
+    def repair(self, pins: list[FilePin]) -> list[Repaired]:
+        """All of them, a few in parallel; each blob once."""
         once = {self._place.file(pin): pin for pin in pins}
         held = [(path, self._readings.get(pin.path)) for path, pin in once.items()]
         self._by_digest = {reading.digest: (path, reading) for path, reading in held if reading}
@@ -166,13 +160,13 @@ class _Mender:
         todo = list(once.values())
         # all are proved before any is moved: moving one of two swapped files changes the link
         # count, and so the identity, of the bytes that the other is being read from
-        on_all_cores(self._prove, todo, AT_ONCE, self._halt)
+        on_all_cores(self._prove, todo, _JOBS, self._halt)
         with log.progress("repaired", sum(pin.size_bytes for pin in todo)) as bar:
-            on_all_cores(lambda pin: self._mend(pin, bar.advance), todo, AT_ONCE, self._halt)
+            on_all_cores(lambda pin: self._repair(pin, bar.advance), todo, _JOBS, self._halt)
         return self.done
 
     def _prove(self, pin: FilePin) -> None:
-        """Of a run that was killed, or under another's name."""
+        """Its bytes may be here whole: from a run that was killed, or as another file."""
         if self._is_right(pin, self._partial(pin)):
             self._here.add(pin.path)
 
@@ -180,15 +174,15 @@ class _Mender:
         self._stop.set()
         self._supply.hang_up()
 
-    def _mend(self, pin: FilePin, advance: Advance) -> None:
+    def _repair(self, pin: FilePin, advance: Advance) -> None:
         try:
-            mended = self._one(pin)
+            result = self._one(pin)
         except PipelineError as error:
-            mended = Mended(path=pin.path, how="not repaired", error=str(error))
+            result = Repaired(path=pin.path, how="not repaired", error=str(error))
         except OSError as error:
-            words = f"{error.strerror or error}"
-            mended = Mended(path=pin.path, how="not repaired", error=words)
-        self.done.append(mended)
+            reason = error.strerror or str(error)
+            result = Repaired(path=pin.path, how="not repaired", error=reason)
+        self.done.append(result)
         advance(pin.size_bytes)
 
     def _partial(self, pin: FilePin) -> Path:
@@ -196,7 +190,7 @@ class _Mender:
         return self._place.partial_folder / f"{pin.want}.{name}.repair"
 
     def _find_here(self, pin: FilePin) -> None:
-        """Its bytes may lie here under another's name: two files that were swapped."""
+        """Its bytes may lie here under the name of another: two files that were swapped."""
         partial = self._partial(pin)
         partial.parent.mkdir(parents=True, exist_ok=True)
         path, reading = self._by_digest.get(pin.want, (partial, None))
@@ -204,14 +198,16 @@ class _Mender:
             partial.unlink(missing_ok=True)
             os.link(path, partial)
 
-    def _one(self, pin: FilePin) -> Mended:
+    def _one(self, pin: FilePin) -> Repaired:
         partial = self._partial(pin)
         if pin.path in self._here:
             return self._install(pin, partial, "was here already", 0)
-        self._need_room(pin)
-        if pin.want in self._copies and self._taken_from(self._copies[pin.want], pin, partial):
-            return self._install(pin, partial, f"copied from {self._copies[pin.want]}", 0)
-        last: PipelineError = SourceUnreachable(f"{pin.path}: there is no source to ask")
+        self._require_space(pin)
+        if copy := self._copies.get(pin.want):
+            self._copy(copy, pin, partial, [(0, pin.size_bytes)])
+            if self._is_right(pin, partial):
+                return self._install(pin, partial, f"copied from {copy}", 0)
+        last: PipelineError = SourceUnreachable(f"{pin.path}: there is no source to fetch it from")
         for source in self._supply.sources():
             try:
                 return self._from(source, pin, partial)
@@ -221,14 +217,7 @@ class _Mender:
                 last = error
         raise last
 
-    def _taken_from(self, copy: Path, pin: FilePin, partial: Path) -> bool:
-        partial.unlink(missing_ok=True)
-        with open_both(copy, partial, pin.size_bytes) as (taken, made):
-            copy_range(taken, made, 0, pin.size_bytes)
-            os.fsync(made)
-        return self._is_right(pin, partial)
-
-    def _need_room(self, pin: FilePin) -> None:
+    def _require_space(self, pin: FilePin) -> None:
         free = shutil.disk_usage(self._place.root).free
         if free < pin.size_bytes:
             raise DiskFull(
@@ -236,7 +225,7 @@ class _Mender:
                 "A file is put together beside the damaged one, so that nothing is lost.",
             )
 
-    def _from(self, source: Source, pin: FilePin, partial: Path) -> Mended:
+    def _from(self, source: Source, pin: FilePin, partial: Path) -> Repaired:
         asked = self._patched(source, pin, partial)
         if asked is not None and self._is_right(pin, partial):
             fetched = sum(stop - start for start, stop in asked)
@@ -246,8 +235,8 @@ class _Mender:
         fetched = self._fetch_whole(source, pin, partial)
         return self._install(pin, partial, "fetched whole", fetched)
 
-    def _patched(self, source: Source, pin: FilePin, partial: Path) -> list[Range] | None:
-        """From what is here; None where nothing of it can be kept, or nobody knows what."""
+    def _patched(self, source: Source, pin: FilePin, partial: Path) -> list[Span] | None:
+        """From what is here; None where nothing of it can be kept, or it is not known what."""
         damaged = self._place.file(pin)
         marks = self._marks(pin)
         try:
@@ -269,21 +258,22 @@ class _Mender:
         ranges = wrong_by_size(pin.size_bytes, status.st_size)
         if ranges == [(0, pin.size_bytes)]:
             return None
-        partial.unlink(missing_ok=True)
-        self._copy(pin, partial, rest_of(pin.size_bytes, ranges))
+        self._copy(self._place.file(pin), pin, partial, missing(ranges, pin.size_bytes))
         self._fill(source, pin, partial, ranges)
         return ranges
 
     def _own(self, partial: Path) -> None:
-        """What a killed run left may be used; another name of a file that is kept may not."""
+        """What a killed run left may be used; a hard link to a file that is kept may not."""
         with suppress(FileNotFoundError):
             if partial.lstat().st_nlink != 1:
                 partial.unlink()
 
-    def _copy(self, pin: FilePin, partial: Path, ranges: list[Range]) -> None:
-        with open_both(self._place.file(pin), partial, pin.size_bytes) as (taken, made):
+    def _copy(self, source: Path, pin: FilePin, partial: Path, ranges: list[Span]) -> None:
+        partial.unlink(missing_ok=True)
+        with open_both(source, partial, pin.size_bytes) as (taken, made):
             for start, stop in ranges:
                 copy_range(taken, made, start, stop)
+            os.fsync(made)
 
     def _fetch_whole(self, source: Source, pin: FilePin, partial: Path) -> int:
         """Goes on where a killed run stopped; once more from the start if that proves wrong."""
@@ -302,7 +292,7 @@ class _Mender:
                 break
         raise DigestMismatch(f"{pin.path}: the source has other bytes than the lock names")
 
-    def _fill(self, source: Source, pin: FilePin, partial: Path, ranges: list[Range]) -> None:
+    def _fill(self, source: Source, pin: FilePin, partial: Path, ranges: list[Span]) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(partial, flags, 0o644)
         try:
@@ -324,8 +314,9 @@ class _Mender:
             yield data[: max(0, stop - at)]
             at += len(data)
         if at != stop:
-            words = f"{pin.path}: {at - start} bytes came, {stop - start} were asked for"
-            raise SourceUnreachable(words)
+            raise SourceUnreachable(
+                f"{pin.path}: {at - start} bytes came, {stop - start} were asked for"
+            )
 
     def _is_right(self, pin: FilePin, partial: Path) -> bool:
         try:
@@ -335,11 +326,11 @@ class _Mender:
         except OSError:
             return False
 
-    def _install(self, pin: FilePin, partial: Path, how: str, fetched: int) -> Mended:
+    def _install(self, pin: FilePin, partial: Path, how: str, fetched: int) -> Repaired:
         target = self._place.file(pin)
         make_way(self._place, target)
         os.replace(partial, target)
-        return Mended(path=pin.path, how=how, fetched_bytes=fetched)
+        return Repaired(path=pin.path, how=how, fetched_bytes=fetched)
 
 
 def _counted(pins: list[FilePin]) -> str:

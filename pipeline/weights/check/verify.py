@@ -10,10 +10,9 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.model import Frozen
-from pipeline.weights.chosen import chosen_files, is_chosen
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import (
-    OWN_TROUBLE,
+    MACHINE_ERRORS,
     Advance,
     Moved,
     NotPlain,
@@ -23,7 +22,7 @@ from pipeline.weights.disk.hashing import (
     read_file,
 )
 from pipeline.weights.disk.survey import Finding, Kind, Present, extras, survey
-from pipeline.weights.model import FilePin, WeightsLock
+from pipeline.weights.model import FilePin, WeightsLock, chosen_files, is_chosen
 from pipeline.weights.place import Place
 
 
@@ -162,7 +161,7 @@ class _Reader:
         except (Moved, NotPlain) as error:
             return self._note(items, "moved", f"{error}: not proved")
         except OSError as error:
-            if error.errno in OWN_TROUBLE:
+            if error.errno in MACHINE_ERRORS:
                 self.unjudged |= {item.pin.path for item in items}
             return self._note(items, "unreadable", error.strerror or str(error))
         for item in items:

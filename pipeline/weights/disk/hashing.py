@@ -53,7 +53,7 @@ class NotPlain(OSError):
 
 
 # Of the machine, not of a file: who meets them knows nothing of the file's bytes.
-OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+MACHINE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Moved(OSError):

@@ -1,9 +1,9 @@
 """What was proved when: it makes the next verify of unmoved files instant.
 
 An entry holds for one file on one disk of one machine: its size, times, inode and device. The
-time of a file's last change (ctime) is the kernel's own and cannot be put back, so an edit shows
-even when its mtime was. Whoever may write the folder may also write a receipt: it saves time, it
-proves nothing to others, and `--full` does without it.
+time of a file's last change (ctime) is set by the kernel and cannot be put back, so an edit shows
+even where its mtime was put back. Whoever may write the folder may also write a receipt: it saves
+time, it proves nothing to others, and `--full` does without it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,12 +24,13 @@ from pipeline.files import locked, read_plain, write_bytes
 from pipeline.lock.sealed import Sealed
 from pipeline.model import Digest, Frozen, sha256_of
 from pipeline.weights.disk.hashing import BLOCK_BYTES, MARK_CHARS, Identity, Reading
+from pipeline.weights.disk.survey import Finding, extras, survey
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
 # The coarsest clock of a file system in use (FAT's); Linux's own disks tick every few milliseconds.
 _CLOCK_TICK_NS = 2_000_000_000
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 256 << 20  # a set of 1 TB has 4 MB of marks
 _MACHINE = Path("/etc/machine-id")
 
 
@@ -113,7 +115,7 @@ def keep(place: Place, entries: Iterable[Entry], doubted: Iterable[str]) -> None
     """Add what was proved, and stop vouching for what was not; the marks stay.
 
     Rot on a disk moves no time and no inode: a file found bad must not pass by its old entry.
-    A receipt only saves time: where none can be written, that is said and no more.
+    A receipt only saves time: where none can be written, a line says so and no more.
     """
     if disk_time_ns(place) is None:
         return
@@ -135,3 +137,38 @@ def _keep(place: Place, entries: Iterable[Entry], doubted: Iterable[str]) -> Non
         done = Receipt(lock=place.lock.seal, machine=machine(), files=files).sealed()
         text = json.dumps(done.model_dump(), sort_keys=True, ensure_ascii=False)
         write_bytes(place.receipt_file, text.encode() + b"\n")
+
+
+@dataclass(frozen=True)
+class ReceiptCheck:
+    """What a receipt and the files' sizes and kinds tell of a set, without reading a byte."""
+
+    proved: list[FilePin]
+    unknown: list[FilePin]
+    findings: list[Finding]
+
+
+def proved_identities(place: Place) -> dict[str, Identity]:
+    """The identity of each file as it was proved; none where there is no good receipt."""
+    known, wanted = read_receipt(place), {pin.path: pin.want for pin in place.lock.files}
+    return {
+        path: entry.identity
+        for path, entry in known.items()
+        if entry.identity is not None and entry.want == wanted.get(path)
+    }
+
+
+def check_by_receipt(place: Place, neighbours: Collection[Place] = ()) -> ReceiptCheck:
+    """Which files are still what a receipt was made for; neighbours share the snapshot."""
+    known = proved_identities(place)
+    present, findings = survey(place, place.lock.files)
+    shared = [p for p in (place, *neighbours) if p.snapshot == place.snapshot]
+    findings += extras(place, {pin.path for p in shared for pin in p.lock.files})
+    odd = {finding.path for finding in findings if finding.damage}
+    good = [p for p in present if known.get(p.pin.path) == p.identity and p.pin.path not in odd]
+    named = {p.pin.path for p in good} | odd
+    return ReceiptCheck(
+        [p.pin for p in good],
+        [pin for pin in place.lock.files if pin.path not in named],
+        findings,
+    )

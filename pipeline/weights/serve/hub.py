@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from pipeline.weights.disk.proof import Unfit
-from pipeline.weights.serve import ask, listing
-from pipeline.weights.serve.health import health
+from pipeline.weights.serve import listing
+from pipeline.weights.serve import request as ask
 from pipeline.weights.serve.http import Answer, FilePart, Refused, Request
 from pipeline.weights.serve.keeper import Held, Keeper, NotYet
-from pipeline.weights.serve.ranges import Unsatisfiable, wanted_range
+from pipeline.weights.serve.listing import health
+from pipeline.weights.serve.request import Unsatisfiable, wanted_range
 from pipeline.weights.serve.served import MAIN, Absent, ServedSets, Snapshot
 
 PAGE_ENTRIES = 1000

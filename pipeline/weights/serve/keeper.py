@@ -72,13 +72,13 @@ class Keeper:
             for n in range(min(_MOST_THREADS, cores()))
         ]
 
-    def believe(self, vouched: Callable[[Place], Mapping[str, Identity]]) -> None:
-        """Take a receipt's word for files that are still as they were when it was made."""
+    def trust_receipts(self, proved: Callable[[Place], Mapping[str, Identity]]) -> None:
+        """Files that are still as they were when a receipt was made need no hashing."""
         receipts: dict[Path, Mapping[str, Identity]] = {}
         for held in self.files:
             state = held.place.state
             if state not in receipts:
-                receipts[state] = vouched(held.place)
+                receipts[state] = proved(held.place)
             known = receipts[state].get(held.pin.path)
             with suppress(Unfit, Unreadable):
                 handle = open_pin(held.place, held.pin)

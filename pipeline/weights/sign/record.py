@@ -13,8 +13,8 @@ from pipeline.attest.predicates import Tool, Weights, WeightsLockName, WeightsVe
 from pipeline.attest.statement import Statement, stamp, state_about, subject
 from pipeline.model import canonical_json, sha256_of
 from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.disk.receipt import check_by_receipt
 from pipeline.weights.disk.survey import Finding
-from pipeline.weights.disk.vouched import look
 from pipeline.weights.model import WeightsLock, dump
 from pipeline.weights.place import Place
 
@@ -89,7 +89,7 @@ def _full(place: Place, neighbours: Collection[Place], at: str) -> WeightsVerifi
 
 
 def _by_receipt(place: Place, neighbours: Collection[Place], at: str) -> WeightsVerification:
-    seen = look(place, neighbours)
+    seen = check_by_receipt(place, neighbours)
     why = [_words(finding) for finding in seen.findings if finding.damage]
     result: Literal["verified", "damaged", "unknown"] = "damaged" if why else "verified"
     if seen.unknown:
@@ -101,7 +101,7 @@ def _by_receipt(place: Place, neighbours: Collection[Place], at: str) -> Weights
         how="receipt",
         at=at,
         files_read=0,
-        files_by_receipt=len(seen.vouched),
+        files_by_receipt=len(seen.proved),
         why=why,
     )
 

@@ -5,11 +5,18 @@ The token goes to the origin it is for and to no other: redirects are followed h
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from pipeline.errors import HubBroken
+from pipeline.errors import (
+    DigestMismatch,
+    HubBroken,
+    HubRefused,
+    PipelineError,
+    RevisionMoved,
+)
 from pipeline.fetch.http import Client, unreachable
 from pipeline.net.address import next_address, origin_of
 from pipeline.net.answer import Answer
@@ -17,18 +24,22 @@ from pipeline.net.client import REDIRECTS, login_in
 from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
 from pipeline.net.failures import Lost as ConnectionLost
 from pipeline.net.limits import Limits
+from pipeline.net.waits import asked_wait_s
 from pipeline.weights.model import FilePin
-from pipeline.weights.transfer.http_answer import judge, require_same_file
-from pipeline.weights.transfer.routes import Body, Lost, NotHere
+from pipeline.weights.transfer.routes import AttemptFailed, Body, NotAvailable, wrong_bytes
 
-STALL_S = 30.0
-_MOST_HOPS = 5
-_STALE_LINK = (400, 401, 403, 404, 410)
+STALL_S = 30.0  # without a byte for so long, another route is taken
+_MOST_HOPS = 5  # the Hub needs two: a renamed repository, then its CDN
+_STALE_LINK = (400, 401, 403, 404, 410)  # what CDNs answer when a signed link has expired
+_MAY_PASS = (408, 425, 429)
+_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+_NUMBER = re.compile(r"\d{1,18}")
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository at a commit, at an endpoint that speaks the Hub's language."""
+    """A repository at a commit, at an endpoint with the Hub's API."""
 
     endpoint: str
     name: str
@@ -44,7 +55,7 @@ class Repository:
         if self.token:
             return {"Authorization": f"Bearer {self.token}"}
         own = ""
-        with suppress(BadAddress):  # told when it is asked
+        with suppress(BadAddress):  # reported when it is asked
             own = login_in(self.endpoint)
         return {"Authorization": own} if own else {}
 
@@ -66,7 +77,7 @@ class HttpRoute:
             headers["Range"] = f"bytes={start}-{stop - 1}"
         answer = self._ask_link(pin, headers) or self._ask_hub(pin, headers)
         try:
-            is_whole = judge(answer, pin, start, stop)
+            is_whole = check_answer(answer, pin, start, stop)
         except BaseException:
             answer.close()
             raise
@@ -101,8 +112,8 @@ class HttpRoute:
             try:
                 url = next_address(url, place)
             except BadAnswer as error:
-                raise NotHere(HubBroken(f"{pin.path}: the server {error}")) from error
-        raise Lost(f"{pin.path}: more than {_MOST_HOPS} redirects", ending=HubBroken)
+                raise NotAvailable(HubBroken(f"{pin.path}: the server {error}")) from error
+        raise AttemptFailed(f"{pin.path}: more than {_MOST_HOPS} redirects", error_type=HubBroken)
 
     def _request(self, pin: FilePin, url: str, headers: dict[str, str]) -> Answer:
         try:
@@ -116,13 +127,13 @@ def stall_limits(stall_s: float) -> Limits:
     return Limits(silence_s=stall_s, head_s=2 * stall_s, piece_s=2 * stall_s)
 
 
-def route_failure(pin: FilePin, error: NetError) -> Lost | NotHere:
-    """What a failed exchange means for a route."""
+def route_failure(pin: FilePin, error: NetError) -> AttemptFailed | NotAvailable:
+    """Whether a failed request is worth another attempt on this route."""
     if isinstance(error, ConnectionLost):
-        return Lost(str(error), is_stall=error.is_stall, wait_s=error.wait_s)
+        return AttemptFailed(str(error), is_stall=error.is_stall, wait_s=error.wait_s)
     if isinstance(error, BadAddress | BadAnswer) and not isinstance(error, BadProxy):
-        return NotHere(HubBroken(f"{pin.path}: {error}"))
-    return NotHere(unreachable(error))
+        return NotAvailable(HubBroken(f"{pin.path}: {error}"))
+    return NotAvailable(unreachable(error))
 
 
 class _HttpBody:
@@ -137,11 +148,82 @@ class _HttpBody:
         try:
             count = self._answer.readinto(buffer[: self._left])
         except ConnectionLost as error:
-            raise Lost(str(error), is_stall=error.is_stall) from error
+            raise AttemptFailed(str(error), is_stall=error.is_stall) from error
         if not count:
-            raise Lost(f"the connection ended {self._left} bytes early")
+            raise AttemptFailed(f"the connection ended {self._left} bytes early")
         self._left -= count
         return count
 
     def close(self) -> None:
         self._answer.close()
+
+
+def require_same_file(answer: Answer, pin: FilePin) -> None:
+    """With a redirect the Hub names the hash and size of the file that it leads to."""
+    etag = answer.header("X-Linked-Etag").removeprefix("W/").strip('"')
+    size = answer.header("X-Linked-Size")
+    if _HEX.fullmatch(etag) and len(etag) == len(pin.want) and etag != pin.want:
+        wrong = wrong_bytes(f"{pin.path}: locked as {pin.want}, the server has {etag}")
+        raise NotAvailable(wrong, only_this_file=True)
+    if _NUMBER.fullmatch(size) and int(size) != pin.size_bytes:
+        raise NotAvailable(_other_size(pin, int(size)), only_this_file=True)
+
+
+def _other_size(pin: FilePin, size: int) -> DigestMismatch:
+    return wrong_bytes(f"{pin.path}: locked with {pin.size_bytes} bytes, the server has {size}")
+
+
+def check_answer(answer: Answer, pin: FilePin, start: int, stop: int) -> bool:
+    """Refuse what cannot be the wanted range; returns whether the whole file comes instead."""
+    status = answer.status
+    if status not in (200, 206):
+        raise _refusal(answer, pin)
+    if answer.header("Content-Encoding") not in ("", "identity"):
+        raise AttemptFailed(
+            f"{pin.path}: the server sends it compressed, though we asked it not to",
+            error_type=HubBroken,
+        )
+    is_part = (start, stop) != (0, pin.size_bytes)
+    length, want = answer.header("Content-Length"), pin.size_bytes
+    if status == 206:
+        span = _SPAN.fullmatch(answer.header("Content-Range"))
+        # it may end early: a server may send less than it was asked for (RFC 9110, 15.3.7)
+        if not is_part or not span or not start == int(span[1]) <= int(span[2]) < stop:
+            raise AttemptFailed(
+                f"{pin.path}: the server sent another range than {start}-{stop - 1}",
+                error_type=HubBroken,
+            )
+        if span[3] not in ("*", str(pin.size_bytes)):
+            raise AttemptFailed(str(_other_size(pin, int(span[3]))), error_type=wrong_bytes)
+        want = int(span[2]) + 1 - start
+    if length and (not _NUMBER.fullmatch(length) or int(length) != want):
+        raise AttemptFailed(
+            f"{pin.path}: {want} bytes are locked, the server announces {length[:20]}",
+            error_type=wrong_bytes,
+        )
+    return is_part and status == 200
+
+
+def _refusal(answer: Answer, pin: FilePin) -> AttemptFailed | NotAvailable:
+    """Whether another attempt may help, by the status."""
+    status, code = answer.status, answer.header("X-Error-Code")
+    if status >= 500 or status in _MAY_PASS:
+        wait_s = asked_wait_s(answer.headers)
+        return AttemptFailed(f"{pin.path}: the server answers {status}", wait_s=wait_s)
+    is_of_file = status in (404, 410, 416) and code in ("", "EntryNotFound")
+    return NotAvailable(_error(status, code, pin), only_this_file=is_of_file)
+
+
+def _error(status: int, code: str, pin: FilePin) -> PipelineError:
+    if code == "GatedRepo":
+        return HubRefused(f"{pin.path}: the repository is gated, and this user has no access")
+    if code == "RevisionNotFound":
+        return RevisionMoved(f"{pin.path}: the repository no longer has the locked commit")
+    if status == 416:
+        return wrong_bytes(f"{pin.path}: the server's file is shorter than the locked one")
+    if status in (401, 403):
+        return HubRefused(f"{pin.path}: the server answers {status}: this user has no access")
+    return HubRefused(
+        f"{pin.path}: the server answers {status} {code}".rstrip(),
+        "It has no such file at the locked commit; see `sm120 weights lock NAME --diff`.",
+    )

@@ -1,4 +1,4 @@
-"""One file on its way: ranges that arrive in any order, a journal, and a hash that goes in order.
+"""One file being fetched: ranges that arrive in any order, a journal, and a hash kept in order.
 
 The hash follows the bytes as they arrive. What arrives ahead of it is read again from the page
 cache when its turn comes; what an earlier run left is hashed from the disk, not fetched.
@@ -14,14 +14,14 @@ from pathlib import Path
 from pipeline.files import os_errors_explained
 from pipeline.log import size as human
 from pipeline.weights.model import FilePin
-from pipeline.weights.transfer.routes import Lost
+from pipeline.weights.transfer.routes import AttemptFailed
 
 _READ_BYTES = 1 << 20
-Span = tuple[int, int]
+Span = tuple[int, int]  # from, up to
 
 
 class PartialFile:
-    """A partial file, what of it is there, and who is bringing the rest."""
+    """A partial file, what of it is there, and which ranges threads are fetching."""
 
     def __init__(self, pin: FilePin, folder: Path, range_bytes: int) -> None:
         self.pin = pin
@@ -49,14 +49,15 @@ class PartialFile:
             lines = self._journal_path.read_text(encoding="ascii").splitlines()
         except (OSError, UnicodeDecodeError):
             return []
-        found: list[Span] = []
+        spans: list[Span] = []
         for line in lines:
-            words = line.split()
-            if len(words) == 2 and all(w.isdecimal() and len(w) < 19 for w in words):
-                start, stop = int(words[0]), int(words[1])
+            # a line that a kill cut short is no pair of numbers, or not one within the file
+            edges = line.split()
+            if len(edges) == 2 and all(e.isdecimal() and len(e) < 19 for e in edges):
+                start, stop = int(edges[0]), int(edges[1])
                 if start < stop <= self.pin.size_bytes:
-                    found.append((start, stop))
-        return merged(found)
+                    spans.append((start, stop))
+        return merged(spans)
 
     def begin(self) -> None:
         """Open the files and cut what is missing into ranges; call it once."""
@@ -72,14 +73,14 @@ class PartialFile:
 
     @property
     def todo_bytes(self) -> int:
-        """What nobody brings yet."""
+        """What no thread is fetching yet."""
         with self._guard:
             if self.is_alone and self._busy:
                 return 0
             return sum(stop - start for start, stop in self._todo)
 
     def take(self) -> Span | None:
-        """The next range in order, now somebody's."""
+        """The next range in order; no other thread gets it."""
         with self._guard:
             if not self._todo or (self.is_alone and self._busy):
                 return None
@@ -87,19 +88,19 @@ class PartialFile:
             return self._todo.pop(0)
 
     def take_whole(self) -> list[Span]:
-        """The server sends whole files only: what nobody brings yet comes with this one.
+        """The server sends whole files only: all that is missing comes with this answer.
 
         The first time it may be an accident, and a part is asked for once more.
         """
         with self._guard:
             if not self.is_alone:
                 self.is_alone = True
-                raise Lost("the whole file came where a part was asked for")
+                raise AttemptFailed("the server sent the whole file instead of the range")
             rest, self._todo = self._todo, []
             return rest
 
     def give_back(self, spans: list[Span]) -> None:
-        """What did not come after all."""
+        """Ranges that did not come after all."""
         with self._guard:
             self._busy -= 1
             if not self._is_claimed:
@@ -143,7 +144,7 @@ class PartialFile:
                 if advance:
                     advance(self._front - before)
             finally:
-                # who finds the turn taken leaves; so the holder looks again before it goes
+                # threads that find the turn taken leave; so its holder looks again before it goes
                 self._hash_turn.release()
 
     def _ready(self) -> int:
@@ -172,7 +173,7 @@ class PartialFile:
         return self._hash.hexdigest()
 
     def give_up(self) -> bool:
-        """Nobody brings the rest in this run; true for one caller only."""
+        """Fetch no more of it in this run; true for one caller only."""
         with self._guard:
             self._todo = []
             is_first, self._is_claimed = not self._is_claimed, True
@@ -188,15 +189,15 @@ class PartialFile:
             self._todo = cut([(0, self.pin.size_bytes)], self._range_bytes)
 
     def differing(self) -> str:
-        """Which parts came differently the second time, in words."""
+        """Which parts came differently the second time, for a message."""
         places = sorted(self._differing)
-        words = [
+        shown = [
             f"{human(i * self._range_bytes)} to"
             f" {human(min((i + 1) * self._range_bytes, self.pin.size_bytes))}"
             for i in places[:3]
         ]
         more = f" and {len(places) - 3} other places" if len(places) > 3 else ""
-        return ", ".join(words) + more
+        return ", ".join(shown) + more
 
     def close(self) -> None:
         for handle in (self._file, self._journal):
@@ -205,11 +206,11 @@ class PartialFile:
         self._file = self._journal = -1
 
     def sync(self) -> None:
-        """The bytes are on the disk, not only on their way."""
+        """Wait until the bytes are on the disk."""
         os.fsync(self._file)
 
     def forget(self) -> None:
-        """Leave nothing of the partial file."""
+        """Remove the partial file and its journal."""
         self.close()
         self.path.unlink(missing_ok=True)
         self._journal_path.unlink(missing_ok=True)

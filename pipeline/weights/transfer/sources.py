@@ -1,9 +1,11 @@
-"""Which routes lead to a locked set on this machine: neighbours first, then the Hub."""
+"""Which routes lead to a locked set on this machine: folders, then neighbours, then the Hub."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
 
 from pipeline.errors import SpecInvalid
 from pipeline.fetch.http import Client
@@ -12,9 +14,10 @@ from pipeline.net.address import parts_of
 from pipeline.net.display import masked
 from pipeline.net.failures import BadAddress
 from pipeline.weights import hub
-from pipeline.weights.model import WeightsLock
+from pipeline.weights.model import FilePin, WeightsLock
+from pipeline.weights.place import cache_name
 from pipeline.weights.transfer.http_route import STALL_S, HttpRoute, Repository
-from pipeline.weights.transfer.routes import FolderRoute, Route
+from pipeline.weights.transfer.routes import AttemptFailed, Body, NotAvailable, Route, not_offline
 from pipeline.weights.transfer.xet_route import XetRoute, has_xet
 
 NEIGHBOUR_TOKEN = "SM120_NEIGHBOUR_TOKEN"  # noqa: S105 - the variable's name
@@ -50,7 +53,7 @@ def find_routes(
 ) -> list[Route]:
     """Folders, then neighbours, then the Hub: by plain HTTP, and by Xet where that stalls.
 
-    The Hub's token is for the Hub; neighbours are shown the one in SM120_NEIGHBOUR_TOKEN.
+    The Hub's token is sent to the Hub only; neighbours get the one in SM120_NEIGHBOUR_TOKEN.
     """
     folders = [f for place in neighbours if (f := folder_of(place))]
     if missing := [f for f in folders if not f.is_dir()]:
@@ -74,3 +77,42 @@ def find_routes(
     if with_xet and has_xet():
         routes.append(XetRoute(client, home, stall_s))
     return routes
+
+
+class FolderRoute:
+    """A folder that may hold the files: by their paths, or as the Hub's cache does."""
+
+    def __init__(self, folder: Path, lock: WeightsLock) -> None:
+        self.name = str(folder)
+        self._roots = (folder, folder / "snapshots" / lock.commit)
+        self._blobs = (folder / "blobs", folder / cache_name(lock) / "blobs")
+
+    def open(self, pin: FilePin, start: int, stop: int) -> Body:
+        for path in (*(r / pin.path for r in self._roots), *(b / pin.want for b in self._blobs)):
+            try:
+                if path.is_file() and path.stat().st_size == pin.size_bytes:
+                    return _FileBody(path.open("rb"), start, stop)
+            except OSError:
+                continue
+        raise NotAvailable(not_offline(f"{pin.path}: is not in {self.name}"), only_this_file=True)
+
+
+class _FileBody:
+    is_whole = False
+
+    def __init__(self, handle: BinaryIO, start: int, stop: int) -> None:
+        self._handle, self._left = handle, stop - start
+        handle.seek(start)
+
+    def readinto(self, buffer: memoryview) -> int:
+        try:
+            count: int = self._handle.readinto(buffer[: self._left])  # type: ignore[attr-defined]
+        except OSError as error:
+            raise AttemptFailed(f"{self._handle.name}: {error.strerror}") from error
+        if not count:
+            raise AttemptFailed(f"{self._handle.name}: became shorter")
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        self._handle.close()

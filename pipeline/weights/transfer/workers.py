@@ -1,8 +1,9 @@
-"""Threads that bring ranges: each stays with a file, and helps with another when it is done."""
+"""Threads that transfer ranges: each stays with a file, and helps with another when it is done."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
@@ -13,17 +14,43 @@ from pipeline.fetch.http import Client
 from pipeline.log import Bar
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.partial_file import PartialFile, Span
-from pipeline.weights.transfer.routes import Body, Lost, Router, wrong_bytes
-from pipeline.weights.transfer.throttle import Throttle
-from pipeline.weights.transfer.tries import Tries
+from pipeline.weights.transfer.router import Attempts, Router
+from pipeline.weights.transfer.routes import AttemptFailed, Body, wrong_bytes
 
 PIECE_BYTES = 1 << 18
-_MOST_REPORTED = 10
-NOTE_BYTES = 8 << 20  # so much of a range may be lost with the process
+_MOST_REPORTED = 10  # errors of single files that are shown while the others go on
+NOTE_BYTES = 8 << 20  # at most this much of a range is fetched again after a kill
+_BURST_S = 0.25
+
+
+class Throttle:
+    """At most so many bytes a second over all connections; None is no limit."""
+
+    def __init__(self, bytes_per_s: float | None, stop: threading.Event) -> None:
+        self._rate, self._stop = bytes_per_s, stop
+        self._free_at = time.monotonic()
+        self._guard = threading.Lock()
+
+    def piece_bytes(self, most: int) -> int:
+        """How much to read at a time, so that a low limit still flows evenly."""
+        return most if self._rate is None else max(1, min(most, int(self._rate * _BURST_S)))
+
+    def take(self, n_bytes: int) -> None:
+        """Wait until so many bytes may pass; first come, first served."""
+        if self._rate is None:
+            return
+        with self._guard:
+            now = time.monotonic()
+            # unused time is only saved up to a short burst, else a pause would end in a flood
+            begin = max(self._free_at, now - _BURST_S)
+            self._free_at = begin + n_bytes / self._rate
+            wait_s = self._free_at - now
+        if wait_s > 0 and self._stop.wait(wait_s):
+            raise Interrupted("stopped")
 
 
 class WorkerPool:
-    """Brings all arrivals to their end; small files first, and the last ones by all together."""
+    """Transfers all files: small ones first, and the last large ones by all threads together."""
 
     def __init__(
         self,
@@ -34,135 +61,135 @@ class WorkerPool:
         *,
         first_wait_s: float,
         bar: Bar,
-        settle: Callable[[PartialFile], None],
+        install: Callable[[PartialFile], None],
     ) -> None:
-        self._new = deque(sorted(partial_files, key=lambda a: a.pin.size_bytes))
+        self._new = deque(sorted(partial_files, key=lambda p: p.pin.size_bytes))
         self._begun: list[PartialFile] = []
         self._left = len(partial_files)
         self._router, self._client, self._throttle = router, client, throttle
-        self._first_wait_s, self._bar, self._settle = first_wait_s, bar, settle
-        self._news = threading.Condition()
-        self._ended: SimpleQueue[Exception | None] = SimpleQueue()
-        self._failed: list[PipelineError] = []
+        self._first_wait_s, self._bar, self._install = first_wait_s, bar, install
+        self._changed = threading.Condition()
+        self._results: SimpleQueue[Exception | None] = SimpleQueue()
+        self._errors: list[PipelineError] = []
 
     def run(self, jobs: int) -> None:
-        """Work until everything is settled; raises the first reason why it is not.
+        """Work until every file is installed; raises the first reason why one is not.
 
-        A file that nobody has, or that comes wrong, does not keep the others away.
+        A file that no source has, or that arrives wrong, does not keep the others away.
         """
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(jobs)]
         try:
             for thread in threads:
                 thread.start()
             for _ in threads:
-                if (error := self._ended.get()) is not None:
+                if (error := self._results.get()) is not None:
                     raise error
         finally:
-            self._say_goodbye(threads)
-        if self._failed:
-            raise self._failed[0]
+            self._join(threads)
+        if self._errors:
+            raise self._errors[0]
 
-    def _say_goodbye(self, threads: Sequence[threading.Thread]) -> None:
-        """Also on Ctrl-C: nobody reads, waits or hashes any more."""
+    def _join(self, threads: Sequence[threading.Thread]) -> None:
+        """Also on Ctrl-C: no thread reads, waits or hashes any more."""
         if any(thread.is_alive() for thread in threads):
             self._client.hang_up()
-        self._tell()
+        self._wake()
         if self._client.join(threads):
-            for partial_file in self._begun:
-                partial_file.close()
+            for partial in self._begun:
+                partial.close()
 
     def _work(self) -> None:
-        tries = Tries(self._router, self._client.stop, self._first_wait_s)
+        attempts = Attempts(self._router, self._client.stop, self._first_wait_s)
         buffer = memoryview(bytearray(self._throttle.piece_bytes(PIECE_BYTES)))
-        partial_file: PartialFile | None = None
+        partial: PartialFile | None = None
         try:
-            while taken := self._take(partial_file):
-                partial_file, span = taken
-                partial_file.catch_up()
+            while job := self._next_job(partial):
+                partial, span = job
+                partial.catch_up()
                 if span is not None:
-                    self._bring(partial_file, span, tries, buffer)
-                    partial_file.catch_up()
-                if partial_file.claim_end():
-                    self._end(partial_file)
+                    self._transfer(partial, span, attempts, buffer)
+                    partial.catch_up()
+                if partial.claim_end():
+                    self._finish(partial)
         except Exception as error:
-            self._ended.put(error)
+            self._results.put(error)
         else:
-            self._ended.put(None)
+            self._results.put(None)
 
-    def _take(self, last: PartialFile | None) -> tuple[PartialFile, Span | None] | None:
-        """Something to do: the same file, a new one, else the one that needs help most."""
-        with self._news:
+    def _next_job(self, last: PartialFile | None) -> tuple[PartialFile, Span | None] | None:
+        """A range of the same file, of a new one, else of the one with most left to do."""
+        with self._changed:
             while not self._client.stop.is_set():
                 if last is not None and (span := last.take()):
                     return last, span
                 if self._new:
                     return self._begin(self._new.popleft())
-                most = max(self._begun, key=lambda a: a.todo_bytes, default=None)
+                most = max(self._begun, key=lambda p: p.todo_bytes, default=None)
                 if most is not None and (span := most.take()):
                     return most, span
                 if not self._left:
                     return None
-                self._news.wait(1.0)
+                self._changed.wait(1.0)
         raise Interrupted("stopped")
 
-    def _begin(self, partial_file: PartialFile) -> tuple[PartialFile, Span | None]:
-        partial_file.begin()
-        self._begun.append(partial_file)
-        return partial_file, partial_file.take()
+    def _begin(self, partial: PartialFile) -> tuple[PartialFile, Span | None]:
+        partial.begin()
+        self._begun.append(partial)
+        return partial, partial.take()
 
-    def _bring(
-        self, partial_file: PartialFile, span: Span, tries: Tries, buffer: memoryview
+    def _transfer(
+        self, partial: PartialFile, span: Span, attempts: Attempts, buffer: memoryview
     ) -> None:
-        """One try at a range; what does not come goes back on the table."""
+        """One attempt at a range; what does not come is left to a later one."""
         spans = [span]
         try:
-            body = tries.open(partial_file.pin, *span, partial_file.turn)
+            body = attempts.open(partial.pin, *span, partial.turn)
             try:
                 if body.is_whole:
-                    spans += partial_file.take_whole()
-                self._pour(partial_file, body, spans, tries, buffer)
+                    spans += partial.take_whole()
+                self._write(partial, body, spans, attempts, buffer)
             finally:
                 body.close()
-            tries.arrived()
-        except Lost as lost:
-            self._put_back(partial_file, spans)
-            tries.failed(partial_file.pin, lost)
+            attempts.completed()
+        except AttemptFailed as failure:
+            self._put_back(partial, spans)
+            attempts.failed(partial.pin, failure)
         except PipelineError as error:
-            self._put_back(partial_file, spans)
-            if not self._router.lacks_only(partial_file.pin):
+            self._put_back(partial, spans)
+            if not self._router.lacks_only(partial.pin):
                 raise
-            self._give_up(partial_file, error)
+            self._give_up(partial, error)
         except BaseException:
-            self._put_back(partial_file, spans)
+            self._put_back(partial, spans)
             raise
         else:
-            self._put_back(partial_file, [])
+            self._put_back(partial, [])
 
-    def _give_up(self, partial_file: PartialFile, error: PipelineError) -> None:
+    def _give_up(self, partial: PartialFile, error: PipelineError) -> None:
         """Leave one file as it is, once, and go on with the others."""
-        if not partial_file.give_up():
+        if not partial.give_up():
             return
-        with self._news:
-            self._failed.append(error)
+        with self._changed:
+            self._errors.append(error)
             self._left -= 1
             is_last = not self._left
-        if not is_last and len(self._failed) <= _MOST_REPORTED:
-            log.say(f"  {error}; the other files go on")
-        self._tell()
+        if not is_last and len(self._errors) <= _MOST_REPORTED:
+            log.say(f"  {error}; going on with the other files")
+        self._wake()
 
-    def _put_back(self, partial_file: PartialFile, spans: list[Span]) -> None:
-        partial_file.give_back(spans)
-        self._tell()
+    def _put_back(self, partial: PartialFile, spans: list[Span]) -> None:
+        partial.give_back(spans)
+        self._wake()
 
-    def _pour(
+    def _write(
         self,
-        partial_file: PartialFile,
+        partial: PartialFile,
         body: Body,
         spans: list[Span],
-        tries: Tries,
+        attempts: Attempts,
         buffer: memoryview,
     ) -> None:
-        """From the connection to the disk; `spans` always says what has not come."""
+        """From the connection to the disk; `spans` always holds what has not come yet."""
         at = 0 if body.is_whole else spans[0][0]
         while spans:
             start, stop = spans[0]
@@ -172,16 +199,16 @@ class WorkerPool:
             try:
                 while at < stop:
                     count = self._read(body, buffer[: stop - at])
-                    partial_file.write((start, stop), at, buffer[:count])
+                    partial.write((start, stop), at, buffer[:count])
                     at += count
-                    tries.moved()
+                    attempts.received()
                     self._bar.advance(count)
-                    partial_file.fetched_bytes += count
+                    partial.fetched_bytes += count
                     if at - noted >= NOTE_BYTES:
-                        partial_file.note(noted, at)
+                        partial.note(noted, at)
                         noted = at
             finally:
-                partial_file.note(noted, at)
+                partial.note(noted, at)
                 spans[0] = (at, stop)
             spans.pop(0)
 
@@ -191,35 +218,37 @@ class WorkerPool:
         self._throttle.take(len(buffer))
         return body.readinto(buffer)
 
-    def _end(self, partial_file: PartialFile) -> None:
-        """Name a file whose hash is right; fetch a wrong one once more; then drop it."""
-        pin, got = partial_file.pin, partial_file.digest
+    def _finish(self, partial: PartialFile) -> None:
+        """Install a file whose hash is right; fetch a wrong one once more; then drop it."""
+        pin, got = partial.pin, partial.digest
         if got == pin.want:
-            if partial_file.is_second:
-                log.say(f"  {pin.path}: {partial_file.differing()} had come wrong, and came again")
-            self._settle(partial_file)
-        elif not partial_file.is_second:
-            log.say(f"  {pin.path}: came as {got[:12]}…, locked as {pin.want[:12]}…; once more")
-            self._bar.advance(-partial_file.fetched_bytes)
-            partial_file.start_over()
-            return self._tell()
+            if partial.is_second:
+                log.say(f"  {pin.path}: {partial.differing()} were wrong and were fetched again")
+            self._install(partial)
+        elif not partial.is_second:
+            log.say(
+                f"  {pin.path}: received {got[:12]}…, locked as {pin.want[:12]}…; fetching it again"
+            )
+            self._bar.advance(-partial.fetched_bytes)
+            partial.start_over()
+            return self._wake()
         else:
-            where = partial_file.differing() or "both times the same bytes"
-            partial_file.forget()
-            self._failed.append(
+            where = partial.differing() or "the same bytes both times"
+            partial.forget()
+            self._errors.append(
                 wrong_bytes(f"{pin.path}: locked as {pin.want}, received {got} ({where})")
             )
-        with self._news:
+        with self._changed:
             self._left -= 1
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
-        """Wake those who wait for something to do."""
-        with self._news:
-            self._news.notify_all()
+    def _wake(self) -> None:
+        """Wake the threads that wait for something to do."""
+        with self._changed:
+            self._changed.notify_all()
 
 
-def pieces_of(
+def read_range(
     router: Router,
     pin: FilePin,
     start: int,
@@ -228,12 +257,12 @@ def pieces_of(
     throttle: Throttle,
     first_wait_s: float,
 ) -> Iterator[bytes]:
-    """One range, in order, over as many tries as it takes."""
-    tries = Tries(router, client.stop, first_wait_s)
+    """One range, in order, over as many attempts as it takes."""
+    attempts = Attempts(router, client.stop, first_wait_s)
     buffer = memoryview(bytearray(throttle.piece_bytes(PIECE_BYTES)))
     while start < stop:
         try:
-            body = tries.open(pin, start, stop)
+            body = attempts.open(pin, start, stop)
             try:
                 skip = start if body.is_whole else 0
                 while skip:
@@ -241,10 +270,10 @@ def pieces_of(
                 while start < stop:
                     throttle.take(min(len(buffer), stop - start))
                     count = body.readinto(buffer[: stop - start])
-                    tries.moved()
+                    attempts.received()
                     start += count
                     yield bytes(buffer[:count])
             finally:
                 body.close()
-        except Lost as lost:
-            tries.failed(pin, lost)
+        except AttemptFailed as failure:
+            attempts.failed(pin, failure)

@@ -1,6 +1,6 @@
-"""The other way: ranges from the Hub's Xet store, through `hf_xet`, where a server offers it.
+"""Ranges from the Hub's Xet store, through `hf_xet`, where a server offers it.
 
-The Hub's token is sent to the endpoint only: it buys a short-lived one for the store.
+The Hub's token is sent to the endpoint only, which exchanges it for a short-lived one of the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.net.waits import asked_wait_s
 from pipeline.net.watchdog import Watchdog
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.http_route import Repository, route_failure, stall_limits
-from pipeline.weights.transfer.routes import Body, Lost, NotHere
+from pipeline.weights.transfer.routes import AttemptFailed, Body, NotAvailable
 
 _HASH = "X-Xet-Hash"
 
@@ -55,8 +55,8 @@ class XetRoute:
             info = _file_info(name, pin.size_bytes)
             stream = self._group.download_stream(info, start=start, end=stop)
         except Exception as error:  # the store's client has no common kind of error
-            words = f"{pin.path}: the Xet store refuses: {reason_of(error)}"
-            raise NotHere(SourceUnreachable(words), only_this=True) from error
+            reason = f"{pin.path}: the Xet store refuses: {reason_of(error)}"
+            raise NotAvailable(SourceUnreachable(reason), only_this_file=True) from error
         return _XetBody(stream, stop - start, self._watch, self._stall_s)
 
     def _hash_of(self, pin: FilePin) -> str:
@@ -73,11 +73,11 @@ class XetRoute:
             return name
         if answer.status in MAY_PASS:
             why = f"{pin.path}: the Hub answers {answer.status}"
-            raise Lost(why, wait_s=asked_wait_s(answer.headers))
+            raise AttemptFailed(why, wait_s=asked_wait_s(answer.headers))
         why = "is not offered through Xet"
         if answer.status >= 400:
             why = f"the Hub answers {answer.status} {answer.header('X-Error-Code')}".rstrip()
-        raise NotHere(SourceUnreachable(f"{pin.path}: {why}"), only_this=True)
+        raise NotAvailable(SourceUnreachable(f"{pin.path}: {why}"), only_this_file=True)
 
 
 def _store_group(repository: Repository) -> Any:
@@ -97,7 +97,7 @@ def _file_info(name: str, size_bytes: int) -> Any:
 
 
 class _XetBody:
-    """A stream as a body: its pieces have their own sizes, and a silent one is cancelled."""
+    """A stream as a body: its pieces have sizes of their own, and a stalled one is cancelled."""
 
     is_whole = False
 
@@ -112,7 +112,7 @@ class _XetBody:
             self._piece = memoryview(self._next())
         count = min(len(buffer), len(self._piece), self._left)
         if not count:
-            raise Lost(f"the Xet stream ended {self._left} bytes early")
+            raise AttemptFailed(f"the Xet stream ended {self._left} bytes early")
         buffer[:count] = self._piece[:count]
         self._piece = self._piece[count:]
         self._left -= count
@@ -128,9 +128,9 @@ class _XetBody:
         finally:
             in_time = self._watch.end(id(self))
         if not in_time:
-            raise Lost("no byte came any more from Xet", is_stall=True) from why
+            raise AttemptFailed("the Xet stream stalled", is_stall=True) from why
         if why is not None:
-            raise Lost(f"Xet: {reason_of(why)}") from why
+            raise AttemptFailed(f"Xet: {reason_of(why)}") from why
         return piece
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class Copies:
     def sources(self) -> list[Source]:
         return list(self.copies)
 
-    def bring(self, place: Place, pins: list[FilePin]) -> None:
+    def fetch(self, place: Place, pins: list[FilePin]) -> None:
         raise OfflineMiss("no fetch here")
 
     def hang_up(self) -> None:

@@ -15,7 +15,7 @@ from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
 from pipeline.weights.transfer.http_route import HttpRoute, Repository
-from pipeline.weights.transfer.routes import Lost, NotHere
+from pipeline.weights.transfer.routes import AttemptFailed, NotAvailable
 from pipeline.weights.transfer.sources import find_routes
 from pipeline.weights.transfer.xet_route import XetRoute
 from tests.testbed import hostile
@@ -34,7 +34,7 @@ def lock_of(*pins: FilePin) -> WeightsLock:
 
 @pytest.fixture(autouse=True)
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.weights.transfer.tries.ATTEMPTS", 1)
+    monkeypatch.setattr("pipeline.weights.transfer.router.ATTEMPTS", 1)
     monkeypatch.setenv("no_proxy", "*")
 
 
@@ -61,7 +61,7 @@ def test_no_hostile_answer_about_xet_is_a_defect() -> None:
             continue  # a HEAD has no body that could be endless
         with hostile_server(script) as url:
             there = Repository(url, "org/tiny", COMMIT, "hf_secret")
-            with pytest.raises((Lost, NotHere)):
+            with pytest.raises((AttemptFailed, NotAvailable)):
                 XetRoute(client, there, 0.2, lambda _: None).open(PIN, 0, 10)
 
 
@@ -94,7 +94,7 @@ PINNED = FilePin(path="m", size_bytes=len(WHOLE), sha256=hashlib.sha256(WHOLE).h
 def test_a_range_comes_in_as_many_parts_as_the_server_likes(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.weights.transfer.tries.ATTEMPTS", 3)
+    monkeypatch.setattr("pipeline.weights.transfer.router.ATTEMPTS", 3)
     client = Client(Settings(indexes=()))
     with hostile_server(resuming(name)) as url:
         route = HttpRoute(client, Repository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)

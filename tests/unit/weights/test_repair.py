@@ -16,16 +16,18 @@ import pytest
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
 from pipeline.weights.check import patching, repair
-from pipeline.weights.check.copies import Routes, Source
-from pipeline.weights.check.ranges import joined, rest_of, wrong_by_size
-from pipeline.weights.check.repair import Mended
+from pipeline.weights.check.copies import RouteSupply, Source
+from pipeline.weights.check.patching import wrong_by_size
+from pipeline.weights.check.repair import Repaired
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES
+from pipeline.weights.disk.install import make_way
 from pipeline.weights.disk.receipt import keep, read_receipt
-from pipeline.weights.disk.room import make_way
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import new_place
-from pipeline.weights.transfer.routes import FolderRoute, Route
+from pipeline.weights.transfer.partial_file import merged, missing
+from pipeline.weights.transfer.routes import Route
+from pipeline.weights.transfer.sources import FolderRoute
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
     Copies,
@@ -75,7 +77,7 @@ def big(tmp_path: Path, quick_clock: None) -> DiskSet:
     return made
 
 
-def mend(a_set: DiskSet, *sources: Source) -> list[Mended]:
+def mend(a_set: DiskSet, *sources: Source) -> list[Repaired]:
     return repair.repair(a_set.place, a_set.check(full=True), Copies(sources or [a_set.source]))
 
 
@@ -100,9 +102,9 @@ def test_only_what_is_wrong_is_fetched(a_set: DiskSet) -> None:
 def test_a_flipped_byte_costs_one_block(big: DiskSet) -> None:
     flip(big.path(BIG), 2 * BLOCK_BYTES + 5)
     source = Counting(big.source)
-    (mended,) = mend(big, source)
+    (repaired,) = mend(big, source)
     assert source.asked == [(BIG, 2 * BLOCK_BYTES, 3 * BLOCK_BYTES)]
-    assert mended.fetched_bytes == BLOCK_BYTES
+    assert repaired.fetched_bytes == BLOCK_BYTES
     assert is_right(big)
 
 
@@ -110,15 +112,15 @@ def test_damage_in_two_places_costs_two_ranges(big: DiskSet) -> None:
     for at in (5, BLOCK_BYTES, BIG_BYTES - 1):
         flip(big.path(BIG), at)
     source = Counting(big.source)
-    (mended,) = mend(big, source)
+    (repaired,) = mend(big, source)
     first, second, last = 0, BLOCK_BYTES, 5 * BLOCK_BYTES
     assert source.asked == [
         (BIG, first, second),
         (BIG, second, 2 * BLOCK_BYTES),
         (BIG, last, BIG_BYTES),
     ]
-    assert mended.how == "2 ranges fetched"
-    assert mended.fetched_bytes == 2 * BLOCK_BYTES + 1000
+    assert repaired.how == "2 ranges fetched"
+    assert repaired.fetched_bytes == 2 * BLOCK_BYTES + 1000
     assert is_right(big)
 
 
@@ -157,9 +159,9 @@ def test_blocks_that_a_killed_repair_had_fetched_are_not_asked_for_again(big: Di
 def test_a_partial_file_of_other_bytes_is_not_believed(big: DiskSet) -> None:
     flip(big.path(BIG), 5)
     pin = big.place.lock.files[0]
-    mender = repair._Mender(big.place, {}, Copies([]))
-    mender._partial(pin).parent.mkdir(parents=True, exist_ok=True)
-    mender._partial(pin).write_bytes(random_bytes(9, BIG_BYTES))
+    repairer = repair._Repairer(big.place, {}, Copies([]))
+    repairer._partial(pin).parent.mkdir(parents=True, exist_ok=True)
+    repairer._partial(pin).write_bytes(random_bytes(9, BIG_BYTES))
     source = Counting(big.source)
     mend(big, source)
     assert source.asked == [(BIG, 0, BLOCK_BYTES)]
@@ -257,7 +259,7 @@ def test_no_swapped_file_is_moved_before_all_are_proved(
     two.rename(one)
     (tmp_path / "x").rename(two)
     monkeypatch.setattr(repair, "read_file", noting("proved", hashing.read_file))
-    monkeypatch.setattr(repair._Mender, "_install", noting("moved", repair._Mender._install))
+    monkeypatch.setattr(repair._Repairer, "_install", noting("moved", repair._Repairer._install))
     mend(a_set, Counting(a_set.source))
     assert events == ["proved", "proved", "moved", "moved"]
 
@@ -265,8 +267,8 @@ def test_no_swapped_file_is_moved_before_all_are_proved(
 def test_a_wrong_source_changes_nothing(a_set: DiskSet) -> None:
     flip(a_set.path(SHARD), 9)
     before = a_set.path(SHARD).read_bytes()
-    (mended,) = mend(a_set, Counting(a_set.source, wrong=True))
-    assert "other bytes" in mended.error
+    (repaired,) = mend(a_set, Counting(a_set.source, wrong=True))
+    assert "other bytes" in repaired.error
     assert a_set.path(SHARD).read_bytes() == before
     assert a_set.kinds() == {SHARD: "changed"}
 
@@ -280,8 +282,8 @@ def test_a_wrong_source_is_passed_over_for_a_right_one(a_set: DiskSet) -> None:
 
 def test_a_source_that_falls_silent_is_named_and_what_came_is_gone_on_with(big: DiskSet) -> None:
     big.path(BIG).unlink()
-    (mended,) = mend(big, Counting(big.source, ends_early=1000))
-    assert "were asked for" in mended.error
+    (repaired,) = mend(big, Counting(big.source, ends_early=1000))
+    assert "were asked for" in repaired.error
     assert not big.path(BIG).exists()
     source = Counting(big.source)
     mend(big, source)
@@ -300,8 +302,8 @@ def test_a_rotten_partial_file_is_not_gone_on_with_twice(big: DiskSet) -> None:
 
 def test_without_a_source_the_reason_is_given(a_set: DiskSet) -> None:
     flip(a_set.path(SHARD), 9)
-    (mended,) = repair.repair(a_set.place, a_set.check(), Copies([]))
-    assert "no source" in mended.error
+    (repaired,) = repair.repair(a_set.place, a_set.check(), Copies([]))
+    assert "no source" in repaired.error
 
 
 def test_no_room_is_said_before_the_first_byte(
@@ -310,8 +312,8 @@ def test_no_room_is_said_before_the_first_byte(
     flip(a_set.path(SHARD), 9)
     source = Counting(a_set.source)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=299_999))
-    (mended,) = mend(a_set, source)
-    assert "are free" in mended.error
+    (repaired,) = mend(a_set, source)
+    assert "are free" in repaired.error
     assert source.asked == []
 
 
@@ -416,7 +418,7 @@ def test_the_routes_of_a_fetch_are_asked_one_after_the_other(tmp_path: Path, kin
             flip(plain.path(SHARD), 0)
         folders = [tmp_path, wrong, folder]
         routes: list[Route] = [FolderRoute(f, lock) for f in folders]
-        supply = Routes(routes, Client(read_settings(), first_wait_s=0.01))
+        supply = RouteSupply(routes, Client(read_settings(), first_wait_s=0.01))
         repair.repair(plain.place, plain.check(), supply)
         assert is_right(plain)
 
@@ -438,10 +440,10 @@ def test_ranges_are_found_joined_and_turned_around() -> None:
     assert wrong_by_size(10, 5) == [(5, 10)]
     assert wrong_by_size(10, 11) == []
     assert wrong_by_size(0, 0) == [(0, 0)]
-    assert joined([(0, 1), (1, 2), (3, 4)]) == [(0, 2), (3, 4)]
-    assert rest_of(10, [(0, 2), (5, 10)]) == [(2, 5)]
-    assert rest_of(10, []) == [(0, 10)]
-    assert rest_of(0, []) == []
+    assert merged([(0, 1), (1, 2), (3, 4)]) == [(0, 2), (3, 4)]
+    assert missing([(0, 2), (5, 10)], 10) == [(2, 5)]
+    assert missing([], 10) == [(0, 10)]
+    assert missing([], 0) == []
 
 
 def test_the_command_repairs_and_says_what_it_fetched(a_set: DiskSet, sm120: Command) -> None:

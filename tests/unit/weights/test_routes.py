@@ -16,8 +16,9 @@ from pipeline.weights.model import FilePin
 from pipeline.weights.transfer import xet_route
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
 from pipeline.weights.transfer.http_route import HttpRoute, Repository
-from pipeline.weights.transfer.routes import Body, Lost, NotHere, Route, Router
-from pipeline.weights.transfer.throttle import Throttle
+from pipeline.weights.transfer.router import Router
+from pipeline.weights.transfer.routes import AttemptFailed, Body, NotAvailable, Route
+from pipeline.weights.transfer.workers import Throttle
 from pipeline.weights.transfer.xet_route import XetRoute, has_xet
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS
@@ -31,7 +32,7 @@ class Named:
         self.name = name
 
     def open(self, pin: FilePin, start: int, stop: int) -> Body:
-        raise Lost("never")
+        raise AttemptFailed("never")
 
 
 def names(router: Router, turns: int = 4) -> list[str]:
@@ -56,16 +57,16 @@ def test_a_route_that_stalls_twice_is_asked_last_until_it_delivers() -> None:
 def test_a_route_without_the_file_is_not_asked_again() -> None:
     http, xet = Named("http"), Named("xet")
     router = Router([http, xet])
-    router.has_no(http, PIN, NotHere(HubRefused("gated")))
+    router.mark_missing(http, PIN, NotAvailable(HubRefused("gated")))
     assert names(router) == ["xet"] * 4
 
 
 def test_the_most_telling_reason_is_given_when_no_route_is_left() -> None:
     routes = [Named("folder"), Named("http"), Named("xet")]
     router = Router(routes)
-    router.has_no(routes[0], PIN, NotHere(OfflineMiss("not in the folder")))
-    router.has_no(routes[1], PIN, NotHere(DigestMismatch("another file")))
-    router.has_no(routes[2], PIN, NotHere(SourceUnreachable("not offered")))
+    router.mark_missing(routes[0], PIN, NotAvailable(OfflineMiss("not in the folder")))
+    router.mark_missing(routes[1], PIN, NotAvailable(DigestMismatch("another file")))
+    router.mark_missing(routes[2], PIN, NotAvailable(SourceUnreachable("not offered")))
     with pytest.raises(DigestMismatch):
         router.pick(PIN, 0)
 
@@ -73,10 +74,10 @@ def test_the_most_telling_reason_is_given_when_no_route_is_left() -> None:
 def test_a_route_that_is_put_off_is_left_alone_that_long() -> None:
     http = Named("http")
     router = Router([http])
-    assert router.hold_s(http) <= 0
-    router.hold(http, 5)
-    router.hold(http, 1)
-    assert 4 < router.hold_s(http) <= 5
+    assert router.wait_left_s(http) <= 0
+    router.defer(http, 5)
+    router.defer(http, 1)
+    assert 4 < router.wait_left_s(http) <= 5
 
 
 @dataclass
@@ -191,7 +192,7 @@ def test_a_busy_hub_is_not_taken_for_one_without_xet(bed: Bed) -> None:
     bed.hub.fail(BIG, fault.status(429, RateLimit='"resolvers";r=0;t=1'), stage="resolve")
     client, store = Client(bed.settings), Store(bed)
     _, xet = both(bed, client, store)
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(AttemptFailed) as caught:
         xet.open(bed.pin(), 0, 10)
     assert caught.value.wait_s == 1
     xet.open(bed.pin(), 0, 10)
@@ -214,7 +215,7 @@ def test_the_real_xet_client_without_a_token_is_a_refusal(
     bed.hub.xet = True
     client = Client(bed.settings)
     there = Repository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
-    with pytest.raises(NotHere, match="Xet store refuses"):
+    with pytest.raises(NotAvailable, match="Xet store refuses"):
         XetRoute(client, there, 5).open(bed.pin(), 0, 10)
     token_calls = [a for a in bed.hub.asked if a.stage == "xet"]
     assert token_calls
@@ -229,7 +230,7 @@ def test_a_connection_that_only_drips_is_cut(bed: Bed) -> None:
     route = HttpRoute(client, there, "plain HTTP", 0.15)
     body = route.open(bed.pin("a.bin"), 0, 400_000)
     bed.hub.bytes_per_s = 50_000  # a piece of 256 KiB that takes five seconds
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(AttemptFailed) as caught:
         body.readinto(memoryview(bytearray(400_000)))
     assert caught.value.is_stall
 

@@ -29,7 +29,7 @@ from pipeline.weights.serve import send
 from pipeline.weights.serve.connections import Connection, Connections
 from pipeline.weights.serve.hub import Hub
 from pipeline.weights.serve.keeper import Keeper
-from pipeline.weights.serve.ranges import Unsatisfiable, wanted_range
+from pipeline.weights.serve.request import Unsatisfiable, wanted_range
 from pipeline.weights.serve.served import folder_ids, served_by
 from pipeline.weights.serve.server import Server
 from tests.testbed.locked_set import COMMIT, SMALL, make_set, pin_of, random_bytes
@@ -421,7 +421,7 @@ def test_a_receipts_word_is_taken_only_for_the_very_file(place: Place) -> None:
     os.close(handle)
     for known, state in ((seen, "proved"), (seen._replace(inode=1), "unproved")):
         keeper = Keeper(served_by([place.root]).files)
-        keeper.believe(lambda _, known=known: {pin.path: known})  # type: ignore[misc]
+        keeper.trust_receipts(lambda _, known=known: {pin.path: known})  # type: ignore[misc]
         assert {h.pin.path: h.state for h in keeper.files}[pin.path] == state
 
 

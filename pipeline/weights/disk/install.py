@@ -1,0 +1,105 @@
+"""Giving checked bytes their names; in the Hub's layout also the links by which engines find them.
+
+What stands in the way is set aside, not removed: it may be a user's own.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+from pipeline.files import link_or_copy, os_errors_explained, write_bytes
+from pipeline.weights.disk.hashing import read_file
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place
+
+# Files are repaired in parallel: of two that look at the same linked folder, the second would set
+# aside the real folder that the first has just made, with the files in it.
+_MAKING_WAY = threading.Lock()
+
+
+def install(place: Place, partial: Path, pins: Sequence[FilePin]) -> None:
+    """Move checked bytes to every name that they have."""
+    first, *others = dict.fromkeys(place.file(pin) for pin in pins)
+    with os_errors_explained(first):
+        first.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(partial, first)
+        for other in others:
+            other.parent.mkdir(parents=True, exist_ok=True)
+            copy = partial.with_name(f"{partial.name}.copy")
+            copy.unlink(missing_ok=True)
+            link_or_copy(first, copy)
+            os.replace(copy, other)
+    for pin in pins:
+        link(place, pin)
+
+
+def link(place: Place, pin: FilePin) -> bool:
+    """In the Hub's layout, let the name lead to the blob; whether that needed a change."""
+    name, target = place.name(pin), place.link_target(pin)
+    if not place.hub_cache or place.is_without_link(pin):
+        return False
+    with os_errors_explained(name):
+        if name.is_symlink() and str(name.readlink()) == target:
+            return False
+        name.parent.mkdir(parents=True, exist_ok=True)
+        # made aside and moved over the old one: an engine that opens the name always finds a link
+        folder = Path(tempfile.mkdtemp(dir=name.parent, prefix=".new-"))
+        try:
+            (folder / "link").symlink_to(target)
+            os.replace(folder / "link", name)
+        finally:
+            folder.rmdir()
+    return True
+
+
+def repair_link(place: Place, pin: FilePin) -> bool:
+    """As `link`, where anything may lie in the way; whether that needed a change."""
+    if place.is_without_link(pin):
+        return False
+    name = place.name(pin)
+    make_way(place, name)
+    if name.exists() and not name.is_symlink() and not _has_same_bytes(name, pin):
+        set_aside(place, name)
+    return link(place, pin)
+
+
+def _has_same_bytes(name: Path, pin: FilePin) -> bool:
+    """Setting aside a copy of a good file would only fill the disk."""
+    try:
+        return read_file(name, pin.new_hash()).digest == pin.want
+    except OSError:
+        return False
+
+
+def make_way(place: Place, target: Path) -> None:
+    """Real folders down to the target, and nothing but a file in its place."""
+    folder = place.root
+    with _MAKING_WAY:
+        for part in target.parent.relative_to(place.root).parts:
+            folder /= part
+            if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+                set_aside(place, folder)
+            folder.mkdir(exist_ok=True)
+        if target.is_dir() and not target.is_symlink():
+            set_aside(place, target)
+
+
+def set_aside(place: Place, path: Path) -> Path:
+    """Move something out of the way, to where a person can look at it."""
+    folder = place.state / "aside"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "--".join(path.relative_to(place.root).parts)[-200:]
+    free = next(p for n in count(1) if not os.path.lexists(p := folder / f"{n}-{name}"))
+    path.rename(free)
+    return free
+
+
+def name_revision(place: Place, revision: str) -> None:
+    """In the Hub's layout, let the revision's name lead to the locked commit."""
+    if place.hub_cache:
+        write_bytes(place.root / "refs" / revision, place.lock.commit.encode())
