@@ -17,7 +17,7 @@ from unittest import mock
 
 from pipeline.assemble import locked_layers as pinned
 from pipeline.assemble.image import Built, build_images
-from pipeline.assemble.plan import plan_image
+from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import Settings
@@ -25,7 +25,10 @@ from pipeline.fetch.sources import Sources
 from pipeline.lock.base import BasePin
 from pipeline.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
 from pipeline.model import sha256_of
+from pipeline.oci.document import OCI_MANIFEST, Descriptor
+from pipeline.oci.record import ImageRecord, LayerRecord, TitledLayer
 from pipeline.spec.checkout import Checkout
+from pipeline.spec.image import DebianSpec, ImageSpec
 from pipeline.store.store import Store
 from tests.testbed.deb_file import Item, write_deb
 
@@ -249,3 +252,28 @@ def build(
             accept=accept,
             keep_inputs=keep_inputs,
         )
+
+
+def image_record(digest: str, *, size_bytes: int = 1, base: tuple[str, ...] = ()) -> ImageRecord:
+    """A record of an image with one layer, all of them of one digest."""
+    layer = LayerRecord(
+        digest=digest, diff_id=digest, size_bytes=size_bytes, unpacked_bytes=size_bytes
+    )
+    return ImageRecord(
+        key=digest,
+        code=digest,
+        config=digest,
+        descriptor=Descriptor(media_type=OCI_MANIFEST, digest=digest, size_bytes=1),
+        layers=(TitledLayer(title="x", record=layer),),
+        base=base,
+    )
+
+
+def built_image(name: str, platform: str, digest: str) -> Built:
+    """An image for what only asks for its names and digest."""
+    spec = ImageSpec(
+        name=name, summary="an image for tests", platforms=[platform], debian=DebianSpec()
+    )
+    lock = sealed(name, platform, spec.lock_digest(), None, [], [])
+    plan = ImagePlan(spec, platform, lock, (), None, digest)
+    return Built(plan, image_record(digest), cached=True)

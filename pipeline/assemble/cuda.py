@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from pipeline.assemble.entry import Entry, Kind
+from pipeline.assemble.entry import Entry
 from pipeline.errors import PathConflict, SpecInvalid
+from pipeline.oci.record import Kind
 
 _TRIPLETS = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 # Folders that get links of our own, and `bin`: nvcc looks for lib64 beside the folder it is in.

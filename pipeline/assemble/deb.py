@@ -16,11 +16,12 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from pipeline.assemble.entry import Entry, Kind, Slice, parents, path_fault
-from pipeline.assemble.tar import BLOCK
+from pipeline.assemble.entry import Entry, Slice, parents, path_fault
 from pipeline.errors import CorruptArchive, HostileArchive, IndexBroken
 from pipeline.files import os_errors_explained
 from pipeline.lock.deb822 import read_stanza
+from pipeline.oci.record import Kind
+from pipeline.oci.tar_header import BLOCK
 
 MAX_DATA_BYTES = 16 * 1024**3
 MAX_CONTROL_BYTES = 64 * 1024**2

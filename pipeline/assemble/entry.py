@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+
+from pipeline.oci.record import Kind
 
 # What every Linux file system allows; the path less what engines put before it when they unpack.
 _LONGEST_NAME_BYTES = 255
@@ -13,15 +14,6 @@ _LONGEST_PATH_BYTES = 4096 - 256
 _MOST_PARTS = 500
 # In a layer, a file of such a name deletes another one, or all that a folder held below.
 _WHITEOUT = ".wh."
-
-
-class Kind(Enum):
-    """What an entry is."""
-
-    DIR = "dir"
-    FILE = "file"
-    SYMLINK = "symlink"
-    HARDLINK = "hardlink"
 
 
 @dataclass(frozen=True, slots=True)

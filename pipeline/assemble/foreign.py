@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline.assemble.entry import Kind, parents
+from pipeline.assemble.entry import parents
 from pipeline.assemble.foreign_layers import base_layers
 from pipeline.assemble.manifest import Below
 from pipeline.assemble.plan import ImagePlan
@@ -16,7 +16,7 @@ from pipeline.errors import BaseUnusable, SpecInvalid, StoreDamaged
 from pipeline.lock.base import BasePin
 from pipeline.lock.wheels import GLIBC_MINOR
 from pipeline.oci.config import ImageConfig, read_config
-from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.oci.tar_reader import open_layer
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
@@ -55,12 +55,12 @@ class Foreign:
         if found not in self.view:
             return None
         record, row = self.view[found]
-        if row.kind == Kind.HARDLINK.value:
+        if row.kind == Kind.HARDLINK:
             found = row.target
         with open_layer(self.store.blob_path(record.digest), record.media_type) as stream:
             data = None
             for header in stream.entries():
-                if header.path == found and header.kind == Kind.FILE.value:
+                if header.path == found and header.kind == Kind.FILE:
                     if header.size_bytes > most_bytes:
                         raise BaseUnusable(f"{self.pin}: /{found} is of {header.size_bytes} bytes")
                     data = b"".join(stream.content(header))
@@ -91,7 +91,7 @@ class Foreign:
         for folder in _PYTHON_FOLDERS:
             found, _ = follow(self.rows, f"{folder}/python{version}")
             row = self.rows.get(found)
-            if row is not None and row.kind in (Kind.FILE.value, Kind.HARDLINK.value):
+            if row is not None and row.kind in (Kind.FILE, Kind.HARDLINK):
                 return f"/{folder}"
         raise SpecInvalid(
             f"{image}: python: its base has no python{version} in /usr/bin or /usr/local/bin",
@@ -119,7 +119,7 @@ class Foreign:
             )
         for folder in parents(root):
             row = self.rows.get(folder)
-            plain = (Kind.DIR.value, 0o755, 0, 0)
+            plain = (Kind.DIR, 0o755, 0, 0)
             if row is not None and (row.kind, row.mode, row.uid, row.gid) != plain:
                 raise SpecInvalid(
                     f"{image}: python: /{folder} of its base is a {row.kind} of mode"

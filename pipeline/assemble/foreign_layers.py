@@ -8,13 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline import log
-from pipeline.assemble.entry import Kind
-from pipeline.assemble.manifest import TitledLayer
 from pipeline.assemble.plan import foreign_key
 from pipeline.assemble.view import OPAQUE, WHITEOUT
 from pipeline.errors import BaseUnusable, CorruptArchive, HostileArchive, Interrupted
 from pipeline.lock.base import BasePin, LayerPin
-from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.oci.record import FileRow, Kind, LayerRecord, TitledLayer, WrittenLayer
 from pipeline.oci.tar_header import Header
 from pipeline.oci.tar_reader import TarStream, open_layer
 from pipeline.store.store import Store
@@ -56,7 +54,7 @@ def base_layers(store: Store, pin: BasePin) -> list[TitledLayer]:
         record = store.layer(foreign_key(layer))
         if record is None:
             raise BaseUnusable(f"{pin}: its layer {layer.digest} is gone from the store")
-        found.append(TitledLayer(layer_title(number), record))
+        found.append(TitledLayer(title=layer_title(number), record=record))
     return found
 
 
@@ -84,7 +82,7 @@ def _read_layer(store: Store, layer: LayerPin, watch: Callable[[int], None]) -> 
         media_type=layer.media_type,
         is_foreign=True,
     )
-    store.keep_foreign_layer(foreign_key(layer), record, rows)
+    store.keep_layer(foreign_key(layer), WrittenLayer(record, rows))
 
 
 def _row(stream: TarStream, header: Header) -> FileRow | None:
@@ -94,7 +92,7 @@ def _row(stream: TarStream, header: Header) -> FileRow | None:
     if not header.path:
         return None
     sha256 = ""
-    if header.kind == Kind.FILE.value:
+    if header.kind == Kind.FILE:
         sha = hashlib.sha256()
         for piece in stream.content(header):
             sha.update(piece)
@@ -103,7 +101,7 @@ def _row(stream: TarStream, header: Header) -> FileRow | None:
         header.path,
         header.kind,
         header.mode,
-        header.size_bytes if header.kind == Kind.FILE.value else 0,
+        header.size_bytes if header.kind == Kind.FILE else 0,
         sha256,
         0,
         header.target,

@@ -7,17 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.assemble import golden
-from pipeline.assemble import manifest as oci
 from pipeline.assemble.deflate import check_compressor
 from pipeline.assemble.entry import Entry, with_parents
 from pipeline.assemble.foreign import Foreign, below, require_fit
 from pipeline.assemble.foreign_layers import base_layers, read_layers
 from pipeline.assemble.layer import write_layer
 from pipeline.assemble.locked_layers import make_layers
-from pipeline.assemble.manifest import TitledLayer
+from pipeline.assemble.manifest import (
+    config_descriptor,
+    image_config,
+    image_descriptor,
+    image_manifest,
+)
 from pipeline.assemble.own_layers import (
     WheelTree,
     folders_above,
@@ -38,7 +42,7 @@ from pipeline.assemble.plan import (
 from pipeline.errors import StoreDamaged
 from pipeline.files import os_errors_explained
 from pipeline.model import canonical_json, sha256_of
-from pipeline.oci.record import LayerRecord
+from pipeline.oci.record import ImageRecord, LayerRecord, TitledLayer
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
@@ -46,21 +50,34 @@ if TYPE_CHECKING:
     from pipeline.fetch.inputs import Fetcher
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Built:
-    """A finished image."""
+    """A finished image: the plan that it follows, and what the store holds of it."""
 
-    name: str
-    platform: str
-    digest: str
-    size_bytes: int
-    layers: tuple[TitledLayer, ...]
+    plan: ImagePlan
+    record: ImageRecord
     cached: bool
     time_s: float = 0.0  # from the start of the build until this image was done
 
     @property
-    def unpacked_bytes(self) -> int:
-        return sum(x.record.unpacked_bytes for x in self.layers)
+    def name(self) -> str:
+        return self.plan.spec.name
+
+    @property
+    def platform(self) -> str:
+        return self.plan.platform
+
+    @property
+    def digest(self) -> str:
+        return self.record.digest
+
+    @property
+    def layers(self) -> tuple[TitledLayer, ...]:
+        return self.record.layers
+
+    @property
+    def size_bytes(self) -> int:
+        return self.record.size_bytes
 
 
 @cache
@@ -73,27 +90,23 @@ def code_digest() -> str:
 def find_built(store: Store, plan: ImagePlan) -> Built | None:
     """The image as built before, if its inputs are the same and every blob is still there."""
     record = store.image_record(plan.spec.name, plan.platform)
-    if record is None or record.get("key") != plan.key or record.get("code") != code_digest():
+    if record is None or (record.key, record.code) != (plan.key, code_digest()):
         return None
-    return built_from(store, plan.spec.name, plan.platform, record)
+    return Built(plan, record, cached=True) if _is_whole(store, record) else None
 
 
-def built_from(store: Store, name: str, platform: str, record: dict[str, Any]) -> Built | None:
-    """An image record as a value, if the store still holds all of it."""
-    layers = tuple(
-        TitledLayer(x["title"], LayerRecord.model_validate(x["record"])) for x in record["layers"]
-    )
-    for layer in layers:
+def _is_whole(store: Store, record: ImageRecord) -> bool:
+    """Whether the store still holds all of an image."""
+    for layer in record.layers:
         path = store.blob_path(layer.record.digest)
         if not path.exists() or path.stat().st_size != layer.record.size_bytes:
-            return None
+            return False
     try:
-        store.read_blob(record["config"])
-        store.read_blob(record["descriptor"]["digest"])
+        store.read_blob(record.config)
+        store.read_blob(record.digest)
     except StoreDamaged:
-        return None
-    size = sum(x.record.size_bytes for x in layers)
-    return Built(name, platform, record["descriptor"]["digest"], size, layers, cached=True)
+        return False
+    return True
 
 
 def build_images(
@@ -152,16 +165,10 @@ def _finish(
     checkout: Checkout, store: Store, plan: ImagePlan, *, accept: bool, judge: bool
 ) -> Built:
     """The image from its layers, checked against its golden digest before it gets a name."""
-    built = find_built(store, plan)
-    record = store.image_record(plan.spec.name, plan.platform) if built else None
-    if built is None or record is None:
+    built, diff = find_built(store, plan), None
+    if built is None:
         record, diff = _assemble(checkout, store, plan)
-        built = built_from(store, plan.spec.name, plan.platform, record)
-        if built is None:
-            raise StoreDamaged(f"{plan.spec.name}: a layer vanished while it was built")
-        built = replace(built, cached=False)
-    else:
-        diff = None
+        built = Built(plan, record, cached=False)
     got = golden.GoldenImage(
         digest=built.digest,
         inputs=image_inputs(checkout, plan.spec, plan.lock, plan.base.key if plan.base else None),
@@ -175,35 +182,36 @@ def _finish(
     if diff is not None:
         folder = store.image_folder(plan.spec.name, plan.platform)
         store.write(folder / "patches.diff", diff.encode())
-        store.keep_image(plan.spec.name, plan.platform, record)
+        store.keep_image(plan.spec.name, plan.platform, built.record)
     return built
 
 
-def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[dict[str, Any], str]:
+def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[ImageRecord, str]:
     layers = _chain_layers(checkout, store, plan)
     foreign = Foreign(store, plan.foreign) if plan.foreign else None
     tree = wheel_tree(store, _wheel_records(store, plan))
     own = _own_layer(checkout, store, plan, layers, tree, foreign)
     if own:
-        layers.append(TitledLayer(f"{plan.spec.name} files", own))
+        layers.append(TitledLayer(title=f"{plan.spec.name} files", record=own))
     patched = patched_entries(checkout, plan, tree)
     if patched.entries:
-        layers.append(TitledLayer("patches", _thin_layer(store, patched.entries)))
+        thin = _thin_layer(store, patched.entries)
+        layers.append(TitledLayer(title="patches", record=thin))
     require_few(plan.spec.name, len(layers))
     runs_on = below(checkout, plan, foreign) if foreign else None
-    config = canonical_json(oci.image_config(plan, layers, runs_on))
-    config_digest = store.put_blob(config)
-    manifest = canonical_json(oci.manifest(plan, config_digest, len(config), layers))
-    digest = store.put_blob(manifest)
-    record = {
-        "key": plan.key,
-        "code": code_digest(),
-        "config": config_digest,
-        "descriptor": oci.descriptor(plan, digest, len(manifest)),
-        "layers": [{"title": x.title, "record": x.record.dump()} for x in layers],
-    }
-    if plan.foreign:
-        record["base"] = [x.digest for x in plan.foreign.documents]
+    config = canonical_json(image_config(plan, layers, runs_on))
+    manifest = canonical_json(image_manifest(plan, config_descriptor(config), layers))
+    record = ImageRecord(
+        key=plan.key,
+        code=code_digest(),
+        config=store.put_blob(config),
+        descriptor=image_descriptor(plan, manifest),
+        layers=tuple(layers),
+        base=tuple(x.digest for x in plan.foreign.documents) if plan.foreign else (),
+    )
+    store.put_blob(manifest)
+    if not _is_whole(store, record):
+        raise StoreDamaged(f"{plan.spec.name}: a layer vanished while it was built")
     return record, patched.diff
 
 
@@ -212,16 +220,13 @@ def _chain_layers(checkout: Checkout, store: Store, plan: ImagePlan) -> list[Tit
     layers: list[TitledLayer] = []
     if plan.base:
         base = find_built(store, plan.base)
-        if base is None:
-            record, _ = _assemble(checkout, store, plan.base)
-            base = built_from(store, plan.base.spec.name, plan.platform, record)
-        if base is None:
-            raise StoreDamaged(f"{plan.base.spec.name}: a layer vanished while it was built")
-        layers += base.layers
+        below = base.record if base else _assemble(checkout, store, plan.base)[0]
+        layers += below.layers
     if plan.lock.base_image:
         layers += base_layers(store, plan.lock.base_image)
     for layer in plan.layers:
-        layers.append(TitledLayer(layer.title, _pinned(store, layer.key, layer.title)))
+        record = _pinned(store, layer.key, layer.title)
+        layers.append(TitledLayer(title=layer.title, record=record))
     return layers
 
 
@@ -264,6 +269,6 @@ def _thin_layer(store: Store, entries: list[Entry], key: str | None = None) -> L
     """A small layer made here and now."""
     with store.new_blob() as blob:
         with os_errors_explained(blob.path), blob.path.open("wb") as out:
-            facts = write_layer(with_parents(entries), out)
-        blob.keep(facts.digest)
-    return store.keep_layer(key or facts.digest, facts)
+            written = write_layer(with_parents(entries), out)
+        blob.keep(written.record.digest)
+    return store.keep_layer(key or written.record.digest, written)

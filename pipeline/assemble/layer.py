@@ -27,9 +27,10 @@ from pipeline.assemble.deflate import (
     squeeze,
     trailer,
 )
-from pipeline.assemble.entry import Deflated, Entry, Kind, Slice, path_fault
+from pipeline.assemble.entry import Deflated, Entry, Slice, path_fault
 from pipeline.errors import CorruptArchive, HostileArchive, StoreDamaged
-from pipeline.oci.record import FileRow, LayerFacts
+from pipeline.oci.record import FileRow, Kind, LayerRecord, WrittenLayer
+from pipeline.oci.tar_header import END, padding
 
 _FLUSH_BYTES = 1 << 20
 _PENDING_BYTES = 1 << 15
@@ -85,21 +86,21 @@ class LayerWriter:
             digest, offset = self._file(entry, size)
         elif len(self._pending) > _PENDING_BYTES:
             self._flush_pending()
-        kind = entry.kind.value
+        kind = entry.kind
         row = (entry.path, kind, entry.mode, size, digest, offset, entry.target, entry.owner)
         self._rows.append(FileRow(*row))
 
-    def close(self) -> LayerFacts:
+    def close(self) -> WrittenLayer:
         """End the archive and return what it is."""
-        self._pending += tar.END
+        self._pending += END
         self._flush_pending()
-        return LayerFacts(
-            self._blob.digest(),
-            self._tar.digest(),
-            self._blob.size_bytes,
-            self._tar.size_bytes,
-            self._rows,
+        record = LayerRecord(
+            digest=self._blob.digest(),
+            diff_id=self._tar.digest(),
+            size_bytes=self._blob.size_bytes,
+            unpacked_bytes=self._tar.size_bytes,
         )
+        return WrittenLayer(record, self._rows)
 
     def _file(self, entry: Entry, size: int) -> tuple[str, int]:
         sha = hashlib.sha256()
@@ -110,7 +111,7 @@ class LayerWriter:
                 offset = self._reused(entry.path, content, sha)
             else:
                 offset = self._compressed(entry, sha)
-            self._pending += tar.padding(size)
+            self._pending += padding(size)
         else:
             self._require_empty(entry.path, entry.content)
         if entry.sha256 and sha.hexdigest() != entry.sha256:
@@ -213,7 +214,7 @@ def content_size(content: bytes | Slice | Deflated | None) -> int:
     return len(content) if isinstance(content, bytes) else content.size_bytes
 
 
-def write_layer(entries: Iterable[Entry], out: BinaryIO) -> LayerFacts:
+def write_layer(entries: Iterable[Entry], out: BinaryIO) -> WrittenLayer:
     """Write all entries to `out` as one layer."""
     writer = LayerWriter(out)
     with writer.reading:

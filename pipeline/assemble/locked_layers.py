@@ -49,9 +49,9 @@ def make_layer(job: LayerJob) -> LayerRecord:
         with store.scratch() as scratch, store.new_blob() as blob:
             entries = layer_entries(store, job.layer, scratch)
             with os_errors_explained(blob.path), blob.path.open("wb") as out:
-                facts = write_layer(entries, out)
-            blob.keep(facts.digest)
-        return store.keep_layer(job.layer.key, facts)
+                written = write_layer(entries, out)
+            blob.keep(written.record.digest)
+        return store.keep_layer(job.layer.key, written)
 
 
 def layer_entries(store: Store, layer: LayerPlan, scratch: Path) -> list[Entry]:

@@ -8,26 +8,16 @@ from typing import Any
 
 from pipeline.assemble.plan import FORMAT, ImagePlan
 from pipeline.errors import SpecInvalid
+from pipeline.model import sha256_of
 from pipeline.oci.config import ImageConfig
-from pipeline.oci.record import GZIP_LAYER, LayerRecord
+from pipeline.oci.document import OCI_CONFIG, OCI_MANIFEST, Descriptor, descriptor_json
+from pipeline.oci.record import TitledLayer
 
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-CONFIG = "application/vnd.oci.image.config.v1+json"
-LAYER = GZIP_LAYER
-PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"  # only ever of a foreign base
 # What a process gets that was told of no PATH.
 _PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Nothing in an image says when it was built: that would make every build another image.
 CREATED = "1980-01-01T00:00:00Z"
 _PREFIX = "org.opencontainers.image."
-
-
-@dataclass(frozen=True)
-class TitledLayer:
-    """A finished layer and what a person calls it."""
-
-    title: str
-    record: LayerRecord
 
 
 @dataclass(frozen=True)
@@ -152,33 +142,39 @@ def notes_of(plan: ImagePlan) -> dict[str, str]:
     return {**notes, **spec.labels}
 
 
-def manifest(
-    plan: ImagePlan, config_digest: str, config_size: int, layers: list[TitledLayer]
+def image_manifest(
+    plan: ImagePlan, config: Descriptor, layers: list[TitledLayer]
 ) -> dict[str, Any]:
     """The OCI manifest."""
     return {
         "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "config": {"mediaType": CONFIG, "digest": config_digest, "size": config_size},
-        "layers": [
-            {
-                "mediaType": x.record.media_type,
-                "digest": x.record.digest,
-                "size": x.record.size_bytes,
-                "annotations": {f"{_PREFIX}title": x.title},
-            }
-            for x in layers
-        ],
+        "mediaType": OCI_MANIFEST,
+        "config": descriptor_json(config),
+        "layers": [descriptor_json(_layer_descriptor(x)) for x in layers],
         "annotations": notes_of(plan),
     }
 
 
-def descriptor(plan: ImagePlan, digest: str, size_bytes: int) -> dict[str, Any]:
+def _layer_descriptor(layer: TitledLayer) -> Descriptor:
+    return Descriptor(
+        media_type=layer.record.media_type,
+        digest=layer.record.digest,
+        size_bytes=layer.record.size_bytes,
+        annotations={f"{_PREFIX}title": layer.title},
+    )
+
+
+def config_descriptor(config: bytes) -> Descriptor:
+    """How a manifest names the image's config."""
+    return Descriptor(media_type=OCI_CONFIG, digest=sha256_of(config), size_bytes=len(config))
+
+
+def image_descriptor(plan: ImagePlan, manifest: bytes) -> Descriptor:
     """The image's line in an index."""
-    return {
-        "mediaType": MANIFEST,
-        "digest": digest,
-        "size": size_bytes,
-        "platform": {"os": "linux", "architecture": plan.architecture},
-        "annotations": {f"{_PREFIX}ref.name": f"{plan.spec.name}-{plan.architecture}"},
-    }
+    return Descriptor(
+        media_type=OCI_MANIFEST,
+        digest=sha256_of(manifest),
+        size_bytes=len(manifest),
+        platform=plan.platform,
+        annotations={f"{_PREFIX}ref.name": f"{plan.spec.name}-{plan.architecture}"},
+    )

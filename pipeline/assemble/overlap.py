@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.assemble.entry import Deflated, Entry, Kind, Slice, parents
+from pipeline.assemble.entry import Deflated, Entry, Slice, parents
 from pipeline.errors import PathConflict
-from pipeline.oci.record import FileRow
+from pipeline.oci.record import FileRow, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def misplaced(layers: Sequence[list[FileRow]], prefer: Sequence[str]) -> list[Cl
     folders: set[str] = set()
     for position, rows in enumerate(layers):
         for row in rows:
-            if row.kind == Kind.DIR.value:
+            if row.kind == Kind.DIR:
                 folders.add(row.path)
             else:
                 claims.setdefault(row.path, []).append(Claim(position, row))

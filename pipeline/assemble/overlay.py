@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.assemble import rootfs
-from pipeline.assemble.entry import Entry, Kind, with_parents
+from pipeline.assemble.entry import Entry, with_parents
+from pipeline.oci.record import Kind
 
 
 def assemble_overlay(debs: Iterable[Path], scratch: Path, *, architecture: str) -> list[Entry]:

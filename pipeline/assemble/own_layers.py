@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from pipeline.assemble import patch
 from pipeline.assemble.cuda import cuda_home
-from pipeline.assemble.entry import Entry, Kind, parents
+from pipeline.assemble.entry import Entry, parents
 from pipeline.assemble.foreign import Foreign
 from pipeline.assemble.layer import read_file
 from pipeline.assemble.overlap import misplaced
@@ -24,7 +24,7 @@ from pipeline.assemble.wheel import record_row
 from pipeline.errors import PatchConflict, SpecInvalid
 from pipeline.files import write_bytes
 from pipeline.model import sha256_of
-from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
 from pipeline.store.store import Store
@@ -53,7 +53,7 @@ class WheelTree:
         return read_file(self.store.blob_path(layer.digest), row)
 
     def paths(self) -> list[str]:
-        return [r.path for rows in self.contents for r in rows if r.kind == Kind.FILE.value]
+        return [r.path for rows in self.contents for r in rows if r.kind == Kind.FILE]
 
 
 def wheel_tree(store: Store, layers: Sequence[LayerRecord]) -> WheelTree:
@@ -107,7 +107,7 @@ def folders_above(
     found = []
     for path in sorted(folders & known.keys()):
         row, home = known[path], homes.get(path)
-        if row.kind != Kind.DIR.value:
+        if row.kind != Kind.DIR:
             raise SpecInvalid(f"{plan.spec.name}: puts a file below /{path}, a {row.kind}")
         uid, gid = (home.uid, home.gid) if home else (row.uid, row.gid)
         found.append(Entry(path, Kind.DIR, row.mode, uid=uid, gid=gid))
@@ -118,9 +118,9 @@ def folders_above(
 
 def _require_replaceable(name: str, entry: Entry, below: FileRow | None) -> None:
     """A file of ours may replace a file, a link only a link, nothing a folder."""
-    allowed = {Kind.FILE.value, Kind.HARDLINK.value, Kind.SYMLINK.value}
+    allowed = {Kind.FILE, Kind.HARDLINK, Kind.SYMLINK}
     if entry.kind is Kind.SYMLINK:
-        allowed = {Kind.SYMLINK.value}
+        allowed = {Kind.SYMLINK}
     if below is not None and below.kind not in allowed:
         owner = below.owner or "its base"
         raise SpecInvalid(f"{name}: would hide /{entry.path}, a {below.kind} of {owner}")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.assemble.entry import Kind
 from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.layer import read_file
 from pipeline.assemble.plan import ImagePlan
 from pipeline.errors import NotReproducible
-from pipeline.oci.record import FileRow
+from pipeline.oci.record import FileRow, Kind
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
@@ -63,9 +62,9 @@ def file_in_image(store: Store, built: Built, path: str) -> bytes | None:
             break
         rows = {row.path: row for row in store.contents(layer.record.digest)}
         row = rows.get(path.lstrip("/"))
-        if row is not None and row.kind == Kind.HARDLINK.value:
+        if row is not None and row.kind == Kind.HARDLINK:
             row = rows[row.target]
         if row is not None:
             blob = store.blob_path(layer.record.digest)
-            return read_file(blob, row) if row.kind == Kind.FILE.value else None
+            return read_file(blob, row) if row.kind == Kind.FILE else None
     return None

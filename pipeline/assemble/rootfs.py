@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.assemble.deb import DebContents, unpack
-from pipeline.assemble.entry import Entry, Kind, Slice, parents, with_parents
+from pipeline.assemble.entry import Entry, Slice, parents, with_parents
 from pipeline.errors import CorruptArchive, HostileArchive, SpecInvalid
+from pipeline.oci.record import Kind
 from pipeline.spec.image import Account
 
 # Read only by people at a terminal or by packaging tools, never by a program in a container.

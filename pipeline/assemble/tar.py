@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from pipeline.assemble.entry import Entry, Kind
+from pipeline.assemble.entry import Entry
+from pipeline.oci.record import Kind
+from pipeline.oci.tar_header import MTIME, padding
 
-BLOCK = 512
-END = b"\0" * (2 * BLOCK)
-# 1980-01-01, the first day that zip archives can name: old enough to be nobody's build date.
-MTIME = 315532800
 _FLAGS = {Kind.FILE: b"0", Kind.HARDLINK: b"1", Kind.SYMLINK: b"2", Kind.DIR: b"5"}
 # The first numbers that have too many octal digits for their field.
 _SIZE_LIMIT, _ID_LIMIT = 8**11, 8**7
-
-
-def padding(size_bytes: int) -> bytes:
-    """What follows a file's bytes up to the next block."""
-    return b"\0" * (-size_bytes % BLOCK)
 
 
 def header(entry: Entry, size_bytes: int) -> bytes:

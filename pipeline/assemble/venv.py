@@ -5,7 +5,8 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass
 
-from pipeline.assemble.entry import Entry, Kind
+from pipeline.assemble.entry import Entry
+from pipeline.oci.record import Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from pipeline.assemble.entry import Kind, parents
+from pipeline.assemble.entry import parents
 from pipeline.errors import UnknownImage
-from pipeline.oci.record import FileRow
+from pipeline.oci.record import FileRow, Kind
 
 # Rows of foreign layers that are no files: a path that is gone, a folder whose contents are.
 WHITEOUT, OPAQUE = "whiteout", "opaque"
@@ -40,7 +40,7 @@ def see(
 
 
 def _is_renamed(before: FileRow, row: FileRow) -> bool:
-    return row.kind == Kind.DIR.value == before.kind and not row.owner
+    return row.kind == Kind.DIR == before.kind and not row.owner
 
 
 def _take_away(seen: View[Layer], rows: Sequence[FileRow]) -> None:
@@ -48,9 +48,9 @@ def _take_away(seen: View[Layer], rows: Sequence[FileRow]) -> None:
     gone = {row.path for row in rows if row.kind == WHITEOUT}
     emptied = {row.path for row in rows if row.kind == OPAQUE}
     for row in rows:
-        if row.kind not in (Kind.DIR.value, WHITEOUT, OPAQUE):
+        if row.kind not in (Kind.DIR, WHITEOUT, OPAQUE):
             before = seen.get(row.path)
-            if before is not None and before[1].kind == Kind.DIR.value:
+            if before is not None and before[1].kind == Kind.DIR:
                 emptied.add(row.path)
     if not gone and not emptied:
         return
@@ -78,6 +78,6 @@ def _first_link(rows: Mapping[str, FileRow], path: str) -> str | None:
     for count in range(1, len(parts) + 1):
         name = "/".join(parts[:count])
         found = rows.get(name)
-        if found is not None and found.kind == Kind.SYMLINK.value:
+        if found is not None and found.kind == Kind.SYMLINK:
             return name
     return None

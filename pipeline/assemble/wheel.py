@@ -26,9 +26,10 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from pipeline.assemble.deflate import CHUNK_BYTES, inflate
-from pipeline.assemble.entry import Deflated, Entry, Kind, Slice, path_fault
+from pipeline.assemble.entry import Deflated, Entry, Slice, path_fault
 from pipeline.assemble.venv import Venv
 from pipeline.errors import CorruptArchive, HostileArchive
+from pipeline.oci.record import Kind
 
 INSTALLER = b"sm120-pipeline\n"
 # The largest wheel of today's engines unpacks to under 3 GB.

@@ -57,7 +57,7 @@ def images(context: click.Context, as_json: bool) -> None:
                     "image": name,
                     "platform": platform,
                     "locked": checkout.lock_path(name, platform).exists(),
-                    "built": record["descriptor"]["digest"] if record else None,
+                    "built": record.digest if record else None,
                     "summary": spec.summary,
                 }
             )
@@ -234,7 +234,7 @@ def _built_table(built: list[Built]) -> str:
             b.platform,
             b.digest,
             log.size(b.size_bytes),
-            log.size(b.unpacked_bytes),
+            log.size(b.record.unpacked_bytes),
             str(len(b.layers)),
             "cached" if b.cached else log.seconds(b.time_s),
         ]
@@ -249,7 +249,7 @@ def _built_json(built: Built) -> dict[str, Any]:
         "platform": built.platform,
         "digest": built.digest,
         "size_bytes": built.size_bytes,
-        "unpacked_bytes": built.unpacked_bytes,
+        "unpacked_bytes": built.record.unpacked_bytes,
         "cached": built.cached,
         "time_s": round(built.time_s, 3),
         "layers": [{"title": x.title, **x.record.model_dump()} for x in built.layers],
@@ -282,14 +282,14 @@ def load(
     as_json: bool,
 ) -> None:
     """Put a built image into the Docker daemon that DOCKER_HOST names."""
-    from pipeline.oci.load import default_tag
-    from pipeline.oci.load import load as load_image
+    from pipeline.oci.docker import default_tag
+    from pipeline.oci.docker import load as load_image
 
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         built = find_image(checkout, store, name, platform)
-        names = list(tags) or [default_tag(built)]
-        image_id = load_image(store, built, names)
+        names = list(tags) or [default_tag(name, built.digest)]
+        image_id = load_image(store, name, built.digest, names)
     if as_json:
         return say_json({"image": name, "digest": built.digest, "id": image_id, "tags": names})
     click.echo(f"{names[0]} is in Docker as {image_id}")
@@ -307,7 +307,7 @@ def export(context: click.Context, name: str, folder: Path, platform: str | None
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         built = find_image(checkout, store, name, platform)
-        export_layout(store, built, folder)
+        export_layout(store, built.record, folder)
     click.echo(f"{folder}: {built.digest}")
 
 

@@ -249,7 +249,7 @@ def _built(
     record = store.image_record(artifact, chosen)
     if record is None:
         raise UnknownImage(f"{artifact} for {chosen} is not built")
-    digest = record["descriptor"]["digest"]
+    digest = record.digest
     with store.in_use():
         items = gather(places or kept(store, artifact, chosen, digest))
         opened = open_image(store.blob_path(digest).parent, digest, f"{artifact} {chosen}")

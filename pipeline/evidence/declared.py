@@ -5,11 +5,10 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 
-from pipeline.assemble.entry import Kind
 from pipeline.assemble.layer import read_file
 from pipeline.evidence.inventory import Part
 from pipeline.evidence.licence import Licence, deb_licence, wheel_licence
-from pipeline.oci.record import FileRow
+from pipeline.oci.record import FileRow, Kind
 from pipeline.store.store import Store
 
 _MOST_BYTES = 4 << 20
@@ -47,12 +46,12 @@ def _copyright(rows: Mapping[str, FileRow], package: str) -> FileRow | None:
     path = f"usr/share/doc/{package}/copyright"
     for _ in range(_MOST_LINKS):
         row = rows.get(path)
-        if row is not None and row.kind in (Kind.FILE.value, Kind.HARDLINK.value):
-            return rows.get(row.target) if row.kind == Kind.HARDLINK.value else row
+        if row is not None and row.kind in (Kind.FILE, Kind.HARDLINK):
+            return rows.get(row.target) if row.kind == Kind.HARDLINK else row
         folder, _, name = path.rpartition("/")
-        if row is not None and row.kind == Kind.SYMLINK.value:
+        if row is not None and row.kind == Kind.SYMLINK:
             path = _followed(path, row.target)
-        elif (above := rows.get(folder)) is not None and above.kind == Kind.SYMLINK.value:
+        elif (above := rows.get(folder)) is not None and above.kind == Kind.SYMLINK:
             path = f"{_followed(folder, above.target)}/{name}"
         else:
             return None

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from pipeline.assemble.image import Built
-from pipeline.assemble.manifest import TitledLayer
 from pipeline.assemble.plan import ImagePlan, LayerPlan
 from pipeline.attest.names import deb_purl, file_urn, image_purl, wheel_purl
 from pipeline.errors import StoreDamaged
 from pipeline.lock.base import BasePin
 from pipeline.lock.model import DebPin, Pin, WheelPin
 from pipeline.model import sha256_of
+from pipeline.oci.record import TitledLayer
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
 

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from pipeline.errors import BaseUnusable
-from pipeline.lock.base import MOST_LAYERS, BasePin, BlobPin, LayerPin, LayerType
+from pipeline.lock.base import MOST_LAYERS, BasePin, BlobPin, LayerPin
 from pipeline.net.display import clean
 from pipeline.oci.config import ImageConfig
-from pipeline.oci.document import OCI_EMPTY, Descriptor, Document
+from pipeline.oci.document import (
+    DOCKER_CONFIG,
+    DOCKER_GZIP_LAYER,
+    DOCKER_PLAIN_LAYER,
+    GZIP_LAYER,
+    OCI_CONFIG,
+    OCI_EMPTY,
+    PLAIN_LAYER,
+    Descriptor,
+    Document,
+    LayerType,
+)
 from pipeline.spec.base import ForeignBase
 
-_GZIP: LayerType = "application/vnd.oci.image.layer.v1.tar+gzip"
-_TAR: LayerType = "application/vnd.oci.image.layer.v1.tar"
 # The same bytes by Docker's names and by OCI's.
 _LAYERS: dict[str, LayerType] = {
-    _GZIP: _GZIP,
-    _TAR: _TAR,
-    "application/vnd.docker.image.rootfs.diff.tar.gzip": _GZIP,
-    "application/vnd.docker.image.rootfs.diff.tar": _TAR,
+    GZIP_LAYER: GZIP_LAYER,
+    PLAIN_LAYER: PLAIN_LAYER,
+    DOCKER_GZIP_LAYER: GZIP_LAYER,
+    DOCKER_PLAIN_LAYER: PLAIN_LAYER,
 }
-_CONFIGS = (
-    "application/vnd.oci.image.config.v1+json",
-    "application/vnd.docker.container.image.v1+json",
-)
+_CONFIGS = (OCI_CONFIG, DOCKER_CONFIG)
 
 
 def pin_of(document: Document) -> BlobPin:

@@ -28,7 +28,6 @@ from pipeline.gate.smem.engine import EngineTree, engine_key, patched_tree
 from pipeline.gate.smem.environment import Environment, EnvironmentFacts, known_facts
 from pipeline.gate.smem.limits import CARDS
 from pipeline.gate.smem.run import GateTarget
-from pipeline.oci.record import LayerRecord
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_image_record
 from pipeline.store.upkeep import StoreSection
@@ -146,10 +145,9 @@ def _trees(store: Store, checkout: Checkout, plan: ImagePlan, gates: Gates) -> I
 def _objects(store: Store) -> set[str]:
     """Hashes of the files of every built image."""
     found: set[str] = set()
-    for path in sorted((store.root / "images").glob("*/*/image.json")):
-        for layer in read_image_record(path)["layers"]:
-            record = LayerRecord.model_validate(layer["record"])
-            found |= {row.sha256 for row in store.table(record)}
+    for path in store.image_paths():
+        for layer in read_image_record(path).layers:
+            found |= {row.sha256 for row in store.table(layer.record)}
     return found
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from pipeline.model import Digest, Frozen, RepositoryPath
+from pipeline.oci.document import LayerType
 
 Size = Annotated[int, Field(gt=0)]
 MOST_LAYERS = 127  # more than that no container engine mounts
-LayerType = Literal[
-    "application/vnd.oci.image.layer.v1.tar+gzip", "application/vnd.oci.image.layer.v1.tar"
-]
 
 
 class BlobPin(Frozen):

@@ -6,18 +6,28 @@ agree, and a document that could be read as both is refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pipeline import foreign_json
 from pipeline.errors import RegistryBroken
-from pipeline.model import Frozen, sha256_of
+from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.oci.reference import DIGEST
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
+OCI_EMPTY = "application/vnd.oci.empty.v1+json"
+LayerType = Literal[
+    "application/vnd.oci.image.layer.v1.tar+gzip", "application/vnd.oci.image.layer.v1.tar"
+]
+GZIP_LAYER: LayerType = "application/vnd.oci.image.layer.v1.tar+gzip"
+PLAIN_LAYER: LayerType = "application/vnd.oci.image.layer.v1.tar"  # only ever of a foreign base
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
-OCI_EMPTY = "application/vnd.oci.empty.v1+json"
+DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
+DOCKER_GZIP_LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+DOCKER_PLAIN_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 ACCEPT = ", ".join((OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_INDEX))
 KINDS: dict[str, Literal["manifest", "index"]] = {
     OCI_MANIFEST: "manifest",
@@ -25,6 +35,8 @@ KINDS: dict[str, Literal["manifest", "index"]] = {
     OCI_INDEX: "index",
     DOCKER_INDEX: "index",
 }
+# The size that every registry is recommended to take:
+# https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests
 MOST_MANIFEST_BYTES = 4 << 20
 _MOST_DEPTH = 20
 _MOST_ENTRIES = 1000
@@ -34,7 +46,7 @@ class Descriptor(Frozen):
     """What one document says of another: its digest, its size, what it is."""
 
     media_type: str
-    digest: str
+    digest: Digest
     size_bytes: int
     artifact_type: str | None = None
     platform: str | None = None
@@ -140,6 +152,11 @@ def read_descriptor(found: Any) -> Descriptor:
     )
 
 
+def as_descriptor(value: Any) -> Descriptor:
+    """A descriptor as it is, or read from JSON."""
+    return value if isinstance(value, Descriptor) else read_descriptor(value)
+
+
 def _platform(found: Any) -> str | None:
     """`os/architecture`, with the variant where there is one."""
     if not isinstance(found, dict):
@@ -175,6 +192,18 @@ def descriptor_json(found: Descriptor) -> dict[str, Any]:
     if found.annotations:
         written["annotations"] = found.annotations
     return written
+
+
+def index_json(
+    entries: Iterable[Descriptor], annotations: Mapping[str, str] | None = None
+) -> bytes:
+    """An index over documents; the same bytes for the same entries."""
+    index: dict[str, Any] = {
+        "schemaVersion": 2,
+        "mediaType": OCI_INDEX,
+        "manifests": [descriptor_json(entry) for entry in entries],
+    }
+    return canonical_json(index if annotations is None else {**index, "annotations": annotations})
 
 
 def read_json(data: bytes, name: str) -> Any:

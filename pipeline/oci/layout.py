@@ -7,19 +7,28 @@ import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from pipeline import log
-from pipeline.assemble.image import Built
 from pipeline.errors import StoreDamaged, StoreUnwritable
 from pipeline.files import link_or_copy, os_errors_explained, sha256_of_file, write_bytes
-from pipeline.model import canonical_json
-from pipeline.store.mark import LAYOUT
-from pipeline.store.store import Store
+from pipeline.oci.document import index_json, read_document
+from pipeline.oci.record import ImageRecord
 
+# The file that makes a folder an OCI layout, as this project has always written it.
+LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
 _NAMES = {"blobs", "oci-layout", "index.json"}
 
 
-def export_layout(store: Store, built: Built, folder: Path) -> None:
+class Blobs(Protocol):
+    """Where an image's blobs are read from: the store, for one."""
+
+    def blob_path(self, digest: str) -> Path: ...
+
+    def read_blob(self, digest: str) -> bytes: ...
+
+
+def export_layout(blobs: Blobs, record: ImageRecord, folder: Path) -> None:
     """Write the layout; blobs are hard links where the disk allows, copies elsewhere.
 
     Each blob is read once where it now lies, so what is handed on is what its digest says.
@@ -31,22 +40,16 @@ def export_layout(store: Store, built: Built, folder: Path) -> None:
         raise StoreUnwritable(f"{folder}: is not empty", "Name a new or empty folder.")
     partial = folder.with_name(f".{folder.name}.partial")
     _clear(partial)
-    record = store.image_record(built.name, built.platform) or {}
-    manifest = store.read_json(built.digest)
-    sizes = {x["digest"]: x["size"] for x in (manifest["config"], *manifest["layers"])}
+    image = read_document(blobs.read_blob(record.digest))
+    # type and size as the manifest is, whatever the record claims of it
+    shown = {"media_type": image.media_type, "size_bytes": len(image.data)}
     try:
         with os_errors_explained(folder):
-            _write_blobs(store, [built.digest, *sizes], partial / "blobs" / "sha256")
+            digests = [image.digest, *(blob.digest for blob in image.blobs)]
+            _write_blobs(blobs, digests, partial / "blobs" / "sha256")
             write_bytes(partial / "oci-layout", LAYOUT)
-            # as the manifest is, whatever the store remembers of it
-            n_bytes = len(store.read_blob(built.digest))
-            described = {
-                "mediaType": manifest["mediaType"],
-                "digest": built.digest,
-                "size": n_bytes,
-            }
-            index = {"schemaVersion": 2, "manifests": [{**record["descriptor"], **described}]}
-            write_bytes(partial / "index.json", canonical_json(index))
+            index = index_json([record.descriptor.model_copy(update=shown)])
+            write_bytes(partial / "index.json", index)
             if folder.exists():
                 folder.rmdir()
             os.replace(partial, folder)
@@ -64,9 +67,9 @@ def _clear(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_blobs(store: Store, digests: Iterable[str], blobs: Path) -> None:
-    blobs.mkdir(parents=True)
-    sources = {digest: store.blob_path(digest) for digest in digests}
+def _write_blobs(blobs: Blobs, digests: Iterable[str], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    sources = {digest: blobs.blob_path(digest) for digest in digests}
     try:
         total = sum(path.stat().st_size for path in sources.values())
     except FileNotFoundError as error:
@@ -77,7 +80,7 @@ def _write_blobs(store: Store, digests: Iterable[str], blobs: Path) -> None:
     ):
 
         def write(digest: str) -> None:
-            target = blobs / digest.removeprefix("sha256:")
+            target = folder / digest.removeprefix("sha256:")
             link_or_copy(sources[digest], target)
             if target.is_symlink() or sha256_of_file(target) != digest:
                 raise StoreDamaged(f"{sources[digest]}: is not what its name says")

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from pipeline.errors import CorruptArchive, HostileArchive
 
+BLOCK = 512
+END = b"\0" * (2 * BLOCK)
+# 1980-01-01, the first day that zip archives can name: old enough to be nobody's build date.
+MTIME = 315532800
 _KINDS = {
     **dict.fromkeys((b"0", b"\0", b"7"), "file"),
     **{b"1": "hardlink", b"2": "symlink", b"3": "device", b"4": "device"},
@@ -29,6 +33,11 @@ class Header:
     gid: int
     size_bytes: int
     target: str
+
+
+def padding(size_bytes: int) -> bytes:
+    """What follows a file's bytes up to the next block."""
+    return b"\0" * (-size_bytes % BLOCK)
 
 
 def header_size(block: bytes) -> int:

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.assemble.tar import BLOCK
 from pipeline.errors import CorruptArchive, HostileArchive, StoreDamaged
-from pipeline.oci.record import GZIP_LAYER
+from pipeline.oci.document import GZIP_LAYER
 from pipeline.oci.tar_header import (
+    BLOCK,
     LONGEST_NAME,
     Header,
     decoded,

@@ -23,13 +23,11 @@ from pipeline.attest.keys import Signer
 from pipeline.attest.names import BILL_MEDIA
 from pipeline.evidence.evidence_set import is_set
 from pipeline.model import canonical_json, sha256_of
-from pipeline.oci.document import Descriptor, Document
+from pipeline.oci.document import OCI_CONFIG, Descriptor, Document
 from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, Content
 from pipeline.publish.naming import Naming, is_said, layers_there
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
-
-CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 @dataclass(frozen=True)
@@ -115,4 +113,4 @@ def _config(layers: Sequence[Descriptor]) -> Content:
     """An image's config that says no more than cosign wants to see."""
     rootfs = {"type": "layers", "diff_ids": [x.digest for x in layers]}
     said = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
-    return Content(media_type=CONFIG, data=canonical_json(said))
+    return Content(media_type=OCI_CONFIG, data=canonical_json(said))

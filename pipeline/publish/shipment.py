@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.assemble.image import Built
 from pipeline.errors import StoreDamaged
-from pipeline.model import canonical_json
-from pipeline.oci.document import OCI_INDEX, Descriptor, Document, descriptor_json
+from pipeline.oci.document import Descriptor, Document, index_json
 from pipeline.oci.document import read_document as read
 from pipeline.registry.local import LocalBlob
 from pipeline.store.store import Store
@@ -38,7 +37,7 @@ def make_shipment(store: Store, built: list[Built], *, index: bool = False) -> S
     images = {b.platform: read(store.read_blob(b.digest)) for b in built}
     root = next(iter(images.values()))
     if index or len(images) > 1:
-        root = read(canonical_json(_index(images)))
+        root = read(_index(images))
     blobs = {d.digest: d for image in images.values() for d in image.blobs}
     local = tuple(_local(store, d) for d in blobs.values())
     return Shipment(built[0].name, images, root, local)
@@ -51,17 +50,12 @@ def _local(store: Store, blob: Descriptor) -> LocalBlob:
     return LocalBlob(blob.digest, blob.size_bytes, path)
 
 
-def _index(images: dict[str, Document]) -> dict[str, object]:
+def _index(images: dict[str, Document]) -> bytes:
     """The same for the same images, whenever and wherever it is made."""
     entries = [
-        descriptor_json(image.descriptor.model_copy(update={"platform": platform}))
+        image.descriptor.model_copy(update={"platform": platform})
         for platform, image in sorted(images.items())
     ]
     first, *others = [image.annotations.items() for image in images.values()]
     shared = set(first).intersection(*others)
-    return {
-        "schemaVersion": 2,
-        "mediaType": OCI_INDEX,
-        "manifests": entries,
-        "annotations": dict(sorted(shared)),
-    }
+    return index_json(entries, dict(shared))

@@ -12,22 +12,20 @@ from typing import Protocol
 from pipeline import log
 from pipeline.errors import NotInRegistry, PipelineError, RegistryBroken, StoreUnwritable
 from pipeline.files import locked, os_errors_explained, sha256_of_file, write_bytes
-from pipeline.model import Frozen, canonical_json
+from pipeline.model import Frozen
 from pipeline.oci.document import (
     MOST_MANIFEST_BYTES,
-    OCI_INDEX,
     Descriptor,
     Document,
-    descriptor_json,
+    index_json,
     read_document,
 )
+from pipeline.oci.layout import LAYOUT
 from pipeline.registry.download import keep_blob, pull_blob
 from pipeline.registry.parallel import each
 from pipeline.registry.referrers import kind_of
 from pipeline.registry.repository import Repository
 from pipeline.registry.wanted import Wanted
-
-_LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
 
 
 class BlobFolder(Protocol):
@@ -108,10 +106,9 @@ def pull_layout(repository: Repository, wanted: Wanted, folder: Path, jobs: int 
 
 def _write_index(wanted: Wanted, folder: Path) -> None:
     entries = [_named(wanted.root, wanted.platform), *(_named(d) for d in wanted.evidence)]
-    index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
     with os_errors_explained(folder):
-        write_bytes(folder / "oci-layout", _LAYOUT)
-        write_bytes(folder / "index.json", canonical_json(index))
+        write_bytes(folder / "oci-layout", LAYOUT)
+        write_bytes(folder / "index.json", index_json(entries))
 
 
 def pull_into(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int = 4) -> Pulled:
@@ -120,10 +117,10 @@ def pull_into(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: i
         return _pulled(wanted, fetch_blobs(repository, wanted, blobs, jobs))
 
 
-def _named(document: Document, platform: str | None = None) -> dict[str, object]:
+def _named(document: Document, platform: str | None = None) -> Descriptor:
     kind = kind_of(document) if document.subject else None
     changes = {"artifact_type": kind, "platform": platform}
-    return descriptor_json(document.descriptor.model_copy(update=changes))
+    return document.descriptor.model_copy(update=changes)
 
 
 def _pulled(wanted: Wanted, received: int) -> Pulled:

@@ -39,9 +39,11 @@ from pipeline.files import (
     write_bytes,
 )
 from pipeline.log import size
-from pipeline.model import canonical_json, sha256_of
-from pipeline.oci.record import FileRow, LayerFacts, LayerRecord
-from pipeline.store.mark import FOLDERS, LAYOUT, MARK, require_store, write_mark
+from pipeline.model import sha256_of
+from pipeline.oci.document import index_json
+from pipeline.oci.layout import LAYOUT
+from pipeline.oci.record import FileRow, ImageRecord, LayerRecord, WrittenLayer
+from pipeline.store.mark import FOLDERS, MARK, require_store, write_mark
 
 # Documents of images; and the tables of layers, which have a line for each file.
 _MOST_BYTES = 64 << 20
@@ -190,25 +192,11 @@ class Store:
             return None
         return record
 
-    def keep_layer(self, key: str, facts: LayerFacts) -> LayerRecord:
-        """Remember a finished layer; its blob is already in place."""
-        record = LayerRecord(
-            digest=facts.digest,
-            diff_id=facts.diff_id,
-            size_bytes=facts.size_bytes,
-            unpacked_bytes=facts.unpacked_bytes,
-        )
-        self._keep(key, record, facts.rows)
-        return record
-
-    def keep_foreign_layer(self, key: str, record: LayerRecord, rows: Sequence[FileRow]) -> None:
-        """Remember what a foreign layer was found to hold."""
-        self._keep(key, record, rows)
-
-    def _keep(self, key: str, record: LayerRecord, rows: Sequence[FileRow]) -> None:
-        self.write(self._table_path(record), dump_table(rows))
-        path = self.root / "layers" / f"{_hex(key)}.json"
-        self.write(path, json.dumps(record.dump(), separators=(",", ":")).encode())
+    def keep_layer(self, key: str, layer: WrittenLayer) -> LayerRecord:
+        """Remember a layer whose blob is already in place, and what it holds."""
+        self.write(self._table_path(layer.record), dump_table(layer.rows))
+        self.write(self.root / "layers" / f"{_hex(key)}.json", layer.record.dump())
+        return layer.record
 
     def table(self, record: LayerRecord) -> list[FileRow]:
         """What any layer holds, ours or a foreign one."""
@@ -234,16 +222,16 @@ class Store:
     def _contents_path(self, digest: str) -> Path:
         return self.root / "contents" / f"{_hex(digest)}.json"
 
-    def image_record(self, name: str, platform: str) -> dict[str, Any] | None:
+    def image_record(self, name: str, platform: str) -> ImageRecord | None:
         """What was built last for an image and platform; none where the record is damaged."""
         try:
             return read_image_record(self._image_path(name, platform))
         except (FileNotFoundError, StoreDamaged):
             return None
 
-    def keep_image(self, name: str, platform: str, record: dict[str, Any]) -> None:
+    def keep_image(self, name: str, platform: str, record: ImageRecord) -> None:
         """Remember a built image and name it in the layout's index."""
-        self.write(self._image_path(name, platform), canonical_json(record))
+        self.write(self._image_path(name, platform), record.dump())
         self.rewrite_index()
 
     def image_folder(self, name: str, platform: str) -> Path:
@@ -255,14 +243,13 @@ class Store:
     def rewrite_index(self) -> None:
         """`index.json` from the images that are there, so the store is itself an OCI layout."""
         with self.locked("index"):
-            found = sorted((self.root / "images").glob("*/*/image.json"))
-            entries = [read_image_record(path)["descriptor"] for path in found]
-            index = {
-                "schemaVersion": 2,
-                "mediaType": "application/vnd.oci.image.index.v1+json",
-                "manifests": entries,
-            }
-            self.write(self.root / "oci" / "index.json", canonical_json(index))
+            images = [read_image_record(path) for path in self.image_paths()]
+            index = index_json(image.descriptor for image in images)
+            self.write(self.root / "oci" / "index.json", index)
+
+    def image_paths(self) -> list[Path]:
+        """The records of all built images, to be read with `read_image_record`."""
+        return sorted((self.root / "images").glob("*/*/image.json"))
 
     @contextmanager
     def new_blob(self) -> Iterator[NewBlob]:
@@ -302,20 +289,13 @@ def read_own(path: Path, most_bytes: int = _MOST_BYTES) -> bytes:
     return data
 
 
-def read_image_record(path: Path) -> dict[str, Any]:
-    """A record with all that others rely on."""
+def read_image_record(path: Path) -> ImageRecord:
+    """What the store keeps of a built image."""
     try:
-        found: dict[str, Any] = foreign_json.read_json(read_own(path), most_bytes=_MOST_BYTES)
-        named = [found["key"], found["config"], found["descriptor"]["digest"]]
-        layers = [(x["title"], LayerRecord.model_validate(x["record"])) for x in found["layers"]]
-        bases = found.get("base", [])
-    except (ValueError, KeyError, TypeError) as error:
+        value = foreign_json.read_json(read_own(path), most_bytes=_MOST_BYTES)
+        return ImageRecord.model_validate(value)
+    except ValueError as error:
         raise StoreDamaged(f"{path}: is damaged") from error
-    if not isinstance(bases, list) or not layers:
-        raise StoreDamaged(f"{path}: is damaged")
-    if not all(isinstance(n, str) for n in (*named, *bases)):
-        raise StoreDamaged(f"{path}: is damaged")
-    return found
 
 
 def read_table(path: Path) -> list[FileRow]:

@@ -75,12 +75,8 @@ def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
         whole = list(pool.map(check, named))
     bad = [path for path, is_whole in zip(named, whole, strict=True) if not is_whole]
     tables = [p for p in _files(store.root / "contents") if not _reads(read_table, p)]
-    records = [p for p in _records(store) if not _reads(read_image_record, p)]
+    records = [p for p in store.image_paths() if not _reads(read_image_record, p)]
     return [*bad, *tables, *records]
-
-
-def _records(store: Store) -> list[Path]:
-    return sorted((store.root / "images").glob("*/*/image.json"))
 
 
 def _reads(read: Callable[[Path], object], path: Path) -> bool:
@@ -113,11 +109,8 @@ def _remove(path: Path) -> None:
 def unreachable(store: Store) -> list[Path]:
     """Blobs, tables and inputs that no kept image needs, and downloads nobody goes on with."""
     kept: set[str] = set()
-    for path in _records(store):
-        image = read_image_record(path)
-        kept |= {image["config"], image["descriptor"]["digest"]}
-        kept |= {x["record"]["digest"] for x in image["layers"]}
-        kept |= set(image.get("base", []))  # the documents of a foreign base
+    for path in store.image_paths():
+        kept |= read_image_record(path).digests
     names = {digest.removeprefix("sha256:") for digest in kept}
     blobs = [p for p in _files(store.root / "oci" / "blobs" / "sha256") if p.name not in names]
     tables = [p for p in _files(store.root / "contents") if p.name.split(".")[0] not in names]

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from pipeline import log
-from pipeline.assemble.manifest import CONFIG, LAYER, PLAIN_LAYER
 from pipeline.attest.strict import as_model, read_json
 from pipeline.errors import EvidenceBroken, RecordInvalid
 from pipeline.files import read_at_most, sha256_of_file
 from pipeline.model import Digest, Frozen, sha256_of
+from pipeline.oci.document import GZIP_LAYER, OCI_CONFIG, PLAIN_LAYER
 
 _MOST_MANIFEST_BYTES = 4 << 20
 _MOST_LAYERS = 200
@@ -87,7 +87,7 @@ def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = No
 def read_manifest(data: bytes, title: str) -> Manifest:
     """An image's manifest, closed: what it says beyond that is not taken for harmless."""
     manifest = as_model(Manifest, read_json(data, title), f"{title}: manifest")
-    if manifest.config.media_type != CONFIG:
+    if manifest.config.media_type != OCI_CONFIG:
         raise EvidenceBroken(f"{title}: its config is a {manifest.config.media_type}")
     return manifest
 
@@ -101,7 +101,7 @@ def make_artifact(title: str, digest: str, manifest: Manifest, config: bytes) ->
             f"{title}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
         )
     for layer in manifest.layers:
-        if layer.media_type not in (LAYER, PLAIN_LAYER):
+        if layer.media_type not in (GZIP_LAYER, PLAIN_LAYER):
             raise EvidenceBroken(f"{title}: the layer {layer.digest} is a {layer.media_type}")
     return Artifact(
         title=title,

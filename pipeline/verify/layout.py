@@ -7,12 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.assemble.manifest import MANIFEST
 from pipeline.attest.strict import MAX_BYTES, as_model, read_json
 from pipeline.errors import EvidenceBroken, RegistryBroken, UnknownImage
 from pipeline.model import Frozen
+from pipeline.oci.document import OCI_MANIFEST, Document, read_document
 from pipeline.oci.document import Descriptor as Blob
-from pipeline.oci.document import Document, read_document
 from pipeline.verify.artifact import (
     Artifact,
     Descriptor,
@@ -44,7 +43,7 @@ def open_layout(folder: Path, platform: str | None = None) -> Artifact:
     index = _index(folder)
     # what was pulled along as evidence says its kind; an image has none
     listed = [d for d in _listed(folder, index) if d.artifact_type is None]
-    images = [d for d in listed if d.media_type == MANIFEST]
+    images = [d for d in listed if d.media_type == OCI_MANIFEST]
     if platform is not None:
         images = [d for d in images if d.platform and _platform(d.platform) == platform]
     if len(images) != 1:
@@ -80,7 +79,7 @@ def attached_in(folder: Path, digest: str) -> Attached:
     documents = []
     strays = []
     for entry in index.manifests:
-        if entry.artifact_type is None or entry.media_type != MANIFEST:
+        if entry.artifact_type is None or entry.media_type != OCI_MANIFEST:
             continue
         document = _document(read_small(blobs, entry.digest, entry.size))
         if document.subject is None:

@@ -58,8 +58,8 @@ def image_tree(image: Built) -> Tree:
     record = store.image_record(image.name, image.platform)
     assert record is not None
     rows: dict[str, tuple[FileRow, str]] = {}
-    for layer in record["layers"]:
-        digest = layer["record"]["digest"]
+    for layer in record.layers:
+        digest = layer.record.digest
         for row in store.contents(digest):
             if row.path.startswith(VENV) and row.kind != "dir":
                 rows[row.path] = (row, digest)

@@ -115,7 +115,7 @@ def environment() -> dict[str, str]:
 def store_size(store: Store, image: str, platform: str) -> int:
     record = store.image_record(image, platform)
     assert record is not None
-    return sum(int(x["record"]["size_bytes"]) for x in record["layers"])
+    return record.size_bytes
 
 
 def ours(store: Store, registry: Registry, image: str, platform: str) -> Push:

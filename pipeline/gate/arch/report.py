@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pipeline import __version__, log
-from pipeline.assemble.entry import Kind
 from pipeline.assemble.image import Built
 from pipeline.assemble.layer import read_pieces
 from pipeline.errors import GateUnknown, Interrupted
@@ -21,7 +20,7 @@ from pipeline.gate.arch.elf import MAGIC
 from pipeline.gate.arch.facts import Facts, keep_facts, kept_facts, read_facts, reader_digest
 from pipeline.gate.arch.spec import ArchSpec
 from pipeline.gate.arch.verdict import Judgement, Verdict, card_of, judge
-from pipeline.oci.record import FileRow
+from pipeline.oci.record import FileRow, Kind
 from pipeline.store.store import Store
 
 # Names that promise an object, and names that only might: those are asked for their first bytes.
@@ -109,9 +108,9 @@ def _visible(store: Store, built: Built) -> list[Found]:
         rows = {row.path: row for row in store.contents(digest)}
         for path, row in rows.items():
             # a hard link is the file it names, in the same layer
-            source = rows.get(row.target, row) if row.kind == Kind.HARDLINK.value else row
+            source = rows.get(row.target, row) if row.kind == Kind.HARDLINK else row
             tree[path] = Found(path, digest, source)
-    return [found for found in tree.values() if found.row.kind == Kind.FILE.value]
+    return [found for found in tree.values() if found.row.kind == Kind.FILE]
 
 
 def _is_elf(store: Store, found: Found) -> bool:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.assemble.entry import Kind
 from pipeline.assemble.layer import read_file
 from pipeline.assemble.locked_layers import make_layers
 from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, Work
@@ -16,7 +15,7 @@ from pipeline.errors import GateEnvironment, StoreDamaged
 from pipeline.fetch.inputs import Fetcher
 from pipeline.files import os_errors_explained
 from pipeline.gate.smem.wheels import WheelFinder
-from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
@@ -67,7 +66,7 @@ def unpack(store: Store, layers: Iterable[LayerRecord], place: Placing, folder: 
     jobs: dict[str, tuple[LayerRecord, FileRow]] = {}
     for layer in layers:
         for row in store.contents(layer.digest):
-            to = place(row) if row.kind in (Kind.FILE.value, Kind.SYMLINK.value) else None
+            to = place(row) if row.kind in (Kind.FILE, Kind.SYMLINK) else None
             if to is not None:
                 jobs[to] = (layer, row)
     with os_errors_explained(folder):
@@ -85,7 +84,7 @@ def unpack(store: Store, layers: Iterable[LayerRecord], place: Placing, folder: 
 
 
 def _write(store: Store, layer: LayerRecord, row: FileRow, path: Path) -> int:
-    if row.kind == Kind.SYMLINK.value:
+    if row.kind == Kind.SYMLINK:
         if not row.target.startswith("/") and ".." not in row.target.split("/"):
             path.symlink_to(row.target)
         return 0

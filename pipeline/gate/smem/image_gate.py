@@ -87,12 +87,12 @@ def run_gate(
     cases = gate.judge(tree, card, chosen_cases(gate.gates.cases(), only))
     record = gate.context.store.image_record(gate.plan.spec.name, gate.plan.platform)
     is_whole = gate.is_own and not unpatched and only is None
-    built = record is not None and record.get("key") == gate.plan.key and is_whole
+    built = record is not None and record.key == gate.plan.key and is_whole
     seconds = round(time.monotonic() - start, 3)
     return GateResult(
         image=gate.plan.spec.name,
         platform=gate.plan.platform,
-        image_digest=record["descriptor"]["digest"] if record and built else None,
+        image_digest=record.digest if record and built else None,
         engine=tree.project,
         engine_version=tree.version,
         engine_digest=tree.digest,

@@ -5,8 +5,8 @@ import posixpath
 import pytest
 
 from pipeline.assemble.cuda import cuda_home
-from pipeline.assemble.entry import Kind
 from pipeline.errors import PathConflict, SpecInvalid
+from pipeline.oci.record import Kind
 
 HOME = "/usr/local/cuda"
 NVCC = "site/nvidia/nvcc"

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.assemble.deb import DebContents, unpack
-from pipeline.assemble.entry import Entry, Kind, Slice
+from pipeline.assemble.entry import Entry, Slice
 from pipeline.errors import CorruptArchive, HostileArchive, PipelineError
+from pipeline.oci.record import Kind
 from tests.testbed.deb_file import (
     TAR_END,
     Item,

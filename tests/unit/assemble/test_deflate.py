@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from pipeline.assemble import deflate
 from pipeline.assemble.deflate import FINAL_BLOCK, check_compressor, compress, inflate, squeeze
-from pipeline.assemble.entry import Entry, Kind
+from pipeline.assemble.entry import Entry
 from pipeline.assemble.tar import header
 from pipeline.errors import CorruptArchive, MissingTool
 from pipeline.model import sha256_of
+from pipeline.oci.record import Kind
 
 RUNS = st.one_of(st.binary(max_size=60), st.integers(0, 1200).map(bytes))
 TEXT = b"the same words, the same words, and then some others\n" * 400

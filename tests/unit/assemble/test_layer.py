@@ -18,10 +18,10 @@ import pytest
 
 from pipeline.assemble import layer
 from pipeline.assemble.deflate import compress
-from pipeline.assemble.entry import Deflated, Entry, Kind, Slice, with_parents
+from pipeline.assemble.entry import Deflated, Entry, Slice, with_parents
 from pipeline.assemble.layer import read_file, write_layer
 from pipeline.errors import CorruptArchive, HostileArchive, PipelineError, StoreDamaged
-from pipeline.oci.record import FileRow, LayerFacts
+from pipeline.oci.record import FileRow, Kind, WrittenLayer
 from tests.makers import make_wheel
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +76,7 @@ def many_entries(place: Path) -> list[Entry]:
     ]
 
 
-def written(entries: Sequence[Entry], blob: Path) -> LayerFacts:
+def written(entries: Sequence[Entry], blob: Path) -> WrittenLayer:
     with blob.open("wb") as out:
         return write_layer(with_parents(list(entries)), out)
 
@@ -92,7 +92,7 @@ def entries(place: Path) -> list[Entry]:
 
 
 @pytest.fixture(scope="module")
-def facts(place: Path, entries: list[Entry]) -> LayerFacts:
+def made(place: Path, entries: list[Entry]) -> WrittenLayer:
     return written(entries, place / "blob")
 
 
@@ -107,7 +107,7 @@ def plain(entry: Entry) -> bytes:
 
 
 def test_pythons_tarfile_reads_every_entry_back(
-    place: Path, entries: list[Entry], facts: LayerFacts
+    place: Path, entries: list[Entry], made: WrittenLayer
 ) -> None:
     with tarfile.open(place / "blob") as tar:
         found = {info.name: info for info in tar}
@@ -123,24 +123,24 @@ def test_pythons_tarfile_reads_every_entry_back(
 
 
 @pytest.mark.parametrize("command", [["gzip", "-tv"], ["tar", "-tzf"]])
-def test_the_usual_tools_accept_it(place: Path, facts: LayerFacts, command: list[str]) -> None:
+def test_the_usual_tools_accept_it(place: Path, made: WrittenLayer, command: list[str]) -> None:
     blob = (place / "blob").rename(place / "blob.gz")
     done = subprocess.run([*command, str(blob)], capture_output=True, text=True, check=False)
     blob.rename(place / "blob")
     assert (done.returncode, "rror" in done.stderr) == (0, False)
 
 
-def test_digest_and_sizes_are_those_of_the_blob(place: Path, facts: LayerFacts) -> None:
+def test_digest_and_sizes_are_those_of_the_blob(place: Path, made: WrittenLayer) -> None:
     raw = (place / "blob").read_bytes()
     tar = gzip.decompress(raw)
-    assert facts.digest == "sha256:" + hashlib.sha256(raw).hexdigest()
-    assert facts.diff_id == "sha256:" + hashlib.sha256(tar).hexdigest()
-    assert (facts.size_bytes, facts.unpacked_bytes) == (len(raw), len(tar))
+    assert made.record.digest == "sha256:" + hashlib.sha256(raw).hexdigest()
+    assert made.record.diff_id == "sha256:" + hashlib.sha256(tar).hexdigest()
+    assert (made.record.size_bytes, made.record.unpacked_bytes) == (len(raw), len(tar))
     assert len(tar) % 512 == 0
 
 
-def test_entries_are_sorted_and_every_parent_comes_before(facts: LayerFacts) -> None:
-    paths = [row.path for row in facts.rows]
+def test_entries_are_sorted_and_every_parent_comes_before(made: WrittenLayer) -> None:
+    paths = [row.path for row in made.rows]
     assert paths == sorted(paths)
     assert all(p.rpartition("/")[0] in ("", *paths[:i]) for i, p in enumerate(paths))
 
@@ -155,9 +155,9 @@ def test_a_wheels_own_bytes_are_in_the_blob(place: Path, entries: list[Entry]) -
 
 
 def test_each_file_is_found_by_its_row(
-    place: Path, entries: list[Entry], facts: LayerFacts
+    place: Path, entries: list[Entry], made: WrittenLayer
 ) -> None:
-    rows = {row.path: row for row in facts.rows}
+    rows = {row.path: row for row in made.rows}
     for entry in entries:
         if entry.kind is Kind.FILE:
             row = rows[entry.path]
@@ -178,11 +178,11 @@ def test_members_that_end_where_a_read_ends_are_followed_by_the_next(
 
 
 def test_any_order_in_gives_the_same_bytes_out(
-    place: Path, entries: list[Entry], facts: LayerFacts, tmp_path: Path
+    place: Path, entries: list[Entry], made: WrittenLayer, tmp_path: Path
 ) -> None:
     shuffled = list(entries)
     random.Random(1).shuffle(shuffled)
-    assert written(shuffled, tmp_path / "other") == facts
+    assert written(shuffled, tmp_path / "other") == made
 
 
 def test_a_layer_of_nothing_is_still_an_archive(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_thousands_of_links_and_empty_files_fit(tmp_path: Path) -> None:
 def test_this_layer_has_this_digest_on_every_machine(tmp_path: Path) -> None:
     entries = [file("a/b", b"words\n" * 99), link("c", "a/b"), file("größe", b"1" * 600)]
     assert (
-        written(entries, tmp_path / "blob").digest
+        written(entries, tmp_path / "blob").record.digest
         == "sha256:9a0d48f2367dc47276e4bb95afcce74a20f063f555140d7e804ab4d930089577"
     )
 
@@ -219,7 +219,7 @@ from pipeline.assemble.wheel import open_wheel, wheel_entries
 os.umask(int(sys.argv[2], 8))
 path = Path(sys.argv[1])
 entries = wheel_entries(open_wheel(path, path.name), Venv())
-print(write_layer(with_parents(entries), io.BytesIO()).digest)
+print(write_layer(with_parents(entries), io.BytesIO()).record.digest)
 """
 
 
@@ -325,8 +325,8 @@ def test_a_damaged_stream_is_refused(tmp_path: Path) -> None:
 
 
 def one_file(tmp_path: Path) -> tuple[Path, FileRow]:
-    facts = written([file("a", NOISE[:5000])], tmp_path / "blob")
-    return tmp_path / "blob", facts.rows[0]
+    row = written([file("a", NOISE[:5000])], tmp_path / "blob").rows[0]
+    return tmp_path / "blob", row
 
 
 def test_a_flipped_byte_in_the_blob_is_found_when_the_file_is_read(tmp_path: Path) -> None:

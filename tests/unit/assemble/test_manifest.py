@@ -4,12 +4,18 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.manifest import TitledLayer, descriptor, image_config, manifest
+from pipeline.assemble.manifest import (
+    config_descriptor,
+    image_config,
+    image_descriptor,
+    image_manifest,
+)
 from pipeline.assemble.plan import ImagePlan
 from pipeline.errors import SpecInvalid
 from pipeline.lock.model import sealed
-from pipeline.model import canonical_json
-from pipeline.oci.record import LayerRecord
+from pipeline.model import canonical_json, sha256_of
+from pipeline.oci.document import descriptor_json
+from pipeline.oci.record import LayerRecord, TitledLayer
 from pipeline.spec.image import ImageSpec
 from tests.makers import AMD64, root_image
 
@@ -20,11 +26,13 @@ def digest(letter: str) -> str:
 
 LAYERS = [
     TitledLayer(
-        title,
-        LayerRecord(digest=digest(a), diff_id=digest(b), size_bytes=10, unpacked_bytes=20),
+        title=title,
+        record=LayerRecord(digest=digest(a), diff_id=digest(b), size_bytes=10, unpacked_bytes=20),
     )
     for title, a, b in (("debs", "a", "b"), ("wheels", "c", "d"))
 ]
+
+CONFIG = config_descriptor(b"{}")
 
 
 def plan(platform: str = AMD64, base: ImagePlan | None = None, **spec: Any) -> ImagePlan:
@@ -97,8 +105,8 @@ def test_a_user_that_the_root_image_lacks_is_refused(name: str) -> None:
 
 
 def test_the_manifest_names_config_and_layers() -> None:
-    made = manifest(plan(), digest("f"), 99, LAYERS)
-    assert (made["config"]["digest"], made["config"]["size"]) == (digest("f"), 99)
+    made = image_manifest(plan(), CONFIG, LAYERS)
+    assert (made["config"]["digest"], made["config"]["size"]) == (sha256_of(b"{}"), 2)
     assert [(x["digest"], x["size"]) for x in made["layers"]] == [
         (digest("a"), 10),
         (digest("c"), 10),
@@ -109,14 +117,15 @@ def test_the_manifest_names_config_and_layers() -> None:
 
 def test_labels_and_annotations_say_the_same() -> None:
     image = plan(labels={"mine": "1"})
-    notes = manifest(image, digest("f"), 99, LAYERS)["annotations"]
+    notes = image_manifest(image, CONFIG, LAYERS)["annotations"]
     assert notes == config(image)["Labels"]
     assert notes["mine"] == "1"
     assert notes["sm120.lock"] == image.lock.seal
 
 
 def test_the_descriptor_names_platform_and_image() -> None:
-    made = descriptor(plan("linux/arm64"), digest("a"), 5)
+    made = descriptor_json(image_descriptor(plan("linux/arm64"), b"manifest"))
+    assert (made["digest"], made["size"]) == (sha256_of(b"manifest"), len(b"manifest"))
     assert made["platform"] == {"os": "linux", "architecture": "arm64"}
     assert made["annotations"]["org.opencontainers.image.ref.name"] == "x-arm64"
 
@@ -137,4 +146,4 @@ def test_what_the_spec_changes_shows_in_the_config(change: dict[str, Any]) -> No
 
 def test_other_layers_show_in_config_and_manifest() -> None:
     assert image_config(plan(), LAYERS[::-1]) != image_config(plan(), LAYERS)
-    assert manifest(plan(), digest("f"), 9, LAYERS[:1]) != manifest(plan(), digest("f"), 9, LAYERS)
+    assert image_manifest(plan(), CONFIG, LAYERS[:1]) != image_manifest(plan(), CONFIG, LAYERS)

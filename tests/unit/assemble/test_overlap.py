@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 
-from pipeline.assemble.entry import Deflated, Entry, Kind, Slice
+from pipeline.assemble.entry import Deflated, Entry, Slice
 from pipeline.assemble.overlap import merge_wheels, misplaced, same_bytes, winner
 from pipeline.errors import PathConflict
-from pipeline.oci.record import FileRow
+from pipeline.oci.record import FileRow, Kind
 
 
 def file(path: str, owner: str, data: bytes = b"same") -> Entry:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.entry import Entry, Kind, with_parents
+from pipeline.assemble.entry import Entry, with_parents
 from pipeline.assemble.layer import write_layer
 from pipeline.assemble.own_layers import (
     WheelTree,
@@ -24,7 +24,7 @@ from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.assemble.venv import Venv
 from pipeline.assemble.wheel import open_wheel, record_row, wheel_entries
 from pipeline.errors import PatchConflict, PathConflict, SpecInvalid
-from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.makers import (
@@ -62,8 +62,8 @@ class Bench:
         with self.store.new_blob() as blob:
             with blob.path.open("wb") as out:
                 facts = write_layer(with_parents(entries), out)
-            blob.keep(facts.digest)
-        return self.store.keep_layer(facts.digest, facts)
+            blob.keep(facts.record.digest)
+        return self.store.keep_layer(facts.record.digest, facts)
 
     def opened(self, **spec: Any) -> tuple[Checkout, ImagePlan, WheelTree]:
         self.image.spec |= spec

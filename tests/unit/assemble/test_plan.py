@@ -13,7 +13,7 @@ from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, plan_image, 
 from pipeline.assemble.venv import Venv
 from pipeline.errors import LockEdited, LockMissing, LockStale, SpecInvalid
 from pipeline.lock.model import DebPin, WheelPin
-from pipeline.oci.record import LayerFacts
+from pipeline.oci.record import LayerRecord, WrittenLayer
 from pipeline.spec.image import Account
 from pipeline.store.store import open_store
 from tests.makers import (
@@ -287,7 +287,8 @@ def test_a_layer_that_is_there_needs_no_files(tmp_path: Path) -> None:
     plan = planned(tmp_path, *images(tmp_path))
     layer = plan.layers[0]
     digest = store.put_blob(b"layer")
-    store.keep_layer(layer.key, LayerFacts(digest, digest, 5, 9, []))
+    record = LayerRecord(digest=digest, diff_id=digest, size_bytes=5, unpacked_bytes=9)
+    store.keep_layer(layer.key, WrittenLayer(record, []))
     work = work_for([plan], store)
     assert work.cached == (layer,)
     assert not set(layer.pins) & set(work.fetch)

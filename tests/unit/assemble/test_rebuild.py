@@ -7,11 +7,12 @@ from unittest import mock
 import pytest
 
 from pipeline.assemble import locked_layers as pinned
-from pipeline.assemble.entry import Entry, Kind, with_parents
+from pipeline.assemble.entry import Entry, with_parents
 from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.plan import LayerPlan, plan_image
 from pipeline.assemble.rebuild import difference, file_in_image, rebuild
 from pipeline.errors import NotReproducible, StoreDamaged
+from pipeline.oci.record import Kind
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.makers import (
@@ -110,7 +111,7 @@ def test_the_first_difference_is_named(
 
 def test_other_numbers_of_layers_and_other_configs_are_named(world: World) -> None:
     first, store = world.first, world.store
-    fewer = replace(first, layers=first.layers[:-1])
+    fewer = replace(first, record=first.record.model_copy(update={"layers": first.layers[:-1]}))
     assert difference(store, first, store, fewer) == "3 layers against 2"
     assert difference(store, fewer, store, first) == "2 layers against 3"
     words = "all layers are equal, the config or manifest differs"

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.assemble.entry import Entry, Kind
-from pipeline.assemble.tar import BLOCK, END, MTIME, header, padding
+from pipeline.assemble.entry import Entry
+from pipeline.assemble.tar import header
+from pipeline.oci.record import Kind
+from pipeline.oci.tar_header import BLOCK, END, MTIME, padding
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1)
 PATHS = st.lists(NAMES.filter(lambda n: n not in (".", "..")), min_size=1, max_size=12).map(

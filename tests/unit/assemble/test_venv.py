@@ -4,8 +4,8 @@ import posixpath
 
 import pytest
 
-from pipeline.assemble.entry import Kind
 from pipeline.assemble.venv import Venv
+from pipeline.oci.record import Kind
 
 VENV = Venv()
 

@@ -28,7 +28,7 @@ from pipeline.assemble.wheel import (
     wheel_entries,
 )
 from pipeline.errors import CorruptArchive, HostileArchive, PipelineError
-from pipeline.oci.record import LayerFacts
+from pipeline.oci.record import WrittenLayer
 from tests.makers import Part, Parts, make_wheel, record_line, record_of, wheel_parts, write_zip
 
 VENV = Venv()
@@ -46,7 +46,7 @@ def placed(path: Path) -> dict[str, Entry]:
     return {entry.path: entry for entry in wheel_entries(opened(path), VENV)}
 
 
-def written(path: Path) -> LayerFacts:
+def written(path: Path) -> WrittenLayer:
     """All checks of a wheel: its directory, then its bytes."""
     return write_layer(with_parents(wheel_entries(opened(path), VENV)), io.BytesIO())
 

@@ -132,7 +132,7 @@ def test_a_flipped_bit_in_a_layer_is_broken(desk: Desk) -> None:
 def test_a_layout_is_verified_with_its_evidence(desk: Desk) -> None:
     desk.record()
     folder = desk.place / "layout"
-    export_layout(desk.made.store, desk.made.built, folder)
+    export_layout(desk.made.store, desk.made.built.record, folder)
     assert desk("verify", folder, "--trust", desk.trust).error == "EvidenceIncomplete"
     named = desk("verify", folder, "--trust", desk.trust, "--evidence", desk.records)
     assert named.code == 0, named.err

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
+from pipeline.assemble.image import Built
 from pipeline.assemble.plan import plan_image
 from pipeline.attest.envelope import Envelope
 from pipeline.attest.keys import LocalSigner
@@ -39,6 +40,7 @@ from pipeline.evidence.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
 from pipeline.evidence.sbom_spdx import spdx, spdx_bytes
 from pipeline.gate.evidence import Evidence, ImageGates, Row
 from pipeline.model import sha256_of
+from pipeline.oci.record import TitledLayer
 from pipeline.store.store import open_store
 from pipeline.yaml_file import schema
 from tests.makers import (
@@ -136,12 +138,16 @@ def test_a_wheel_of_two_builds_is_in_its_layer(world: World) -> None:
     }
 
 
+def with_layers(built: Built, layers: tuple[TitledLayer, ...]) -> Built:
+    return replace(built, record=built.record.model_copy(update={"layers": layers}))
+
+
 def test_a_layer_that_nothing_accounts_for_is_refused(world: World) -> None:
-    more = replace(world.built, layers=(*world.built.layers, world.built.layers[0]))
+    more = with_layers(world.built, (*world.built.layers, world.built.layers[0]))
     with pytest.raises(StoreDamaged, match="nothing accounts for"):
         placed_layers(world.plan, more)
     with pytest.raises(StoreDamaged, match="is not in the image"):
-        placed_layers(world.plan, replace(world.built, layers=world.built.layers[1:]))
+        placed_layers(world.plan, with_layers(world.built, world.built.layers[1:]))
 
 
 def test_licences_are_read_from_the_image_itself(world: World) -> None:
@@ -435,7 +441,7 @@ def test_a_set_is_later_than_the_one_it_replaces_also_where_the_clock_went_back(
 
 
 def test_what_is_recorded_of_other_layers_than_the_image_has_is_refused(world: World) -> None:
-    other = replace(world.built, layers=world.built.layers[:-1])
+    other = with_layers(world.built, world.built.layers[:-1])
     with pytest.raises(StoreDamaged, match="other layers than the image"):
         image_statements(world.checkout, world.store, world.plan, other)
 

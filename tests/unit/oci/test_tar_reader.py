@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import CorruptArchive, HostileArchive
-from pipeline.oci.record import GZIP_LAYER
+from pipeline.oci.document import GZIP_LAYER
 from pipeline.oci.tar_header import Header
 from pipeline.oci.tar_reader import TarStream, open_layer
 from tests.testbed.foreign_image import PLAIN_LAYER, Thing, folder, link, tar_of

@@ -14,6 +14,7 @@ from pipeline.model import canonical_json
 from pipeline.publish.publish import Order
 from pipeline.publish.shipment import make_shipment
 from pipeline.store.store import Store, open_store
+from tests.makers import built_image
 from tests.testbed.oci_door import Door
 from tests.unit.registry.support import NAME, manifest_json, repository_at
 
@@ -32,7 +33,7 @@ def keep_image(store: Store, platform: str, *layers: bytes, name: str = "app") -
     digest = store.put_blob(canonical_json(manifest_json(config, *layers, annotations=notes)))
     for data in (config, *layers):
         store.put_blob(data)
-    return Built(name, platform, digest, sum(map(len, layers)), (), cached=True)
+    return built_image(name, platform, digest)
 
 
 def some_bytes(seed: str, n_bytes: int) -> bytes:

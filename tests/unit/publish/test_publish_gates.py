@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.image import Built
 from pipeline.errors import PublishRefused
 from pipeline.publish.gates import gate_state, require_gates
 from pipeline.spec.image import ImageSpec
 from pipeline.store.store import Store
+from tests.makers import built_image
 from tests.unit.support import tiny_spec
 
 DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
-BUILT = Built("tiny", "linux/amd64", DIGEST, 0, (), cached=True)
+BUILT = built_image("tiny", "linux/amd64", DIGEST)
 
 
 def spec(*gates: str, **more: Any) -> ImageSpec:

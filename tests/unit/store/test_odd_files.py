@@ -150,7 +150,9 @@ def test_what_gates_found_that_is_none_is_said_to_be_damaged(world: World, put: 
 def test_a_record_with_another_base_than_digests_is_damaged(world: World, base: object) -> None:
     record = world.store.image_record("child", makers.AMD64)
     assert record is not None
-    world.store.keep_image("root", makers.AMD64, {**record, "base": ["sha256:" + "a" * 64]})
+    world.store.keep_image(
+        "root", makers.AMD64, record.model_copy(update={"base": ("sha256:" + "a" * 64,)})
+    )
     assert unreachable(world.store) is not None
     path = world.record
     path.write_text(path.read_text().replace('"code"', f'"base":{json.dumps(base)},"code"'))
@@ -210,6 +212,6 @@ def test_an_export_describes_the_manifest_as_it_is(world: World, tmp_path: Path)
     world.record.write_text(json.dumps(record))
     built = find_built(world.store, plan_image(world.checkout, "child", makers.AMD64))
     assert built is not None
-    export_layout(world.store, built, tmp_path / "out")
+    export_layout(world.store, built.record, tmp_path / "out")
     index = json.loads((tmp_path / "out" / "index.json").read_bytes())
     assert index["manifests"] == [json.loads(text)["descriptor"]]

@@ -26,7 +26,8 @@ from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import Settings
 from pipeline.fetch.sources import Sources
 from pipeline.log import NoBar
-from pipeline.oci.archive import docker_archive
+from pipeline.oci.docker import docker_archive
+from pipeline.oci.document import read_document
 from pipeline.oci.layout import export_layout
 from pipeline.store.store import Store, open_store
 from tests import makers
@@ -162,16 +163,17 @@ def test_an_image_with_a_flipped_blob_is_not_exported(world: World, number: int)
     flip(world.store.blob_path(parts(world.store, built)[number]))
     out = world.mirror.parent / "out" / "layout"
     with pytest.raises(StoreDamaged, match="is not what its name says"):
-        export_layout(world.store, built, out)
+        export_layout(world.store, built.record, out)
     assert list(out.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", range(3))
 def test_an_image_with_a_flipped_blob_is_not_loaded(world: World, number: int) -> None:
     built = world.build()
+    image = read_document(world.store.read_blob(built.digest))
     flip(world.store.blob_path(parts(world.store, built)[number]))
     with pytest.raises(StoreDamaged, match="is not what its name says"):
-        list(docker_archive(world.store, built, []))
+        list(docker_archive(world.store, image, []))
 
 
 def test_a_blob_that_is_gone_or_a_link_is_not_exported(world: World) -> None:
@@ -180,10 +182,10 @@ def test_a_blob_that_is_gone_or_a_link_is_not_exported(world: World) -> None:
     out = world.mirror.parent / "out" / "layout"
     moved = place.rename(world.mirror.parent / "moved")
     with pytest.raises(StoreDamaged, match="not in the store"):
-        export_layout(world.store, built, out)
+        export_layout(world.store, built.record, out)
     place.symlink_to(moved)
     with pytest.raises(StoreDamaged, match="is not what its name says"):
-        export_layout(world.store, built, out)
+        export_layout(world.store, built.record, out)
     assert list(out.parent.iterdir()) == []
 
 
@@ -191,12 +193,12 @@ def test_an_export_removes_only_what_an_export_left(world: World) -> None:
     built = world.build()
     out = world.mirror.parent / "out"
     (world.mirror.parent / ".out.partial" / "blobs").mkdir(parents=True)
-    export_layout(world.store, built, out)
+    export_layout(world.store, built.record, out)
     mine = world.mirror.parent / ".again.partial" / "thesis.pdf"
     mine.parent.mkdir()
     mine.write_bytes(b"mine")
     with pytest.raises(StoreUnwritable, match="is in the way"):
-        export_layout(world.store, built, world.mirror.parent / "again")
+        export_layout(world.store, built.record, world.mirror.parent / "again")
     assert mine.read_bytes() == b"mine"
 
 
@@ -206,7 +208,7 @@ def test_an_export_into_the_empty_folder_one_is_in_works(
     out = world.mirror.parent / "here"
     out.mkdir()
     monkeypatch.chdir(out)
-    export_layout(world.store, world.build(), Path())
+    export_layout(world.store, world.build().record, Path())
     assert (out / "index.json").is_file()
 
 
@@ -219,7 +221,7 @@ def test_an_export_into_what_is_no_folder_is_refused(world: World, kind: str) ->
     else:
         out.symlink_to(world.mirror.parent / ("folder" if kind == "link" else "absent"))
     with pytest.raises(StoreUnwritable, match="is not a folder"):
-        export_layout(world.store, world.build(), out)
+        export_layout(world.store, world.build().record, out)
     assert list((world.mirror.parent / "folder").iterdir()) == []
     assert kind != "file" or out.read_bytes() == b"mine"
 

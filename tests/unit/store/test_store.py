@@ -23,8 +23,10 @@ from pipeline.fetch.sources import Sources
 from pipeline.files import atomic_file, explained, is_free, locked, write_bytes
 from pipeline.log import NoBar
 from pipeline.model import sha256_of
-from pipeline.oci.record import FileRow, LayerFacts, LayerRecord
+from pipeline.oci.document import OCI_MANIFEST
+from pipeline.oci.record import FileRow, LayerRecord, WrittenLayer
 from pipeline.store.store import Store, default_root, open_store
+from tests import makers
 from tests.makers import folder_fetcher
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import (
@@ -46,12 +48,14 @@ def store(store_root: Path) -> Store:
     return open_store(store_root)
 
 
-def kept_layer(store: Store, data: bytes = b"layer") -> LayerFacts:
+def kept_layer(store: Store, data: bytes = b"layer") -> WrittenLayer:
     """A layer that was made and kept."""
-    facts = LayerFacts(sha256_of(data), sha256_of(data), len(data), len(data), ROWS)
+    digest, n_bytes = sha256_of(data), len(data)
+    record = LayerRecord(digest=digest, diff_id=digest, size_bytes=n_bytes, unpacked_bytes=n_bytes)
+    facts = WrittenLayer(record, ROWS)
     with store.new_blob() as blob:
         blob.path.write_bytes(data)
-        blob.keep(facts.digest)
+        blob.keep(facts.record.digest)
     store.keep_layer(KEY, facts)
     return facts
 
@@ -181,25 +185,25 @@ def test_a_kept_layer_is_found_with_its_contents(store: Store) -> None:
     facts = kept_layer(store)
     found = store.layer(KEY)
     assert found is not None
-    assert found.digest == facts.digest
-    assert store.contents(facts.digest) == ROWS
+    assert found.digest == facts.record.digest
+    assert store.contents(facts.record.digest) == ROWS
 
 
 def test_a_foreign_layer_has_a_table_of_its_own(store: Store) -> None:
     facts = kept_layer(store)
     other = "sha256:" + "cd" * 32
     record = LayerRecord(
-        digest=facts.digest, diff_id=KEY, size_bytes=5, unpacked_bytes=5, is_foreign=True
+        digest=facts.record.digest, diff_id=KEY, size_bytes=5, unpacked_bytes=5, is_foreign=True
     )
     rows = [FileRow("b", "file", 0o600, 2, "11", 0, "", "y")]
-    store.keep_foreign_layer(other, record, rows)
+    store.keep_layer(other, WrittenLayer(record, rows))
     assert store.layer(other) == record
     assert store.table(record) == rows
-    assert store.contents(facts.digest) == ROWS
+    assert store.contents(facts.record.digest) == ROWS
 
 
 def test_a_row_is_found_by_the_end_of_its_path(store: Store) -> None:
-    digest = kept_layer(store).digest
+    digest = kept_layer(store).record.digest
     assert store.find_rows(digest, "a") == ROWS
     assert store.find_rows(digest, "b") == []
     with pytest.raises(StoreDamaged, match="table of contents of sha256:0"):
@@ -249,8 +253,8 @@ def test_a_store_whose_tmp_cannot_be_written_is_noticed_when_it_is_opened(
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda store, facts: store.blob_path(facts.digest).unlink(),
-        lambda store, facts: store.blob_path(facts.digest).write_bytes(b"lay"),
+        lambda store, facts: store.blob_path(facts.record.digest).unlink(),
+        lambda store, facts: store.blob_path(facts.record.digest).write_bytes(b"lay"),
         lambda store, facts: shutil.rmtree(store.root / "contents"),
         lambda store, facts: (store.root / "layers" / f"{'ab' * 32}.json").write_bytes(b"{"),
         lambda store, facts: (store.root / "layers" / f"{'ab' * 32}.json").write_bytes(b"{}"),
@@ -266,42 +270,32 @@ def test_a_layer_that_lost_a_part_is_made_again(store: Store, damage: object) ->
 
 @pytest.mark.parametrize("text", ["", "{", "[[1]]", "[1]", "3", "null", "\xff"])
 def test_a_damaged_table_of_contents_is_said_to_be_one(store: Store, text: str) -> None:
-    digest = kept_layer(store).digest
+    digest = kept_layer(store).record.digest
     table = store.root / "contents" / f"{digest.removeprefix('sha256:')}.json"
     table.write_bytes(text.encode("latin-1"))
     with pytest.raises(StoreDamaged, match="table of contents"):
         store.contents(digest)
 
 
-def image_record(digest: str) -> dict[str, object]:
-    layer = {"digest": digest, "diff_id": digest, "size_bytes": 1, "unpacked_bytes": 1}
-    return {
-        "key": KEY,
-        "config": digest,
-        "descriptor": {"digest": digest},
-        "layers": [{"title": "x", "record": layer}],
-    }
-
-
 def test_a_built_image_is_remembered_and_named_in_the_index(store: Store) -> None:
-    record = image_record(KEY)
+    record = makers.image_record(KEY)
     store.keep_image("tiny", AMD64, record)
     assert store.image_record("tiny", AMD64) == record
     index = json.loads((store.root / "oci" / "index.json").read_bytes())
     assert index == {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [record["descriptor"]],
+        "manifests": [{"mediaType": OCI_MANIFEST, "digest": KEY, "size": 1}],
     }
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"descriptor": 3}', "null"])
 def test_a_damaged_record_of_an_image_counts_as_not_built(store: Store, text: str) -> None:
-    store.keep_image("tiny", AMD64, image_record(KEY))
+    store.keep_image("tiny", AMD64, makers.image_record(KEY))
     (store.image_folder("tiny", AMD64) / "image.json").write_text(text)
     assert store.image_record("tiny", AMD64) is None
     with pytest.raises(StoreDamaged, match=r"image\.json: is damaged"):
-        store.keep_image("other", AMD64, image_record(KEY))
+        store.keep_image("other", AMD64, makers.image_record(KEY))
 
 
 def test_what_a_kill_leaves_of_a_small_file_is_swept(store: Store) -> None:

@@ -10,6 +10,7 @@ import pytest
 from pipeline.spec.checkout import Checkout
 from pipeline.store import upkeep
 from pipeline.store.store import Store, open_store
+from tests import makers
 from tests.unit.support import AMD64, Command, build_tiny, make_checkout, make_wheel, misnamed
 
 pytestmark = pytest.mark.usefixtures("no_slow_helpers")
@@ -138,15 +139,7 @@ def test_trim_keeps_the_documents_of_a_foreign_base(store: Store) -> None:
     for name in (kept, gone):
         (folder / name).write_bytes(b"document")
     digest = f"sha256:{'3' * 64}"
-    layer = {"digest": digest, "diff_id": digest, "size_bytes": 1, "unpacked_bytes": 1}
-    record = {
-        "key": digest,
-        "config": f"sha256:{'4' * 64}",
-        "descriptor": {"digest": f"sha256:{'5' * 64}"},
-        "layers": [{"title": "x", "record": layer}],
-        "base": [f"sha256:{kept}"],
-    }
-    store.keep_image("tiny", AMD64, record)
+    store.keep_image("tiny", AMD64, makers.image_record(digest, base=(f"sha256:{kept}",)))
     assert upkeep.unreachable(store) == [folder / gone]
     assert upkeep.trim(store) == len(b"document")
     assert [p.name for p in blobs(store)] == [kept]

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.image import Built
 from pipeline.attest.cosign import NAMED_AT, read_payload, signature_attachment
 from pipeline.attest.keys import LocalSigner, PrivateKey
 from pipeline.attest.statement import Moment
@@ -27,6 +26,7 @@ from pipeline.store.store import Store, open_store
 from pipeline.verify.memory import Memory
 from pipeline.verify.naming import Named
 from pipeline.verify.verdict import Node, Verdict, ending
+from tests.makers import built_image
 from tests.testbed.oci_door import Reply, Request, drop, oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
 from tests.unit.registry.support import NAME, described, manifest_json, put
@@ -72,7 +72,7 @@ def publish_other(
     digest = store.put_blob(canonical_json(manifest_json(config, layer)))
     for data in (config, layer):
         store.put_blob(data)
-    built = Built("engine", AMD64, digest, len(layer), (), cached=True)
+    built = built_image("engine", AMD64, digest)
     bundle = EvidenceBundle(signer=LocalSigner(key or site.world.key), now=now)
     return site.publish(tag, shipment=make_shipment(store, [built]), bundle=bundle).digest
 

@@ -26,7 +26,7 @@ Json = dict[str, Any]
 def layout(world: World, tmp_path: Path) -> Path:
     """The image as a folder whose files may be changed."""
     folder = tmp_path / "layout"
-    export_layout(world.store, world.built, folder)
+    export_layout(world.store, world.built.record, folder)
     for path in folder.rglob("*"):
         if path.is_file():
             data = path.read_bytes()

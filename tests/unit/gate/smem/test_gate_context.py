@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.entry import Entry, Kind
+from pipeline.assemble.entry import Entry
 from pipeline.assemble.layer import write_layer
 from pipeline.errors import StoreDamaged
 from pipeline.gate.smem.context import unpack
 from pipeline.model import sha256_of
-from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.store.store import Store, open_store
 
 BIG = os.urandom(2_500_000)
@@ -34,8 +34,8 @@ def kept(store: Store, entries: list[Entry]) -> LayerRecord:
     with store.new_blob() as blob:
         with blob.path.open("wb") as out:
             facts = write_layer(entries, out)
-        blob.keep(facts.digest)
-    return store.keep_layer(facts.digest, facts)
+        blob.keep(facts.record.digest)
+    return store.keep_layer(facts.record.digest, facts)
 
 
 @pytest.fixture
@@ -101,4 +101,4 @@ def test_a_damaged_layer_is_told_not_unpacked(store: Store, tmp_path: Path, dama
 
 def test_a_layer_written_here_is_the_one_that_is_read(store: Store) -> None:
     out = io.BytesIO()
-    assert write_layer(LOWER, out).digest == sha256_of(out.getvalue())
+    assert write_layer(LOWER, out).record.digest == sha256_of(out.getvalue())

@@ -20,6 +20,7 @@ from pipeline.gate.smem.limits import card_for
 from pipeline.gate.smem.results import GateResult
 from pipeline.spec.image import PatchSeries
 from pipeline.store.store import open_store
+from tests import makers
 from tests.unit.gate.smem.test_run import FACTS, HEAD, ThisPython, worker
 
 CARD = card_for("sm_120")
@@ -103,12 +104,12 @@ def test_a_built_image_is_named_only_by_a_whole_run_of_its_own_patches(
     gate: ImageGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = f"sha256:{'a' * 64}"
-    records = {"key": "k", "descriptor": {"digest": digest}}
-    monkeypatch.setattr(gate.context.store, "image_record", lambda name, platform: records)
+    record = makers.image_record(digest).model_copy(update={"key": "k"})
+    monkeypatch.setattr(gate.context.store, "image_record", lambda name, platform: record)
     assert run_gate(gate, CARD).image_digest == digest
     assert run_gate(gate, CARD, unpatched=True).image_digest is None
     assert run_gate(gate, CARD, only="decode-1").image_digest is None
-    records["key"] = "another plan"
+    record = makers.image_record(digest)
     assert run_gate(gate, CARD).image_digest is None
 
 

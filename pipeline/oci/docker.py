@@ -1,0 +1,132 @@
+"""An image for Docker: as one tar archive, and into a daemon.
+
+The archive is an OCI layout with Docker's `manifest.json` beside it, which old and new Docker,
+Podman and skopeo all take. The layers go in as they are: no recompression, no temporary copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline import log
+from pipeline.errors import DockerUnavailable, StoreDamaged
+from pipeline.model import canonical_json
+from pipeline.oci.document import Document, index_json, read_document
+from pipeline.oci.layout import LAYOUT, Blobs
+from pipeline.oci.tar_header import BLOCK, END, MTIME, padding
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+_CHUNK_BYTES = 1 << 20
+# a daemon unpacks while it receives: an image of 10 GB takes minutes on a slow disk
+_LOAD_TIMEOUT_S = 3600
+
+
+def docker_archive(blobs: Blobs, image: Document, tags: list[str]) -> Iterator[bytes]:
+    """The archive's bytes, piece by piece."""
+    # containerd's image store takes the name from here, Docker's old one from manifest.json
+    names = {"io.containerd.image.name": tags[0]} if tags else {}
+    index = index_json([image.descriptor.model_copy(update={"annotations": names})])
+    docker = {
+        "Config": _blob_name(image.config.digest) if image.config else "",
+        "RepoTags": tags,
+        "Layers": [_blob_name(x.digest) for x in image.layers],
+    }
+    yield from _bytes("oci-layout", LAYOUT)
+    yield from _bytes("index.json", index)
+    yield from _bytes("manifest.json", canonical_json([docker]))
+    for blob in (image.descriptor, *image.blobs):
+        yield from _file(blob.digest, blobs.blob_path(blob.digest), blob.size_bytes)
+    yield END
+
+
+def _blob_name(digest: str) -> str:
+    return "blobs/" + digest.replace(":", "/")
+
+
+def _head(name: str, size_bytes: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = size_bytes, MTIME, 0o644
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def _bytes(name: str, data: bytes) -> Iterator[bytes]:
+    yield _head(name, len(data)) + data + padding(len(data))
+
+
+def _file(digest: str, path: Path, size_bytes: int) -> Iterator[bytes]:
+    """A blob, hashed on its way; what is not its digest breaks the archive off."""
+    sha, left = hashlib.sha256(), size_bytes
+    yield _head(_blob_name(digest), size_bytes)
+    try:
+        with path.open("rb") as handle:
+            while chunk := handle.read(_CHUNK_BYTES):
+                sha.update(chunk)
+                left -= len(chunk)
+                if left < 0:
+                    break
+                yield chunk
+    except FileNotFoundError:
+        left = size_bytes
+    if left or f"sha256:{sha.hexdigest()}" != digest:
+        raise StoreDamaged(f"{path}: is not what its name says")
+    yield padding(size_bytes)
+
+
+def archive_bytes(image: Document) -> int:
+    """About how large the archive is, for a progress bar."""
+    return sum(x.size_bytes for x in image.layers) + len(image.layers) * BLOCK * 2
+
+
+def default_tag(name: str, digest: str) -> str:
+    """A tag that cannot move: it carries the digest."""
+    return f"sm120/{name}:{digest.removeprefix('sha256:')[:12]}"
+
+
+def connect() -> DockerClient:
+    """The daemon that DOCKER_HOST or the usual socket names."""
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=_LOAD_TIMEOUT_S)
+        client.ping()
+    except DockerException as error:
+        raise DockerUnavailable(f"Docker does not answer: {_reason(error)}") from error
+    return client
+
+
+def load(blobs: Blobs, name: str, digest: str, tags: list[str]) -> str:
+    """Stream an image to Docker; it checks every diffID itself. Returns Docker's image id."""
+    from docker.errors import DockerException
+    from requests import RequestException
+
+    client = connect()
+    image = read_document(blobs.read_blob(digest))
+    total = archive_bytes(image)
+    try:
+        with (
+            log.step(f"Loading {name}, {log.size(total)}"),
+            log.progress("sent", total) as bar,
+        ):
+            stream = _counted(docker_archive(blobs, image, tags), bar)
+            # the SDK streams any iterable; its type only knows bytes and files
+            images = client.images.load(stream)  # type: ignore[arg-type]
+    except (DockerException, RequestException) as error:
+        raise DockerUnavailable(f"Docker refused {name}: {_reason(error)}") from error
+    return str(images[0].id) if images else ""
+
+
+def _counted(stream: Iterator[bytes], bar: log.Bar) -> Iterator[bytes]:
+    for chunk in stream:
+        bar.advance(len(chunk))
+        yield chunk
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
