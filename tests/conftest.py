@@ -50,6 +50,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--big", action="store_true", help=words)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `big` run with `--big` only; without it not even their fixtures are set up."""
+    if config.getoption("--big"):
+        return
+    skip = pytest.mark.skip(reason="Whole runs one after the other take minutes: run with --big.")
+    for item in items:
+        if item.get_closest_marker("big"):
+            item.add_marker(skip)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Share out whole files, in the order of a run in one process: the long ones come first."""

@@ -40,12 +40,6 @@ def with_driver(site: Site) -> Site:
     return site
 
 
-@pytest.fixture
-def big(request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--big"):
-        pytest.skip("Whole runs one after the other take minutes: run with --big.")
-
-
 def drivers(site: Site) -> dict[str, str]:
     """What is installed of the driver, with its version and whether it is held."""
     form = "${Package} ${Version} ${db:Status-Abbrev}\\n"
@@ -115,7 +109,7 @@ def test_one_package_that_the_server_lacks_leaves_the_old_driver_as_it_was(
     assert drivers(site) == BRANCHED
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_other_bytes_on_the_server_leave_the_old_driver_as_it_was(with_driver: Site) -> None:
     site = with_driver
     site.lock(**NEW_NAMES)
@@ -154,7 +148,7 @@ def test_the_driver_that_worked_comes_back_without_a_repository_and_returns(
         assert NEW_DRIVER in loaded(site)
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_driver_that_was_installed_and_does_not_load_gives_way_to_the_last_that_did(
     with_driver: Site,
 ) -> None:
@@ -176,7 +170,7 @@ def test_a_driver_that_was_installed_and_does_not_load_gives_way_to_the_last_tha
     assert DRIVER in loaded(site)
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_rollback_that_was_cut_off_is_finished_by_the_next(with_driver: Site) -> None:
     site = with_driver
     site.lock(**NEW_NAMES)
@@ -187,7 +181,7 @@ def test_a_rollback_that_was_cut_off_is_finished_by_the_next(with_driver: Site) 
     assert "rollback.json" not in site.first.shell(f"ls {KEPT}")
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_the_packages_of_two_drivers_are_kept_and_no_more(with_driver: Site) -> None:
     site = with_driver
     for version in (OLD_DRIVER, NEW_DRIVER):
@@ -202,7 +196,7 @@ def test_the_packages_of_two_drivers_are_kept_and_no_more(with_driver: Site) -> 
     assert {pin["version"] for pin in working["pins"]} == {f"{NEW_DRIVER}-0ubuntu1"}
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
@@ -226,7 +220,7 @@ def test_a_way_back_that_is_damaged_is_named_and_nothing_is_removed(
     site.first.shell(f"rm -rf {KEPT}")
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_node_with_one_recorded_driver_has_nothing_to_go_back_to(with_driver: Site) -> None:
     with_driver.first.shell(f"rm -rf {KEPT}")
     with_driver.run(*ONLY).require_good()

@@ -63,12 +63,6 @@ def provisioned(fresh: tuple[Site, list[str]]) -> tuple[Site, Run]:
     return site, site.run().require_good()
 
 
-@pytest.fixture
-def big(request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--big"):
-        pytest.skip("Whole runs one after the other take minutes: run with --big.")
-
-
 def version_on(site: Site, package: str) -> list[str]:
     """A package's version on each node, and whether it is held."""
     query = f"dpkg-query -W -f '${{Version}} ${{db:Status-Want}}' {package} 2>/dev/null"
@@ -148,7 +142,7 @@ def test_drift_on_one_node_is_found_there_only_and_repaired(
     assert site.first.shell("systemctl is-active sm120-governor") == "active\n"
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_power_limit_is_in_effect_at_once_and_given_back_on_stand_in_cards(
     provisioned: tuple[Site, Run],
 ) -> None:
@@ -173,7 +167,7 @@ def test_a_power_limit_is_in_effect_at_once_and_given_back_on_stand_in_cards(
     assert site.run(*only).require_good().count("changed") == 0
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_package_that_lost_its_hold_and_its_version_is_brought_back(
     provisioned: tuple[Site, Run],
 ) -> None:
@@ -225,7 +219,7 @@ def test_a_repository_signed_anew_with_other_bytes_under_a_locked_version_is_ref
     assert "does not offer the locked packages" in " ".join(run.text.split())
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_package_with_other_bytes_than_the_signed_index_promises_is_refused(
     provisioned: tuple[Site, Run],
 ) -> None:
@@ -245,7 +239,7 @@ def test_a_package_with_other_bytes_than_the_signed_index_promises_is_refused(
     site.run("--tags", "cuda", "--limit", "n1", **values, cuda_state="absent").require_good()
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_disk_that_fills_up_while_apt_works_is_named_with_its_fix(
     provisioned: tuple[Site, Run],
 ) -> None:
@@ -321,7 +315,7 @@ def test_a_lock_without_this_system_stops_the_play_and_says_how_to_lock(
         assert f"sm120 host lock --target {fresh[0].system.target}" in " ".join(run.text.split())
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_the_driver_pin_moves_down_and_up_and_between_the_two_ways_of_naming_on_stand_ins(
     provisioned: tuple[Site, Run],
 ) -> None:
@@ -337,7 +331,7 @@ def test_the_driver_pin_moves_down_and_up_and_between_the_two_ways_of_naming_on_
     assert all(NEW_DRIVER in text for text in loaded_on(site))
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 @pytest.mark.parametrize(
     "task", ["Pin the versions", "Install exactly the locked bytes", "Hold them", "Reboot"]
 )
@@ -357,7 +351,7 @@ def test_a_run_cut_off_in_the_middle_is_finished_by_the_next_one(
     assert site.run(*only).require_good().count("changed") == 0
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 @pytest.mark.parametrize("task", ["Set the modules' options", "Update GRUB", "Reboot"])
 def test_a_cut_between_a_file_and_what_is_made_of_it_is_mended_on_stand_in_kernel_files(
     provisioned: tuple[Site, Run], task: str
@@ -372,7 +366,7 @@ def test_a_cut_between_a_file_and_what_is_made_of_it_is_mended_on_stand_in_kerne
     assert site.run(*only, pcie_iommu=wanted).require_good().count("changed") == 0
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_kernel_that_follows_updates_gets_headers_that_follow_them_too(
     provisioned: tuple[Site, Run],
 ) -> None:
@@ -384,7 +378,7 @@ def test_a_kernel_that_follows_updates_gets_headers_that_follow_them_too(
     assert site.run(*only).require_good().count("changed") == 0
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_an_engine_from_dockers_own_archive_stays(provisioned: tuple[Site, Run]) -> None:
     site, _ = provisioned
     site.first.shell("apt-get --quiet --yes install docker-ce")
@@ -395,7 +389,7 @@ def test_an_engine_from_dockers_own_archive_stays(provisioned: tuple[Site, Run])
     site.first.shell("apt-get --quiet --yes install docker.io")
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_dockers_settings_and_roots_logins_that_were_there_stay_and_come_back(
     fresh: tuple[Site, list[str]],
 ) -> None:
@@ -439,7 +433,7 @@ def test_dockers_settings_and_roots_logins_that_were_there_stay_and_come_back(
     site.run(*only).require_good()
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_an_archive_that_cannot_be_read_is_named_and_what_is_there_is_enough(
     provisioned: tuple[Site, Run],
 ) -> None:
@@ -454,7 +448,7 @@ def test_an_archive_that_cannot_be_read_is_named_and_what_is_there_is_enough(
     assert run.count("changed") == 0
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_package_left_half_installed_is_finished_by_the_next_run(
     provisioned: tuple[Site, Run],
 ) -> None:
@@ -467,7 +461,7 @@ def test_a_package_left_half_installed_is_finished_by_the_next_run(
     assert site.first.shell("dpkg --audit") == ""
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_ubuntu_gets_the_names_with_the_branch_by_its_os_release_on_a_stand_in(
     provisioned: tuple[Site, Run],
 ) -> None:
@@ -484,7 +478,7 @@ def test_ubuntu_gets_the_names_with_the_branch_by_its_os_release_on_a_stand_in(
     assert version_on(site, "nvidia-driver-580-open")[0] == f"{NEW_DRIVER}-0ubuntu1 hold"
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
     provisioned: tuple[Site, Run], tmp_path: Path
 ) -> None:
@@ -513,7 +507,7 @@ def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
     assert "docker-registry" not in site.first.shell("dpkg --get-selections | grep -w install")
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_weights_come_from_a_neighbour_and_are_scrubbed_by_the_command_installed_on_the_node(
     fresh: tuple[Site, list[str]], tmp_path: Path
 ) -> None:
@@ -626,7 +620,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 @pytest.mark.parametrize(("part", "values", "words"), REFUSED)
 def test_what_cannot_work_is_refused_with_cause_and_fix_before_anything_changes(
     fresh: tuple[Site, list[str]], part: str, values: dict[str, Any], words: str
@@ -638,7 +632,7 @@ def test_what_cannot_work_is_refused_with_cause_and_fix_before_anything_changes(
     assert words in " ".join(run.text.split())
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_state_absent_leaves_the_node_as_it_was(
     fresh: tuple[Site, list[str]], provisioned: tuple[Site, Run]
 ) -> None:
@@ -653,7 +647,7 @@ def test_state_absent_leaves_the_node_as_it_was(
     assert differences(before, snapshot(site.second), LEFT) == []
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_role_that_ran_alone_on_a_fresh_node_is_undone_alone(
     fresh: tuple[Site, list[str]],
 ) -> None:

@@ -46,12 +46,6 @@ def provisioned(site: Site) -> Ended:
     return command(site, "provision", *AT_ONCE)
 
 
-@pytest.fixture
-def big(request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--big"):
-        pytest.skip("Whole runs one after the other take minutes: run with --big.")
-
-
 def test_provision_ends_with_the_checks_and_keeps_a_record_of_each_host(
     site: Site, provisioned: Ended
 ) -> None:
@@ -126,7 +120,7 @@ def test_what_is_broken_on_one_node_is_named_there_with_its_fix_and_what_moved(
     assert found.host("v1")["drift"] == []
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_the_next_run_repairs_it_and_says_what_moved(site: Site, provisioned: Ended) -> None:
     site.second.shell(TAKEN_BACK)
     again = command(site, "provision", *AT_ONCE)
@@ -152,7 +146,7 @@ def test_a_node_that_is_down_is_not_reached_and_the_other_is_judged(
     assert "not reached: v2" in found.err
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_wrong_sudo_password_and_none_at_all_leave_nothing_called_passed(
     site: Site, provisioned: Ended
 ) -> None:
@@ -177,7 +171,7 @@ def test_a_lock_that_answers_another_spec_stops_before_any_host_is_asked(
     assert "PLAY" not in ended.out
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_check_mode_proves_and_records_nothing_and_says_so(site: Site, provisioned: Ended) -> None:
     before = (site.tmp / "records" / "v1.json").read_bytes()
     ended = command(site, "provision", *AT_ONCE, "--check", "--diff", "--limit", "v1")
@@ -187,7 +181,7 @@ def test_check_mode_proves_and_records_nothing_and_says_so(site: Site, provision
     assert (site.tmp / "records" / "v1.json").read_bytes() == before
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_a_canary_that_fails_leaves_the_others_untouched(site: Site, provisioned: Ended) -> None:
     site.second.shell("rm -f /etc/sm120/nccl.env")
     site.first.shell("cp /etc/nccl.conf /root/kept && echo '# mine' > /etc/nccl.conf")
@@ -350,7 +344,7 @@ PLANTED = [
 ]
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_settings_that_others_planted_are_found_all_at_once_and_one_by_one(
     site: Site, whole: dict[str, Any]
 ) -> None:
@@ -373,7 +367,7 @@ def test_settings_that_others_planted_are_found_all_at_once_and_one_by_one(
         assert row["fix"]
 
 
-@pytest.mark.usefixtures("big")
+@pytest.mark.big
 def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
     site: Site, whole: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
+from tests.integration.roles.role_values import role_values
 from tests.testbed.playbook import ROOT, ansible_environment, ansible_program
-from tests.unit.ansible.role_values import role_values
 
 ROLE = ROOT / "ansible" / "roles" / "registry"
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQ-the-secret\n-----END PRIVATE KEY-----\n"

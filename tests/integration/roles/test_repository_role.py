@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from tests.integration.roles.role_values import role_values
 from tests.testbed.signer import new_signer
-from tests.unit.ansible.role_values import role_values
 
 evaluated = partial(role_values, "nvidia_repository")
 BINARY, ARMORED = (f"/etc/apt/keyrings/sm120-nvidia.{end}" for end in ("gpg", "asc"))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.roles.role_values import role_values
 from tests.testbed.packages import system_environment
 from tests.testbed.playbook import ROOT
-from tests.unit.ansible.role_values import role_values
 
 evaluated = partial(role_values, "nvidia_driver")
 FILES = ROOT / "ansible" / "roles" / "nvidia_driver" / "files"
