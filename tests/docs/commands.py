@@ -1,0 +1,111 @@
+"""Whether a command that a page names is one that the program has."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+
+import click
+
+from pipeline.cli.main import cli
+from tests.docs.pages import ROOT
+
+# sessions of the noxfile that hand what follows `--` to a command
+_SESSIONS = {
+    "build-sm120": ["build"],
+    "gate": ["gate"],
+    "provision": ["host", "provision"],
+    "verify-hosts": ["host", "verify"],
+    "publish": ["publish"],
+}
+
+
+def complaint(words: list[str]) -> str:
+    """What is wrong with a command line of a page; nothing, if it is right or not ours."""
+    words = words[1:] if words[:1] == ["nice"] else words
+    if not words:
+        return ""
+    if words[0].rpartition("/")[2] == "sm120":
+        return _of_sm120(words[1:])
+    if words[:2] == ["nox", "-s"]:
+        return _of_nox(words[2:])
+    if words[:3] == ["python3", "noxfile.py", "-s"]:
+        return _of_nox(words[3:])
+    return ""
+
+
+def _of_sm120(words: list[str]) -> str:
+    context, rest = click.Context(cli, info_name="sm120"), list(words)
+    while rest and isinstance(context.command, click.Group):
+        group = context.command
+        if rest[0].startswith("-"):
+            if wrong := _unknown(context, rest[0]):
+                return wrong
+            rest = rest[2 if _takes_value(context, rest[0]) else 1 :]
+        elif command := group.get_command(context, rest[0]):
+            context = click.Context(command, info_name=rest.pop(0), parent=context)
+        elif rest[0] in ("…", "..."):
+            return ""
+        elif run := _default(group):
+            context = click.Context(run, info_name=run.name, parent=context)
+        else:
+            return f"{context.command_path}: there is no {rest[0]!r}"
+    return next(filter(None, (_unknown(context, word) for word in rest)), "")
+
+
+def _default(group: click.Group) -> click.Command | None:
+    """What a group runs for a word that is no verb: `sm120 gate IMAGE` is `gate run IMAGE`."""
+    return group.commands.get("run")
+
+
+def _unknown(context: click.Context, word: str) -> str:
+    option = word.partition("=")[0]
+    if not option.startswith("-") or option in ("-", "--"):
+        return ""
+    known = {name for one in context.command.get_params(context) for name in _names(one)}
+    return "" if option in known else f"{context.command_path}: there is no option {option}"
+
+
+def _names(parameter: click.Parameter) -> list[str]:
+    return [*parameter.opts, *parameter.secondary_opts]
+
+
+def _takes_value(context: click.Context, option: str) -> bool:
+    matches = [p for p in context.command.get_params(context) if option in p.opts]
+    return any(isinstance(p, click.Option) and not p.is_flag for p in matches)
+
+
+def _of_nox(words: list[str]) -> str:
+    session, _, rest = words[0], *_split(words[1:])
+    if session not in sessions():
+        return f"noxfile.py: there is no session {session!r}"
+    return _of_sm120([*_SESSIONS[session], *rest]) if session in _SESSIONS and rest else ""
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+@cache
+def sessions() -> frozenset[str]:
+    """The sessions of the noxfile, read without nox."""
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    return frozenset(
+        name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if (name := _session(node.name, decorator))
+    )
+
+
+def _session(function: str, decorator: ast.expr) -> str:
+    if ast.unparse(decorator) == "nox.session":
+        return function
+    if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "nox.session":
+        names = [k.value for k in decorator.keywords if k.arg == "name"]
+        return str(ast.literal_eval(names[0])) if names else function
+    return ""

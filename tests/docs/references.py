@@ -1,0 +1,108 @@
+"""The pages that are written by the code itself: exit codes and the command's reference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from pipeline.cli.main import cli
+from pipeline.errors import PipelineError, error_families, error_kinds
+from tests.docs.pages import DOCS
+from tests.docs.rooms import GROUND, arrows, drawing
+
+# | `pipeline/room` | takes | gives | imports |
+_ROOM = re.compile(r"^(?P<row>\| `pipeline/(?P<room>\w+)` \|[^|]*\|[^|]*\|)[^|]*\|$", re.M)
+_NOTE = "<!-- Written by `python -m tests.docs --write`; edit the code instead. -->\n"
+
+_EXIT_CODES = """# Exit codes
+
+A failed command prints one line that says what happened and one that says what to try, and ends
+with an exit code. Codes stand for families of errors; with `--json` the error is a JSON document on
+stderr that also names its kind, so that a script can tell kinds apart. `--debug` shows where in the
+code it happened.
+
+0 is success; 2 is a command line that `sm120` does not understand (the usage is printed); 141 means
+that the reader of a pipe went away (`sm120 … | head`).
+
+"""
+
+_CLI = """# The `sm120` command
+
+Every command with its options, as `--help` prints them. `sm120` is also `python -m pipeline`.
+Results go to stdout, progress to stderr; `--json` answers for programs. Options of `sm120` itself
+stand before the verb: `sm120 --store DIR build sglang-k2`.
+
+"""
+
+
+def generated() -> dict[Path, str]:
+    """Each page that is written whole, as it must be."""
+    return {
+        DOCS / "exit-codes.md": _EXIT_CODES.replace("\n\n", f"\n\n{_NOTE}\n", 1) + _exit_codes(),
+        DOCS / "cli.md": _CLI.replace("\n\n", f"\n\n{_NOTE}\n", 1) + "\n".join(_commands()),
+        DOCS / "architecture.md": _architecture((DOCS / "architecture.md").read_text("utf-8")),
+    }
+
+
+def _exit_codes() -> str:
+    """A table of the families, then each family with its kinds."""
+    families = error_families()
+    rows = [f"| [{f.exit_code}](#exit-code-{f.exit_code}) | {f.meaning} |" for f in families]
+    table = "\n".join(["| code | what happened |", "|---|---|", *rows])
+    return "\n\n".join([table, *map(_family, families)]) + "\n"
+
+
+def _family(family: type[PipelineError]) -> str:
+    title = f"## Exit code {family.exit_code}\n\n{family.meaning[:1].upper()}{family.meaning[1:]}."
+    rows = [f"| `{k.__name__}` | {k.meaning} | {k.hint} |" for k in kinds(family)]
+    return "\n".join([title, "", "| error | what happened | what to try |", "|---|---|---|", *rows])
+
+
+def kinds(family: type[PipelineError]) -> list[type[PipelineError]]:
+    """The errors of a family that users meet; rooms have more for their own use."""
+    return [kind for kind in error_kinds(family) if kind.__module__ == PipelineError.__module__]
+
+
+def _commands() -> Iterator[str]:
+    top = click.Context(cli, info_name="sm120")
+    yield _section(2, top)
+    for context in below(top):
+        depth = len(context.command_path.split())
+        yield _section(min(depth + 1, 4), context)
+
+
+def below(context: click.Context) -> Iterator[click.Context]:
+    """Every command under a group, each after the group it belongs to."""
+    group = context.command
+    if not isinstance(group, click.Group):
+        return
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if command.hidden:
+            continue
+        inner = click.Context(command, info_name=name, parent=context)
+        yield inner
+        yield from below(inner)
+
+
+def _section(depth: int, context: click.Context) -> str:
+    # the width of a terminal must not change the page
+    context.terminal_width = context.max_content_width = 100
+    text = context.get_help()
+    return f"{'#' * depth} {context.command_path}\n\n```text\n{text}\n```\n"
+
+
+def _architecture(text: str) -> str:
+    """The page with the drawing, and the imports in the table of rooms, as they are."""
+    before, _, rest = text.partition("```mermaid\n")
+    after = rest.partition("```\n")[2]
+    return f"{_ROOM.sub(_with_imports, before)}```mermaid\n{drawing()}\n```\n{after}"
+
+
+def _with_imports(row: re.Match[str]) -> str:
+    imported = sorted(arrows().get(row["room"], frozenset()) - {GROUND})
+    return f"{row['row']} {', '.join(imported) or '–'} |"

@@ -1,0 +1,81 @@
+"""The worlds in which the pages' commands are run: small ones, with real bytes in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import makers
+from tests.docs.walks import World
+from tests.testbed.deb_file import Item
+from tests.testbed.hub import test_hub
+from tests.testbed.oci_door import Door
+from tests.unit.host.machines import blackwell
+from tests.unit.support import ROOT, Command
+
+# names that the pages use for places of this machine
+STORE, REGISTRY, HUB = "/home/you/.cache/sm120", "registry.example:5000", "http://hub.example"
+
+
+@pytest.fixture
+def checkout(sm120: Command) -> World:
+    """This checkout, with an empty store."""
+    sm120.cwd = ROOT
+    return World(sm120, {STORE: os.environ["SM120_STORE"]})
+
+
+@pytest.fixture
+def demo(sm120: Command, door: Door, tmp_path: Path) -> World:
+    """A checkout with one small image on a small base, its parts in `parts/`, and a registry."""
+    parts = tmp_path / "parts"
+    code = b"def greet():\n    return 'hello'\n"
+    edit = makers.Edit("greeter/__init__.py", code, code.replace(b"hello", b"hello, SM120"))
+    wheel = makers.make_wheel(parts, "greeter", {edit.path: code})
+    tool = makers.make_deb(parts, "tool", Item("./usr/bin/tool", b"#!/bin/sh\n", mode=0o755))
+    image = makers.wheel_image("demo", [wheel], patches="patches/series.yaml")
+    image.spec["summary"] = "A small image to try the commands on"
+    image.files |= makers.patch_files(edit, applies_to="greeter==1.0")
+    makers.make_checkout(tmp_path, makers.root_image([tool]), image)
+    here = {STORE: os.environ["SM120_STORE"], REGISTRY: door.host_port, "/work": str(tmp_path)}
+    return World(sm120, {**here, "/home/you": os.environ["HOME"]})
+
+
+@pytest.fixture
+def weights(sm120: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+    """A checkout that asks for one small repository, and a Hub that has it."""
+    spec = {
+        "name": "tiny",
+        "repository": "org/tiny",
+        "format": "safetensors",
+        "quant": "bf16",
+        "about": "A small set of weights to try the commands on.",
+    }
+    path = tmp_path / "lockfiles" / "weights" / "tiny.yaml"
+    path.parent.mkdir(parents=True)
+    (tmp_path / "images").mkdir()
+    path.write_text(yaml.safe_dump(spec), encoding="utf-8")
+    files = {
+        "config.json": b'{"model_type": "tiny"}',
+        "modeling.py": b"one = 1\n",
+        "model.safetensors": bytes(range(256)) * 40_000,
+    }
+    with test_hub() as hub:
+        hub.add("org/tiny", files)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        here = {HUB: hub.url, "/models": str(tmp_path / "models")}
+        yield World(sm120, {**here, "/home/you": os.environ["HOME"]})
+
+
+@pytest.fixture
+def host(sm120: Command, tmp_path: Path) -> World:
+    """Two captured machines with two RTX PRO 6000, one of them set up wrong, and a log."""
+    for name, iommu in (("node1", "identity"), ("node2", "translated")):
+        facts = blackwell(2, iommu=iommu, total="97887 MiB").model_dump_json(exclude_none=True)
+        (tmp_path / f"{name}.json").write_text(facts, encoding="utf-8")
+    log = "NCCL WARN Call to posix_fallocate failed : No space left on device\n"
+    (tmp_path / "engine.log").write_text(log, encoding="utf-8")
+    return World(sm120)

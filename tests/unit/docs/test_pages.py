@@ -1,0 +1,164 @@
+"""The pages say what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline import __version__
+from pipeline.errors import (
+    EvidenceBroken,
+    EvidenceIncomplete,
+    EvidenceStale,
+    EvidenceUnsigned,
+    TagMoved,
+    error_families,
+)
+from pipeline.host.probes.runner import NCCL_LIBRARY, NCCL_SETTINGS
+from tests.docs.commands import complaint
+from tests.docs.pages import DOCS, ROOT, Page, pages
+from tests.docs.references import generated, kinds
+
+PAGES = pages()
+README = Page(ROOT / "README.md")
+GOLDEN = yaml.safe_load((ROOT / "lockfiles" / "golden.yaml").read_text(encoding="utf-8"))
+# what a path in a page begins with when it means a file of this checkout
+_TREES = ("pipeline/", "tests/", "images/", "lockfiles/", "ansible/", "docs/", ".ci/")
+# files that users make, so they are not in the repository
+_MADE = {"lockfiles/trust.yaml", "lockfiles/host.lock.yaml"}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
+def test_a_generated_page_is_what_the_code_says(path: Path) -> None:
+    written = path.read_text(encoding="utf-8")
+    assert written == generated()[path], "`python -m tests.docs --write` brings it up to date"
+
+
+@every_page
+def test_every_command_of_a_page_exists_with_its_options(page: Page) -> None:
+    assert [wrong for words in page.commands() if (wrong := complaint(words))] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sm120", "bild"],
+        ["sm120", "build", "--fast"],
+        ["sm120", "weights", "eat"],
+        ["sm120", "--loud", "build"],
+        ["nox", "-s", "deploy"],
+        ["nox", "-s", "provision", "--", "--everything"],
+        [".nox/build-sm120/bin/sm120", "lode", "sglang-k2"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_does_not_exist_is_noticed(words: list[str]) -> None:
+    assert complaint(words)
+
+
+@every_page
+def test_every_link_leads_somewhere(page: Page) -> None:
+    wrong = []
+    for link in page.links:
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.path.parent / file).resolve() if file else page.path
+        is_there = target.exists() and (not anchor or anchor in Page(target).anchors)
+        wrong += [] if is_there else [link]
+    assert wrong == []
+
+
+@every_page
+def test_every_path_that_a_page_names_exists(page: Page) -> None:
+    wrong = []
+    for span in page.spans:
+        path = span.partition(" ")[0].partition(":")[0]
+        if path.startswith(_TREES) and path not in _MADE and not any(c in path for c in "<>…"):
+            wrong += [] if (ROOT / path).exists() or list(ROOT.glob(path)) else [path]
+    assert wrong == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen, todo = set(), [README]
+    while todo:
+        page = todo.pop()
+        seen.add(page.path)
+        targets = {(page.path.parent / link.partition("#")[0]).resolve() for link in page.links}
+        todo += [Page(t) for t in targets if t.suffix == ".md" and t.is_file() and t not in seen]
+    assert [p.name for p in PAGES if p.path not in seen] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.text.splitlines()) <= 170
+
+
+def test_every_error_stands_once_under_its_exit_code() -> None:
+    page = (DOCS / "exit-codes.md").read_text("utf-8")
+    for family in error_families():
+        (section,) = re.findall(
+            rf"^## Exit code {family.exit_code}$.*?(?=^## |\Z)", page, re.M | re.S
+        )
+        assert re.findall(r"^\| `(\w+)` ", section, re.M) == [
+            kind.__name__ for kind in kinds(family)
+        ]
+
+
+def test_the_verdicts_of_verify_have_the_exit_codes_of_their_errors() -> None:
+    rows = re.findall(r"^\| (\w+) \| (\d+) \|", (DOCS / "evidence.md").read_text("utf-8"), re.M)
+    kinds = (TagMoved, EvidenceStale, EvidenceBroken, EvidenceUnsigned, EvidenceIncomplete)
+    names = ("moved", "stale", "broken", "unsigned", "incomplete")
+    codes = {name: kind.exit_code for name, kind in zip(names, kinds, strict=True)}
+    assert {name: int(code) for name, code in rows} == {"valid": 0, **codes}
+
+
+@every_page
+def test_whole_digests_of_engine_images_are_the_golden_ones(page: Page) -> None:
+    golden = {name: one["digest"] for name, one in GOLDEN["images"].items()}
+    wrong = [
+        line
+        for line in page.text.splitlines()
+        for name in ("sglang-k2", "sglang", "vllm")
+        if (match := re.match(rf"{name} .*linux/amd64 +(sha256:[0-9a-f]{{64}})", line))
+        and match[1] != golden[f"{name}.amd64"]
+    ]
+    assert wrong == []
+
+
+@every_page
+def test_docker_tags_are_the_digests_they_stand_for(page: Page) -> None:
+    tags = re.findall(r"sm120/([\w-]+):([0-9a-f]{12})\b", page.text)
+    golden = {name: one["digest"][7:19] for name, one in GOLDEN["images"].items()}
+    assert [t for t in tags if golden.get(f"{t[0]}.amd64") != t[1]] == []
+
+
+def test_an_engine_is_started_with_the_hosts_nccl_settings_and_library() -> None:
+    blocks = [b.text for p in PAGES for b in p.blocks if b.kind == "sh" and "--gpus all" in b.text]
+    settings, library = map(str, (NCCL_SETTINGS, NCCL_LIBRARY))
+    (block,) = [b for b in blocks if "nccl" in b]
+    assert f"--env-file {settings}" in block
+    assert f"-v {library}:{library}:ro" in block
+    assert '"${nccl[@]}"' in block.partition("docker run")[2]
+    role = yaml.safe_load((ROOT / "ansible/roles/nccl/vars/main.yml").read_text(encoding="utf-8"))
+    assert str(Path(role["nccl_library"]).parent) == library
+    assert settings in (ROOT / "ansible/roles/nccl/tasks/present.yml").read_text(encoding="utf-8")
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", changelog, re.M)
+    assert newest
+    assert newest[1] == __version__
+
+
+def test_the_gate_in_the_picture_has_the_numbers_of_the_patch() -> None:
+    picture = (DOCS / "gate.svg").read_text(encoding="utf-8")
+    series = (ROOT / "images/sglang-k2/patches/series.yaml").read_text(encoding="utf-8")
+    numbers = set(re.findall(r"\d{2,3},\d{3}", picture))
+    assert numbers == {"106,496", "101,376", "71,680"}
+    assert all(number.replace(",", "") in series for number in numbers)
