@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.layer import read_file
-from pipeline.assemble.plan import ImagePlan
 from pipeline.errors import NotReproducible
 from pipeline.oci.record import FileRow, Kind
 from pipeline.spec.checkout import Checkout
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def rebuild(
-    checkout: Checkout, plan: ImagePlan, first: Built, store: Store, empty: Store, fetcher: Fetcher
+    checkout: Checkout, first: Built, store: Store, empty: Store, fetcher: Fetcher
 ) -> Built:
     """Build in an empty store and compare with the first build, layer by layer."""
-    second = build_images(checkout, empty, [plan], lambda: fetcher, judge=False)[0]
+    second = build_images(checkout, empty, [first.plan], lambda: fetcher, judge=False)[0]
     if first.digest != second.digest:
         raise NotReproducible(difference(store, first, empty, second))
     return second

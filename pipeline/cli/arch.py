@@ -41,7 +41,6 @@ def gate_arch(
 
     Needs no GPU and none of NVIDIA's tools, and judges amd64 images on arm64 too.
     """
-    from pipeline.assemble.plan import plan_image
     from pipeline.gate.arch.report import judge_image, read_image, report_json
     from pipeline.gate.arch.spec import read_arch_spec
     from pipeline.gate.evidence import keep_evidence
@@ -59,8 +58,7 @@ def gate_arch(
         share = (time.monotonic() - start) / len(reports)
         said = [(arch_evidence(checkout, name, r), share) for r in reports if r.arch in cards]
         keep_evidence(store, name, built.platform, built.digest, said)
-        plan = plan_image(checkout, name, built.platform)
-        leave_gate_statements(checkout, store, plan, signing)
+        leave_gate_statements(checkout, store, built.plan, signing)
     if as_json:
         found = [report_json(r) for r in reports]
         say_json({"image": name, "digest": built.digest, "reports": found})

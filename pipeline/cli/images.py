@@ -199,16 +199,13 @@ def build(
             keep_inputs=keep_inputs,
             accept=accept,
         )
-        if accept:
-            plans = _plans(checkout, names, platform)
-        made = list(zip(plans, built, strict=True))
         # gates that run now may replace a record of gates that is damaged
         with suppress(*([StoreDamaged] if gated else [])):
-            left = leave_statements(checkout, store, made, signing)
+            left = leave_statements(checkout, store, built, signing)
     stages = judge_images(context, built, mirrors, offline) if gated else {}
     if gated:
         with store.in_use():
-            left = leave_statements(checkout, store, made, signing)
+            left = leave_statements(checkout, store, built, signing)
     elapsed = time.monotonic() - start
     if as_json:
         rows = [{**_built_json(b), "evidence": left[b].as_json()} for b in built]
@@ -342,7 +339,6 @@ def rebuild(
     Kept inputs of the store are used where they are; everything else is fetched again. With
     --attest the key says so: a proof of equal bytes, not of a hosted builder.
     """
-    from pipeline.assemble.plan import plan_image
     from pipeline.assemble.rebuild import rebuild as build_again
     from pipeline.cli.records import signer_of
     from pipeline.store.store import open_store
@@ -351,20 +347,19 @@ def rebuild(
     signer = signer_of(key_path) if attest else None
     with store.in_use(), store.scratch() as folder:
         first = find_image(checkout, store, name, platform)
-        chosen = plan_image(checkout, name, first.platform)
         empty = open_store(folder / "store")
         # kept inputs, and the layers of a foreign base
         near = (str(store.root / "inputs"), str(store.root / "oci"))
         fetcher = make_fetcher(empty, (*mirrors, *near), offline, bases)
-        with _attested(store, chosen, first, signer):
-            second = build_again(checkout, chosen, first, store, empty, fetcher)
+        with _attested(store, first, signer):
+            second = build_again(checkout, first, store, empty, fetcher)
     if as_json:
         return say_json({"image": name, "digest": second.digest, "identical": True})
     click.echo(f"{name}: identical, {second.digest}")
 
 
 @contextmanager
-def _attested(store: Store, plan: ImagePlan, first: Built, signer: Signer | None) -> Iterator[None]:
+def _attested(store: Store, first: Built, signer: Signer | None) -> Iterator[None]:
     """State how a rebuild ended, where somebody signs; a difference is stated like a success."""
     from pipeline.attest.statement import moment
     from pipeline.evidence.rebuild import record_rebuild
@@ -373,7 +368,7 @@ def _attested(store: Store, plan: ImagePlan, first: Built, signer: Signer | None
         yield
     except NotReproducible as error:
         if signer is not None:
-            record_rebuild(store, plan, first, signer, str(error), moment())
+            record_rebuild(store, first.plan, first, signer, str(error), moment())
         raise
     if signer is not None:
-        record_rebuild(store, plan, first, signer, "", moment())
+        record_rebuild(store, first.plan, first, signer, "", moment())

@@ -12,7 +12,6 @@ from pipeline import log
 from pipeline.cli.common import (
     checkout_of,
     json_option,
-    pick_platform,
     platform_option,
     say_json,
     store_of,
@@ -60,7 +59,6 @@ def record(
 
     Kept beside the image in the store. Run again with another key, it adds a signature.
     """
-    from pipeline.assemble.plan import plan_image
     from pipeline.attest.statement import moment
     from pipeline.evidence.image import record_image
 
@@ -68,8 +66,7 @@ def record(
     signers = [] if unsigned else [signer_of(key_path)]
     with store.in_use():
         built = find_image(checkout, store, name, platform)
-        chosen = plan_image(checkout, name, built.platform)
-        found = record_image(checkout, store, chosen, built, signers, moment(), spdx=spdx)
+        found = record_image(checkout, store, built.plan, built, signers, moment(), spdx=spdx)
     if as_json:
         rows = [_row_json(r) for r in found]
         return say_json({"image": name, "digest": built.digest, "records": rows})
@@ -145,7 +142,6 @@ def attest_file(artifact: Path, kind: str, body: Any, signer: Signer) -> Path:
 @click.pass_context
 def sbom(context: click.Context, name: str, form: str, platform: str | None) -> None:
     """Print a built image's bill of materials: every wheel, .deb, file and patch, by layer."""
-    from pipeline.assemble.plan import plan_image
     from pipeline.evidence.bill import bill_of
     from pipeline.evidence.sbom_cyclonedx import cyclonedx_bytes
     from pipeline.evidence.sbom_spdx import spdx_bytes
@@ -153,7 +149,7 @@ def sbom(context: click.Context, name: str, form: str, platform: str | None) -> 
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         built = find_image(checkout, store, name, platform)
-        bill = bill_of(checkout, store, plan_image(checkout, name, built.platform), built)
+        bill = bill_of(checkout, store, built.plan, built)
     click.echo((cyclonedx_bytes if form == "cyclonedx" else spdx_bytes)(bill), nl=False)
 
 
@@ -169,14 +165,12 @@ def explain(
     """Say where a file of an image came from: which wheel, .deb or patch."""
     from dataclasses import asdict
 
-    from pipeline.assemble.plan import plan_image
     from pipeline.verify.explain import explain as origin_of
 
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
-        chosen = pick_platform(checkout.spec(name), platform)
-        built = find_image(checkout, store, name, chosen)
-        found = origin_of(checkout, store, plan_image(checkout, name, chosen), built, path)
+        built = find_image(checkout, store, name, platform)
+        found = origin_of(checkout, store, built.plan, built, path)
     if as_json:
         return say_json(asdict(found))
     for link in found.links:

@@ -59,7 +59,7 @@ class Left:
 def leave_statements(
     checkout: Checkout,
     store: Store,
-    made: Iterable[tuple[ImagePlan, Built]],
+    images: Iterable[Built],
     signing: Signing,
 ) -> dict[Built, Left]:
     """State every image of which something new can be said, or whose statements lack our key."""
@@ -67,10 +67,10 @@ def leave_statements(
     from pipeline.evidence.stated import find_stated, state_image
 
     found = {}
-    for plan, built in made:
-        stated = find_stated(checkout, store, plan, built)
+    for built in images:
+        stated = find_stated(checkout, store, built.plan, built)
         if stated is None or _can_sign(stated, signing):
-            stated = state_image(checkout, store, plan, built, signing.signers)
+            stated = state_image(checkout, store, built.plan, built, signing.signers)
         found[built] = Left(built.name, folder_of(store, built), stated)
     return found
 
@@ -93,7 +93,7 @@ def leave_gate_statements(
     built = find_built(store, plan)
     if built is None:
         return
-    (left,) = leave_statements(checkout, store, [(plan, built)], signing).values()
+    (left,) = leave_statements(checkout, store, [built], signing).values()
     log.say(f"{left.folder}: {len(left.stated.statements)} statements, {left.words(signing)}")
 
 

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from pipeline.assemble.image import Built
-from pipeline.assemble.plan import plan_image
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.gate.arch.report import ArchReport, judge_image, read_image
 from pipeline.gate.arch.spec import read_arch_spec
@@ -115,7 +114,7 @@ class _Stage:
 
     def __init__(self, context: GateContext, built: Built) -> None:
         self.context, self.built = context, built
-        self.spec = context.checkout.spec(built.name)
+        self.spec = built.plan.spec
         self.kept: list[tuple[Evidence, float]] = []
         self.errors: list[PipelineError] = []
         self.result: GateResult | None = None
@@ -137,8 +136,7 @@ class _Stage:
 
     @cached_property
     def opened(self) -> ImageGate:
-        plan = plan_image(self.context.checkout, self.built.name, self.built.platform)
-        return open_gate(self.context, plan)
+        return open_gate(self.context, self.built.plan)
 
     def smem(self) -> list[GateRun[GateResult]]:
         run = run_smem(self.opened, card_for(DEFAULT_ARCH))

@@ -38,12 +38,10 @@ def record_all(
 ) -> None:
     """State and sign what is not; what says the same and has this signature stays as it is."""
     # half of the time it takes to start: only who signs pays for it
-    from pipeline.assemble.plan import plan_image
     from pipeline.evidence.image import record_image
 
     for image in built:
-        plan = plan_image(checkout, image.name, image.platform)
-        record_image(checkout, store, plan, image, [signer], when, spdx=spdx)
+        record_image(checkout, store, image.plan, image, [signer], when, spdx=spdx)
 
 
 def signed_records(store: Store, image: Built) -> list[Envelope]:

@@ -9,14 +9,13 @@ import pytest
 from pipeline.assemble import locked_layers as pinned
 from pipeline.assemble.entry import Entry, with_parents
 from pipeline.assemble.image import Built, build_images
-from pipeline.assemble.plan import LayerPlan, plan_image
+from pipeline.assemble.plan import LayerPlan
 from pipeline.assemble.rebuild import difference, file_in_image, rebuild
 from pipeline.errors import NotReproducible, StoreDamaged
 from pipeline.oci.record import Kind
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.makers import (
-    AMD64,
     build,
     folder_fetcher,
     make_checkout,
@@ -45,9 +44,8 @@ class World:
 
     def again(self) -> Built:
         empty = open_store(self.place / "empty")
-        plan = plan_image(self.checkout, "child", AMD64)
         fetcher = folder_fetcher(empty, self.mirror)
-        return rebuild(self.checkout, plan, self.first, self.store, empty, fetcher)
+        return rebuild(self.checkout, self.first, self.store, empty, fetcher)
 
     def other(self, change: dict[str, bytes]) -> tuple[Store, Built]:
         """The image with other wheel contents, in a store of its own."""
@@ -80,15 +78,14 @@ def test_a_rebuild_that_differs_names_the_file(
         return with_parents([*real(store, layer, scratch), more])
 
     empty = open_store(tmp_path / "empty")
-    plan = plan_image(world.checkout, "child", AMD64)
     fetcher = folder_fetcher(empty, world.mirror)
     monkeypatch.setattr(pinned, "layer_entries", changed)
     with (
         mock.patch.object(pinned, "_workers", threads),
         pytest.raises(NotReproducible, match="/stray is only in the second build"),
     ):
-        rebuild(world.checkout, plan, world.first, world.store, empty, fetcher)
-    assert build_images(world.checkout, world.store, [plan], lambda: fetcher)[0].cached
+        rebuild(world.checkout, world.first, world.store, empty, fetcher)
+    assert build_images(world.checkout, world.store, [world.first.plan], lambda: fetcher)[0].cached
 
 
 @pytest.mark.parametrize(
