@@ -18,7 +18,7 @@ from pipeline.files import write_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pipeline.host.probes.runner import ProbeAnswer
+    from pipeline.host.probes.runner import ProbeReport
     from pipeline.host.probes.tune import Setting, Tuning
     from pipeline.host.rules.issues import Finding
     from pipeline.host.rules.verdict import Judged
@@ -101,7 +101,7 @@ def _checked(floors: str | None) -> str | None:
     return floors
 
 
-def _runner(python: str, image: str | None) -> Callable[[list[str], dict[str, str]], ProbeAnswer]:
+def _runner(python: str, image: str | None) -> Callable[[list[str], dict[str, str]], ProbeReport]:
     from pipeline.host.probes.runner import run_in_image, run_probes
 
     if image:
@@ -110,7 +110,7 @@ def _runner(python: str, image: str | None) -> Callable[[list[str], dict[str, st
 
 
 def _as_json(
-    rules: list[Judged], answer: ProbeAnswer | None, found: list[Finding]
+    rules: list[Judged], answer: ProbeReport | None, found: list[Finding]
 ) -> dict[str, Any]:
     return {
         "verdict": _verdict(rules, answer),
@@ -120,12 +120,12 @@ def _as_json(
     }
 
 
-def _verdict(rules: list[Judged], answer: ProbeAnswer | None) -> str:
+def _verdict(rules: list[Judged], answer: ProbeReport | None) -> str:
     seen = [r.verdict for r in rules] + [r.verdict for r in (answer.rows if answer else [])]
     return next((v for v in ("failed", "unknown", "passed") if v in seen), "unknown")
 
 
-def _say(rules: list[Judged], answer: ProbeAnswer | None, found: list[Finding]) -> None:
+def _say(rules: list[Judged], answer: ProbeReport | None, found: list[Finding]) -> None:
     rows = [[r.verdict, r.rule, r.subject, r.why] for r in rules]
     rows += [[r.verdict, r.check, r.subject, r.why] for r in (answer.rows if answer else [])]
     click.echo(log.table(["verdict", "what", "where", "why"], rows))
@@ -137,7 +137,7 @@ def _say(rules: list[Judged], answer: ProbeAnswer | None, found: list[Finding]) 
         click.echo(f"  fix:   {one.issue.fix}")
 
 
-def _end(rules: list[Judged], answer: ProbeAnswer | None) -> None:
+def _end(rules: list[Judged], answer: ProbeReport | None) -> None:
     failed = [r for r in (answer.rows if answer else []) if r.verdict == "failed"]
     if failed:
         raise ProbeFailed(f"{failed[0].check}, {failed[0].subject}: {failed[0].why}")
@@ -189,12 +189,12 @@ def tune_nccl(
     common += ["--only", "all_reduce", "--ranks", str(ranks), "--from-ranks", str(ranks)]
     common += ["--bulk-bytes", "0"]
 
-    def measure(setting: Setting, sizes: list[int]) -> dict[str, Any]:
+    def measure(setting: Setting, sizes: list[int]) -> ProbeReport:
         log.say(f"  trying {setting.label}")
         # what the host's own nccl.conf says would hide what is being compared
         variables = {"NCCL_CONF_FILE": "/dev/null", **setting.variables}
         asked = [*common, "--sizes-kib", ",".join(map(str, sizes))]
-        return _runner(python, image)(asked, variables).model_dump()
+        return _runner(python, image)(asked, variables)
 
     with log.step(f"Trying {len(settings)} settings on {ranks} ranks"):
         loads = workloads(hidden, *concurrency)

@@ -18,7 +18,7 @@ from pipeline.cli.statements import leave_host_statement, say_statement, without
 from pipeline.errors import ProvisionFailed
 
 if TYPE_CHECKING:
-    from pipeline.host.fleet.records import Move
+    from pipeline.host.fleet.records import HostChanges
 
 
 _busy_option = click.option(
@@ -52,7 +52,7 @@ def provision(
     host was before and after is kept as its record (--records), and what it is now is stated beside
     that, signed where there is a key.
     """
-    from pipeline.host.fleet.verify import Asked
+    from pipeline.host.fleet.verify import VerifyOptions
 
     _require_lock(context)
     fleet = fleet_of(given)
@@ -62,7 +62,7 @@ def provision(
     if check:
         return
     roles = tuple(role for tag in tags for role in tag.split(",") if role in ROLES)
-    asked = Asked(roles=roles, records=fleet.records)
+    asked = VerifyOptions(roles=roles, records=fleet.records)
     found = look(context, fleet, asked, forks)
     say_result(found, asked, brief=True)
     end(found)
@@ -137,16 +137,16 @@ def say_moves(folder: Path, signing: Signing) -> None:
     """Keep and state what a run left of each host, and say what moved on it."""
     from pipeline.host.fleet.records import keep_records, record_path
 
-    for move in keep_records(folder):
-        for line in _lines(move):
+    for host in keep_records(folder):
+        for line in _lines(host):
             click.echo(line)
-        say_statement(leave_host_statement(record_path(folder, move.host), signing))
+        say_statement(leave_host_statement(record_path(folder, host.host), signing))
 
 
-def _lines(move: Move) -> list[str]:
-    if not move.moved:
-        return [f"{move.host}: no fact moved in this run"]
-    return [moved_line(move.host, d) for d in move.moved]
+def _lines(host: HostChanges) -> list[str]:
+    if not host.changes:
+        return [f"{host.host}: no fact moved in this run"]
+    return [moved_line(host.host, d) for d in host.changes]
 
 
 @click.command("record")

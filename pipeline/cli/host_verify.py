@@ -22,7 +22,7 @@ from pipeline.errors import (
 if TYPE_CHECKING:
     from pipeline.host.facts.drift import Difference
     from pipeline.host.fleet.result import FleetResult, HostResult
-    from pipeline.host.fleet.verify import Asked
+    from pipeline.host.fleet.verify import VerifyOptions
 
 _QUIET = ("passed", "not applicable")
 ROLES = (
@@ -66,11 +66,11 @@ def verify(
     A row a promise; a host that is down is named as not reached. Where there is a record of the
     last provisioning run, what moved since is named too. Known failures come with their fix.
     """
-    from pipeline.host.fleet.verify import Asked
+    from pipeline.host.fleet.verify import VerifyOptions
 
     arguments = () if ranks is None else ("--ranks", str(ranks))
     fleet = fleet_of(given)
-    asked = Asked(
+    asked = VerifyOptions(
         roles=roles,
         rules=rules,
         image=image,
@@ -87,7 +87,7 @@ def verify(
     end(found)
 
 
-def look(context: click.Context, fleet: Fleet, asked: Asked, forks: int) -> FleetResult:
+def look(context: click.Context, fleet: Fleet, asked: VerifyOptions, forks: int) -> FleetResult:
     """Ask Ansible what was promised, and the hosts what they have."""
     from pipeline.host.fleet.playbook import promises_of
     from pipeline.host.fleet.verify import verify_fleet
@@ -101,11 +101,11 @@ def look(context: click.Context, fleet: Fleet, asked: Asked, forks: int) -> Flee
         hosts = [fleet.reach(p) for p in promised]
     with log.step(f"Looking at {len(hosts)} hosts"):
         return verify_fleet(
-            hosts, asked, at_once=forks, told=lambda h: log.say(f"  {h.host}: {h.verdict}")
+            hosts, asked, jobs=forks, on_result=lambda h: log.say(f"  {h.host}: {h.verdict}")
         )
 
 
-def say_result(found: FleetResult, asked: Asked, brief: bool = False) -> None:
+def say_result(found: FleetResult, asked: VerifyOptions, brief: bool = False) -> None:
     """A row a promise, the fixes, what moved, and a line a host."""
     rows = [row for h in found.hosts for row in _rows(h) if not (brief and row[1] in _QUIET)]
     if rows:

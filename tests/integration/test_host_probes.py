@@ -12,11 +12,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipeline.host.probes.runner import run_probes
+from pipeline.host.probes.runner import ProbeReport, run_probes
 from pipeline.host.probes.tune import Setting, sweep, workloads
 
 PYTHON = os.environ.get("SM120_TORCH_PYTHON", sys.executable)
@@ -31,31 +30,31 @@ def torch() -> None:
         pytest.skip("No Python with torch and gloo here; name one in SM120_TORCH_PYTHON.")
 
 
-def probe(*arguments: str) -> dict[str, Any]:
+def probe(*arguments: str) -> ProbeReport:
     floors = [] if "--floors" in arguments else ["--floors", EASY]
-    return run_probes(PYTHON, [*QUICK, *floors, *arguments]).model_dump()
+    return run_probes(PYTHON, [*QUICK, *floors, *arguments])
 
 
-def reasons(answer: dict[str, Any]) -> list[str]:
-    return [r["why"] for r in answer["rows"] if r["verdict"] == "failed"]
+def reasons(report: ProbeReport) -> list[str]:
+    return [r.why for r in report.rows if r.verdict == "failed"]
 
 
 def test_two_good_ranks_pass_everything() -> None:
-    answer = probe("--ranks", "2")
-    assert answer["verdict"] == "passed", reasons(answer)
-    checks = {r["check"] for r in answer["rows"] if r["verdict"] == "passed"}
+    report = probe("--ranks", "2")
+    assert report.verdict == "passed", reasons(report)
+    checks = {r.check for r in report.rows if r.verdict == "passed"}
     assert checks == {"cards", "copy", "all_reduce", "latency", "bandwidth", "writes"}
 
 
 def test_three_ranks_are_tested_as_two_and_as_three() -> None:
-    answer = probe("--ranks", "3", "--only", "all_reduce")
-    subjects = [r["subject"] for r in answer["rows"] if r["check"] == "all_reduce"]
+    report = probe("--ranks", "3", "--only", "all_reduce")
+    subjects = [r.subject for r in report.rows if r.check == "all_reduce"]
     assert subjects == ["2 ranks", "3 ranks"]
 
 
 def test_one_rank_is_not_called_a_proof_of_many() -> None:
-    answer = probe("--ranks", "1", "--only", "all_reduce")
-    verdicts = {r["subject"]: r["verdict"] for r in answer["rows"] if r["check"] == "all_reduce"}
+    report = probe("--ranks", "1", "--only", "all_reduce")
+    verdicts = {r.subject: r.verdict for r in report.rows if r.check == "all_reduce"}
     assert verdicts == {"1 rank": "passed", "2 or more ranks": "not applicable"}
 
 
@@ -66,30 +65,30 @@ def test_one_rank_is_not_called_a_proof_of_many() -> None:
         ("hang:0:join", "hung in `join`"),
         ("hang:1:latency 65536", "hung in `latency 65536`"),
         ("die:1", "rank 1 was killed by signal 9 in `values`"),
-        ("wrong:1", "1 words of the sums are wrong"),
+        ("wrong:1", "1 values of the sums are wrong"),
     ],
 )
 def test_a_faulty_rank_is_named(fault: str, words: str) -> None:
     start = time.monotonic()
-    answer = probe("--ranks", "2", "--only", "all_reduce", "--step-limit-s", "10", "--fault", fault)
-    assert answer["verdict"] == "failed"
-    assert words in reasons(answer)[0]
+    report = probe("--ranks", "2", "--only", "all_reduce", "--step-limit-s", "10", "--fault", fault)
+    assert report.verdict == "failed"
+    assert words in reasons(report)[0]
     assert time.monotonic() - start < 120
 
 
 def test_a_slow_rank_is_below_the_floor() -> None:
     floors = json.dumps({"all_reduce_us": 40000.0, "all_reduce_bus_gb_per_s": 0})
-    answer = probe(
+    report = probe(
         *("--ranks", "2", "--only", "all_reduce", "--fault", "slow:0", "--floors", floors)
     )
-    assert all("above 40000" in why for why in reasons(answer))
-    assert len(reasons(answer)) == 2
+    assert all("above 40000" in why for why in reasons(report))
+    assert len(reasons(report)) == 2
 
 
 def test_a_copy_that_hangs_does_not_keep_the_others_from_their_turn() -> None:
     arguments = ("--ranks", "2", "--only", "copy", "--step-limit-s", "10")
-    answer = probe(*arguments, "--fault", "hang:0:copy 0->1")
-    verdicts = {r["subject"]: r["verdict"] for r in answer["rows"] if r["check"] == "copy"}
+    report = probe(*arguments, "--fault", "hang:0:copy 0->1")
+    verdicts = {r.subject: r.verdict for r in report.rows if r.check == "copy"}
     assert verdicts == {
         "copy 0->0": "passed",
         "copy 0->1": "failed",
@@ -99,15 +98,15 @@ def test_a_copy_that_hangs_does_not_keep_the_others_from_their_turn() -> None:
 
 
 def test_a_copy_with_wrong_data_fails() -> None:
-    answer = probe("--ranks", "2", "--only", "copy", "--fault", "wrong:0")
-    assert len(reasons(answer)) == 4
+    report = probe("--ranks", "2", "--only", "copy", "--fault", "wrong:0")
+    assert len(reasons(report)) == 4
 
 
 def test_a_machine_without_cards_is_unknown() -> None:
-    answer = run_probes(PYTHON, ["--rounds", "1"]).model_dump()
-    if answer["count"]:
+    report = run_probes(PYTHON, ["--rounds", "1"])
+    if report.count:
         pytest.skip("This machine has cards.")
-    assert answer["verdict"] == "unknown"
+    assert report.verdict == "unknown"
 
 
 def test_nothing_is_left_behind_when_the_tests_are_killed(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def _ranks(parent: int) -> list[int]:
 
 
 def test_a_sweep_runs_with_real_ranks_and_refuses_the_setting_that_hangs() -> None:
-    def run(setting: Setting, sizes: list[int]) -> dict[str, Any]:
+    def run(setting: Setting, sizes: list[int]) -> ProbeReport:
         fault = ["--fault", "hang:1"] if setting.variables else []
         kib = ",".join(map(str, sizes))
         asked = ("--ranks", "2", "--only", "all_reduce", "--step-limit-s", "10", *fault)

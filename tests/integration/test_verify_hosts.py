@@ -151,7 +151,7 @@ def test_a_wrong_sudo_password_and_none_at_all_leave_nothing_called_passed(
     site: Site, provisioned: Ended
 ) -> None:
     assert provisioned.code == 0
-    for password, words in (("wrong", "does not accept"), ("", "asks for a password")):
+    for password, words in (("wrong", "does not accept"), ("", "needs a password")):
         found = verify(site, "--limit", "v1", ansible_become_password=password)
         assert found.code == HostUnreached.exit_code
         assert words in found.host("v1")["unreached"]

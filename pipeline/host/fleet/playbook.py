@@ -1,4 +1,4 @@
-"""Starts Ansible's programs, which lie beside our Python, with the settings of this checkout."""
+"""Runs ansible-playbook from our own environment, with the settings of this checkout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.spec.checkout import Checkout
 _VAULT = (
     "Give the vault's right password with --ask-vault-pass, --vault-password-file or --vault-id."
 )
-# Ansible's own settings and secrets of the person who runs it
+# What ssh and Ansible need of the caller's environment; ANSIBLE_* is passed as well.
 _PASSED = ("SSH_AUTH_SOCK", "USER", "LOGNAME", "TERM", "VIRTUAL_ENV")
 
 
@@ -31,15 +31,15 @@ def ansible_program(name: str) -> str:
 
 
 def ansible_environment(checkout: Checkout) -> dict[str, str]:
-    """A short environment; what the user set for Ansible goes along."""
+    """A short environment with the caller's own settings of Ansible."""
     own = [n for n in os.environ if n.startswith("ANSIBLE_")]
-    found = proc.environment(*_PASSED, *own)
-    found.setdefault("ANSIBLE_CONFIG", str(checkout.root / "ansible" / "ansible.cfg"))
-    return found
+    environment = proc.environment(*_PASSED, *own)
+    environment.setdefault("ANSIBLE_CONFIG", str(checkout.root / "ansible" / "ansible.cfg"))
+    return environment
 
 
 def stream_playbook(checkout: Checkout, name: str, arguments: Sequence[str]) -> int:
-    """Run a playbook before the user's eyes; its exit code."""
+    """Run a playbook with its output on the terminal; its exit code."""
     command = [ansible_program("ansible-playbook"), str(checkout.root / "ansible" / name)]
     env = ansible_environment(checkout)
     return subprocess.run([*command, *arguments], env=env, check=False).returncode
@@ -47,7 +47,10 @@ def stream_playbook(checkout: Checkout, name: str, arguments: Sequence[str]) -> 
 
 @contextmanager
 def promises_of(checkout: Checkout, arguments: Sequence[str]) -> Iterator[list[Promised]]:
-    """What each host of an inventory was promised; the files hold secrets, and live briefly."""
+    """What each host of an inventory was promised.
+
+    The files hold passwords, so they exist only as long as the block.
+    """
     with tempfile.TemporaryDirectory(prefix="sm120-") as name:
         place = Path(name, "promised")
         place.mkdir(mode=0o700)
@@ -55,19 +58,19 @@ def promises_of(checkout: Checkout, arguments: Sequence[str]) -> Iterator[list[P
         command.append(str(checkout.root / "ansible" / "promises.yml"))
         command += [*arguments, "--extra-vars", f"sm120_promises_to={place}"]
         done = proc.read(command, env=ansible_environment(checkout))
-        found = [read_promised(path) for path in sorted(place.glob("*.json"))]
-        if done.returncode != 0 or not found:
-            words = _words(done)
-            raise FleetUnready(words, _VAULT if "vault" in words.lower() else "")
-        yield found
+        hosts = [read_promised(path) for path in sorted(place.glob("*.json"))]
+        if done.returncode != 0 or not hosts:
+            message = _message(done)
+            raise FleetUnready(message, _VAULT if "vault" in message.lower() else "")
+        yield hosts
 
 
-def _words(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The line in which Ansible says what is wrong."""
+def _message(done: subprocess.CompletedProcess[bytes]) -> str:
+    """The line of Ansible's output that names the error; the clearest mark comes first."""
     lines = (done.stdout + b"\n" + done.stderr).decode(errors="replace").splitlines()
     marks = ("[ERROR]", "ERROR!", "fatal:", "error:", "msg:", "[WARNING]")
     for mark in marks:
-        said = [x.strip() for x in lines if mark in x]
-        if said:
-            return said[0][:400]
-    return "Ansible names no host of this inventory" if done.returncode == 0 else "Ansible failed"
+        marked = [x.strip() for x in lines if mark in x]
+        if marked:
+            return marked[0][:400]
+    return "no host of this inventory matches" if done.returncode == 0 else "Ansible failed"

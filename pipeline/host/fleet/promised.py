@@ -1,4 +1,4 @@
-"""What a host was promised, as the roles understood the inventory (ansible/promises.yml)."""
+"""What each role promises a host, as the roles read the inventory (ansible/promises.yml)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Connection(Frozen):
 
 
 class RepositoryPromise(Frozen):
-    """The apt source, believed by its key only."""
+    """The apt source, trusted by its key only."""
 
     state: State
     url: str
@@ -147,12 +147,12 @@ class Roles(Frozen):
 
     def states(self) -> dict[str, State]:
         """The state of each promised role, by name."""
-        found = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: role.state for name, role in found.items() if role is not None}
+        roles = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: role.state for name, role in roles.items() if role is not None}
 
 
 class Promised(Frozen):
-    """One host: how to reach it and what it was promised, or why it was not reached."""
+    """One host: how to reach it and what it was promised, or why Ansible did not reach it."""
 
     host: str
     connection: Connection
@@ -163,9 +163,11 @@ class Promised(Frozen):
 
 
 def read_promised(path: Path) -> Promised:
-    """What the play wrote down of one host."""
+    """The file that the play wrote for one host."""
     try:
         return Promised.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         first = str(error).splitlines()
-        raise FleetUnready(f"{path.stem}: its promises cannot be read: {first[:2]}") from error
+        raise FleetUnready(
+            f"{path.stem}: the promises cannot be read: {' '.join(first[:2])}"
+        ) from error

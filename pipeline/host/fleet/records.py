@@ -1,4 +1,4 @@
-"""Host records on the controller: what each host was before and after the last provisioning run."""
+"""Host records on the controller: the facts of each host as of its last provisioning run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pipeline.model import Frozen
 CAPTURES = "captures"
 
 
-class Move(Frozen):
-    """One host, and what of it moved in a run; without a `before` there is nothing to compare."""
+class HostChanges(Frozen):
+    """One host and what a run changed on it; empty where nothing was captured before the run."""
 
     host: str
-    moved: list[Difference]
+    changes: list[Difference]
 
 
 def record_path(folder: Path, host: str) -> Path:
-    """Where a host's record lies: its facts as of the end of the last run."""
+    """The file of a host's record."""
     return folder / f"{host}.json"
 
 
@@ -35,26 +35,26 @@ def recorded(folder: Path | None, host: str) -> HostFacts | None:
     return read_facts(path) if path and path.exists() else None
 
 
-def keep_records(folder: Path) -> list[Move]:
-    """Turn what the playbook captured into records; what moved on each host. Captures are used up.
+def keep_records(folder: Path) -> list[HostChanges]:
+    """Turn the captures of a play into records and delete them; what changed on each host.
 
-    A host whose run did not come to its end keeps the record of the run before.
+    A host whose run did not finish keeps the record of the run before.
     """
-    moves = []
+    hosts = []
     for after in sorted((folder / CAPTURES).glob("*.after.json")):
         host = after.name.removesuffix(".after.json")
         now = gather(read_capture(after), host)
         write_bytes(record_path(folder, host), _text(now))
         before = after.with_name(f"{host}.before.json")
-        moved = compare(gather(read_capture(before), host), now) if before.exists() else []
-        moves.append(Move(host=host, moved=moved))
+        changes = compare(gather(read_capture(before), host), now) if before.exists() else []
+        hosts.append(HostChanges(host=host, changes=changes))
         after.unlink()
         before.unlink(missing_ok=True)
-    return moves
+    return hosts
 
 
-def save_look(folder: Path, facts: HostFacts, functions: Sequence[ProbeRow]) -> None:
-    """What a look at one host saw, as `sm120 host drift` and `sm120 host outliers` read it."""
+def save_facts(folder: Path, facts: HostFacts, functions: Sequence[ProbeRow]) -> None:
+    """Keep facts and function tests of a host for `host drift` and `host outliers`."""
     write_bytes(record_path(folder, facts.host), _text(facts))
     if functions:
         rows = [r.model_dump(mode="json") for r in functions]

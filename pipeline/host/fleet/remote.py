@@ -1,4 +1,4 @@
-"""A shell on a host as root: one SSH connection and one sudo for a whole look, or no SSH at all."""
+"""Commands on a host as root: one SSH connection and one sudo for all of them, or no SSH at all."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ CONNECT_S = 10
 LIMIT_S = 120.0
 _START_S = 60.0
 _PROMPT = "sm120-sudo-password:"
-# ssh also asks whether to believe an unknown host, and for the passphrases of keys
-_ASK = """#!/bin/sh
+# The program that ssh asks for the password. ssh also asks it whether to trust an unknown host and
+# for passphrases of keys; the password must not be the reply to those.
+_ASKPASS = """#!/bin/sh
 case $1 in *yes/no*) echo no ;; *assphrase*) exit 1 ;; *) cat {} ;; esac
 """
 
@@ -35,21 +36,21 @@ class Unreached(Exception):
     """The host does not answer, or does not let us become root; the message says why."""
 
 
-class Said(Frozen):
-    """How a command ended and what it said."""
+class CommandResult(Frozen):
+    """Exit code and output of a command."""
 
     code: int
     out: bytes
     err: bytes
 
     @property
-    def words(self) -> str:
-        """The last line it said, for a person."""
+    def message(self) -> str:
+        """The last line of its errors, or of its output, for a person."""
         return proc.last_line((self.err.strip() or self.out).decode("utf-8", errors="replace"))
 
 
 class Remote:
-    """Commands on a host, as root. Nothing is asked of a person, and every command has a limit."""
+    """A root shell on a host. Nobody is prompted, and every command has a time limit."""
 
     def __init__(self, connection: Connection) -> None:
         self._to = connection
@@ -69,38 +70,39 @@ class Remote:
         if self._process is not None:
             proc.end(self._process)
 
-    def run(self, command: str, limit_s: float = LIMIT_S) -> Said:
-        """What a root shell says; a host that is not reached raises."""
+    def run(self, command: str, limit_s: float = LIMIT_S) -> CommandResult:
+        """Run one command; a host that cannot be reached raises."""
         process = self._opened()
         assert process.stdin is not None
-        asked = json.dumps({"command": command, "limit_s": limit_s})
+        request = json.dumps({"command": command, "limit_s": limit_s})
         try:
-            process.stdin.write(asked.encode() + b"\n")
+            process.stdin.write(request.encode() + b"\n")
             process.stdin.flush()
         except OSError as error:
-            raise Unreached(f"the connection is lost: {error.strerror}") from error
-        said = json.loads(self._line(limit_s + 30))
-        texts = {k: base64.b64decode(said[k]) for k in ("out", "err")}
-        return Said(code=said["code"], out=texts["out"], err=texts["err"])
+            raise Unreached(f"the connection was lost: {error.strerror}") from error
+        # longer than the shell's own limit, which ends the command and still replies
+        reply = json.loads(self._line(limit_s + 30))
+        texts = {k: base64.b64decode(reply[k]) for k in ("out", "err")}
+        return CommandResult(code=reply["code"], out=texts["out"], err=texts["err"])
 
     def _opened(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            with _answering(self._to) as env:
+            with _ssh_environment(self._to) as env:
                 self._process = proc.talk(connect_command(self._to), env=env)
-                who = self._line(_START_S)
-            if who != f"{shell.READY} 0".encode():
-                raise Unreached(f"cannot become root: {who[:100]!r}")
+                first = self._line(_START_S)
+            if first != f"{shell.READY} 0".encode():
+                raise Unreached(f"cannot become root: {first[:100]!r}")
         return self._process
 
     def _line(self, limit_s: float) -> bytes:
-        """The next line of the host; answers sudo's question on the way."""
+        """The next line of output; replies to sudo's prompt on the way."""
         deadline = time.monotonic() + limit_s
         while b"\n" not in self._read:
-            self._hear(deadline)
+            self._receive(deadline)
         line, _, self._read = self._read.partition(b"\n")
         return line
 
-    def _hear(self, deadline: float) -> None:
+    def _receive(self, deadline: float) -> None:
         assert self._process is not None
         out, err = self._process.stdout, self._process.stderr
         assert out is not None
@@ -108,43 +110,43 @@ class Remote:
         left = max(0.0, deadline - time.monotonic())
         ready, _, _ = select.select([out, err], [], [], left)
         if not ready:
-            raise Unreached("it does not answer in time")
+            raise Unreached("no reply in time")
         pieces = {f: os.read(f.fileno(), 65536) for f in ready}
         self._read += pieces.get(out, b"")
         self._errors = (self._errors + pieces.get(err, b""))[-4096:]
         if err in ready:
-            self._answer_sudo()
+            self._reply_to_sudo()
         if out in ready and not pieces[out]:
-            said = self._errors + os.read(err.fileno(), 4096)
-            raise Unreached(proc.last_line(said.decode("utf-8", errors="replace")))
+            errors = self._errors + os.read(err.fileno(), 4096)
+            raise Unreached(proc.last_line(errors.decode("utf-8", errors="replace")))
 
-    def _answer_sudo(self) -> None:
-        """sudo asks on stderr: once for the password, again when it was wrong."""
+    def _reply_to_sudo(self) -> None:
+        """sudo prompts on stderr: once for the password, again when it was wrong."""
         assert self._process is not None
         assert self._process.stdin is not None
-        asked = self._errors.count(_PROMPT.encode())
-        if asked and not self._to.become_password:
-            raise Unreached("sudo asks for a password; -K asks you for it")
-        if asked > 1:
+        prompts = self._errors.count(_PROMPT.encode())
+        if prompts and not self._to.become_password:
+            raise Unreached("sudo needs a password; -K (--ask-become-pass) prompts for it")
+        if prompts > 1:
             raise Unreached("sudo does not accept the password")
-        if asked and self._errors.endswith(_PROMPT.encode()):
+        if prompts and self._errors.endswith(_PROMPT.encode()):
             self._process.stdin.write(f"{self._to.become_password}\n".encode())
             self._process.stdin.flush()
 
 
 def connect_command(to: Connection) -> list[str]:
-    """The program that ends up as our root process on the host."""
+    """The command line that ends as our shell (shell.py), run by root on the host."""
     if to.kind not in ("ssh", "local", "smart"):
-        raise Unreached(f"ansible_connection {to.kind} is not ssh or local")
+        raise Unreached(f"ansible_connection {to.kind} is not supported, only ssh and local")
     if to.become_method != "sudo":
-        raise Unreached(f"become by {to.become_method} is not supported, only sudo")
+        raise Unreached(f"become_method {to.become_method} is not supported, only sudo")
     code = f"python3 -u -c {shlex.quote(one_line(Path(shell.__file__)))}"
     sudo = f"sudo -S -p {shlex.quote(_PROMPT)} -- {code}"
     script = f'if [ "$(id -u)" = 0 ]; then exec {code}; else exec {sudo}; fi'
     if to.kind == "local":
         return ["/bin/sh", "-c", script]
     return [
-        *(proc.find_tool("ssh", "Install an SSH client."), "-o", _asking(to)),
+        *(proc.find_tool("ssh", "Install an SSH client."), "-o", _prompts(to)),
         *("-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=15"),
         *(("-p", str(to.port)) if to.port else ()),
         *(("-l", to.user) if to.user else ()),
@@ -153,14 +155,14 @@ def connect_command(to: Connection) -> list[str]:
     ]
 
 
-def _asking(to: Connection) -> str:
-    """Without a password ssh asks nobody for anything; with one it asks our program, once."""
+def _prompts(to: Connection) -> str:
+    """Without a password ssh must not prompt at all; with one it asks our program, once."""
     return "NumberOfPasswordPrompts=1" if to.password else "BatchMode=yes"
 
 
 @contextmanager
-def _answering(to: Connection) -> Iterator[dict[str, str]]:
-    """The environment in which ssh gets its password from a program that is gone with the block."""
+def _ssh_environment(to: Connection) -> Iterator[dict[str, str]]:
+    """The environment of ssh; its password comes from a program that exists only in this block."""
     if not to.password or to.kind == "local":
         yield _environment()
         return
@@ -168,13 +170,13 @@ def _answering(to: Connection) -> Iterator[dict[str, str]]:
         secret, program = Path(folder, "password"), Path(folder, "ask")
         secret.touch(mode=0o600)
         secret.write_text(to.password + "\n", encoding="utf-8")
-        program.write_text(_ASK.format(shlex.quote(str(secret))), encoding="utf-8")
+        program.write_text(_ASKPASS.format(shlex.quote(str(secret))), encoding="utf-8")
         program.chmod(0o700)
         yield _environment() | {"SSH_ASKPASS": str(program), "SSH_ASKPASS_REQUIRE": "force"}
 
 
 def one_line(source: Path) -> str:
-    """A Python file of ours as an argument for `python3 -c` on a host that has nothing of ours."""
+    """A Python file as an argument of `python3 -c`, for a host without this package."""
     packed = base64.b64encode(zlib.compress(source.read_bytes(), 9)).decode()
     return f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
 

@@ -1,4 +1,4 @@
-"""What was found on each host, and what it adds up to."""
+"""The result of each host, and the verdict over all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Row(Frozen):
     verdict: Verdict
     why: str = ""
     fix: str = ""
-    # the rule over facts that the table of known issues calls this by
+    # the name of the rule over facts by which known issues refer to this promise
     rule: str = ""
 
 
@@ -34,7 +34,7 @@ class HostResult(Frozen):
     rules: list[Judged] = []
     functions: list[ProbeRow] = []
     drift: list[Difference] | None = None  # None: there is no record to compare with
-    words: list[str] = []  # of function tests, for the table of known issues
+    output: list[str] = []  # of function tests; known issues are recognised in it
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -55,10 +55,10 @@ class HostResult(Frozen):
             for r in self.rows
             if r.rule
         ]
-        return findings([match_rules([*judged, *self.rules]), match_lines("tests", self.words)])
+        return findings([match_rules([*judged, *self.rules]), match_lines("tests", self.output)])
 
     def count(self, verdict: Verdict) -> int:
-        """How many rows ended so."""
+        """How many rows have this verdict."""
         return self._verdicts().count(verdict)
 
     def _verdicts(self) -> list[str]:
@@ -67,7 +67,7 @@ class HostResult(Frozen):
 
 
 class FleetResult(Frozen):
-    """All hosts of one look."""
+    """All hosts of one verification."""
 
     version: Literal[1] = 1
     hosts: list[HostResult]

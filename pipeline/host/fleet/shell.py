@@ -1,7 +1,7 @@
-"""Runs on a host as root: commands come as lines of JSON, answers go back as lines of JSON.
+"""Runs on a host as root: commands come as lines of JSON, results go back as lines of JSON.
 
-One such process serves a whole look at a host, so that SSH and sudo are asked once, not a hundred
-times. It stands alone (standard library only) and ends when its input does.
+One such process serves all commands of a verification, so that SSH and sudo authenticate once, not
+a hundred times. It needs only the standard library and ends when its input does.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ READY = "sm120 ready"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _GRACE_S = 5.0
 _LEFT_CODE = 124  # as timeout(1) ends
-# held, so that Python does not complain about a child that nobody waited for
+# kept referenced, so that Python does not warn about a child that nobody waited for
 _LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
 
 
-def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """Run one command to its end, or to its limit."""
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Run one command to its end, or to its time limit."""
     process = subprocess.Popen(
-        ["/bin/sh", "-c", asked["command"]],
+        ["/bin/sh", "-c", request["command"]],
         env={"PATH": _PATH, "HOME": "/root", "LC_ALL": "C"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -34,20 +34,22 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=asked["limit_s"])
+        out, err = process.communicate(timeout=request["limit_s"])
     except subprocess.TimeoutExpired:
-        out, err = end(process)
-        err += b"\ndid not end within %d s" % asked["limit_s"]
-        err += (
-            b"" if process.returncode is not None else b"; it cannot be killed and was left behind"
-        )
+        out, err = kill(process)
+        err += b"\ndid not finish within %d s" % request["limit_s"]
+        if process.returncode is None:
+            err += b"; it cannot be killed and was left behind"
     texts = {"out": out, "err": err}
     code = _LEFT_CODE if process.returncode is None else process.returncode
     return {"code": code} | {k: base64.b64encode(v).decode() for k, v in texts.items()}
 
 
-def end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Kill a command and its children; what it said. One inside a driver that hangs is left."""
+def kill(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Kill a command and its children; its output so far.
+
+    A process inside a driver that hangs ignores even SIGKILL and is left behind.
+    """
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     try:
@@ -58,10 +60,10 @@ def end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 def serve() -> None:
-    """Say who we are, then answer until there is nothing more to read."""
+    """Print who we are, then run commands until the input ends."""
     print(f"{READY} {os.geteuid()}", flush=True)
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
+        print(json.dumps(run(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

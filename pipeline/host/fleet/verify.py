@@ -1,4 +1,4 @@
-"""Judges every host of a fleet at once: promises, drift, rules over facts, function tests."""
+"""Judges the hosts of a fleet in parallel: promises, drift, rules over facts, function tests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pipeline.host.facts.drift import compare
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.facts.source import read_capture
-from pipeline.host.fleet.functions import run_functions
+from pipeline.host.fleet.function_tests import run_functions
 from pipeline.host.fleet.promised import Promised
-from pipeline.host.fleet.records import recorded, save_look
+from pipeline.host.fleet.records import recorded, save_facts
 from pipeline.host.fleet.remote import Remote, Unreached
 from pipeline.host.fleet.result import FleetResult, HostResult, Row
 from pipeline.host.rules.judge import judge
@@ -32,8 +32,8 @@ _LIMIT_S = 1800.0
 _ROWS = TypeAdapter(list[Row])
 
 
-class Asked(Frozen):
-    """What to look at beside the promises."""
+class VerifyOptions(Frozen):
+    """Which promises to judge, and what else."""
 
     roles: tuple[str, ...] = ()
     rules: bool = False
@@ -46,58 +46,61 @@ class Asked(Frozen):
 
 def verify_fleet(
     fleet: Sequence[Promised],
-    asked: Asked,
+    options: VerifyOptions,
     *,
-    at_once: int,
-    told: Callable[[HostResult], None] = lambda _: None,
+    jobs: int,
+    on_result: Callable[[HostResult], None] = lambda _: None,
 ) -> FleetResult:
-    """Every host, some at once; one that is down keeps no other from its turn."""
+    """Every host, some in parallel; one that is down does not hold up the others."""
 
     def one(promised: Promised) -> HostResult:
-        found = verify_host(promised, asked)
-        told(found)
-        return found
+        result = verify_host(promised, options)
+        on_result(result)
+        return result
 
-    with ThreadPoolExecutor(max(1, at_once)) as pool:
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
         return FleetResult(hosts=list(pool.map(one, fleet)))
 
 
-def verify_host(promised: Promised, asked: Asked) -> HostResult:
+def verify_host(promised: Promised, options: VerifyOptions) -> HostResult:
     """One host."""
     if promised.unreached is not None:
-        why_not = promised.unreached.removeprefix("Task failed: ")
-        return HostResult(host=promised.host, unreached=_one_line(why_not))
+        reason = promised.unreached.removeprefix("Task failed: ")
+        return HostResult(host=promised.host, unreached=_one_line(reason))
     with tempfile.TemporaryDirectory(prefix="sm120-") as name:
         place = Path(name)
         try:
             with Remote(promised.connection) as remote:
                 remote.run("true")
-                rows = _rows(promised, asked, place)
+                rows = _rows(promised, options, place)
                 facts = _facts(promised, place)
-                functions, words = run_functions(
-                    remote, promised, facts, asked.image, asked.probe_arguments
+                functions, output = run_functions(
+                    remote, promised, facts, options.image, options.probe_arguments
                 )
         except Unreached as why:
             return HostResult(host=promised.host, unreached=_one_line(str(why)))
-    if asked.save and facts:
-        save_look(asked.save, facts, functions)
-    before = recorded(asked.records, promised.host)
+    if options.save and facts:
+        save_facts(options.save, facts, functions)
+    before = recorded(options.records, promised.host)
     return HostResult(
         host=promised.host,
         rows=rows,
-        rules=judge(facts, asked.cuda) if asked.rules and facts else [],
+        rules=judge(facts, options.cuda) if options.rules and facts else [],
         functions=functions,
-        words=words,
+        output=output,
         drift=compare(before, facts) if before and facts else None,
     )
 
 
-def _rows(promised: Promised, asked: Asked, place: Path) -> list[Row]:
-    """Run the promises' tests in a process of their own and read its rows."""
+def _rows(promised: Promised, options: VerifyOptions, place: Path) -> list[Row]:
+    """Run the promises' tests and read their rows.
+
+    In a process of their own: pytest changes its interpreter, and a fleet needs one run per host.
+    """
     file = place / "promised.json"
     file.touch(mode=0o600)
     file.write_text(promised.model_dump_json(), encoding="utf-8")
-    only = [x for role in asked.roles for x in ("--role", role)]
+    only = [x for role in options.roles for x in ("--role", role)]
     command = [
         *(sys.executable, "-m", "pytest", "--quiet", "-p", "pipeline.host.promises.plugin"),
         *("-p", "no:cacheprovider", "--noconftest", "--rootdir", str(PROMISES)),
@@ -110,10 +113,9 @@ def _rows(promised: Promised, asked: Asked, place: Path) -> list[Row]:
         done = proc.read([*command, *only, str(PROMISES)], env=env, timeout_s=_LIMIT_S)
         return _ROWS.validate_json((place / "rows.json").read_bytes())
     except subprocess.TimeoutExpired:
-        return [_unjudged(f"the checks did not end within {_LIMIT_S:g} s")]
+        return [_unjudged(f"the checks did not finish within {_LIMIT_S:g} s")]
     except (OSError, ValidationError) as error:
-        words = (done.stderr + done.stdout).decode(errors="replace").strip().splitlines()
-        last = words[-1] if words else "no words"
+        last = proc.last_line((done.stderr + done.stdout).decode(errors="replace"), "no output")
         if "No module named" in last:
             hint = "Run it by nox, or install the group `hosts` of pyproject.toml."
             raise MissingTool(f"pytest-testinfra is not installed: {last}", hint) from error
@@ -121,7 +123,7 @@ def _rows(promised: Promised, asked: Asked, place: Path) -> list[Row]:
 
 
 def _unjudged(why: str) -> Row:
-    """In the place of rows that there are not."""
+    """In place of rows that could not be made."""
     return Row(role="host", promise="its promises can be judged", verdict="unknown", why=why)
 
 
@@ -133,5 +135,5 @@ def _facts(promised: Promised, place: Path) -> HostFacts | None:
         return None
 
 
-def _one_line(words: str) -> str:
-    return " ".join(words.split())[:300]
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

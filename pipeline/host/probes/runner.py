@@ -1,8 +1,7 @@
-"""Starts the function tests with a Python that has torch, and reads their answer."""
+"""Starts the function tests with a Python that has torch, and reads their report."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -19,16 +18,18 @@ from pipeline import proc
 from pipeline.errors import FactsUnreadable, ProbeUnstarted
 from pipeline.model import Frozen
 
-_NAME = "answer.json"
-PROBES = Path(__file__).with_name("worker")
+REPORT_NAME = "report.json"
+WORKER = Path(__file__).with_name("worker")
+# More than the slowest sound machine needs for all tests: each step has its own, shorter limit.
 LIMIT_S = 1800.0
 # what the role `nccl` leaves for containers: settings, and a patched library where it applies
 NCCL_SETTINGS = Path("/etc/sm120/nccl.env")
 NCCL_LIBRARY = Path("/usr/local/lib/sm120")
-# What the engine's own environment decides about CUDA and NCCL must reach the tests too.
+CONTAINER = "sm120-probes"
 _BY_CDI = ("--device", "nvidia.com/gpu=all")
-NAME = "sm120-probes"  # of the container
-_CDI_SINCE = 25  # Docker's major version
+# Docker resolves CDI devices from this major version on; older ones know only --gpus.
+_CDI_SINCE = 25
+# What the caller's environment decides about CUDA and NCCL must reach the tests too.
 _PASSED = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME")
 
 
@@ -42,8 +43,8 @@ class ProbeRow(Frozen):
     measured: dict[str, Any]
 
 
-class ProbeAnswer(Frozen):
-    """What the tests found."""
+class ProbeReport(Frozen):
+    """The results of all tests of one machine."""
 
     version: Literal[1]
     verdict: Literal["passed", "failed", "unknown"]
@@ -54,78 +55,78 @@ class ProbeAnswer(Frozen):
     rows: list[ProbeRow]
 
     def lines(self) -> list[str]:
-        """The answer as a log, for the table of known issues."""
-        said = [f"{r.check} {r.subject}: {r.why}" for r in self.rows if r.why]
-        words = [w for r in self.rows for w in r.measured.get("words", [])]
-        return [*said, *(line for w in words for line in w.splitlines())]
+        """The report as log lines, in which known issues are recognised."""
+        reasons = [f"{r.check} {r.subject}: {r.why}" for r in self.rows if r.why]
+        output = [text for r in self.rows for text in r.measured.get("output", [])]
+        return [*reasons, *(line for text in output for line in text.splitlines())]
 
 
-def read_answer(path: Path) -> ProbeAnswer:
-    """An answer that was kept."""
+def read_report(path: Path) -> ProbeReport:
+    """A report that was kept in a file."""
     try:
-        return parse_answer(path.read_bytes(), str(path))
+        return parse_report(path.read_bytes(), str(path))
     except OSError as error:
         raise FactsUnreadable(f"{path}: {error.strerror}") from error
 
 
-def parse_answer(data: bytes, name: str) -> ProbeAnswer:
-    """An answer as the tests wrote it."""
+def parse_report(data: bytes, name: str) -> ProbeReport:
+    """A report as the tests wrote it."""
     try:
-        return ProbeAnswer.model_validate_json(data)
+        return ProbeReport.model_validate_json(data)
     except (ValidationError, RecursionError) as error:
-        words = str(error).splitlines()[0]
-        raise FactsUnreadable(f"{name}: is no answer of the function tests: {words}") from error
+        reason = str(error).splitlines()[0]
+        raise FactsUnreadable(f"{name}: not a report of the function tests: {reason}") from error
 
 
 def run_probes(
     python: str, arguments: Sequence[str], settings: dict[str, str] | None = None
-) -> ProbeAnswer:
+) -> ProbeReport:
     """Run them here; each of their processes has its own time limit."""
     if shutil.which(python) is None:
-        raise ProbeUnstarted(f"{python}: there is no such program")
+        raise ProbeUnstarted(f"{python}: no such program")
     names = [n for n in os.environ if n.startswith(("NCCL_", "GLOO_", "OMP_"))]
     env = proc.environment(*_PASSED, *names, **(settings or {}))
-    return _answer(lambda folder: [python, str(PROBES), str(folder / _NAME), *arguments], env)
+    return _report(lambda folder: [python, str(WORKER), str(folder / REPORT_NAME), *arguments], env)
 
 
 def run_in_image(
     image: str, arguments: Sequence[str], settings: dict[str, str] | None = None
-) -> ProbeAnswer:
+) -> ProbeReport:
     """Run them in a container of an engine image, with all cards.
 
-    Without settings of the caller the container has those of the host, as an engine there.
+    Without settings from the caller the container gets those of the host, as an engine would.
     """
     proc.find_tool("docker", "Install Docker, or name a Python that has torch with --python.")
     env = proc.environment("DOCKER_HOST")
-    said = proc.read(["docker", "version", "--format", "{{.Server.Version}}"], env=env)
-    cards = card_words("docker", said.stdout.decode(errors="replace"))
-    nccl = nccl_words() if not settings else ()
-    name = f"sm120-probes-{secrets.token_hex(4)}"
+    done = proc.read(["docker", "version", "--format", "{{.Server.Version}}"], env=env)
+    cards = card_options("docker", done.stdout.decode(errors="replace"))
+    nccl = nccl_options() if not settings else ()
+    name = f"{CONTAINER}-{secrets.token_hex(4)}"
 
     def command(folder: Path) -> list[str]:
-        # the image's user is not ours
+        # the image's user is not ours, and has to write the report
         folder.chmod(0o777)
         return container_command(
             image, folder, arguments, settings or {}, name=name, cards=cards, nccl=nccl
         )
 
     try:
-        return _answer(command, env)
+        return _report(command, env)
     except BaseException:
-        # the program that started the container is gone; the container is not
+        # ending `docker run` does not end its container
         proc.read(["docker", "rm", "--force", name], env=env, timeout_s=60.0)
         raise
 
 
-def nccl_words() -> tuple[str, ...]:
-    """How a container is given the host's NCCL settings and patched library, if any."""
-    words = ("--env-file", str(NCCL_SETTINGS)) if NCCL_SETTINGS.is_file() else ()
+def nccl_options() -> tuple[str, ...]:
+    """Options that give a container the host's NCCL settings and patched library, if any."""
+    settings = ("--env-file", str(NCCL_SETTINGS)) if NCCL_SETTINGS.is_file() else ()
     volume = ("--volume", f"{NCCL_LIBRARY}:{NCCL_LIBRARY}:ro") if NCCL_LIBRARY.is_dir() else ()
-    return (*words, *volume)
+    return (*settings, *volume)
 
 
-def card_words(engine: str, version: object) -> tuple[str, ...]:
-    """How a container is given all cards: by CDI, which Docker knows from version 25 on."""
+def card_options(engine: str, version: object) -> tuple[str, ...]:
+    """Options that give a container all cards: by CDI, unless this Docker is too old for it."""
     major = re.match(r"\d+(?=\.)", version) if isinstance(version, str) else None
     if engine == "docker" and major and int(major[0]) < _CDI_SINCE:
         return ("--gpus", "all")
@@ -138,8 +139,8 @@ def container_command(
     arguments: Sequence[str],
     settings: dict[str, str],
     *,
-    name: str = NAME,
-    probes: Path = PROBES,
+    name: str = CONTAINER,
+    worker: Path = WORKER,
     cards: Sequence[str] = _BY_CDI,
     nccl: Sequence[str] = (),
 ) -> list[str]:
@@ -149,30 +150,26 @@ def container_command(
         *("--pull=never", "--network=none", "--ipc=host"),
         *("--ulimit", "memlock=-1", *cards, *nccl),
         *(x for k, v in sorted(settings.items()) for x in ("--env", f"{k}={v}")),
-        *("--volume", f"{probes}:/probes:ro", "--volume", f"{folder}:/answer"),
-        *("--entrypoint", "python3", image, "/probes", f"/answer/{_NAME}", *arguments),
+        *("--volume", f"{worker}:/probes:ro", "--volume", f"{folder}:/report"),
+        *("--entrypoint", "python3", image, "/probes", f"/report/{REPORT_NAME}", *arguments),
     ]
 
 
-def _answer(command: Callable[[Path], list[str]], env: dict[str, str]) -> ProbeAnswer:
+def _report(command: Callable[[Path], list[str]], env: dict[str, str]) -> ProbeReport:
     with tempfile.TemporaryDirectory(prefix="sm120-probes-") as name:
         folder = Path(name)
         try:
             done = proc.read(command(folder), env=env, timeout_s=LIMIT_S)
         except subprocess.TimeoutExpired as error:
-            raise ProbeUnstarted(f"the function tests did not end within {LIMIT_S:g} s") from error
-        if not (folder / _NAME).is_file():
-            raise ProbeUnstarted(last_words(done.stderr.decode(errors="replace")))
-        return read_answer(folder / _NAME)
+            raise ProbeUnstarted(
+                f"the function tests did not finish within {LIMIT_S:g} s"
+            ) from error
+        if not (folder / REPORT_NAME).is_file():
+            raise ProbeUnstarted(last_message(done.stderr.decode(errors="replace")))
+        return read_report(folder / REPORT_NAME)
 
 
-def last_words(said: str) -> str:
-    """Why they did not start; below it Docker points at its own help."""
-    told = [line for line in said.splitlines() if not re.match("(See|Run) 'docker ", line)]
-    return proc.last_line("\n".join(told), "the function tests said nothing")
-
-
-def as_json(answer: ProbeAnswer) -> dict[str, Any]:
-    """For programs."""
-    found: dict[str, Any] = json.loads(answer.model_dump_json())
-    return found
+def last_message(output: str) -> str:
+    """The last line of an output; below an error Docker adds a pointer to its help."""
+    lines = [line for line in output.splitlines() if not re.match("(See|Run) 'docker ", line)]
+    return proc.last_line("\n".join(lines), "the function tests gave no output")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
+from pipeline.host.probes.runner import ProbeReport
 from pipeline.model import Frozen
 
-# Below this a gain is noise, and no setting is better than one that has to be explained.
+# Below this a gain is noise, and a host without settings is easier to explain.
 _GAIN = 0.03
+# What people of SM120 machines report to matter (local-inference-lab/rtx6kpro, nccl-tuning.md).
 _PROTOCOLS = ("", "LL", "LL,LL128,Simple", "Simple")
 _LEVELS = ("", "PHB", "NODE", "SYS", "off")
 _CHANNELS = ("", "8", "16")
 
 
 class Workload(Frozen):
-    """What engines reduce: a row of hidden values for each sequence that decodes at once."""
+    """What engines reduce: a row of hidden values for each sequence that is decoded at once."""
 
     name: Literal["latency", "throughput"]
     concurrency: int
@@ -24,7 +26,7 @@ class Workload(Frozen):
 
 
 class Setting(Frozen):
-    """Environment variables to try; none is NCCL's own choice."""
+    """Environment variables to try; without any, NCCL chooses."""
 
     variables: dict[str, str]
 
@@ -34,7 +36,7 @@ class Setting(Frozen):
 
 
 class Tried(Frozen):
-    """How one setting did: microseconds by size, or why it is refused."""
+    """The result of one setting: microseconds by size, or why it is refused."""
 
     setting: Setting
     refused: str
@@ -42,7 +44,7 @@ class Tried(Frozen):
 
 
 class Winner(Frozen):
-    """The best setting of a workload, with its numbers beside those of NCCL's own choice."""
+    """The best setting of a workload, beside the numbers of NCCL's own choice."""
 
     workload: Workload
     setting: Setting
@@ -58,7 +60,7 @@ class Winner(Frozen):
 
 
 class Tuning(Frozen):
-    """A sweep: what was tried, what was refused, what won."""
+    """A sweep: what was tried, and what won."""
 
     version: Literal[1] = 1
     ranks: int
@@ -67,7 +69,7 @@ class Tuning(Frozen):
     winners: list[Winner]
 
 
-Runner = Callable[[Setting, list[int]], dict[str, Any]]
+Runner = Callable[[Setting, list[int]], ProbeReport]
 
 
 def workloads(hidden: int, low: int = 1, high: int = 32) -> list[Workload]:
@@ -84,56 +86,56 @@ def workloads(hidden: int, low: int = 1, high: int = 32) -> list[Workload]:
 
 
 def plan(*, full: bool = False, graph_file: str | None = None) -> list[Setting]:
-    """What to try, NCCL's own choice first: one factor at a time, or all with all."""
+    """The settings to try, NCCL's own choice first: one factor at a time, or all combinations."""
     choices = list(product(_PROTOCOLS, _LEVELS, _CHANNELS))
     if not full:
         # two factors together only where people report that they belong together
         pairs = {("LL,LL128,Simple", "SYS", ""), ("LL", "SYS", ""), ("", "off", "16")}
         choices = [c for c in choices if sum(map(bool, c)) <= 1 or c in pairs]
-    found = [Setting(variables=_variables(*c)) for c in choices]
+    settings = [Setting(variables=_variables(*c)) for c in choices]
     if graph_file:
-        found.append(Setting(variables={"NCCL_GRAPH_FILE": graph_file}))
-    return found
+        settings.append(Setting(variables={"NCCL_GRAPH_FILE": graph_file}))
+    return settings
 
 
 def _variables(protocol: str, level: str, channels: str) -> dict[str, str]:
-    found = {}
+    variables = {}
     if protocol:
-        found["NCCL_PROTO"] = protocol
+        variables["NCCL_PROTO"] = protocol
     if level == "off":
-        found["NCCL_P2P_DISABLE"] = "1"
+        variables["NCCL_P2P_DISABLE"] = "1"
     elif level:
-        found["NCCL_P2P_LEVEL"] = level
+        variables["NCCL_P2P_LEVEL"] = level
     if channels:
-        found["NCCL_MIN_NCHANNELS"] = channels
-    return found
+        variables["NCCL_MIN_NCHANNELS"] = channels
+    return variables
 
 
 def sweep(
     settings: list[Setting], loads: list[Workload], run: Runner, *, ranks: int, device: str
 ) -> Tuning:
-    """Try all; a setting that hangs, dies, answers wrongly or says nothing is refused."""
+    """Try all; a setting that hangs, dies, gives wrong sums or no numbers is refused."""
     sizes = sorted({s for load in loads for s in load.sizes_kib})
     tried = [_tried(setting, run(setting, sizes), sizes) for setting in settings]
     winners = [w for load in loads if (w := _winner(load, tried)) is not None]
     return Tuning(ranks=ranks, device=device, tried=tried, winners=winners)
 
 
-def _tried(setting: Setting, answer: dict[str, Any], sizes: list[int]) -> Tried:
-    rows = answer.get("rows", [])
-    reduced = [r for r in rows if r["check"] == "all_reduce" and r["verdict"] != "not applicable"]
-    bad = [r for r in reduced if r["verdict"] != "passed"]
+def _tried(setting: Setting, report: ProbeReport, sizes: list[int]) -> Tried:
+    rows = report.rows
+    reduced = [r for r in rows if r.check == "all_reduce" and r.verdict != "not applicable"]
+    bad = [r for r in reduced if r.verdict != "passed"]
     if bad or not reduced:
-        why = bad[0]["why"] if bad else answer.get("why") or "no all_reduce was made"
+        why = bad[0].why if bad else "no all_reduce was made"
         return Tried(setting=setting, refused=why, us_by_kib={})
-    found = {
-        r["measured"]["size_bytes"] // 1024: float(r["measured"]["in_a_row_us"])
+    us_by_kib = {
+        r.measured["size_bytes"] // 1024: float(r.measured["in_a_row_us"])
         for r in rows
-        if r["check"] == "latency"
+        if r.check == "latency"
     }
-    missing = [s for s in sizes if s not in found]
+    missing = [s for s in sizes if s not in us_by_kib]
     why = f"nothing was measured at {missing[0]} KiB" if missing else ""
-    return Tried(setting=setting, refused=why, us_by_kib={} if why else found)
+    return Tried(setting=setting, refused=why, us_by_kib={} if why else us_by_kib)
 
 
 def _winner(load: Workload, tried: list[Tried]) -> Winner | None:

@@ -203,7 +203,7 @@ def facts(request: pytest.FixtureRequest, remote: Remote) -> HostFacts:
     code = one_line(Path(capture_module.__file__))
     said = remote.run(f"python3 -c {shlex.quote(code)}", 300.0)
     if said.code != 0:
-        raise Unsure(f"its facts cannot be read: {said.words}")
+        raise Unsure(f"its facts cannot be read: {said.message}")
     place: Path = request.config.getoption("--answers")
     (place / "capture.json").write_bytes(said.out)
     return gather(Capture.model_validate_json(said.out), promised_of(request.config).host)

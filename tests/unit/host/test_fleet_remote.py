@@ -22,7 +22,7 @@ def as_somebody_else(folder: Path) -> None:
 def test_commands_answer_with_code_and_words_one_after_the_other() -> None:
     with Remote(LOCAL) as remote:
         first = remote.run("echo out; echo err >&2; exit 3")
-        assert (first.code, first.out, first.err, first.words) == (3, b"out\n", b"err\n", "err")
+        assert (first.code, first.out, first.err, first.message) == (3, b"out\n", b"err\n", "err")
         assert remote.run("printf '\\377\\n'").out == b"\xff\n"
         assert remote.run("cat").out == b""
         assert len(remote.run("head -c 300000 /dev/zero").out) == 300000
@@ -32,17 +32,17 @@ def test_commands_answer_with_code_and_words_one_after_the_other() -> None:
 def test_a_command_that_hangs_is_ended_with_its_children_and_the_next_one_answers() -> None:
     with Remote(LOCAL) as remote:
         begun = time.monotonic()
-        said = remote.run("sleep 61 & sleep 62; echo never", 1)
+        done = remote.run("sleep 61 & sleep 62; echo never", 1)
         assert time.monotonic() - begun < 20
-        assert said.code != 0
-        assert "did not end within 1 s" in said.words
+        assert done.code != 0
+        assert "did not finish within 1 s" in done.message
         assert remote.run("echo again").out == b"again\n"
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "winrm"}, "is not ssh or local"),
+        ({"kind": "winrm"}, "only ssh and local"),
         ({"become_method": "su"}, "only sudo"),
     ],
 )
@@ -72,7 +72,7 @@ def test_a_password_is_given_once_and_only_where_sudo_asks(programs: Path, tmp_p
     wrong = LOCAL.model_copy(update={"become_password": "wrong"})
     with pytest.raises(Unreached, match="does not accept"), Remote(wrong) as remote:
         remote.run("true")
-    with pytest.raises(Unreached, match="asks for a password"), Remote(LOCAL) as remote:
+    with pytest.raises(Unreached, match="needs a password"), Remote(LOCAL) as remote:
         remote.run("true")
 
 

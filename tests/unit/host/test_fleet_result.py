@@ -23,13 +23,13 @@ from pipeline.errors import (
     PromiseBroken,
 )
 from pipeline.host.facts.drift import Difference
-from pipeline.host.fleet import functions, verify
-from pipeline.host.fleet.functions import run_functions
+from pipeline.host.fleet import function_tests, verify
+from pipeline.host.fleet.function_tests import run_functions
 from pipeline.host.fleet.promised import DriverPromise, Promised, Roles, read_promised
 from pipeline.host.fleet.records import keep_records, recorded
 from pipeline.host.fleet.remote import Remote
 from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
-from pipeline.host.fleet.verify import Asked, verify_host
+from pipeline.host.fleet.verify import VerifyOptions, verify_host
 from pipeline.host.probes import runner
 from pipeline.host.probes.runner import ProbeRow
 from pipeline.host.rules.verdict import Judged
@@ -89,7 +89,7 @@ def test_a_broken_promise_outweighs_a_host_that_is_down() -> None:
 def test_a_known_failure_comes_with_cause_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
     found = fleet(rows=[BAD])
     assert [f.issue.id for f in found.hosts[1].findings] == ["aspm-link-down"]
-    say_result(found, Asked(), brief=True)
+    say_result(found, VerifyOptions(), brief=True)
     said = capsys.readouterr().out
     assert "n2: links are kept awake\n  fix: x" in said
     assert "n2, aspm-link-down" in said
@@ -98,7 +98,7 @@ def test_a_known_failure_comes_with_cause_and_fix(capsys: pytest.CaptureFixture[
 
 
 def test_a_host_that_is_down_is_one_row_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    say_result(fleet(rows=[], unreached="No route to host"), Asked())
+    say_result(fleet(rows=[], unreached="No route to host"), VerifyOptions())
     assert "n2    not reached  -     -" in capsys.readouterr().out
 
 
@@ -107,7 +107,7 @@ def promised(**more: Any) -> Promised:
 
 
 def test_what_ansible_could_not_reach_is_not_asked_again() -> None:
-    found = verify_host(promised(unreached="Failed to connect\nvia ssh"), Asked())
+    found = verify_host(promised(unreached="Failed to connect\nvia ssh"), VerifyOptions())
     assert found.verdict == "not reached"
     assert found.unreached == "Failed to connect via ssh"
 
@@ -155,17 +155,17 @@ def root() -> None:
 
 @pytest.mark.usefixtures("root")
 def test_function_tests_run_in_the_image_and_leave_nothing_behind(programs: Path) -> None:
-    answer = DATA / "h200-probes.json"
+    report = DATA / "h200-probes.json"
     seen = programs.parent / "seen"
-    look = 'case "$1" in *:/probes:ro) ls "${1%%:*}";; *:/answer) to="${1%%:*}";; esac'
-    body = f'echo "$@"; while [ $# -gt 0 ]; do {look}; shift; done; cp {answer} "$to/answer.json"'
+    look = 'case "$1" in *:/probes:ro) ls "${1%%:*}";; *:/report) to="${1%%:*}";; esac'
+    body = f'echo "$@"; while [ $# -gt 0 ]; do {look}; shift; done; cp {report} "$to/report.json"'
     program(programs, "docker", f"[ $1 = run ] || exit 0\n({body}) > {seen}")
     with Scripted(programs) as remote:
         rows, _ = run_functions(remote, promised(), facts(blackwell(2)), "img:1", ("--ranks", "2"))
     assert {r.check for r in rows} >= {"cards", "copy"}
     words = seen.read_text()
     assert "--pull=never" in words
-    assert "img:1 /probes /answer/answer.json --ranks 2" in words
+    assert "img:1 /probes /report/report.json --ranks 2" in words
     assert "reduce.py" in words
     assert not (programs.parent / "run").exists()
 
@@ -177,8 +177,8 @@ def test_function_tests_run_in_the_image_and_leave_nothing_behind(programs: Path
         ("echo 'No such image: img:1' >&2; exit 125", "No such image"),
         ("echo 'docker: no card' >&2; echo; echo \"Run 'docker run --help' for\" >&2", "no card"),
         ("echo 'docker: no card' >&2; echo \"See 'docker run --help'.\" >&2", "no card"),
-        ("exit 0", "said nothing"),
-        ("echo '{' > /dev/null", "said nothing"),
+        ("exit 0", "gave no output"),
+        ("echo '{' > /dev/null", "gave no output"),
     ],
 )
 def test_function_tests_that_do_not_start_are_unknown(
@@ -188,7 +188,7 @@ def test_function_tests_that_do_not_start_are_unknown(
     with Scripted(programs) as remote:
         rows, _ = run_functions(remote, promised(), facts(blackwell(2)), "img:1", ())
     assert [r.verdict for r in rows] == ["unknown"]
-    assert "gave no answer" in rows[0].why
+    assert "gave no report" in rows[0].why
     assert words in rows[0].why
 
 
@@ -196,14 +196,14 @@ def test_function_tests_that_do_not_start_are_unknown(
 def test_function_tests_that_do_not_end_are_ended_with_their_container(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(functions, "LIMIT_S", 1.0)
+    monkeypatch.setattr(function_tests, "LIMIT_S", 1.0)
     seen = programs.parent / "seen"
     program(programs, "docker", f'echo "$*" >> {seen}\n[ $1 != run ] || sleep 60')
     begun = time.monotonic()
     with Scripted(programs) as remote:
         rows, _ = run_functions(remote, promised(), facts(blackwell(2)), "img:1", ())
     assert time.monotonic() - begun < 30
-    assert "did not end within 1 s" in rows[0].why
+    assert "did not finish within 1 s" in rows[0].why
     calls = seen.read_text().splitlines()
     at = next(n for n, line in enumerate(calls) if line.startswith("run "))
     assert "--name sm120-probes " in calls[at]
@@ -233,7 +233,7 @@ def test_function_tests_have_the_nccl_settings_of_the_host(
     if there:
         settings.write_text("NCCL_PROTO=LL\n")
         library.mkdir()
-    for module in (functions, runner):
+    for module in (function_tests, runner):
         monkeypatch.setattr(module, "NCCL_SETTINGS", settings)
         monkeypatch.setattr(module, "NCCL_LIBRARY", library)
     seen = home / "seen"
@@ -258,7 +258,7 @@ def test_a_container_of_this_machine_ends_with_its_limit(
     monkeypatch.setattr(runner, "LIMIT_S", 1.0)
     seen = programs.parent / "seen"
     program(programs, "docker", f'echo "$*" >> {seen}\n[ $1 != run ] || exec sleep 60')
-    with pytest.raises(ProbeUnstarted, match="did not end within 1 s"):
+    with pytest.raises(ProbeUnstarted, match="did not finish within 1 s"):
         runner.run_in_image("img:1", [])
     calls = seen.read_text().splitlines()
     name = calls[1].partition("--name ")[2].split()[0]
@@ -276,7 +276,7 @@ def test_captures_become_records_and_what_moved_is_said(tmp_path: Path) -> None:
     keep(tmp_path, "n1.after.json", blackwell(2, iommu="identity"))
     keep(tmp_path, "n2.after.json", blackwell(2))
     keep(tmp_path, "n3.before.json", blackwell(2))
-    moves = {m.host: [d.field for d in m.moved] for m in keep_records(tmp_path)}
+    moves = {m.host: [d.field for d in m.changes] for m in keep_records(tmp_path)}
     assert moves["n1"] == ["pci.iommu"]
     assert moves["n2"] == []
     assert "n3" not in moves
@@ -290,7 +290,7 @@ def test_captures_become_records_and_what_moved_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("root")
 def test_a_look_at_this_very_machine_judges_it_and_keeps_its_facts(tmp_path: Path) -> None:
-    found = verify_host(promised(), Asked(save=tmp_path / "seen"))
+    found = verify_host(promised(), VerifyOptions(save=tmp_path / "seen"))
     assert found.unreached is None
     assert {r.role for r in found.rows} == {"host"}
     assert {r.verdict for r in found.rows if "facts" in r.promise} == {"passed"}
@@ -303,7 +303,7 @@ def test_checks_that_do_not_run_leave_the_host_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "PROMISES", tmp_path / "nowhere")
-    found = verify_host(promised(), Asked())
+    found = verify_host(promised(), VerifyOptions())
     assert found.verdict == "unknown"
     assert "the checks did not run" in found.rows[0].why
 
@@ -311,7 +311,7 @@ def test_checks_that_do_not_run_leave_the_host_unknown(
 @pytest.mark.usefixtures("root")
 def test_a_role_that_nothing_can_be_said_of_is_unknown_row_by_row() -> None:
     roles = Roles(nvidia_driver=DriverPromise(state="present", headers="none"))
-    found = verify_host(promised(roles=roles), Asked(roles=("nvidia_driver",)))
+    found = verify_host(promised(roles=roles), VerifyOptions(roles=("nvidia_driver",)))
     rows = {r.promise: r for r in found.rows}
     assert rows["the locked driver is the loaded one"].verdict == "unknown"
     assert "host.lock.yaml" in rows["the locked driver is the loaded one"].why

@@ -10,10 +10,10 @@ import pytest
 
 from pipeline.host.facts import capture
 from pipeline.host.fleet import shell
-from pipeline.host.probes.runner import PROBES
+from pipeline.host.probes.runner import WORKER
 
 ROOT = Path(__file__).resolve().parents[3]
-ALONE = [Path(capture.__file__), Path(shell.__file__), *sorted(PROBES.glob("*.py"))]
+ALONE = [Path(capture.__file__), Path(shell.__file__), *sorted(WORKER.glob("*.py"))]
 
 
 def imported(path: Path) -> set[str]:
@@ -29,7 +29,7 @@ def imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", ALONE, ids=lambda p: p.name)
 def test_only_the_standard_library_and_torch_are_imported(path: Path) -> None:
-    allowed = set(sys.stdlib_module_names) | ({"torch"} if path.parent == PROBES else set())
+    allowed = set(sys.stdlib_module_names) | ({"torch"} if path.parent == WORKER else set())
     assert imported(path) - allowed == set()
 
 

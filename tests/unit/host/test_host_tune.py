@@ -10,9 +10,11 @@ import pytest
 
 from pipeline.errors import FactsUnreadable, ProbeUnstarted
 from pipeline.host.probes.runner import (
-    card_words,
+    ProbeReport,
+    ProbeRow,
+    card_options,
     container_command,
-    read_answer,
+    read_report,
     run_in_image,
     run_probes,
 )
@@ -27,7 +29,7 @@ from pipeline.host.probes.worker.judge import (
     overall,
     row,
 )
-from pipeline.host.probes.worker.processes import RankEnd
+from pipeline.host.probes.worker.processes import RankResult
 from pipeline.known import unknown
 from tests.unit.host.machines import DATA
 
@@ -35,20 +37,26 @@ LOADS = workloads(7168)
 CARDS: dict[str, Any] = {"ranks": 2, "device": "cuda"}
 
 
-def answer(us: float, verdict: str = "passed", why: str = "") -> dict[str, Any]:
-    sizes = [s for load in LOADS for s in load.sizes_kib]
-    rows = [{"check": "all_reduce", "verdict": verdict, "why": why, "measured": {}}]
-    if verdict == "passed":
-        rows += [
-            {
-                "check": "latency",
-                "verdict": "passed",
-                "why": "",
-                "measured": {"size_bytes": s * 1024, "in_a_row_us": us},
-            }
-            for s in sizes
-        ]
-    return {"rows": rows}
+def latency(us: float, size_kib: int) -> ProbeRow:
+    measured = {"size_bytes": size_kib * 1024, "in_a_row_us": us}
+    return ProbeRow(check="latency", subject="x", verdict="passed", why="", measured=measured)
+
+
+def report(*rows: ProbeRow) -> ProbeReport:
+    return ProbeReport(
+        version=1, verdict="passed", device="cuda", count=2, seconds=1.0, floors={}, rows=[*rows]
+    )
+
+
+REDUCED = ProbeRow(check="all_reduce", subject="x", verdict="passed", why="", measured={})
+
+
+def fast(us: float) -> ProbeReport:
+    return report(REDUCED, *(latency(us, s) for load in LOADS for s in load.sizes_kib))
+
+
+def hung(why: str = "hung") -> ProbeReport:
+    return report(REDUCED.model_copy(update={"verdict": "failed", "why": why}))
 
 
 def test_the_sizes_are_those_of_a_models_rows() -> None:
@@ -69,8 +77,8 @@ def test_nccls_own_choice_is_tried_first_and_nothing_twice() -> None:
 
 
 def test_the_fastest_setting_wins_with_its_numbers() -> None:
-    def run(setting: Setting, sizes: list[int]) -> dict[str, Any]:
-        return answer(10.0 if setting.variables.get("NCCL_PROTO") == "LL" else 20.0)
+    def run(setting: Setting, sizes: list[int]) -> ProbeReport:
+        return fast(10.0 if setting.variables.get("NCCL_PROTO") == "LL" else 20.0)
 
     tuning = sweep(plan(), LOADS, run, **CARDS)
     winner = tuning.winners[0]
@@ -80,15 +88,11 @@ def test_the_fastest_setting_wins_with_its_numbers() -> None:
 
 
 def test_workloads_may_have_other_winners() -> None:
-    def run(setting: Setting, sizes: list[int]) -> dict[str, Any]:
-        found = answer(20.0)
+    def run(setting: Setting, sizes: list[int]) -> ProbeReport:
         small = setting.variables == {"NCCL_PROTO": "LL"}
         large = setting.variables == {"NCCL_PROTO": "Simple"}
-        for r in found["rows"][1:]:
-            is_small = r["measured"]["size_bytes"] < 100 * 1024
-            if (small and is_small) or (large and not is_small):
-                r["measured"]["in_a_row_us"] = 5.0
-        return found
+        us = {s: 5.0 if (small and s < 100) or (large and s >= 100) else 20.0 for s in sizes}
+        return report(REDUCED, *(latency(us[s], s) for s in sizes))
 
     first, second = sweep(plan(), LOADS, run, **CARDS).winners
     assert first.setting.label == "NCCL_PROTO=LL"
@@ -96,10 +100,10 @@ def test_workloads_may_have_other_winners() -> None:
 
 
 def test_a_setting_that_hangs_is_refused_however_fast_it_was() -> None:
-    def run(setting: Setting, sizes: list[int]) -> dict[str, Any]:
+    def run(setting: Setting, sizes: list[int]) -> ProbeReport:
         if setting.variables:
-            return answer(1.0, "failed", "all_reduce: rank 0, 1 hung in `values`")
-        return answer(20.0)
+            return hung("all_reduce: rank 0, 1 hung in `values`")
+        return fast(20.0)
 
     tuning = sweep(plan(), LOADS, run, **CARDS)
     assert [w.setting.variables for w in tuning.winners] == [{}, {}]
@@ -107,18 +111,18 @@ def test_a_setting_that_hangs_is_refused_however_fast_it_was() -> None:
 
 
 def test_where_nothing_finishes_nothing_wins() -> None:
-    tuning = sweep(plan(), LOADS, lambda s, z: answer(1.0, "failed", "hung"), **CARDS)
+    tuning = sweep(plan(), LOADS, lambda s, z: hung(), **CARDS)
     assert tuning.winners == []
 
 
-def test_no_answer_is_a_refusal() -> None:
-    tuning = sweep(plan(), LOADS, lambda s, z: {"rows": []}, **CARDS)
+def test_no_result_is_a_refusal() -> None:
+    tuning = sweep(plan(), LOADS, lambda s, z: report(), **CARDS)
     assert {t.refused for t in tuning.tried} == {"no all_reduce was made"}
 
 
 def test_a_size_that_was_not_measured_is_a_refusal() -> None:
-    def run(setting: Setting, sizes: list[int]) -> dict[str, Any]:
-        return {"rows": answer(5.0)["rows"][:2]}
+    def run(setting: Setting, sizes: list[int]) -> ProbeReport:
+        return report(*fast(5.0).rows[:2])
 
     assert all(
         "nothing was measured at" in t.refused for t in sweep(plan(), LOADS, run, **CARDS).tried
@@ -126,8 +130,8 @@ def test_a_size_that_was_not_measured_is_a_refusal() -> None:
 
 
 def test_noise_does_not_beat_nccls_own_choice() -> None:
-    def run(setting: Setting, sizes: list[int]) -> dict[str, Any]:
-        return answer(19.8 if setting.variables else 20.0)
+    def run(setting: Setting, sizes: list[int]) -> ProbeReport:
+        return fast(19.8 if setting.variables else 20.0)
 
     winner = sweep(plan(), LOADS, run, **CARDS).winners[0]
     assert winner.setting.variables == {}
@@ -135,27 +139,27 @@ def test_noise_does_not_beat_nccls_own_choice() -> None:
 
 
 def test_where_nccls_own_choice_hangs_the_best_of_the_rest_wins() -> None:
-    def run(setting: Setting, sizes: list[int]) -> dict[str, Any]:
+    def run(setting: Setting, sizes: list[int]) -> ProbeReport:
         good = setting.variables == {"NCCL_P2P_DISABLE": "1"}
-        return answer(50.0) if good else answer(1.0, "failed", "hung")
+        return fast(50.0) if good else hung()
 
     winner = sweep(plan(), LOADS, run, **CARDS).winners[0]
     assert winner.setting.variables == {"NCCL_P2P_DISABLE": "1"}
     assert winner.gain is None
 
 
-def end(rank: int, ended: Any = "finished", code: Any = 0, **steps: Any) -> RankEnd:
+def end(rank: int, ended: Any = "finished", code: Any = 0, **steps: Any) -> RankResult:
     said = {
-        "values": {"wrong_words": 0},
+        "values": {"wrong_values": 0},
         "latency 32768": {"median_us": 20.0, "worst_us": 40.0, "in_a_row_us": 15.0},
         "bandwidth": {"gb_per_s": 20.0, "bus_gb_per_s": 20.0},
         "mapped": {"libraries": ["/lib/libnccl.so.2"]},
         **steps,
     }
-    return RankEnd(rank, ended, "" if ended == "finished" else "values", code, said, "")
+    return RankResult(rank, ended, "" if ended == "finished" else "values", code, said, "")
 
 
-def reduce(*ends: RankEnd, **floors: float) -> list[str]:
+def reduce(*ends: RankResult, **floors: float) -> list[str]:
     rows = judge_reduce(len(ends), list(ends), [32768], {**DEFAULT_FLOORS, **floors})
     return [r["verdict"] for r in rows]
 
@@ -172,7 +176,7 @@ def test_good_ranks_pass() -> None:
         (end(1, "died", 3), "rank 1 ended with code 3 in `values`"),
     ],
 )
-def test_a_lost_rank_is_named(second: RankEnd, words: str) -> None:
+def test_a_lost_rank_is_named(second: RankResult, words: str) -> None:
     assert loss([end(0), second]) == words
     assert reduce(end(0), second) == ["failed"]
 
@@ -182,11 +186,11 @@ def test_the_rank_that_was_killed_is_blamed_and_not_those_it_took_along() -> Non
 
 
 def test_one_wrong_word_on_one_rank_fails() -> None:
-    assert reduce(end(0), end(1, values={"wrong_words": 1})) == ["failed"]
+    assert reduce(end(0), end(1, values={"wrong_values": 1})) == ["failed"]
 
 
 def test_a_wrong_word_while_measuring_fails_too() -> None:
-    bad = {"median_us": 1.0, "worst_us": 1.0, "in_a_row_us": 1.0, "wrong_words": 3}
+    bad = {"median_us": 1.0, "worst_us": 1.0, "in_a_row_us": 1.0, "wrong_values": 3}
     assert reduce(end(0), end(1, **{"latency 32768": bad})) == ["failed"]
 
 
@@ -204,11 +208,14 @@ def test_one_rank_has_no_bandwidth_to_judge() -> None:
 
 
 def test_copies_are_judged_by_data_then_by_rate() -> None:
-    good = {"wrong_words": 0, "gb_per_s": 40.0, "claims_peer": True}
+    good = {"wrong_values": 0, "gb_per_s": 40.0, "claims_peer": True}
     assert judge_copy("0->1", good, DEFAULT_FLOORS)["verdict"] == "passed"
-    assert judge_copy("0->1", {**good, "wrong_words": 1}, DEFAULT_FLOORS)["verdict"] == "failed"
+    assert judge_copy("0->1", {**good, "wrong_values": 1}, DEFAULT_FLOORS)["verdict"] == "failed"
     assert judge_copy("0->1", {**good, "gb_per_s": 0.2}, DEFAULT_FLOORS)["verdict"] == "failed"
-    assert "no peers" in judge_copy("0->1", {**good, "claims_peer": False}, DEFAULT_FLOORS)["why"]
+    assert (
+        "no peer access"
+        in judge_copy("0->1", {**good, "claims_peer": False}, DEFAULT_FLOORS)["why"]
+    )
 
 
 def test_a_collapse_of_writes_fails_and_sharing_a_link_does_not() -> None:
@@ -223,7 +230,7 @@ def test_a_collapse_of_writes_fails_and_sharing_a_link_does_not() -> None:
 
 
 def test_the_library_in_use_must_be_one_and_the_one_meant() -> None:
-    def verdict(ends: list[RankEnd], wanted: str | None = None, device: str = "cuda") -> str:
+    def verdict(ends: list[RankResult], wanted: str | None = None, device: str = "cuda") -> str:
         return str(judge_library(ends, wanted, device)["verdict"])
 
     other = end(1, mapped={"libraries": ["/opt/libnccl.so.2"]})
@@ -236,7 +243,7 @@ def test_the_library_in_use_must_be_one_and_the_one_meant() -> None:
     assert verdict([end(0)], device="cpu") == "not applicable"
 
 
-def test_the_worst_verdict_is_the_answer() -> None:
+def test_the_worst_verdict_is_the_fast() -> None:
     def rows(*verdicts: str) -> list[dict[str, Any]]:
         return [row("x", "y", v) for v in verdicts]
 
@@ -248,7 +255,7 @@ def test_the_worst_verdict_is_the_answer() -> None:
 
 
 def test_the_answer_of_a_real_card_is_read() -> None:
-    found = read_answer(DATA / "h200-probes.json")
+    found = read_report(DATA / "h200-probes.json")
     assert (found.verdict, found.count, found.device) == ("passed", 1, "cuda")
     assert {r.verdict for r in found.rows} == {"passed", "not applicable"}
 
@@ -258,7 +265,7 @@ def test_a_damaged_answer_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "answer.json"
     path.write_text(text)
     with pytest.raises(FactsUnreadable):
-        read_answer(path)
+        read_report(path)
 
 
 def test_a_python_that_is_not_there_is_named() -> None:
@@ -289,14 +296,14 @@ def test_tests_that_leave_no_answer_are_no_pass(tmp_path: Path) -> None:
 def test_a_docker_that_does_not_know_cdi_is_asked_in_its_own_way(
     engine: str, version: object, words: str
 ) -> None:
-    assert " ".join(card_words(engine, version)) == words
+    assert " ".join(card_options(engine, version)) == words
 
 
-def test_the_images_user_may_write_the_answer(
+def test_the_images_user_may_write_the_fast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker = tmp_path / "docker"
-    look = 'for x in "$@"; do case "$x" in *:/answer) stat -c %a "${x%%:*}" >&2;; esac; done'
+    look = 'for x in "$@"; do case "$x" in *:/report) stat -c %a "${x%%:*}" >&2;; esac; done'
     docker.write_text(f"#!/bin/sh\n[ $1 = run ] || exec echo 20.10.24\necho $@ >&2\n{look}\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -310,4 +317,4 @@ def test_a_container_gets_all_cards_and_no_network(tmp_path: Path) -> None:
     assert "--pull=never --network=none --ipc=host --ulimit memlock=-1" in line
     assert "--device nvidia.com/gpu=all" in line
     assert "--env NCCL_PROTO=LL" in line
-    assert line.endswith("sm120/vllm:1 /probes /answer/answer.json --ranks 8")
+    assert line.endswith("sm120/vllm:1 /probes /report/report.json --ranks 8")

@@ -90,8 +90,8 @@ def test_a_command_on_a_host_that_cannot_be_killed_is_answered_with_the_reason(
     unkillable: str,
 ) -> None:
     answers: list[dict[str, object]] = []
-    asked = {"command": f"echo first; exec {unkillable}", "limit_s": 1}
-    took = seconds(lambda: answers.append(shell.answer(asked)))
+    request = {"command": f"echo first; exec {unkillable}", "limit_s": 1}
+    took = seconds(lambda: answers.append(shell.run(request)))
     assert took < HELD_S / 2
     assert answers[0]["code"] == 124
 
@@ -99,8 +99,8 @@ def test_a_command_on_a_host_that_cannot_be_killed_is_answered_with_the_reason(
 @pytest.mark.skipif(os.geteuid() != 0, reason="Only root is root at once.")
 def test_the_next_command_on_that_host_answers(unkillable: str) -> None:
     with Remote(LOCAL) as remote:
-        said = remote.run(f"exec {unkillable}", 1)
-        assert "did not end within 1 s; it cannot be killed and was left behind" in said.words
+        done = remote.run(f"exec {unkillable}", 1)
+        assert "did not finish within 1 s; it cannot be killed and was left behind" in done.message
         assert remote.run("echo again").out == b"again\n"
 
 

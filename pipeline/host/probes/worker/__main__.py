@@ -1,13 +1,12 @@
-"""Function tests of a machine's GPUs: what they do, not what they claim.
+"""Function tests of a machine's GPUs: what they do, not what they report.
 
-Runs alone, in an engine image or anywhere with torch; it knows nothing of the pipeline and imports
-only the standard library before torch:
+Runs alone, in an engine image or anywhere with torch, without the rest of the pipeline:
 
     python3 pipeline/host/probes/worker OUT.json
 
-Every test runs in processes of its own. One that hangs, dies or answers wrongly is a result with a
-name, and its processes are ended. Exit codes: 0 passed, 1 failed, 2 nothing failed but not all is
-known.
+Every test runs in processes of its own: one that hangs, dies or gives wrong data is a row of the
+report, and its processes are ended. Exit codes: 0 passed, 1 failed, 2 nothing failed but something
+is unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NAME = "host_probes"
 
 
 def load() -> None:
-    """This folder as a package, without putting it or its neighbours on the import path."""
+    """This folder as a package, but not on the import path, where torch would see its modules."""
     sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != FOLDER]
     spec = importlib.util.spec_from_file_location(
         NAME, FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]

@@ -7,34 +7,36 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .steps import Job, Voice
+    from .steps import Job, StepLog
 
+# Knuth's multiplicative hash: neighbouring values look unrelated.
 _SEED = 2654435761
+# Not a multiple of any block size, so that the last, partial block is checked too.
 _CHECKED_BYTES = 4 * 1024 * 1024 + 12
 _REPEATS = 8
 
 
-def run(voice: Voice, job: Job) -> None:
-    """Each pair: the data, the claim, the rate. A card with itself also goes by host memory."""
+def run(log: StepLog, job: Job) -> None:
+    """Each pair: data, peer access, rate. A card with itself is also copied through host memory."""
     for source, target in job["pairs"]:
         name = f"copy {source}->{target}"
-        voice.step(name, lambda s=source, t=target: _pair(voice, job, s, t))  # type: ignore[misc]
+        log.step(name, lambda s=source, t=target: _pair(log, job, s, t))  # type: ignore[misc]
 
 
-def _pair(voice: Voice, job: Job, source: int, target: int) -> dict[str, Any]:
+def _pair(log: StepLog, job: Job, source: int, target: int) -> dict[str, Any]:
     import torch
 
-    found: dict[str, Any] = {"claims_peer": None}
+    result: dict[str, Any] = {"claims_peer": None}
     if _cuda(job) and source != target:
-        found["claims_peer"] = torch.cuda.can_device_access_peer(source, target)
-    wrong = _wrong_words(job, source, target, _CHECKED_BYTES // 4)
+        result["claims_peer"] = torch.cuda.can_device_access_peer(source, target)
+    wrong = _wrong_values(job, source, target, _CHECKED_BYTES // 4)
     if source == target:
         wrong += _wrong_through_host(job, source)
-    found["wrong_words"] = wrong + (1 if voice.faulty("wrong") else 0)
-    if voice.faulty("slow"):
+    result["wrong_values"] = wrong + (1 if log.faulty("wrong") else 0)
+    if log.faulty("slow"):
         time.sleep(1.0)
-    found["gb_per_s"] = _rate(job, [(source, target)])
-    return found
+    result["gb_per_s"] = _rate(job, [(source, target)])
+    return result
 
 
 def _cuda(job: Job) -> bool:
@@ -53,39 +55,39 @@ def _sync(job: Job, *indexes: int) -> None:
             torch.cuda.synchronize(index)
 
 
-def _pattern(place: str, words: int, seed: int) -> Any:
-    """Every word differs from its neighbours and from those of other copies."""
+def _pattern(place: str, count: int, seed: int) -> Any:
+    """Every value differs from its neighbours and from those of other copies."""
     import torch
 
-    numbers = torch.arange(words, dtype=torch.int64, device=place)
+    numbers = torch.arange(count, dtype=torch.int64, device=place)
     return ((numbers * _SEED + seed) % 2147483647).to(torch.int32)
 
 
-def _wrong_words(job: Job, source: int, target: int, words: int) -> int:
+def _wrong_values(job: Job, source: int, target: int, count: int) -> int:
     import torch
 
     wrong = 0
     for turn in range(3):
         seed = 7919 * (source * 64 + target) + turn
-        sent = _pattern(_place(job, source), words, seed)
-        received = torch.full((words,), -1, dtype=torch.int32, device=_place(job, target))
+        sent = _pattern(_place(job, source), count, seed)
+        received = torch.full((count,), -1, dtype=torch.int32, device=_place(job, target))
         _sync(job, source, target)
         received.copy_(sent)
         _sync(job, source, target)
-        expected = _pattern(_place(job, target), words, seed)
+        expected = _pattern(_place(job, target), count, seed)
         wrong += int((received != expected).sum().item())
     return wrong
 
 
 def _wrong_through_host(job: Job, index: int) -> int:
-    words = _CHECKED_BYTES // 4
-    there = _pattern("cpu", words, 11).to(_place(job, index))
+    count = _CHECKED_BYTES // 4
+    there = _pattern("cpu", count, 11).to(_place(job, index))
     back = there.to("cpu")
-    return int((back != _pattern("cpu", words, 11)).sum().item())
+    return int((back != _pattern("cpu", count, 11)).sum().item())
 
 
 def _rate(job: Job, flows: list[tuple[int, int]]) -> float:
-    """Gigabytes a second of all flows together, each on streams of its own."""
+    """Gigabytes per second of all flows together, each on streams of its own."""
     import torch
 
     count = job["bulk_bytes"] // 4
@@ -107,17 +109,20 @@ def _rate(job: Job, flows: list[tuple[int, int]]) -> float:
         _sync(job, *ends)
         return time.perf_counter() - start
 
-    go(2)
+    go(2)  # first copies also set up peer mappings
     taken = go(_REPEATS)
     if any(int((k != 1).sum().item()) for k in kept):
-        raise ValueError("a copy left other data than it was given")
+        raise ValueError("a copy left other data than was sent")
     return float(count * 4 * len(flows) * _REPEATS / taken / 1e9)
 
 
-def run_writes(voice: Voice, job: Job) -> None:
-    """Every card writes at once to the one `shift` further: switches that collapse do so here."""
+def run_writes(log: StepLog, job: Job) -> None:
+    """Every card writes at once to the one `shift` further.
+
+    Posted writes through some PCIe switches collapse here (local-inference-lab/rtx6kpro).
+    """
     for shift in job["shifts"]:
-        voice.step(f"writes +{shift}", lambda s=shift: _shift(job, s))  # type: ignore[misc]
+        log.step(f"writes +{shift}", lambda s=shift: _shift(job, s))  # type: ignore[misc]
 
 
 def _shift(job: Job, shift: int) -> dict[str, Any]:

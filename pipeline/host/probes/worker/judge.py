@@ -1,18 +1,19 @@
-"""From how processes ended and what they measured to verdicts that a person can act on."""
+"""Verdicts over the results of ranks: data first, then how fast."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .processes import RankEnd
+from .processes import RankResult
 
 PASSED, FAILED, UNKNOWN, NOT_APPLICABLE = "passed", "failed", "unknown", "not applicable"
 
 Row = dict[str, Any]
 Floors = dict[str, float]
 
-# Loose on purpose: they tell a broken path from a working one. A machine's own good run, given as
-# floors, tells a slow one. The collapse of posted writes goes from 37 to 2.7 GB/s.
+# Loose on purpose: they tell a broken path from a working one; a slow one shows against the floors
+# of the machine's own good run. Posted writes that collapse behind a Broadcom PEX890xx switch go
+# from 37 to 2.7 GB/s (local-inference-lab/rtx6kpro, posted-write-collapse).
 DEFAULT_FLOORS: Floors = {
     "copy_gb_per_s": 1.0,
     "all_reduce_us": 5000.0,
@@ -20,12 +21,12 @@ DEFAULT_FLOORS: Floors = {
     "writes_share": 0.25,
 }
 
-# Processors stand in for cards only to try these tests: how fast they are says nothing.
+# CPUs take the place of cards only to test these tests: their speed means nothing.
 NO_FLOORS: Floors = {**dict.fromkeys(DEFAULT_FLOORS, 0.0), "all_reduce_us": 1e9}
 
 
 def row(check: str, subject: str, verdict: str, why: str = "", **measured: Any) -> Row:
-    """One line of the answer."""
+    """One row of the report."""
     return {
         "check": check,
         "subject": subject,
@@ -44,43 +45,43 @@ def overall(rows: list[Row]) -> str:
     return UNKNOWN
 
 
-def loss(ends: list[RankEnd]) -> str:
-    """What went wrong with a crew, as a sentence; empty when all finished."""
+def loss(results: list[RankResult]) -> str:
+    """Which ranks hung or died, as a sentence; empty when all finished."""
     for kind in ("died", "hung"):
-        lost = [e for e in ends if e.ended == kind]
+        lost = [e for e in results if e.outcome == kind]
         # a rank that was killed takes down those that were talking to it
         lost = [e for e in lost if (e.code or 0) < 0] or lost
         if lost:
             names = ", ".join(str(e.rank) for e in lost)
-            step = lost[0].at or "its end"
+            step = lost[0].step or "its end"
             how = f"hung in `{step}`" if kind == "hung" else _death(lost[0], step)
             return f"rank {names} {how}"
     return ""
 
 
-def _death(end: RankEnd, step: str) -> str:
-    code = end.code or 0
+def _death(rank: RankResult, step: str) -> str:
+    code = rank.code or 0
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    last = next((x for x in reversed(end.words.splitlines()) if x.strip()), "")
+    last = next((x for x in reversed(rank.output.splitlines()) if x.strip()), "")
     return f"{how} in `{step}`: {last.strip()[:300]}" if last else f"{how} in `{step}`"
 
 
-def judge_copy(name: str, said: Row, floors: Floors) -> Row:
+def judge_copy(name: str, result: Row, floors: Floors) -> Row:
     """Right data first, then the rate."""
-    wrong, rate = said["wrong_words"], said["gb_per_s"]
-    measured = {"gb_per_s": round(rate, 2), "claims_peer": said["claims_peer"]}
+    wrong, rate = result["wrong_values"], result["gb_per_s"]
+    measured = {"gb_per_s": round(rate, 2), "claims_peer": result["claims_peer"]}
     if wrong:
-        return row("copy", name, FAILED, f"{wrong} words arrived wrong", **measured)
+        return row("copy", name, FAILED, f"{wrong} values arrived wrong", **measured)
     if rate < floors["copy_gb_per_s"]:
         why = f"{rate:.2f} GB/s, below the floor of {floors['copy_gb_per_s']:g}"
         return row("copy", name, FAILED, why, **measured)
-    why = "" if said["claims_peer"] is not False else "by host memory: the cards are no peers"
+    why = "" if result["claims_peer"] is not False else "through host memory: no peer access"
     return row("copy", name, PASSED, why, **measured)
 
 
-def judge_writes(name: str, said: Row, floors: Floors) -> Row:
-    """What is left of a flow's rate when every card writes at once."""
-    alone, together = said["alone_gb_per_s"], said["together_gb_per_s"]
+def judge_writes(name: str, result: Row, floors: Floors) -> Row:
+    """The share of a flow's rate that remains when every card writes at once."""
+    alone, together = result["alone_gb_per_s"], result["together_gb_per_s"]
     share = together / len(alone) / min(alone)
     measured = {
         "alone_gb_per_s": [round(x, 2) for x in alone],
@@ -88,38 +89,40 @@ def judge_writes(name: str, said: Row, floors: Floors) -> Row:
         "share": round(share, 3),
     }
     if share < floors["writes_share"]:
-        why = f"posted writes collapse: {share:.0%} of a flow's rate is left"
+        why = f"posted writes collapse: {share:.0%} of a flow's rate remains"
         return row("writes", name, FAILED, why, **measured)
     return row("writes", name, PASSED, **measured)
 
 
-def judge_reduce(world: int, ends: list[RankEnd], sizes: list[int], floors: Floors) -> list[Row]:
+def judge_reduce(
+    world: int, results: list[RankResult], sizes: list[int], floors: Floors
+) -> list[Row]:
     """The values, the latency at each size, the bandwidth: of the slowest rank."""
     subject = f"{world} ranks" if world > 1 else "1 rank"
-    if why := loss(ends):
-        return [row("all_reduce", subject, FAILED, f"all_reduce: {why}", words=_words(ends))]
-    wrong = sum(_wrong(e) for e in ends)
+    if why := loss(results):
+        return [row("all_reduce", subject, FAILED, f"all_reduce: {why}", output=_output(results))]
+    wrong = sum(_wrong(e) for e in results)
     if wrong:
-        return [row("all_reduce", subject, FAILED, f"{wrong} words of the sums are wrong")]
+        return [row("all_reduce", subject, FAILED, f"{wrong} values of the sums are wrong")]
     rows = [row("all_reduce", subject, PASSED)]
-    rows += [_latency(subject, size, ends, floors) for size in sizes]
-    if "bandwidth" in ends[0].steps:
-        rows.append(_bandwidth(subject, world, ends, floors))
+    rows += [_latency(subject, size, results, floors) for size in sizes]
+    if "bandwidth" in results[0].steps:
+        rows.append(_bandwidth(subject, world, results, floors))
     return rows
 
 
-def _wrong(end: RankEnd) -> int:
-    return sum(int(step.get("wrong_words", 0)) for step in end.steps.values())
+def _wrong(rank: RankResult) -> int:
+    return sum(int(step.get("wrong_values", 0)) for step in rank.steps.values())
 
 
-def _words(ends: list[RankEnd]) -> list[str]:
-    return [e.words for e in ends if e.words.strip()]
+def _output(results: list[RankResult]) -> list[str]:
+    return [r.output for r in results if r.output.strip()]
 
 
-def _latency(subject: str, size: int, ends: list[RankEnd], floors: Floors) -> Row:
-    said = [e.steps[f"latency {size}"] for e in ends]
-    measured = {k: round(max(s[k] for s in said), 1) for k in ("median_us", "worst_us")}
-    measured["in_a_row_us"] = round(max(s["in_a_row_us"] for s in said), 1)
+def _latency(subject: str, size: int, results: list[RankResult], floors: Floors) -> Row:
+    steps = [r.steps[f"latency {size}"] for r in results]
+    names = ("median_us", "worst_us", "in_a_row_us")
+    measured = {n: round(max(step[n] for step in steps), 1) for n in names}
     name = f"{subject}, {size // 1024} KiB"
     if measured["median_us"] > floors["all_reduce_us"]:
         why = f"median {measured['median_us']} µs, above {floors['all_reduce_us']:g}"
@@ -127,9 +130,9 @@ def _latency(subject: str, size: int, ends: list[RankEnd], floors: Floors) -> Ro
     return row("latency", name, PASSED, size_bytes=size, **measured)
 
 
-def _bandwidth(subject: str, world: int, ends: list[RankEnd], floors: Floors) -> Row:
-    said = [e.steps["bandwidth"] for e in ends]
-    measured = {k: round(min(s[k] for s in said), 3) for k in ("gb_per_s", "bus_gb_per_s")}
+def _bandwidth(subject: str, world: int, results: list[RankResult], floors: Floors) -> Row:
+    steps = [r.steps["bandwidth"] for r in results]
+    measured = {k: round(min(step[k] for step in steps), 3) for k in ("gb_per_s", "bus_gb_per_s")}
     if world == 1:
         why = "one rank: nothing crosses a link"
         return row("bandwidth", subject, NOT_APPLICABLE, why)
@@ -139,20 +142,20 @@ def _bandwidth(subject: str, world: int, ends: list[RankEnd], floors: Floors) ->
     return row("bandwidth", subject, PASSED, **measured)
 
 
-def judge_library(ends: list[RankEnd], wanted: str | None, device: str) -> Row:
+def judge_library(results: list[RankResult], wanted: str | None, device: str) -> Row:
     """Which libnccl is really in use; two at once, or another than meant, is a failure."""
-    found = sorted({x for e in ends for x in e.steps.get("mapped", {}).get("libraries", [])})
+    files = sorted({x for r in results for x in r.steps.get("mapped", {}).get("libraries", [])})
     if device != "cuda":
         why = "NCCL needs CUDA devices"
-        return row("libnccl", "mapped", NOT_APPLICABLE, why, libraries=found)
-    if loss(ends):
-        why = "the ranks were lost before they could say"
+        return row("libnccl", "mapped", NOT_APPLICABLE, why, libraries=files)
+    if loss(results):
+        why = "the ranks ended before this could be read"
         return row("libnccl", "mapped", UNKNOWN, why)
-    if not found:
+    if not files:
         return row("libnccl", "mapped", UNKNOWN, "no libnccl.so is mapped: linked in statically?")
-    if len(found) > 1:
-        why = f"{len(found)} different files are mapped"
-        return row("libnccl", "mapped", FAILED, why, libraries=found)
-    if wanted and found != [wanted]:
-        return row("libnccl", "mapped", FAILED, f"is {found[0]}, not {wanted}", libraries=found)
-    return row("libnccl", "mapped", PASSED, libraries=found)
+    if len(files) > 1:
+        why = f"{len(files)} different files are mapped"
+        return row("libnccl", "mapped", FAILED, why, libraries=files)
+    if wanted and files != [wanted]:
+        return row("libnccl", "mapped", FAILED, f"is {files[0]}, not {wanted}", libraries=files)
+    return row("libnccl", "mapped", PASSED, libraries=files)

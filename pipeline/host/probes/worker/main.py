@@ -1,4 +1,4 @@
-"""Which tests a machine gets, one after the other, and the one answer they add up to."""
+"""Which tests a machine gets, one after the other, and the report of them all."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 from . import judge
 from .judge import NOT_APPLICABLE, UNKNOWN, Row, row
-from .processes import Limits, RankEnd, run_processes
+from .processes import Limits, RankResult, run_processes
 
 CODES = {judge.PASSED: 0, judge.FAILED: 1, judge.UNKNOWN: 2}
 _TESTS = ("copy", "all_reduce", "writes")
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    """What may be asked for."""
+    """The command line."""
     parser = argparse.ArgumentParser(prog="probes", description="Function tests of GPUs.")
-    parser.add_argument("answer", type=Path, help="the JSON file to write")
+    parser.add_argument("report", type=Path, help="the JSON file to write")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--ranks", type=int, help="use only so many cards (CPU: processes)")
+    parser.add_argument("--ranks", type=int, help="how many cards to use (CPU: processes)")
     parser.add_argument("--only", choices=_TESTS, action="append")
     parser.add_argument("--from-ranks", type=int, default=2, help="the smallest all_reduce")
     parser.add_argument("--sizes-kib", default="32,64,128,256")
@@ -31,7 +31,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--start-limit-s", type=float, default=Limits.start_s)
     parser.add_argument("--step-limit-s", type=float, default=Limits.step_s)
     parser.add_argument("--floors", type=json.loads, default={}, help="JSON of floors to change")
-    parser.add_argument("--library", help="the libnccl that must be the one in use")
+    parser.add_argument("--library", help="the libnccl that must be in use")
     parser.add_argument("--fault", help="misbehave on purpose: hang|die|wrong|slow:RANK[:STEP]")
     return parser.parse_args(argv)
 
@@ -50,7 +50,7 @@ class Session:
         self.count = 0
 
     def run(self) -> list[Row]:
-        """All rows, whatever happens in between."""
+        """All rows; a test that hangs or dies is one of them."""
         rows = [self._card()]
         if self.count == 0:
             return rows
@@ -69,19 +69,19 @@ class Session:
         return {"kind": kind, "device": asked.device, "fault": self.fault, **common, **more}
 
     def _card(self) -> Row:
-        # a fault is for the tests, not for the look around before them
+        # a planted fault is for the tests, not for the look at the cards before them
         job = {**self._job("card"), "fault": None}
-        # the first touch of CUDA may take long; it is part of starting
-        [end] = run_processes([job], Limits(self.limits.start_s, self.limits.start_s))
-        if why := judge.loss([end]):
-            return row("cards", self.asked.device, UNKNOWN, f"torch: {why}", words=[end.words])
-        self.card = end.steps["card"]
-        found = int(self.card["count"])
-        self.count = min(found, self.asked.ranks or found)
-        if not found:
+        # the first use of CUDA may take long, so it has the time limit of a start
+        [result] = run_processes([job], Limits(self.limits.start_s, self.limits.start_s))
+        if why := judge.loss([result]):
+            return row("cards", self.asked.device, UNKNOWN, f"torch: {why}", output=[result.output])
+        self.card = result.steps["card"]
+        cards = int(self.card["count"])
+        self.count = min(cards, self.asked.ranks or cards)
+        if not cards:
             return row("cards", "cuda", UNKNOWN, "torch sees no CUDA device", **self.card)
-        if self.asked.ranks and self.asked.ranks > found and self.asked.device == "cuda":
-            why = f"{self.asked.ranks} were asked for, torch sees {found}"
+        if self.asked.ranks and self.asked.ranks > cards and self.asked.device == "cuda":
+            why = f"{self.asked.ranks} were asked for, torch sees {cards}"
             return row("cards", "cuda", judge.FAILED, why, **self.card)
         if self.asked.device == "cpu":
             self.count = self.asked.ranks or 2
@@ -108,32 +108,30 @@ class Session:
         left = list(items)
         while left:
             job = self._job(kind, count=self.count, **{key: left})
-            [end] = run_processes([job], self.limits)
-            done = [x for x in left if name(x) in end.steps]
-            rows += [verdict(name(x), end.steps[name(x)], self.floors) for x in done]
+            [result] = run_processes([job], self.limits)
+            done = [x for x in left if name(x) in result.steps]
+            rows += [verdict(name(x), result.steps[name(x)], self.floors) for x in done]
             left = left[len(done) :]
             if left:
-                why = judge.loss([end]) or "ended before it was done"
-                rows.append(row(check, name(left[0]), judge.FAILED, why, words=[end.words]))
+                why = judge.loss([result]) or "ended before it was done"
+                rows.append(row(check, name(left[0]), judge.FAILED, why, output=[result.output]))
                 left = left[1:]
         return rows
 
     def _reduces(self) -> list[Row]:
-        if self.count == 1:
-            rows, ends = self._reduce(1)
-            rows.append(row("all_reduce", "2 or more ranks", NOT_APPLICABLE, "there is one card"))
-            return [*rows, judge.judge_library(ends, self.asked.library, self.asked.device)]
-        rows = []
-        ends = []
+        rows: list[Row] = []
+        results: list[RankResult] = []
         for world in range(min(self.asked.from_ranks, self.count), self.count + 1):
-            some, ends = self._reduce(world)
-            rows += some
-        return [*rows, judge.judge_library(ends, self.asked.library, self.asked.device)]
+            more, results = self._reduce(world)
+            rows += more
+        if self.count == 1:
+            rows.append(row("all_reduce", "2 or more ranks", NOT_APPLICABLE, "there is one card"))
+        return [*rows, judge.judge_library(results, self.asked.library, self.asked.device)]
 
-    def _reduce(self, world: int) -> tuple[list[Row], list[RankEnd]]:
+    def _reduce(self, world: int) -> tuple[list[Row], list[RankResult]]:
         jobs = [self._job("reduce", world=world, sizes=self.sizes) for _ in range(world)]
-        ends = run_processes(jobs, self.limits)
-        return judge.judge_reduce(world, ends, self.sizes, self.floors), ends
+        results = run_processes(jobs, self.limits)
+        return judge.judge_reduce(world, results, self.sizes, self.floors), results
 
 
 def _pair_name(pair: tuple[int, int]) -> str:
@@ -148,13 +146,13 @@ def _fault(text: str | None) -> dict[str, Any] | None:
 
 
 def main(argv: list[str]) -> int:
-    """Test, write the answer, say it in short."""
+    """Test, write the report, print a line for each row."""
     asked = arguments(argv)
     session = Session(asked)
     start = time.monotonic()
     rows = session.run()
     verdict = judge.overall(rows)
-    answer = {
+    report = {
         "version": 1,
         "verdict": verdict,
         "device": asked.device,
@@ -163,10 +161,10 @@ def main(argv: list[str]) -> int:
         "floors": session.floors,
         "rows": rows,
     }
-    text = json.dumps(answer, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    asked.answer.write_text(text, encoding="utf-8")
-    for found in rows:
-        line = f"{found['verdict']:<15}{found['check']:<12}{found['subject']}"
-        print(f"{line}: {found['why']}" if found["why"] else line, file=sys.stderr)
-    print(f"{verdict} in {answer['seconds']} s", file=sys.stderr)
+    text = json.dumps(report, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    asked.report.write_text(text, encoding="utf-8")
+    for one in rows:
+        line = f"{one['verdict']:<15}{one['check']:<12}{one['subject']}"
+        print(f"{line}: {one['why']}" if one["why"] else line, file=sys.stderr)
+    print(f"{verdict} in {report['seconds']} s", file=sys.stderr)
     return CODES[verdict]

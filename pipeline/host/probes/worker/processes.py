@@ -1,4 +1,4 @@
-"""Processes that work on one test together, watched from outside: hung, dead or finished."""
+"""The ranks of one test, each a process, watched from outside: finished, hung or dead."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_LOOK_EVERY_S = 0.05
+_POLL_S = 0.05
 # Ranks that wait for a dead one get this long to notice it themselves.
 _GRACE_S = 3.0
-_WORDS = 2000
+_KEPT_OUTPUT = 2000
 
 
 @dataclass(frozen=True)
@@ -29,117 +29,112 @@ class Limits:
 
 
 @dataclass
-class RankEnd:
-    """How one process ended, and what it said on the way."""
+class RankResult:
+    """How one rank ended, the results of its steps, and the end of its output."""
 
     rank: int
-    ended: str  # finished, hung, died, or stopped because of another
-    at: str  # the step it had begun and not ended
+    outcome: str  # finished, hung, died, or stopped because of another
+    step: str  # the one it was in
     code: int | None
     steps: dict[str, dict[str, Any]]
-    words: str
+    output: str
 
 
 @dataclass
-class _Member:
-    rank: int
+class _Rank:
+    number: int
     process: subprocess.Popen[bytes]
-    answers: Path
+    log: Path
     output: Path
-    ended: str = ""
+    outcome: str = ""
     lines: int = 0
-    spoke: float = field(default_factory=time.monotonic)
+    last_line_at: float = field(default_factory=time.monotonic)
 
 
 def run_processes(
     jobs: list[dict[str, Any]], limits: Limits, settings: dict[str, str] | None = None
-) -> list[RankEnd]:
-    """Start a process a job and wait until each has ended, one way or another."""
+) -> list[RankResult]:
+    """Start a process for each job and wait until each has ended, one way or another."""
     with tempfile.TemporaryDirectory(prefix="probe-") as name:
-        members: list[_Member] = []
+        ranks: list[_Rank] = []
         try:
-            for rank, job in enumerate(jobs):
-                members.append(_started(Path(name), rank, job, settings or {}))
-            _watch(members, limits)
+            for number, job in enumerate(jobs):
+                ranks.append(_started(Path(name), number, job, settings or {}))
+            _watch(ranks, limits)
         finally:
-            for member in members:
-                _kill(member)
-        return [_end(member) for member in members]
+            for rank in ranks:
+                _kill(rank)
+        return [_result(rank) for rank in ranks]
 
 
-def _started(folder: Path, rank: int, job: dict[str, Any], settings: dict[str, str]) -> _Member:
-    paths = {x: folder / f"{rank}.{x}" for x in ("job", "answers", "output")}
-    whole = {**job, "rank": rank, "rendezvous": str(folder / "rendezvous")}
-    paths["job"].write_text(json.dumps(whole), encoding="utf-8")
-    paths["answers"].touch()
+def _started(folder: Path, number: int, job: dict[str, Any], settings: dict[str, str]) -> _Rank:
+    job_file, log, output = (folder / f"{number}.{x}" for x in ("job", "log", "output"))
+    whole = {**job, "rank": number, "rendezvous": str(folder / "rendezvous")}
+    job_file.write_text(json.dumps(whole), encoding="utf-8")
+    log.touch()
     # ranks of one machine meet over loopback, whatever its other networks are
     env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN", **os.environ, **settings}
-    with paths["output"].open("wb") as words:
+    with output.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent), "--rank", *map(str, _in(paths))],
+            [sys.executable, str(Path(__file__).parent), "--rank", str(job_file), str(log)],
             env=env,
             stdin=subprocess.DEVNULL,
-            stdout=words,
+            stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return _Member(rank, process, paths["answers"], paths["output"])
+    return _Rank(number, process, log, output)
 
 
-def _in(paths: dict[str, Path]) -> tuple[Path, Path]:
-    return paths["job"], paths["answers"]
-
-
-def _watch(members: list[_Member], limits: Limits) -> None:
+def _watch(ranks: list[_Rank], limits: Limits) -> None:
     """Until all have ended; the first that hangs or dies ends the others."""
     first_loss: float | None = None
     while True:
-        alive = [m for m in members if not m.ended]
-        for member in alive:
-            _look(member, limits)
-        if not any(not m.ended for m in members):
+        for rank in ranks:
+            if not rank.outcome:
+                _poll(rank, limits)
+        if all(rank.outcome for rank in ranks):
             return
-        lost = [m for m in members if m.ended in ("hung", "died")]
-        if lost and first_loss is None:
+        if first_loss is None and any(r.outcome in ("hung", "died") for r in ranks):
             first_loss = time.monotonic()
         if first_loss is not None and time.monotonic() - first_loss > _GRACE_S:
-            for member in members:
-                member.ended = member.ended or "stopped"
+            for rank in ranks:
+                rank.outcome = rank.outcome or "stopped"
             return
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
 
 
-def _look(member: _Member, limits: Limits) -> None:
-    code = member.process.poll()
+def _poll(rank: _Rank, limits: Limits) -> None:
+    code = rank.process.poll()
     if code is not None:
-        member.ended = "finished" if code == 0 else "died"
+        rank.outcome = "finished" if code == 0 else "died"
         return
-    lines = member.answers.read_bytes().count(b"\n")
+    lines = rank.log.read_bytes().count(b"\n")
     now = time.monotonic()
-    if lines != member.lines:
-        member.lines, member.spoke = lines, now
-    if now - member.spoke > (limits.step_s if member.lines else limits.start_s):
-        member.ended = "hung"
+    if lines != rank.lines:
+        rank.lines, rank.last_line_at = lines, now
+    if now - rank.last_line_at > (limits.step_s if rank.lines else limits.start_s):
+        rank.outcome = "hung"
 
 
-def _kill(member: _Member) -> None:
+def _kill(rank: _Rank) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(member.process.pid, signal.SIGKILL)
-    # a process stuck in the driver cannot be ended by anyone; it must not hang us too
+        os.killpg(rank.process.pid, signal.SIGKILL)
+    # a process stuck in the driver ignores even SIGKILL; waiting for it would hang us too
     with suppress(subprocess.TimeoutExpired):
-        member.process.wait(timeout=10)
+        rank.process.wait(timeout=10)
 
 
-def _end(member: _Member) -> RankEnd:
+def _result(rank: _Rank) -> RankResult:
     steps: dict[str, dict[str, Any]] = {}
-    at = "start"
-    for line in member.answers.read_text(encoding="utf-8").splitlines():
+    step = "start"
+    for line in rank.log.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError):  # the last line of a killed process may be cut
-            said = json.loads(line)
-            if "begin" in said:
-                at = said["begin"]
+            entry = json.loads(line)
+            if "begin" in entry:
+                step = entry["begin"]
             else:
-                steps[said.pop("end")] = said
-                at = ""
-    words = member.output.read_text(encoding="utf-8", errors="replace")[-_WORDS:]
-    return RankEnd(member.rank, member.ended, at, member.process.returncode, steps, words)
+                steps[entry.pop("end")] = entry
+                step = ""
+    output = rank.output.read_text(encoding="utf-8", errors="replace")[-_KEPT_OUTPUT:]
+    return RankResult(rank.number, rank.outcome, step, rank.process.returncode, steps, output)

@@ -1,4 +1,4 @@
-"""One process of a test: says what it begins and what came out of it, a JSON line each."""
+"""One process of a test: does the steps of its job and logs each of them."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from pathlib import Path
 from typing import Any
 
 from . import copies, reduce
-from .steps import Voice
+from .steps import StepLog
 
 
-def main(job_path: str, answers_path: str) -> None:
-    """Do what the job says."""
+def main(job_path: str, log_path: str) -> None:
+    """Run the job."""
     _end_with_parent()
     import torch  # noqa: F401 -- slow on a cold disk, so it belongs to the start, not to a step
 
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
-    voice = Voice(Path(answers_path), job)
-    voice.step("start", dict)
+    log = StepLog(Path(log_path), job)
+    log.step("start", dict)
     kinds = {
-        "card": lambda: voice.step("card", lambda: card(job["device"])),
-        "copies": lambda: copies.run(voice, job),
-        "writes": lambda: copies.run_writes(voice, job),
-        "reduce": lambda: reduce.run(voice, job),
+        "card": lambda: log.step("card", lambda: card(job["device"])),
+        "copies": lambda: copies.run(log, job),
+        "writes": lambda: copies.run_writes(log, job),
+        "reduce": lambda: reduce.run(log, job),
     }
     kinds[job["kind"]]()
 
 
 def _end_with_parent() -> None:
-    """Whoever started the tests may be killed; what they started must not stay behind."""
-    set_death_signal = 1
+    """Ask the kernel to kill this rank when its parent dies, so that none is left behind."""
+    set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 def card(device: str) -> dict[str, Any]:
-    """What torch sees."""
+    """The cards and versions that torch reports."""
     import torch
 
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "nccl": _nccl(torch),
         "count": torch.cuda.device_count() if device == "cuda" else os.cpu_count() or 1,
     }
     if device == "cuda":
-        kinds = [torch.cuda.get_device_properties(i) for i in range(found["count"])]
-        found["cards"] = [
+        kinds = [torch.cuda.get_device_properties(i) for i in range(report["count"])]
+        report["cards"] = [
             {
                 "name": k.name,
                 "capability": f"{k.major}.{k.minor}",
@@ -59,7 +59,7 @@ def card(device: str) -> dict[str, Any]:
             }
             for k in kinds
         ]
-    return found
+    return report
 
 
 def _nccl(torch: Any) -> str | None:

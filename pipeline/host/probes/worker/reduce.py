@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .steps import Job, Voice
+    from .steps import Job, StepLog
 
 
-def run(voice: Voice, job: Job) -> None:
-    """Join, check, measure; each step is named, so that a hang has a place."""
-    voice.step("join", lambda: _join(job))
-    voice.step("values", lambda: _values(voice, job))
+def run(log: StepLog, job: Job) -> None:
+    """Join, check, measure; each step has a name, so that a hang can be located."""
+    log.step("join", lambda: _join(job))
+    log.step("values", lambda: _values(log, job))
     for size in job["sizes"]:
-        voice.step(f"latency {size}", lambda s=size: _latency(voice, job, s))  # type: ignore[misc]
+        log.step(f"latency {size}", lambda s=size: _latency(log, job, s))  # type: ignore[misc]
     if job["bulk_bytes"]:
-        voice.step("bandwidth", lambda: _bandwidth(voice, job))
-    voice.step("mapped", lambda: {"libraries": _mapped("libnccl.so")})
+        log.step("bandwidth", lambda: _bandwidth(log, job))
+    log.step("mapped", lambda: {"libraries": _mapped("libnccl.so")})
     import torch.distributed as dist
 
     dist.destroy_process_group()
@@ -40,7 +40,7 @@ def _join(job: Job) -> dict[str, Any]:
         init_method=f"file://{job['rendezvous']}",
         rank=job["rank"],
         world_size=job["world"],
-        # whoever watches us is the judge of time, not the library
+        # the watching process decides what is too long, so the library must not give up first
         timeout=timedelta(hours=1),
         **extra,
     )
@@ -58,25 +58,25 @@ def _sync(job: Job) -> None:
         torch.cuda.synchronize()
 
 
-def _values(voice: Voice, job: Job) -> dict[str, Any]:
+def _values(log: StepLog, job: Job) -> dict[str, Any]:
     import torch
 
     kinds = [torch.float32] + ([torch.bfloat16] if job["device"] == "cuda" else [])
     wrong = sum(
-        _wrong(job, words, kind, turn)
+        _wrong(job, count, kind, turn)
         for kind in kinds
-        for words in (1, 1000, 262144)
+        for count in (1, 1000, 262144)
         for turn in range(4)
     )
-    return {"wrong_words": wrong + (1 if voice.faulty("wrong") else 0)}
+    return {"wrong_values": wrong + (1 if log.faulty("wrong") else 0)}
 
 
-def _wrong(job: Job, words: int, kind: Any, turn: int) -> int:
-    """Whole numbers small enough to be exact in either type, others in each turn and rank."""
+def _wrong(job: Job, count: int, kind: Any, turn: int) -> int:
+    """How many sums are wrong; small whole numbers are exact in bfloat16 too."""
     import torch
     import torch.distributed as dist
 
-    base = (torch.arange(words, device=_place(job)) + turn) % 13
+    base = (torch.arange(count, device=_place(job)) + turn) % 13
     numbers = (base + job["rank"] % 4 + 1).to(kind)
     dist.all_reduce(numbers)
     _sync(job)
@@ -85,32 +85,31 @@ def _wrong(job: Job, words: int, kind: Any, turn: int) -> int:
     return int((numbers != expected.to(kind)).sum().item())
 
 
-def _latency(voice: Voice, job: Job, size: int) -> dict[str, Any]:
+def _latency(log: StepLog, job: Job, size: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
     kind = torch.bfloat16 if job["device"] == "cuda" else torch.float32
-    words = size // torch.finfo(kind).bits * 8
-    wrong = _wrong(job, words, kind, 5)
-    numbers = torch.zeros(words, dtype=kind, device=_place(job))
+    count = size // torch.finfo(kind).bits * 8
+    wrong = _wrong(job, count, kind, 5)
+    numbers = torch.zeros(count, dtype=kind, device=_place(job))
     taken = []
     for turn in range(job["warmup"] + job["rounds"]):
         dist.barrier()
         _sync(job)
         start = time.perf_counter()
-        if voice.faulty("slow"):
+        if log.faulty("slow"):
             time.sleep(0.05)
         dist.all_reduce(numbers)
         _sync(job)
         if turn >= job["warmup"]:
             taken.append((time.perf_counter() - start) * 1e6)
     taken.sort()
-    row = _in_a_row(job, numbers)
     return {
-        "wrong_words": wrong,
+        "wrong_values": wrong,
         "median_us": taken[len(taken) // 2],
         "worst_us": taken[-1],
-        "in_a_row_us": row,
+        "in_a_row_us": _in_a_row(job, numbers),
         "rounds": len(taken),
     }
 
@@ -127,25 +126,26 @@ def _in_a_row(job: Job, numbers: Any) -> float:
     return float((time.perf_counter() - start) * 1e6 / job["rounds"])
 
 
-def _bandwidth(voice: Voice, job: Job) -> dict[str, Any]:
+def _bandwidth(log: StepLog, job: Job) -> dict[str, Any]:
     import torch
 
     numbers = torch.zeros(job["bulk_bytes"] // 4, dtype=torch.float32, device=_place(job))
     few = {**job, "rounds": max(2, job["rounds"] // 10)}
     _in_a_row(few, numbers)
     us = _in_a_row(few, numbers)
-    if voice.faulty("slow"):
+    if log.faulty("slow"):
         us += 1e6
     rate = job["bulk_bytes"] / us / 1000
+    # bus bandwidth as nccl-tests define it: what each link carries in a ring
     world = job["world"]
     return {"gb_per_s": rate, "bus_gb_per_s": rate * 2 * (world - 1) / world}
 
 
 def _mapped(name: str) -> list[str]:
-    """The files of a library that this very process has mapped."""
-    found = set()
+    """The files of a library that this process has mapped."""
+    files = set()
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         path = line.split(maxsplit=5)[5] if len(line.split(maxsplit=5)) == 6 else ""
         if Path(path).name.startswith(name):
-            found.add(path)
-    return sorted(found)
+            files.add(path)
+    return sorted(files)
