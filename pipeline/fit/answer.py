@@ -1,4 +1,4 @@
-"""Does it fit? The question, the table, and a verdict a person understands."""
+"""Does a model fit on equal cards? The question, the table of one card, and the verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.fit import engine as eng
 from pipeline.fit.engine import Engine, Kv, Room, Settings
 from pipeline.fit.parts import parts_of, require_divisible
 from pipeline.fit.shape import Architecture
-from pipeline.fit.units import GIB, gib
+from pipeline.fit.units import gib
 from pipeline.model import Frozen
 
 
@@ -24,11 +24,7 @@ class Question(Frozen):
     engine: Engine
     kv: Kv | None = None  # None: as the checkpoint asks
     fraction: float | None = None
-    ram_bytes: int | None = None
-    ubatch: int = 512
-    batch: int = 2048
     prefill_tokens: int = 8192
-    headroom_bytes: int = 2 * GIB
     measured_bytes: int | None = None  # weights on a card, from an engine's log
 
 
@@ -40,7 +36,7 @@ class Row(Frozen):
 
 
 class Answer(Frozen):
-    """What fits, how it was found, and what is short."""
+    """What fits, how it was computed, and what is short."""
 
     engine: Engine
     kv: Kv
@@ -56,7 +52,7 @@ def answer(model: Architecture, question: Question) -> Answer:
     """A model under tensor parallelism on equal cards."""
     if question.context > model.context:
         raise DoesNotFit(
-            f"--ctx {question.context}: the model knows only {model.context} positions",
+            f"--ctx {question.context}: the model has only {model.context} positions",
             "Ask for fewer tokens.",
         )
     require_divisible(model, question.tp)

@@ -1,4 +1,4 @@
-"""A config.json as an architecture. What is not known is refused, never guessed."""
+"""A config.json as an architecture. What is not known is refused, not guessed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     text = config.get("text_config", config)
     if not isinstance(text, Mapping):
         raise ModelUnreadable("text_config: is not a table")
-    _require_one_voice(config, text)
+    _require_agreement(config, text)
     try:
         return Architecture(
             family=family,
@@ -70,12 +70,12 @@ def _family(config: Mapping[str, Any]) -> str:
     if names[0] not in _MLA | _GQA:
         known = ", ".join(sorted(_MLA | _GQA))
         raise ModelUnreadable(
-            f"architectures: {names[0]!r} is not known to this tool", f"It knows {known}."
+            f"architectures: {names[0]!r} is not supported", f"Supported: {known}."
         )
     return str(names[0])
 
 
-def _require_one_voice(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+def _require_agreement(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
     for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"):
         if key in config and key in text and config[key] != text[key]:
             raise ModelUnreadable(f"{key}: is {config[key]} outside and {text[key]} in text_config")
@@ -98,7 +98,7 @@ def _gqa(text: Mapping[str, Any]) -> Gqa:
     if heads % kv_heads:
         raise ModelUnreadable(f"num_key_value_heads: {kv_heads} does not divide {heads} heads")
     if text.get("use_sliding_window"):
-        raise ModelUnreadable("use_sliding_window: a cache of two kinds is not known here")
+        raise ModelUnreadable("use_sliding_window: a cache of two kinds is not supported")
     if text.get("head_dim") is None and hidden % heads:
         raise ModelUnreadable(f"head_dim: is missing, and {heads} heads do not divide {hidden}")
     head = _count(text, "head_dim") if text.get("head_dim") is not None else hidden // heads
@@ -157,7 +157,7 @@ def _count(table: Mapping[str, Any], key: str) -> int:
     if value is None:
         raise ModelUnreadable(f"{key}: is missing")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MOST:
-        raise ModelUnreadable(f"{key}: {value!r} is no count")
+        raise ModelUnreadable(f"{key}: {value!r} is not a count")
     return value
 
 

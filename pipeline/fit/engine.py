@@ -23,11 +23,12 @@ Engine = Literal["sglang", "vllm", "ik_llama"]
 Kv = Literal["bf16", "fp8"]
 KV_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1}
 
-# nvidia-smi shows 97,887 of the 98,304 MiB of an RTX PRO 6000 (seeds, configs/gpu-info.txt)
+# The measured numbers are of github.com/magik6k/glm-kimi-sm120-rtx6000bw (configs, server logs).
+# nvidia-smi shows 97,887 of the 98,304 MiB of an RTX PRO 6000 (configs/gpu-info.txt)
 CARD_RESERVED_BYTES = (98_304 - 97_887) * MIB
-# 95.59 GiB of the card, 94.42 free when sglang's process is up (seeds, K2.5 log: 94.14 + 0.28)
+# 95.59 GiB of the card, 94.42 free when sglang's process is up (K2.5 log: 94.14 + 0.28)
 CUDA_CONTEXT_BYTES = round(1.17 * GIB)
-# "Init torch distributed ends. mem usage=0.28 GB" with NCCL 2.27.5 and 8 cards (seeds, both logs)
+# "Init torch distributed ends. mem usage=0.28 GB" with NCCL 2.27.5 and 8 cards (both logs)
 NCCL_BYTES = round(0.28 * GIB)
 # our sum of weights missed the two logs we have by 0.37 and 0.43 %; other models may differ
 WEIGHTS_ERROR = 0.005

@@ -1,14 +1,20 @@
-"""Architectures that are public, shipped so that `fit` answers before a byte was fetched."""
+"""Published architectures and GGUF recipes, shipped so that `fit` answers before a fetch."""
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
+from pipeline.errors import ModelUnreadable
 from pipeline.fit.config import architecture_of
-from pipeline.fit.shape import Architecture
+from pipeline.fit.ggml import BY_NAME
+from pipeline.fit.gguf import Tensor
+from pipeline.fit.gguf_model import GgufModel
+from pipeline.fit.shape import Architecture, Mla
 from pipeline.model import Frozen
 from pipeline.yaml_file import read_yaml
 
@@ -16,7 +22,7 @@ _FOLDER = Path(__file__).parent / "facts"
 
 
 class Rule(Frozen):
-    """Tensors whose name is matched are stored in this type; the first rule that matches counts."""
+    """Tensors whose name matches are stored in this type; the first rule that matches counts."""
 
     names: str
     type: str
@@ -55,5 +61,75 @@ def fact_of(repository: str) -> Fact | None:
 
 def recipe_of(repository: str, quant: str) -> tuple[Fact, Recipe] | None:
     """The architecture and the types of a repository of GGUF files."""
-    found = ((f, r) for f in all_facts() for r in f.gguf)
-    return next(((f, r) for f, r in found if (r.repository, r.quant) == (repository, quant)), None)
+    pairs = ((f, r) for f in all_facts() for r in f.gguf)
+    return next(((f, r) for f, r in pairs if (r.repository, r.quant) == (repository, quant)), None)
+
+
+def from_recipe(model: Architecture, recipe: Recipe) -> GgufModel:
+    """The tensors that a published recipe gives for a DeepSeek-like model."""
+    if not isinstance(model.attention, Mla) or model.moe is None:
+        raise ModelUnreadable(f"{recipe.repository}: recipes are known for MLA models with experts")
+    tensors = [
+        Tensor(name, shape, BY_NAME[kind], BY_NAME[kind].size(math.prod(shape)))
+        for name, shape in _deepseek2(model, model.attention)
+        if (kind := next(r.type for r in recipe.types if re.search(r.names, name)))
+    ]
+    return GgufModel(
+        tensors=tensors,
+        layers=model.layers,
+        hidden=model.hidden,
+        vocabulary=model.vocabulary,
+        context=model.context,
+        kv_values=model.attention.kv_rank + model.attention.rope,
+        is_mla=True,
+        experts=model.moe.experts,
+        active=model.moe.active,
+        expert_width=model.moe.width,
+    )
+
+
+def _deepseek2(model: Architecture, mla: Mla) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes as the converter of llama.cpp and ik_llama.cpp writes them."""
+    h = model.hidden
+    listed: list[tuple[str, tuple[int, ...]]] = [
+        ("token_embd.weight", (h, model.vocabulary)),
+        ("output_norm.weight", (h,)),
+        ("output.weight", (h, model.vocabulary)),
+    ]
+    for i in range(model.layers):
+        blk = f"blk.{i}."
+        listed += [
+            (f"{blk}attn_norm.weight", (h,)),
+            (f"{blk}attn_q_a.weight", (h, mla.q_rank)),
+            (f"{blk}attn_q_a_norm.weight", (mla.q_rank,)),
+            (f"{blk}attn_q_b.weight", (mla.q_rank, mla.heads * (mla.nope + mla.rope))),
+            (f"{blk}attn_kv_a_mqa.weight", (h, mla.kv_rank + mla.rope)),
+            (f"{blk}attn_kv_a_norm.weight", (mla.kv_rank,)),
+            (f"{blk}attn_k_b.weight", (mla.nope, mla.kv_rank, mla.heads)),
+            (f"{blk}attn_v_b.weight", (mla.kv_rank, mla.value, mla.heads)),
+            (f"{blk}attn_output.weight", (mla.heads * mla.value, h)),
+            (f"{blk}ffn_norm.weight", (h,)),
+            *_feed_forward(model, i, blk),
+        ]
+    return listed
+
+
+def _feed_forward(model: Architecture, layer: int, blk: str) -> list[tuple[str, tuple[int, ...]]]:
+    h, moe = model.hidden, model.moe
+    if moe is None or layer < model.dense_layers:
+        return [
+            (f"{blk}ffn_gate.weight", (h, model.dense_width)),
+            (f"{blk}ffn_up.weight", (h, model.dense_width)),
+            (f"{blk}ffn_down.weight", (model.dense_width, h)),
+        ]
+    w, shared = moe.width, moe.width * moe.shared
+    return [
+        (f"{blk}ffn_gate_inp.weight", (h, moe.experts)),
+        (f"{blk}exp_probs_b.bias", (moe.experts,)),
+        (f"{blk}ffn_gate_exps.weight", (h, w, moe.experts)),
+        (f"{blk}ffn_up_exps.weight", (h, w, moe.experts)),
+        (f"{blk}ffn_down_exps.weight", (w, h, moe.experts)),
+        (f"{blk}ffn_gate_shexp.weight", (h, shared)),
+        (f"{blk}ffn_up_shexp.weight", (h, shared)),
+        (f"{blk}ffn_down_shexp.weight", (shared, h)),
+    ]

@@ -1,7 +1,7 @@
 """The head of a GGUF file: its metadata and its table of tensors, and nothing of the tensors.
 
 The `gguf` package maps whole files and trusts their counts; this reader stays below a stated size,
-believes no length before it has compared it with the file, and needs nothing installed.
+trusts no length before it has compared it with the file, and needs nothing installed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pipeline.errors import ModelUnreadable
 from pipeline.fit.ggml import BY_NUMBER, GgmlType
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
+# Far above any model (Kimi K2.6 has 1,096 tensors), far below what would fill the memory.
 _MOST_TENSORS, _MOST_KEYS, _MOST_DIMENSIONS = 200_000, 20_000, 4
 _MOST_NAME, _MOST_STRING, _MOST_ARRAY = 256, 16 << 20, 4_000_000
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
@@ -47,10 +48,9 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Head:
-    """What one file says about itself."""
+    """The metadata and tensors of one file."""
 
     path: Path
-    file_bytes: int
     metadata: dict[str, Any]
     tensors: list[Tensor]
 
@@ -102,7 +102,7 @@ class _Reader:
         return self.number(_SCALARS[kind], key)
 
     def array(self, key: str) -> Skipped:
-        """Pass over an array: vocabularies are large, and nothing here asks for their words."""
+        """Pass over an array: vocabularies are large, and nothing here needs them."""
         kind, count = self.number("I", key), self.number("Q", key)
         if count > _MOST_ARRAY:
             raise self.fail(f"{key} claims {count} values")
@@ -134,7 +134,7 @@ def read_head(path: Path) -> Head:
 
 def _read(reader: _Reader, path: Path, size: int) -> Head:
     if reader.take(4, "the magic") != _MAGIC:
-        raise reader.fail("is no GGUF file (its first bytes are others)")
+        raise reader.fail("is not a GGUF file (it does not begin with GGUF)")
     version = reader.number("I", "the version")
     if version not in _VERSIONS:
         raise reader.fail(f"is GGUF version {version}; 2 and 3 are known")
@@ -148,7 +148,7 @@ def _read(reader: _Reader, path: Path, size: int) -> Head:
             raise reader.fail(f"has the key {key!r} twice")
         metadata[key] = reader.value(key)
     listed = [_listed(reader) for _ in range(n_tensors)]
-    return Head(path, size, metadata, list(_placed(reader, listed, metadata, size)))
+    return Head(path, metadata, list(_placed(reader, listed, metadata, size)))
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ def _placed(
     for tensor, end in zip(ordered, ends, strict=True):
         n_bytes = tensor.kind.size(math.prod(tensor.shape))
         if tensor.offset % alignment:
-            raise reader.fail(f"{tensor.name} begins at {tensor.offset}, out of step")
+            raise reader.fail(f"{tensor.name} begins at {tensor.offset}, which is not aligned")
         if tensor.offset + n_bytes > end:
-            raise reader.fail(f"{tensor.name} does not fit where it is said to lie")
+            raise reader.fail(f"{tensor.name} does not fit at its offset")
         if tensor.kind.row_scaled:
             n_bytes = end - tensor.offset
         yield Tensor(tensor.name, tensor.shape, tensor.kind, n_bytes)

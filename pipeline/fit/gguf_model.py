@@ -46,12 +46,12 @@ def read_gguf(path: Path) -> GgufModel:
 
 def parts_of(path: Path) -> list[Path]:
     """All files of a model that was split, in order; else the file alone."""
-    found = _PART.fullmatch(path.name)
-    if found is None:
+    named = _PART.fullmatch(path.name)
+    if named is None:
         return [path]
-    stem, count = found[1], int(found[3])
-    if not 1 <= int(found[2]) <= count:
-        raise ModelUnreadable(f"{path.name}: is part {int(found[2])} of {count}")
+    stem, number, count = named[1], int(named[2]), int(named[3])
+    if not 1 <= number <= count:
+        raise ModelUnreadable(f"{path.name}: is part {number} of {count}")
     parts = [path.with_name(f"{stem}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
@@ -68,11 +68,13 @@ def _require_whole(heads: list[Head]) -> None:
         if (count if len(heads) > 1 else max(1, count)) != len(heads):
             raise ModelUnreadable(f"{head.path.name}: is one of {count} parts, not {len(heads)}")
         if len(heads) > 1 and head.metadata.get("split.no") != number:
-            raise ModelUnreadable(f"{head.path.name}: says it is part {head.metadata['split.no']}")
+            raise ModelUnreadable(
+                f"{head.path.name}: is numbered as part {head.metadata['split.no']}"
+            )
     want = heads[0].metadata.get("split.tensors.count")
     got = sum(len(head.tensors) for head in heads)
     if len(heads) > 1 and want is not None and want != got:
-        raise ModelUnreadable(f"{heads[0].path.name}: {want} tensors announced, {got} found")
+        raise ModelUnreadable(f"{heads[0].path.name}: {want} tensors announced, {got} listed")
 
 
 def _model(name: str, metadata: dict[str, Any], tensors: list[Tensor]) -> GgufModel:
@@ -80,13 +82,13 @@ def _model(name: str, metadata: dict[str, Any], tensors: list[Tensor]) -> GgufMo
     if family not in _KNOWN:
         known = ", ".join(_KNOWN)
         raise ModelUnreadable(
-            f"{name}: the architecture {family!r} is not known to this tool", f"It knows {known}."
+            f"{name}: the architecture {family!r} is not supported", f"Supported: {known}."
         )
 
     def number(key: str, default: int | None = None) -> int:
         value = metadata.get(f"{family}.{key}", default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-            raise ModelUnreadable(f"{name}: {family}.{key}: {value!r} is no count")
+            raise ModelUnreadable(f"{name}: {family}.{key}: {value!r} is not a count")
         return value
 
     embedding = next((t for t in tensors if t.name == "token_embd.weight"), None)
@@ -126,6 +128,8 @@ def _heads(number: Any, hidden: int) -> int:
 
 
 def _require_layers(name: str, layers: int, tensors: list[Tensor]) -> None:
-    found = {int(m[1]) for t in tensors if (m := re.match(r"blk\.(\d{1,6})\.", t.name))}
-    if len(found) != layers or max(found, default=-1) != layers - 1:
-        raise ModelUnreadable(f"{name}: block_count is {layers}, but it holds {len(found)} layers")
+    numbers = {int(m[1]) for t in tensors if (m := re.match(r"blk\.(\d{1,6})\.", t.name))}
+    if len(numbers) != layers or max(numbers, default=-1) != layers - 1:
+        raise ModelUnreadable(
+            f"{name}: block_count is {layers}, but it holds {len(numbers)} layers"
+        )

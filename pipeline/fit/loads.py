@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from pipeline.fit.engine import CARD_RESERVED_BYTES, KV_BYTES, Kv
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.override import CPU, Override, device_sums, home_of
+from pipeline.fit.override import CPU, Override, device_of, device_sums, home_of
 from pipeline.fit.units import GIB, MIB, share
 
 # our estimate of a CUDA context with cuBLAS, without a source; sglang's process takes 1.17 GiB
 CONTEXT_BYTES = 512 * MIB
-ATTENTION_BATCH_MIB = 512  # -amb, as seed 4 sets it
+ATTENTION_BATCH_MIB = 512  # -amb, as in the command of "Running Kimi-K2.6 Locally"
 _CACHE_STEP = 256  # the engine rounds a context up to this
 # ik_llama.cpp #520: experts on the host are copied to a card for batches of at least this many
 # tokens, times all experts over active ones
@@ -116,9 +116,8 @@ def loads_of(
 def _largest_host_layer(model: GgufModel, rules: list[Override], devices: list[str]) -> int:
     layers: dict[str, int] = {}
     for tensor in model.tensors:
-        rule = next((r for r in rules if r.names(tensor.name)), None)
-        device = rule.device if rule else home_of(tensor.name, model.layers, devices)
-        if device == CPU and "_exps." in tensor.name:
+        on_host = device_of(tensor.name, rules, model.layers, devices) == CPU
+        if on_host and "_exps." in tensor.name:
             layer = tensor.name.split(".")[1]
             layers[layer] = layers.get(layer, 0) + tensor.n_bytes
     return max(layers.values(), default=0)

@@ -1,6 +1,6 @@
 """`-ot` lines of llama.cpp and ik_llama.cpp: which tensor lies on which device, and the sums.
 
-Both go through the rules in the order given and take the first whose regular expression is found
+Both go through the rules in the order given and take the first whose regular expression matches
 anywhere in the tensor's name (ik_llama.cpp: create_tensors_helper::get_context_for_tensor,
 std::regex_search and break). What no rule names goes with its layer.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeline.fit.gguf import Tensor
 
 CPU = "CPU"
-# constructs of Python that std::regex (ECMAScript) has not, or reads otherwise
+# constructs of Python that std::regex (ECMAScript) does not have, or reads otherwise
 _NOT_ECMA = re.compile(r"\(\?(?![:=!])|\\[AZ]|\\p|[*+?}]\+")
 _LONGEST = 2000
 
@@ -26,7 +26,7 @@ class Override:
     pattern: str
     device: str
 
-    def names(self, tensor: str) -> bool:
+    def matches(self, tensor: str) -> bool:
         return re.search(self.pattern, tensor) is not None
 
     def flag(self) -> str:
@@ -39,18 +39,18 @@ def read_overrides(texts: Iterable[str], devices: Iterable[str]) -> list[Overrid
     known = [*devices, CPU]
     rules = [_rule(text, known) for given in texts for text in given.split(",")]
     if not rules:
-        raise ValueError("there is no rule")
+        raise ValueError("no rule was given")
     return rules
 
 
 def _rule(text: str, known: list[str]) -> Override:
     pattern, sign, device = text.strip().removeprefix("-ot ").strip("\"' ").partition("=")
     if not sign or not pattern or len(text) > _LONGEST:
-        raise ValueError(f"{text!r} is no rule; write it like exps=CPU")
+        raise ValueError(f"{text!r} is not a rule; write it like exps=CPU")
     if device not in known:
         raise ValueError(f"{text!r}: there is no device {device!r} (only {', '.join(known)})")
     if _NOT_ECMA.search(pattern):
-        raise ValueError(f"{text!r}: the engine's regular expressions do not know this construct")
+        raise ValueError(f"{text!r}: the engine's regular expressions do not have this construct")
     try:
         re.compile(pattern)
     except re.error as error:
@@ -66,27 +66,31 @@ def home_of(tensor: str, layers: int, devices: list[str]) -> str:
     """
     if tensor.startswith("token_embd"):
         return CPU
-    found = re.match(r"blk\.(\d+)\.", tensor)
-    place = int(found[1]) if found else layers
+    layer = re.match(r"blk\.(\d+)\.", tensor)
+    place = int(layer[1]) if layer else layers
     return devices[min(place * len(devices) // (layers + 1), len(devices) - 1)]
+
+
+def device_of(tensor: str, rules: list[Override], layers: int, devices: list[str]) -> str:
+    """Where a tensor lies: by the first rule that matches its name, else with its layer."""
+    rule = next((r for r in rules if r.matches(tensor)), None)
+    return rule.device if rule else home_of(tensor, layers, devices)
 
 
 def device_sums(
     tensors: Iterable[Tensor], rules: list[Override], layers: int, devices: list[str]
 ) -> dict[str, int]:
-    """Bytes of weights on every device, by what the rules do and not by what they mean."""
+    """Bytes of weights on every device, by what the rules do and not by what was meant."""
     sums = dict.fromkeys([*devices, CPU], 0)
     for tensor in tensors:
-        rule = next((r for r in rules if r.names(tensor.name)), None)
-        device = rule.device if rule else home_of(tensor.name, layers, devices)
-        sums[device] += tensor.n_bytes
+        sums[device_of(tensor.name, rules, layers, devices)] += tensor.n_bytes
     return sums
 
 
 def idle_rules(tensors: Iterable[Tensor], rules: list[Override]) -> list[Override]:
-    """Rules that name no tensor, or only ones that an earlier rule has taken."""
+    """Rules that match no tensor, or only ones that an earlier rule has taken."""
     working = {
-        next((i for i, rule in enumerate(rules) if rule.names(tensor.name)), None)
+        next((i for i, rule in enumerate(rules) if rule.matches(tensor.name)), None)
         for tensor in tensors
     }
     return [rule for i, rule in enumerate(rules) if i not in working]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.errors import ModelUnreadable
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.loads import Batch, Load, Machine, loads_of
-from pipeline.fit.override import CPU, Override, home_of
+from pipeline.fit.override import CPU, Override, device_of, home_of
 from pipeline.fit.units import gib
 
 
@@ -28,18 +28,18 @@ class Layout:
 
 def expert_bytes(model: GgufModel) -> dict[int, int]:
     """Routed experts of every layer that has some."""
-    found: dict[int, int] = {}
+    layers: dict[int, int] = {}
     for tensor in model.tensors:
         if match := re.match(r"blk\.(\d+)\.ffn_\w+_exps\.", tensor.name):
-            found[int(match[1])] = found.get(int(match[1]), 0) + tensor.n_bytes
-    return found
+            layers[int(match[1])] = layers.get(int(match[1]), 0) + tensor.n_bytes
+    return layers
 
 
 def place(model: GgufModel, machine: Machine, batch: Batch) -> Layout:
     """As many layers of experts on the cards as fit beside everything else."""
     experts = expert_bytes(model)
     if not experts:
-        raise ModelUnreadable("this model has no routed experts: there is nothing to divide")
+        raise ModelUnreadable("this model has no routed experts: there is nothing to place")
     none = [Override("exps", CPU)]
     loads, _ = loads_of(model, machine, batch, none)
     chosen: dict[str, list[int]] = {}
@@ -84,23 +84,17 @@ def checked(model: GgufModel, machine: Machine, batch: Batch, rules: list[Overri
     """A layout with the sums that its rules really give."""
     loads, host = loads_of(model, machine, batch, rules)
     experts = expert_bytes(model)
-    on_cards = sum(
-        all(_device(model, machine, rules, layer, part) != CPU for part in ("gate", "up", "down"))
-        for layer in experts
-    )
+
+    def on_card(layer: int, part: str) -> bool:
+        name = f"blk.{layer}.ffn_{part}_exps.weight"
+        return device_of(name, rules, model.layers, machine.devices) != CPU
+
+    on_cards = sum(all(on_card(i, part) for part in ("gate", "up", "down")) for i in experts)
     return Layout(rules, loads, host, on_cards)
 
 
-def _device(
-    model: GgufModel, machine: Machine, rules: list[Override], layer: int, part: str
-) -> str:
-    name = f"blk.{layer}.ffn_{part}_exps.weight"
-    rule = next((r for r in rules if r.names(name)), None)
-    return rule.device if rule else home_of(name, model.layers, machine.devices)
-
-
 def shortage(layout: Layout, machine: Machine) -> str:
-    """The first device that is short, in words; empty where all have room."""
+    """The first device that is short, as a message; empty where all have room."""
     for load in layout.loads:
         short = load.n_bytes - machine.usable_bytes
         if short > 0:

@@ -27,12 +27,12 @@ def read_precision(config: Mapping[str, Any], text: Mapping[str, Any]) -> Precis
     if dtype not in _FLOATS:
         raise ModelUnreadable(f"dtype: {dtype or 'missing'!r} is not one of {', '.join(_FLOATS)}")
     base = Scheme(name=dtype, bits=_FLOATS[dtype])
-    found = [c["quantization_config"] for c in (config, text) if c.get("quantization_config")]
-    if len(found) == 2 and found[0] != found[1]:
-        raise ModelUnreadable("quantization_config: the model and its text_config say two things")
-    if not found:
+    given = [c["quantization_config"] for c in (config, text) if c.get("quantization_config")]
+    if len(given) == 2 and given[0] != given[1]:
+        raise ModelUnreadable("quantization_config: the model and its text_config disagree")
+    if not given:
         return Precision.model_validate(dict.fromkeys(_KINDS, base))
-    return _quantised(found[0], base)
+    return _quantised(given[0], base)
 
 
 _KINDS = ("base", "attention", "experts", "shared", "dense", "head")
@@ -44,14 +44,14 @@ def _quantised(quant: Any, base: Scheme) -> Precision:
     method = str(quant.get("quant_method", quant.get("quant_algo", ""))).lower()
     reader = _READERS.get(method)
     if reader is None:
-        raise ModelUnreadable(f"quantization_config: the method {method!r} is not known here")
+        raise ModelUnreadable(f"quantization_config: the method {method!r} is not supported")
     scheme = reader(quant)
     ignored = _ignored(quant)
 
     def of(module: str) -> Scheme:
         return base if ignored(module) else scheme
 
-    # only compressed-tensors and modelopt ever quantise the head, and then they say so
+    # only compressed-tensors and modelopt quantise the head, where they do not ignore it
     keep_head = method in ("fp8", "awq")
     return Precision(
         base=base,
@@ -68,7 +68,7 @@ def _ignored(quant: Mapping[str, Any]) -> Callable[[str], bool]:
     names = quant.get("ignore") or quant.get("exclude_modules") or []
     names = names or quant.get("modules_to_not_convert") or []
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        raise ModelUnreadable("quantization_config: its list of unquantised modules is no list")
+        raise ModelUnreadable("quantization_config: unquantised modules: not a list of names")
     tests = [_test(name) for name in names]
 
     def is_ignored(module: str) -> bool:
@@ -92,7 +92,7 @@ def _test(name: str) -> Callable[[str], bool]:
 def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
     groups = quant.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
-        raise ModelUnreadable("quantization_config: config_groups: exactly one group is known here")
+        raise ModelUnreadable("quantization_config: config_groups: exactly one group is supported")
     weights = next(iter(groups.values())).get("weights") or {}
     bits, group, kind = weights.get("num_bits"), weights.get("group_size"), weights.get("type")
     if kind == "float" and bits == 4 and group == 16:
@@ -100,7 +100,7 @@ def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
     if kind == "float" and bits == 8:
         return Scheme(name="fp8", bits=8)
     if kind != "int" or bits not in (4, 8) or weights.get("strategy") != "group":
-        raise ModelUnreadable(f"quantization_config: weights of {kind} {bits} are not known here")
+        raise ModelUnreadable(f"quantization_config: weights of {kind} {bits} are not supported")
     zero = 0.0 if weights.get("symmetric") else bits / 8
     return Scheme(name=f"int{bits}", bits=bits, group=_group(group), group_bytes=2 + zero)
 
@@ -112,7 +112,7 @@ def _modelopt(quant: Mapping[str, Any]) -> Scheme:
         return Scheme(name="nvfp4", bits=4, group=_group(group), group_bytes=1)
     if algorithm == "FP8":
         return Scheme(name="fp8", bits=8)
-    raise ModelUnreadable(f"quantization_config: quant_algo {algorithm!r} is not known here")
+    raise ModelUnreadable(f"quantization_config: quant_algo {algorithm!r} is not supported")
 
 
 def _fp8(quant: Mapping[str, Any]) -> Scheme:
@@ -127,7 +127,7 @@ def _fp8(quant: Mapping[str, Any]) -> Scheme:
 def _awq(quant: Mapping[str, Any]) -> Scheme:
     bits = quant.get("bits", quant.get("w_bit"))
     if bits not in (4, 8):
-        raise ModelUnreadable(f"quantization_config: awq of {bits} bits is not known here")
+        raise ModelUnreadable(f"quantization_config: awq of {bits} bits is not supported")
     zero = bits / 8 if quant.get("zero_point", True) else 0.0
     group = _group(quant.get("group_size", quant.get("q_group_size")))
     return Scheme(name=f"awq{bits}", bits=bits, group=group, group_bytes=2 + zero)
@@ -135,7 +135,7 @@ def _awq(quant: Mapping[str, Any]) -> Scheme:
 
 def _group(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 1 << 14:
-        raise ModelUnreadable(f"quantization_config: {value!r} is no group size")
+        raise ModelUnreadable(f"quantization_config: {value!r} is not a group size")
     return value
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from pipeline.errors import ModelUnreadable, WeightsUnknown
 from pipeline.fit.config import read_config
-from pipeline.fit.facts import fact_of, recipe_of
+from pipeline.fit.facts import fact_of, from_recipe, recipe_of
 from pipeline.fit.gguf_model import GgufModel, parts_of, read_gguf
 from pipeline.fit.parts import parts_of as tensors_of
-from pipeline.fit.recipe import from_recipe
 from pipeline.fit.shape import Architecture
 from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import WeightsSpec, current_lock, lock_path, read_spec
@@ -94,10 +93,11 @@ def _from_spec(checkout: Checkout, name: str) -> Source:
 
 
 def _shipped(spec: WeightsSpec) -> Architecture | GgufModel:
-    if spec.format == "gguf" and (found := recipe_of(spec.repository, spec.quant)):
-        return from_recipe(found[0].architecture(), found[1])
-    if spec.format == "safetensors" and (fact := fact_of(spec.repository)):
-        return fact.architecture()
+    if spec.format == "gguf" and (shipped := recipe_of(spec.repository, spec.quant)):
+        fact, recipe = shipped
+        return from_recipe(fact.architecture(), recipe)
+    if spec.format == "safetensors" and (known := fact_of(spec.repository)):
+        return known.architecture()
     raise ModelUnreadable(
         f"{spec.name}: nothing about {spec.repository} is shipped",
         "Fetch it (`sm120 weights fetch`), then name its folder, config.json or .gguf file.",

@@ -21,12 +21,12 @@ MOST_BYTES = 1 << 50
 
 
 def read_size(text: str) -> int:
-    """`96GiB` or `768GB` in bytes; a bare number says nothing about its unit and is refused."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
-    unit = _UNITS.get(found[2].upper()) if found else None
-    if found is None or unit is None:
-        raise ValueError(f"{text!r} is no size; write it like 96GiB or 768GB")
-    size = round(float(found[1]) * unit)
+    """`96GiB` or `768GB` in bytes; a bare number has no unit and is refused."""
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    unit = _UNITS.get(parts[2].upper()) if parts else None
+    if parts is None or unit is None:
+        raise ValueError(f"{text!r} is not a size; write it like 96GiB or 768GB")
+    size = round(float(parts[1]) * unit)
     if not 0 < size <= MOST_BYTES:
         raise ValueError(f"{text!r} is not a size that a machine has")
     return size

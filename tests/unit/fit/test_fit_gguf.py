@@ -100,24 +100,24 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
-        ({"split.no": 0}, "says it is part 0"),
+        ({"split.no": 0}, "is numbered as part 0"),
         ({"split.count": 3}, "one of 3 parts, not 2"),
     ],
 )
 def test_parts_that_disagree_are_refused(
-    tmp_path: Path, change: dict[str, Any], words: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     split = {"split.count": 2, "split.no": 1} | change
     second = gguf(split, [tensor("blk.0.attn_q.weight", (64, 64), 8, 0)], 4352)
-    with pytest.raises(ModelUnreadable, match=words):
+    with pytest.raises(ModelUnreadable, match=message):
         read_gguf(put_parts(tmp_path, [split_parts()[0], second]))
 
 
 def test_a_part_that_lost_a_tensor_is_refused(tmp_path: Path) -> None:
     empty = gguf({"split.count": 2, "split.no": 1}, [], 0)
-    with pytest.raises(ModelUnreadable, match="2 tensors announced, 1 found"):
+    with pytest.raises(ModelUnreadable, match="2 tensors announced, 1 listed"):
         read_gguf(put_parts(tmp_path, [split_parts()[0], empty]))
 
 
@@ -135,7 +135,7 @@ def test_a_part_alone_under_another_name_is_not_the_model(tmp_path: Path) -> Non
 HUGE = 1 << 62
 BROKEN = {
     "empty": (b"", "beyond the end"),
-    "magic": (gguf(LLAMA, TENSORS, DATA, magic=b"GGML"), "no GGUF file"),
+    "magic": (gguf(LLAMA, TENSORS, DATA, magic=b"GGML"), "is not a GGUF file"),
     "version": (gguf(LLAMA, TENSORS, DATA, version=9), "version 9"),
     "old version": (gguf(LLAMA, TENSORS, DATA, version=1), "version 1"),
     "tensors": (gguf(LLAMA, TENSORS, DATA, counts=(HUGE, 7)), "claims"),
@@ -168,9 +168,9 @@ BROKEN = {
     "twice": (gguf(LLAMA, [TENSORS[0], TENSORS[0]], DATA), "a tensor twice"),
     "overlap": (
         gguf(LLAMA, [TENSORS[0], tensor("b", (64, 64), 8, 32)], DATA),
-        "does not fit where it is said to lie",
+        "does not fit at its offset",
     ),
-    "out of step": (gguf(LLAMA, [tensor("b", (8,), 0, 7)], DATA), "out of step"),
+    "not aligned": (gguf(LLAMA, [tensor("b", (8,), 0, 7)], DATA), "not aligned"),
     "beyond": (gguf(LLAMA, [tensor("b", (64, 64), 8, 1 << 40)], DATA), "does not fit"),
     "cut short": (WHOLE[:-1], "does not fit"),
     "dimensions": (gguf(LLAMA, [tensor("b", (1,) * 9, 0, 0)], DATA), "9 dimensions"),
@@ -185,8 +185,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_or_hostile_file_is_refused(tmp_path: Path, name: str) -> None:
-    data, words = BROKEN[name]
-    with pytest.raises(ModelUnreadable, match=words):
+    data, message = BROKEN[name]
+    with pytest.raises(ModelUnreadable, match=message):
         read_head(put(tmp_path, data))
 
 
@@ -197,22 +197,22 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
-        ({"general.architecture": "mamba"}, "'mamba' is not known"),
-        ({"general.architecture": 3}, "is not known"),
+        ({"general.architecture": "mamba"}, "'mamba' is not supported"),
+        ({"general.architecture": 3}, "is not supported"),
         ({"llama.block_count": 2}, "block_count is 2, but it holds 1"),
         ({"llama.embedding_length": 128}, "embedding_length 128"),
-        ({"llama.context_length": "many"}, "no count"),
+        ({"llama.context_length": "many"}, "not a count"),
         ({"llama.attention.head_count": 0}, "0 heads"),
         ({"llama.attention.head_count": 5}, "5 heads"),
-        ({"llama.attention.head_count_kv": ["2", "3"]}, "no count"),
+        ({"llama.attention.head_count_kv": ["2", "3"]}, "not a count"),
     ],
 )
 def test_metadata_that_cannot_be_is_refused(
-    tmp_path: Path, change: dict[str, Any], words: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ModelUnreadable, match=words):
+    with pytest.raises(ModelUnreadable, match=message):
         read_gguf(put(tmp_path, gguf(LLAMA | change, TENSORS, DATA)))
 
 

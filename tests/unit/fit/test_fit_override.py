@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pipeline.errors import ModelUnreadable
-from pipeline.fit.facts import recipe_of
+from pipeline.fit.facts import from_recipe, recipe_of
 from pipeline.fit.ggml import BY_NAME
 from pipeline.fit.gguf import Tensor
 from pipeline.fit.gguf_model import GgufModel
@@ -19,17 +19,16 @@ from pipeline.fit.override import (
     read_overrides,
 )
 from pipeline.fit.placement import checked, expert_bytes, place, shortage
-from pipeline.fit.recipe import from_recipe
 from pipeline.fit.units import GIB, MIB
 
 TWO = ["CUDA0", "CUDA1"]
-SEED = [r"blk\.(1|2)\.ffn.*=CUDA0", r"blk\.(59|60)\.ffn.*=CUDA1", "exps=CPU"]
+PUBLISHED = [r"blk\.(1|2)\.ffn.*=CUDA0", r"blk\.(59|60)\.ffn.*=CUDA1", "exps=CPU"]
 
 
 def kimi(quant: str = "IQ3_K") -> GgufModel:
-    found = recipe_of("ubergarm/Kimi-K2.6-GGUF", quant)
-    assert found is not None
-    return from_recipe(found[0].architecture(), found[1])
+    layout = recipe_of("ubergarm/Kimi-K2.6-GGUF", quant)
+    assert layout is not None
+    return from_recipe(layout[0].architecture(), layout[1])
 
 
 KIMI = kimi()
@@ -76,7 +75,7 @@ def test_what_no_rule_names_goes_with_its_layer_and_embeddings_with_the_host() -
 
 
 def test_no_byte_is_lost_or_counted_twice() -> None:
-    for rules in (SEED, ["exps=CPU"], [".=CUDA1"], [r"attn=CPU,ffn_down_exps=CUDA1"]):
+    for rules in (PUBLISHED, ["exps=CPU"], [".=CUDA1"], [r"attn=CPU,ffn_down_exps=CUDA1"]):
         sums = device_sums(KIMI.tensors, read_overrides(rules, TWO), 61, TWO)
         assert sum(sums.values()) == KIMI.n_bytes
 
@@ -114,12 +113,12 @@ def test_a_rule_the_engine_would_not_take_is_refused(text: str) -> None:
         read_overrides([text], TWO)
 
 
-def test_the_seeds_own_lines_place_four_layers() -> None:
-    found = checked(KIMI, Machine(2, 96 * GIB), BATCH, read_overrides(SEED, TWO))
-    assert found.expert_layers == 4
+def test_the_published_lines_place_four_layers() -> None:
+    layout = checked(KIMI, Machine(2, 96 * GIB), BATCH, read_overrides(PUBLISHED, TWO))
+    assert layout.expert_layers == 4
     layer = expert_bytes(KIMI)[1]
     embedding = next(t.n_bytes for t in KIMI.tensors if t.name == "token_embd.weight")
-    assert found.host_bytes == 56 * layer + embedding
+    assert layout.host_bytes == 56 * layer + embedding
 
 
 def test_a_layer_with_one_matrix_on_the_host_is_not_counted_as_on_the_cards() -> None:
@@ -131,43 +130,43 @@ def test_a_layer_with_one_matrix_on_the_host_is_not_counted_as_on_the_cards() ->
 @pytest.mark.parametrize("quant", ["IQ3_K", "Q4_X"])
 def test_a_placement_fits_and_another_layer_would_not(cards: int, quant: str) -> None:
     model, machine = kimi(quant), Machine(cards, 96 * GIB)
-    found = place(model, machine, BATCH)
-    assert shortage(found, machine) == ""
+    layout = place(model, machine, BATCH)
+    assert shortage(layout, machine) == ""
     layer = max(expert_bytes(model).values())
-    full = [machine.usable_bytes - load.n_bytes < layer for load in found.loads]
+    full = [machine.usable_bytes - load.n_bytes < layer for load in layout.loads]
     own = {
         d: sum(home_of(f"blk.{i}.", 61, machine.devices) == d for i in range(1, 61))
         for d in machine.devices
     }
-    placed = {r.device: r.pattern.count("|") + 1 for r in found.rules if r.device != CPU}
+    placed = {r.device: r.pattern.count("|") + 1 for r in layout.rules if r.device != CPU}
     assert all(f or placed.get(d, 0) == own[d] for f, d in zip(full, machine.devices, strict=True))
-    assert found.expert_layers == sum(placed.values())
+    assert layout.expert_layers == sum(placed.values())
 
 
 def test_a_placement_says_the_same_when_its_own_lines_are_checked() -> None:
     machine = Machine(2, 96 * GIB)
-    found = place(KIMI, machine, BATCH)
-    again = [f"{rule.pattern}={rule.device}" for rule in found.rules]
-    assert checked(KIMI, machine, BATCH, read_overrides(again, machine.devices)) == found
+    layout = place(KIMI, machine, BATCH)
+    again = [f"{rule.pattern}={rule.device}" for rule in layout.rules]
+    assert checked(KIMI, machine, BATCH, read_overrides(again, machine.devices)) == layout
 
 
 def test_the_dense_layer_is_in_no_line() -> None:
     for rule in place(KIMI, Machine(2, 96 * GIB), BATCH).rules:
-        assert not rule.names("blk.0.ffn_down.weight")
+        assert not rule.matches("blk.0.ffn_down.weight")
         assert not re.search(r"\(0\||\|0\||\|0\)", rule.pattern)
 
 
 def test_the_first_card_takes_the_head_and_the_last_the_tail() -> None:
     first, last, rest = place(KIMI, Machine(2, 96 * GIB), BATCH).rules
-    assert first.names("blk.1.ffn_up_exps.weight")
-    assert last.names("blk.60.ffn_up_exps.weight")
+    assert first.matches("blk.1.ffn_up_exps.weight")
+    assert last.matches("blk.60.ffn_up_exps.weight")
     assert (rest.pattern, rest.device) == ("exps", CPU)
 
 
 def test_cards_that_hold_everything_need_no_line_for_the_host() -> None:
-    found = place(KIMI, Machine(8, 96 * GIB), Batch(32768, "bf16"))
-    assert found.expert_layers == 60
-    assert all(rule.device != CPU for rule in found.rules)
+    layout = place(KIMI, Machine(8, 96 * GIB), Batch(32768, "bf16"))
+    assert layout.expert_layers == 60
+    assert all(rule.device != CPU for rule in layout.rules)
 
 
 def test_a_large_batch_costs_a_layer_of_experts_on_each_card() -> None:

@@ -1,10 +1,14 @@
-"""The seeds' own numbers, and by how much we miss them.
+"""Published measurements, and by how much our sums miss them.
+
+Cards of 8 x RTX PRO 6000 with sglang: github.com/magik6k/glm-kimi-sm120-rtx6000bw (logs, report).
+Two cards and a host with ik_llama.cpp: the article "Running Kimi-K2.6 Locally: Making a 1T MoE
+Practical with ik_llama.cpp and Blackwell", here "the article". Q4_X: ubergarm/Kimi-K2.6-GGUF.
 
 | what | theirs | ours | error |
 |---|---|---|---|
 | K2.5 on disk (public tensor listing) | 554.27 GiB | 554.27 GiB | 0.00 % |
 | Q4_X file (its card) | 543.617 GiB | 543.617 GiB | 0.00 % |
-| IQ3_K file (seed 4) | 460 GiB | 459.43 GiB | -0.12 % |
+| IQ3_K file (the article) | 460 GiB | 459.43 GiB | -0.12 % |
 | K2-Thinking NVFP4, weights on a card | 73.87 GiB | 73.60 GiB | -0.37 % |
 | K2.5 INT4, weights on a card | 72.33 GiB | 72.02 GiB | -0.43 % |
 | sglang's fraction for K2-Thinking | 0.848 | 0.848 | exact |
@@ -19,26 +23,26 @@
 | the same with DCP 8 | 3,811,968 | 3,933,963 | +3.2 % |
 | IQ3_K, no experts on cards | about 11 GiB | 10.93 / 11.20 GiB | +0.6 % |
 | IQ3_K, the layout kept (2 + 2) | mid to high 30s | 35.46 / 35.73 GiB | inside |
-| IQ3_K, 6 layers, as seed 4 labels it | 52 / 60 GiB | 42.92 / 43.20 GiB | -17 / -28 % |
-| IQ3_K, 10 layers, as seed 4 labels it | 43 / 44 GiB | 57.69 / 58.29 GiB | +34 / +32 % |
+| IQ3_K, 6 layers, as the article labels it | 52 / 60 GiB | 42.92 / 43.20 GiB | -17 / -28 % |
+| IQ3_K, 10 layers, as the article labels it | 43 / 44 GiB | 57.69 / 58.29 GiB | +34 / +32 % |
 | IQ3_K, 6 layers (3 + 3), lines exchanged | 43 / 44 GiB | 42.92 / 43.20 GiB | -0.2 / -1.8 % |
 | IQ3_K, 10 layers (5 + 5), lines exchanged | 52 / 60 GiB | 57.69 / 58.29 GiB | +3.5 % of both |
 | IQ3_K, host, 10 layers | 368 GiB | 374.15 GiB | +1.7 % |
 
 KV room is a small difference of large numbers: 0.01 GiB, the last digit of sglang's log, is 153
 tokens of 4,578. Our weights are 0.3 GiB short of both logs, so K2.5 at its fraction of 0.771 is
-told as 3,817 to 14,821 tokens, which holds the 4,578.
+reported as 3,817 to 14,821 tokens, which holds the 4,578.
 
-Seed 4's table gives 52/60 GiB to its 6 layers and 43/44 to its 10. A layer of these experts is
+The article's table gives 52/60 GiB to its 6 layers and 43/44 to its 10. A layer of these experts is
 7.46 GiB, so 10 of them with everything else cannot lie in 87 GiB, and 6 cannot fill 112. With the
 two lines exchanged both come out, and so does the host's size; we take them for exchanged.
 
 How much of this is proof: what CUDA and NCCL take is read from the K2.5 log, so its own KV tokens
 are no independent test; the stock sglang and vLLM numbers are. The scales that sglang leaves behind
-were looked for because the NVFP4 sum was 3.7 % short, and then found in its code. Seed 4 does not
-say which -ub its lines were measured with: 512, the default, is assumed for the first, and 4096, as
-in the command it prints, for the others; at 512 six layers would take 33 GiB. That a step's moments
-share their buffer, and that ten layers lie five and five, was chosen with the table in sight.
+were looked for because the NVFP4 sum was 3.7 % short, and its code then showed them. The article
+does not name the -ub of its lines: 512, the default, is assumed for the first, and 4096, as in the
+command it prints, for the others; at 512 six layers would take 33 GiB. That a step's moments share
+their buffer, and that ten layers lie five and five, was chosen with the table in sight.
 """
 
 from __future__ import annotations
@@ -53,13 +57,12 @@ from pipeline.fit.engine import (
     sglang_room,
     vllm_room,
 )
-from pipeline.fit.facts import fact_of, recipe_of
+from pipeline.fit.facts import fact_of, from_recipe, recipe_of
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.loads import Batch, Machine
 from pipeline.fit.override import read_overrides
 from pipeline.fit.parts import parts_of
 from pipeline.fit.placement import Layout, checked, expert_bytes
-from pipeline.fit.recipe import from_recipe
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import GIB
 
@@ -78,9 +81,9 @@ def weights_of(repository: str, engine: str = "sglang") -> int:
 
 
 def gguf(quant: str) -> GgufModel:
-    found = recipe_of("ubergarm/Kimi-K2.6-GGUF", quant)
-    assert found is not None
-    return from_recipe(found[0].architecture(), found[1])
+    known = recipe_of("ubergarm/Kimi-K2.6-GGUF", quant)
+    assert known is not None
+    return from_recipe(known[0].architecture(), known[1])
 
 
 def error(ours: float, theirs: float, what: str) -> float:
@@ -90,7 +93,7 @@ def error(ours: float, theirs: float, what: str) -> float:
     return percent
 
 
-def seed_room(repository: str, weights: int, fraction: float) -> Room:
+def logged_room(repository: str, weights: int, fraction: float) -> Room:
     model = model_of(repository)
     kv = "fp8" if model.precision.kv_fp8 else "bf16"
     settings = Settings(tp=8, context=262144, kv=kv)  # type: ignore[arg-type]
@@ -106,7 +109,7 @@ def test_a_checkpoint_is_as_large_as_its_published_list_of_tensors() -> None:
 @pytest.mark.parametrize(
     ("repository", "theirs", "reached"), [(THINKING, 73.87, -0.37), (K25, 72.33, -0.43)]
 )
-def test_weights_on_a_card_are_those_of_the_seeds_logs(
+def test_weights_on_a_card_are_those_of_the_published_logs(
     repository: str, theirs: float, reached: float
 ) -> None:
     percent = error(weights_of(repository) / GIB, theirs, f"{repository}, GiB a card")
@@ -114,7 +117,7 @@ def test_weights_on_a_card_are_those_of_the_seeds_logs(
 
 
 @pytest.mark.parametrize(("repository", "theirs"), [(THINKING, 0.848), (K25, 0.7714564062499999)])
-def test_the_fractions_of_the_seeds_are_sglangs_own_choice(repository: str, theirs: float) -> None:
+def test_the_logged_fractions_are_sglangs_own_choice(repository: str, theirs: float) -> None:
     settings = Settings(tp=8, context=262144, kv="bf16")
     ours = sglang_default_fraction(model_of(repository), CARD, settings)
     assert ours == pytest.approx(theirs, abs=1e-12)
@@ -124,10 +127,10 @@ def test_the_fractions_of_the_seeds_are_sglangs_own_choice(repository: str, thei
     ("repository", "gib", "fraction", "theirs", "reached"),
     [(THINKING, 73.87, 0.848, 180_191, 1.1), (K25, 72.33, 0.7714564, 4_578, -0.9)],
 )
-def test_kv_tokens_follow_from_the_seeds_measured_weights_and_fraction(
+def test_kv_tokens_follow_from_the_logged_weights_and_fraction(
     repository: str, gib: float, fraction: float, theirs: int, reached: float
 ) -> None:
-    room = seed_room(repository, round(gib * GIB), fraction)
+    room = logged_room(repository, round(gib * GIB), fraction)
     percent = error(room.kv_tokens, theirs, f"{repository}, KV tokens, measured weights")
     assert percent == pytest.approx(reached, abs=0.1)
 
@@ -136,17 +139,17 @@ def test_kv_tokens_follow_from_the_seeds_measured_weights_and_fraction(
     ("repository", "fraction", "theirs", "reached"),
     [(THINKING, 0.848, 180_191, 5.7), (K25, 0.7714564, 4_578, 103.6)],
 )
-def test_kv_tokens_from_our_own_sum_hold_the_seeds_number_in_their_range(
+def test_kv_tokens_from_our_own_sum_hold_the_logged_number_in_their_range(
     repository: str, fraction: float, theirs: int, reached: float
 ) -> None:
-    room = seed_room(repository, weights_of(repository), fraction)
+    room = logged_room(repository, weights_of(repository), fraction)
     assert room.tokens_at(0.005) < theirs < room.tokens_at(-0.005)
     percent = error(room.kv_tokens, theirs, f"{repository}, KV tokens, our weights")
     assert percent == pytest.approx(reached, abs=0.1)
 
 
 def test_what_is_left_after_the_pools_is_what_the_log_says() -> None:
-    room = seed_room(THINKING, round(73.87 * GIB), 0.848)
+    room = logged_room(THINKING, round(73.87 * GIB), 0.848)
     assert room.requests_bytes == 2048 * (262144 + 4) * 4
     assert abs(error(room.left_bytes / GIB, 12.24, "K2-Thinking, GiB left")) < 0.7
 
@@ -180,23 +183,23 @@ def layout(*rules: str, ubatch: int = 4096) -> Layout:
     return checked(gguf("IQ3_K"), machine, batch, read_overrides(rules, machine.devices))
 
 
-def cards(found: Layout) -> list[float]:
-    return [load.n_bytes / GIB for load in found.loads]
+def cards(placed: Layout) -> list[float]:
+    return [load.n_bytes / GIB for load in placed.loads]
 
 
 def test_experts_on_the_host_alone_leave_about_eleven_gib_on_each_card() -> None:
-    found = cards(layout("exps=CPU", ubatch=512))
-    assert abs(error(sum(found) / 2, 11, "no experts on cards, GiB")) < 1
+    used = cards(layout("exps=CPU", ubatch=512))
+    assert abs(error(sum(used) / 2, 11, "no experts on cards, GiB")) < 1
 
 
-def test_the_layout_that_seed_four_kept_is_in_the_thirties() -> None:
+def test_the_layout_that_the_article_kept_is_in_the_thirties() -> None:
     rules = (r"blk\.(1|2)\.ffn.*=CUDA0", r"blk\.(59|60)\.ffn.*=CUDA1", "exps=CPU")
-    found = layout(*rules)
-    assert found.expert_layers == 4
-    assert all(35 < card < 39 for card in cards(found)), cards(found)
+    placed = layout(*rules)
+    assert placed.expert_layers == 4
+    assert all(35 < card < 39 for card in cards(placed)), cards(placed)
 
 
-def test_six_layers_take_what_seed_four_prints_beside_ten() -> None:
+def test_six_layers_take_what_the_article_prints_beside_ten() -> None:
     rules = (r"blk\.(1|2|3)\.ffn.*=CUDA0", r"blk\.(58|59|60)\.ffn.*=CUDA1", "exps=CPU")
     first, second = cards(layout(*rules))
     assert abs(error(first, 43, "6 layers, CUDA0, GiB")) < 2
@@ -204,10 +207,10 @@ def test_six_layers_take_what_seed_four_prints_beside_ten() -> None:
     assert first + second < 0.8 * (52 + 60)  # as the table is labelled, it cannot be
 
 
-def test_ten_layers_take_what_seed_four_prints_beside_six() -> None:
+def test_ten_layers_take_what_the_article_prints_beside_six() -> None:
     rules = (r"blk\.(1|2|3|4|5)\.ffn.*=CUDA0", r"blk\.(6|7|8|59|60)\.ffn.*=CUDA1", "exps=CPU")
-    found = layout(*rules)
-    assert abs(error(sum(cards(found)), 52 + 60, "10 layers, both cards, GiB")) < 4
-    assert abs(error(found.host_bytes / GIB, 368, "10 layers, host, GiB")) < 2
+    placed = layout(*rules)
+    assert abs(error(sum(cards(placed)), 52 + 60, "10 layers, both cards, GiB")) < 4
+    assert abs(error(placed.host_bytes / GIB, 368, "10 layers, host, GiB")) < 2
     # 43 and 44 GiB have no room for ten layers of experts and the rest of the model
     assert 10 * expert_bytes(gguf("IQ3_K"))[1] / GIB + 11.5 + 8.6 > 43 + 44
