@@ -53,7 +53,7 @@ def test_every_command_of_a_page_exists_with_its_options(page: Page) -> None:
         ["sm120", "--loud", "build"],
         ["nox", "-s", "deploy"],
         ["nox", "-s", "provision", "--", "--everything"],
-        [".nox/build-sm120/bin/sm120", "lode", "sglang-k2"],
+        [".nox/run/bin/sm120", "lode", "sglang-k2"],
     ],
     ids=" ".join,
 )
