@@ -362,7 +362,7 @@ def rebuild(
 def _attested(store: Store, first: Built, signer: Signer | None) -> Iterator[None]:
     """State how a rebuild ended, where somebody signs; a difference is stated like a success."""
     from pipeline.attest.statement import moment
-    from pipeline.evidence.rebuild import record_rebuild
+    from pipeline.evidence.image import record_rebuild
 
     try:
         yield

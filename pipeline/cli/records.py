@@ -165,7 +165,7 @@ def explain(
     """Say where a file of an image came from: which wheel, .deb or patch."""
     from dataclasses import asdict
 
-    from pipeline.verify.explain import explain as origin_of
+    from pipeline.evidence.inventory import explain as origin_of
 
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():

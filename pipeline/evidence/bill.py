@@ -1,7 +1,12 @@
-"""An image's bill of materials as a value, before it is CycloneDX or SPDX."""
+"""An image's bill of materials as a value, before it is written as CycloneDX or SPDX.
+
+Licences are read from the files that the image itself holds.
+"""
 
 from __future__ import annotations
 
+import posixpath
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +14,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from pipeline.assemble.image import Built
+from pipeline.assemble.layer import read_file
 from pipeline.assemble.plan import ImagePlan
 from pipeline.attest.names import image_purl
-from pipeline.evidence.declared import licences_of
 from pipeline.evidence.inventory import (
     BaseImage,
     OwnFile,
@@ -22,14 +27,18 @@ from pipeline.evidence.inventory import (
     parts_of,
     placed_layers,
 )
-from pipeline.evidence.licence import Licence
+from pipeline.evidence.licence import Licence, deb_licence, wheel_licence
+from pipeline.oci.record import FileRow, Kind
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
+
+_MOST_BYTES = 4 << 20
+_MOST_LINKS = 8  # from one package's copyright file to another's
 
 
 @dataclass(frozen=True)
 class BilledPart:
-    """A wheel or .deb with all that a bill says of it."""
+    """A wheel or .deb with its licence and patches."""
 
     part: Part
     licence: Licence
@@ -40,7 +49,7 @@ class BilledPart:
 class Bill:
     """Everything in an image: exact, because the image was assembled from it.
 
-    What a foreign base holds is not part of that: it is named, and said to be unknown.
+    The contents of a foreign base are not known: it is listed by its digest, and as incomplete.
     """
 
     image: str
@@ -85,3 +94,50 @@ def _changes(patch: OwnFile, part: Part) -> bool:
     if patch.patch is None or not part.is_wheel or patch.image != part.image:
         return False
     return canonicalize_name(Requirement(patch.patch.applies_to).name) == part.pin.name
+
+
+def licences_of(store: Store, parts: Sequence[Part]) -> dict[str, Licence]:
+    """Each part's licence, by the part's package URL."""
+    licences: dict[str, Licence] = {}
+    for digest in dict.fromkeys(part.layer.record.digest for part in parts):
+        rows = {row.path: row for row in store.contents(digest)}
+        metadata = {
+            row.owner: row for path, row in rows.items() if path.endswith(".dist-info/METADATA")
+        }
+        for part in parts:
+            if part.layer.record.digest != digest:
+                continue
+            row = metadata.get(part.pin.name) if part.is_wheel else _copyright(rows, part.pin.name)
+            licences[part.purl] = _licence(store, digest, part, row)
+    return licences
+
+
+def _licence(store: Store, digest: str, part: Part, row: FileRow | None) -> Licence:
+    what = "METADATA" if part.is_wheel else "copyright file"
+    if row is None:
+        return Licence(reason=f"the image holds no {what} of it")
+    if row.size_bytes > _MOST_BYTES:
+        return Licence(reason=f"its {what} is larger than {_MOST_BYTES} bytes")
+    data = read_file(store.blob_path(digest), row)
+    return wheel_licence(data) if part.is_wheel else deb_licence(data)
+
+
+def _copyright(rows: Mapping[str, FileRow], package: str) -> FileRow | None:
+    """A .deb's copyright file; packages of one source often link to one another's."""
+    path = f"usr/share/doc/{package}/copyright"
+    for _ in range(_MOST_LINKS):
+        row = rows.get(path)
+        if row is not None and row.kind in (Kind.FILE, Kind.HARDLINK):
+            return rows.get(row.target) if row.kind == Kind.HARDLINK else row
+        folder, _, name = path.rpartition("/")
+        if row is not None and row.kind == Kind.SYMLINK:
+            path = _followed(path, row.target)
+        elif (above := rows.get(folder)) is not None and above.kind == Kind.SYMLINK:
+            path = f"{_followed(folder, above.target)}/{name}"
+        else:
+            return None
+    return None
+
+
+def _followed(path: str, target: str) -> str:
+    return posixpath.normpath(posixpath.join("/", posixpath.dirname(path), target)).lstrip("/")

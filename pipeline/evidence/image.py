@@ -1,26 +1,29 @@
-"""All evidence that there is of a built image, stated, signed and kept beside it."""
+"""All evidence of a built image and of its rebuild: stated, signed and kept beside it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.assemble.image import Built
+from pipeline import __version__
+from pipeline.assemble.image import Built, code_digest
 from pipeline.assemble.plan import ImagePlan
 from pipeline.attest.envelope import Envelope
 from pipeline.attest.keys import Signer
-from pipeline.attest.names import CYCLONEDX, SPDX
+from pipeline.attest.names import BUILDER, CYCLONEDX, REBUILD, SPDX
+from pipeline.attest.predicates import Rebuild
 from pipeline.attest.statement import Moment, Statement, make_statement
+from pipeline.attest.strict import plain
 from pipeline.errors import StoreDamaged
 from pipeline.evidence.bill import bill_of
 from pipeline.evidence.evidence_set import NAME as SET
-from pipeline.evidence.evidence_set import evidence_folder, keep, keep_set, readable, set_statement
-from pipeline.evidence.gates import gate_statements
+from pipeline.evidence.evidence_set import folder_of, keep, keep_set, readable, set_statement
+from pipeline.evidence.gate_result import gate_statements
 from pipeline.evidence.provenance import image_provenance
-from pipeline.evidence.sbom_cyclonedx import cyclonedx_bytes
-from pipeline.evidence.sbom_spdx import spdx_bytes
+from pipeline.evidence.sbom_cyclonedx import cyclonedx
+from pipeline.evidence.sbom_spdx import spdx as spdx_bill
 from pipeline.gate.evidence import read_evidence
+from pipeline.known import Unknown
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
@@ -42,34 +45,29 @@ def image_statements(
     *,
     spdx: bool = False,
 ) -> dict[str, Statement]:
-    """What can be said of an image, by name: its making, its parts, what its gates found.
+    """All statements about an image by name: provenance, bill of materials, gate results.
 
-    A bill in SPDX says what the one in CycloneDX says, and is as large: it is made on request.
+    A bill in SPDX repeats the one in CycloneDX and is as large: it is made on request only.
     """
     _require_layers(store, built)
     bill = bill_of(checkout, store, plan, built)
-    parts = json.loads(cyclonedx_bytes(bill))
-    found = {
+    subject = (built.name, built.digest)
+    statements = {
         "provenance": image_provenance(checkout, plan, built, when),
-        "sbom-cyclonedx": make_statement(built.name, built.digest, CYCLONEDX, parts, when),
+        "sbom-cyclonedx": make_statement(*subject, CYCLONEDX, cyclonedx(bill), when),
     }
     if spdx:
-        parts = json.loads(spdx_bytes(bill))
-        found["sbom-spdx"] = make_statement(built.name, built.digest, SPDX, parts, when)
-    return found | gates_found(store, built, when)
-
-
-def gates_found(store: Store, built: Built, when: Moment | None = None) -> dict[str, Statement]:
-    """What the gates found of this very image, by name; nothing where they were not run."""
-    gates = read_evidence(store, built.name, built.platform, built.digest)
-    return {f"gate-{k}": v for k, v in gate_statements(gates, when).items()} if gates else {}
+        statements["sbom-spdx"] = make_statement(*subject, SPDX, spdx_bill(bill), when)
+    if gates := read_evidence(store, built.name, built.platform, built.digest):
+        statements |= {f"gate-{k}": v for k, v in gate_statements(gates, when).items()}
+    return statements
 
 
 def _require_layers(store: Store, built: Built) -> None:
-    """The manifest is what its digest says; what else the store says of the image must fit it."""
+    """The layers in the store's record of the image must be those of its manifest."""
     layers = [x["digest"] for x in store.read_json(built.digest)["layers"]]
     if layers != [x.record.digest for x in built.layers]:
-        raise StoreDamaged(f"{built.name}: the store says other layers than the image itself")
+        raise StoreDamaged(f"{built.name}: the store lists other layers than the manifest")
 
 
 def record_image(
@@ -83,22 +81,53 @@ def record_image(
     spdx: bool = False,
 ) -> list[Recorded]:
     """State, sign and keep everything, and last the set of it all."""
-    said = image_statements(checkout, store, plan, built, when, spdx=spdx)
-    return keep_all(store, built, said, signers, when)
+    statements = image_statements(checkout, store, plan, built, when, spdx=spdx)
+    return keep_all(store, built, statements, signers, when)
 
 
 def keep_all(
     store: Store,
     built: Built,
-    said: Mapping[str, Statement],
+    statements: Mapping[str, Statement],
     signers: Sequence[Signer],
     when: Moment | None = None,
 ) -> list[Recorded]:
     """Keep statements beside those that are there, and the set of all of them."""
-    folder = evidence_folder(store, built.name, built.platform, built.digest)
-    found = [Recorded(name, keep(store, folder, name, s, signers)) for name, s in said.items()]
+    folder = folder_of(store, built)
+    kept = [Recorded(name, keep(store, folder, name, s, signers)) for name, s in statements.items()]
     subject = (built.name, built.platform, built.digest)
-    # a build and a gate may state the same image at once: the last set must name what both left
+    # a build and a gate may state one image at the same time: the last set must list both's
     with store.locked(f"set-{folder.name}"):
         every = set_statement(*subject, readable(folder).values(), when=when)
-        return [*found, Recorded(SET, keep_set(store, folder, every, signers))]
+        return [*kept, Recorded(SET, keep_set(store, folder, every, signers))]
+
+
+def rebuild_statement(
+    plan: ImagePlan, first: Built, signer: Signer, difference: str, when: Moment
+) -> Statement:
+    """A rebuild of an image; an empty difference means the same digest."""
+    nothing = Unknown(unknown="there is none: the digests are equal")
+    predicate = Rebuild(
+        image=first.name,
+        platform=first.platform,
+        identical=not difference,
+        difference=plain(difference) if difference else nothing,
+        inputs=plan.key,
+        builder=BUILDER,
+        builder_version=__version__,
+        builder_code=code_digest(),
+        rebuilt_by=signer.key_id,
+        claims="SLSA Build L1; a rebuild on one's own machine is no hosted builder",
+    )
+    return make_statement(
+        first.name, first.digest, REBUILD, predicate.model_dump(mode="json"), when
+    )
+
+
+def record_rebuild(
+    store: Store, plan: ImagePlan, first: Built, signer: Signer, difference: str, when: Moment
+) -> Envelope:
+    """State, sign and keep it; each key has one statement for each digest."""
+    statement = rebuild_statement(plan, first, signer, difference, when)
+    name = f"rebuild-{signer.key_id.removeprefix('sha256:')[:12]}"
+    return keep_all(store, first, {name: statement}, [signer], when)[0].envelope

@@ -1,4 +1,4 @@
-"""What an image is made of, part by part, and which layer holds each: read from plan and build."""
+"""What an image is made of, part by part, and which layer holds each; where a file came from."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from pathlib import PurePosixPath
 
 from pipeline.assemble.image import Built
 from pipeline.assemble.plan import ImagePlan, LayerPlan
+from pipeline.assemble.view import follow, see
 from pipeline.attest.names import deb_purl, file_urn, image_purl, wheel_purl
-from pipeline.errors import StoreDamaged
+from pipeline.errors import StoreDamaged, UnknownImage
 from pipeline.lock.base import BasePin
 from pipeline.lock.model import DebPin, Pin, WheelPin
 from pipeline.model import sha256_of
-from pipeline.oci.record import TitledLayer
+from pipeline.oci.record import FileRow, TitledLayer
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
+from pipeline.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -134,3 +136,67 @@ def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
 
 def _digest(checkout: Checkout, path: str) -> str:
     return sha256_of((checkout.root / path).read_bytes())
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A file of an image and where it came from."""
+
+    path: str
+    links: tuple[str, ...]  # the links that led to it, as `path → target`
+    kind: str
+    size_bytes: int
+    sha256: str
+    layer: str
+    layer_digest: str
+    origin: str
+    package: str | None = None
+    package_sha256: str | None = None
+    patches: tuple[str, ...] = ()
+
+
+def explain(checkout: Checkout, store: Store, plan: ImagePlan, built: Built, path: str) -> Origin:
+    """Where a file came from; links are followed inside the image."""
+    layers = placed_layers(plan, built)
+    tree = see(((x, store.table(x.layer.record)) for x in layers), first_folders=True)
+    found, links = follow({name: row for name, (_, row) in tree.items()}, path)
+    if found not in tree:
+        raise UnknownImage(f"/{found}: the image holds no such file", "Give its whole path.")
+    placed, row = tree[found]
+    owned = [p for p in parts_of(plan, built) if p.pin.name == row.owner]
+    part = owned[0] if owned and not placed.base else None
+    patches: tuple[str, ...] = ()
+    if placed.layer.title == "patches":
+        ours = [f for f in own_files(checkout, plan) if f.patch and f.image == placed.image]
+        patches = tuple(
+            f"{f.path} {f.digest}"
+            for f in ours
+            if f.patch and any(found.endswith(f"/{p.path}") for p in f.patch.files)
+        )
+    return Origin(
+        path=f"/{found}",
+        links=tuple(links),
+        kind=row.kind,
+        size_bytes=row.size_bytes,
+        sha256=row.sha256,
+        layer=placed.layer.title,
+        layer_digest=placed.layer.record.digest,
+        origin=_origin(placed, row, part is not None, bool(patches)),
+        package=part.purl if part else None,
+        package_sha256=part.pin.sha256 if part else None,
+        patches=patches,
+    )
+
+
+def _origin(placed: PlacedLayer, row: FileRow, is_packaged: bool, is_patched: bool) -> str:
+    if placed.base:
+        return f"the base image {placed.base}"
+    if is_patched:
+        return f"{row.owner}, changed by a patch of {placed.image}"
+    if placed.layer.title == "patches":
+        return f"{row.owner}, its RECORD made true after a patch of {placed.image}"
+    if is_packaged:
+        return row.owner
+    if row.owner == placed.image:
+        return f"a file of images/{placed.image}"
+    return f"made by the builder for {placed.image}"

@@ -6,8 +6,8 @@ from typing import Any
 
 from pipeline.attest.names import CYCLONEDX
 from pipeline.errors import RecordInvalid
+from pipeline.evidence.provenance import Provenance
 from pipeline.evidence.sbom_spdx import IMAGE_ID
-from pipeline.verify.provenance import Provenance
 from pipeline.verify.verdict import Node, Verdict
 
 Package = tuple[str, str]  # package URL and sha256

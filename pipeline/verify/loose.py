@@ -6,12 +6,13 @@ from pipeline.attest.names import CYCLONEDX, PROVENANCE, SPDX, TEST_RESULT, kind
 from pipeline.attest.predicates import check_predicate
 from pipeline.attest.statement import Statement
 from pipeline.errors import RecordInvalid
+from pipeline.evidence.gate_result import read_test_result
+from pipeline.evidence.provenance import read_provenance
 from pipeline.verify.bills import judge_bill
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.opened import Believed
-from pipeline.verify.provenance import read_provenance
-from pipeline.verify.results import judge_tests, read_test_result
+from pipeline.verify.results import judge_tests
 from pipeline.verify.signature import judge_signatures
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk

@@ -9,12 +9,12 @@ from pipeline.assemble.golden import read_golden
 from pipeline.attest.strict import plain
 from pipeline.attest.trust import Trust
 from pipeline.errors import LockEdited, LockMissing, PipelineError
+from pipeline.evidence.provenance import Provenance, Resource, SpecMaterial
 from pipeline.lock.model import DebPin, ImageLock, Pin, read_lock
 from pipeline.model import sha256_of, stays_below
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.base import judge_base
-from pipeline.verify.provenance import Provenance, Resource, SpecMaterial
 from pipeline.verify.verdict import Node, Verdict
 
 

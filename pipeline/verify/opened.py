@@ -9,9 +9,9 @@ from pipeline.attest.names import TEST_RESULT, kind_of
 from pipeline.attest.statement import Statement
 from pipeline.attest.trust import Trust, TrustedKey
 from pipeline.errors import RecordInvalid
+from pipeline.evidence.gate_result import TestResult, read_test_result
 from pipeline.model import sha256_of
 from pipeline.verify.evidence import EvidenceItem
-from pipeline.verify.results import TestResult, read_test_result
 from pipeline.verify.verdict import Node, Verdict, worst
 
 

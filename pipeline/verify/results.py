@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
 
-from pydantic import Field
-
-from pipeline.attest.statement import DigestSet, Moment
-from pipeline.attest.strict import as_model
-from pipeline.errors import RecordInvalid
-from pipeline.model import Frozen, sha256_of, stays_below
+from pipeline.evidence.gate_result import TestResult
+from pipeline.model import sha256_of, stays_below
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.verdict import Node, Verdict
 
-GateVerdict = Literal["passed", "accepted", "failed", "unknown"]
-_RESULTS = {"passed": "PASSED", "accepted": "WARNED", "failed": "FAILED", "unknown": "FAILED"}
 # What each gate reads of an image's folder, beyond patches.
 _CASES = {
     "smem": ("engine.yaml", "smem-*.yaml"),
@@ -23,54 +16,6 @@ _CASES = {
     "patches": ("engine.yaml", "smem-*.yaml"),
     "arch": ("arch.yaml",),
 }
-
-
-class _Configured(Frozen):
-    name: str
-    digest: DigestSet
-
-
-class _Why(Frozen):
-    test: str
-    verdict: GateVerdict
-    why: str
-
-
-class TestResult(Frozen):
-    """in-toto's test result, with what our gates add."""
-
-    __test__ = False
-
-    result: Literal["PASSED", "WARNED", "FAILED"]
-    configuration: list[_Configured]
-    passed: list[str] = Field(alias="passedTests")
-    warned: list[str] = Field(alias="warnedTests")
-    failed: list[str] = Field(alias="failedTests")
-    gate: str = Field(alias="sm120_gate")
-    card: str = Field(alias="sm120_card")
-    verdict: GateVerdict = Field(alias="sm120_verdict")
-    unknown: list[_Why] = Field(alias="sm120_unknown")
-    why: list[_Why] = Field(alias="sm120_why")
-    made_by: dict[str, str] = Field(alias="sm120_madeBy")
-    recorded: Moment | None = Field(default=None, alias="sm120_recorded")
-
-
-def read_test_result(predicate: dict[str, Any]) -> TestResult:
-    """A gate's result that does not contradict itself."""
-    found = as_model(TestResult, predicate, "test result", "the predicate")
-    unknown = {x.test for x in found.unknown}
-    really: GateVerdict = "passed"
-    # an image without CUDA code gives the machine code gate nothing to judge; others must judge
-    is_empty = not found.passed and not found.warned and found.gate != "arch"
-    if set(found.failed) - unknown:
-        really = "failed"
-    elif found.failed or unknown or is_empty:
-        really = "unknown"
-    elif found.warned:
-        really = "accepted"
-    if found.verdict != really or found.result != _RESULTS[really]:
-        raise RecordInvalid(f"test result: says {found.verdict}, but its tests say {really}")
-    return found
 
 
 def judge_tests(

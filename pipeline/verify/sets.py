@@ -15,8 +15,8 @@ from pipeline.attest.names import REBUILD, UNGATED
 from pipeline.attest.predicates import Committed
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.evidence_set import is_set, latest, read_set, verdict_of
+from pipeline.evidence.provenance import Provenance
 from pipeline.verify.opened import Opened
-from pipeline.verify.provenance import Provenance
 from pipeline.verify.verdict import Node, Verdict
 
 TITLE = "all its evidence"

@@ -22,6 +22,8 @@ from pipeline.attest.predicates import Rebuild, Weights, check_predicate
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.trust import Trust
 from pipeline.errors import RecordInvalid
+from pipeline.evidence.gate_result import read_test_result
+from pipeline.evidence.provenance import Provenance, read_provenance
 from pipeline.known import Unknown
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
@@ -29,8 +31,7 @@ from pipeline.verify.bills import judge_bill
 from pipeline.verify.evidence import EvidenceItem, distinct
 from pipeline.verify.materials import judge_materials
 from pipeline.verify.opened import Believed, Opened
-from pipeline.verify.provenance import Provenance, read_provenance
-from pipeline.verify.results import judge_tests, read_test_result
+from pipeline.verify.results import judge_tests
 from pipeline.verify.sets import SetJudge
 from pipeline.verify.signature import judge_signatures
 from pipeline.verify.verdict import Node, Verdict

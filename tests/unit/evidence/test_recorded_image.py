@@ -20,8 +20,7 @@ from pipeline.attest.keys import LocalSigner
 from pipeline.attest.names import KINDS, TEST_RESULT
 from pipeline.attest.predicates import MODELS, check_predicate
 from pipeline.errors import RecordInvalid, StoreDamaged
-from pipeline.evidence.bill import Bill, bill_of
-from pipeline.evidence.declared import licences_of
+from pipeline.evidence.bill import Bill, bill_of, licences_of
 from pipeline.evidence.evidence_set import (
     evidence_folder,
     keep_set,
@@ -30,12 +29,11 @@ from pipeline.evidence.evidence_set import (
     readable,
     set_statement,
 )
-from pipeline.evidence.gates import gate_predicate, gate_statements
-from pipeline.evidence.image import image_statements, keep_all, record_image
+from pipeline.evidence.gate_result import gate_predicate, gate_statements
+from pipeline.evidence.image import image_statements, keep_all, record_image, record_rebuild
 from pipeline.evidence.inventory import parts_of, placed_layers
 from pipeline.evidence.licence import Licence
 from pipeline.evidence.provenance import image_provenance
-from pipeline.evidence.rebuild import record_rebuild
 from pipeline.evidence.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
 from pipeline.evidence.sbom_spdx import spdx, spdx_bytes
 from pipeline.gate.evidence import Evidence, ImageGates, Row
@@ -58,11 +56,6 @@ from tests.testbed.deb_file import Item
 from tests.unit.verify.world import WHEN, World, make_world
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "pipeline" / "attest" / "schemas"
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_world(tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture
@@ -442,7 +435,7 @@ def test_a_set_is_later_than_the_one_it_replaces_also_where_the_clock_went_back(
 
 def test_what_is_recorded_of_other_layers_than_the_image_has_is_refused(world: World) -> None:
     other = with_layers(world.built, world.built.layers[:-1])
-    with pytest.raises(StoreDamaged, match="other layers than the image"):
+    with pytest.raises(StoreDamaged, match="other layers than the manifest"):
         image_statements(world.checkout, world.store, world.plan, other)
 
 

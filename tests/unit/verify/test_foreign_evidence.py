@@ -15,8 +15,8 @@ from pipeline.attest.keys import new_key
 from pipeline.attest.trust import Trust
 from pipeline.errors import UnknownImage
 from pipeline.evidence.image import image_statements
+from pipeline.evidence.inventory import explain
 from pipeline.store.store import open_store
-from pipeline.verify.explain import explain
 from pipeline.verify.verdict import Verdict, show
 from tests.makers import AMD64, Image, build, make_checkout, make_wheel
 from tests.testbed.foreign_image import (

@@ -14,14 +14,14 @@ from pipeline.attest.envelope import Signature, countersigned, enclose
 from pipeline.attest.keys import LocalSigner, key_id
 from pipeline.attest.names import REPORT, WEIGHTS
 from pipeline.attest.statement import make_statement
-from pipeline.evidence.gates import gate_predicate, gate_statements
+from pipeline.evidence.gate_result import gate_predicate, gate_statements, read_test_result
 from pipeline.gate.evidence import ImageGates
 from pipeline.gate.smem.results import CaseVerdict
 from pipeline.lock.model import read_lock, sealed, write_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import open_file
 from pipeline.verify.evidence import distinct, read_item
-from pipeline.verify.results import judge_tests, read_test_result
+from pipeline.verify.results import judge_tests
 from pipeline.verify.verdict import Node, Verdict, show
 from pipeline.verify.walk import walk
 from tests.makers import AMD64

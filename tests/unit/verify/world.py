@@ -21,8 +21,7 @@ from pipeline.attest.statement import Moment, Statement
 from pipeline.attest.trust import Trust
 from pipeline.evidence.evidence_set import NAME as SET
 from pipeline.evidence.evidence_set import set_statement
-from pipeline.evidence.image import image_statements
-from pipeline.evidence.rebuild import rebuild_statement
+from pipeline.evidence.image import image_statements, rebuild_statement
 from pipeline.gate.evidence import Evidence, GateKind, Row, keep_evidence
 from pipeline.gate.smem.results import CaseVerdict
 from pipeline.model import canonical_json, sha256_of

@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.assemble.plan import plan_image
 from pipeline.errors import UnknownImage
+from pipeline.evidence.inventory import Origin, explain
 from pipeline.store.store import open_store
-from pipeline.verify.explain import Origin, explain
 from tests.makers import AMD64, build, make_checkout, make_deb, root_image
 from tests.testbed.deb_file import symlink
 from tests.unit.verify.world import World

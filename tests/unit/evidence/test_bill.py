@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.assemble.plan import plan_image
-from pipeline.evidence import declared
-from pipeline.evidence.declared import licences_of
+from pipeline.evidence import bill
+from pipeline.evidence.bill import licences_of
 from pipeline.evidence.inventory import parts_of
 from pipeline.evidence.licence import Licence
 from pipeline.store.store import open_store
@@ -62,6 +62,6 @@ def test_what_the_image_does_not_hold_is_not_asserted(tmp_path: Path, items: lis
 
 
 def test_a_huge_copyright_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(declared, "_MOST_BYTES", 10)
+    monkeypatch.setattr(bill, "_MOST_BYTES", 10)
     found = licence(tmp_path, Item(f"{DOC}/copyright", COPYRIGHT))
     assert "larger than 10 bytes" in found.reason
