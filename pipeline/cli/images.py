@@ -368,7 +368,7 @@ def _attested(store: Store, first: Built, signer: Signer | None) -> Iterator[Non
         yield
     except NotReproducible as error:
         if signer is not None:
-            record_rebuild(store, first.plan, first, signer, str(error), moment())
+            record_rebuild(store, first, signer, str(error), moment())
         raise
     if signer is not None:
-        record_rebuild(store, first.plan, first, signer, "", moment())
+        record_rebuild(store, first, signer, "", moment())

@@ -66,7 +66,7 @@ def record(
     signers = [] if unsigned else [signer_of(key_path)]
     with store.in_use():
         built = find_image(checkout, store, name, platform)
-        found = record_image(checkout, store, built.plan, built, signers, moment(), spdx=spdx)
+        found = record_image(checkout, store, built, signers, moment(), spdx=spdx)
     if as_json:
         rows = [_row_json(r) for r in found]
         return say_json({"image": name, "digest": built.digest, "records": rows})
@@ -149,7 +149,7 @@ def sbom(context: click.Context, name: str, form: str, platform: str | None) -> 
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         built = find_image(checkout, store, name, platform)
-        bill = bill_of(checkout, store, built.plan, built)
+        bill = bill_of(checkout, store, built)
     click.echo((cyclonedx_bytes if form == "cyclonedx" else spdx_bytes)(bill), nl=False)
 
 
@@ -170,7 +170,7 @@ def explain(
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         built = find_image(checkout, store, name, platform)
-        found = origin_of(checkout, store, built.plan, built, path)
+        found = origin_of(checkout, store, built, path)
     if as_json:
         return say_json(asdict(found))
     for link in found.links:

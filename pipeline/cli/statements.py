@@ -68,9 +68,9 @@ def leave_statements(
 
     found = {}
     for built in images:
-        stated = find_stated(checkout, store, built.plan, built)
+        stated = find_stated(checkout, store, built)
         if stated is None or _can_sign(stated, signing):
-            stated = state_image(checkout, store, built.plan, built, signing.signers)
+            stated = state_image(checkout, store, built, signing.signers)
         found[built] = Left(built.name, folder_of(store, built), stated)
     return found
 
@@ -119,9 +119,9 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
             return f"not signed: it is not what the checkout describes (`sm120 build {name}`)"
         with store.in_use():
             if not folder_of(store, built).is_dir():
-                stated = state_image(checkout, store, plan, built, [signer])
+                stated = state_image(checkout, store, built, [signer])
                 return f"{len(stated.statements)} statements made and signed"
-            wrong = sign_stated(checkout, store, plan, built, signer)
+            wrong = sign_stated(checkout, store, built, signer)
     except PipelineError as error:
         return f"not signed: {error}"
     if not wrong:

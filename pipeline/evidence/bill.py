@@ -15,7 +15,6 @@ from packaging.utils import canonicalize_name
 
 from pipeline.assemble.image import Built
 from pipeline.assemble.layer import read_file
-from pipeline.assemble.plan import ImagePlan
 from pipeline.attest.names import image_purl
 from pipeline.evidence.inventory import (
     BaseImage,
@@ -68,9 +67,9 @@ class Bill:
         return image_purl(self.image, self.digest, self.platform.partition("/")[2])
 
 
-def bill_of(checkout: Checkout, store: Store, plan: ImagePlan, built: Built) -> Bill:
+def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
     """What is in a built image."""
-    parts, files = parts_of(plan, built), own_files(checkout, plan)
+    parts, files = parts_of(built), own_files(checkout, built.plan)
     licences = licences_of(store, parts)
     patches = tuple(f for f in files if f.patch)
     return Bill(
@@ -78,14 +77,14 @@ def bill_of(checkout: Checkout, store: Store, plan: ImagePlan, built: Built) -> 
         platform=built.platform,
         digest=built.digest,
         version=built.digest.removeprefix("sha256:")[:12],
-        layers=tuple(placed_layers(plan, built)),
+        layers=tuple(placed_layers(built)),
         parts=tuple(
             BilledPart(part, licences[part.purl], tuple(p for p in patches if _changes(p, part)))
             for part in parts
         ),
         files=tuple(f for f in files if not f.patch),
         patches=patches,
-        base=base_image(plan),
+        base=base_image(built.plan),
         root=checkout.root,
     )
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from pipeline import __version__
 from pipeline.assemble.image import Built, code_digest
-from pipeline.assemble.plan import ImagePlan
 from pipeline.attest.envelope import Envelope
 from pipeline.attest.keys import Signer
 from pipeline.attest.names import BUILDER, CYCLONEDX, REBUILD, SPDX
@@ -39,7 +38,6 @@ class Recorded:
 def image_statements(
     checkout: Checkout,
     store: Store,
-    plan: ImagePlan,
     built: Built,
     when: Moment | None = None,
     *,
@@ -50,10 +48,10 @@ def image_statements(
     A bill in SPDX repeats the one in CycloneDX and is as large: it is made on request only.
     """
     _require_layers(store, built)
-    bill = bill_of(checkout, store, plan, built)
+    bill = bill_of(checkout, store, built)
     subject = (built.name, built.digest)
     statements = {
-        "provenance": image_provenance(checkout, plan, built, when),
+        "provenance": image_provenance(checkout, built, when),
         "sbom-cyclonedx": make_statement(*subject, CYCLONEDX, cyclonedx(bill), when),
     }
     if spdx:
@@ -73,7 +71,6 @@ def _require_layers(store: Store, built: Built) -> None:
 def record_image(
     checkout: Checkout,
     store: Store,
-    plan: ImagePlan,
     built: Built,
     signers: Sequence[Signer],
     when: Moment | None = None,
@@ -81,7 +78,7 @@ def record_image(
     spdx: bool = False,
 ) -> list[Recorded]:
     """State, sign and keep everything, and last the set of it all."""
-    statements = image_statements(checkout, store, plan, built, when, spdx=spdx)
+    statements = image_statements(checkout, store, built, when, spdx=spdx)
     return keep_all(store, built, statements, signers, when)
 
 
@@ -102,9 +99,7 @@ def keep_all(
         return [*kept, Recorded(SET, keep_set(store, folder, every, signers))]
 
 
-def rebuild_statement(
-    plan: ImagePlan, first: Built, signer: Signer, difference: str, when: Moment
-) -> Statement:
+def rebuild_statement(first: Built, signer: Signer, difference: str, when: Moment) -> Statement:
     """A rebuild of an image; an empty difference means the same digest."""
     nothing = Unknown(unknown="there is none: the digests are equal")
     predicate = Rebuild(
@@ -112,7 +107,7 @@ def rebuild_statement(
         platform=first.platform,
         identical=not difference,
         difference=plain(difference) if difference else nothing,
-        inputs=plan.key,
+        inputs=first.plan.key,
         builder=BUILDER,
         builder_version=__version__,
         builder_code=code_digest(),
@@ -125,9 +120,9 @@ def rebuild_statement(
 
 
 def record_rebuild(
-    store: Store, plan: ImagePlan, first: Built, signer: Signer, difference: str, when: Moment
+    store: Store, first: Built, signer: Signer, difference: str, when: Moment
 ) -> Envelope:
     """State, sign and keep it; each key has one statement for each digest."""
-    statement = rebuild_statement(plan, first, signer, difference, when)
+    statement = rebuild_statement(first, signer, difference, when)
     name = f"rebuild-{signer.key_id.removeprefix('sha256:')[:12]}"
     return keep_all(store, first, {name: statement}, [signer], when)[0].envelope

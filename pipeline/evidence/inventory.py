@@ -58,11 +58,11 @@ class OwnFile:
         return file_urn(self.path)
 
 
-def placed_layers(plan: ImagePlan, built: Built) -> list[PlacedLayer]:
+def placed_layers(built: Built) -> list[PlacedLayer]:
     """Every layer with its origin, from the root image's first to the image's patches."""
     left = list(built.layers)
     placed: list[PlacedLayer] = []
-    for each in plan.chain():
+    for each in built.plan.chain():
         name, base = each.spec.name, each.lock.base_image
         for pin in base.layers if base else []:
             if not left or left[0].record.digest != pin.digest:
@@ -100,12 +100,12 @@ def base_image(plan: ImagePlan) -> BaseImage | None:
     return BaseImage(root.spec.name, pin, purl)
 
 
-def parts_of(plan: ImagePlan, built: Built) -> list[Part]:
+def parts_of(built: Built) -> list[Part]:
     """Every wheel and .deb, in the order of layers and, within one, of names."""
-    suite = next((p.spec.debian.suite for p in plan.chain() if p.spec.debian), "unknown")
+    suite = next((p.spec.debian.suite for p in built.plan.chain() if p.spec.debian), "unknown")
     return [
         Part(placed.image, pin, _purl(pin, suite), placed.layer)
-        for placed in placed_layers(plan, built)
+        for placed in placed_layers(built)
         if placed.plan is not None
         for pin in placed.plan.pins
     ]
@@ -155,19 +155,19 @@ class Origin:
     patches: tuple[str, ...] = ()
 
 
-def explain(checkout: Checkout, store: Store, plan: ImagePlan, built: Built, path: str) -> Origin:
+def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin:
     """Where a file came from; links are followed inside the image."""
-    layers = placed_layers(plan, built)
+    layers = placed_layers(built)
     tree = see(((x, store.table(x.layer.record)) for x in layers), first_folders=True)
     found, links = follow({name: row for name, (_, row) in tree.items()}, path)
     if found not in tree:
         raise UnknownImage(f"/{found}: the image holds no such file", "Give its whole path.")
     placed, row = tree[found]
-    owned = [p for p in parts_of(plan, built) if p.pin.name == row.owner]
+    owned = [p for p in parts_of(built) if p.pin.name == row.owner]
     part = owned[0] if owned and not placed.base else None
     patches: tuple[str, ...] = ()
     if placed.layer.title == "patches":
-        ours = [f for f in own_files(checkout, plan) if f.patch and f.image == placed.image]
+        ours = [f for f in own_files(checkout, built.plan) if f.patch and f.image == placed.image]
         patches = tuple(
             f"{f.path} {f.digest}"
             for f in ours

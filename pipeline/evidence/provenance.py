@@ -155,20 +155,18 @@ class Provenance(Frozen):
         return [x for x in self.definition.dependencies if x.uri.startswith("pkg:oci/")]
 
 
-def image_provenance(
-    checkout: Checkout, plan: ImagePlan, built: Built, when: Moment | None = None
-) -> Statement:
+def image_provenance(checkout: Checkout, built: Built, when: Moment | None = None) -> Statement:
     """What an image was made of and by what."""
     predicate = Provenance(
         buildDefinition=_Definition(
             buildType=BUILD_TYPE,
-            externalParameters=_external(checkout, plan),
+            externalParameters=_external(checkout, built.plan),
             internalParameters=_Internal(format=FORMAT, builderCode=code_digest()),
-            resolvedDependencies=_dependencies(checkout, plan, built),
+            resolvedDependencies=_dependencies(checkout, built),
         ),
         runDetails=_Run(
             builder=_Builder(id=BUILDER, version={"sm120-pipeline": __version__}),
-            byproducts=[*_locks(plan), _golden(checkout, built), *_layers(plan, built)],
+            byproducts=[*_locks(built.plan), _golden(checkout, built), *_layers(built)],
         ),
     )
     # fields without a value are left out, not written as null
@@ -188,15 +186,15 @@ def _external(checkout: Checkout, plan: ImagePlan) -> _External:
     return _External(image=plan.spec.name, platform=plan.platform, images=images)
 
 
-def _dependencies(checkout: Checkout, plan: ImagePlan, built: Built) -> list[Resource]:
-    base = base_image(plan)
+def _dependencies(checkout: Checkout, built: Built) -> list[Resource]:
+    base = base_image(built.plan)
     materials = [_base(base)] if base else []
-    materials += [_part(part) for part in parts_of(plan, built)]
-    materials += [_file(file) for file in own_files(checkout, plan)]
+    materials += [_part(part) for part in parts_of(built)]
+    materials += [_file(file) for file in own_files(checkout, built.plan)]
     materials += [
         _resource(layer_urn(x.image, x.layer.title), x.layer.title, x.layer.record.digest)
-        for x in placed_layers(plan, built)
-        if x.image != plan.spec.name or x.base is not None
+        for x in placed_layers(built)
+        if x.image != built.plan.spec.name or x.base is not None
     ]
     return materials
 
@@ -256,7 +254,7 @@ def _golden(checkout: Checkout, built: Built) -> Resource:
     return _resource(urn, "golden digest", known.digest)
 
 
-def _layers(plan: ImagePlan, built: Built) -> list[Resource]:
+def _layers(built: Built) -> list[Resource]:
     return [
         _resource(
             layer_urn(x.image, x.layer.title),
@@ -265,7 +263,7 @@ def _layers(plan: ImagePlan, built: Built) -> list[Resource]:
             diffId=x.layer.record.diff_id,
             sizeBytes=x.layer.record.size_bytes,
         )
-        for x in placed_layers(plan, built)
+        for x in placed_layers(built)
     ]
 
 

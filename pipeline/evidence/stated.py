@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from pipeline import __version__
 from pipeline.assemble.golden import read_golden
 from pipeline.assemble.image import Built, code_digest
-from pipeline.assemble.plan import ImagePlan
 from pipeline.attest.envelope import SUFFIX
 from pipeline.errors import StoreDamaged
 from pipeline.evidence.evidence_set import folder_of
@@ -48,34 +47,32 @@ class Stated(Frozen):
         )
 
 
-def find_stated(checkout: Checkout, store: Store, plan: ImagePlan, built: Built) -> Stated | None:
+def find_stated(checkout: Checkout, store: Store, built: Built) -> Stated | None:
     """The statements that lie there, if all do and they were made from the same."""
     folder = folder_of(store, built)
     try:
         found = Stated.model_validate_json(read_own(folder / FILE))
     except (OSError, StoreDamaged, ValidationError):
         return None
-    if found.inputs != _inputs(checkout, store, plan, built) or not found.is_whole(folder):
+    if found.inputs != _inputs(checkout, store, built) or not found.is_whole(folder):
         return None
     return found
 
 
 def state_image(
-    checkout: Checkout, store: Store, plan: ImagePlan, built: Built, signers: Sequence[Signer]
+    checkout: Checkout, store: Store, built: Built, signers: Sequence[Signer]
 ) -> Stated:
     """State and sign all there is to say of an image; what says the same already stays."""
     from pipeline.attest.statement import moment
     from pipeline.evidence.image import record_image
 
-    found = record_image(checkout, store, plan, built, signers, moment())
-    return _remember(checkout, store, plan, built, found)
+    found = record_image(checkout, store, built, signers, moment())
+    return _remember(checkout, store, built, found)
 
 
-def _remember(
-    checkout: Checkout, store: Store, plan: ImagePlan, built: Built, found: Sequence[Recorded]
-) -> Stated:
+def _remember(checkout: Checkout, store: Store, built: Built, found: Sequence[Recorded]) -> Stated:
     stated = Stated(
-        inputs=_inputs(checkout, store, plan, built),
+        inputs=_inputs(checkout, store, built),
         statements=[each.name for each in found],
         signed_by=signed_by_all([each.envelope for each in found]),
     )
@@ -90,17 +87,17 @@ def signed_by_all(envelopes: Sequence[Envelope]) -> list[str]:
     return sorted(set.intersection(*keys)) if keys else []
 
 
-def _inputs(checkout: Checkout, store: Store, plan: ImagePlan, built: Built) -> str:
+def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
     """The digest of all that the statements of an image are made from."""
     gates = store.image_folder(built.name, built.platform) / "gates.json"
-    label = f"{built.name}.{plan.architecture}"
+    label = f"{built.name}.{built.plan.architecture}"
     golden = read_golden(checkout.golden_path).images.get(label)
     specs = {
         each.spec.name: [
             each.spec.model_dump(mode="json", by_alias=True),
             checkout.series(each.spec).model_dump(mode="json"),
         ]
-        for each in plan.chain()
+        for each in built.plan.chain()
     }
     try:
         judged = sha256_of(read_own(gates))
@@ -110,12 +107,12 @@ def _inputs(checkout: Checkout, store: Store, plan: ImagePlan, built: Built) -> 
         judged = "damaged"  # whoever states the image anew says so, and what to do
     must_be = golden.digest if golden else None
     made_by = [code_digest(), __version__]
-    return sha256_of(canonical_json([plan.key, built.digest, made_by, specs, must_be, judged]))
+    return sha256_of(
+        canonical_json([built.plan.key, built.digest, made_by, specs, must_be, judged])
+    )
 
 
-def sign_stated(
-    checkout: Checkout, store: Store, plan: ImagePlan, built: Built, signer: Signer
-) -> dict[str, str]:
+def sign_stated(checkout: Checkout, store: Store, built: Built, signer: Signer) -> dict[str, str]:
     """Sign the statements of an image if they still say what it is; which do not, and why.
 
     What can be found out again is compared with what is written, all but the time. One that is
@@ -127,13 +124,13 @@ def sign_stated(
 
     folder = folder_of(store, built)
     kept = readable(folder)
-    true = image_statements(checkout, store, plan, built, spdx="sbom-spdx" in kept)
+    true = image_statements(checkout, store, built, spdx="sbom-spdx" in kept)
     when = moment()
     wrong = _wrong(folder, built, kept, true, read_stamp(when.at))
     if not wrong:
         said = {name: e.statement for name, e in kept.items() if name in true}
         found = keep_all(store, built, said, [signer], when)
-        _remember(checkout, store, plan, built, [x for x in found if x.name in (*said, NAME)])
+        _remember(checkout, store, built, [x for x in found if x.name in (*said, NAME)])
     return wrong
 
 

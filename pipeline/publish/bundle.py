@@ -41,7 +41,7 @@ def record_all(
     from pipeline.evidence.image import record_image
 
     for image in built:
-        record_image(checkout, store, image.plan, image, [signer], when, spdx=spdx)
+        record_image(checkout, store, image, [signer], when, spdx=spdx)
 
 
 def signed_records(store: Store, image: Built) -> list[Envelope]:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.plan import plan_image
 from pipeline.evidence import bill
 from pipeline.evidence.bill import licences_of
 from pipeline.evidence.inventory import parts_of
 from pipeline.evidence.licence import Licence
 from pipeline.store.store import open_store
-from tests.makers import AMD64, build, make_checkout, make_deb, root_image
+from tests.makers import build, make_checkout, make_deb, root_image
 from tests.testbed.deb_file import Item, hard_link, symlink
 from tests.unit.verify.world import COPYRIGHT
 
@@ -25,7 +24,7 @@ def licence(tmp_path: Path, *items: Item) -> Licence:
     checkout = make_checkout(tmp_path / "checkout", root_image([deb]))
     store = open_store(tmp_path / "store")
     built = build(checkout, store, tmp_path / "mirror", "root")[0]
-    (found,) = licences_of(store, parts_of(plan_image(checkout, "root", AMD64), built)).values()
+    (found,) = licences_of(store, parts_of(built)).values()
     return found
 
 

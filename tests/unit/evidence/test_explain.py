@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.plan import plan_image
 from pipeline.errors import UnknownImage
 from pipeline.evidence.inventory import Origin, explain
 from pipeline.store.store import open_store
-from tests.makers import AMD64, build, make_checkout, make_deb, root_image
+from tests.makers import build, make_checkout, make_deb, root_image
 from tests.testbed.deb_file import symlink
 from tests.unit.verify.world import World
 
@@ -18,14 +17,14 @@ SITE = "opt/venv/lib/python3.11/site-packages"
 
 
 def origin(world: World, path: str) -> Origin:
-    return explain(world.checkout, world.store, world.plan, world.built, path)
+    return explain(world.checkout, world.store, world.built, path)
 
 
 def test_a_file_of_a_wheel(world: World) -> None:
     found = origin(world, f"/{SITE}/other/__init__.py")
     assert found.origin == "other"
     assert found.package == "pkg:pypi/other@1.0?file_name=other-1.0-py3-none-any.whl"
-    (pin,) = [p for p in world.plan.lock.wheels if p.name == "other"]
+    (pin,) = [p for p in world.built.plan.lock.wheels if p.name == "other"]
     assert found.package_sha256 == pin.sha256
     assert found.patches == ()
 
@@ -79,6 +78,5 @@ def test_links_in_a_circle_are_said_to_be_one(world: World, tmp_path: Path) -> N
     checkout = make_checkout(tmp_path / "checkout", root_image([deb]))
     store = open_store(tmp_path / "store")
     built = build(checkout, store, tmp_path / "mirror", "root")[0]
-    plan = plan_image(checkout, "root", AMD64)
     with pytest.raises(UnknownImage, match="in a circle"):
-        explain(checkout, store, plan, built, "/usr/share/a")
+        explain(checkout, store, built, "/usr/share/a")

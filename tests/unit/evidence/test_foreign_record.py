@@ -26,7 +26,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="module")
 def bill(foreign: World) -> Bill:
-    return bill_of(foreign.checkout, foreign.store, foreign.plan, foreign.built)
+    return bill_of(foreign.checkout, foreign.store, foreign.built)
 
 
 def test_provenance_names_the_base_and_its_layers(foreign: World) -> None:

@@ -14,7 +14,6 @@ from urllib.parse import quote
 import pytest
 
 from pipeline.assemble.image import Built
-from pipeline.assemble.plan import plan_image
 from pipeline.attest.envelope import Envelope
 from pipeline.attest.keys import LocalSigner
 from pipeline.attest.names import KINDS, TEST_RESULT
@@ -60,14 +59,14 @@ SCHEMAS = Path(__file__).resolve().parents[3] / "pipeline" / "attest" / "schemas
 
 @pytest.fixture
 def bill(world: World) -> Bill:
-    return bill_of(world.checkout, world.store, world.plan, world.built)
+    return bill_of(world.checkout, world.store, world.built)
 
 
 def test_provenance_names_every_input_by_digest(world: World) -> None:
     predicate = world.statements["provenance"].predicate
     found = predicate["buildDefinition"]["resolvedDependencies"]
     named = {x["name"]: x["digest"]["sha256"] for x in found}
-    pins = [p for plan in world.plan.chain() for p in plan.lock.pins]
+    pins = [p for plan in world.built.plan.chain() for p in plan.lock.pins]
     assert {p.file: p.sha256 for p in pins}.items() <= named.items()
     patch = world.checkout.folder("engine") / "patches" / "0001.patch"
     want = sha256_of(patch.read_bytes()).removeprefix("sha256:")
@@ -76,7 +75,7 @@ def test_provenance_names_every_input_by_digest(world: World) -> None:
     spec = predicate["buildDefinition"]["externalParameters"]["images"]["engine"]["spec"]
     assert spec["gates"] == ["smem"]
     assert spec["files"][0].keys() == {"from", "to", "mode"}  # as they are written by hand
-    for part in parts_of(world.plan, world.built):
+    for part in parts_of(world.built):
         (entry,) = [x for x in found if x["uri"] == part.purl]
         assert entry["annotations"] == {
             "image": part.image,
@@ -123,12 +122,10 @@ def test_another_machine_states_the_same(world: World, tmp_path: Path) -> None:
 
 
 def test_a_wheel_of_two_builds_is_in_its_layer(world: World) -> None:
-    placed = placed_layers(world.plan, world.built)
+    placed = placed_layers(world.built)
     assert [p.image for p in placed] == ["root", "engine", "engine", "engine"]
     assert [p.layer.title for p in placed][-2:] == ["engine files", "patches"]
-    assert {p.pin.name for p in parts_of(world.plan, world.built)} == {
-        *("tool", "more", "pkg", "other")
-    }
+    assert {p.pin.name for p in parts_of(world.built)} == {*("tool", "more", "pkg", "other")}
 
 
 def with_layers(built: Built, layers: tuple[TitledLayer, ...]) -> Built:
@@ -138,13 +135,13 @@ def with_layers(built: Built, layers: tuple[TitledLayer, ...]) -> Built:
 def test_a_layer_that_nothing_accounts_for_is_refused(world: World) -> None:
     more = with_layers(world.built, (*world.built.layers, world.built.layers[0]))
     with pytest.raises(StoreDamaged, match="nothing accounts for"):
-        placed_layers(world.plan, more)
+        placed_layers(more)
     with pytest.raises(StoreDamaged, match="is not in the image"):
-        placed_layers(world.plan, with_layers(world.built, world.built.layers[1:]))
+        placed_layers(with_layers(world.built, world.built.layers[1:]))
 
 
 def test_licences_are_read_from_the_image_itself(world: World) -> None:
-    found = licences_of(world.store, parts_of(world.plan, world.built))
+    found = licences_of(world.store, parts_of(world.built))
     said = {purl.partition("@")[0]: licence for purl, licence in found.items()}
     assert said["pkg:pypi/pkg"].expression == "MIT OR Apache-2.0"
     assert said["pkg:deb/debian/tool"].expression == "GPL-2.0-or-later AND MIT"
@@ -199,7 +196,7 @@ def spdx_problems(data: bytes, folder: Path) -> list[Any]:
 
 
 def test_bills_are_the_same_bytes_every_time(world: World, bill: Bill) -> None:
-    again = bill_of(world.checkout, world.store, world.plan, world.built)
+    again = bill_of(world.checkout, world.store, world.built)
     assert cyclonedx_bytes(bill) == cyclonedx_bytes(again)
     assert spdx_bytes(bill) == spdx_bytes(again)
 
@@ -294,7 +291,7 @@ def test_an_image_without_gate_results_has_no_gate_statement(world: World, tmp_p
     kept_aside = gates.read_bytes()
     gates.unlink()
     try:
-        said = image_statements(world.checkout, world.store, world.plan, world.built)
+        said = image_statements(world.checkout, world.store, world.built)
     finally:
         gates.write_bytes(kept_aside)
     assert set(said) == {"provenance", "sbom-cyclonedx"}
@@ -303,7 +300,7 @@ def test_an_image_without_gate_results_has_no_gate_statement(world: World, tmp_p
 def test_an_image_without_a_golden_digest_says_so(world: World, tmp_path: Path) -> None:
     checkout = world.checkout_copy(tmp_path)
     checkout.golden_path.unlink()
-    said = image_provenance(checkout, world.plan, world.built).predicate
+    said = image_provenance(checkout, world.built).predicate
     (golden,) = [x for x in said["runDetails"]["byproducts"] if x["name"] == "golden digest"]
     assert "digest" not in golden
     assert "no golden digest" in golden["annotations"]["unknown"]
@@ -311,8 +308,8 @@ def test_an_image_without_a_golden_digest_says_so(world: World, tmp_path: Path) 
 
 def test_everything_is_kept_beside_the_image(world: World) -> None:
     signer = LocalSigner(world.key)
-    args = (world.checkout, world.store, world.plan, world.built, [signer])
-    record_rebuild(world.store, world.plan, world.built, signer, "", WHEN)
+    args = (world.checkout, world.store, world.built, [signer])
+    record_rebuild(world.store, world.built, signer, "", WHEN)
     first = record_image(*args, WHEN)
     names = [p.name for p in kept(world.store, "engine", AMD64, world.built.digest)]
     assert {"provenance.dsse.json", "evidence-set.dsse.json"} <= set(names)
@@ -326,7 +323,7 @@ def test_everything_is_kept_beside_the_image(world: World) -> None:
 def test_a_rebuild_that_differed_is_stated_too(world: World, tmp_path: Path) -> None:
     store = open_store(tmp_path)
     signer = LocalSigner(world.key)
-    said = record_rebuild(store, world.plan, world.built, signer, "layer 'x': /a differs", WHEN)
+    said = record_rebuild(store, world.built, signer, "layer 'x': /a differs", WHEN)
     assert said.statement.predicate["identical"] is False
     assert said.statement.predicate["difference"] == "layer 'x': /a differs"
 
@@ -406,7 +403,7 @@ def test_a_wheel_of_two_images_is_billed_as_patched_only_where_it_was(tmp_path: 
     checkout = make_checkout(tmp_path / "checkout", root_image([deb]), below, above)
     store = open_store(tmp_path / "store")
     built = build(checkout, store, mirror, "above")[0]
-    bill = bill_of(checkout, store, plan_image(checkout, "above", AMD64), built)
+    bill = bill_of(checkout, store, built)
     found = {(p.part.image, p.part.pin.name): len(p.patches) for p in bill.parts}
     assert found == {("root", "tool"): 0, ("below", "pkg"): 0, ("above", "pkg"): 1}
 
@@ -436,7 +433,7 @@ def test_a_set_is_later_than_the_one_it_replaces_also_where_the_clock_went_back(
 def test_what_is_recorded_of_other_layers_than_the_image_has_is_refused(world: World) -> None:
     other = with_layers(world.built, world.built.layers[:-1])
     with pytest.raises(StoreDamaged, match="other layers than the manifest"):
-        image_statements(world.checkout, world.store, world.plan, other)
+        image_statements(world.checkout, world.store, other)
 
 
 def test_two_stages_that_state_one_image_at_once_are_both_in_the_last_set(

@@ -29,7 +29,7 @@ def stated_world(tmp_path: Path) -> World:
 
 def test_statements_are_made_once_for_the_same_inputs(stated_world: World) -> None:
     world = stated_world
-    about = (world.checkout, world.store, world.plan, world.built)
+    about = (world.checkout, world.store, world.built)
     assert find_stated(*about) is None
     made = state_image(*about, [])
     assert find_stated(*about) == made
@@ -42,15 +42,16 @@ def test_statements_are_made_once_for_the_same_inputs(stated_world: World) -> No
     (folder / "aside").rename(folder / "provenance.dsse.json")
     spec = world.checkout.folder("engine") / "image.yaml"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "summary": "of other words"}))
-    other = replace(world.plan, spec=world.checkout.spec("engine"))
-    assert find_stated(world.checkout, world.store, other, world.built) is None
+    plan = replace(world.built.plan, spec=world.checkout.spec("engine"))
+    other = replace(world.built, plan=plan)
+    assert find_stated(world.checkout, world.store, other) is None
     (folder / FILE).write_bytes(b"{}")
     assert find_stated(*about) is None
 
 
 def test_what_is_true_is_signed_and_what_is_not_keeps_all_from_it(stated_world: World) -> None:
     world, signer = stated_world, LocalSigner(new_key())
-    about = (world.checkout, world.store, world.plan, world.built)
+    about = (world.checkout, world.store, world.built)
     state_image(*about, [])
     folder = folder_of(world.store, world.built)
     lie = make_statement("engine", world.built.digest, "urn:of:others", {"it": "lies"})

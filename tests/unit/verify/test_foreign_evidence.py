@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.plan import plan_image
 from pipeline.attest.keys import new_key
 from pipeline.attest.trust import Trust
 from pipeline.errors import UnknownImage
@@ -66,9 +65,8 @@ def make_foreign_world(place: Path) -> World:
     mine = Image(spec, [wheel], files={"tool": "new\n"}, base_image=pin)
     checkout = make_checkout(place / "checkout", mine)
     built = build(checkout, store, mirror, "mine")[0]
-    plan = plan_image(checkout, "mine", AMD64)
-    said = image_statements(checkout, store, plan, built, WHEN, spdx=True)
-    return World(place, checkout, store, plan, built, new_key(), new_key(), copy.copy(said))
+    said = image_statements(checkout, store, built, WHEN, spdx=True)
+    return World(place, checkout, store, built, new_key(), new_key(), copy.copy(said))
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +210,7 @@ def test_another_base_in_the_lock_makes_the_evidence_stale(world: World, tmp_pat
     checkout = world.checkout_copy(tmp_path)
     path = checkout.folder("mine") / "image.yaml"
     spec = json.loads(path.read_text())
-    other = world.plan.lock.base_image
+    other = world.built.plan.lock.base_image
     assert other is not None
     other = other.model_copy(update={"repository": "team/moved"})
     spec["base"] = f"team/moved@{digest_of(INDEX)}"
@@ -232,7 +230,7 @@ def test_another_base_in_the_lock_makes_the_evidence_stale(world: World, tmp_pat
     ],
 )
 def test_a_file_of_the_base_is_explained_as_such(world: World, path: str, shown: str) -> None:
-    found = explain(world.checkout, world.store, world.plan, world.built, path)
+    found = explain(world.checkout, world.store, world.built, path)
     assert found.path == shown
     assert found.origin == f"the base image {NAME}"
     assert found.package is None
@@ -242,11 +240,11 @@ def test_a_file_of_the_base_is_explained_as_such(world: World, path: str, shown:
 @pytest.mark.parametrize("path", ["/etc/gone", "/var/cache/old", "/etc/.wh.gone"])
 def test_a_file_that_the_base_took_away_is_not_there(world: World, path: str) -> None:
     with pytest.raises(UnknownImage, match="holds no such file"):
-        explain(world.checkout, world.store, world.plan, world.built, path)
+        explain(world.checkout, world.store, world.built, path)
 
 
 def test_files_on_top_are_still_ours(world: World) -> None:
-    found = explain(world.checkout, world.store, world.plan, world.built, "/opt/tool")
+    found = explain(world.checkout, world.store, world.built, "/opt/tool")
     assert found.origin == "a file of images/mine"
     wheel = "opt/venv/lib/python3.11/site-packages/pkg/__init__.py"
-    assert explain(world.checkout, world.store, world.plan, world.built, wheel).origin == "pkg"
+    assert explain(world.checkout, world.store, world.built, wheel).origin == "pkg"

@@ -278,7 +278,7 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     ),
     "other build type": (
         lie(lambda b: b["predicate"]["buildDefinition"].update(buildType="urn:x")),
-        "urn:x: no build type of ours",
+        "urn:x: is not a build type of ours",
     ),
     "a field more in provenance": (
         lie(lambda b: b["predicate"].update(slsaLevel=3)),
@@ -290,23 +290,23 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     ),
     "a material without digest": (
         lie(lambda b: wheel(b).pop("digest")),
-        "a material without a digest",
+        "has no digest",
     ),
     "a material of no kind": (
         lie(lambda b: wheel(b).update(uri="urn:x:y")),
-        "urn:x:y: a material of no known kind",
+        "urn:x:y: is not a known kind of material",
     ),
     "a material twice": (
         lie(lambda b: dependencies(b).append({**wheel(b), "digest": {"sha256": "4" * 64}})),
-        "whl: is there twice",
+        "whl: is listed twice",
     ),
     "another image's spec": (
         lie(lambda b: external(b).update(image="root2")),
-        "speaks of an image whose spec it does not hold",
+        "names an image without its spec",
     ),
     "a lock of a strange image": (
         lie(lambda b: byproducts(b)[0].update(uri="urn:sm120-pipeline:lock:..:x")),
-        "speaks of an image whose spec it does not hold",
+        "names an image without its spec",
     ),
     # the materials
     "extra layer in the record": (lie(extra_layer), "was recorded, the image has it not"),
@@ -348,7 +348,7 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     ),
     "a strange builder": (
         lie(lambda b: b["predicate"]["runDetails"]["builder"].update(id="urn:hosted")),
-        "urn:hosted: no builder of ours",
+        "urn:hosted: is not a builder of ours",
     ),
     "a wheel in no layer": (
         lie(lambda b: wheel(b)["annotations"].update(layer="sha256:" + "7" * 64)),
@@ -468,7 +468,7 @@ OTHERS: dict[str, tuple[str, Forge, str]] = {
     "a gate that says passed over failures": (
         "gate-smem-sm_120",
         lie(lambda b: b["predicate"].update(failedTests=["case-9"]), "gate-smem-sm_120"),
-        "says passed, but its tests say failed",
+        "the verdict is passed, but its tests amount to failed",
     ),
     "a gate that says passed over unknowns": (
         "gate-smem-sm_120",
@@ -478,12 +478,12 @@ OTHERS: dict[str, tuple[str, Forge, str]] = {
             ),
             "gate-smem-sm_120",
         ),
-        "says passed, but its tests say unknown",
+        "the verdict is passed, but its tests amount to unknown",
     ),
     "a gate that passed what it warned of": (
         "gate-smem-sm_120",
         lie(lambda b: b["predicate"].update(warnedTests=["case-9"]), "gate-smem-sm_120"),
-        "says passed, but its tests say accepted",
+        "the verdict is passed, but its tests amount to accepted",
     ),
     "a gate with a result of its own": (
         "gate-smem-sm_120",
@@ -516,7 +516,7 @@ OTHERS: dict[str, tuple[str, Forge, str]] = {
     "a gate that ran no test": (
         "gate-smem-sm_120",
         lie(lambda b: b["predicate"].update(passedTests=[]), "gate-smem-sm_120"),
-        "says passed, but its tests say unknown",
+        "the verdict is passed, but its tests amount to unknown",
     ),
     "a rebuild that claims a level": (
         "rebuild",
@@ -597,8 +597,8 @@ def test_refusals_can_be_told_apart(world: World) -> None:
     shared = {words for words in said if said.count(words) > 1}
     assert shared == {
         "is not over these bytes",
-        "speaks of an image whose spec it does not hold",
-        "says passed, but its tests say unknown",
+        "names an image without its spec",
+        "the verdict is passed, but its tests amount to unknown",
     }
 
 

@@ -38,7 +38,7 @@ def test_good_evidence_is_valid(world: World) -> None:
 
 def test_packages_that_are_as_locked_are_counted_and_not_shown_one_by_one(world: World) -> None:
     text = show(world.walk().node)
-    count = len([p for plan in world.plan.chain() for p in plan.lock.wheels])
+    count = len([p for plan in world.built.plan.chain() for p in plan.lock.wheels])
     assert f"{count} wheels" in text
     assert "other-1.0-py3-none-any.whl" not in text
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.assemble.image import Built
-from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.attest.envelope import Envelope, Signature, enclose
 from pipeline.attest.keys import LocalSigner, PrivateKey, key_id, new_key, public_pem
 from pipeline.attest.names import KINDS
@@ -99,7 +98,6 @@ class World:
     place: Path
     checkout: Checkout
     store: Store
-    plan: ImagePlan
     built: Built
     key: PrivateKey
     other_key: PrivateKey
@@ -198,10 +196,9 @@ def make_world(place: Path) -> World:
     checkout = make_checkout(place / "checkout", root_image([deb, more]), image)
     store = open_store(place / "store")
     built = build(checkout, store, mirror, "engine")[0]
-    plan = plan_image(checkout, "engine", AMD64)
     gates = [evidence(store, g, "passed", checkout) for g in ("smem", "patches")]
     keep_evidence(store, "engine", AMD64, built.digest, [(e, 1.0) for e in gates])
     key = new_key()
-    statements = image_statements(checkout, store, plan, built, WHEN, spdx=True)
-    statements["rebuild"] = rebuild_statement(plan, built, LocalSigner(key), "", WHEN)
-    return World(place, checkout, store, plan, built, key, new_key(), copy.copy(statements))
+    statements = image_statements(checkout, store, built, WHEN, spdx=True)
+    statements["rebuild"] = rebuild_statement(built, LocalSigner(key), "", WHEN)
+    return World(place, checkout, store, built, key, new_key(), copy.copy(statements))
