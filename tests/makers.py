@@ -22,8 +22,7 @@ from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import Settings
 from pipeline.fetch.sources import Sources
-from pipeline.lock.base import BasePin
-from pipeline.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
+from pipeline.lock.model import BasePin, DebPin, ImageLock, WheelPin, sealed, write_lock
 from pipeline.model import sha256_of
 from pipeline.oci.document import OCI_MANIFEST, Descriptor
 from pipeline.oci.record import ImageRecord, LayerRecord, TitledLayer

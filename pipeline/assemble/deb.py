@@ -19,7 +19,7 @@ from typing import BinaryIO, Protocol
 from pipeline.assemble.entry import Entry, Slice, parents, path_fault
 from pipeline.errors import CorruptArchive, HostileArchive, IndexBroken
 from pipeline.files import os_errors_explained
-from pipeline.lock.deb822 import read_stanza
+from pipeline.lock.debian import read_stanza
 from pipeline.oci.record import Kind
 from pipeline.oci.tar_header import BLOCK
 

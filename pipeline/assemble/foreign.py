@@ -13,7 +13,7 @@ from pipeline.assemble.manifest import Below
 from pipeline.assemble.plan import ImagePlan
 from pipeline.assemble.view import View, follow, see
 from pipeline.errors import BaseUnusable, SpecInvalid, StoreDamaged
-from pipeline.lock.base import BasePin
+from pipeline.lock.model import BasePin
 from pipeline.lock.wheels import GLIBC_MINOR
 from pipeline.oci.config import ImageConfig, read_config
 from pipeline.oci.record import FileRow, Kind, LayerRecord

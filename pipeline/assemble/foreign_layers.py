@@ -11,7 +11,7 @@ from pipeline import log
 from pipeline.assemble.plan import foreign_key
 from pipeline.assemble.view import OPAQUE, WHITEOUT
 from pipeline.errors import BaseUnusable, CorruptArchive, HostileArchive, Interrupted
-from pipeline.lock.base import BasePin, LayerPin
+from pipeline.lock.model import BasePin, LayerPin
 from pipeline.oci.record import FileRow, Kind, LayerRecord, TitledLayer, WrittenLayer
 from pipeline.oci.tar_header import Header
 from pipeline.oci.tar_reader import TarStream, open_layer

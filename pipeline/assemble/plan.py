@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pipeline.assemble.venv import Venv
 from pipeline.errors import SpecInvalid
-from pipeline.lock.base import BasePin, LayerPin
-from pipeline.lock.model import ImageLock, Pin, WheelPin, current_lock
+from pipeline.lock.model import BasePin, ImageLock, LayerPin, Pin, WheelPin, current_lock
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import Account, ImageSpec

@@ -1,4 +1,4 @@
-"""A Debian root file system from unpacked .debs, without running a maintainer script."""
+"""Debian packages as layers: a root file system, or what an image adds to one; no script runs."""
 
 from __future__ import annotations
 
@@ -324,3 +324,15 @@ def _directory(path: str, mode: int) -> Entry:
 
 def _link(path: str, target: str) -> Entry:
     return Entry(path=path, kind=Kind.SYMLINK, mode=0o777, target=target)
+
+
+def assemble_overlay(debs: Iterable[Path], scratch: Path, *, architecture: str) -> list[Entry]:
+    """The packages' files alone; what they are goes to dpkg's `status.d`, as scanners expect."""
+    packages = unpack_all(sorted(debs), scratch, architecture)
+    tree = Tree()
+    for contents in packages:
+        tree.add_package(contents)
+        name = contents.control["Package"]
+        stanza = status_stanza(contents.control_text).encode()
+        tree.put(Entry(f"var/lib/dpkg/status.d/{name}", Kind.FILE, 0o644, stanza), name)
+    return with_hard_links(with_parents(tree.entries()))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pipeline.attest.keys import Signer
     from pipeline.fetch.base import BaseSettings
     from pipeline.fetch.inputs import Fetcher
-    from pipeline.lock.base import BasePin
+    from pipeline.lock.model import BasePin
     from pipeline.spec.checkout import Checkout
     from pipeline.store.store import Store
 

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from pipeline.fetch.base import BaseSettings
     from pipeline.fetch.http import Client
     from pipeline.fetch.settings import Settings
-    from pipeline.lock.base import BasePin
-    from pipeline.lock.diff import Move
+    from pipeline.lock.export import Move
     from pipeline.lock.make import FindBase, Transport
-    from pipeline.lock.model import ImageLock
+    from pipeline.lock.model import BasePin, ImageLock
     from pipeline.lock.wheels import SizeFinder
     from pipeline.spec.base import ForeignBase
     from pipeline.spec.checkout import Checkout
@@ -95,7 +94,7 @@ def _lock_one(
     fresh: Mapping[str, ImageLock],
     only_diff: bool,
 ) -> tuple[ImageLock, list[Move]]:
-    from pipeline.lock.diff import diff_locks
+    from pipeline.lock.export import diff_locks
     from pipeline.lock.make import make_lock
     from pipeline.lock.model import read_lock, write_lock
 
@@ -248,7 +247,7 @@ def fetch(
 
     There: sm120 build IMAGE --offline --mirror DIR
     """
-    from pipeline.fetch.collect import collect, collect_base
+    from pipeline.fetch.inputs import collect, collect_base
     from pipeline.lock.model import current_lock
 
     checkout, store = checkout_of(context), store_of(context)
@@ -274,7 +273,7 @@ def sources(as_json: bool) -> None:
     from pipeline.errors import MirrorUnknown
     from pipeline.fetch.settings import read_settings
     from pipeline.fetch.sources import debian_mirror
-    from pipeline.net.display import masked
+    from pipeline.net.address import masked
 
     settings = read_settings()
     registries = os.environ.get("SM120_BASE_REGISTRIES", "").split()

@@ -10,8 +10,7 @@ from pipeline.assemble.plan import ImagePlan, LayerPlan
 from pipeline.assemble.view import follow, see
 from pipeline.attest.names import deb_purl, file_urn, image_purl, wheel_purl
 from pipeline.errors import StoreDamaged, UnknownImage
-from pipeline.lock.base import BasePin
-from pipeline.lock.model import DebPin, Pin, WheelPin
+from pipeline.lock.model import BasePin, DebPin, Pin, WheelPin
 from pipeline.model import sha256_of
 from pipeline.oci.record import FileRow, TitledLayer
 from pipeline.spec.checkout import Checkout

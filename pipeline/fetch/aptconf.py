@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.errors import IndexBroken, MirrorUnknown
-from pipeline.lock.deb822 import Stanza, read_stanzas
+from pipeline.lock.debian import Stanza, read_stanzas
 
 _CODENAMES = "buster|bullseye|bookworm|trixie|forky|duke|sid"
 _CLASSES = "(?:oldold|old)?stable|testing|unstable"

@@ -25,7 +25,7 @@ from pipeline.errors import (
 )
 from pipeline.fetch.base_pin import blob_pin, config_of, layer_pins, pin_of, require_locked
 from pipeline.files import os_errors_explained, sha256_of_file
-from pipeline.lock.base import BasePin, BlobPin
+from pipeline.lock.model import BasePin, BlobPin
 from pipeline.model import sha256_of
 from pipeline.oci.config import MOST_CONFIG_BYTES, read_config
 from pipeline.oci.document import (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.errors import BaseUnusable
-from pipeline.lock.base import MOST_LAYERS, BasePin, BlobPin, LayerPin
-from pipeline.net.display import clean
+from pipeline.lock.model import MOST_LAYERS, BasePin, BlobPin, LayerPin
+from pipeline.net.address import clean
 from pipeline.oci.config import ImageConfig
 from pipeline.oci.document import (
     DOCKER_CONFIG,

@@ -11,15 +11,13 @@ from pipeline.errors import DigestMismatch, Interrupted, SourceUnreachable
 from pipeline.fetch.settings import Settings
 from pipeline.files import hash_so_far, os_errors_explained, size_so_far
 from pipeline.log import Bar
-from pipeline.net.address import goes_on
+from pipeline.net.address import goes_on, masked
 from pipeline.net.answer import Answer
 from pipeline.net.client import MAY_PASS, Reply
 from pipeline.net.client import Client as HttpClient
-from pipeline.net.display import masked
 from pipeline.net.failures import BadHeader, BadProxy, Lost, NetError, Untrusted
-from pipeline.net.limits import Limits
-from pipeline.net.tls import tls_context
-from pipeline.net.waits import asked_wait_s
+from pipeline.net.route import tls_context
+from pipeline.net.timing import Limits, asked_wait_s
 
 ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0

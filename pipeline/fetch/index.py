@@ -16,10 +16,10 @@ from pypi_simple import (
 from pipeline.errors import SourceUnreachable
 from pipeline.fetch.http import Client, unreachable
 from pipeline.foreign_json import read_json
+from pipeline.net.address import clean, masked
 from pipeline.net.client import MAY_PASS, Reply
-from pipeline.net.display import clean, masked
 from pipeline.net.failures import Lost, NetError
-from pipeline.net.waits import asked_wait_s
+from pipeline.net.timing import asked_wait_s
 
 PAGE_ATTEMPTS = 3
 # PyPI's largest pages, of projects with a build a day, have some tens of megabytes

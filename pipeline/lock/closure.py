@@ -12,8 +12,7 @@ from typing import Annotated
 from pydantic import StringConstraints, ValidationError
 
 from pipeline.errors import IndexBroken, ResolveFailed, UnknownPackage
-from pipeline.lock.deb822 import Stanza
-from pipeline.lock.debversion import version_key
+from pipeline.lock.debian import Stanza, version_key
 from pipeline.lock.model import DebPin
 from pipeline.model import Frozen
 

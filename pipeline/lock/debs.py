@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.errors import IndexBroken
 from pipeline.lock.closure import FIELDS, DebRow, resolve_closure
-from pipeline.lock.deb822 import Stanza, read_stanzas
+from pipeline.lock.debian import Stanza, read_stanzas
 from pipeline.lock.release import DEBIAN_12_KEYRING, IndexFile, Release, read_release
 
 Get = Callable[[str, int], bytes]  # a path, and how many bytes its file may have at most

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from pipeline.errors import ResolveFailed, UnknownPackage
 from pipeline.lock.closure import Alternatives, Catalogue, read_relations, shown
-from pipeline.lock.deb822 import Stanza
+from pipeline.lock.debian import Stanza, version_key
 from pipeline.lock.debs import MAX_RELEASE_BYTES, Get, read_packages
-from pipeline.lock.debversion import version_key
 from pipeline.lock.host_model import Part, TargetLock
 from pipeline.lock.model import DebPin
 from pipeline.lock.openpgp import sha1_bound

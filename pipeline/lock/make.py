@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import BaseUnplaced
-from pipeline.lock.base import BasePin
 from pipeline.lock.debs import Get, Suite, resolve_debs
-from pipeline.lock.model import DebPin, ImageLock, read_lock, sealed
+from pipeline.lock.model import BasePin, DebPin, ImageLock, read_lock, sealed
 from pipeline.lock.release import DEBIAN_12_KEYRING
 from pipeline.lock.wheels import SizeFinder, resolve_wheels
 from pipeline.spec.base import ForeignBase

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline import proc
 from pipeline.errors import IndexBroken, SignatureInvalid
-from pipeline.lock.deb822 import read_stanza
+from pipeline.lock.debian import read_stanza
 from pipeline.lock.openpgp import STRONG_DIGESTS, KeyUnreadable, binary_keyring
 from pipeline.model import Frozen
 

@@ -3,19 +3,51 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from http.client import HTTPException
 from typing import Any
 
 import urllib3
 
 from pipeline.errors import Interrupted
-from pipeline.net.address import number_in
+from pipeline.net.address import clean, number_in, shown
 from pipeline.net.connections import Connections, end_socket
-from pipeline.net.decoding import decoded
-from pipeline.net.display import clean, shown
 from pipeline.net.failures import BadAnswer, Lost
-from pipeline.net.limits import Limits
+from pipeline.net.timing import Limits
+
+_GZIP = 16 + zlib.MAX_WBITS
+_MOST_AT_ONCE = 1 << 18
+
+
+def decoded(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
+    """The pieces of a body as they were before compression, a little at a time."""
+    if encoding in ("", "identity"):
+        yield from pieces
+    elif encoding in ("gzip", "x-gzip"):
+        yield from _gunzipped(pieces)
+    else:
+        raise BadAnswer(f"comes encoded as {encoding[:20]!r}, which was not asked for")
+
+
+def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    inflater, is_open = zlib.decompressobj(_GZIP), False
+    for piece in pieces:
+        data = piece
+        while data:
+            try:
+                plain = inflater.decompress(data, _MOST_AT_ONCE)
+            except zlib.error as error:
+                raise BadAnswer("comes with damaged compression") from error
+            is_open = not inflater.eof
+            data = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+            if inflater.eof:
+                inflater = zlib.decompressobj(_GZIP)
+            if plain:
+                yield plain
+    if is_open:
+        raise BadAnswer("ends in the middle of its compression")
+
 
 # half the CPU and wall time of taking each TLS record as it comes, measured on 267 MB
 PIECE_BYTES = 1 << 18
@@ -179,3 +211,22 @@ class Answer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Pages:
+    """Counts the pages of one list."""
+
+    def __init__(self, what: str, most_pages: int, most_s: float) -> None:
+        self._what, self._most_pages, self._most_s = what, most_pages, most_s
+        self._until = time.monotonic() + most_s
+        self._seen: set[str] = set()
+
+    def take(self, address: str) -> None:
+        """The next page is there; `BadAnswer` where the list would never end."""
+        if address in self._seen:
+            raise BadAnswer(f"{self._what} goes round in a circle and does not end")
+        self._seen.add(address)
+        if len(self._seen) > self._most_pages:
+            raise BadAnswer(f"{self._what} does not end: more than {self._most_pages} pages")
+        if time.monotonic() > self._until:
+            raise BadAnswer(f"{self._what} does not end: more than {self._most_s:g} s")

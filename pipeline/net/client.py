@@ -17,13 +17,12 @@ from urllib.parse import unquote
 import urllib3
 
 from pipeline.errors import Interrupted
-from pipeline.net.address import next_address, origin_of, parts_of
+from pipeline.net.address import next_address, origin_of, parts_of, reason_of, shown
 from pipeline.net.answer import BREAKS, Answer
 from pipeline.net.connections import Connections
-from pipeline.net.display import reason_of, shown
 from pipeline.net.failures import BadAddress, BadAnswer, BadHeader, BadProxy, Lost, Untrusted
-from pipeline.net.limits import Limits
-from pipeline.net.proxies import Proxies
+from pipeline.net.route import Proxies
+from pipeline.net.timing import Limits
 
 USER_AGENT = "sm120-pipeline"
 REDIRECTS = (301, 302, 303, 307, 308)

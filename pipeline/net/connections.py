@@ -19,10 +19,8 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from pipeline.errors import Interrupted
 from pipeline.net.address import parts_of
-from pipeline.net.limits import Limits
-from pipeline.net.proxies import Proxies, Proxy
-from pipeline.net.tls import tls_context
-from pipeline.net.watchdog import Watchdog
+from pipeline.net.route import Proxies, Proxy, tls_context
+from pipeline.net.timing import Limits, Watchdog
 
 _KEPT_A_SERVER = 32
 _SERVERS = 32

@@ -18,7 +18,7 @@ from pydantic import (
 
 from pipeline.errors import BaseUnusable
 from pipeline.model import Digest, sha256_of
-from pipeline.net.display import clean
+from pipeline.net.address import clean
 from pipeline.oci.document import read_json
 
 MOST_CONFIG_BYTES = 4 << 20

@@ -6,7 +6,7 @@ from typing import Protocol
 from urllib.parse import urljoin
 
 from pipeline.errors import RegistryBroken
-from pipeline.net.display import shown
+from pipeline.net.address import shown
 
 
 class Head(Protocol):

@@ -13,9 +13,8 @@ from urllib.parse import SplitResult, urlencode
 
 from pipeline.errors import RegistryBroken, RegistryRefused
 from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.net.address import parts_of
+from pipeline.net.address import parts_of, shown
 from pipeline.net.client import Body, Reply, Small
-from pipeline.net.display import shown
 from pipeline.net.failures import BadAddress
 from pipeline.registry.challenge import Challenge, read_challenges
 from pipeline.registry.login import Login

@@ -16,11 +16,10 @@ from pipeline.errors import (
     RegistryRefused,
     RegistryUnreachable,
 )
-from pipeline.net.address import is_loopback, next_address, origin_of
-from pipeline.net.answer import Answer
+from pipeline.net.address import is_loopback, next_address, origin_of, shown
+from pipeline.net.answer import Answer, Pages
 from pipeline.net.client import MAY_PASS, REDIRECTS, Body, Reply
 from pipeline.net.client import Client as HttpClient
-from pipeline.net.display import shown
 from pipeline.net.failures import (
     BadAddress,
     BadAnswer,
@@ -30,9 +29,7 @@ from pipeline.net.failures import (
     NetError,
     Untrusted,
 )
-from pipeline.net.limits import Limits
-from pipeline.net.pages import Pages
-from pipeline.net.waits import asked_wait_s
+from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.oci.reference import Reference
 from pipeline.registry.answer import Refusal, location_of
 from pipeline.registry.auth import MOST_TOKEN_BYTES, Authority, Scope

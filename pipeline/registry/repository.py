@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from urllib.parse import urljoin
 
 from pipeline.errors import DeleteDisabled, NotInRegistry, RegistryBroken
-from pipeline.net.address import linked_page, parts_of
+from pipeline.net.address import clean, linked_page, parts_of, shown
 from pipeline.net.client import Reply, Small
-from pipeline.net.display import clean, shown
 from pipeline.net.failures import BadAddress
 from pipeline.oci.document import (
     ACCEPT,

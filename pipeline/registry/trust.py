@@ -6,7 +6,7 @@ import ssl
 from pathlib import Path
 
 from pipeline.errors import RegistryUnreachable
-from pipeline.net.tls import tls_context as system_context
+from pipeline.net.route import tls_context as system_context
 
 _PLACES = (
     "/etc/docker/certs.d",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.net.display import clean
+from pipeline.net.address import clean
 
 MOST_ERROR_BYTES = 8192
 

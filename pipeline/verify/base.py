@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from pipeline.attest.trust import Trust
 from pipeline.evidence.provenance import Provenance, Resource
-from pipeline.lock.base import BasePin
-from pipeline.lock.model import ImageLock
+from pipeline.lock.model import BasePin, ImageLock
 from pipeline.spec.base import ForeignBase, parse_foreign
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.verdict import Node, Verdict

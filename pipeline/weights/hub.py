@@ -23,11 +23,10 @@ from pipeline.fetch.http import Client, unreachable
 from pipeline.fetch.settings import Settings
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.net.address import linked_page, next_address, origin_of, parts_of
+from pipeline.net.answer import Pages
 from pipeline.net.client import MAY_PASS, Reply
 from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, NetError
-from pipeline.net.limits import Limits
-from pipeline.net.pages import Pages
-from pipeline.net.waits import asked_wait_s
+from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.weights.model import MOST_FILES, FilePin
 
 ATTEMPTS = 5

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from pipeline.errors import PipelineError
-from pipeline.net.limits import Limits
+from pipeline.net.timing import Limits
 
 Script = Callable[[socket.socket, bytes], None]
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

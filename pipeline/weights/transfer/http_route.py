@@ -23,8 +23,7 @@ from pipeline.net.answer import Answer
 from pipeline.net.client import REDIRECTS, login_in
 from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
 from pipeline.net.failures import Lost as ConnectionLost
-from pipeline.net.limits import Limits
-from pipeline.net.waits import asked_wait_s
+from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.routes import AttemptFailed, Body, NotAvailable, wrong_bytes
 

@@ -10,8 +10,7 @@ from typing import BinaryIO
 from pipeline.errors import SpecInvalid
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import folder_of, plain_settings
-from pipeline.net.address import parts_of
-from pipeline.net.display import masked
+from pipeline.net.address import masked, parts_of
 from pipeline.net.failures import BadAddress
 from pipeline.weights import hub
 from pipeline.weights.model import FilePin, WeightsLock

@@ -12,11 +12,10 @@ from typing import Any
 
 from pipeline.errors import SourceUnreachable
 from pipeline.fetch.http import Client
+from pipeline.net.address import reason_of
 from pipeline.net.client import MAY_PASS
-from pipeline.net.display import reason_of
 from pipeline.net.failures import NetError
-from pipeline.net.waits import asked_wait_s
-from pipeline.net.watchdog import Watchdog
+from pipeline.net.timing import Watchdog, asked_wait_s
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.http_route import Repository, route_failure, stall_limits
 from pipeline.weights.transfer.routes import AttemptFailed, Body, NotAvailable

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.assemble.entry import Entry, Slice
-from pipeline.assemble.overlay import assemble_overlay
-from pipeline.assemble.rootfs import assemble_rootfs
+from pipeline.assemble.rootfs import assemble_overlay, assemble_rootfs
 from pipeline.errors import CorruptArchive, HostileArchive, PipelineError, SpecInvalid
-from pipeline.lock.deb822 import read_stanzas
+from pipeline.lock.debian import read_stanzas
 from pipeline.oci.record import Kind
 from pipeline.spec.image import Account
 from tests.testbed.deb_file import Item, folder, hard_link, symlink, write_deb

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.lock.base import BasePin
-from pipeline.lock.model import read_lock
+from pipeline.lock.model import BasePin, read_lock
 from pipeline.spec.checkout import Checkout
 from tests.testbed.foreign_image import (
     REPOSITORY,

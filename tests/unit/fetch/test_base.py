@@ -20,7 +20,7 @@ from pipeline.errors import (
     SourceUnreachable,
 )
 from pipeline.fetch.base import Bases, BaseSettings
-from pipeline.lock.base import BasePin
+from pipeline.lock.model import BasePin
 from pipeline.registry.client import Access
 from pipeline.spec.base import ForeignBase
 from pipeline.store.store import Store, open_store

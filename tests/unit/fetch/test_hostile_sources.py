@@ -17,7 +17,7 @@ from pipeline.fetch.index import find_file, list_files
 from pipeline.fetch.settings import Settings
 from pipeline.fetch.sources import read_below, snapshot_places
 from pipeline.log import NoBar
-from pipeline.net.limits import Limits
+from pipeline.net.timing import Limits
 from pipeline.weights.hub import Hub
 from tests.testbed import hostile
 from tests.testbed.hostile import hostile_server

@@ -23,7 +23,7 @@ from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import Settings
 from pipeline.fetch.sources import Sources
 from pipeline.lock.model import Pin, WheelPin
-from pipeline.net.limits import Limits
+from pipeline.net.timing import Limits
 from pipeline.store.store import Store, open_store
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import Fault, FaultServer

@@ -24,9 +24,8 @@ from pipeline.fetch.settings import (
     with_login,
 )
 from pipeline.fetch.sources import Sources, debian_mirror, read_below
-from pipeline.net.address import parts_of
-from pipeline.net.display import masked
-from pipeline.net.limits import Limits
+from pipeline.net.address import masked, parts_of
+from pipeline.net.timing import Limits
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import pin_for

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import IndexBroken, PipelineError, ResolveFailed, UnknownPackage
 from pipeline.lock.closure import resolve_closure
-from pipeline.lock.deb822 import Stanza
+from pipeline.lock.debian import Stanza
 
 
 def package(name: str, version: str = "1.0", **fields: str) -> Stanza:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.errors import LockEdited, LockMissing, LockStale
-from pipeline.lock.base import BasePin
-from pipeline.lock.diff import diff_locks
+from pipeline.lock.export import diff_locks
 from pipeline.lock.model import (
+    BasePin,
     DebPin,
     ImageLock,
     WheelPin,

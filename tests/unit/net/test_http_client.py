@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import Interrupted
-from pipeline.net.address import linked_page, next_address, number_in, parts_of
+from pipeline.net.address import linked_page, masked, next_address, number_in, parts_of, shown
 from pipeline.net.client import Client, Small
-from pipeline.net.display import masked, shown
 from pipeline.net.failures import (
     BadAddress,
     BadAnswer,
@@ -27,11 +26,8 @@ from pipeline.net.failures import (
     NetError,
     Untrusted,
 )
-from pipeline.net.limits import Limits
-from pipeline.net.proxies import Proxies, read_proxy
-from pipeline.net.tls import tls_context
-from pipeline.net.waits import asked_wait_s
-from pipeline.net.watchdog import Watchdog
+from pipeline.net.route import Proxies, read_proxy, tls_context
+from pipeline.net.timing import Limits, Watchdog, asked_wait_s
 from tests.testbed import hostile
 from tests.testbed.hostile import SHORT, hostile_server
 

@@ -19,7 +19,7 @@ from pipeline.errors import (
     RegistryUnreachable,
 )
 from pipeline.net.failures import Lost
-from pipeline.net.waits import retry_after_s
+from pipeline.net.timing import retry_after_s
 from pipeline.oci.reference import parse_reference
 from pipeline.registry.challenge import read_challenges
 from pipeline.registry.client import Access, Client

@@ -12,7 +12,7 @@ import pytest
 from pipeline.assemble.image import find_built
 from pipeline.assemble.plan import plan_image
 from pipeline.errors import FolderInTheWay, GoldenMismatch, StoreDamaged, StoreUnwritable
-from pipeline.fetch.collect import collect
+from pipeline.fetch.inputs import collect
 from pipeline.files import is_free, locked
 from pipeline.gate.evidence import evidence_path, read_evidence
 from pipeline.lock.model import Pin

@@ -10,8 +10,7 @@ import pytest
 
 from pipeline.errors import DigestMismatch, HubRefused, OfflineMiss, SourceUnreachable
 from pipeline.fetch.http import Client
-from pipeline.net.waits import retry_after_s
-from pipeline.net.watchdog import Watchdog
+from pipeline.net.timing import Watchdog, retry_after_s
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer import xet_route
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range

@@ -1,18 +1,20 @@
-"""Which proxy a request takes: one that is configured, else that of the environment."""
+"""The way to a server: through which proxy, and which certificates are trusted."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
+import ssl
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from urllib3.exceptions import LocationParseError
 from urllib3.util import make_headers, parse_url
 
-from pipeline.net.address import is_loopback
-from pipeline.net.display import shown
-from pipeline.net.failures import BadProxy
+from pipeline.net.address import is_loopback, shown
+from pipeline.net.failures import BadProxy, Untrusted
 
 
 @dataclass(frozen=True)
@@ -83,3 +85,21 @@ def read_proxy(address: str) -> Proxy:
         login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
     at = port or (443 if parts.scheme == "https" else 80)
     return Proxy(f"{parts.scheme}://{name}:{at}", login)
+
+
+def tls_context(ca_file: str | os.PathLike[str] | None = None) -> ssl.SSLContext:
+    """A context that believes the CAs of a file, or of this machine."""
+    try:
+        return ssl.create_default_context(cafile=ca_file or _bundled())
+    except (OSError, ssl.SSLError) as error:
+        raise Untrusted(f"{ca_file}: is no readable file of CA certificates") from error
+
+
+def _bundled() -> str | None:
+    """Mozilla's CAs as a Python package has them, where the system has none at all."""
+    places = ssl.get_default_verify_paths()
+    if places.cafile or places.capath or find_spec("certifi") is None:
+        return None
+    import certifi
+
+    return certifi.where()

@@ -1,0 +1,119 @@
+"""How long an exchange may take, how long a server asks us to wait, and who ends what is late."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one client; tests make them short."""
+
+    connect_s: float = 15.0
+    silence_s: float = 60.0  # between two bytes
+    head_s: float = 120.0  # from the last byte sent to the end of the headers
+    piece_s: float = 120.0  # for each piece of a large body, whatever drips in between
+    # of an answer that is read whole: so long it may take however small it is …
+    grace_s: float = 60.0
+    # … and longer only while it comes at least this fast
+    least_bytes_per_s: float = 8192.0
+    most_hops: int = 10
+    pages_s: float = 900.0  # of a list with all of its pages
+
+
+_NUMBER = re.compile(r"[0-9]{1,12}")
+# the Hub: RateLimit: "api";r=0;t=45 — an older draft: RateLimit: limit=10, remaining=0, reset=45
+_LEFT = re.compile(r"(?:^|[;,\s])(?:r|remaining)\s*=\s*([0-9]{1,12})(?![0-9])")
+_RESET = re.compile(r"(?:^|[;,\s])(?:t|reset)\s*=\s*([0-9]{1,12})(?![0-9])")
+_LONGEST_HEADER = 2000
+_EPOCH_FROM = 10**9  # GitHub and others give the moment, not the seconds until then
+
+
+def asked_wait_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a refusing server asks for; the longest of all that it says."""
+    asked = (
+        retry_after_s(headers.get("Retry-After") or ""),
+        _one_field(headers.get("RateLimit") or ""),
+        _many_fields(headers, "RateLimit"),
+        _many_fields(headers, "X-RateLimit"),
+    )
+    return max((s for s in asked if s is not None), default=None)
+
+
+def retry_after_s(text: str) -> float | None:
+    """`Retry-After`: seconds, or a date."""
+    if _NUMBER.fullmatch(text.strip()):
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text[:100]).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _one_field(text: str) -> float | None:
+    """The longest reset among the windows that are used up."""
+    resets = []
+    windows = re.split(r',(?=\s*")', text[:_LONGEST_HEADER])
+    for window in windows:
+        left, reset = _LEFT.search(window), _RESET.search(window)
+        if reset and (left is None or int(left[1]) == 0):
+            resets.append(float(reset[1]))
+    return max(resets, default=None)
+
+
+def _many_fields(headers: Mapping[str, str], prefix: str) -> float | None:
+    left = (headers.get(f"{prefix}-Remaining") or "").strip()
+    reset = (headers.get(f"{prefix}-Reset") or "").strip()
+    if not _NUMBER.fullmatch(reset) or left not in ("", "0"):
+        return None
+    seconds = float(reset)
+    return max(0.0, seconds - time.time()) if seconds >= _EPOCH_FROM else seconds
+
+
+class Watchdog:
+    """Cuts what is not done in time; one thread for all, and none while nothing is watched."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, tuple[float, Callable[[], None]]] = {}
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._wakes_at = 0.0
+
+    def begin(self, key: int, cut: Callable[[], None], most_s: float) -> None:
+        """Something begins that `cut` would end; it has so many seconds."""
+        until = time.monotonic() + most_s
+        with self._news:
+            self._watched[key] = (until, cut)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, daemon=True)
+                self._wakes_at = until
+                self._thread.start()
+            elif until < self._wakes_at:
+                self._news.notify()
+
+    def end(self, key: int) -> bool:
+        """Whether it ended by itself."""
+        with self._news:
+            return self._watched.pop(key, None) is not None
+
+    def _look(self) -> None:
+        while True:
+            with self._news:
+                if not self._watched:
+                    self._thread = None
+                    return
+                now = time.monotonic()
+                late = [k for k, (until, _) in self._watched.items() if until <= now]
+                cuts = [self._watched.pop(key)[1] for key in late]
+                if not cuts:
+                    self._wakes_at = min(until for until, _ in self._watched.values())
+                    self._news.wait(self._wakes_at - now)
+            for cut in cuts:
+                with suppress(Exception):  # whatever it was, the others are still watched
+                    cut()
