@@ -274,5 +274,5 @@ def built_image(name: str, platform: str, digest: str) -> Built:
         name=name, summary="an image for tests", platforms=[platform], debian=DebianSpec()
     )
     lock = sealed(name, platform, spec.lock_digest(), None, [], [])
-    plan = ImagePlan(spec, platform, lock, (), None, digest)
+    plan = ImagePlan(spec, platform, lock, (), None, {})
     return Built(plan, image_record(digest), cached=True)

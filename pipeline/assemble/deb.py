@@ -21,7 +21,7 @@ from pipeline.errors import CorruptArchive, HostileArchive, IndexBroken
 from pipeline.files import os_errors_explained
 from pipeline.lock.debian import read_stanza
 from pipeline.oci.record import Kind
-from pipeline.oci.tar_header import BLOCK
+from pipeline.oci.tar_header import BLOCK, header_name, header_size, read_number
 
 MAX_DATA_BYTES = 16 * 1024**3
 MAX_CONTROL_BYTES = 64 * 1024**2
@@ -235,7 +235,7 @@ def _entries(tar: BinaryIO, tar_path: str) -> Iterator[Entry]:
     end = tar.seek(0, io.SEEK_END)
     offset, long_names = 0, dict[bytes, bytes]()
     while (header := _read_at(tar, offset, BLOCK)) != b"\0" * BLOCK:
-        size, flag = _header_size(header), header[156:157]
+        size, flag = header_size(header), header[156:157]
         offset += BLOCK
         if offset + size > end:
             raise CorruptArchive("a tar entry claims more bytes than the archive has")
@@ -271,23 +271,8 @@ def _require_zeros(tar: BinaryIO, offset: int, end: int) -> None:
             raise CorruptArchive("bytes follow the end of the tar archive")
 
 
-def _header_size(header: bytes) -> int:
-    """A header's size field, after its checksum was found true."""
-    blanked = header[:148] + b" " * 8 + header[156:]
-    if _octal(header[148:156]) != sum(blanked):
-        raise CorruptArchive("a tar header's checksum is wrong")
-    return _octal(header[124:136])
-
-
-def _octal(field: bytes) -> int:
-    digits = field.strip(b" \0")
-    if digits.strip(b"01234567"):
-        raise CorruptArchive(f"not a number in a tar header: {field!r}")
-    return int(digits or b"0", 8)
-
-
 def _entry(header: bytes, long_names: dict[bytes, bytes], content: Slice) -> Entry:
-    name = long_names.get(_LONG_NAME) or _header_name(header)
+    name = long_names.get(_LONG_NAME) or header_name(header)
     target = _decoded(long_names.get(_LONG_TARGET) or header[157:257])
     path = _relative(_decoded(name))
     kind = _KINDS.get(header[156:157])
@@ -304,19 +289,12 @@ def _entry(header: bytes, long_names: dict[bytes, bytes], content: Slice) -> Ent
     return Entry(
         path=path,
         kind=kind,
-        mode=_octal(header[100:108]) & 0o7777,
+        mode=read_number(header[100:108]) & 0o7777,
         content=content if kind is Kind.FILE else None,
         target=target,
-        uid=_octal(header[108:116]),
-        gid=_octal(header[116:124]),
+        uid=read_number(header[108:116]),
+        gid=read_number(header[116:124]),
     )
-
-
-def _header_name(header: bytes) -> bytes:
-    """The name; POSIX archives keep the start of a long one in a field that GNU's use otherwise."""
-    name = header[:100].partition(b"\0")[0]
-    prefix = header[345:500].partition(b"\0")[0] if header[257:265] == b"ustar\x0000" else b""
-    return prefix + b"/" + name if prefix else name
 
 
 def _decoded(field: bytes) -> str:

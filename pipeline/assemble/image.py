@@ -33,8 +33,6 @@ from pipeline.assemble.own_layers import (
 from pipeline.assemble.plan import (
     ImagePlan,
     LayerKind,
-    image_inputs,
-    own_file_digests,
     plan_image,
     require_few,
     work_for,
@@ -171,7 +169,7 @@ def _finish(
         built = Built(plan, record, cached=False)
     got = golden.GoldenImage(
         digest=built.digest,
-        inputs=image_inputs(checkout, plan.spec, plan.lock, plan.base.key if plan.base else None),
+        inputs=plan.inputs,
         layers={x.title: x.record.digest for x in built.layers},
     )
     label = f"{plan.spec.name}.{plan.architecture}"
@@ -252,9 +250,8 @@ def _own_layer(
 ) -> LayerRecord | None:
     """The image's own files; remembered, so that an edited patch need not look at all paths."""
     parts = plan.spec.model_dump(mode="json", include={"name", "python", "cuda", "files"})
-    files = own_file_digests(checkout, plan.spec)
     digests = [x.record.digest for x in lower]
-    key = sha256_of(canonical_json([parts, files, digests, code_digest()]))
+    key = sha256_of(canonical_json([parts, plan.inputs["files"], digests, code_digest()]))
     known = store.layer(key)
     if known:
         return known

@@ -22,7 +22,8 @@ from pipeline.assemble.layer import write_layer
 from pipeline.assemble.overlap import merge_wheels
 from pipeline.assemble.plan import BIG_WHEEL_BYTES, LayerKind, LayerPlan, Work
 from pipeline.assemble.rootfs import assemble_overlay, assemble_rootfs
-from pipeline.assemble.wheel import open_wheel, wheel_entries
+from pipeline.assemble.venv import wheel_entries
+from pipeline.assemble.wheel import open_wheel
 from pipeline.errors import Interrupted
 from pipeline.files import os_errors_explained
 from pipeline.lock.model import Pin

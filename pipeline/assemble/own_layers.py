@@ -19,8 +19,8 @@ from pipeline.assemble.foreign import Foreign
 from pipeline.assemble.layer import read_file
 from pipeline.assemble.overlap import misplaced
 from pipeline.assemble.plan import ImagePlan
+from pipeline.assemble.venv import record_row
 from pipeline.assemble.view import see
-from pipeline.assemble.wheel import record_row
 from pipeline.errors import PatchConflict, SpecInvalid
 from pipeline.files import write_bytes
 from pipeline.model import sha256_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 
 from pipeline.assemble.venv import Venv
@@ -78,7 +79,12 @@ class ImagePlan:
     lock: ImageLock
     layers: tuple[LayerPlan, ...]
     base: ImagePlan | None
-    key: str
+    inputs: dict[str, object]  # all that decides the image, by name
+
+    @cached_property
+    def key(self) -> str:
+        """The digest of everything that decides the image: `nothing to do` hangs on it."""
+        return sha256_of(canonical_json(self.inputs))
 
     @property
     def architecture(self) -> str:
@@ -103,15 +109,23 @@ class ImagePlan:
 
 def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
     """Everything that can be known without network or disk work; refuses stale locks."""
-    spec = checkout.spec(name)
-    checkout.chain(name)
+    root, *others = checkout.chain(name)
+    plan = _plan_on(checkout, root, platform, None)
+    for spec in others:
+        plan = _plan_on(checkout, spec, platform, plan)
+    return plan
+
+
+def _plan_on(
+    checkout: Checkout, spec: ImageSpec, platform: str, base: ImagePlan | None
+) -> ImagePlan:
     _require_files(checkout, spec)
-    base = plan_image(checkout, spec.parent, platform) if spec.parent else None
     lock = current_lock(checkout, spec, platform)
     layers = tuple(_layers(spec, lock, platform.partition("/")[2]))
-    key = _image_key(checkout, spec, lock, base)
-    plan = ImagePlan(spec, platform, lock, layers, base, key)
-    require_few(name, len(plan.all_layers()) + (len(plan.foreign.layers) if plan.foreign else 0))
+    inputs = _inputs(checkout, spec, lock, base)
+    plan = ImagePlan(spec, platform, lock, layers, base, inputs)
+    foreign_layers = len(plan.foreign.layers) if plan.foreign else 0
+    require_few(spec.name, len(plan.all_layers()) + foreign_layers)
     return plan
 
 
@@ -172,11 +186,6 @@ def _wheel_layers(
     return layers
 
 
-def _image_key(checkout: Checkout, spec: ImageSpec, lock: ImageLock, base: ImagePlan | None) -> str:
-    """The digest of everything that decides the image: `nothing to do` hangs on it."""
-    return sha256_of(canonical_json(image_inputs(checkout, spec, lock, base.key if base else None)))
-
-
 def _require_files(checkout: Checkout, spec: ImageSpec) -> None:
     """What the image's folder must hold, said before anything is fetched."""
     for file in spec.files:
@@ -184,8 +193,8 @@ def _require_files(checkout: Checkout, spec: ImageSpec) -> None:
             raise SpecInvalid(f"{spec.name}: files: {file.source} is not in the image's folder")
 
 
-def image_inputs(
-    checkout: Checkout, spec: ImageSpec, lock: ImageLock, base_key: str | None
+def _inputs(
+    checkout: Checkout, spec: ImageSpec, lock: ImageLock, base: ImagePlan | None
 ) -> dict[str, object]:
     """The inputs by name, so that a golden digest can say which of them moved."""
     folder = checkout.folder(spec.name)
@@ -195,16 +204,11 @@ def image_inputs(
         "format": FORMAT,
         "spec": sha256_of(canonical_json(spec.model_dump(mode="json", by_alias=True))),
         "lock": lock.seal,
-        "base": base_key,
-        "files": own_file_digests(checkout, spec),
+        "base": base.key if base else None,
+        "files": [_file_digest(folder / file.source) for file in spec.files],
         "patches": [_file_digest(patch_folder.parent / p.file) for p in series.patches],
         "series": sha256_of(canonical_json(series.model_dump(mode="json"))),
     }
-
-
-def own_file_digests(checkout: Checkout, spec: ImageSpec) -> list[str]:
-    """What the image's own files hold now."""
-    return [_file_digest(checkout.folder(spec.name) / file.source) for file in spec.files]
 
 
 def _file_digest(path: Path) -> str:

@@ -43,12 +43,12 @@ def padding(size_bytes: int) -> bytes:
 def header_size(block: bytes) -> int:
     """A header's size field, after its checksum was found true."""
     blanked = block[:148] + b" " * 8 + block[156:]
-    if _number(block[148:156]) != sum(blanked):
+    if read_number(block[148:156]) != sum(blanked):
         raise CorruptArchive("a tar header's checksum is wrong")
-    return _number(block[124:136])
+    return read_number(block[124:136])
 
 
-def _number(field: bytes) -> int:
+def read_number(field: bytes) -> int:
     """Octal digits, or GNU's binary for what has too many of them."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
@@ -60,7 +60,7 @@ def _number(field: bytes) -> int:
 
 def read_header(block: bytes, size: int, records: dict[str, str]) -> Header:
     """An entry by its block and by what came before it in longer words."""
-    name = records.get("path") or decoded(_name(block))
+    name = records.get("path") or decoded(header_name(block))
     path, flag = _clean_path(name), block[156:157]
     kind = _KINDS.get(flag)
     if kind is None or SPARSE in records:
@@ -74,15 +74,15 @@ def read_header(block: bytes, size: int, records: dict[str, str]) -> Header:
         path=path,
         # old archives write folders as files whose names end with a slash
         kind="dir" if kind == "file" and name.endswith("/") else kind,
-        mode=_number(block[100:108]) & 0o7777,
-        uid=_owner(_decimal(records.get("uid"), _number(block[108:116])), path),
-        gid=_owner(_decimal(records.get("gid"), _number(block[116:124])), path),
+        mode=read_number(block[100:108]) & 0o7777,
+        uid=_owner(_decimal(records.get("uid"), read_number(block[108:116])), path),
+        gid=_owner(_decimal(records.get("gid"), read_number(block[116:124])), path),
         size_bytes=size,
         target=target if kind in ("symlink", "hardlink") else "",
     )
 
 
-def _name(block: bytes) -> bytes:
+def header_name(block: bytes) -> bytes:
     """The name; POSIX archives keep the start of a long one in a field that GNU's use otherwise."""
     name = block[:100].partition(b"\0")[0]
     prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pipeline.assemble.entry import with_parents
 from pipeline.assemble.layer import write_layer
-from pipeline.assemble.venv import Venv
-from pipeline.assemble.wheel import open_wheel, wheel_entries
+from pipeline.assemble.venv import Venv, wheel_entries
+from pipeline.assemble.wheel import open_wheel
 
 
 def main(wheel: Path, out: Path) -> None:

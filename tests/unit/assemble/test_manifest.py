@@ -48,7 +48,7 @@ def plan(platform: str = AMD64, base: ImagePlan | None = None, **spec: Any) -> I
         fields["debian"] = {}
     found = ImageSpec.model_validate(fields)
     lock = sealed(found.name, platform, found.lock_digest(), None, [], [])
-    return ImagePlan(found, platform, lock, (), base, digest("e"))
+    return ImagePlan(found, platform, lock, (), base, {})
 
 
 def config(image: ImagePlan) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from pipeline.assemble.own_layers import (
     wheel_tree,
 )
 from pipeline.assemble.plan import ImagePlan, plan_image
-from pipeline.assemble.venv import Venv
-from pipeline.assemble.wheel import open_wheel, record_row, wheel_entries
+from pipeline.assemble.venv import Venv, record_row, wheel_entries
+from pipeline.assemble.wheel import open_wheel
 from pipeline.errors import PatchConflict, PathConflict, SpecInvalid
 from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.spec.checkout import Checkout

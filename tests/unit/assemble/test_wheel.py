@@ -18,15 +18,8 @@ import pytest
 
 from pipeline.assemble.entry import Deflated, Entry, Slice, with_parents
 from pipeline.assemble.layer import write_layer
-from pipeline.assemble.venv import Venv
-from pipeline.assemble.wheel import (
-    UNPACKED_LIMIT_BYTES,
-    Wheel,
-    open_wheel,
-    read_member,
-    record_row,
-    wheel_entries,
-)
+from pipeline.assemble.venv import Venv, record_row, wheel_entries
+from pipeline.assemble.wheel import UNPACKED_LIMIT_BYTES, Wheel, open_wheel, read_member
 from pipeline.errors import CorruptArchive, HostileArchive, PipelineError
 from pipeline.oci.record import WrittenLayer
 from tests.makers import Part, Parts, make_wheel, record_line, record_of, wheel_parts, write_zip
