@@ -6,8 +6,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 from pipeline.evidence.bill import Bill, bill_of
 from pipeline.evidence.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
@@ -55,6 +53,10 @@ def test_the_bill_names_the_base_and_says_that_its_contents_are_unknown(bill: Bi
 
 
 def test_the_bills_are_valid_by_their_own_tools(bill: Bill, tmp_path: Path) -> None:
+    # slow to import: the grammars of every URI are compiled
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     validator = JsonStrictValidator(SchemaVersion.V1_6)
     assert validator.validate_str(cyclonedx_bytes(bill).decode()) is None
     assert spdx_problems(spdx_bytes(bill), tmp_path) == []
