@@ -164,8 +164,9 @@ def record(files: tuple[Path, ...], key_path: Path | None) -> None:
     """
     from pipeline.cli.records import attest_file
     from pipeline.host.facts.drift import read_facts
-    from pipeline.host.facts.predicate import predicate
+    from pipeline.host.facts.summary import summarise
 
     signer = signer_of(key_path)
     for path in without_statements(files):
-        click.echo(str(attest_file(path, "host-facts", predicate(read_facts(path)), signer)))
+        body = summarise(read_facts(path)).model_dump(mode="json")
+        click.echo(str(attest_file(path, "host-facts", body, signer)))

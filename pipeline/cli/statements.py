@@ -157,21 +157,19 @@ def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
     """State what a host is after a run, beside its record."""
     from pipeline.attest.envelope import SUFFIX
     from pipeline.attest.names import HOST_FACTS
-    from pipeline.attest.predicates import check_predicate
     from pipeline.attest.statement import make_statement, moment
     from pipeline.host.facts.drift import read_facts
-    from pipeline.host.facts.predicate import predicate
+    from pipeline.host.facts.summary import summarise
     from pipeline.verify.artifact import open_file
 
     target = path.with_name(f"{path.name}{SUFFIX}")
     try:
-        said = predicate(read_facts(path))
-        check_predicate(HOST_FACTS, said)
+        summary = summarise(read_facts(path)).model_dump(mode="json")
     except RecordInvalid as error:
         return LeftBeside(str(target), f"not stated: {error}")
     digest = open_file(path).digest
     return _keep_beside(
-        target, make_statement(path.name, digest, HOST_FACTS, said, moment()), signing
+        target, make_statement(path.name, digest, HOST_FACTS, summary, moment()), signing
     )
 
 

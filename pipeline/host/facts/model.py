@@ -9,9 +9,6 @@ from pydantic import Field
 from pipeline.known import Known
 from pipeline.model import Count, Frozen
 
-# The predicate under which a signed record carries these facts.
-PREDICATE = "urn:sm120-pipeline:predicate:host-facts:v1"
-
 # A field that moves by itself: it is no drift when it differs tomorrow.
 VOLATILE: dict[str, Any] = {"volatile": True}
 # What is left of the memory differs by some MiB between kernels; a module that died is far more.

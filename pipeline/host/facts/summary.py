@@ -1,0 +1,84 @@
+"""The facts that a signed statement carries: few enough to read, the rest is in the record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.attest.names import HOST_FACTS
+from pipeline.attest.predicates import HostSummary
+from pipeline.attest.strict import as_model
+from pipeline.host.facts.model import Gpu, HostFacts
+from pipeline.known import Known, Unknown, unknown
+
+
+def summarise(facts: HostFacts) -> HostSummary:
+    """The predicate of a host-facts statement; facts that do not fit into one are refused."""
+    values = {
+        "host": facts.host,
+        "os": facts.software.os,
+        "kernel": facts.kernel.release,
+        "kernel_command_line": facts.kernel.command_line,
+        "cpu": facts.cpu.name,
+        "cpu_sockets": facts.cpu.sockets,
+        "cpu_cores": facts.cpu.cores,
+        "cpu_microcode": facts.cpu.microcode,
+        "memory_bytes": facts.memory_bytes,
+        "driver": facts.driver.version,
+        "driver_is_open": facts.driver.is_open,
+        "cuda_driver": facts.driver.cuda,
+        "container_runtime": _runtime(facts),
+        "iommu": facts.pci.iommu,
+        "acs_redirect": _redirect(facts),
+        "aspm": facts.pci.aspm_policy,
+        "peer_to_peer": _peers(facts),
+        "nccl": _nccl(facts),
+        "gpus": facts.gpus if isinstance(facts.gpus, Unknown) else [_gpu(g) for g in facts.gpus],
+    }
+    return as_model(HostSummary, values, HOST_FACTS, "the predicate", strict=True)
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "name": gpu.name,
+        "uuid": gpu.uuid,
+        "compute_capability": gpu.compute_capability,
+        "memory_bytes": gpu.memory_bytes,
+        "bar1_bytes": gpu.bar1_bytes,
+        "vbios": gpu.vbios,
+        "power_limit_w": gpu.power.limit_w,
+        # the most that card and slot can do: an idle card lowers its current generation
+        "pcie_generation": gpu.link.generation_max,
+        "pcie_width": gpu.link.width,
+    }
+
+
+def _runtime(facts: HostFacts) -> Known[str]:
+    engines = {"docker": facts.software.docker, "podman": facts.software.podman}
+    present = [f"{name} {v}" for name, v in engines.items() if not isinstance(v, Unknown)]
+    return ", ".join(present) if present else unknown("neither docker nor podman answers")
+
+
+def _redirect(facts: HostFacts) -> Known[bool]:
+    """True when any bridge above a card redirects; unknown when one could not be read."""
+    bridges = [b.acs_redirect for b in facts.pci.bridges]
+    if True in bridges:
+        return True
+    unread = next((x for x in bridges if isinstance(x, Unknown)), None)
+    if unread is not None:
+        return unread
+    return False if bridges else unknown("there is no bridge above a card")
+
+
+def _peers(facts: HostFacts) -> Known[str]:
+    claimed = facts.topology.peers_claimed
+    if isinstance(claimed, Unknown):
+        return claimed
+    if not claimed:
+        return unknown("one card has no peer")
+    # `nvidia-smi topo -p2p` says OK also where the first all_reduce hangs: only a claim
+    return f"claimed by the driver: {', '.join(sorted(set(claimed.values())))}"
+
+
+def _nccl(facts: HostFacts) -> Known[str]:
+    versions = facts.software.nccl
+    return versions if isinstance(versions, Unknown) else ", ".join(versions)
