@@ -35,7 +35,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 capture:
-  description: Files and programs' words, as pipeline/host/facts/capture.py writes them.
+  description: Files and the output of programs, as pipeline/host/facts/capture.py writes them.
   returned: always
   type: dict
 """

@@ -133,7 +133,7 @@ def drift(old: Path, new: str, root: Path | None, as_json: bool) -> None:
         click.echo(log.table(["field", "how", "before", "after"], rows))
     else:
         click.echo("nothing has moved")
-    bad = [d for d in found if d.kind != "found"]
+    bad = [d for d in found if d.kind != "gained"]
     if bad:
         raise HostDrifted(f"{before.host}: {len(bad)} fields moved, such as {bad[0].field}")
 
@@ -200,9 +200,9 @@ def doctor(logs: tuple[Path, ...], no_facts: bool, root: Path | None, as_json: b
         capture = read_capture(root)
         matches.append(match_rules(judge(facts_of(root))))
         for name in ("dmesg", "journal"):
-            words = capture.words(name)
-            if isinstance(words, str):
-                matches.append(match_lines(name, words.splitlines()))
+            output = capture.output(name)
+            if isinstance(output, str):
+                matches.append(match_lines(name, output.splitlines()))
     found = findings(matches)
     say_findings(found, as_json)
     if found:

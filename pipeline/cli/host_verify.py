@@ -187,7 +187,7 @@ def end(found: FleetResult) -> None:
     lost = [h.host for h in found.hosts if h.unreached is not None]
     if lost:
         raise HostUnreached(f"not reached: {', '.join(lost)}")
-    moved = [(h.host, d) for h in found.hosts for d in h.drift or [] if d.kind != "found"]
+    moved = [(h.host, d) for h in found.hosts for d in h.drift or [] if d.kind != "gained"]
     if moved:
         raise HostDrifted(f"{moved[0][0]}: {moved[0][1].field} moved since it was recorded")
     if found.verdict != "passed":

@@ -1,11 +1,11 @@
-"""Reads a machine as it is: files and the words of a few programs, unjudged, as one JSON value.
+"""Captures a machine: files and the output of a few programs, as one JSON value.
 
-It stands alone (standard library only), so that it also runs on a host that has nothing of ours:
+Needs only the standard library, so that it also runs on a host without this package:
 
     python3 pipeline/host/facts/capture.py OUT.json
 
-It changes nothing, asks no server, and gives every program a time limit. What could not be read
-says why.
+It changes nothing, contacts no server, and gives every program a time limit. What cannot be read is
+recorded with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PIECE_BYTES = 64 * 1024
 _TIME_LIMIT_S = 30.0
 _GRACE_S = 5.0
 _STUCK = "; it cannot be killed and was left behind"
-# held, so that Python does not complain about a child that nobody waited for
+# kept referenced, so that Python does not warn about a child that nobody waited for
 _LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
 
 FILES = (
@@ -59,7 +59,7 @@ FILES = (
     "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm",
     "/sys/module/pcie_aspm/parameters/policy",
 )
-# Asked for by name, because that they are missing says something too.
+# Captured even if missing: that a file does not exist is a fact too.
 _ALWAYS = [path for path in FILES if "*" not in path and "[" not in path]
 
 PCI = "/sys/bus/pci/devices"
@@ -91,7 +91,7 @@ COMMANDS = {
     "ldconfig": ["ldconfig", "-p"],
     "uname": ["uname", "-r"],
 }
-# Of the kernel's words only those about the devices: the rest is nobody's business.
+# Of the kernel log only lines about the devices: the rest may be private and is not needed.
 _KEPT_LINES = {
     "dmesg": re.compile(r"NVRM|[Nn]vidia|AER|pcieport|IOMMU|iommu|DMAR|AMD-Vi|free_mem_region"),
     "ldconfig": re.compile(r"libnccl|libcudart|libcuda\.so|libnvidia-ml"),
@@ -99,7 +99,7 @@ _KEPT_LINES = {
 
 
 def take(root: str = "/") -> dict[str, Any]:
-    """The machine below `root`; programs are asked only where that is the running system."""
+    """Capture the machine below `root`; programs run only where that is the running system."""
     live = Path(root).resolve() == Path("/")
     base = "" if live else str(root).rstrip("/")
     files = {path: _read(base + path) for path in _paths(base)}
@@ -110,7 +110,7 @@ def take(root: str = "/") -> dict[str, Any]:
         "root": "live" if live else "tree",
         "files": dict(sorted(files.items())),
         "links": _links(base),
-        "commands": _answers(live),
+        "commands": _outputs(live),
     }
 
 
@@ -119,8 +119,8 @@ def _glob(pattern: str) -> list[str]:
 
 
 def _paths(base: str) -> list[str]:
-    found = {p[len(base) :] for pattern in FILES for p in _glob(base + pattern)}
-    return sorted(found | set(_ALWAYS))
+    existing = {p[len(base) :] for pattern in FILES for p in _glob(base + pattern)}
+    return sorted(existing | set(_ALWAYS))
 
 
 def _read(path: str) -> dict[str, str]:
@@ -134,7 +134,7 @@ def _read(path: str) -> dict[str, str]:
 
 
 def _bytes(path: str) -> bytes:
-    """In small pieces: the kernel refuses a read of megabytes from /proc/sys."""
+    """Read in small pieces: the kernel refuses a read of megabytes from /proc/sys."""
     data = b""
     with Path(path).open("rb", buffering=0) as file:
         while len(data) < _LIMIT_BYTES:
@@ -146,43 +146,43 @@ def _bytes(path: str) -> bytes:
 
 
 def _pci_files(base: str) -> dict[str, dict[str, str]]:
-    found = {}
+    files = {}
     for folder in _glob(f"{base}{PCI}/*"):
         place = folder[len(base) :]
         fields = {f: _read(f"{folder}/{f}") for f in _PCI_FIELDS if Path(folder, f).exists()}
-        found.update({f"{place}/{f}": said for f, said in fields.items()})
+        files.update({f"{place}/{f}": content for f, content in fields.items()})
         kind = fields.get("class", {}).get("text", "")
         # configuration space of bridges and displays only: that is where ACS and links are
         if kind.startswith(("0x0604", "0x03")):
-            found[f"{place}/config"] = _read(f"{folder}/config")
-    return found
+            files[f"{place}/config"] = _read(f"{folder}/config")
+    return files
 
 
 def _links(base: str) -> dict[str, str]:
-    """Where each PCI device hangs, and which IOMMU group it is in."""
-    found = {}
+    """The place of each PCI device in the tree, and its IOMMU group."""
+    links = {}
     for folder in _glob(f"{base}{PCI}/*"):
         for path in (folder, f"{folder}/iommu_group"):
             if Path(path).is_symlink():
-                found[path[len(base) :]] = str(Path(path).readlink())
-    return found
+                links[path[len(base) :]] = str(Path(path).readlink())
+    return links
 
 
-def _answers(live: bool) -> dict[str, dict[str, Any]]:
-    """What every program says; one that cannot even be killed is not asked a second time."""
-    found: dict[str, dict[str, Any]] = {}
+def _outputs(live: bool) -> dict[str, dict[str, Any]]:
+    """The output of every program; one that could not even be killed is not started again."""
+    outputs: dict[str, dict[str, Any]] = {}
     stuck: dict[str, str] = {}
     for name, argv in COMMANDS.items():
-        why = stuck.get(argv[0])
-        found[name] = {"unknown": why} if why else _said(name, argv, live)
-        if _STUCK in found[name].get("unknown", ""):
-            stuck[argv[0]] = found[name]["unknown"]
-    return found
+        reason = stuck.get(argv[0])
+        outputs[name] = {"unknown": reason} if reason else _output(name, argv, live)
+        if _STUCK in outputs[name].get("unknown", ""):
+            stuck[argv[0]] = outputs[name]["unknown"]
+    return outputs
 
 
-def _said(name: str, argv: list[str], live: bool) -> dict[str, Any]:
+def _output(name: str, argv: list[str], live: bool) -> dict[str, Any]:
     if not live:
-        return {"unknown": "not asked: this is a copied tree"}
+        return {"unknown": "not run: this is a copied tree"}
     if shutil.which(argv[0]) is None:
         return {"unknown": f"{argv[0]} is not installed"}
     try:
@@ -191,17 +191,18 @@ def _said(name: str, argv: list[str], live: bool) -> dict[str, Any]:
         return {"unknown": str(error)}
     except OSError as error:
         return {"unknown": error.strerror or str(error)}
-    words = out[:_LIMIT_BYTES].decode("utf-8", errors="replace")
+    text = out[:_LIMIT_BYTES].decode("utf-8", errors="replace")
     kept = _KEPT_LINES.get(name)
     if kept:
-        lines = [x for x in words.splitlines(keepends=True) if kept.search(x)]
-        words = "".join(x for x in lines if "ommand line:" not in x)
+        lines = [x for x in text.splitlines(keepends=True) if kept.search(x)]
+        # the kernel logs its command line, which may hold secrets
+        text = "".join(x for x in lines if "ommand line:" not in x)
     errors = err[:2000].decode("utf-8", errors="replace")
-    return {"code": code, "out": words, "err": errors}
+    return {"code": code, "out": text, "err": errors}
 
 
 def _run(argv: list[str]) -> tuple[int, bytes, bytes]:
-    """A program's code and words; at its limit it is killed, or left behind where that fails."""
+    """Exit code and output; at its time limit a program is killed, or left behind if that fails."""
     process = subprocess.Popen(
         argv,
         env={"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C"},
@@ -213,8 +214,8 @@ def _run(argv: list[str]) -> tuple[int, bytes, bytes]:
     try:
         out, err = process.communicate(timeout=_TIME_LIMIT_S)
     except subprocess.TimeoutExpired:
-        words = f"{argv[0]} did not answer within {_TIME_LIMIT_S:g} s"
-        raise TimeoutError(words if _killed(process) else f"{words}{_STUCK}") from None
+        reason = f"{argv[0]} did not answer within {_TIME_LIMIT_S:g} s"
+        raise TimeoutError(reason if _killed(process) else f"{reason}{_STUCK}") from None
     return process.returncode, out, err
 
 

@@ -1,4 +1,4 @@
-"""What of a host is no longer as it was recorded; what moves by itself is declared so."""
+"""Which facts of a host differ from its record; fields that change by themselves are marked so."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pipeline.model import Frozen
 
 
 class Difference(Frozen):
-    """A field and how it moved. `lost` was known and is not any more; `found` the other way."""
+    """A field and how it changed. `lost` was known and is unknown now; `gained` is the opposite."""
 
     field: str
-    kind: Literal["changed", "lost", "found"]
+    kind: Literal["changed", "lost", "gained"]
     before: str
     after: str
 
@@ -28,8 +28,8 @@ def read_facts(path: Path) -> HostFacts:
     try:
         return HostFacts.model_validate_json(path.read_bytes())
     except (OSError, ValidationError, RecursionError) as error:
-        words = str(error).splitlines()[0]
-        raise FactsUnreadable(f"{path}: holds no host facts: {words}") from error
+        reason = str(error).splitlines()[0]
+        raise FactsUnreadable(f"{path}: not a file of host facts: {reason}") from error
 
 
 def compare(before: HostFacts, after: HostFacts) -> list[Difference]:
@@ -66,15 +66,15 @@ def _value(path: str, before: Any, after: Any) -> Iterator[Difference]:
 
 
 def _unknown(path: str, before: Any, after: Any) -> Iterator[Difference]:
-    # why something is not known may be worded otherwise tomorrow
+    # the reason may be worded differently by another version
     if isinstance(before, Unknown) and isinstance(after, Unknown):
         return
-    kind: Literal["lost", "found"] = "lost" if isinstance(after, Unknown) else "found"
+    kind: Literal["lost", "gained"] = "lost" if isinstance(after, Unknown) else "gained"
     yield Difference(field=path, kind=kind, before=_text(before), after=_text(after))
 
 
 def _keyed(values: list[Any]) -> dict[str, Any]:
-    """Lists of things by what they are called, so that one more does not move all others."""
+    """Lists by the name of each entry, so that one more does not change all others."""
     keys = [_key(v, i) for i, v in enumerate(values)]
     return (
         dict(zip(keys, values, strict=True))

@@ -14,21 +14,21 @@ from pipeline.model import sha256_of
 
 
 def gather(capture: Capture, name: str | None = None) -> HostFacts:
-    """All facts; what is not there says why."""
-    capabilities = then(capture.words("nvidia-smi capability"), _capabilities)
-    topology = capture.words("nvidia-smi topo")
+    """All facts; a value that is missing has its reason."""
+    capabilities = then(capture.output("nvidia-smi capability"), _capabilities)
+    topology = capture.output("nvidia-smi topo")
     return HostFacts(
         host=name or host_name(capture),
         taken_at=capture.taken_at,
         board=_board(capture),
         bios=capture.text("/sys/class/dmi/id/bios_version"),
         memory_bytes=read_memory(capture),
-        gpus=then(capture.words("nvidia-smi"), lambda x: read_gpus(x, capabilities)),
+        gpus=then(capture.output("nvidia-smi"), lambda x: read_gpus(x, capabilities)),
         topology=Topology(
             links=then(topology, read_matrix),
             numa=then(topology, read_numa),
             peers_claimed=then(
-                capture.words("nvidia-smi p2p"), lambda x: read_matrix(x, peers=True)
+                capture.output("nvidia-smi p2p"), lambda x: read_matrix(x, peers=True)
             ),
         ),
         driver=read_driver(capture),
@@ -42,7 +42,7 @@ def gather(capture: Capture, name: str | None = None) -> HostFacts:
 
 
 def host_name(capture: Capture) -> str:
-    """A name that tells machines apart and says nothing of them: a digest of the machine id."""
+    """A name that tells machines apart and reveals nothing: a digest of the machine id."""
     identity = capture.text("/etc/machine-id")
     if isinstance(identity, str) and len(identity) >= 32:
         return sha256_of(f"sm120-host:{identity}".encode())
@@ -51,8 +51,8 @@ def host_name(capture: Capture) -> str:
 
 def _capabilities(text: str) -> Known[dict[str, str]]:
     pairs = [line.split(",") for line in text.splitlines() if line.count(",") == 1]
-    found = {plain_address(a.strip()): b.strip() for a, b in pairs}
-    return found if found else unknown("nvidia-smi names no compute capability")
+    capabilities = {plain_address(a.strip()): b.strip() for a, b in pairs}
+    return capabilities or unknown("nvidia-smi names no compute capability")
 
 
 def _board(capture: Capture) -> Known[str]:

@@ -1,4 +1,4 @@
-"""The kernel's side of the driver: modules, parameters, and the errors that cards reported."""
+"""The kernel's side: driver modules and parameters, boot settings, and Xid errors of cards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.known import Known, Unknown, then, unknown
 
 _VERSION = re.compile(r"\b(\d{3}\.\d+(?:\.\d+)?)\b")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
-# A boot loader's words can hold what nobody else should read.
+# Arguments of the boot loader may hold passwords, and facts are published.
 _SECRET = re.compile(
     r"(?i)\b([\w.-]*(?:pass(?:word|wd)?|secret|token|key|credential)[\w.-]*)=(\S+)"
 )
@@ -20,17 +20,17 @@ _SECRET = re.compile(
 
 def read_driver(capture: Capture) -> Driver:
     """Module, flavour and parameters, from where the driver itself keeps them."""
-    words = capture.text("/proc/driver/nvidia/version")
-    log = capture.words("nvidia-smi")
+    loaded = capture.text("/proc/driver/nvidia/version")
+    log = capture.output("nvidia-smi")
     parameters = then(capture.text("/proc/driver/nvidia/params"), _parameters)
-    version = then(words, _version)
+    version = then(loaded, _version)
     if isinstance(version, Unknown):
-        said = then(log, lambda x: read_field(x, "driver_version"))
-        version = version if isinstance(said, Unknown) else said
+        reported = then(log, lambda x: read_field(x, "driver_version"))
+        version = version if isinstance(reported, Unknown) else reported
     return Driver(
         version=version,
         cuda=then(log, lambda x: read_field(x, "cuda_version")),
-        is_open=then(words, _is_open),
+        is_open=then(loaded, _is_open),
         modules=then(capture.text("/proc/modules"), _modules),
         parameters=parameters,
         registry=then(parameters, lambda p: _registry(p["RegistryDwords"])),
@@ -39,8 +39,8 @@ def read_driver(capture: Capture) -> Driver:
 
 
 def _version(text: str) -> Known[str]:
-    found = _VERSION.search(text.splitlines()[0])
-    return found[1] if found else unknown(f"names no version: {text.splitlines()[0]}")
+    match = _VERSION.search(text.splitlines()[0])
+    return match[1] if match else unknown(f"names no version: {text.splitlines()[0]}")
 
 
 def _is_open(text: str) -> Known[bool]:
@@ -56,8 +56,8 @@ def _modules(text: str) -> Known[list[str]]:
 
 def _parameters(text: str) -> Known[dict[str, str]]:
     pairs = [x.partition(":") for x in text.splitlines() if ":" in x]
-    found = {name.strip(): value.strip().strip('"') for name, _, value in pairs}
-    return found if found else unknown("/proc/driver/nvidia/params holds no parameter")
+    parameters = {name.strip(): value.strip().strip('"') for name, _, value in pairs}
+    return parameters or unknown("/proc/driver/nvidia/params holds no parameter")
 
 
 def _registry(text: str) -> Known[dict[str, str]]:
@@ -71,54 +71,56 @@ def _yes(text: str) -> Known[bool]:
 
 def read_xids(capture: Capture) -> Known[list[Xid]]:
     """Errors by card and kind: from the journal where it is kept, else since boot."""
-    logs = [capture.words(name) for name in ("journal", "dmesg")]
-    heard = [x for x in logs if not isinstance(x, Unknown)]
-    quiet = capture.commands.get("journal")
-    # journalctl --grep ends with 1 and no words when nothing matches: that is an answer
-    nothing = quiet is not None and quiet.code == 1 and not quiet.out.strip() and not quiet.err
-    if not heard and not nothing:
+    logs = [capture.output(name) for name in ("journal", "dmesg")]
+    readable = [x for x in logs if not isinstance(x, Unknown)]
+    journal = capture.commands.get("journal")
+    # journalctl --grep ends with 1 and without output when nothing matches: there are no Xids
+    none = journal is not None and journal.code == 1 and not (journal.out.strip() or journal.err)
+    if not readable and not none:
         return logs[-1] if isinstance(logs[-1], Unknown) else unknown("no kernel log can be read")
-    return find_xids("\n".join(heard[:1]))
+    return find_xids("\n".join(readable[:1]))
 
 
 def find_xids(text: str) -> list[Xid]:
     """Every kind of Xid in a kernel log."""
     times: Counter[tuple[int, str]] = Counter()
     last: dict[tuple[int, str], str] = {}
-    for found in _XID.finditer(text):
-        key = (int(found[2]), found[1].lower())
+    for match in _XID.finditer(text):
+        key = (int(match[2]), match[1].lower())
         times[key] += 1
-        last[key] = found[3].lstrip(", ").strip()[:200]
+        last[key] = match[3].lstrip(", ").strip()[:200]
     return [
-        Xid(code=code, address=address, times=times[code, address], last_words=last[code, address])
+        Xid(
+            code=code, address=address, times=times[code, address], last_message=last[code, address]
+        )
         for code, address in sorted(times)
     ]
 
 
 def read_kernel(capture: Capture) -> Kernel:
-    """What the kernel was told, and what limits it sets."""
+    """The kernel's command line, and the limits it sets."""
     return Kernel(
         release=_release(capture),
         command_line=then(capture.text("/proc/cmdline"), without_secrets),
         swappiness=then(capture.text("/proc/sys/vm/swappiness"), int),
         numa_balancing=then(capture.text("/proc/sys/kernel/numa_balancing"), int),
         memlock=then(capture.text("/proc/self/limits"), _memlock),
-        shm_bytes=then(capture.words("shm"), lambda x: int(x.split()[-1])),
+        shm_bytes=then(capture.output("shm"), lambda x: int(x.split()[-1])),
     )
 
 
 def _release(capture: Capture) -> Known[str]:
-    said = then(capture.words("uname"), lambda x: x.strip())
-    return capture.text("/proc/sys/kernel/osrelease") if isinstance(said, Unknown) else said
+    release = then(capture.output("uname"), lambda x: x.strip())
+    return capture.text("/proc/sys/kernel/osrelease") if isinstance(release, Unknown) else release
 
 
 def without_secrets(text: str) -> Known[str]:
-    """A kernel command line whose passwords and tokens are gone, redacted or not.
+    """A kernel command line without passwords and tokens; --redact removes more.
 
-    What follows `--` is for init, not for the kernel, and nobody's business.
+    What follows `--` is for init, not for the kernel, and is left out.
     """
-    words, _, init = text.partition(" -- ")
-    return _SECRET.sub(r"\1=[secret]", words) + (" -- [arguments of init]" if init else "")
+    kernel, _, init = text.partition(" -- ")
+    return _SECRET.sub(r"\1=[secret]", kernel) + (" -- [arguments of init]" if init else "")
 
 
 def _memlock(text: str) -> Known[str]:

@@ -17,7 +17,7 @@ _NODES = "/sys/devices/system/node/node*/cpulist"
 
 
 def read_cpu(capture: Capture) -> Cpu:
-    """From /proc/cpuinfo, the same on every distribution; other families name less there."""
+    """From /proc/cpuinfo, the same on every distribution; CPUs other than x86 list less there."""
     blocks = then(capture.text("/proc/cpuinfo"), _blocks)
 
     def field(name: str) -> Known[str]:
@@ -38,25 +38,25 @@ def read_cpu(capture: Capture) -> Cpu:
 
 
 def _blocks(text: str) -> Known[list[dict[str, str]]]:
-    found = []
+    processors = []
     for block in re.split(r"\n\s*\n", text):
         pairs = [x.partition(":") for x in block.splitlines() if ":" in x]
         values = {name.strip(): value.strip() for name, _, value in pairs}
         if "processor" in values:
-            found.append(values)
-    return found if found else unknown("/proc/cpuinfo names no processor")
+            processors.append(values)
+    return processors or unknown("/proc/cpuinfo names no processor")
 
 
 def _governors(capture: Capture) -> Known[list[str]]:
     paths = capture.matching(_GOVERNORS)
-    found = {x for x in map(capture.text, paths) if isinstance(x, str)}
-    return sorted(found) if found else unknown("the kernel offers no frequency scaling here")
+    governors = {x for x in map(capture.text, paths) if isinstance(x, str)}
+    return sorted(governors) or unknown("the kernel offers no frequency scaling here")
 
 
 def _nodes(capture: Capture) -> Known[dict[str, str]]:
     texts = {PurePosixPath(p).parent.name: capture.text(p) for p in capture.matching(_NODES)}
-    found = {name: text for name, text in texts.items() if isinstance(text, str)}
-    return found if found else unknown("the kernel names no NUMA node")
+    nodes = {name: text for name, text in texts.items() if isinstance(text, str)}
+    return nodes or unknown("the kernel names no NUMA node")
 
 
 def read_memory(capture: Capture) -> Known[int]:
@@ -71,7 +71,7 @@ def read_memory(capture: Capture) -> Known[int]:
 
 def read_disks(capture: Capture) -> Known[list[Disk]]:
     """Disks that hold something, with their file systems."""
-    return then(capture.words("lsblk"), _disks)
+    return then(capture.output("lsblk"), _disks)
 
 
 def _disks(text: str) -> Known[list[Disk]]:
@@ -97,34 +97,34 @@ def _file_systems(device: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def read_software(capture: Capture) -> Software:
-    """System, container runtime, CUDA and NCCL as found."""
+    """System, container runtime, CUDA and NCCL."""
     return Software(
         os=then(capture.text("/etc/os-release"), _os),
-        docker=then(capture.words("docker"), lambda x: x.split()[0]),
-        podman=then(capture.words("podman"), lambda x: x.split()[0]),
-        container_toolkit=then(capture.words("nvidia-ctk"), _toolkit),
-        cuda_toolkit=then(capture.words("nvcc"), _release),
-        nccl=then(capture.words("ldconfig"), _nccl),
+        docker=then(capture.output("docker"), lambda x: x.split()[0]),
+        podman=then(capture.output("podman"), lambda x: x.split()[0]),
+        container_toolkit=then(capture.output("nvidia-ctk"), _toolkit),
+        cuda_toolkit=then(capture.output("nvcc"), _release),
+        nccl=then(capture.output("ldconfig"), _nccl),
         nccl_conf=capture.text("/etc/nccl.conf"),
     )
 
 
 def _os(text: str) -> Known[str]:
-    words = (x for line in text.splitlines() for x in shlex.split(line, comments=True))
-    pairs = dict(x.split("=", 1) for x in words if "=" in x)
+    settings = (x for line in text.splitlines() for x in shlex.split(line, comments=True))
+    pairs = dict(x.split("=", 1) for x in settings if "=" in x)
     return f"{pairs['ID']} {pairs.get('VERSION_ID', 'rolling')}"
 
 
 def _toolkit(text: str) -> Known[str]:
-    found = re.search(r"version (\d+\.\d+\.\d+\S*)", text)
-    return found[1] if found else unknown(f"nvidia-ctk names no version: {text[:100]}")
+    match = re.search(r"version (\d+\.\d+\.\d+\S*)", text)
+    return match[1] if match else unknown(f"nvidia-ctk names no version: {text[:100]}")
 
 
 def _release(text: str) -> Known[str]:
-    found = re.search(r"release (\d+\.\d+)", text)
-    return found[1] if found else unknown("nvcc names no release")
+    match = re.search(r"release (\d+\.\d+)", text)
+    return match[1] if match else unknown("nvcc names no release")
 
 
 def _nccl(text: str) -> Known[list[str]]:
-    found = sorted({x.rpartition("=> ")[2].strip() for x in text.splitlines() if "libnccl" in x})
-    return found if found else unknown("the dynamic linker knows no libnccl")
+    files = sorted({x.rpartition("=> ")[2].strip() for x in text.splitlines() if "libnccl" in x})
+    return files or unknown("the dynamic linker lists no libnccl")

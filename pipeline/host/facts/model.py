@@ -1,4 +1,4 @@
-"""A machine as it was found. Every field is there, or says why it is not."""
+"""A machine at one time. Every field has a value, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import Field
 from pipeline.known import Known
 from pipeline.model import Count, Frozen
 
-# A field that moves by itself: it is no drift when it differs tomorrow.
+# A field that changes by itself: a difference is no drift.
 VOLATILE: dict[str, Any] = {"volatile": True}
-# What is left of the memory differs by some MiB between kernels; a module that died is far more.
+# Kernels keep some MiB more or less for themselves; a dead memory module is far more.
 SAME_MEMORY = 0.01
 NEARLY: dict[str, Any] = {"within": SAME_MEMORY}
 
@@ -20,7 +20,7 @@ IommuMode: TypeAlias = Literal["off", "passthrough", "translated"]
 
 
 class Link(Frozen):
-    """A card's way to the machine. An idle card lowers its generation by itself."""
+    """A card's PCIe link. An idle card lowers its generation by itself."""
 
     generation: Known[Count] = Field(json_schema_extra=VOLATILE)
     generation_max: Known[Count]  # of card and slot together
@@ -91,7 +91,7 @@ class Topology(Frozen):
 
 
 class Driver(Frozen):
-    """The kernel modules and what they were told."""
+    """The kernel modules and their parameters."""
 
     version: Known[str]
     cuda: Known[str]
@@ -118,7 +118,7 @@ class PciGpu(Frozen):
 
 
 class Bridge(Frozen):
-    """A bridge above a card. ACS that redirects sends card-to-card traffic by the root."""
+    """A bridge above a card. ACS redirection sends card-to-card traffic through the root."""
 
     address: str
     has_acs: Known[bool]
@@ -190,7 +190,7 @@ class Xid(Frozen):
     code: Count
     address: str
     times: Count
-    last_words: str
+    last_message: str
 
 
 class HostFacts(Frozen):

@@ -1,6 +1,6 @@
 """The bus as the kernel shows it: bridges above cards, their ACS and ASPM, read from the registers.
 
-lspci and setpci read the same bytes; reading them ourselves needs neither program.
+lspci and setpci read the same bytes; parsing them here needs neither program.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from pipeline.host.facts.model import Bridge, IommuMode, Pci, PciGpu
 from pipeline.host.facts.source import Capture
 from pipeline.known import Known, Unknown, then, unknown
 
+# Capability numbers of the PCI Express Base Specification.
 _EXPRESS = 0x10
 _ACS = 0x000D
-# Source validation and upstream forwarding harm nothing; these send peer traffic by the root.
+# ACS control bits that send peer traffic through the root complex, where NCCL then hangs
+# (vllm-project/vllm#33041, NVIDIA/nccl#2079); source validation and forwarding do no harm.
 _REDIRECT = 0x0004 | 0x0008  # request redirect, completion redirect
 _ASPM = {0: "off", 1: "L0s", 2: "L1", 3: "L0s L1"}
 _BRIDGE = "0x0604"
@@ -24,7 +26,9 @@ _BRIDGE = "0x0604"
 def extended_capability(config: bytes, wanted: int) -> Known[int | None]:
     """Where an extended capability begins, or None where the device has none."""
     if len(config) <= 0x100:
-        return unknown(f"only {len(config)} bytes of its registers can be read (root sees 4096)")
+        return unknown(
+            f"only {len(config)} bytes of its registers can be read (root can read 4096)"
+        )
     at, seen = 0x100, set()
     while at:
         if at in seen or at % 4 or at + 4 > len(config):
@@ -32,7 +36,7 @@ def extended_capability(config: bytes, wanted: int) -> Known[int | None]:
         seen.add(at)
         (head,) = struct.unpack_from("<I", config, at)
         if head in (0, 0xFFFFFFFF):
-            return None if head == 0 else unknown("the device answers nothing but ones")
+            return None if head == 0 else unknown("the device is gone: all ones")
         if head & 0xFFFF == wanted:
             return at
         at = head >> 20
@@ -70,7 +74,7 @@ def aspm_of(config: bytes) -> Known[str]:
     if isinstance(at, Unknown):
         return at
     if at is None or at + 0x12 > len(config):
-        return unknown("has no PCI Express registers that can be read")
+        return unknown("no PCI Express registers can be read")
     return _ASPM[config[at + 0x10] & 3]
 
 
@@ -106,7 +110,7 @@ def _gpu(capture: Capture, address: str) -> PciGpu:
         width=then(capture.text(f"{place}/current_link_width"), int),
         width_max=then(capture.text(f"{place}/max_link_width"), int),
         bar1_bytes=then(capture.text(f"{place}/resource"), _bar1),
-        iommu_group=PurePosixPath(group).name if group else unknown("is in no IOMMU group"),
+        iommu_group=PurePosixPath(group).name if group else unknown("in no IOMMU group"),
         aspm=then(capture.data(f"{place}/config"), aspm_of),
         bridges=_above(capture, address),
     )
@@ -117,17 +121,17 @@ def _node(text: str) -> Known[int]:
 
 
 def _bar1(text: str) -> Known[int]:
-    """The largest window that is not the registers': 64-bit BARs take two lines each."""
+    """The second memory window; the first holds the registers. 64-bit BARs take two lines each."""
     sizes = []
     for line in text.replace(";", "\n").splitlines()[:6]:
         first, last, _ = (int(x, 16) for x in line.split())
         if last:
             sizes.append(last - first + 1)
-    return sizes[1] if len(sizes) > 1 else unknown("has no second memory window")
+    return sizes[1] if len(sizes) > 1 else unknown("no second memory window")
 
 
 def _above(capture: Capture, address: str) -> list[str]:
-    """The bridges between a card and its root, nearest first, from where sysfs hangs the card."""
+    """The bridges between a card and its root, nearest first, from the card's path in sysfs."""
     link = capture.links.get(f"{PCI}/{address}", "")
     parts = [p for p in PurePosixPath(link).parts[:-1] if p.count(":") == 2]
     return list(reversed(parts))
@@ -154,18 +158,18 @@ def _iommu(capture: Capture, gpus: list[PciGpu]) -> Known[IommuMode]:
     types = {
         PurePosixPath(p).parent.name: p for p in capture.matching("/sys/kernel/iommu_groups/*/type")
     }
-    if not types and not any(not isinstance(g.iommu_group, Unknown) for g in gpus):
-        seen = bool(_addresses(capture))
-        return "off" if seen else unknown("no PCI device can be seen")
-    mine = {g.iommu_group for g in gpus if not isinstance(g.iommu_group, Unknown)} or set(types)
-    kinds = [capture.text(types[g]) for g in sorted(mine & set(types))]
-    words = {k for k in kinds if not isinstance(k, Unknown)}
-    if not words or len(words) < len(set(map(str, kinds))):
+    groups = {g.iommu_group for g in gpus if not isinstance(g.iommu_group, Unknown)}
+    if not types and not groups:
+        return "off" if _addresses(capture) else unknown("no PCI device is visible")
+    # the mode is decided per group; without cards all groups count
+    kinds = [capture.text(types[g]) for g in sorted((groups or set(types)) & set(types))]
+    known = {k for k in kinds if not isinstance(k, Unknown)}
+    if not known or len(known) < len(set(map(str, kinds))):
         return unknown("the kind of an IOMMU group cannot be read")
-    return "passthrough" if words == {"identity"} else "translated"
+    return "passthrough" if known == {"identity"} else "translated"
 
 
 def _chosen(text: str) -> Known[str]:
     """`[default] performance powersave`: the one in brackets."""
     inside = [w for w in text.split() if w.startswith("[")]
-    return inside[0].strip("[]") if inside else unknown(f"names no choice: {text}")
+    return inside[0].strip("[]") if inside else unknown(f"no policy is chosen: {text}")

@@ -1,6 +1,6 @@
-"""Takes out of a captured machine what tells who or which one it is: the facts stay readable.
+"""Removes from a captured machine what identifies it or its owner; the facts stay readable.
 
-The same value gets the same stand-in everywhere, so that what belonged together still does.
+The same value gets the same placeholder everywhere, so that what belonged together still does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import base64
 import re
 
 from pipeline.host.facts.pci import extended_capability
-from pipeline.host.facts.source import Capture, FileSaid, ProgramSaid
+from pipeline.host.facts.source import Capture, CapturedCommand, CapturedFile
 
 _TAGS = (
     *("serial", "uuid", "pdi", "board_id", "chassis_serial_number", "host_id", "gpu_fabric_guid"),
@@ -18,7 +18,7 @@ _TAGS = (
 _TAG = re.compile(rf"<({'|'.join(_TAGS)})>([^<]+)</\1>")
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _MAC = re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b")
-_SERIAL_WORDS = re.compile(r"(?i)\b(serial(?: ?number)?[:=] ?)(\S+)")
+_SERIAL = re.compile(r"(?i)\b(serial(?: ?number)?[:=] ?)(\S+)")
 _PROCESS = re.compile(r"\b(name=)[^,\s]+")
 _JOURNAL = re.compile(r"(?m)^(\S+ )\S+( kernel:)")
 _KEPT_VALUES = re.compile(
@@ -31,8 +31,8 @@ _SERIAL_NUMBER = 0x0003  # an extended capability
 _IDENTITIES = ("/etc/machine-id", "/proc/sys/kernel/hostname")
 
 
-class _Cover:
-    """Stand-ins by value."""
+class _Placeholders:
+    """Placeholders by the value that they replace."""
 
     def __init__(self) -> None:
         self._given: dict[str, str] = {}
@@ -42,61 +42,64 @@ class _Cover:
 
     def text(self, text: str) -> str:
         text = _TAG.sub(self._tag, text)
-        text = _SERIAL_WORDS.sub(lambda m: m[1] + self.name("serial", m[2]), text)
+        text = _SERIAL.sub(lambda m: m[1] + self.name("serial", m[2]), text)
         text = _UUID.sub(lambda m: self.name("uuid", m[0]), text)
         text = _MAC.sub(lambda m: self.name("mac", m[0]), text)
         text = _PROCESS.sub(r"\1redacted", text)
         return _JOURNAL.sub(r"\1host\2", text)
 
-    def _tag(self, found: re.Match[str]) -> str:
-        tag, value = found[1], found[2].strip()
+    def _tag(self, match: re.Match[str]) -> str:
+        tag, value = match[1], match[2].strip()
         if value in _NO_VALUE or _UUID.search(value):
-            return found[0]
+            return match[0]
         return f"<{tag}>{self.name(tag, value)}</{tag}>"
 
 
 def redact(capture: Capture) -> Capture:
-    """The same machine, without serial numbers, UUIDs, names, addresses and foreign arguments."""
-    cover = _Cover()
-    files = {cover.text(p): _file(cover, p, said) for p, said in capture.files.items()}
-    commands = {n: _program(cover, said) for n, said in capture.commands.items()}
+    """The same machine without serial numbers, UUIDs, names, addresses and other arguments."""
+    placeholders = _Placeholders()
+    files = {
+        placeholders.text(p): _file(placeholders, p, file) for p, file in capture.files.items()
+    }
+    commands = {n: _program(placeholders, command) for n, command in capture.commands.items()}
     return capture.model_copy(update={"files": files, "commands": commands})
 
 
-def _file(cover: _Cover, path: str, said: FileSaid) -> FileSaid:
-    if said.base64 is not None:
-        return _without_serial(said.base64)
-    if said.text is None:
-        return said
+def _file(placeholders: _Placeholders, path: str, file: CapturedFile) -> CapturedFile:
+    if file.base64 is not None:
+        return _without_serial(file.base64)
+    if file.text is None:
+        return file
     if path in _IDENTITIES:
-        return FileSaid(text="redacted\n")
+        return CapturedFile(text="redacted\n")
     if path == "/proc/cmdline":
-        return FileSaid(text=_command_line(said.text))
-    return FileSaid(text=cover.text(said.text))
+        return CapturedFile(text=_command_line(file.text))
+    return CapturedFile(text=placeholders.text(file.text))
 
 
-def _without_serial(text: str) -> FileSaid:
+def _without_serial(text: str) -> CapturedFile:
     """Registers with the device's serial number, where it has one, set to zero."""
     try:
         data = bytearray(base64.b64decode(text, validate=True))
     except ValueError:
-        return FileSaid(unknown="its registers were captured damaged")
+        return CapturedFile(unknown="the captured registers are damaged")
     at = extended_capability(bytes(data), _SERIAL_NUMBER)
     if isinstance(at, int):
         end = min(at + 12, len(data))
         data[at + 4 : end] = bytes(max(0, end - at - 4))
-    return FileSaid(base64=base64.b64encode(bytes(data)).decode())
+    return CapturedFile(base64=base64.b64encode(bytes(data)).decode())
 
 
-def _program(cover: _Cover, said: ProgramSaid) -> ProgramSaid:
-    return said.model_copy(update={"out": cover.text(said.out), "err": cover.text(said.err)})
+def _program(placeholders: _Placeholders, command: CapturedCommand) -> CapturedCommand:
+    texts = {"out": placeholders.text(command.out), "err": placeholders.text(command.err)}
+    return command.model_copy(update=texts)
 
 
 def _command_line(text: str) -> str:
     """Names stay; values only where they are about devices."""
-    words = []
-    for word in text.partition(" -- ")[0].split():
-        name, equals, _ = word.partition("=")
+    kept = []
+    for argument in text.partition(" -- ")[0].split():
+        name, equals, _ = argument.partition("=")
         keep = not equals or _KEPT_VALUES.match(name)
-        words.append(word if keep else f"{name}=redacted")
-    return " ".join(words) + "\n"
+        kept.append(argument if keep else f"{name}=redacted")
+    return " ".join(kept) + "\n"

@@ -1,4 +1,4 @@
-"""What nvidia-smi says of the cards, as XML; entities and oversized answers are refused."""
+"""The XML of `nvidia-smi -q -x`; entities and oversized documents are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.known import Known, Unknown, then, unknown
 
 _LIMIT = 16 * 1024 * 1024
 _DEEPEST = 40
-# Words that stand in the place of a value. "[Unknown Error]" is what a lost card answers.
+# What nvidia-smi prints where there is no value; a lost card reports "[Unknown Error]".
 _NO_VALUE = re.compile(
     r"^\[?(N/A|Not (Supported|Available|Found)|Unknown Error|GPU is lost|Insufficient Permissions"
     r"|Requested functionality has been deprecated|ERR!|Function Not Found)\]?$",
@@ -26,7 +26,10 @@ class _Refused(ValueError):
 
 
 def parse_xml(text: str) -> Element:
-    """A small safe reader: no entities of the document's own, no deep nesting, no great size."""
+    """A small safe reader: no entity declarations, no deep nesting, no great size.
+
+    defusedxml would be one more dependency for what expat's own hooks do.
+    """
     if len(text) > _LIMIT:
         raise _Refused("more than 16 MiB of XML")
     builder = TreeBuilder()
@@ -45,7 +48,7 @@ def parse_xml(text: str) -> Element:
         builder.end(tag)
 
     def entity(*_: object) -> NoReturn:
-        raise _Refused("declares entities of its own")
+        raise _Refused("declares entities")
 
     parser = expat.ParserCreate(encoding="utf-8")
     parser.StartElementHandler, parser.EndElementHandler = start, end
@@ -59,31 +62,31 @@ def parse_xml(text: str) -> Element:
 
 
 def read_log(text: str) -> Known[Element]:
-    """The document, if it is nvidia-smi's and whole."""
+    """The document, if it is nvidia-smi's and complete."""
     try:
         root = parse_xml(text)
     except ValueError as error:
         return unknown(f"nvidia-smi -q -x: {error}")
     if root.tag != "nvidia_smi_log":
-        return unknown(f"nvidia-smi -q -x: is a {root.tag} document")
+        return unknown(f"nvidia-smi -q -x: a {root.tag} document")
     return root
 
 
-def said(node: Element, path: str) -> Known[str]:
+def text_at(node: Element, path: str) -> Known[str]:
     """The text of an element, where it is a value."""
-    found = node.find(path)
-    if found is None:
+    element = node.find(path)
+    if element is None:
         return unknown(f"nvidia-smi has no {path}")
-    text = (found.text or "").strip()
+    text = (element.text or "").strip()
     if not text or _NO_VALUE.match(text):
-        return unknown(f"nvidia-smi says {text or 'nothing'} for {path}")
+        return unknown(f"nvidia-smi reports {text or 'nothing'} for {path}")
     return text
 
 
 def _first(node: Element, *paths: str) -> Known[str]:
-    """Drivers have moved fields; the first that holds a value counts."""
-    answers = [said(node, path) for path in paths]
-    return next((a for a in answers if not isinstance(a, Unknown)), answers[0])
+    """The first path that holds a value: drivers have moved fields."""
+    values = [text_at(node, path) for path in paths]
+    return next((v for v in values if not isinstance(v, Unknown)), values[0])
 
 
 def _amount(text: str) -> Known[int]:
@@ -109,16 +112,16 @@ def read_gpus(text: str, capabilities: Known[dict[str, str]]) -> Known[list[Gpu]
     if isinstance(root, Unknown):
         return root
     cards = root.findall("gpu")
-    count = then(said(root, "attached_gpus"), _whole)
+    count = then(text_at(root, "attached_gpus"), _whole)
     if not isinstance(count, Unknown) and count != len(cards):
-        return unknown(f"nvidia-smi speaks of {count} GPUs and describes {len(cards)}")
+        return unknown(f"nvidia-smi counts {count} GPUs and describes {len(cards)}")
     return [_gpu(i, card, capabilities) for i, card in enumerate(cards)]
 
 
 def read_field(text: str, path: str) -> Known[str]:
-    """A field of the whole answer, such as the driver's version."""
+    """A field of the whole document, such as the driver's version."""
     root = read_log(text)
-    return root if isinstance(root, Unknown) else said(root, path)
+    return root if isinstance(root, Unknown) else text_at(root, path)
 
 
 def plain_address(bus_id: str) -> str:
@@ -128,24 +131,24 @@ def plain_address(bus_id: str) -> str:
 
 
 def _gpu(index: int, card: Element, capabilities: Known[dict[str, str]]) -> Gpu:
-    address = then(said(card, "pci/pci_bus_id"), plain_address)
+    address = then(text_at(card, "pci/pci_bus_id"), plain_address)
     return Gpu(
         index=index,
         address=address,
-        name=said(card, "product_name"),
-        architecture=said(card, "product_architecture"),
+        name=text_at(card, "product_name"),
+        architecture=text_at(card, "product_architecture"),
         compute_capability=_capability(address, capabilities),
-        uuid=said(card, "uuid"),
-        serial=said(card, "serial"),
-        vbios=said(card, "vbios_version"),
-        memory_bytes=then(said(card, "fb_memory_usage/total"), _amount),
-        bar1_bytes=then(said(card, "bar1_memory_usage/total"), _amount),
-        persistence=then(said(card, "persistence_mode"), _on),
-        display_active=then(said(card, "display_active"), _on),
-        mig=then(said(card, "mig_mode/current_mig"), _on),
-        ecc=then(said(card, "ecc_mode/current_ecc"), _on),
+        uuid=text_at(card, "uuid"),
+        serial=text_at(card, "serial"),
+        vbios=text_at(card, "vbios_version"),
+        memory_bytes=then(text_at(card, "fb_memory_usage/total"), _amount),
+        bar1_bytes=then(text_at(card, "bar1_memory_usage/total"), _amount),
+        persistence=then(text_at(card, "persistence_mode"), _on),
+        display_active=then(text_at(card, "display_active"), _on),
+        mig=then(text_at(card, "mig_mode/current_mig"), _on),
+        ecc=then(text_at(card, "ecc_mode/current_ecc"), _on),
         ecc_errors=_ecc_errors(card),
-        recovery_action=said(card, "gpu_recovery_action"),
+        recovery_action=text_at(card, "gpu_recovery_action"),
         slowed_by=_slowed_by(card),
         link=_link(card),
         power=_power(card),
@@ -153,19 +156,19 @@ def _gpu(index: int, card: Element, capabilities: Known[dict[str, str]]) -> Gpu:
     )
 
 
-def _capability(address: Known[str], found: Known[dict[str, str]]) -> Known[str]:
+def _capability(address: Known[str], capabilities: Known[dict[str, str]]) -> Known[str]:
     if isinstance(address, Unknown):
         return address
-    return then(found, lambda table: table[address])
+    return then(capabilities, lambda table: table[address])
 
 
 def _ecc_errors(card: Element) -> EccErrors:
     volatile = "ecc_errors/volatile/dram_uncorrectable"
     aggregate = "ecc_errors/aggregate/dram_uncorrectable"
     return EccErrors(
-        uncorrectable_now=then(said(card, volatile), _whole),
-        uncorrectable_ever=then(said(card, aggregate), _whole),
-        remapped_failure=then(said(card, "remapped_rows/remapped_row_failure"), _on),
+        uncorrectable_now=then(text_at(card, volatile), _whole),
+        uncorrectable_ever=then(text_at(card, aggregate), _whole),
+        remapped_failure=then(text_at(card, "remapped_rows/remapped_row_failure"), _on),
     )
 
 
@@ -185,12 +188,12 @@ def _slowed_by(card: Element) -> Known[list[str]]:
 def _link(card: Element) -> Link:
     generation, width = "pci/pci_gpu_link_info/pcie_gen/", "pci/pci_gpu_link_info/link_widths/"
     return Link(
-        generation=then(said(card, generation + "current_link_gen"), _whole),
-        generation_max=then(said(card, generation + "max_link_gen"), _whole),
-        generation_device_max=then(said(card, generation + "max_device_link_gen"), _whole),
-        width=then(said(card, width + "current_link_width"), _whole),
-        width_max=then(said(card, width + "max_link_width"), _whole),
-        replays=then(said(card, "pci/replay_counter"), _whole),
+        generation=then(text_at(card, generation + "current_link_gen"), _whole),
+        generation_max=then(text_at(card, generation + "max_link_gen"), _whole),
+        generation_device_max=then(text_at(card, generation + "max_device_link_gen"), _whole),
+        width=then(text_at(card, width + "current_link_width"), _whole),
+        width_max=then(text_at(card, width + "max_link_width"), _whole),
+        replays=then(text_at(card, "pci/replay_counter"), _whole),
     )
 
 
@@ -210,8 +213,8 @@ def _power(card: Element) -> Power:
 
 def _clocks(card: Element) -> Clocks:
     return Clocks(
-        sm_mhz=then(said(card, "clocks/sm_clock"), _whole),
-        memory_mhz=then(said(card, "clocks/mem_clock"), _whole),
-        sm_max_mhz=then(said(card, "max_clocks/sm_clock"), _whole),
-        memory_max_mhz=then(said(card, "max_clocks/mem_clock"), _whole),
+        sm_mhz=then(text_at(card, "clocks/sm_clock"), _whole),
+        memory_mhz=then(text_at(card, "clocks/mem_clock"), _whole),
+        sm_max_mhz=then(text_at(card, "max_clocks/sm_clock"), _whole),
+        memory_max_mhz=then(text_at(card, "max_clocks/mem_clock"), _whole),
     )

@@ -1,4 +1,4 @@
-"""A captured machine, asked for files and for what programs said."""
+"""A captured machine: its files and the output of its programs, each read or the reason why not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.known import Known, unknown
 from pipeline.model import Frozen
 
 
-class FileSaid(Frozen):
+class CapturedFile(Frozen):
     """A file's text or bytes, or why it could not be read."""
 
     text: str | None = None
@@ -24,8 +24,8 @@ class FileSaid(Frozen):
     unknown: str | None = None
 
 
-class ProgramSaid(Frozen):
-    """How a program ended and what it said, or why it was not asked."""
+class CapturedCommand(Frozen):
+    """Exit code and output of a program, or why it did not run."""
 
     code: int | None = None
     out: str = ""
@@ -39,40 +39,40 @@ class Capture(Frozen):
     version: int
     taken_at: int
     root: str
-    files: dict[str, FileSaid]
+    files: dict[str, CapturedFile]
     links: dict[str, str]
-    commands: dict[str, ProgramSaid]
+    commands: dict[str, CapturedCommand]
 
     def text(self, path: str) -> Known[str]:
         """A file's text, without the blanks around it."""
-        said = self.files.get(path)
-        if said is None or (said.text is None and said.unknown is None):
+        file = self.files.get(path)
+        if file is None or (file.text is None and file.unknown is None):
             return unknown(f"{path}: was not captured")
-        if said.text is None:
-            return unknown(f"{path}: {said.unknown}")
-        return said.text.strip() if said.text.strip() else unknown(f"{path}: is empty")
+        if file.text is None:
+            return unknown(f"{path}: {file.unknown}")
+        return file.text.strip() if file.text.strip() else unknown(f"{path}: is empty")
 
     def data(self, path: str) -> Known[bytes]:
         """A file's bytes."""
-        said = self.files.get(path)
-        if said is None or said.base64 is None:
-            return unknown(f"{path}: {(said and said.unknown) or 'was not captured'}")
+        file = self.files.get(path)
+        if file is None or file.base64 is None:
+            return unknown(f"{path}: {(file and file.unknown) or 'was not captured'}")
         try:
-            return base64.b64decode(said.base64, validate=True)
+            return base64.b64decode(file.base64, validate=True)
         except ValueError as error:
             return unknown(f"{path}: {error}")
 
-    def words(self, name: str) -> Known[str]:
-        """What a program said, where it ended well."""
-        said = self.commands.get(name)
-        if said is None:
-            return unknown(f"{name}: was not asked")
-        if said.unknown is not None:
-            return unknown(said.unknown)
-        if said.code != 0:
-            first = (said.err or said.out).strip().splitlines()[:1]
-            return unknown(f"{name} ended with code {said.code}: {' '.join(first) or 'no words'}")
-        return said.out if said.out.strip() else unknown(f"{name}: said nothing")
+    def output(self, name: str) -> Known[str]:
+        """The output of a program that succeeded."""
+        command = self.commands.get(name)
+        if command is None:
+            return unknown(f"{name}: was not run")
+        if command.unknown is not None:
+            return unknown(command.unknown)
+        if command.code != 0:
+            first = " ".join((command.err or command.out).strip().splitlines()[:1])
+            return unknown(f"{name} ended with code {command.code}: {first or 'no output'}")
+        return command.out if command.out.strip() else unknown(f"{name}: no output")
 
     def matching(self, pattern: str) -> list[str]:
         """Captured paths that match a pattern."""
@@ -80,12 +80,12 @@ class Capture(Frozen):
 
 
 def read_capture(place: Path | None) -> Capture:
-    """This machine, a copied tree (a folder), or a capture that was kept (a file)."""
+    """Capture this machine or a copied tree (a folder), or read a capture (a file)."""
     if place is None or place.is_dir():
         return Capture.model_validate(take(str(place or "/")))
     try:
         value: Any = json.loads(place.read_bytes())
         return Capture.model_validate(value)
     except (OSError, ValueError, ValidationError, RecursionError) as error:
-        words = str(error).splitlines()[0]
-        raise FactsUnreadable(f"{place}: is no capture: {words}") from error
+        reason = str(error).splitlines()[0]
+        raise FactsUnreadable(f"{place}: not a capture of a machine: {reason}") from error

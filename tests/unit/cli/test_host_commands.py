@@ -35,7 +35,7 @@ def test_facts_of_a_machine_without_cards_say_so(sm120: Command, tmp_path: Path)
     (tmp_path / "tree").mkdir()
     words = sm120("host", "facts", "--root", tmp_path / "tree")
     assert words.code == 0
-    assert "no cards: not asked: this is a copied tree" in words.out
+    assert "no cards: not run: this is a copied tree" in words.out
 
 
 def test_a_capture_can_be_redacted(sm120: Command, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_doctor_names_cause_and_fix(sm120: Command, tmp_path: Path) -> None:
 
 def test_the_doctor_also_looks_at_the_machine(sm120: Command, tmp_path: Path) -> None:
     lost = "[1.0] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
-    sick = keep(tmp_path / "sick.json", changed(blackwell(2, iommu="DMA"), said={"dmesg": lost}))
+    sick = keep(tmp_path / "sick.json", changed(blackwell(2, iommu="DMA"), outputs={"dmesg": lost}))
     ended = sm120("host", "doctor", "--root", sick, "--json")
     assert ended.error == "IssueFound"
     assert [f["issue"]["id"] for f in json.loads(ended.out)] == ["gpu-lost", "nccl-hang"]

@@ -20,7 +20,7 @@ from typing import Any
 from pipeline.host.facts.capture import PCI
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.model import HostFacts
-from pipeline.host.facts.source import Capture, FileSaid, ProgramSaid, read_capture
+from pipeline.host.facts.source import Capture, CapturedCommand, CapturedFile, read_capture
 
 DATA = Path(__file__).parent / "data"
 H200 = DATA / "h200.json"
@@ -36,25 +36,25 @@ def changed(
     capture: Capture,
     *,
     files: Mapping[str, str | bytes] | None = None,
-    said: dict[str, str] | None = None,
+    outputs: dict[str, str] | None = None,
     links: dict[str, str] | None = None,
 ) -> Capture:
-    """The same machine with other files, words and links."""
+    """The same machine with other files, outputs and links."""
     new = {p: _file(v) for p, v in (files or {}).items()}
-    words = {n: ProgramSaid(code=0, out=t) for n, t in (said or {}).items()}
+    commands = {n: CapturedCommand(code=0, out=t) for n, t in (outputs or {}).items()}
     return capture.model_copy(
         update={
             "files": {**capture.files, **new},
-            "commands": {**capture.commands, **words},
+            "commands": {**capture.commands, **commands},
             "links": {**capture.links, **(links or {})},
         }
     )
 
 
-def _file(value: str | bytes) -> FileSaid:
+def _file(value: str | bytes) -> CapturedFile:
     if isinstance(value, bytes):
-        return FileSaid(base64=base64.b64encode(value).decode())
-    return FileSaid(text=value)
+        return CapturedFile(base64=base64.b64encode(value).decode())
+    return CapturedFile(text=value)
 
 
 def xml() -> str:
@@ -145,7 +145,7 @@ def blackwell(
         "nvidia-smi topo": matrix(count),
         "nvidia-smi p2p": matrix(count, word="OK"),
     }
-    return changed(small, files=raw, said=said, links=links)
+    return changed(small, files=raw, outputs=said, links=links)
 
 
 def matrix(count: int, word: str | None = None) -> str:

@@ -43,7 +43,7 @@ MOOT = GOOD.model_copy(update={"verdict": "not applicable"})
 RULE = Judged(rule="ACS", subject="host", verdict="failed", why="on", fix="off")
 TEST = ProbeRow(check="copy", subject="0->1", verdict="failed", why="wrong", measured={})
 MOVED = Difference(field="driver.version", kind="changed", before="1", after="2")
-FOUND = MOVED.model_copy(update={"kind": "found"})
+GAINED = MOVED.model_copy(update={"kind": "gained"})
 
 
 def fleet(**second: Any) -> FleetResult:
@@ -74,7 +74,7 @@ def test_one_host_that_is_not_well_sets_the_ending(
     assert ending is HostUnknown or "n2" in str(found.value)
 
 
-@pytest.mark.parametrize("second", [{}, {"drift": [FOUND]}, {"rows": [GOOD, MOOT]}])
+@pytest.mark.parametrize("second", [{}, {"drift": [GAINED]}, {"rows": [GOOD, MOOT]}])
 def test_a_fleet_that_keeps_its_promises_ends_well(second: dict[str, Any]) -> None:
     end(fleet(**second))
     assert fleet(**second).verdict == "passed"

@@ -16,7 +16,7 @@ from pipeline.host.facts.kernel import find_xids, read_xids, without_secrets
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.facts.pci import extended_capability
 from pipeline.host.facts.redact import redact
-from pipeline.host.facts.source import Capture, FileSaid, ProgramSaid, read_capture
+from pipeline.host.facts.source import Capture, CapturedCommand, CapturedFile, read_capture
 from pipeline.host.facts.summary import summarise
 from pipeline.known import Unknown
 from tests.unit.host.machines import H200, blackwell, changed, facts, h200
@@ -55,8 +55,8 @@ def test_a_machine_that_says_nothing_has_only_reasons() -> None:
 
 
 def test_empty_files_are_unknown_and_not_zero() -> None:
-    files = {path: FileSaid(text="") for path in h200().files}
-    commands = {name: ProgramSaid(code=0, out="") for name in capture.COMMANDS}
+    files = {path: CapturedFile(text="") for path in h200().files}
+    commands = {name: CapturedCommand(code=0, out="") for name in capture.COMMANDS}
     found = gather(EMPTY.model_copy(update={"files": files, "commands": commands}))
     assert isinstance(found.memory_bytes, Unknown)
     assert isinstance(found.cpu.name, Unknown)
@@ -65,8 +65,8 @@ def test_empty_files_are_unknown_and_not_zero() -> None:
 
 
 def test_files_full_of_noise_are_unknown() -> None:
-    files = {path: FileSaid(text="\x00ÿ ¿qué?\n= : ;") for path in h200().files}
-    commands = {name: ProgramSaid(code=0, out="\x1b[31mnada: {[") for name in capture.COMMANDS}
+    files = {path: CapturedFile(text="\x00ÿ ¿qué?\n= : ;") for path in h200().files}
+    commands = {name: CapturedCommand(code=0, out="\x1b[31mnada: {[") for name in capture.COMMANDS}
     found = gather(EMPTY.model_copy(update={"files": files, "commands": commands}))
     assert isinstance(found.gpus, Unknown)
     assert isinstance(found.memory_bytes, Unknown)
@@ -75,7 +75,9 @@ def test_files_full_of_noise_are_unknown() -> None:
 
 
 def test_a_program_that_failed_is_quoted() -> None:
-    lost = ProgramSaid(code=9, err="Unable to determine the device handle for GPU: Unknown Error")
+    lost = CapturedCommand(
+        code=9, err="Unable to determine the device handle for GPU: Unknown Error"
+    )
     found = h200().model_copy(update={"commands": {**h200().commands, "nvidia-smi": lost}})
     gpus = gather(found).gpus
     assert isinstance(gpus, Unknown)
@@ -120,14 +122,16 @@ def test_a_bus_number_is_not_taken_for_an_xid() -> None:
 
 
 def test_a_journal_without_matches_means_no_xid() -> None:
-    quiet = ProgramSaid(code=1)
-    denied = ProgramSaid(unknown="Operation not permitted")
+    quiet = CapturedCommand(code=1)
+    denied = CapturedCommand(unknown="Operation not permitted")
     commands = {"journal": quiet, "dmesg": denied}
     assert read_xids(EMPTY.model_copy(update={"commands": commands})) == []
 
 
 def test_logs_that_may_not_be_read_are_unknown() -> None:
-    denied = ProgramSaid(code=1, err="dmesg: read kernel buffer failed: Operation not permitted")
+    denied = CapturedCommand(
+        code=1, err="dmesg: read kernel buffer failed: Operation not permitted"
+    )
     commands = {"journal": denied, "dmesg": denied}
     found = read_xids(EMPTY.model_copy(update={"commands": commands}))
     assert isinstance(found, Unknown)
@@ -152,7 +156,7 @@ def test_redaction_takes_out_what_tells_machines_apart() -> None:
             "/proc/sys/kernel/hostname": "secret-rig\n",
             "/proc/cmdline": f"root=UUID={uuid} iommu=pt ip=10.1.2.3 -- --token x\n",
         },
-        said={
+        outputs={
             "nvidia-smi": h200()
             .commands["nvidia-smi"]
             .out.replace("<uuid>GPU-", f"<uuid>GPU-{uuid}")
@@ -170,7 +174,7 @@ def test_redaction_takes_out_what_tells_machines_apart() -> None:
 
 def test_redaction_keeps_what_belongs_together() -> None:
     uuid = "3f0e1a52-1111-2222-3333-444455556666"
-    twice = changed(h200(), said={"dmesg": f"NVRM {uuid}\nnvidia {uuid}\n"})
+    twice = changed(h200(), outputs={"dmesg": f"NVRM {uuid}\nnvidia {uuid}\n"})
     lines = redact(twice).commands["dmesg"].out.splitlines()
     assert lines[0].split()[1] == lines[1].split()[1] != uuid
 
@@ -248,7 +252,7 @@ def test_a_program_that_does_not_answer_is_left(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(capture, "_TIME_LIMIT_S", 0.3)
     monkeypatch.setattr(capture, "COMMANDS", {"nvidia-smi": ["nvidia-smi", "-q", "-x"]})
-    said = read_capture(None).words("nvidia-smi")
+    said = read_capture(None).output("nvidia-smi")
     assert isinstance(said, Unknown)
     assert "did not answer within 0.3 s" in said.unknown
 

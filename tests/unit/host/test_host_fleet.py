@@ -26,7 +26,7 @@ def test_what_moves_by_itself_is_no_drift() -> None:
         ("<current_link_gen>5", "<current_link_gen>1"),
     ):
         text = text.replace(old, new)
-    later = changed(h200(), said={"nvidia-smi": text}).model_copy(update={"taken_at": 9})
+    later = changed(h200(), outputs={"nvidia-smi": text}).model_copy(update={"taken_at": 9})
     assert text != h200().commands["nvidia-smi"].out
     assert compare(facts(), facts(later)) == []
 
@@ -42,7 +42,7 @@ def test_what_moves_by_itself_is_no_drift() -> None:
 )
 def test_what_somebody_changed_is_drift(before: str, after: str, field: str) -> None:
     text = h200().commands["nvidia-smi"].out.replace(before, after)
-    found = compare(facts(), facts(changed(h200(), said={"nvidia-smi": text})))
+    found = compare(facts(), facts(changed(h200(), outputs={"nvidia-smi": text})))
     assert [(d.field, d.kind) for d in found] == [(field, "changed")]
 
 
@@ -58,10 +58,10 @@ def test_a_kernel_that_takes_more_memory_is_no_drift_and_a_dead_module_is(
 
 def test_a_value_that_can_no_longer_be_read_is_lost() -> None:
     text = h200().commands["nvidia-smi"].out.replace("96.00.A5.00.1A", "[Unknown Error]")
-    [found] = compare(facts(), facts(changed(h200(), said={"nvidia-smi": text})))
+    [found] = compare(facts(), facts(changed(h200(), outputs={"nvidia-smi": text})))
     assert found.kind == "lost"
-    [back] = compare(facts(changed(h200(), said={"nvidia-smi": text})), facts())
-    assert back.kind == "found"
+    [back] = compare(facts(changed(h200(), outputs={"nvidia-smi": text})), facts())
+    assert back.kind == "gained"
 
 
 def test_other_words_for_not_knowing_are_no_drift() -> None:
@@ -89,7 +89,7 @@ def test_acs_that_came_back_after_a_boot_is_drift() -> None:
 
 def test_a_new_xid_is_drift() -> None:
     lost = "NVRM: Xid (PCI:0000:23:00): 79, GPU has fallen off the bus.\n"
-    [found] = compare(facts(), facts(changed(h200(), said={"dmesg": lost})))
+    [found] = compare(facts(), facts(changed(h200(), outputs={"dmesg": lost})))
     assert found.field == "xids[79 0000:23:00]"
 
 
@@ -149,7 +149,7 @@ def test_one_card_among_its_neighbours_is_found() -> None:
     capture = blackwell(4)
     text = capture.commands["nvidia-smi"].out
     head, mark, tail = text.rpartition("<current_link_width>16x")
-    lame = changed(capture, said={"nvidia-smi": f"{head}<current_link_width>4x{tail}"})
+    lame = changed(capture, outputs={"nvidia-smi": f"{head}<current_link_width>4x{tail}"})
     assert mark
     [found] = find_outliers({"one": facts(lame)}).outliers
     assert (found.subject, found.field, found.value) == ("one GPU 3", "link.width", "4")

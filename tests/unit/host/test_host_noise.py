@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import RecordInvalid
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.facts.redact import redact
-from pipeline.host.facts.source import Capture, FileSaid, ProgramSaid
+from pipeline.host.facts.source import Capture, CapturedCommand, CapturedFile
 from pipeline.host.facts.summary import summarise
 from pipeline.host.rules.judge import judge
 from tests.unit.host.machines import ACS_ON, blackwell, facts, h200
@@ -32,12 +32,12 @@ def damaged_machine(capture: Capture, chance: random.Random) -> Capture:
     for path in chance.sample(sorted(files), min(8, len(files))):
         said = files[path]
         if said.text is not None:
-            files[path] = FileSaid(text=damaged(said.text, chance))
+            files[path] = CapturedFile(text=damaged(said.text, chance))
         elif said.base64 is not None:
-            files[path] = FileSaid(base64=damaged(said.base64, chance))
+            files[path] = CapturedFile(base64=damaged(said.base64, chance))
     for name in chance.sample(sorted(commands), 4):
         code = chance.choice([0, 0, 0, 1, -9])
-        commands[name] = ProgramSaid(code=code, out=damaged(commands[name].out, chance))
+        commands[name] = CapturedCommand(code=code, out=damaged(commands[name].out, chance))
     return capture.model_copy(update={"files": files, "commands": commands})
 
 

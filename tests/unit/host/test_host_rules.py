@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from pipeline.host.facts.source import Capture, ProgramSaid
+from pipeline.host.facts.source import Capture, CapturedCommand
 from pipeline.host.rules.issues import findings, known_issues, match_lines, match_rules
 from pipeline.host.rules.judge import judge
 from pipeline.host.rules.verdict import Judged, overall
@@ -63,12 +63,12 @@ def test_a_card_that_does_not_say_is_unknown(rule: str, fields: dict[str, Any]) 
     if rule == "clocks":
         capture = blackwell(1)
         text = capture.commands["nvidia-smi"].out.replace("clocks_event_reasons", "reasons")
-        capture = changed(capture, said={"nvidia-smi": text})
+        capture = changed(capture, outputs={"nvidia-smi": text})
     else:
         capture = blackwell(1, **cast("dict[str, Any]", dict.fromkeys(fields, "[Unknown Error]")))
         if rule == "power":
             text = capture.commands["nvidia-smi"].out.replace("requested_power", "x_power")
-            capture = changed(capture, said={"nvidia-smi": text})
+            capture = changed(capture, outputs={"nvidia-smi": text})
     assert verdicts(capture, rule) == ["unknown"]
 
 
@@ -90,7 +90,7 @@ def test_a_slot_slower_than_its_card_fails_and_an_idle_card_is_not_judged(
 
 def test_a_small_window_fails() -> None:
     text = blackwell(1).commands["nvidia-smi"].out.replace("262144 MiB", "256 MiB")
-    assert verdicts(changed(blackwell(1), said={"nvidia-smi": text}), "BAR1") == ["failed"]
+    assert verdicts(changed(blackwell(1), outputs={"nvidia-smi": text}), "BAR1") == ["failed"]
 
 
 def test_blackwell_needs_the_open_module() -> None:
@@ -123,7 +123,7 @@ def test_links_that_may_sleep_fail(policy: str) -> None:
 
 
 def test_a_card_on_the_bus_without_a_driver_fails() -> None:
-    lost = ProgramSaid(code=9, err="NVIDIA-SMI has failed")
+    lost = CapturedCommand(code=9, err="NVIDIA-SMI has failed")
     capture = blackwell(2)
     capture = capture.model_copy(update={"commands": {**capture.commands, "nvidia-smi": lost}})
     assert verdicts(capture, "cards") == ["failed"]
@@ -132,14 +132,14 @@ def test_a_card_on_the_bus_without_a_driver_fails() -> None:
 def test_a_card_that_the_driver_lost_fails() -> None:
     two, one = blackwell(2), blackwell(1)
     said = {"nvidia-smi": one.commands["nvidia-smi"].out}
-    assert verdicts(changed(two, said=said), "cards") == ["failed"]
+    assert verdicts(changed(two, outputs=said), "cards") == ["failed"]
 
 
 def test_a_grave_xid_fails_and_a_program_fault_does_not() -> None:
     lost = "NVRM: Xid (PCI:0000:23:00): 79, GPU has fallen off the bus.\n"
-    assert verdicts(changed(h200(), said={"dmesg": lost}), "Xid") == ["failed"]
+    assert verdicts(changed(h200(), outputs={"dmesg": lost}), "Xid") == ["failed"]
     fault = "NVRM: Xid (PCI:0000:23:00): 31, MMU Fault\n"
-    assert verdicts(changed(h200(), said={"dmesg": fault}), "Xid") == ["passed"]
+    assert verdicts(changed(h200(), outputs={"dmesg": fault}), "Xid") == ["passed"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ LITTLE = {"/proc/self/limits": "Max locked memory  8388608  8388608  bytes\n"}
 
 @pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_where_containers_run_their_own_limit_counts_and_not_that_of_the_login(engine: str) -> None:
-    capture = changed(blackwell(1), files=LITTLE, said={engine: "29.0.0\n"})
+    capture = changed(blackwell(1), files=LITTLE, outputs={engine: "29.0.0\n"})
     assert verdicts(capture, "memlock") == ["not applicable"]
     free = {"/proc/self/limits": "Max locked memory  unlimited  unlimited  bytes\n"}
     assert verdicts(changed(blackwell(1), files=free), "memlock") == ["passed"]
