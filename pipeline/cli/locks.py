@@ -319,8 +319,9 @@ def schema(what: str) -> None:
     from pipeline.attest.predicates import MODELS
     from pipeline.attest.trust import Trust
     from pipeline.gate.arch.spec import ArchSpec
+    from pipeline.gate.files import EngineSetup
     from pipeline.gate.numerics.cases import NumericsFile
-    from pipeline.gate.smem.cases import EngineSetup, GateFile
+    from pipeline.gate.smem.case_spec import GateFile
     from pipeline.spec.image import ImageSpec, PatchSeries
     from pipeline.verify.policy import Policy
     from pipeline.yaml_file import schema as text

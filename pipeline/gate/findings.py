@@ -13,6 +13,7 @@ from pipeline.gate.arch.facts import reader_digest
 from pipeline.gate.arch.report import ArchReport, Judged
 from pipeline.gate.arch.verdict import Verdict
 from pipeline.gate.evidence import Evidence, GateKind, Row, worst
+from pipeline.gate.files import gate_files
 from pipeline.gate.patches import PatchVerdict
 from pipeline.gate.sandbox.sandbox import find_sandbox
 from pipeline.gate.smem.environment import Environment
@@ -35,7 +36,7 @@ def smem_evidence(gate: ImageGate, result: GateResult) -> Evidence:
         gate="smem",
         arch=result.card.arch,
         verdict=result.verdict,
-        inputs={**_inputs(gate), "engine": result.engine_digest},
+        inputs={**_inputs(gate, "smem"), "engine": result.engine_digest},
         made_by=_compilers(gate.environment),
         card=result.card,
         summary={
@@ -57,7 +58,7 @@ def numerics_evidence(gate: ImageGate, result: GateResult) -> Evidence:
         gate="numerics",
         arch=result.card.arch,
         verdict=verdicts.get(found.verdict, "unknown"),
-        inputs={**_inputs(gate, "numerics.yaml"), "engine": result.engine_digest},
+        inputs={**_inputs(gate, "numerics"), "engine": result.engine_digest},
         made_by={**_compilers(gate.environment), **found.versions},
         card=result.card,
         summary={
@@ -107,7 +108,7 @@ def patch_evidence(gate: ImageGate, card: Card, found: Sequence[PatchVerdict]) -
         gate="patches",
         arch=card.arch,
         verdict=worst([row.verdict for row in rows]),
-        inputs={**_inputs(gate), "engine": gate.tree.digest},
+        inputs={**_inputs(gate, "patches"), "engine": gate.tree.digest},
         made_by=_compilers(gate.environment),
         card=card,
         rows=rows,
@@ -134,7 +135,7 @@ def arch_evidence(checkout: Checkout, image: str, report: ArchReport) -> Evidenc
         arch=report.arch,
         # an image without any CUDA code is fit for every card
         verdict=worst([row.verdict for row in rows] or ["passed"]),
-        inputs=_gate_files(checkout, image, "arch.yaml"),
+        inputs=_gate_files(checkout, image, "arch"),
         made_by={"sm120-pipeline": __version__, "reader": reader_digest()},
         summary={**report.summary, "accepted without need": list(report.unused)},
         rows=rows,
@@ -180,20 +181,17 @@ def unjudged(gate: GateKind, arch: str, error: PipelineError) -> Evidence:
     )
 
 
-def _gate_files(checkout: Checkout, image: str, *patterns: str) -> dict[str, str]:
-    folder = checkout.folder(image) / "gates"
-    paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
-    return {f"gates/{p.name}": sha256_of(p.read_bytes()) for p in paths}
+def _gate_files(checkout: Checkout, image: str, gate: GateKind) -> dict[str, str]:
+    files = gate_files(checkout, image, gate)
+    return {name: sha256_of(path.read_bytes()) for name, path in files.items()}
 
 
-def _inputs(gate: ImageGate, *more: str) -> dict[str, str]:
+def _inputs(gate: ImageGate, kind: GateKind) -> dict[str, str]:
     """Files that decide what is compiled, beyond the engine's own."""
     patches = [gate.patch_folder / spec.file for spec in gate.series.patches]
     wheels = gate.environment.facts.wheels
     return {
-        **_gate_files(
-            gate.context.checkout, gate.plan.spec.name, "engine.yaml", "smem-*.yaml", *more
-        ),
+        **_gate_files(gate.context.checkout, gate.plan.spec.name, kind),
         **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
         **{pin.file: f"sha256:{pin.sha256}" for pin in wheels},
     }

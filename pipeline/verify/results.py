@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pipeline.evidence.gate_result import TestResult
+from pipeline.gate.files import gate_files
 from pipeline.model import sha256_of, stays_below
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.verdict import Node, Verdict
-
-# What each gate reads of an image's folder, beyond patches.
-_CASES = {
-    "smem": ("engine.yaml", "smem-*.yaml"),
-    "numerics": ("engine.yaml", "smem-*.yaml", "numerics.yaml"),
-    "patches": ("engine.yaml", "smem-*.yaml"),
-    "arch": ("arch.yaml",),
-}
 
 
 def judge_tests(
@@ -48,14 +41,13 @@ def judge_tests(
 def _moved(found: TestResult, image: str, checkout: Checkout) -> list[str]:
     """Case files and patches that are not what the gate saw, and cases that it did not see."""
     saw = {item.name for item in found.configuration}
-    folder = checkout.folder(image) / "gates"
-    cases = {f"gates/{p.name}" for glob in _CASES.get(found.gate, ()) for p in folder.glob(glob)}
-    moved = sorted(cases - saw)
+    files = gate_files(checkout, image, found.gate)
+    moved = sorted(files.keys() - saw)
     for item in found.configuration:
-        if not item.name.startswith(("gates/", "patches/")):
+        if not item.name.startswith(("gates/", "common/gates/", "patches/")):
             continue
         try:
-            path = checkout.folder(image) / stays_below(item.name)
+            path = files.get(item.name) or checkout.folder(image) / stays_below(item.name)
             same = sha256_of(path.read_bytes()) == f"sha256:{item.digest.sha256}"
         except (OSError, ValueError):
             same = False

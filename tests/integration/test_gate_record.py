@@ -43,8 +43,8 @@ def test_sglang_s_extend_attention_moved_in_0_5_16_and_the_gate_says_where_it_is
 ) -> None:
     for name in ("images", "lockfiles"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    path = tmp_path / "images" / "sglang" / "gates" / "smem-extend-attention.yaml"
-    path.write_text(path.read_text().replace(f"{NEW}:extend_attention_fwd", OLD))
+    path = tmp_path / "images" / "common" / "gates" / "sglang" / "smem-extend-attention.yaml"
+    path.write_text(path.read_text().replace(f"      - {NEW}:extend_attention_fwd\n", ""))
     result = judged(tmp_path, big_store)
     words = {c["name"]: c["words"] for c in result["cases"]}["extend-mla-576-512"]
     assert f"has no {OLD}" in words

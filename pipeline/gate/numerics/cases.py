@@ -1,4 +1,4 @@
-"""`images/<name>/gates/numerics.yaml`: which cases are also run for their numbers, and how.
+"""`gates/numerics.yaml`: which cases are also run for their numbers, and how.
 
 The call is the case's own. What changes is the size, and what is in the tensors: nothing in it is
 left to chance, and every output starts as NaN, so that what is not written is not right.
@@ -7,25 +7,15 @@ left to chance, and every output starts as NaN, so that what is not written is n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, RootModel
 
 from pipeline.errors import GateInvalid, SpecInvalid
-from pipeline.gate.smem.cases import (
-    Argument,
-    Case,
-    CaseSpec,
-    Fill,
-    Gates,
-    Numerics,
-    Reference,
-    Rounding,
-    Word,
-    called,
-    expanded,
-    require_small,
-)
+from pipeline.gate.files import gate_files
+from pipeline.gate.smem.case_spec import Argument, CaseSpec, Fill, Reference, Rounding, Word, called
+from pipeline.gate.smem.cases import Case, Gates, Numerics, expanded, require_small
 from pipeline.model import Frozen, Name
 from pipeline.spec.checkout import Checkout
 from pipeline.yaml_file import read_yaml
@@ -53,29 +43,35 @@ class NumericsFile(RootModel[dict[Name, dict[Name, NumericsSpec]]]):
 
 def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Case]:
     """Every case of an image that is run for its numbers; none where the image has no such file."""
-    path = checkout.folder(image) / "gates" / "numerics.yaml"
-    if not path.is_file():
-        return []
-    try:
-        wanted = read_yaml(path, NumericsFile).root
-    except SpecInvalid as error:
-        raise GateInvalid(str(error)) from error
-    found: list[Case] = []
-    for gate, specs in wanted.items():
-        known = (
-            {spec.name: spec for spec in gates.gates[gate].whole_cases()}
-            if gate in gates.gates
-            else {}
-        )
-        for name, numerics in specs.items():
-            if name not in known:
-                raise GateInvalid(f"{path}: {gate}: there is no case {name!r}")
-            _require_same_call(f"{path}: {name}", known[name], numerics, gates.setup.package)
-            found += numeric(gate, known[name], numerics)
-    for case in found:
+    specs: dict[tuple[str, str], tuple[Path, NumericsSpec]] = {}
+    for path in gate_files(checkout, image, "numerics").values():
+        if path.name == "numerics.yaml":
+            specs |= _read(path)
+    known = {
+        (gate, spec.name): spec for gate, file in gates.gates.items() for spec in file.whole_cases()
+    }
+    cases: list[Case] = []
+    for (gate, name), (path, numerics) in specs.items():
+        if (gate, name) not in known:
+            raise GateInvalid(f"{path}: {gate}: there is no case {name!r}")
+        spec = known[gate, name]
+        _require_same_call(f"{path}: {name}", spec, numerics, gates.setup.package)
+        cases += numeric(gate, spec, numerics)
+    for case in cases:
         for argument in case.arguments.values():
             require_small(case.name, argument)
-    return found
+    return cases
+
+
+def _read(path: Path) -> dict[tuple[str, str], tuple[Path, NumericsSpec]]:
+    """A file's entries by gate and case; in an image's own file they replace the shared ones."""
+    try:
+        gates = read_yaml(path, NumericsFile).root
+    except SpecInvalid as error:
+        raise GateInvalid(str(error)) from error
+    return {
+        (gate, case): (path, spec) for gate, specs in gates.items() for case, spec in specs.items()
+    }
 
 
 def _require_same_call(where: str, spec: CaseSpec, numerics: NumericsSpec, package: str) -> None:

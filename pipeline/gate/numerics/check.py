@@ -11,7 +11,8 @@ import time
 from collections.abc import Sequence
 
 from pipeline.gate.numerics.cases import read_numeric_cases
-from pipeline.gate.smem.cases import Case, Rounding
+from pipeline.gate.smem.case_spec import Rounding
+from pipeline.gate.smem.cases import Case
 from pipeline.gate.smem.image_gate import ImageGate, chosen_cases
 from pipeline.gate.smem.results import (
     Answer,

@@ -20,8 +20,9 @@ from pydantic import ValidationError
 from pipeline import proc
 from pipeline.errors import Interrupted
 from pipeline.files import os_errors_explained, write_bytes
+from pipeline.gate.files import EngineSetup
 from pipeline.gate.sandbox.sandbox import Sandbox, find_sandbox, hide_environment
-from pipeline.gate.smem.cases import Case, EngineSetup, Gates
+from pipeline.gate.smem.cases import Case, Gates
 from pipeline.gate.smem.engine import EngineTree, modules_defining
 from pipeline.gate.smem.environment import Environment
 from pipeline.gate.smem.limits import Card

@@ -22,7 +22,7 @@ def build(argument: Json, made: Json, package: str) -> Any:
         return routed(value, made)
     if kind == "call":
         inner = {k: build(a, made, package) for k, a in value["arguments"].items()}
-        return find([value["function"]], package)(**inner)
+        return find(value["function"], package)(**inner)
     if kind == "dtype":
         return getattr(torch, value)
     if kind == "triton_dtype":

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from pipeline.assemble.plan import plan_image
 from pipeline.gate.arch.spec import ArchSpec
+from pipeline.gate.files import EngineSetup
 from pipeline.gate.numerics.cases import NumericsFile
-from pipeline.gate.smem.cases import EngineSetup, GateFile
+from pipeline.gate.smem.case_spec import GateFile
 from pipeline.lock.model import current_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import ImageSpec, PatchSeries
@@ -48,7 +49,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "engine": EngineSetup,
     "arch": ArchSpec,
 }
-GATE_FILES = sorted((CHECKOUT.root / "images").glob("*/gates/*.yaml"))
+GATE_FILES = sorted((CHECKOUT.root / "images").glob("*/gates/**/*.yaml"))
 
 
 def schema_of(path: Path) -> str:
@@ -64,7 +65,8 @@ def test_the_schemas_for_editors_are_those_of_the_code(name: str) -> None:
 @pytest.mark.parametrize("path", GATE_FILES, ids=lambda p: f"{p.parts[-3]}-{p.stem}")
 def test_a_gate_s_file_names_its_schema_and_fits_it(path: Path) -> None:
     text, kind = path.read_text(encoding="utf-8"), schema_of(path)
-    assert text.startswith(f"# yaml-language-server: $schema=../../{kind}.schema.json\n")
+    up = "../" * len(path.parent.relative_to(CHECKOUT.root / "images").parts)
+    assert text.startswith(f"# yaml-language-server: $schema={up}{kind}.schema.json\n")
     rules = json.loads(schema(MODELS[kind]))
     assert problems(yaml.safe_load(text), rules, rules) == []
 

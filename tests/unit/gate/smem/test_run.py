@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.gate.files import EngineSetup
 from pipeline.gate.smem import run
-from pipeline.gate.smem.cases import Case, EngineSetup
+from pipeline.gate.smem.cases import Case
 from pipeline.gate.smem.engine import EngineTree
 from pipeline.gate.smem.environment import Environment, EnvironmentFacts
 from pipeline.gate.smem.limits import card_for

@@ -1,0 +1,77 @@
+"""The files that an image's gates are written in: its own, and those that several images share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from pipeline.errors import GateInvalid, SpecInvalid
+from pipeline.model import Frozen, Name
+from pipeline.spec.checkout import Checkout
+from pipeline.yaml_file import read_yaml
+
+Module = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)
+]
+# What decides each gate's verdict. A patch that fits must also compute the right numbers.
+_CASES = ("engine.yaml", "smem-*.yaml")
+_FILES = {
+    "smem": _CASES,
+    "numerics": (*_CASES, "numerics.yaml"),
+    "patches": (*_CASES, "numerics.yaml"),
+    "arch": ("arch.yaml",),
+}
+_SHARED = "common/gates"
+
+
+class EngineSetup(Frozen):
+    """`gates/engine.yaml`: how the engine's package is imported outside its own server."""
+
+    package: Name
+    shared: Name | None = Field(
+        default=None,
+        description="a folder below images/common/gates whose case files this image has too",
+    )
+    bare: list[Module] = Field(
+        default=[],
+        description="packages whose __init__.py is skipped, because it starts the whole engine",
+    )
+    wheels: list[Name] = Field(
+        default=[],
+        description="wheels that the cases use, beyond torch, Triton and what those need",
+    )
+
+
+def read_setup(checkout: Checkout, image: str) -> EngineSetup:
+    """An image's engine.yaml; an image without one has no gates that call its engine."""
+    path = checkout.folder(image) / "gates" / "engine.yaml"
+    if not path.is_file():
+        raise GateInvalid(f"{image}: has no gates ({path.parent} holds no engine.yaml)")
+    setup = read_yaml(path, EngineSetup)
+    if setup.shared and not (checkout.folder(_SHARED) / setup.shared).is_dir():
+        raise GateInvalid(f"{path}: shared: images/{_SHARED}/{setup.shared} does not exist")
+    return setup
+
+
+def gate_files(checkout: Checkout, image: str, gate: str) -> dict[str, Path]:
+    """What decides a gate's verdict beside the image, by the name that evidence has for it.
+
+    Shared files come first and are named by their path below images/, the image's own by their
+    path below its folder.
+    """
+    folders = {"gates": checkout.folder(image) / "gates"}
+    try:
+        shared = read_setup(checkout, image).shared
+    except (GateInvalid, SpecInvalid):
+        shared = None
+    if shared:
+        name = f"{_SHARED}/{shared}"
+        folders = {name: checkout.folder(name), **folders}
+    return {
+        f"{name}/{path.name}": path
+        for name, folder in folders.items()
+        for pattern in _FILES.get(gate, ())
+        for path in sorted(folder.glob(pattern))
+    }
