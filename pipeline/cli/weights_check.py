@@ -19,7 +19,7 @@ from pipeline.errors import SpecInvalid, WeightsDamaged
 
 if TYPE_CHECKING:
     from pipeline.cli.statements import LeftBeside
-    from pipeline.weights.backing import Backing
+    from pipeline.weights.check.backing import Backing
     from pipeline.weights.check.repair import Repaired
     from pipeline.weights.check.verify import Checked, Report, Request
     from pipeline.weights.disk.survey import Finding
@@ -69,7 +69,7 @@ def verify(
     good or bad, is stated beside the files (.sm120/record.dsse.json), signed where there is a key.
     A statement that somebody else signed is left as it is.
     """
-    from pipeline.weights.backing import Backing
+    from pipeline.weights.check.backing import Backing
     from pipeline.weights.check.verify import Request
     from pipeline.weights.disk.hashing import cores
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipeline.fetch.http import Client
     from pipeline.spec.checkout import Checkout
     from pipeline.weights.hub import Hub
-    from pipeline.weights.locking import Looked, Move
+    from pipeline.weights.locking import LockResult, Move
     from pipeline.weights.model import FilePin, WeightsLock
 
 
@@ -92,7 +92,7 @@ def lock_sets(
         say_json(answers)
 
 
-def _look_up(checkout: Checkout, name: str) -> Looked:
+def _look_up(checkout: Checkout, name: str) -> LockResult:
     from pipeline.weights.locking import look_up
     from pipeline.weights.model import read_spec
     from pipeline.weights.transfer.fetch import fetch_range
@@ -138,7 +138,7 @@ def _write(checkout: Checkout, name: str, lock: WeightsLock) -> None:
     write_lock(lock_path(checkout, name), lock)
 
 
-def _answer(looked: Looked, moves: list[Move]) -> dict[str, object]:
+def _answer(looked: LockResult, moves: list[Move]) -> dict[str, object]:
     lock = looked.lock
     return {
         "name": lock.name,
@@ -151,7 +151,7 @@ def _answer(looked: Looked, moves: list[Move]) -> dict[str, object]:
     }
 
 
-def _say(looked: Looked, moves: list[Move], only_diff: bool) -> None:
+def _say(looked: LockResult, moves: list[Move], only_diff: bool) -> None:
     lock = looked.lock
     for warning in looked.warnings:
         log.say(f"warning: {warning}")

@@ -14,7 +14,7 @@ from pipeline.errors import UnknownImage
 
 if TYPE_CHECKING:
     from pipeline.spec.checkout import Checkout
-    from pipeline.weights.backing import Backing
+    from pipeline.weights.check.backing import Backing
     from pipeline.weights.place import Place
 
 
@@ -41,7 +41,7 @@ def backing_of(context: click.Context, place: Place, *, strict: bool = True) -> 
     Unless `strict`, a checkout that has moved on to another revision is only named.
     """
     from pipeline.errors import LockStale
-    from pipeline.weights.backing import Backing, checkout_backing
+    from pipeline.weights.check.backing import Backing, checkout_backing
 
     try:
         return checkout_backing(place, checkout_or_none(context))

@@ -101,7 +101,7 @@ def _keeper(served: ServedSets) -> Keeper:
     keeper.trust_receipts(proved_identities)
     if left := sum(held.pin.size_bytes for held in served.files if held.state == "unproved"):
         log.say(f"{log.size(left)} are to be proved first; `sm120 weights verify` does so for good")
-        keeper.tell = log.LineBar("proving", left).advance
+        keeper.advance = log.LineBar("proving", left).advance
     return keeper
 
 

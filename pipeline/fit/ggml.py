@@ -15,7 +15,7 @@ class GgmlType:
     name: str
     values: int
     n_bytes: int
-    row_scaled: bool = False  # a few bytes more for each row; the file's own layout says how many
+    row_scaled: bool = False  # a few bytes more for each row; the file's own offsets show how many
 
     def size(self, weights: int) -> int:
         """Bytes of that many weights, without what rows may carry."""

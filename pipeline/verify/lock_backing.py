@@ -11,7 +11,8 @@ from pipeline.errors import LockEdited, ModelSignatureInvalid
 from pipeline.model import sha256_of
 from pipeline.verify.signature import judge_signatures
 from pipeline.verify.weights import signer_of
-from pipeline.weights.backing import Backing, some
+from pipeline.weights.check.backing import Backing
+from pipeline.weights.disk.survey import some
 from pipeline.weights.model import dump
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing

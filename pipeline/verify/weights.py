@@ -17,7 +17,7 @@ from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
-from pipeline.weights.backing import checkout_backing
+from pipeline.weights.check.backing import checkout_backing
 from pipeline.weights.check.verify import Request, verify
 from pipeline.weights.disk.receipt import check_by_receipt
 from pipeline.weights.place import Place

@@ -1,7 +1,7 @@
 """The Hub, a mirror or a neighbour: which commit a revision names, and which files it has.
 
 Endpoint, token and offline mode are read as the Hub's own client reads them. A listing must not
-go round in circles, nor go on for ever, nor lead away from the endpoint with our token.
+have pages that repeat, pages without end, or pages elsewhere that would get our token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.weights.model import MOST_FILES, FilePin
 ATTEMPTS = 5
 MOST_PAGE_BYTES = 64 << 20
 _MOST_PAGES = 1000
-_MOST_ENTRIES = 5 * MOST_FILES  # folders are listed, too
+_MOST_ENTRIES = 5 * MOST_FILES  # folders are listed too
 _YES = ("1", "on", "yes", "true")
 _HEX = frozenset("0123456789abcdef")
 
@@ -48,7 +48,7 @@ def endpoint() -> str:
 
 
 def _default_endpoint() -> str:
-    """The Hub's address, which its own library knows; that cannot be loaded with a wrong one."""
+    """From the Hub's own library, imported late: importing it fails if HF_ENDPOINT is malformed."""
     from huggingface_hub import constants
 
     return constants.ENDPOINT
@@ -56,15 +56,15 @@ def _default_endpoint() -> str:
 
 def is_offline() -> bool:
     """HF_HUB_OFFLINE, as the Hub's own client understands it."""
-    return _says_yes("HF_HUB_OFFLINE") or _says_yes("TRANSFORMERS_OFFLINE")
+    return _is_on("HF_HUB_OFFLINE") or _is_on("TRANSFORMERS_OFFLINE")
 
 
-def _says_yes(name: str) -> bool:
+def _is_on(name: str) -> bool:
     return os.environ.get(name, "").lower() in _YES
 
 
 class _Part(BaseModel):
-    """Closed for what is used, open for what is not."""
+    """Strict about the fields that are used; the Hub may add others."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -84,7 +84,7 @@ class _Entry(_Part):
 
 
 class Hub:
-    """Questions about repositories; every answer is checked before it is believed."""
+    """Questions about repositories; every answer is checked before it is used."""
 
     def __init__(
         self,
@@ -105,20 +105,20 @@ class Hub:
         info = _value(repository, self._ask(repository, place), any_int=True)
         commit = info.get("sha") if isinstance(info, dict) else None
         if not isinstance(commit, str) or len(commit) != 40 or set(commit) - _HEX:
-            raise HubBroken(f"{repository}: {revision} is said to be commit {str(commit)[:50]!r}")
+            raise HubBroken(f"{repository}: {revision} has no commit but {str(commit)[:50]!r}")
         return commit
 
     def files(self, repository: str, commit: str) -> list[FilePin]:
         """Every file of a commit, with its size and the hash that the Hub knows it by."""
         pins: dict[str, FilePin] = {}
-        for n_entries, found in enumerate(self._entries(repository, commit), 1):
+        for n_entries, entry in enumerate(self._entries(repository, commit), 1):
             if len(pins) > MOST_FILES or n_entries > _MOST_ENTRIES:
                 raise HubBroken(f"{repository}: more than {MOST_FILES} files are listed")
-            if not isinstance(found, dict) or not isinstance(found.get("type"), str):
-                raise HubBroken(f"{repository}: lists what is neither a file nor a folder")
-            if found["type"] != "file":
+            if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
+                raise HubBroken(f"{repository}: its listing has an entry without a type")
+            if entry["type"] != "file":
                 continue
-            pin = _pin(repository, found)
+            pin = _pin(repository, entry)
             if pin.path in pins:
                 raise HubBroken(f"{repository}: {pin.path!r} is listed twice")
             pins[pin.path] = pin
@@ -136,7 +136,7 @@ class Hub:
             reply = self._ask(repository, place)
             entries = _value(repository, reply)
             if not isinstance(entries, list):
-                raise HubBroken(f"{repository}: the answer makes no sense (no list of files)")
+                raise HubBroken(f"{repository}: the answer is not a list of files")
             yield from entries
             place = self._next_page(repository, reply)
 
@@ -150,11 +150,13 @@ class Hub:
             raise HubBroken(f"{repository}: a page {error}") from error
         if origin_of(place) != origin_of(self.endpoint):
             where = urlsplit(place).netloc
-            raise HubBroken(f"{repository}: a page leads to {where}, which our token is not for")
+            raise HubBroken(
+                f"{repository}: the next page is at {where}, which must not get our token"
+            )
         return place
 
     def _ask(self, repository: str, url: str) -> Reply:
-        """Try again what may pass; give every other failure its own error."""
+        """Try again what may pass; every other failure has its own error."""
         login = f"Bearer {self.token}" if self.token else ""
         error: PipelineError
         for attempt in range(ATTEMPTS):
@@ -180,7 +182,7 @@ def _value(repository: str, reply: Reply, *, any_int: bool = False) -> Any:
     try:
         return read_json(reply.data, most_bytes=MOST_PAGE_BYTES, any_int=any_int)
     except JsonInvalid as error:
-        raise HubBroken(f"{repository}: the answer makes no sense ({error})") from error
+        raise HubBroken(f"{repository}: the answer is not valid JSON ({error})") from error
 
 
 def _failure(repository: str, error: NetError) -> PipelineError:
@@ -191,41 +193,41 @@ def _failure(repository: str, error: NetError) -> PipelineError:
     return unreachable(error)
 
 
-def _pin(repository: str, found: dict[str, Any]) -> FilePin:
+def _pin(repository: str, listed: dict[str, Any]) -> FilePin:
     try:
-        entry = _Entry.model_validate(found)
+        entry = _Entry.model_validate(listed)
         if entry.lfs is None:
             return FilePin(path=entry.path, size_bytes=entry.size, git_sha1=entry.oid)
         if entry.lfs.size != entry.size:
-            raise HubBroken(f"{repository}: {entry.path} is said to have two sizes")
+            raise HubBroken(f"{repository}: {entry.path} is listed with two sizes")
         return FilePin(path=entry.path, size_bytes=entry.size, sha256=entry.lfs.oid)
     except ValidationError as error:
         first = error.errors()[0]
-        words = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise HubBroken(f"{repository}: {str(found.get('path'))[:100]!r}: {words}") from error
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise HubBroken(f"{repository}: {str(listed.get('path'))[:100]!r}: {reason}") from error
 
 
 def _refusal(repository: str, reply: Reply) -> PipelineError:
     status, code = reply.status, reply.header("X-Error-Code")
     if code == "GatedRepo":
-        return HubRefused(f"{repository}: is gated, and not open to this user")
+        return HubRefused(f"{repository}: is gated, and this user has no access")
     if code == "RevisionNotFound":
         return HubRefused(
             f"{repository}: has no such revision", "Correct `revision` in the weights spec."
         )
-    # the Hub does not tell a stranger whether a repository is private or not there
+    # the Hub does not show who may not read a repository whether it exists
     if code == "RepoNotFound" or status == 401:
-        return HubRefused(f"{repository}: is not there, or not for this user ({status})")
+        return HubRefused(f"{repository}: does not exist, or this user has no access ({status})")
     if status == 403:
         return HubRefused(f"{repository}: the Hub answers {status}")
     return SourceUnreachable(f"{repository}: the Hub answers {status}")
 
 
 def saved_token() -> str | None:
-    """HF_TOKEN, or what `hf auth login` left; none where the user forbids to send it unasked."""
-    if _says_yes("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+    """HF_TOKEN, or what `hf auth login` left; none where HF_HUB_DISABLE_IMPLICIT_TOKEN is set."""
+    if _is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return None
-    # it knows all the places where a login may lie, but cannot be loaded with a wrong endpoint
+    # the library knows all the places of a login, but importing it fails with a wrong endpoint
     endpoint()
     from huggingface_hub import get_token
 
@@ -234,4 +236,4 @@ def saved_token() -> str | None:
 
 def may_use_xet() -> bool:
     """Whether the user has not switched it off."""
-    return not _says_yes("HF_HUB_DISABLE_XET")
+    return not _is_on("HF_HUB_DISABLE_XET")

@@ -1,10 +1,12 @@
-"""From a weights spec to its lock: what the Hub says at one commit, checked against itself."""
+"""From a weights spec to its lock: what the Hub lists at one commit, checked for contradictions."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
+
+from pydantic import ValidationError
 
 from pipeline.errors import DigestMismatch, HubBroken, RevisionMoved, SpecInvalid
 from pipeline.foreign_json import JsonInvalid, read_json
@@ -19,15 +21,15 @@ Fetch = Callable[[FilePin, str], bytes]
 
 
 class Catalogue(Protocol):
-    """What a lock is made from."""
+    """The part of the Hub that a lock is made from."""
 
     def commit_of(self, repository: str, revision: str) -> str: ...
 
     def files(self, repository: str, commit: str) -> list[FilePin]: ...
 
 
-class Looked(Frozen):
-    """A new lock, and what its maker should know before using it."""
+class LockResult(Frozen):
+    """A new lock, and what the user should know before using it."""
 
     lock: WeightsLock
     warnings: list[str]
@@ -44,21 +46,23 @@ class Move(Frozen):
     after_bytes: int | None = None
 
 
-def look_up(spec: WeightsSpec, hub: Catalogue, fetch: Fetch) -> Looked:
+def look_up(spec: WeightsSpec, hub: Catalogue, fetch: Fetch) -> LockResult:
     """The lock that answers a spec today; `fetch` reads a small file at a commit, as it comes."""
     commit = hub.commit_of(spec.repository, spec.revision)
     if _COMMIT.fullmatch(spec.revision) and commit != spec.revision:
-        raise HubBroken(f"{spec.repository}: commit {spec.revision} is said to be {commit}")
+        raise HubBroken(
+            f"{spec.repository}: the Hub answers commit {commit} when asked for {spec.revision}"
+        )
     listed = hub.files(spec.repository, commit)
     wanted = [pin for pin in listed if spec.wants(pin.path)]
     if not wanted:
         raise SpecInvalid(
-            f"{spec.name}: include and exclude leave none of {len(listed)} files",
+            f"{spec.name}: include and exclude leave out all of {len(listed)} files",
             f"Correct them in lockfiles/weights/{spec.name}.yaml.",
         )
     warnings = [w for pin in wanted for w in _index_warnings(pin, commit, listed, wanted, fetch)]
     warnings += _split_warnings(wanted)
-    # asked again at the end: what was read in between belongs together only if nothing moved
+    # asked again at the end: what was read in between belongs together only if the branch stood
     now = hub.commit_of(spec.repository, spec.revision)
     if now != commit:
         raise RevisionMoved(
@@ -66,11 +70,11 @@ def look_up(spec: WeightsSpec, hub: Catalogue, fetch: Fetch) -> Looked:
             "Nothing was written. Lock again; or name a commit as the spec's revision.",
         )
     try:
-        return Looked(lock=sealed(spec, commit, wanted), warnings=warnings)
-    except ValueError as error:
-        words = " ".join(str(error).split())
+        return LockResult(lock=sealed(spec, commit, wanted), warnings=warnings)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise HubBroken(
-            f"{spec.repository}: its files cannot lie in one folder: {words}"
+            f"{spec.repository}: its files cannot lie in one folder: {reason}"
         ) from error
 
 
@@ -100,11 +104,11 @@ def _index_warnings(
 
 def checked(pin: FilePin, data: bytes) -> bytes:
     """The bytes, if they are the pin's."""
-    found = pin.new_hash()
-    found.update(data)
-    if len(data) != pin.size_bytes or found.hexdigest() != pin.want:
+    hasher = pin.new_hash()
+    hasher.update(data)
+    if len(data) != pin.size_bytes or hasher.hexdigest() != pin.want:
         raise DigestMismatch(
-            f"{pin.path}: listed as {pin.want}, received {found.hexdigest()}",
+            f"{pin.path}: listed as {pin.want}, received {hasher.hexdigest()}",
             "Nothing was written. Try again, or another HF_ENDPOINT.",
         )
     return data
@@ -114,9 +118,9 @@ def _shards(pin: FilePin, data: bytes) -> set[str]:
     try:
         shards = set(read_json(data, most_bytes=MOST_INDEX_BYTES)["weight_map"].values())
     except (JsonInvalid, KeyError, TypeError, AttributeError) as error:
-        raise HubBroken(f"{pin.path}: is not an index of shards") from error
+        raise HubBroken(f"{pin.path}: is not an index of safetensors shards") from error
     if not all(isinstance(shard, str) for shard in shards):
-        raise HubBroken(f"{pin.path}: is not an index of shards")
+        raise HubBroken(f"{pin.path}: is not an index of safetensors shards")
     return shards
 
 
@@ -124,9 +128,9 @@ def _split_warnings(wanted: Sequence[FilePin]) -> list[str]:
     """Files named `x-00001-of-00003` of which not all are there."""
     sets: dict[tuple[str, str, str], set[int]] = {}
     for pin in wanted:
-        if found := _SPLIT.fullmatch(pin.path):
-            key = (found["stem"], found["of"], found["end"])
-            sets.setdefault(key, set()).add(int(found["at"]))
+        if part := _SPLIT.fullmatch(pin.path):
+            key = (part["stem"], part["of"], part["end"])
+            sets.setdefault(key, set()).add(int(part["at"]))
     return [
         f"{stem}-*-of-{of}{end}: only {len(parts)} of {int(of)} parts"
         for (stem, of, end), parts in sorted(sets.items())
@@ -138,8 +142,8 @@ def diff_locks(old: WeightsLock | None, new: WeightsLock) -> list[Move]:
     """What moves from one lock to the next."""
     before = {pin.path: pin for pin in old.files} if old else {}
     after = {pin.path: pin for pin in new.files}
-    found = (_move(path, before.get(path), after.get(path)) for path in {**before, **after})
-    moves = sorted((move for move in found if move), key=lambda move: move.path)
+    rows = (_move(path, before.get(path), after.get(path)) for path in {**before, **after})
+    moves = sorted((move for move in rows if move), key=lambda move: move.path)
     if old is None or old.commit != new.commit:
         head = Move(kind="commit", path="", before=old.commit if old else None, after=new.commit)
         return [head, *moves]

@@ -32,22 +32,22 @@ from pipeline.yaml_file import read_yaml
 
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-MOST_FILES = 20_000
+MOST_FILES = 20_000  # a bound for hostile listings; Kimi K2.6 has 96
 _MOST_FILE_BYTES = 1 << 44  # a file of 16 TiB is the largest that ext4 takes
 _MOST_NAME_BYTES = 255  # and this the longest name
-_NEVER_OURS = ".sm120"  # the folder in which fetches and receipts are kept
+_OWN_FOLDER = ".sm120"  # where fetches and receipts are kept beside the files
 
 
 def _is_plain(path: str) -> str:
     """Spaces and letters of any script, but nothing that a terminal or a disk would act on."""
     if "\\" in path or any(unicodedata.category(c)[0] == "C" for c in path):
-        raise ValueError("holds a character that no file name may have")
+        raise ValueError("has a character that is not allowed in a file name")
     if unicodedata.normalize("NFC", path) != path:
-        raise ValueError("is not in Unicode's normal form")
+        raise ValueError("is not in Unicode normal form C")
     if any(len(part.encode()) > _MOST_NAME_BYTES for part in path.split("/")):
-        raise ValueError("holds a name that is longer than a disk can have")
-    if path.split("/")[0].casefold() == _NEVER_OURS:
-        raise ValueError(f"{_NEVER_OURS} is this tool's own folder")
+        raise ValueError("has a name of more than 255 bytes, the most that disks take")
+    if path.split("/")[0].casefold() == _OWN_FOLDER:
+        raise ValueError(f"{_OWN_FOLDER} is this tool's own folder")
     return path
 
 
@@ -78,7 +78,7 @@ class WeightsSpec(Frozen):
         return not any(fnmatchcase(path, pattern) for pattern in self.exclude)
 
     def lock_digest(self) -> str:
-        """What a lock answers: everything but the words for people."""
+        """What a lock answers: everything but the description."""
         return sha256_of(canonical_json(self.model_dump(exclude={"about"})))
 
 
@@ -109,7 +109,7 @@ class FilePin(Frozen):
 
 
 class WeightsLock(Sealed):
-    """Every file of a set at one commit. It says nothing of where the bytes come from."""
+    """Every file of a set at one commit. Where the bytes come from is not part of it."""
 
     format: Literal[1] = 1
     name: Name
@@ -123,7 +123,7 @@ class WeightsLock(Sealed):
     def _names_each_path_once(self) -> WeightsLock:
         folded = [pin.path.casefold() for pin in self.files]
         if len(set(folded)) != len(folded):
-            raise ValueError("two files have one name (letter case aside)")
+            raise ValueError("two files have the same name (letter case aside)")
         folders = {path.rpartition("/")[0] for path in folded}
         parents = {f[: i or len(f)] for f in folders for i, c in enumerate(f + "/") if c == "/"}
         if clash := parents & set(folded):
@@ -178,9 +178,9 @@ def lock_path(checkout: Checkout, name: str) -> Path:
 
 
 def spec_names(checkout: Checkout) -> list[str]:
-    """All sets that are asked for, sorted."""
-    found = (checkout.root / "lockfiles" / "weights").glob("*.yaml")
-    return sorted(p.stem for p in found if not p.name.endswith(".lock.yaml"))
+    """The names of all weights specs, sorted."""
+    paths = (checkout.root / "lockfiles" / "weights").glob("*.yaml")
+    return sorted(p.stem for p in paths if not p.name.endswith(".lock.yaml"))
 
 
 def read_spec(checkout: Checkout, name: str) -> WeightsSpec:
@@ -206,18 +206,18 @@ def read_lock(path: Path) -> WeightsLock:
 
 
 def kept_locks(checkout: Checkout) -> list[WeightsLock]:
-    """Every lock of the checkout that can be read; the others are named and passed over."""
+    """Every lock of the checkout that can be read; the others are reported and skipped."""
     locks = []
     for path in sorted((checkout.root / "lockfiles" / "weights").glob("*.lock.yaml")):
         try:
             locks.append(read_lock(path))
         except LockEdited as error:
-            log.say(f"passed over: {error}")
+            log.say(f"skipped: {error}")
     return locks
 
 
 def current_lock(checkout: Checkout, name: str) -> WeightsLock:
-    """A set's lock, proved to answer today's spec."""
+    """A set's lock, if it was made for today's spec."""
     spec, path = read_spec(checkout, name), lock_path(checkout, name)
     lock = read_lock(path)
     if lock.name != name or lock.repository != spec.repository:

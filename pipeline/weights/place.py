@@ -4,8 +4,8 @@ Beside the files stands `.sm120/` with a copy of the lock, so that a folder can 
 machine that has neither network nor checkout, the partial files of a fetch, and the receipt.
 
 In the Hub's layout a repository is `models--org--name` with `blobs/HASH` and, for each commit,
-`snapshots/COMMIT` full of links to them. `hf download` prints the path of a snapshot, people name
-the cache itself or a repository: each of the three is understood.
+`snapshots/COMMIT` full of links to them. `hf download` prints the path of a snapshot, people also
+name the cache or a repository: all three are accepted.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> Place:
     A folder that already is a part of a Hub cache is used as that: a plain file in the place of a
     link would take the bytes from under the other snapshots.
     """
-    if found := in_hub_cache(folder):
-        _require_its_own(found, lock)
-        return Place(found.root, lock, hub_cache=True)
+    if cached := in_hub_cache(folder):
+        _require_its_own(cached, lock)
+        return Place(cached.root, lock, hub_cache=True)
     if not hub_cache:
         return Place(folder, lock)
     name = cache_name(lock)
@@ -139,17 +139,17 @@ def lock_place(folder: Path, lock: WeightsLock) -> Place:
     return new_place(folder, lock, hub_cache=False)
 
 
-def _require_its_own(found: CachePath, lock: WeightsLock) -> None:
-    name, wanted = found.root.resolve().name, cache_name(lock)
+def _require_its_own(cached: CachePath, lock: WeightsLock) -> None:
+    name, wanted = cached.root.resolve().name, cache_name(lock)
     if name.startswith(_MODELS) and name != wanted:
         raise WeightsUnknown(
-            f"{found.root}: is the cache of {found.repository}, the lock {lock.name} is of"
+            f"{cached.root}: is the cache of {cached.repository}, the lock {lock.name} is of"
             f" {lock.repository}",
             f"Name the folder {wanted}, or the lock of the set that is here.",
         )
-    if found.commit not in ("", lock.commit):
+    if cached.commit not in ("", lock.commit):
         raise WeightsUnknown(
-            f"{found.root}: the snapshot is {found.commit}, the lock {lock.name} is of"
+            f"{cached.root}: the snapshot is {cached.commit}, the lock {lock.name} is of"
             f" {lock.commit}",
             f"Name {_SNAPSHOTS}/{lock.commit}, or the lock of the revision that is here.",
         )
@@ -164,10 +164,10 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place
     here = in_hub_cache(folder)
     commit = here.commit if here else ""
     beside = list({(p.root, p.lock.name): p for p in _beside(folder, here)}.values())
-    found = [p for p in beside if commit in ("", p.lock.commit)]
-    found = found or [p for p in _known(folder, here, known) if commit in ("", p.lock.commit)]
-    if found:
-        return found
+    places = [p for p in beside if commit in ("", p.lock.commit)]
+    places = places or [p for p in _known(folder, here, known) if commit in ("", p.lock.commit)]
+    if places:
+        return places
     if beside:
         others = ", ".join(f"{p.lock.name} at {p.lock.commit}" for p in beside)
         raise WeightsUnknown(
@@ -175,7 +175,7 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place
             f"Name {_SNAPSHOTS}/{beside[0].lock.commit}, or give this revision's lock as --lock.",
         )
     raise WeightsUnknown(
-        f"{folder}: holds no locked weights ({STATE}/lock.yaml is not there)", _hint_for(folder)
+        f"{folder}: has no locked weights ({STATE}/lock.yaml is missing)", _hint_for(folder)
     )
 
 
@@ -214,7 +214,7 @@ def snapshots_in(folder: Path) -> list[Path]:
 
 def _hint_for(folder: Path) -> str:
     for parent in folder.resolve().parents:
-        if found := in_hub_cache(parent):
-            named = found.root / _SNAPSHOTS / found.commit if found.commit else found.root
+        if cached := in_hub_cache(parent):
+            named = cached.root / _SNAPSHOTS / cached.commit if cached.commit else cached.root
             return f"It lies in a Hub cache: name {named}, and give --lock where it has none."
     return "Name the folder that `sm120 weights fetch --to` made, or give --lock."

@@ -383,7 +383,7 @@ def test_a_flipped_byte_never_reaches_hf(hf: Hf, tmp_path: Path) -> None:
             server.endpoint, "download", "org/tiny", "model.safetensors", "--local-dir", "got"
         )
         assert code != 0, said
-        assert "not the locked ones" in server.log
+        assert "does not have the locked bytes" in server.log
         assert server.health()["status"] == "damaged"
 
 

@@ -1,8 +1,8 @@
-"""Reading everything again every N days, a slice each night, so that rot is found early.
+"""Reading everything again every N days, a slice each night, so that disk rot shows early.
 
-Rot moves no time stamp: only reading finds it, and only from the disk, not from memory. A slice
-is those files that were read longest ago. What was read when lies beside the files, so nights may
-be missed, files added and disks moved. Under systemd also set `IOSchedulingClass=idle`.
+Rot changes no time stamp: only reading shows it, and only from the disk, not from the page cache.
+A slice is the files that were read longest ago. When each was read is kept beside the files, so
+nights may be missed, files added and disks moved. Under systemd also set `IOSchedulingClass=idle`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from pipeline.weights.place import Place
 
 DAY_S = 86_400
 CATCH_UP_NIGHTS = 7  # after a holiday, a week's reading in one night at the most
+# ioprio_set(2) has no wrapper in libc or Python: its number, and the class "idle"
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IDLE_CLASS = 3 << 13
 _MOST_BYTES = 64 << 20
 
 
 class Page(Frozen):
-    """What is known of one file: when it was first seen, last read well, or found bad."""
+    """What is known of one file: when it was first seen, last read well, or why it is bad."""
 
     want: str
     seen_s: int
     read_s: int | None = None
     bad: Finding | None = None
-    bad_as: Identity | None = None  # the file that was found bad: not read again until it moves
+    bad_as: Identity | None = None  # the bad file: not read again until it changes
 
 
 class Book(Frozen):
@@ -66,7 +67,7 @@ class Slice(Frozen):
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast to go round."""
+    """How fast to read the whole set."""
 
     every_days: int
     budget_bytes: int | None = None
@@ -107,12 +108,12 @@ def _slice(
     book: Book,
     names: Collection[str],
     spent: int,
-    found: list[Finding],
+    new: list[Finding],
     now_s: int,
 ) -> Slice:
     ages = {path: now_s - (page.read_s or page.seen_s) for path, page in book.files.items()}
     known = [page.bad for page in book.files.values() if page.bad]
-    findings = {(f.path, f.kind): f for f in [*known, *found]}
+    findings = {(f.path, f.kind): f for f in [*known, *new]}
     return Slice(
         name=place.lock.name,
         root=str(place.root),

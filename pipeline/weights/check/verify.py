@@ -1,4 +1,4 @@
-"""Proving a folder against its lock: offline, on all cores, every file named that is not right."""
+"""Checking a folder against its lock: offline, on all cores; every file that differs is named."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Request:
 
     only: tuple[str, ...] = ()
     paths: frozenset[str] | None = None  # exactly these, if given
-    full: bool = False  # believe no receipt
-    direct: bool = False  # ask the disk, not the memory that caches it
+    full: bool = False  # use no receipt
+    direct: bool = False  # read from the disk, not from the page cache
     jobs: int = field(default_factory=cores)
 
     def chosen(self, lock: WeightsLock) -> list[FilePin]:
@@ -44,7 +44,7 @@ class Request:
 
 
 class Report(Frozen):
-    """What a verify found out about one place."""
+    """The result of verifying one place."""
 
     name: str
     commit: str
@@ -76,7 +76,7 @@ class Checked:
 
 
 def verify(place: Place, request: Request, neighbours: Collection[Place] = ()) -> Checked:
-    """Look at every chosen file; read those that no receipt vouches for."""
+    """Check every chosen file; read those that no receipt proves."""
     start = time.monotonic()
     pins = request.chosen(place.lock)
     since_ns = receipt.disk_time_ns(place)
@@ -129,7 +129,7 @@ class _Reader:
         self.proved: list[tuple[FilePin, Reading]] = []
         self.readings: dict[str, Reading] = {}
         self.findings: list[Finding] = []
-        self.unjudged: set[str] = set()  # the machine failed, not the file: an old proof holds
+        self.unjudged: set[str] = set()  # the machine failed, not the file: an old proof stays
 
     def read(self, todo: list[Present]) -> None:
         """The largest first, so that no core is left alone with a big one at the end."""

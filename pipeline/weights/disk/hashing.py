@@ -1,7 +1,7 @@
 """Reading a file once, at the disk's speed: its hash, and what the hash was after each block.
 
-The hash at the end is the proof. Those on the way, its marks, say later *where* a file has
-changed; the hash has them anyway, so they cost nothing (a CRC of each block took 5 % more).
+The hash at the end is the proof. Those on the way, the marks, show later *where* a file has
+changed. They are free, for the hash passes through them anyway (a CRC of each block took 5 % more).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.weights.disk.mapped import mapped_chunks
 BLOCK_BYTES = 4 << 20
 MARK_CHARS = 16
 _READ_BYTES = 1 << 20  # enough for the disk, and still in the core's own cache when it is hashed
-_WINDOW_BYTES = 16 << 20  # what is given back to the page cache, and said to the bar, at once
+_WINDOW_BYTES = 16 << 20  # the step for giving back page cache and for the progress bar
 
 Advance = Callable[[int], None]
 Item = TypeVar("Item")
@@ -52,7 +52,7 @@ class NotPlain(OSError):
     """Something other than a file: a folder, a pipe, a device."""
 
 
-# Of the machine, not of a file: who meets them knows nothing of the file's bytes.
+# Errors of the machine, not of a file: they prove nothing about the file's bytes.
 MACHINE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -102,7 +102,7 @@ def read_file(
 
 
 def _open(path: Path, direct: bool) -> tuple[int, bool]:
-    """Never through a link, and never waiting for the other end of a pipe."""
+    """Never through a link, and never blocking on a pipe."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     if direct and (opened := _open_direct(path, flags)) is not None:
         return opened, True
@@ -115,7 +115,7 @@ def _open(path: Path, direct: bool) -> tuple[int, bool]:
 
 
 def _open_direct(path: Path, flags: int) -> int | None:
-    """Past the page cache, where the file system can; an error of the file itself comes later."""
+    """Past the page cache, where the file system can; errors of the file itself show later."""
     try:
         handle = os.open(path, flags | os.O_DIRECT)
     except OSError:
@@ -130,25 +130,25 @@ def _open_direct(path: Path, flags: int) -> int | None:
 
 
 def _cached_windows(handle: int, size_bytes: int) -> set[int]:
-    """Which parts someone already keeps in memory: those are not ours to give back."""
+    """Which windows are in the page cache already: others use those, they are not given back."""
     probe = bytearray(1)
-    found = set()
+    cached = set()
     for window in range(0, size_bytes, _WINDOW_BYTES):
         middle = window + min(_WINDOW_BYTES, size_bytes - window) // 2
         try:
             os.preadv(handle, [probe], middle, os.RWF_NOWAIT)
         except BlockingIOError:
             continue
-        except OSError:  # the file system cannot say: leave its cache alone
+        except OSError:  # the file system does not support the question: leave its cache alone
             return set(range(0, size_bytes, _WINDOW_BYTES))
-        found.add(window)
-    return found
+        cached.add(window)
+    return cached
 
 
 def _chunks(handle: int, size_bytes: int, cached: set[int]) -> Iterator[memoryview]:
     """All bytes in order: mapped where they are in memory already, else read.
 
-    No chunk crosses a block's border, and each is let go of before the next.
+    No chunk crosses a block's border, and each is released before the next.
     """
     with memoryview(mmap.mmap(-1, _READ_BYTES)) as buffer:  # on a page's border, for O_DIRECT
         for start in range(0, size_bytes, _WINDOW_BYTES):
@@ -175,9 +175,9 @@ def _read_chunks(handle: int, at: int, stop: int, buffer: memoryview) -> Iterato
 def _pass_over(
     chunks: Iterator[memoryview], hasher: Hasher, advance: Advance, stop: threading.Event
 ) -> tuple[str, ...]:
-    """Feed everything to the hash; returns its marks."""
+    """Hash everything; returns the marks."""
     marks: list[str] = []
-    at = said = 0
+    at = reported = 0
     for chunk in chunks:
         with chunk:
             if stop.is_set():
@@ -186,17 +186,17 @@ def _pass_over(
             at += len(chunk)
         if at % BLOCK_BYTES == 0:
             marks.append(mark_of(hasher))
-        if at - said >= _WINDOW_BYTES:
-            advance(at - said)
-            said = at
+        if at - reported >= _WINDOW_BYTES:
+            advance(at - reported)
+            reported = at
     if at % BLOCK_BYTES:
         marks.append(mark_of(hasher))
-    advance(at - said)
+    advance(at - reported)
     return tuple(marks)
 
 
 def mark_of(hasher: Hasher) -> str:
-    """The hash of all bytes so far, cut short: it only tells places, it proves nothing."""
+    """The hash of all bytes so far, cut short: enough to tell blocks apart, no proof."""
     return hasher.hexdigest()[:MARK_CHARS]
 
 

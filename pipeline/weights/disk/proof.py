@@ -1,4 +1,4 @@
-"""What makes a file on disk proved: its bytes were hashed while its identity stood still."""
+"""Proving an open file: its bytes are hashed while its identity stays the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.weights.place import Place
 
 _BLOCK_BYTES = 1 << 20
 # These are about the file. All others (EMFILE, ENFILE, ENOMEM, EIO, ESTALE) are about the machine.
-_SAYS_WHAT_IT_IS = {
+_FILE_ERRORS = {
     *(errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG),
     *(errno.EACCES, errno.EPERM),
 }
@@ -27,7 +27,7 @@ class Unfit(Exception):
 
 
 class Unreadable(Exception):
-    """Why the machine could not read a file now; it says nothing about the file's bytes."""
+    """Why the machine could not read a file now; it proves nothing about the file's bytes."""
 
 
 def identity(handle: int) -> Identity:
@@ -36,7 +36,7 @@ def identity(handle: int) -> Identity:
 
 
 def open_pin(place: Place, pin: FilePin) -> int:
-    """The file, opened through no link at all, so that nothing outside its folder is read."""
+    """The file, opened without following any link, so that nothing outside its folder is read."""
     root, path = place.root.resolve(), place.file(pin)
     return open_below(root, path.relative_to(place.root).as_posix())
 
@@ -55,9 +55,9 @@ def open_below(root: Path, relative: str) -> int:
         finally:
             os.close(at)
     except FileNotFoundError:
-        raise Unfit("is not there") from None
+        raise Unfit("is missing") from None
     except OSError as error:
-        if error.errno not in _SAYS_WHAT_IT_IS:
+        if error.errno not in _FILE_ERRORS:
             raise Unreadable(f"could not be opened now ({error.strerror})") from None
         raise Unfit(f"cannot be opened as a plain file ({error.strerror})") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -67,7 +67,7 @@ def open_below(root: Path, relative: str) -> int:
 
 
 def hash_open(
-    handle: int, sums: list[hashlib._Hash], tell: Callable[[int], None] | None = None
+    handle: int, sums: list[hashlib._Hash], advance: Callable[[int], None] | None = None
 ) -> Identity:
     """Read a file once into several hashes; refuses one that changes meanwhile."""
     before = identity(handle)
@@ -77,24 +77,24 @@ def hash_open(
         for one in sums:
             one.update(view[:n])
         at += n
-        if tell:
-            tell(n)
+        if advance:
+            advance(n)
     if identity(handle) != before or at != before.size_bytes:
         raise Unfit("changed while it was read")
     return before
 
 
 def check_open(
-    handle: int, pin: FilePin, tell: Callable[[int], None] | None = None
+    handle: int, pin: FilePin, advance: Callable[[int], None] | None = None
 ) -> tuple[Identity, str]:
     """Prove an open file against its pin; returns its identity and its SHA-256."""
     if (got := os.fstat(handle).st_size) != pin.size_bytes:
         raise Unfit(f"has {got} bytes, locked are {pin.size_bytes}")
     wanted, plain = pin.new_hash(), hashlib.sha256()
-    found = hash_open(handle, [wanted] if pin.sha256 else [wanted, plain], tell)
+    seen = hash_open(handle, [wanted] if pin.sha256 else [wanted, plain], advance)
     if wanted.hexdigest() != pin.want:
-        raise Unfit("its bytes are not the locked ones")
-    return found, pin.sha256 or plain.hexdigest()
+        raise Unfit("does not have the locked bytes")
+    return seen, pin.sha256 or plain.hexdigest()
 
 
 def read_checked(handle: int, pin: FilePin) -> bytes:
@@ -103,7 +103,7 @@ def read_checked(handle: int, pin: FilePin) -> bytes:
     wanted = pin.new_hash()
     wanted.update(data)
     if len(data) != pin.size_bytes:
-        raise Unfit(f"has not the locked {pin.size_bytes} bytes")
+        raise Unfit(f"does not have the locked {pin.size_bytes} bytes")
     if wanted.hexdigest() != pin.want:
-        raise Unfit("its bytes are not the locked ones")
+        raise Unfit("does not have the locked bytes")
     return data

@@ -114,8 +114,8 @@ def vouches(entry: Entry | None, pin: FilePin, identity: Identity) -> bool:
 def keep(place: Place, entries: Iterable[Entry], doubted: Iterable[str]) -> None:
     """Add what was proved, and stop vouching for what was not; the marks stay.
 
-    Rot on a disk moves no time and no inode: a file found bad must not pass by its old entry.
-    A receipt only saves time: where none can be written, a line says so and no more.
+    Rot on a disk changes no time and no inode: a file that is bad must not pass by its old entry.
+    A receipt only saves time: where none can be written, that is reported and not an error.
     """
     if disk_time_ns(place) is None:
         return

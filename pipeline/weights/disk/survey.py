@@ -1,4 +1,4 @@
-"""A first look at a folder, without reading a byte: what is missing, short, long, odd or extra."""
+"""A folder's files by size and kind, without reading a byte: missing, short, odd, or extra."""
 
 from __future__ import annotations
 
@@ -39,20 +39,27 @@ _LOADED = (
 )
 # What the Hub's own client and git keep in a folder; no engine looks there.
 _OTHERS_OWN = (STATE, ".cache/huggingface", ".git")
+_NAMED = 3
 
 
 def shown(text: str) -> str:
-    """A name as it may go to a terminal or a document: what is odd about it is spelled out."""
+    """A name that is safe for terminals and documents: odd characters are escaped."""
     if text.isprintable() and unicodedata.normalize("NFC", text) == text:
         return text
     return text.encode("unicode_escape").decode()
+
+
+def some(paths: list[str]) -> str:
+    """The first few of them, for a message."""
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return f"{', '.join(shown(path) for path in paths[:_NAMED])}{more}"
 
 
 Shown = Annotated[str, AfterValidator(shown)]
 
 
 class Finding(Frozen):
-    """One thing that is not as the lock says. Not all of it is damage."""
+    """One difference from the lock. Not all of them are damage."""
 
     path: Shown
     kind: Kind
@@ -71,7 +78,7 @@ class Present:
 
 
 def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list[Finding]]:
-    """What can be said of each file by asking the disk for its size and kind alone."""
+    """What is known of each file from its size and kind alone, without reading it."""
     root = os.path.realpath(place.root)
 
     @cache
@@ -88,7 +95,7 @@ def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list
             present.append(seen)
         else:
             findings.append(seen)
-        if place.hub_cache and (astray := _link_trouble(place, pin, real(path))):
+        if place.hub_cache and (astray := _link_problem(place, pin, real(path))):
             findings.append(Finding(path=pin.path, kind="name", detail=astray))
     return present, findings
 
@@ -99,8 +106,8 @@ def _look(pin: FilePin, path: Path, root: str, real: str) -> Present | Finding:
     try:
         status = os.lstat(real)
     except (FileNotFoundError, NotADirectoryError):
-        words = "the link leads nowhere" if path.is_symlink() else ""
-        return Finding(path=pin.path, kind="missing", detail=words)
+        detail = "the link is broken" if path.is_symlink() else ""
+        return Finding(path=pin.path, kind="missing", detail=detail)
     except OSError as error:
         return Finding(path=pin.path, kind="unreadable", detail=error.strerror or str(error))
     if not stat.S_ISREG(status.st_mode):
@@ -127,7 +134,7 @@ def _kind_of(mode: int) -> str:
     return names.get(stat.S_IFMT(mode), "a link or device")
 
 
-def _link_trouble(place: Place, pin: FilePin, blob: str) -> str:
+def _link_problem(place: Place, pin: FilePin, blob: str) -> str:
     """Why an engine that opens the name would not get the blob; "" when it would."""
     name = place.name(pin)
     if place.is_without_link(pin):
@@ -135,11 +142,11 @@ def _link_trouble(place: Place, pin: FilePin, blob: str) -> str:
     try:
         status = os.lstat(name)
     except OSError as error:
-        return f"its name is not there ({error.strerror})"
+        return f"its name is missing ({error.strerror})"
     if not stat.S_ISLNK(status.st_mode):
-        return "its name is no link to its blob"
+        return "its name is not a link to its blob"
     target = os.path.realpath(name)
-    return "" if target == blob else f"its name leads elsewhere, to {target}"
+    return "" if target == blob else f"its name leads to {target} instead"
 
 
 def extras(place: Place, known: Collection[str]) -> list[Finding]:
@@ -147,29 +154,29 @@ def extras(place: Place, known: Collection[str]) -> list[Finding]:
 
     An extra shard, config or module changes what is loaded just as a changed one does: engines
     take `*.safetensors` by pattern, configs and templates by well-known names, and code by what a
-    config says. A README, a picture or a log beside the weights changes nothing.
+    config names. A README, a picture or a log beside the weights changes nothing.
     """
     folders = {"", *(path.rpartition("/")[0] for path in known)}
-    found = []
+    findings = []
     for path in walk(place.snapshot, _OTHERS_OWN):
         if path in known:
             continue
         if path.endswith("/"):
-            words = "a folder that cannot be looked into"
-            found.append(Finding(path=path, kind="unreadable", detail=words))
+            detail = "a folder that cannot be listed"
+            findings.append(Finding(path=path, kind="unreadable", detail=detail))
             continue
         suffix = Path(path).suffix.lower()
         loads = suffix in _LOADED and path.rpartition("/")[0] in folders
         damage = suffix in _CODE or loads
         detail = "no lock names it, and an engine may load it" if damage else "no lock names it"
-        found.append(Finding(path=path, kind="extra", detail=detail, damage=damage, name=path))
-    return found
+        findings.append(Finding(path=path, kind="extra", detail=detail, damage=damage, name=path))
+    return findings
 
 
 def walk(root: Path, skip: Collection[str] = ()) -> Iterator[str]:
     """Every file, link and oddity below a folder; links are named, not followed.
 
-    What cannot be looked into ends with a slash.
+    A folder that cannot be listed ends with a slash.
     """
     folders = [""]  # not by recursion: folders can be deeper than Python's stack
     while folders:

@@ -1,8 +1,8 @@
-"""Who may be connected: a place is always left for a client that may read the files.
+"""Limits on connections: one is always left for a client that may read the files.
 
-Anybody can open connections and stay silent. So clients that have not yet shown that they may read
-(strangers) have their own, smaller limit, in all and for each address; a stranger more makes the
-one go that has waited longest, and none of them can take the places of those who may read.
+Anybody can open connections and send nothing. So clients that have not yet shown that they may
+read (unknown clients) have their own, smaller limit, in all and for each address. One more closes
+the one that has waited longest; none of them can take the connections of those who may read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 MOST_CONNECTIONS = 512
-MOST_STRANGERS = 256
-MOST_STRANGERS_OF_ONE = 32  # a stock client downloads over 8 connections at a time
+MOST_UNKNOWN = 256
+MOST_UNKNOWN_OF_ONE = 32  # a stock client downloads over 8 connections at a time
 _FEWEST = 8
 _OWN_FILES = 64  # of the program itself: libraries, logs, files that are being proved
-_WANTED_FILES = 2 * MOST_CONNECTIONS + MOST_STRANGERS + _OWN_FILES
+_WANTED_FILES = 2 * MOST_CONNECTIONS + MOST_UNKNOWN + _OWN_FILES
 
 
 @dataclass(eq=False)
@@ -33,25 +33,25 @@ class Connection:
     peer: str
     may_read: bool = False
     is_waiting: bool = True  # for a request to come, whole
-    since: float = field(default_factory=time.monotonic)  # a stranger: since it came
+    since: float = field(default_factory=time.monotonic)  # an unknown client: since it connected
 
     def wait(self) -> None:
-        """The client's turn; a stranger grows no younger by asking again and again."""
+        """The client's turn; an unknown client gains no time by asking again and again."""
         self.is_waiting = True
         if self.may_read:
             self.since = time.monotonic()
 
     def is_silent(self) -> bool:
-        """Whether nothing has come that nobody has read yet."""
-        look = select.poll()
+        """Whether no bytes are waiting to be read."""
+        waiting = select.poll()
         try:
-            look.register(self.sock, select.POLLIN)
-            return not look.poll(0)
+            waiting.register(self.sock, select.POLLIN)
+            return not waiting.poll(0)
         except (OSError, ValueError):  # it is being closed
             return True
 
     def hang_up(self) -> None:
-        """From any thread: whoever reads or writes here finds the end."""
+        """From any thread: whoever reads or writes here gets an end of file."""
         with suppress(OSError):
             # not the SSL socket's own: for a moment that would write to the network in plain
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
@@ -63,11 +63,11 @@ class Connections:
     def __init__(
         self,
         most: int = MOST_CONNECTIONS,
-        most_strangers: int = MOST_STRANGERS,
-        most_strangers_of_one: int = MOST_STRANGERS_OF_ONE,
+        most_unknown: int = MOST_UNKNOWN,
+        most_unknown_of_one: int = MOST_UNKNOWN_OF_ONE,
     ) -> None:
-        self.most, self.most_strangers = most, most_strangers
-        self.most_strangers_of_one = most_strangers_of_one
+        self.most, self.most_unknown = most, most_unknown
+        self.most_unknown_of_one = most_unknown_of_one
         self._open: set[Connection] = set()
         self._lock = threading.Lock()
 
@@ -75,21 +75,21 @@ class Connections:
         return len(self._open)
 
     def add(self, connection: Connection) -> None:
-        """A new client, a stranger yet; it may cost another stranger its place."""
+        """A new client, unknown yet; it may cost another unknown one its connection."""
         with self._lock:
-            strangers = [c for c in self._open if not c.may_read]
-            own = [c for c in strangers if c.peer == connection.peer]
-            if len(own) >= self.most_strangers_of_one:
-                # one whose request is here already is only waiting for us
-                self._end_longest_waiting(c for c in own if c.is_silent())
-            if len(strangers) >= self.most_strangers:
-                counts = Counter(c.peer for c in strangers)
+            unknown = [c for c in self._open if not c.may_read]
+            own = [c for c in unknown if c.peer == connection.peer]
+            if len(own) >= self.most_unknown_of_one:
+                # one whose request has arrived is only waiting for us
+                self._close_longest_waiting(c for c in own if c.is_silent())
+            if len(unknown) >= self.most_unknown:
+                counts = Counter(c.peer for c in unknown)
                 peer = counts.most_common(1)[0][0]
-                self._end_longest_waiting(c for c in strangers if c.peer == peer)
+                self._close_longest_waiting(c for c in unknown if c.peer == peer)
             self._open.add(connection)
 
     def let_read(self, connection: Connection, *, most_of_one: int | None = None) -> bool:
-        """The client may read the files; False where all places for such are busy."""
+        """The client may read the files; False where all connections for such are busy."""
         with self._lock:
             if connection.may_read:
                 return True
@@ -98,17 +98,17 @@ class Connections:
             full = readers if len(readers) >= self.most else []
             if most_of_one is not None and len(own) >= most_of_one:
                 full = own
-            if full and not self._end_longest_waiting(c for c in full if c.is_waiting):
+            if full and not self._close_longest_waiting(c for c in full if c.is_waiting):
                 return False
             connection.may_read = True
             return True
 
     def make_room(self) -> None:
-        """The machine is out of something: whoever waits longest goes, strangers first."""
+        """The machine is out of files: close what waits longest, unknown clients first."""
         with self._lock:
             waiting = [c for c in self._open if c.is_waiting]
-            strangers = [c for c in waiting if not c.may_read]
-            self._end_longest_waiting(strangers or waiting)
+            unknown = [c for c in waiting if not c.may_read]
+            self._close_longest_waiting(unknown or waiting)
 
     def forget(self, connection: Connection) -> None:
         """It is over."""
@@ -122,7 +122,7 @@ class Connections:
             for connection in self._open:
                 connection.hang_up()
 
-    def _end_longest_waiting(self, connections: Iterable[Connection]) -> bool:
+    def _close_longest_waiting(self, connections: Iterable[Connection]) -> bool:
         oldest = min(connections, key=lambda c: c.since, default=None)
         if oldest is None:
             return False
@@ -141,4 +141,4 @@ def most_connections() -> int:
             soft = wanted
     if soft == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
-    return max(_FEWEST, min(MOST_CONNECTIONS, (soft - MOST_STRANGERS - _OWN_FILES) // 2))
+    return max(_FEWEST, min(MOST_CONNECTIONS, (soft - MOST_UNKNOWN - _OWN_FILES) // 2))

@@ -1,4 +1,9 @@
-"""HTTP/1.1 as far as a read-only file server needs it, strict in what it accepts."""
+"""HTTP/1.1 as far as a read-only file server needs it, strict in what it accepts.
+
+The standard library's http.server accepts 13 of the 14 malformed requests that the tests list
+(doubled lengths, folded headers, bare newlines, endless heads …) and has no deadline for a whole
+request, so requests are read here.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,11 @@ from http import HTTPStatus
 HEAD_BYTES = 16 << 10
 BODY_BYTES = 1 << 20
 HEAD_S = 10.0  # a request must be here, whole, this long after its first byte
-IDLE_S = 60.0
+IDLE_S = 60.0  # between two requests
 
 _LINE = re.compile(rb"([A-Z]{1,16}) ([!-~]+) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
+# Given twice, these would be read differently by us and by a proxy before us.
 _ONCE = {"host", "content-length", "authorization", "range", "if-range", "content-type"}
 
 
@@ -27,7 +33,7 @@ class Refused(Exception):
 
 
 class Closed(Exception):
-    """The client went away, or stayed silent for too long between two requests."""
+    """The client closed the connection, or sent nothing for too long between two requests."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,9 @@ class Reader:
         self._sock, self._buffer = sock, b""
 
     def next(self, *, is_patient: bool = False) -> Request:
-        """The next request; raises Closed at the end and Refused for what is no request.
+        """The next request; raises Closed at the end and Refused for what is not a request.
 
-        Who connects has something to ask; only a client that may read can take its time.
+        A new client must send its request soon; only one that may read can stay idle.
         """
         is_idle = is_patient and not self._buffer
         deadline = time.monotonic() + (IDLE_S if is_idle else HEAD_S)
@@ -117,7 +123,7 @@ class Reader:
             raise Refused(411, "send a Content-Length instead of a Transfer-Encoding")
         text = headers.get("content-length", "0")
         if not re.fullmatch(r"[0-9]{1,12}", text):
-            raise Refused(400, "the Content-Length is no number")
+            raise Refused(400, "the Content-Length is not a number")
         if (length := int(text)) > BODY_BYTES:
             raise Refused(413, "the request's body is too long")
         while len(self._buffer) < length:
@@ -145,15 +151,15 @@ def parse_head(head: bytes) -> tuple[str, str, int, dict[str, str]]:
     first, *lines = head.split(b"\r\n")
     match = _LINE.fullmatch(first)
     if not match:
-        raise Refused(400, "this is no HTTP/1.1 request")
+        raise Refused(400, "this is not an HTTP/1.1 request")
     if len(lines) > 100:
         raise Refused(431, "there are too many headers")
     headers: dict[str, str] = {}
     for line in lines:
-        found = _FIELD.fullmatch(line)
-        if not found:
+        row = _FIELD.fullmatch(line)
+        if not row:
             raise Refused(400, "a header is malformed")
-        name, value = found[1].decode().lower(), found[2].decode("latin-1").strip()
+        name, value = row[1].decode().lower(), row[2].decode("latin-1").strip()
         if name in headers and name in _ONCE:
             raise Refused(400, f"{name} is given twice")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value

@@ -35,14 +35,14 @@ class Hub:
     scheme: str = "http"
 
     def answer(self, request: Request) -> Answer:
-        """Every request gets an answer; none of them changes anything."""
+        """The answer to a request; none of them changes anything."""
         try:
             return self._answer(request)
         except Absent as absent:
             extra = {"X-Repo-Commit": absent.commit} if absent.commit else {}
             return _error(404, str(absent), {"X-Error-Code": absent.code, **extra})
         except NotYet as reason:
-            return _error(503, f"the file {reason}: try again", {"Retry-After": str(_RETRY_S)})
+            return _error(503, f"the file {reason}: try later", {"Retry-After": str(_RETRY_S)})
         except Unfit as reason:
             # not a 5xx: clients would ask for half a minute more, and the file stays as it is
             return _error(409, f"the file is refused: it {reason}")
@@ -61,7 +61,7 @@ class Hub:
             case ["api", "models", owner, name, "paths-info", revision]:
                 self._check_method(request, "POST")
                 snapshot = self.served.find(f"{owner}/{name}", revision)
-                return _json(listing.paths_info(snapshot, ask.paths(request)), snapshot)
+                return _json(listing.paths_info(snapshot, ask.asked_paths(request)), snapshot)
             case ["api", "models", owner, name, *rest]:
                 self._check_method(request, "GET", "HEAD")
                 return self._api(request, f"{owner}/{name}", rest, query)
@@ -87,7 +87,7 @@ class Hub:
                 below = "/".join(path).strip("/")
                 rows = listing.tree(snapshot, below, recursive=ask.is_set(query, "recursive"))
                 return self._page(request, rows, query, snapshot)
-        raise Absent("EntryNotFound", "this server does not know this part of the Hub's API")
+        raise Absent("EntryNotFound", "this server does not have this part of the Hub's API")
 
     def _page(
         self, request: Request, rows: list[listing.Json], query: ask.Query, snapshot: Snapshot
@@ -139,9 +139,9 @@ class Hub:
             return None
         extra = {"WWW-Authenticate": "Bearer"}
         if request.header("authorization"):
-            # the Hub's own words: its client tells a wrong token from a missing repository by them
+            # the Hub's own message: its client recognises a wrong token by it
             return _error(401, "Invalid credentials in Authorization header", extra)
-        return _error(401, "this server wants a token: set HF_TOKEN", extra)
+        return _error(401, "this server needs a token: set HF_TOKEN", extra)
 
     def may_read(self, request: Request) -> bool:
         """Whether a request shows a token, or none is needed."""
@@ -159,7 +159,7 @@ class Hub:
         if not _HOST.fullmatch(host):
             raise Refused(400, "the Host header is missing or malformed")
         if self.only_loopback and not self.tokens and not _LOOPBACK.fullmatch(host):
-            raise Refused(421, "this server listens on loopback only; name it so")
+            raise Refused(421, "this server listens on loopback only; use localhost or 127.0.0.1")
 
     def _check_method(self, request: Request, *allowed: str) -> None:
         if request.method not in allowed:

@@ -1,4 +1,4 @@
-"""Keeps every served file's proof: by a receipt, by hashing in the background, or not at all."""
+"""The proof of every served file: by a receipt, or by hashing it in the background."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from pipeline.weights.disk.proof import (
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
-SMALL_BYTES = 8 << 20  # such files are hashed anew each time they are handed out
+SMALL_BYTES = 8 << 20  # such files are hashed again each time they are sent
 _WAIT_S = 2.0
 _MOST_THREADS = 4
 _RETRY_S = 1.0
-_MOST_RETRIES = 5  # by itself; whoever asks for the file has it tried again
+_MOST_RETRIES = 5  # without a request; each request for the file tries again
 # A file written to in the same tick of a disk's clock could change once more without a trace.
 _TICK_S = 2.0
 
@@ -48,7 +48,7 @@ class Held:
     state: State = "unproved"
     seen: Identity | None = None  # as it was when it was judged
     why: str = ""
-    trouble: str = ""  # why it could not be read the last time; nothing is known by that
+    trouble: str = ""  # why it could not be read the last time; proves nothing about it
     retries: int = 0
     queued: bool = False
     judged: threading.Event = field(default_factory=threading.Event)
@@ -59,11 +59,11 @@ class Held:
 
 
 class Keeper:
-    """Judges files in the background, those that are asked for first."""
+    """Hashes files in the background, those that clients ask for first."""
 
     def __init__(self, files: Iterable[Held]) -> None:
         self.files = list(files)
-        self.tell: Callable[[int], None] | None = None
+        self.advance: Callable[[int], None] | None = None
         self._queue: deque[Held] = deque()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -108,7 +108,7 @@ class Keeper:
                 self._judge_soon(held)
             state, seen, why = self._verdict(held)
             if seen != now or state == "unproved":
-                raise NotYet(held.trouble or "is still being proved")
+                raise NotYet(held.trouble or "is still being checked")
             if state == "wrong":
                 raise Unfit(why)
             return handle, now
@@ -166,17 +166,17 @@ class Keeper:
             self._judge(held)
 
     def _judge(self, held: Held) -> None:
-        found: Identity | None = None
+        seen: Identity | None = None
         try:
             handle = open_pin(held.place, held.pin)
             try:
-                found = identity(handle)
-                self._let_settle(held, found)
+                seen = identity(handle)
+                self._let_settle(held, seen)
                 self._set(held, "proved", check_open(handle, held.pin, self._progress)[0], "")
             finally:
                 os.close(handle)
         except Unfit as reason:
-            self._set(held, "wrong", found, str(reason))
+            self._set(held, "wrong", seen, str(reason))
         except Unreadable as reason:
             self._put_off(held, str(reason))
         except OSError as error:
@@ -185,7 +185,7 @@ class Keeper:
             return
 
     def _put_off(self, held: Held, trouble: str) -> None:
-        """Too many open files or a disk that fails say nothing of the bytes: a proof is kept."""
+        """Too many open files or a failing disk prove nothing about the bytes: a proof stays."""
         with self._changed:
             held.trouble, held.queued = trouble, False
             held.retries += 1
@@ -194,19 +194,19 @@ class Keeper:
             self._stopping.wait(_RETRY_S)
             self._enqueue(held, first=False)
 
-    def _let_settle(self, held: Held, found: Identity) -> None:
+    def _let_settle(self, held: Held, seen: Identity) -> None:
         if not held.is_small:
-            age_s = time.time() - found.ctime_ns / 1e9
+            age_s = time.time() - seen.ctime_ns / 1e9
             self._stopping.wait(min(_TICK_S, max(0.0, _TICK_S - age_s)))
 
     def _progress(self, n_bytes: int) -> None:
         if self._stopping.is_set():
             raise _Stopped
-        if self.tell:
-            self.tell(n_bytes)
+        if self.advance:
+            self.advance(n_bytes)
 
     def _verdict(self, held: Held) -> tuple[State, Identity | None, str]:
-        """All of it from one moment: half an old verdict and half a new one would be none."""
+        """All of it from one moment: half an old verdict and half a new one would be wrong."""
         with self._changed:
             return held.state, held.seen, held.why
 

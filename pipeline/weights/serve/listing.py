@@ -1,4 +1,4 @@
-"""A set as the Hub's API describes it, with nothing in it that the lock does not say."""
+"""What the server lists: sets as the Hub's API describes them, from locks alone, and its health."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def tree(snapshot: Snapshot, below: str, *, recursive: bool) -> list[Json]:
 
 def paths_info(snapshot: Snapshot, paths: list[str]) -> list[Json]:
     """What is known of some paths; like the Hub, silent about those that do not exist."""
-    found: list[Json] = []
+    rows: list[Json] = []
     for path in dict.fromkeys(paths):
         if path in snapshot.files:
-            found.append(file_entry(snapshot.files[path].pin))
+            rows.append(file_entry(snapshot.files[path].pin))
         elif path in snapshot.folders:
-            found.append(folder_entry(path, snapshot.folders[path]))
-    return found
+            rows.append(folder_entry(path, snapshot.folders[path]))
+    return rows
 
 
 def model_info(snapshot: Snapshot, *, blobs: bool) -> Json:

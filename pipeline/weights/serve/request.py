@@ -1,4 +1,4 @@
-"""What a request asks for, taken apart without ever touching the disk."""
+"""What a request asks for: path, query and range, parsed without touching the disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Query = dict[str, list[str]]
 
 
 def below_host(target: str) -> str:
-    """The target without scheme and host, which a client of a proxy sends too."""
+    """The target without scheme and host, which clients send when they use a proxy."""
     match = re.match(r"https?://[^/?#]*", target, re.I)
     return target[match.end() :] if match else target
 
@@ -22,7 +22,7 @@ def split(target: str) -> tuple[list[str], Query]:
     """The parts of the path, each decoded by itself, and the query."""
     path, _, text = below_host(target).partition("?")
     if not path.startswith("/"):
-        raise Refused(400, "the target is no path")
+        raise Refused(400, "the target is not a path")
     try:
         parts = [unquote_to_bytes(part).decode() for part in path[1:].split("/")]
         query = parse_qs(text, max_num_fields=50, errors="strict")
@@ -31,20 +31,20 @@ def split(target: str) -> tuple[list[str], Query]:
     return parts, query
 
 
-def paths(request: Request) -> list[str]:
+def asked_paths(request: Request) -> list[str]:
     """The paths of a question, as a form (the Hub's client) or as JSON (others)."""
     try:
         if "json" in request.header("content-type"):
             body = read_json(request.body, most_bytes=len(request.body))
-            found: Any = body.get("paths", [])
+            paths: Any = body.get("paths", [])
         else:
-            found = parse_qs(request.body.decode(), max_num_fields=20_000).get("paths", [])
+            paths = parse_qs(request.body.decode(), max_num_fields=20_000).get("paths", [])
     except (ValueError, AttributeError):
         raise Refused(400, "the body is neither a form nor JSON") from None
-    found = [found] if isinstance(found, str) else found
-    if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+    paths = [paths] if isinstance(paths, str) else paths
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         raise Refused(400, "paths must be a list of names")
-    return found
+    return paths
 
 
 def is_set(query: Query, name: str) -> bool:
@@ -56,7 +56,7 @@ def number(query: Query, name: str, default: int) -> int:
     """A number of the query."""
     text = query.get(name, [""])[0]
     if text and not re.fullmatch(r"[0-9]{1,9}", text):
-        raise Refused(400, f"{name} is no number")
+        raise Refused(400, f"{name} is not a number")
     return int(text) if text else default
 
 
@@ -64,14 +64,14 @@ _ONE = re.compile(r"(\d{1,18})-(\d{0,18})|-(\d{1,18})")
 
 
 class Unsatisfiable(Exception):
-    """A range that the file does not have, or that is none."""
+    """A range that the file does not have, or that cannot be parsed."""
 
 
 def wanted_range(header: str, size: int) -> tuple[int, int] | None:
     """First byte and length; None where the whole file is to be sent.
 
     Several ranges in one request may be answered with the whole file, and so may a unit that is
-    not known; a range in bytes that cannot be read is refused, for its author wanted little.
+    not known; a range in bytes that cannot be parsed is refused, for its author wanted little.
     """
     unit, _, text = header.partition("=")
     if not header or unit.strip().lower() != "bytes" or "," in text:

@@ -1,4 +1,4 @@
-"""Sends a part of a file from the disk's cache to the network without a copy through Python."""
+"""Sending a part of a file from the page cache to the network, without a copy through Python."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import time
 from pipeline.weights.disk.proof import identity
 from pipeline.weights.serve.http import FilePart
 
-STALL_S = 60.0  # so long may a client take for the next _LEAST_BYTES
+STALL_S = 60.0  # a client must take at least _LEAST_BYTES in this time
 _LEAST_BYTES = 64 << 10
 _ONCE_BYTES = 8 << 20
 _COPY_BYTES = 256 << 10
 _TAIL_BYTES = 64 << 10
 
 
-class Broken(Exception):
-    """The answer could not be sent whole; the connection is of no more use."""
+class Incomplete(Exception):
+    """The answer could not be sent whole; the connection cannot be used any more."""
 
 
 def send_bytes(sock: socket.socket, data: bytes, *, more: bool = False) -> None:
@@ -32,15 +32,15 @@ def send_bytes(sock: socket.socket, data: bytes, *, more: bool = False) -> None:
         if data:
             sock.sendall(data)
     except OSError as error:
-        raise Broken(str(error)) from None
+        raise Incomplete(str(error)) from None
 
 
 def send_part(sock: socket.socket, part: FilePart) -> int:
     """All bytes of a part, the last ones only if the file is still the proved one by then.
 
-    A client whose file stays short throws it away or asks again. What is written to a file after
-    its last bytes were taken may still reach pages that are on their way: no server that does
-    not copy can rule that out, and our own fetch hashes what arrives.
+    A client that gets too few bytes discards them or asks again. What is written to a file after
+    its last bytes were taken may still change pages that are being sent: no server that does not
+    copy can rule that out, and our own fetch hashes what arrives.
     """
     clock, sent = _Clock(), 0
     tail = min(part.length, _TAIL_BYTES)
@@ -53,16 +53,16 @@ def send_part(sock: socket.socket, part: FilePart) -> int:
         last = os.pread(part.handle, tail, part.start + sent)
         _check(part)
         if len(last) != tail:
-            raise Broken("the file became shorter while it was sent")
+            raise Incomplete("the file became shorter while it was sent")
         send_bytes(sock, last)
     except OSError as error:
-        raise Broken(str(error)) from None
+        raise Incomplete(str(error)) from None
     return part.length
 
 
 def _check(part: FilePart) -> None:
     if identity(part.handle) != part.seen:
-        raise Broken("the file changed while it was sent")
+        raise Incomplete("the file changed while it was sent")
 
 
 def _send_some(sock: socket.socket, handle: int, offset: int, want: int, clock: _Clock) -> int:
@@ -74,7 +74,7 @@ def _send_some(sock: socket.socket, handle: int, offset: int, want: int, clock: 
     else:
         count = _sendfile(sock, handle, offset, want, clock)
     if not count:
-        raise Broken("the file became shorter while it was sent")
+        raise Incomplete("the file became shorter while it was sent")
     return count
 
 
@@ -86,11 +86,11 @@ def _sendfile(sock: socket.socket, handle: int, offset: int, want: int, clock: _
             waiting = select.poll()
             waiting.register(sock, select.POLLOUT)
             if not waiting.poll(clock.left_s * 1000):
-                raise Broken("the client does not read") from None
+                raise Incomplete("the client does not read") from None
 
 
 class _Clock:
-    """Gives up on a client that reads so slowly that it only holds the connection."""
+    """Gives up on a client that reads so slowly that it only blocks the connection."""
 
     def __init__(self) -> None:
         self._mark, self._sent = time.monotonic() + STALL_S, 0
@@ -99,7 +99,7 @@ class _Clock:
     def left_s(self) -> float:
         left = self._mark - time.monotonic()
         if left <= 0:
-            raise Broken("the client does not read")
+            raise Incomplete("the client does not read")
         return left
 
     def moved(self, sent: int) -> None:

@@ -19,7 +19,7 @@ _MOST_REF_BYTES = 256
 
 
 class Absent(Exception):
-    """What a client asked for is not here; the code is the Hub's own word for it."""
+    """What a client asked for is not here; `code` is the Hub's X-Error-Code for it."""
 
     def __init__(self, code: str, message: str, commit: str = "") -> None:
         super().__init__(message)
@@ -130,7 +130,7 @@ class ServedSets:
         return sorted(c for r, c in self.snapshots if r == repository)
 
     def _learn_names(self, place: Place) -> None:
-        """A Hub cache says which branch or tag a commit came from; a plain folder does not."""
+        """A Hub cache records which branch or tag a commit came from; a plain folder does not."""
         refs = place.root / "refs"
         if not place.hub_cache:
             return

@@ -1,4 +1,4 @@
-"""The sockets: a thread a connection, a limit on how many, and an end that leaves none behind."""
+"""The sockets: a thread for each connection, a limit on how many, and an end that closes all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline import log
 from pipeline.errors import AddressUnusable
 from pipeline.weights.serve.connections import Connection, Connections
 from pipeline.weights.serve.http import Answer, Closed, Reader, Refused, Request
-from pipeline.weights.serve.send import Broken, send_bytes, send_part
+from pipeline.weights.serve.send import Incomplete, send_bytes, send_part
 
 _HANDSHAKE_S = 10.0
 _LOG_CHARS = 300
@@ -26,7 +26,7 @@ _BUSY = Answer(503, {"Retry-After": "5", "X-Error-Message": "all connections are
 
 @dataclass
 class Server:
-    """Listens, and hands each request to the one who answers."""
+    """Listens, and gives each request to `answer`."""
 
     answer: Callable[[Request], Answer]
     host: str = "127.0.0.1"
@@ -71,7 +71,7 @@ class Server:
             self._wake.send(b"x")
 
     def close(self) -> None:
-        """Let go of every socket."""
+        """Close every socket."""
         self._stopping.set()
         self._listener.close()
         self.connections.hang_up()
@@ -83,14 +83,14 @@ class Server:
         try:
             sock, peer = self._listener.accept()
         except OSError:
-            self.connections.make_room()  # out of file descriptors: somebody must go
+            self.connections.make_room()  # out of file descriptors: close one
             time.sleep(0.05)
             return
         connection = Connection(sock, str(peer[0]))
         self.connections.add(connection)
         try:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-        except RuntimeError:  # the machine has no thread left: this client must come again
+        except RuntimeError:  # the machine has no thread left: this client must try again
             self.connections.forget(connection)
 
     def _serve(self, connection: Connection) -> None:
@@ -106,7 +106,7 @@ class Server:
             self._talk(connection)
             _linger(connection.sock)
         except OSError:
-            pass  # the client is gone, or speaks no TLS
+            pass  # the client is gone, or does not speak TLS
         finally:
             self.connections.forget(connection)
 
@@ -129,8 +129,8 @@ class Server:
                 return
             except Refused as refused:
                 request, stays = Request("-", "-"), False
-                words = str(refused).encode()
-                answer = Answer(refused.status, {"X-Error-Message": str(refused)}, words)
+                message = str(refused)
+                answer = Answer(refused.status, {"X-Error-Message": message}, message.encode())
             stays = self._send(sock, request, answer, stays) and stays
             self._log(peer, request, answer, time.monotonic() - start)
 
@@ -141,8 +141,8 @@ class Server:
         try:
             return self.answer(request)
         except Exception as error:
-            self._say(f"a defect: {type(error).__name__}: {error}")
-            return Answer(500, {"X-Error-Message": "the server has a defect"})
+            self._say(f"internal error: {type(error).__name__}: {error}")
+            return Answer(500, {"X-Error-Message": "internal server error"})
 
     def _send(self, sock: socket.socket, request: Request, answer: Answer, stays: bool) -> bool:
         part = answer.part
@@ -158,8 +158,8 @@ class Server:
             with self._lock:
                 self.requests += 1
                 self.sent_bytes += sent
-        except Broken as reason:
-            self._say(f"broken off: {_plain(request.target)}: {reason}")
+        except Incomplete as reason:
+            self._say(f"incomplete: {_plain(request.target)}: {reason}")
             return False
         finally:
             if part is not None:
@@ -167,19 +167,19 @@ class Server:
         return True
 
     def _log(self, peer: str, request: Request, answer: Answer, seconds: float) -> None:
-        said = answer.headers.get("X-Error-Message", "")
+        message = answer.headers.get("X-Error-Message", "")
         size = 0 if request.method == "HEAD" else answer.length
         line = f"{peer} {request.method} {_plain(request.target)} {answer.status} {size}"
-        self._say(f"{line} {seconds:.3f}s{f' ({said})' if said else ''}")
+        self._say(f"{line} {seconds:.3f}s{f' ({message})' if message else ''}")
 
     def _say(self, line: str) -> None:
-        """A line is written in two pieces; threads must not mix them."""
+        """A line is written in two pieces; those of two threads must not mix."""
         with self._log_lock:
             log.say(line)
 
 
 def _linger(sock: socket.socket) -> None:
-    """Let the last answer arrive: closing on unread bytes would take it back."""
+    """Let the last answer arrive: closing with unread bytes sends a reset, which discards it."""
     sock.shutdown(socket.SHUT_WR)
     deadline, left = time.monotonic() + 1, 1 << 20
     while left > 0 and (wait_s := deadline - time.monotonic()) > 0:

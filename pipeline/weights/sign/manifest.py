@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -19,10 +19,11 @@ from pipeline.weights.disk.proof import (
     open_below,
     open_pin,
 )
+from pipeline.weights.disk.survey import walk
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place
 
-# What the format's own tool leaves out unless told otherwise.
+# What the format's own tool (model_signing) leaves out by default.
 GIT_PATHS = (".git", ".gitattributes", ".github", ".gitignore")
 # What our and the Hub's own tools keep beside the files; no engine loads it.
 OWN_PATHS = (STATE, ".cache/huggingface")
@@ -33,22 +34,24 @@ Result = TypeVar("Result")
 
 def locked_digests(place: Place) -> dict[str, str]:
     """The SHA-256 of every file of a verified set; only those git knows by SHA-1 are read."""
-    small = [pin for pin in place.lock.files if not pin.sha256]
-    found = on_cores(lambda pin: _digest(place, pin), small)
-    digests = {pin.path: pin.sha256 for pin in place.lock.files if pin.sha256}
-    for pin, digest in zip(small, found, strict=True):
-        if isinstance(digest, Unfit | Unreadable):
-            raise WeightsDamaged(f"{pin.path}: {digest}")
-        digests[pin.path] = digest
-    return digests
+    digests = _digests(place, place.lock.files)
+    for path, digest in digests.items():
+        if not isinstance(digest, str):
+            raise WeightsDamaged(f"{path}: {digest}")
+    return {path: digest for path, digest in digests.items() if isinstance(digest, str)}
 
 
 def files_digests(place: Place, pins: list[FilePin]) -> dict[str, str]:
-    """The SHA-256 that a lock stands for; a small file that is not as locked has none."""
+    """The SHA-256 of locked files; a small file that is not as locked has none."""
+    return {path: d for path, d in _digests(place, pins).items() if isinstance(d, str)}
+
+
+def _digests(place: Place, pins: list[FilePin]) -> dict[str, str | Unfit | Unreadable]:
+    """From the lock, where it has them; git's small files have a SHA-1 there and are read."""
     small = [pin for pin in pins if not pin.sha256]
-    found = on_cores(lambda pin: _digest(place, pin), small)
-    read = {pin.path: d for pin, d in zip(small, found, strict=True) if isinstance(d, str)}
-    return read | {pin.path: pin.sha256 for pin in pins if pin.sha256}
+    read = on_cores(lambda pin: _digest(place, pin), small)
+    locked: dict[str, str | Unfit | Unreadable] = {p.path: p.sha256 for p in pins if p.sha256}
+    return locked | {pin.path: digest for pin, digest in zip(small, read, strict=True)}
 
 
 def _digest(place: Place, pin: FilePin) -> str:
@@ -62,7 +65,7 @@ def _digest(place: Place, pin: FilePin) -> str:
 def on_cores(
     work: Callable[[Item], Result], items: list[Item]
 ) -> list[Result | Unfit | Unreadable]:
-    """Do the work on all cores; what is unfit or cannot be read comes back as the reason why."""
+    """Do the work on all cores; a file that is unfit or unreadable gives the reason instead."""
 
     def caught(item: Item) -> Result | Unfit | Unreadable:
         try:
@@ -85,25 +88,13 @@ def is_below(path: str, folders: Iterable[str]) -> bool:
 
 
 def files_below(root: Path, ignored: Iterable[str]) -> list[str]:
-    """Every file below a folder but the ignored ones; links are named and not entered."""
-    left_out = list(ignored)
-    return sorted(_walk(root, left_out), key=PurePosixPath)
+    """Every file below a folder but the ignored ones; links are named and not followed.
 
-
-def _walk(root: Path, ignored: list[str]) -> Iterator[str]:
-    folders = [""]
-    while folders:
-        below = folders.pop()
-        with os.scandir(root / below) as entries:
-            inside = list(entries)
-        for entry in inside:
-            path = f"{below}{entry.name}"
-            if is_below(path, ignored):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(f"{path}/")
-            else:
-                yield path
+    A folder that cannot be listed is named, with a slash: no signature can cover it.
+    """
+    skip = list(ignored)
+    paths = (path for path in walk(root, skip) if not is_below(path, skip))
+    return sorted(paths, key=PurePosixPath)
 
 
 def sha256_below(root: Path, path: str) -> str:

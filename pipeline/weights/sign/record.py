@@ -1,4 +1,4 @@
-"""What is said of a set for the chain of evidence: an in-toto statement, ready to be signed."""
+"""The statement about a set for the chain of evidence: in-toto, ready to be signed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _full(place: Place, neighbours: Collection[Place], at: str) -> WeightsVerifi
 
 def _by_receipt(place: Place, neighbours: Collection[Place], at: str) -> WeightsVerification:
     seen = check_by_receipt(place, neighbours)
-    why = [_words(finding) for finding in seen.findings if finding.damage]
+    why = [_reason(finding) for finding in seen.findings if finding.damage]
     result: Literal["verified", "damaged", "unknown"] = "damaged" if why else "verified"
     if seen.unknown:
         result = "damaged" if why else "unknown"
@@ -108,8 +108,8 @@ def _by_receipt(place: Place, neighbours: Collection[Place], at: str) -> Weights
 
 def reasons(findings: Iterable[Finding]) -> list[str]:
     """Findings as a statement lists them."""
-    return [_words(finding) for finding in findings]
+    return [_reason(finding) for finding in findings]
 
 
-def _words(finding: Finding) -> str:
+def _reason(finding: Finding) -> str:
     return f"{finding.kind}: {finding.path} {finding.detail}".rstrip()

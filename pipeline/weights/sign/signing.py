@@ -22,7 +22,7 @@ from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Hex, stays_below
 from pipeline.weights.check.verify import Request, verify
 from pipeline.weights.disk.proof import Unfit, Unreadable
-from pipeline.weights.disk.survey import shown
+from pipeline.weights.disk.survey import some
 from pipeline.weights.place import Place
 from pipeline.weights.sign.manifest import (
     GIT_PATHS,
@@ -37,7 +37,6 @@ from pipeline.weights.sign.manifest import (
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 NAME = "model.sig"
-_NAMED = 3
 
 _Path = Annotated[str, StringConstraints(min_length=1), AfterValidator(stays_below)]
 
@@ -84,7 +83,7 @@ class Signed:
 
 
 def default_signature(place: Place) -> Path:
-    """Where a set's signature lies unless told otherwise: where no verify takes it for extra."""
+    """Where a set's signature lies by default: where verify does not take it for an extra file."""
     return place.state / NAME
 
 
@@ -94,7 +93,7 @@ def root_digest(digests: list[str]) -> str:
 
 
 def statement(name: str, digests: Mapping[str, str], *, links: bool) -> dict[str, Any]:
-    """The in-toto statement of a set in the format's own words."""
+    """The in-toto statement of a set, with the format's own field names."""
     paths = sorted(digests, key=PurePosixPath)
     return {
         "_type": STATEMENT_TYPE,
@@ -120,11 +119,11 @@ def sign(
     known = {pin.path for pin in place.lock.files}
     report = verify(place, Request(full=full)).report
     if damage := report.damage:
-        words = _some([f"{finding.path} ({finding.kind})" for finding in damage])
-        raise WeightsDamaged(f"{place.lock.name}: not signed, for it is damaged: {words}")
+        files = some([f"{finding.path} ({finding.kind})" for finding in damage])
+        raise WeightsDamaged(f"{place.lock.name}: not signed, for it is damaged: {files}")
     if extra := [p for p in files_below(place.snapshot, ignored) if p not in known]:
         raise WeightsDamaged(
-            f"{place.lock.name}: not in the lock, but in the folder to be signed: {_some(extra)}",
+            f"{place.lock.name}: not in the lock, but in the folder to be signed: {some(extra)}",
             "Move what is not part of the set out of the folder.",
         )
     digests = locked_digests(place)
@@ -144,21 +143,21 @@ def sign(
 
 @dataclass(frozen=True)
 class SignedFiles:
-    """What a signature says of files, before any of them is looked at."""
+    """What a signature claims about files, before any of them is read."""
 
     files: dict[str, str]
     ignored: tuple[str, ...]
 
     def ignores(self, path: str) -> bool:
-        """Whether the signature says nothing of it."""
+        """Whether the signature does not cover it."""
         return is_below(path, self.ignored)
 
 
 def signed_files(signature: Path, key: ec.EllipticCurvePublicKey) -> SignedFiles:
-    """The SHA-256 of each file, as its signer says."""
-    said = _statement(signature, bundle.opened(signature, key)).predicate
-    files = {resource.name: resource.digest for resource in said.resources}
-    return SignedFiles(files, tuple(said.serialization.ignore_paths))
+    """The SHA-256 of each file, as its signer claims."""
+    claimed = _statement(signature, bundle.opened(signature, key)).predicate
+    files = {resource.name: resource.digest for resource in claimed.resources}
+    return SignedFiles(files, tuple(claimed.serialization.ignore_paths))
 
 
 def check(
@@ -167,27 +166,27 @@ def check(
     key: ec.EllipticCurvePublicKey,
     known: Mapping[str, str] | None = None,
 ) -> Signed:
-    """Hold a folder against a signature. `known` are digests that need not be computed again."""
-    said = _statement(signature, bundle.opened(signature, key))
-    wanted = {r.name: r.digest for r in said.predicate.resources}
-    rules = said.predicate.serialization
+    """Compare a folder with a signature. `known` are digests that need not be computed again."""
+    claimed = _statement(signature, bundle.opened(signature, key)).predicate
+    wanted = {r.name: r.digest for r in claimed.resources}
+    rules = claimed.serialization
     own = [*OWN_PATHS, *_inside(signature, folder)]
     ignored = [*rules.ignore_paths, *own]
     if hidden := [path for path in wanted if is_below(path, ignored)]:
-        raise ModelSignatureInvalid(f"{signature.name}: it both lists and ignores {hidden[0]}")
+        raise ModelSignatureInvalid(f"{signature.name}: both lists and ignores {hidden[0]}")
     here = files_below(folder, ignored)
     _compare("missing", set(wanted) - set(here))
     _compare("extra", set(here) - set(wanted))
     if not rules.allow_symlinks:
         _compare("links", {p for p in here if (folder / p).is_symlink()})
     unread = [p for p in here if p not in (known or {})]
-    found = dict(zip(unread, on_cores(lambda p: sha256_below(folder, p), unread), strict=True))
-    digests = {**found, **{p: d for p, d in (known or {}).items() if p in wanted}}
+    read = dict(zip(unread, on_cores(lambda p: sha256_below(folder, p), unread), strict=True))
+    digests = {**read, **{p: d for p, d in (known or {}).items() if p in wanted}}
     if failed := {p: d for p, d in digests.items() if isinstance(d, Unreadable)}:
         path, reason = min(failed.items())
         raise ModelSignatureInvalid(
             f"{path}: {reason}",
-            "Nothing is said of its bytes. Look at the disk and the limit of open files.",
+            "Its bytes were not judged. Check the disk and the limit of open files.",
         )
     bad = {p for p, d in digests.items() if isinstance(d, Unfit) or d != wanted[p]}
     _compare("changed", bad)
@@ -202,29 +201,26 @@ def check(
 
 def _statement(signature: Path, payload: bytes) -> _Statement:
     try:
-        said = _Statement.model_validate(read_json(payload, most_bytes=len(payload)))
+        claimed = _Statement.model_validate(read_json(payload, most_bytes=len(payload)))
     except (ValidationError, JsonInvalid) as error:
         raise ModelSignatureInvalid(
-            f"{signature.name}: holds no model-signing statement over files with SHA-256"
+            f"{signature.name}: is not a model-signing statement over files with SHA-256"
         ) from error
-    names = [resource.name for resource in said.predicate.resources]
+    names = [resource.name for resource in claimed.predicate.resources]
     if len(set(names)) != len(names):
         raise ModelSignatureInvalid(f"{signature.name}: lists a file twice")
-    if said.subject[0].digest["sha256"] != root_digest(
-        [resource.digest for resource in said.predicate.resources]
+    if claimed.subject[0].digest["sha256"] != root_digest(
+        [resource.digest for resource in claimed.predicate.resources]
     ):
         raise ModelSignatureInvalid(f"{signature.name}: contradicts itself (root digest)")
-    return said
+    return claimed
 
 
 def _compare(what: str, paths: set[str]) -> None:
     if paths:
-        raise ModelSignatureInvalid(f"not what was signed: {what}: {_some(sorted(paths))}")
-
-
-def _some(paths: list[str]) -> str:
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return f"{', '.join(shown(path) for path in paths[:_NAMED])}{more}"
+        raise ModelSignatureInvalid(
+            f"the folder differs from what was signed: {what}: {some(sorted(paths))}"
+        )
 
 
 def _inside(signature: Path, folder: Path) -> list[str]:

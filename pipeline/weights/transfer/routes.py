@@ -1,4 +1,4 @@
-"""Ways to a file's bytes: a route opens any range of a locked file, or says why it cannot.
+"""Ways to a file's bytes: a route opens any range of a locked file, or gives a reason.
 
 Nothing that a route delivers is trusted: the hash in the lock decides.
 """

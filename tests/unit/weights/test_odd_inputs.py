@@ -147,7 +147,7 @@ def test_a_lock_with_a_name_that_no_disk_can_have_is_refused(
     a_set.place.lock_file.write_text(text)
     ended = sm120("weights", "verify", a_set.place.root)
     assert ended.error == "LockEdited"
-    assert "longer than a disk can have" in ended.err
+    assert "more than 255 bytes" in ended.err
 
 
 @pytest.mark.parametrize("address", ["http://[", "http://host:99999", "http://", "ftp://host/x"])

@@ -339,7 +339,7 @@ def test_a_byte_flipped_after_the_proof_is_never_sent(
     for method in ("GET", "HEAD"):
         got = hub.file(size_class, method=method)
         assert got.status == 409
-        assert "not the locked ones" in got.headers["X-Error-Message"]
+        assert "does not have the locked bytes" in got.headers["X-Error-Message"]
     assert hub.ask("/healthz").json["status"] == "damaged"
 
 
@@ -409,7 +409,7 @@ def test_before_it_is_proved_a_file_is_answered_with_come_back_later(
     with running(place.root) as hub:
         got = hub.file("model.safetensors")
         assert (got.status, got.headers["Retry-After"]) == (503, "10")
-        assert "being proved" in got.headers["X-Error-Message"]
+        assert "being checked" in got.headers["X-Error-Message"]
         assert hub.file("config.json").status == 200
         assert hub.ask("/healthz").json["status"] == "proving"
 
@@ -430,7 +430,7 @@ def test_a_token_opens_the_server_and_nothing_else_does(place: Place) -> None:
         hub.wait_until_judged()
         assert hub.file("config.json", Authorization="Bearer hf_right_token").status == 200
         none = hub.file("config.json")
-        assert (none.status, none.headers["X-Error-Message"][:18]) == (401, "this server wants ")
+        assert (none.status, none.headers["X-Error-Message"][:18]) == (401, "this server needs ")
         for wrong in ("Bearer hf_wrong_token", "Bearer ", "Basic hf_right_token", "Bearer é"):
             got = hub.file("config.json", Authorization=wrong)
             assert got.status == 401
@@ -587,7 +587,7 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 def test_silent_strangers_leave_the_place_of_whoever_has_a_token(place: Place) -> None:
-    few = Connections(most=4, most_strangers=6, most_strangers_of_one=3)
+    few = Connections(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (hub, crowd):
         silent = [crowd.connect() for _ in range(40)]
         assert crowd.asked(crowd.connect(), b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
@@ -596,7 +596,7 @@ def test_silent_strangers_leave_the_place_of_whoever_has_a_token(place: Place) -
 
 
 def test_strangers_that_keep_asking_do_not_outlast_a_newcomer(place: Place) -> None:
-    few = Connections(most=4, most_strangers=6, most_strangers_of_one=3)
+    few = Connections(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
         loud = [crowd.connect() for _ in range(3)]
         newcomer = crowd.connect()
@@ -608,7 +608,7 @@ def test_strangers_that_keep_asking_do_not_outlast_a_newcomer(place: Place) -> N
 
 
 def test_one_that_has_asked_and_was_not_read_yet_is_not_sent_away() -> None:
-    few = Connections(most=4, most_strangers=6, most_strangers_of_one=2)
+    few = Connections(most=4, most_unknown=6, most_unknown_of_one=2)
     pairs = [socket.socketpair() for _ in range(8)]
     held = [Connection(ours, "127.0.0.1") for ours, _ in pairs]
     for (_, theirs), connection in zip(pairs[:4], held, strict=False):
@@ -630,7 +630,7 @@ def test_one_that_has_asked_and_was_not_read_yet_is_not_sent_away() -> None:
 
 
 def test_many_addresses_of_strangers_do_not_shut_out_another(place: Place) -> None:
-    few = Connections(most=4, most_strangers=6, most_strangers_of_one=3)
+    few = Connections(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (hub, crowd):
         newcomer = crowd.connect("127.0.0.9")
         for n in range(12):
@@ -640,7 +640,7 @@ def test_many_addresses_of_strangers_do_not_shut_out_another(place: Place) -> No
 
 
 def test_a_reader_that_is_silent_makes_way_for_the_next(place: Place) -> None:
-    few = Connections(most=2, most_strangers=6, most_strangers_of_one=6)
+    few = Connections(most=2, most_unknown=6, most_unknown_of_one=6)
     with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
         readers = [crowd.connect() for _ in range(3)]
         for sock in readers:
@@ -654,7 +654,7 @@ def test_a_reader_that_is_silent_makes_way_for_the_next(place: Place) -> None:
 
 
 def test_more_readers_than_allowed_are_told_to_wait(place: Place) -> None:
-    few = Connections(most=2, most_strangers=6, most_strangers_of_one=6)
+    few = Connections(most=2, most_unknown=6, most_unknown_of_one=6)
     with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
         for _ in range(2):
             crowd.asked(crowd.connect(slow=True), b"model.safetensors", TOKEN_LINE)
@@ -664,7 +664,7 @@ def test_more_readers_than_allowed_are_told_to_wait(place: Place) -> None:
 
 
 def test_one_address_cannot_have_all_places_where_no_token_is_asked_for(place: Place) -> None:
-    few = Connections(most=4, most_strangers=6, most_strangers_of_one=6)
+    few = Connections(most=4, most_unknown=6, most_unknown_of_one=6)
     with crowded(place, connections=few, most_of_one=2) as (_, crowd):
         for _ in range(2):
             crowd.asked(crowd.connect(slow=True), b"model.safetensors")
@@ -847,11 +847,11 @@ def test_an_address_that_is_taken_is_said_plainly(hub: Running, place: Place) ->
 
 
 BAD_STARTS = {
-    "an empty token file": ("", ["--token-file", "tokens"], 77),
-    "a short token": ("short", ["--token-file", "tokens"], 77),
-    "a token with a space": ("two words here", ["--token-file", "tokens"], 77),
-    "a certificate that is none": ("not a certificate", ["--tls-cert", "tokens"], 77),
-    "an address of another machine": ("", ["--host", "192.0.2.1"], 77),
+    "an empty token file": ("", ["--token-file", "tokens"], 42),
+    "a short token": ("short", ["--token-file", "tokens"], 42),
+    "a token with a space": ("two words here", ["--token-file", "tokens"], 42),
+    "a certificate that is none": ("not a certificate", ["--tls-cert", "tokens"], 42),
+    "an address of another machine": ("", ["--host", "192.0.2.1"], 42),
 }
 
 

@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_read_now_is_not_called_changed(
     with pytest.raises(ModelSignatureInvalid, match=os.strerror(number)) as raised:
         signing.check(plain.root, signature, PUBLIC)
     assert "changed" not in str(raised.value)
-    assert "Nothing is said of its bytes" in raised.value.hint
+    assert "Its bytes were not judged" in raised.value.hint
 
 
 def test_a_missing_file_is_refused(place: Place) -> None:

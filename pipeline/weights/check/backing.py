@@ -1,8 +1,8 @@
-"""Whose word a lock is.
+"""Who vouches for the lock by which a folder is judged.
 
 The lock beside the files is there for machines without a checkout. But whoever can change a file
-can change it too, and seal it again. So a checkout's lock goes before it: where the two disagree
-nothing is judged, and where nobody else knows the set, the answer says so.
+can change that lock too, and seal it again. So a checkout's lock goes before it: where the two
+disagree nothing is judged, and where only the lock beside the files knows the set, a line warns.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Literal
 from pipeline.errors import LocksDisagree, LockStale
 from pipeline.model import Frozen
 from pipeline.spec.checkout import Checkout
+from pipeline.weights.disk.survey import some
 from pipeline.weights.model import FilePin, WeightsLock, lock_path, read_lock
 from pipeline.weights.place import Place
 
-_NAMED = 3
-
 
 class Backing(Frozen):
-    """Where the lock of a judgement came from, and who else says the same."""
+    """Where the lock of a judgement came from, and who vouches for it."""
 
     lock_from: Literal["beside", "checkout", "given"] = "beside"
     vouched_by: str = ""
@@ -34,21 +33,21 @@ class Backing(Frozen):
             return "judged by the checkout's lock"
         if self.vouched_by:
             return f"judged by the lock beside the files, vouched for by {self.vouched_by}"
-        words = "judged by the lock beside the files, which nothing vouches for"
+        sentence = "judged by the lock beside the files, which nothing vouches for"
         if self.recorded_by:
-            return f"{words}; it is the one of the record that {self.recorded_by} signed"
-        return words
+            return f"{sentence}; it is the one of the record that {self.recorded_by} signed"
+        return sentence
 
 
 def checkout_backing(place: Place, checkout: Checkout | None) -> Backing:
-    """Hold the lock beside the files against those of the checkout; raises where they disagree."""
+    """Compare the lock beside the files with the checkout's; raises where they disagree."""
     if checkout is None:
         return Backing()
     if not place.lock_file.is_file():
         return Backing(lock_from="checkout", vouched_by="the checkout")
     own = lock_path(checkout, place.lock.name)
     for path in sorted(own.parent.glob("*.lock.yaml")):
-        # a forged lock may have another name, so the others of its commit are asked, too
+        # a forged lock may have another name, so all locks of its commit are compared
         if path != own and place.lock.commit in path.read_text(encoding="utf-8", errors="replace"):
             _require_no_contradiction(place, path, read_lock(path))
     if not own.is_file():
@@ -86,9 +85,3 @@ def _require_no_contradiction(place: Place, path: Path, known: WeightsLock) -> N
             f"{place.lock_file} contradicts the checkout's {path.name} about {some(differing)}",
             f"One of them was changed, so nothing was judged. `--lock {path}` takes the latter.",
         )
-
-
-def some(paths: list[str]) -> str:
-    """The first few of them."""
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return f"{', '.join(paths[:_NAMED])}{more}"
