@@ -13,7 +13,7 @@ from tests.docs.pages import ROOT
 # sessions of the noxfile that hand what follows `--` to a command
 _SESSIONS = {
     "build-sm120": ["build"],
-    "gate": ["gate"],
+    "gate": ["gate", "run"],
     "provision": ["host", "provision"],
     "verify-hosts": ["host", "verify"],
     "publish": ["publish"],
@@ -46,16 +46,9 @@ def _of_sm120(words: list[str]) -> str:
             context = click.Context(command, info_name=rest.pop(0), parent=context)
         elif rest[0] in ("…", "..."):
             return ""
-        elif run := _default(group):
-            context = click.Context(run, info_name=run.name, parent=context)
         else:
             return f"{context.command_path}: there is no {rest[0]!r}"
     return next(filter(None, (_unknown(context, word) for word in rest)), "")
-
-
-def _default(group: click.Group) -> click.Command | None:
-    """What a group runs for a word that is no verb: `sm120 gate IMAGE` is `gate run IMAGE`."""
-    return group.commands.get("run")
 
 
 def _unknown(context: click.Context, word: str) -> str:

@@ -11,7 +11,7 @@ import click
 
 from pipeline.cli.main import cli
 from pipeline.errors import PipelineError, error_families, error_kinds
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, anchor
 from tests.docs.rooms import GROUND, arrows, drawing
 
 # | `pipeline/room` | takes | gives | imports |
@@ -74,10 +74,15 @@ def kinds(family: type[PipelineError]) -> list[type[PipelineError]]:
 
 def _commands() -> Iterator[str]:
     top = click.Context(cli, info_name="sm120")
-    yield _section(2, top)
+    yield _section("## sm120", top)
+    first: dict[int, str] = {}
     for context in below(top):
-        depth = len(context.command_path.split())
-        yield _section(min(depth + 1, 4), context)
+        path = context.command_path
+        title = f"{'#' * min(len(path.split()) + 1, 4)} {path}"
+        if (other := first.setdefault(id(context.command), path)) != path:
+            yield f"{title}\n\nThe same as [{other}](#{anchor(other)}).\n"
+        else:
+            yield _section(title, context)
 
 
 def below(context: click.Context) -> Iterator[click.Context]:
@@ -95,11 +100,11 @@ def below(context: click.Context) -> Iterator[click.Context]:
         yield from below(inner)
 
 
-def _section(depth: int, context: click.Context) -> str:
+def _section(title: str, context: click.Context) -> str:
     # the width of a terminal must not change the page
     context.terminal_width = context.max_content_width = 100
     text = context.get_help()
-    return f"{'#' * depth} {context.command_path}\n\n```text\n{text}\n```\n"
+    return f"{title}\n\n```text\n{text}\n```\n"
 
 
 def _architecture(text: str) -> str:
