@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipeline.host.probes.runner import ProbeReport
     from pipeline.host.probes.tune import Setting, Tuning
     from pipeline.host.rules.issues import Finding
-    from pipeline.host.rules.verdict import Judged
+    from pipeline.host.rules.verdict import RuleResult
 
 _python_option = click.option(
     "--python", default=sys.executable, help="A Python that has torch, to run the tests with."
@@ -110,7 +110,7 @@ def _runner(python: str, image: str | None) -> Callable[[list[str], dict[str, st
 
 
 def _as_json(
-    rules: list[Judged], answer: ProbeReport | None, found: list[Finding]
+    rules: list[RuleResult], answer: ProbeReport | None, found: list[Finding]
 ) -> dict[str, Any]:
     return {
         "verdict": _verdict(rules, answer),
@@ -120,12 +120,14 @@ def _as_json(
     }
 
 
-def _verdict(rules: list[Judged], answer: ProbeReport | None) -> str:
+def _verdict(rules: list[RuleResult], answer: ProbeReport | None) -> str:
+    from pipeline.host.rules.verdict import overall
+
     seen = [r.verdict for r in rules] + [r.verdict for r in (answer.rows if answer else [])]
-    return next((v for v in ("failed", "unknown", "passed") if v in seen), "unknown")
+    return overall(seen)
 
 
-def _say(rules: list[Judged], answer: ProbeReport | None, found: list[Finding]) -> None:
+def _say(rules: list[RuleResult], answer: ProbeReport | None, found: list[Finding]) -> None:
     rows = [[r.verdict, r.rule, r.subject, r.why] for r in rules]
     rows += [[r.verdict, r.check, r.subject, r.why] for r in (answer.rows if answer else [])]
     click.echo(log.table(["verdict", "what", "where", "why"], rows))
@@ -137,7 +139,7 @@ def _say(rules: list[Judged], answer: ProbeReport | None, found: list[Finding]) 
         click.echo(f"  fix:   {one.issue.fix}")
 
 
-def _end(rules: list[Judged], answer: ProbeReport | None) -> None:
+def _end(rules: list[RuleResult], answer: ProbeReport | None) -> None:
     failed = [r for r in (answer.rows if answer else []) if r.verdict == "failed"]
     if failed:
         raise ProbeFailed(f"{failed[0].check}, {failed[0].subject}: {failed[0].why}")

@@ -9,7 +9,7 @@ from pydantic import computed_field
 from pipeline.host.facts.drift import Difference
 from pipeline.host.probes.runner import ProbeRow
 from pipeline.host.rules.issues import Finding, findings, match_lines, match_rules
-from pipeline.host.rules.verdict import Judged, Verdict
+from pipeline.host.rules.verdict import RuleResult, Verdict, overall
 from pipeline.model import Frozen
 
 
@@ -31,7 +31,7 @@ class HostResult(Frozen):
     host: str
     unreached: str | None = None
     rows: list[Row] = []
-    rules: list[Judged] = []
+    rules: list[RuleResult] = []
     functions: list[ProbeRow] = []
     drift: list[Difference] | None = None  # None: there is no record to compare with
     output: list[str] = []  # of function tests; known issues are recognised in it
@@ -42,16 +42,14 @@ class HostResult(Frozen):
         """The worst of all that was judged; nothing judged is unknown."""
         if self.unreached is not None:
             return "not reached"
-        seen = set(self._verdicts())
-        order: tuple[Literal["failed", "unknown", "passed"], ...] = ("failed", "unknown", "passed")
-        return next((v for v in order if v in seen), "unknown")
+        return overall(self._verdicts())
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def findings(self) -> list[Finding]:
         """Known issues that explain what failed."""
         judged = [
-            Judged(rule=r.rule, subject=r.role, verdict=r.verdict, why=r.why)
+            RuleResult(rule=r.rule, subject=r.role, verdict=r.verdict, why=r.why)
             for r in self.rows
             if r.rule
         ]
@@ -77,11 +75,9 @@ class FleetResult(Frozen):
     def verdict(self) -> Literal["passed", "failed", "unknown", "not reached"]:
         """The worst of all hosts."""
         seen = {h.verdict for h in self.hosts}
-        order: tuple[Literal["failed", "not reached", "unknown", "passed"], ...] = (
-            *("failed", "not reached"),
-            *("unknown", "passed"),
-        )
-        return next((v for v in order if v in seen), "unknown")
+        if "not reached" in seen and "failed" not in seen:
+            return "not reached"
+        return overall(seen)
 
 
 def not_tested(why: str) -> ProbeRow:

@@ -1,4 +1,4 @@
-"""Known issues as data, recognised in logs, in function tests' answers and in facts."""
+"""Known issues as data, recognised in logs, in reports of function tests and in facts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Annotated
 import yaml
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from pipeline.host.rules.verdict import Judged
+from pipeline.host.rules.verdict import RuleResult
 from pipeline.model import Frozen, Name
 
 TABLE = Path(__file__).with_name("known_issues.yaml")
-# A line longer than this is no log line; what is in it is not worth hanging for.
+# Nothing that identifies an issue stands behind this many characters, and expressions stay fast.
 _LONGEST = 4000
 
 
@@ -57,29 +57,29 @@ def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 
 def match_lines(name: str, lines: Iterable[str]) -> dict[str, list[str]]:
-    """Issue ids with the lines that gave them away."""
-    found: dict[str, list[str]] = {}
+    """Issue ids with the lines in which they were recognised."""
+    matches: dict[str, list[str]] = {}
     for number, line in enumerate(lines, start=1):
         short = line[:_LONGEST].rstrip()
         for issue, pattern in _patterns():
             if pattern.search(short):
-                found.setdefault(issue, []).append(f"{name}:{number}: {short[:200]}")
-    return found
+                matches.setdefault(issue, []).append(f"{name}:{number}: {short[:200]}")
+    return matches
 
 
-def match_rules(rows: Iterable[Judged]) -> dict[str, list[str]]:
+def match_rules(rows: Iterable[RuleResult]) -> dict[str, list[str]]:
     """Issue ids by rules that failed."""
-    found: dict[str, list[str]] = {}
+    matches: dict[str, list[str]] = {}
     for row in rows:
         for issue in known_issues():
             if row.verdict == "failed" and row.rule in issue.rules:
-                words = f"facts: {row.rule}, {row.subject}: {row.why}"
-                found.setdefault(issue.id, []).append(words)
-    return found
+                line = f"facts: {row.rule}, {row.subject}: {row.why}"
+                matches.setdefault(issue.id, []).append(line)
+    return matches
 
 
 def findings(matches: Iterable[dict[str, list[str]]]) -> list[Finding]:
-    """All that was seen, by issue."""
+    """One finding for each issue of all matches."""
     seen: dict[str, list[str]] = {}
     for match in matches:
         for issue, lines in match.items():

@@ -5,52 +5,59 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.host.facts.model import HostFacts
-from pipeline.host.rules.verdict import Judged, gpus_of, row
+from pipeline.host.rules.verdict import (
+    RuleResult,
+    first_unknown,
+    gpus_of,
+    not_applicable,
+    result,
+)
 from pipeline.known import Unknown, unknown
 
-# Inferred from which pairs people report to work, not from a table of NVIDIA's.
+# Minor version compatibility does not cover PTX that is compiled at run time
+# (NVIDIA/nvbandwidth#61). The pairs are those that people report to work; NVIDIA has no such table.
 DRIVER_OF_CUDA = {"13.0": 580, "13.1": 590, "13.2": 595, "13.3": 610}
-# Xids that say a card or its link is gone or going.
+# Xids after which a card or its link is gone or failing; others are faults of programs.
 _GRAVE = {48, 62, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140, 154}
 
 
-def _several(facts: HostFacts) -> bool:
+def _has_peers(facts: HostFacts) -> bool:
     return len(gpus_of(facts)) > 1
 
 
-def iommu_and_acs(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
-    """A translating IOMMU with ACS that redirects hangs the first all_reduce."""
-    if not _several(facts):
-        why = "one card talks to no other"
-        yield Judged(rule="IOMMU", subject="host", verdict="not applicable", why=why)
+def iommu_and_acs(facts: HostFacts) -> Iterator[RuleResult]:
+    """A translating IOMMU with ACS redirection hangs the first all_reduce.
+
+    vllm-project/vllm#33041, NVIDIA/nccl#1999 and #2079, local-inference-lab/rtx6kpro#15.
+    """
+    if not _has_peers(facts):
+        yield not_applicable("IOMMU", "host", "one card has no peer")
         return
     mode = facts.pci.iommu
-    good = mode if isinstance(mode, Unknown) else mode != "translated"
-    fix = "Boot with iommu=pt, or with amd_iommu=off (intel_iommu=off); the role `pcie` does."
-    yield row("IOMMU", "host", good, f"is {mode}", fix)
+    good = first_unknown(mode) or mode != "translated"
+    fix = "Boot with iommu=pt, or with amd_iommu=off (intel_iommu=off); the role `pcie` sets it."
+    yield result("IOMMU", "host", good, f"IOMMU: {mode}", fix)
     if not facts.pci.bridges:
-        why = "no bridge lies above a card"
-        yield Judged(rule="ACS", subject="host", verdict="unknown", why=why)
+        yield result("ACS", "host", unknown("there is no bridge above a card"), "", "")
     for bridge in facts.pci.bridges:
-        redirect = bridge.acs_redirect
-        off = redirect if isinstance(redirect, Unknown) else not redirect
-        why = f"ACS control is {bridge.acs_control}" if bridge.has_acs is True else "has no ACS"
-        fix = "Switch ACS off at each boot (`setpci -s BDF ECAP_ACS+6.w=0000`; the role `pcie`)."
-        yield row("ACS", bridge.address, off, why, fix)
+        off = first_unknown(bridge.acs_redirect) or not bridge.acs_redirect
+        why = f"ACS control is {bridge.acs_control}" if bridge.has_acs is True else "no ACS"
+        fix = "Disable ACS at each boot (`setpci -s BDF ECAP_ACS+6.w=0000`; the role `pcie`)."
+        yield result("ACS", bridge.address, off, why, fix)
 
 
-def aspm(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
+def aspm(facts: HostFacts) -> Iterator[RuleResult]:
     """Links that sleep come back late or not at all."""
-    fix = "Boot with pcie_aspm=off pcie_port_pm=off; the role `pcie` does."
+    fix = "Boot with pcie_aspm=off pcie_port_pm=off; the role `pcie` sets it."
     policy, line = facts.pci.aspm_policy, facts.kernel.command_line
     if not isinstance(line, Unknown) and "pcie_aspm=off" in line.split():
-        yield row("ASPM", "host", True, "pcie_aspm=off", fix)
+        yield result("ASPM", "host", True, "pcie_aspm=off", fix)
         return
-    yield row("ASPM", "host", _links_stay_up(facts), f"the policy is {policy}", fix)
+    yield result("ASPM", "host", _links_stay_up(facts), f"the policy is {policy}", fix)
 
 
 def _links_stay_up(facts: HostFacts) -> bool | Unknown:
-    """What the policy leaves open, the links themselves say."""
+    """By the policy; the default one leaves it to the firmware, so the links themselves count."""
     policy = facts.pci.aspm_policy
     links = [b.aspm for b in facts.pci.bridges] + [g.aspm for g in facts.pci.gpus]
     if isinstance(policy, Unknown):
@@ -59,67 +66,64 @@ def _links_stay_up(facts: HostFacts) -> bool | Unknown:
         return True
     if policy.startswith("power") or any(isinstance(x, str) and x != "off" for x in links):
         return False
-    lost = next((x for x in links if isinstance(x, Unknown)), None)
-    return lost or (True if links else unknown("the policy is default, and no link can be read"))
+    no_link = unknown("the policy is default, and no link can be read")
+    return first_unknown(*links) or (True if links else no_link)
 
 
-def hmm(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
-    """HMM locks up peer-to-peer, and with KASLR keeps CUDA from starting."""
-    if not _several(facts):
-        why = "one card has no peer"
-        yield Judged(rule="HMM", subject="host", verdict="not applicable", why=why)
+def hmm(facts: HostFacts) -> Iterator[RuleResult]:
+    """HMM locks up peer-to-peer, and with KASLR keeps CUDA from starting (pytorch#159207)."""
+    if not _has_peers(facts):
+        yield not_applicable("HMM", "host", "one card has no peer")
         return
-    fix = "options nvidia_uvm uvm_disable_hmm=1 in /etc/modprobe.d, then reboot."
-    yield row("HMM", "host", facts.driver.hmm_disabled, "uvm_disable_hmm", fix)
+    fix = "Write `options nvidia_uvm uvm_disable_hmm=1` to a file in /etc/modprobe.d, then reboot."
+    yield result("HMM", "host", facts.driver.hmm_disabled, "uvm_disable_hmm", fix)
 
 
-def driver_branch(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
+def driver_branch(facts: HostFacts, cuda: str | None) -> Iterator[RuleResult]:
     """Code compiled at run time needs a driver of at least the image's CUDA branch."""
     if cuda is None:
-        why = "no image was named (--cuda)"
-        yield Judged(rule="driver", subject="host", verdict="not applicable", why=why)
+        yield not_applicable("driver", "host", "no CUDA version was named (--cuda)")
         return
     least, version = DRIVER_OF_CUDA.get(cuda), facts.driver.version
     if least is None:
-        why = f"which driver CUDA {cuda} needs is not in the table"
-        yield Judged(rule="driver", subject="host", verdict="unknown", why=why)
+        reason = unknown(f"the driver that CUDA {cuda} needs is not in the table")
+        yield result("driver", "host", reason, "", "")
         return
     good = version if isinstance(version, Unknown) else int(version.split(".")[0]) >= least
     fix = f"Install a driver of branch {least} or later."
-    yield row("driver", "host", good, f"{version} for CUDA {cuda} (needs {least})", fix)
+    yield result("driver", "host", good, f"{version} for CUDA {cuda} (needs {least})", fix)
 
 
-def xids(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
-    """Errors that the driver has written down."""
+def xids(facts: HostFacts) -> Iterator[RuleResult]:
+    """Errors of cards in the kernel log."""
+    fix = "`sm120 host doctor` names what each one means."
     if isinstance(facts.xids, Unknown):
-        yield row("Xid", "host", facts.xids, "", "")
+        yield result("Xid", "host", facts.xids, "", fix)
         return
     grave = [x for x in facts.xids if x.code in _GRAVE]
-    words = (
-        ", ".join(f"{x.code} at {x.address} ({x.times}x)" for x in grave) or "none that is grave"
-    )
-    yield row("Xid", "host", not grave, words, "`sm120 host doctor` names what each one means.")
+    listed = ", ".join(f"{x.code} at {x.address} ({x.times}x)" for x in grave)
+    yield result("Xid", "host", not grave, listed or "no severe one", fix)
 
 
-def tuning(facts: HostFacts, cuda: str | None) -> Iterator[Judged]:
-    """The host's own settings."""
+def tuning(facts: HostFacts) -> Iterator[RuleResult]:
+    """Settings of the host itself."""
     governors = facts.cpu.governors
-    good = governors if isinstance(governors, Unknown) else governors == ["performance"]
-    yield row("governor", "host", good, f"{governors}", "Set it to performance (`host_tuning`).")
-    yield locked_memory(facts)
+    good = first_unknown(governors) or governors == ["performance"]
+    yield result("governor", "host", good, f"{governors}", "Set it to performance (`host_tuning`).")
+    yield _locked_memory(facts)
     line = facts.kernel.command_line
     safe = line if isinstance(line, Unknown) else "mitigations=off" not in line.split()
-    fix = "Take mitigations=off away: it buys little and opens the machine."
-    yield row("mitigations", "host", safe, "the kernel's mitigations", fix)
+    fix = "Remove mitigations=off: it gains little and leaves the machine open to attacks."
+    yield result("mitigations", "host", safe, "the kernel's mitigations", fix)
 
 
-def locked_memory(facts: HostFacts) -> Judged:
-    """What engines may lock: containers have a limit of their own, programs that of their login."""
+def _locked_memory(facts: HostFacts) -> RuleResult:
+    """What engines may lock: a container has its own limit, a program that of its login."""
     lock, software = facts.kernel.memlock, facts.software
     engines = (software.docker, software.podman)
     if lock != "unlimited" and any(not isinstance(engine, Unknown) for engine in engines):
-        why = "containers have their own limit; the role `container_runtime` sets it"
-        return Judged(rule="memlock", subject="host", verdict="not applicable", why=why)
-    free = lock if isinstance(lock, Unknown) else lock == "unlimited"
-    fix = "LimitMEMLOCK=infinity in the engine's unit, or `ulimit -l unlimited` before it starts."
-    return row("memlock", "host", free, f"{lock}", fix)
+        why = "containers have their own limit, set by the role `container_runtime`"
+        return not_applicable("memlock", "host", why)
+    free = first_unknown(lock) or lock == "unlimited"
+    fix = "Set LimitMEMLOCK=infinity in the engine's unit, or run `ulimit -l unlimited` before it."
+    return result("memlock", "host", free, f"{lock}", fix)

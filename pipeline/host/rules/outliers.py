@@ -1,4 +1,4 @@
-"""The node or card that differs from its equals: by a setting, or by what was measured on it."""
+"""Hosts and cards that differ from others of their kind, by a setting or by a measurement."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Iterator, Mapping
 from statistics import median, median_low
 from typing import Any
 
-from pipeline.host.facts.model import SAME_MEMORY, Gpu, HostFacts
+from pipeline.host.facts.model import SAME_MEMORY, HostFacts
+from pipeline.host.rules.verdict import gpus_of
 from pipeline.known import Unknown
 from pipeline.model import Frozen
 
-# Measured values of equals differ a little; this much is a fault.
+# Measurements of sound machines of one kind differ by a few percent; this much is a fault.
 TOLERANCE = 0.15
+# Of two that differ nobody can say which one is wrong.
 _FEWEST = 3
-# Fields in which equal cards must be equal.
+# Fields in which cards of one name must be equal.
 _CARD = (
     *("vbios", "bar1_bytes", "memory_bytes", "ecc", "persistence"),
     *("link.width", "link.generation_max", "power.limit_w", "clocks.sm_max_mhz"),
@@ -24,13 +26,13 @@ _HOST = (
     *("driver.version", "driver.is_open", "driver.hmm_disabled", "driver.registry", "pci.iommu"),
     *("kernel.release", "bios", "cpu.name", "cpu.governors", "software.os"),
 )
-# Fields in which equal hosts must be nearly equal.
+# Fields in which hosts of one kind must be nearly equal.
 _HOST_NEARLY = ("memory_bytes",)
 Observations = dict[tuple[str, str], dict[str, Any]]
 
 
 class Outlier(Frozen):
-    """One thing, the field in which it differs, and what its equals have."""
+    """A host or card, the field in which it differs, and what the others have."""
 
     subject: str
     field: str
@@ -38,8 +40,8 @@ class Outlier(Frozen):
     others: str
 
 
-class Compared(Frozen):
-    """What was found, and what could not be judged because there are too few equals."""
+class Comparison(Frozen):
+    """The outliers, and what could not be judged because there are too few of a kind."""
 
     outliers: list[Outlier]
     unjudged: list[str]
@@ -48,7 +50,7 @@ class Compared(Frozen):
 
 def find_outliers(
     hosts: Mapping[str, HostFacts], probes: Mapping[str, dict[str, Any]] | None = None
-) -> Compared:
+) -> Comparison:
     """Cards against cards of the same name, hosts against hosts with the same cards."""
     settings: Observations = {}
     nearly: Observations = {}
@@ -59,18 +61,18 @@ def find_outliers(
             nearly.setdefault((_kind(facts), field), {})[name] = _at(facts, field)
         for key, value in _measured((probes or {}).get(name, {})):
             measured.setdefault((_kind(facts), key), {})[name] = value
-    found: list[Outlier] = []
+    outliers: list[Outlier] = []
     unjudged: list[str] = []
     settings |= {key: _nearly_equal(values) for key, values in nearly.items()}
     for (kind, field), values in sorted(settings.items()):
-        found += _by_majority(kind, field, values, unjudged)
+        outliers += _by_majority(kind, field, values, unjudged)
     for (kind, field), values in sorted(measured.items()):
-        found += _by_median(kind, field, values, unjudged)
-    return Compared(outliers=found, unjudged=unjudged, compared=len(settings) + len(measured))
+        outliers += _by_median(kind, field, values, unjudged)
+    return Comparison(outliers=outliers, unjudged=unjudged, compared=len(settings) + len(measured))
 
 
 def _kind(facts: HostFacts) -> str:
-    """Hosts are equals when they have the same cards."""
+    """Hosts with the same cards are of one kind."""
     if isinstance(facts.gpus, Unknown):
         return "no cards"
     names = Counter(str(g.name) for g in facts.gpus)
@@ -80,8 +82,7 @@ def _kind(facts: HostFacts) -> str:
 def _observe(into: Observations, name: str, facts: HostFacts) -> None:
     for field in _HOST:
         into.setdefault((_kind(facts), field), {})[name] = _at(facts, field)
-    gpus: list[Gpu] = [] if isinstance(facts.gpus, Unknown) else facts.gpus
-    for gpu in gpus:
+    for gpu in gpus_of(facts):
         for field in _CARD:
             subject = f"{name} GPU {gpu.index}"
             into.setdefault((f"{gpu.name}", field), {})[subject] = _at(gpu, field)
@@ -94,7 +95,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _measured(probe: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Numbers of a function test by row, larger always being worse."""
+    """Numbers of function tests by row, so that larger is worse: rates become seconds per GB."""
     for row in probe.get("rows", []):
         numbers = row.get("measured", {})
         name = f"{row['check']} {row['subject']}"
@@ -106,7 +107,7 @@ def _measured(probe: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _nearly_equal(values: dict[str, Any]) -> dict[str, Any]:
-    """Sizes close to the middle one are that one."""
+    """Sizes close to the median are replaced by it."""
     sizes = {s: v for s, v in values.items() if not isinstance(v, Unknown)}
     if not sizes:
         return values
@@ -118,22 +119,21 @@ def _nearly_equal(values: dict[str, Any]) -> dict[str, Any]:
 def _by_majority(
     kind: str, field: str, values: dict[str, Any], unjudged: list[str]
 ) -> list[Outlier]:
-    words = {s: _word(v) for s, v in values.items()}
-    if len(set(words.values())) <= 1:
+    texts = {s: _text(v) for s, v in values.items()}
+    if len(set(texts.values())) <= 1:
         return []
-    ranked = Counter(words.values()).most_common()
-    usual, times = ranked[0]
-    if len(words) < _FEWEST or times * 2 <= len(words):
-        unjudged.append(f"{kind}: {field}: {len(words)} differ, and no value has a majority")
+    usual, times = Counter(texts.values()).most_common(1)[0]
+    if len(texts) < _FEWEST or times * 2 <= len(texts):
+        unjudged.append(f"{kind}: {field}: {len(texts)} differ, and no value has a majority")
         return []
     return [
-        Outlier(subject=s, field=field, value=word, others=usual)
-        for s, word in words.items()
-        if word != usual
+        Outlier(subject=s, field=field, value=text, others=usual)
+        for s, text in texts.items()
+        if text != usual
     ]
 
 
-def _word(value: Any) -> str:
+def _text(value: Any) -> str:
     return f"unknown: {value.unknown}" if isinstance(value, Unknown) else str(value)
 
 

@@ -1,7 +1,8 @@
-"""One rule's answer, and what many of them add up to."""
+"""The result of one rule, and the verdict over many."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from pipeline.host.facts.model import Gpu, HostFacts
@@ -11,8 +12,8 @@ from pipeline.model import Frozen
 Verdict: TypeAlias = Literal["passed", "failed", "unknown", "not applicable"]
 
 
-class Judged(Frozen):
-    """One rule's answer about one thing of a host."""
+class RuleResult(Frozen):
+    """The verdict of one rule on one part of a host."""
 
     rule: str
     subject: str
@@ -21,21 +22,32 @@ class Judged(Frozen):
     fix: str = ""
 
 
-def row(rule: str, subject: str, good: object, why: str, fix: str) -> Judged:
-    """Passed when good; a value that is not known is not judged."""
+def result(rule: str, subject: str, good: object, why: str, fix: str) -> RuleResult:
+    """Passed when good, failed with its fix when not; an unknown value is not judged."""
     if isinstance(good, Unknown):
-        return Judged(rule=rule, subject=subject, verdict="unknown", why=good.unknown)
-    verdict: Verdict = "passed" if good else "failed"
-    return Judged(rule=rule, subject=subject, verdict=verdict, why=why, fix="" if good else fix)
+        return RuleResult(rule=rule, subject=subject, verdict="unknown", why=good.unknown)
+    if good:
+        return RuleResult(rule=rule, subject=subject, verdict="passed", why=why)
+    return RuleResult(rule=rule, subject=subject, verdict="failed", why=why, fix=fix)
 
 
-def overall(rows: list[Judged]) -> Verdict:
-    """The worst of all; nothing judged is unknown."""
-    seen = {row.verdict for row in rows}
-    order: tuple[Verdict, ...] = ("failed", "unknown", "passed")
+def not_applicable(rule: str, subject: str, why: str) -> RuleResult:
+    """A rule that has nothing to judge here."""
+    return RuleResult(rule=rule, subject=subject, verdict="not applicable", why=why)
+
+
+def overall(verdicts: Iterable[str]) -> Literal["passed", "failed", "unknown"]:
+    """The worst of all; where nothing was judged, unknown."""
+    seen = set(verdicts)
+    order: tuple[Literal["failed", "unknown", "passed"], ...] = ("failed", "unknown", "passed")
     return next((v for v in order if v in seen), "unknown")
 
 
+def first_unknown(*values: object) -> Unknown | None:
+    """The reason why a rule cannot be judged, where one of its values is unknown."""
+    return next((x for x in values if isinstance(x, Unknown)), None)
+
+
 def gpus_of(facts: HostFacts) -> list[Gpu]:
-    """The cards that answer."""
+    """The cards that the driver reports."""
     return [] if isinstance(facts.gpus, Unknown) else facts.gpus

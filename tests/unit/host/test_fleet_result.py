@@ -32,7 +32,7 @@ from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
 from pipeline.host.fleet.verify import VerifyOptions, verify_host
 from pipeline.host.probes import runner
 from pipeline.host.probes.runner import ProbeRow
-from pipeline.host.rules.verdict import Judged
+from pipeline.host.rules.verdict import RuleResult
 from tests.unit.host.fake_host import LOCAL, program
 from tests.unit.host.machines import DATA, blackwell, facts, h200
 
@@ -40,7 +40,7 @@ GOOD = Row(role="pcie", promise="links are kept awake", verdict="passed")
 BAD = GOOD.model_copy(update={"verdict": "failed", "why": "asleep", "rule": "ASPM", "fix": "x"})
 VAGUE = GOOD.model_copy(update={"verdict": "unknown", "why": "dark"})
 MOOT = GOOD.model_copy(update={"verdict": "not applicable"})
-RULE = Judged(rule="ACS", subject="host", verdict="failed", why="on", fix="off")
+RULE = RuleResult(rule="ACS", subject="host", verdict="failed", why="on", fix="off")
 TEST = ProbeRow(check="copy", subject="0->1", verdict="failed", why="wrong", measured={})
 MOVED = Difference(field="driver.version", kind="changed", before="1", after="2")
 GAINED = MOVED.model_copy(update={"kind": "gained"})

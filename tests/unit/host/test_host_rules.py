@@ -10,7 +10,7 @@ import yaml
 from pipeline.host.facts.source import Capture, CapturedCommand
 from pipeline.host.rules.issues import findings, known_issues, match_lines, match_rules
 from pipeline.host.rules.judge import judge
-from pipeline.host.rules.verdict import Judged, overall
+from pipeline.host.rules.verdict import RuleResult, overall
 from pipeline.known import Unknown
 from tests.unit.host.machines import ACS_ON, DATA, blackwell, changed, facts, h200
 
@@ -28,7 +28,7 @@ def verdicts(capture: Capture, rule: str, cuda: str | None = None) -> list[str]:
 def test_a_good_machine_passes_every_rule() -> None:
     rows = judge(facts(blackwell(8, iommu="identity")), "13.2")
     assert [r for r in rows if r.verdict != "passed"] == []
-    assert overall(rows) == "passed"
+    assert overall(r.verdict for r in rows) == "passed"
 
 
 def test_nothing_judged_is_unknown() -> None:
@@ -202,8 +202,8 @@ def test_issues_name_rules_that_exist() -> None:
 
 
 def test_a_failed_rule_points_to_its_issue_and_an_unknown_one_does_not() -> None:
-    def row(verdict: Any) -> Judged:
-        return Judged(rule="HMM", subject="host", verdict=verdict, why="x", fix="y")
+    def row(verdict: Any) -> RuleResult:
+        return RuleResult(rule="HMM", subject="host", verdict=verdict, why="x", fix="y")
 
     assert list(match_rules([row("failed")])) == ["hmm-kaslr"]
     assert match_rules([row("unknown"), row("passed")]) == {}

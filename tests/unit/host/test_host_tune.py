@@ -30,6 +30,7 @@ from pipeline.host.probes.worker.judge import (
     row,
 )
 from pipeline.host.probes.worker.processes import RankResult
+from pipeline.host.rules.issues import match_lines
 from pipeline.known import unknown
 from tests.unit.host.machines import DATA
 
@@ -212,10 +213,8 @@ def test_copies_are_judged_by_data_then_by_rate() -> None:
     assert judge_copy("0->1", good, DEFAULT_FLOORS)["verdict"] == "passed"
     assert judge_copy("0->1", {**good, "wrong_values": 1}, DEFAULT_FLOORS)["verdict"] == "failed"
     assert judge_copy("0->1", {**good, "gb_per_s": 0.2}, DEFAULT_FLOORS)["verdict"] == "failed"
-    assert (
-        "no peer access"
-        in judge_copy("0->1", {**good, "claims_peer": False}, DEFAULT_FLOORS)["why"]
-    )
+    through_host = judge_copy("0->1", {**good, "claims_peer": False}, DEFAULT_FLOORS)
+    assert list(match_lines("tests", [through_host["why"]])) == ["peers-refused"]
 
 
 def test_a_collapse_of_writes_fails_and_sharing_a_link_does_not() -> None:
