@@ -33,8 +33,7 @@ from pipeline.errors import PipelineError
 from pipeline.model import canonical_json
 from pipeline.oci.document import read_document
 from pipeline.publish.attachment import Attachment, Content
-from pipeline.verify.attached import Loose, sort_out
-from pipeline.verify.evidence import read_item
+from pipeline.verify.evidence import AttachedBlob, read_attached, read_item
 from pipeline.verify.naming import believed_names
 from pipeline.verify.policy import read_policy
 from pipeline.verify.verdict import Verdict
@@ -188,10 +187,10 @@ class Fuzzer:
         altered = self.dice.random() < 0.5
         data = mutate(good.data, self.dice) if altered else good.data
         text = note if altered else mutate(note.encode(), self.dice).decode("latin-1")
-        found = Loose("it", SIGNATURE_MEDIA, data, text)
+        found = AttachedBlob("it", SIGNATURE_MEDIA, data, text)
         names, _ = believed_names([found], self.world.trust, NOW)
         assert not names or data == good.data, (data, text)
-        self.tally.count("image signature", "believed" if names else "passed over")
+        self.tally.count("image signature", "believed" if names else "skipped")
 
     def attached(self) -> None:
         """An altered artifact's manifest is refused, passed over or read; nothing else happens."""
@@ -199,7 +198,7 @@ class Fuzzer:
 
         def act() -> None:
             document = read_document(data)
-            sort_out(self.world.built.digest, [document], lambda d: mutate(b"{}", self.dice))
+            read_attached(self.world.built.digest, [document], lambda d: mutate(b"{}", self.dice))
 
         self._try("attached", act)
 

@@ -177,7 +177,7 @@ def _say_gates(name: str, states: list[GateState]) -> None:
         if state.state == "no gates":
             log.say(f"{name} for {state.platform} has no gates: nothing was judged")
         elif state.state == "not passed":
-            log.say(f"{name} for {state.platform} is published UNGATED: {state.words}")
+            log.say(f"{name} for {state.platform} is published UNGATED: {state.message}")
 
 
 def _say_evidence(name: str, done: Published) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pipeline.oci.reference import Reference
     from pipeline.registry.repository import Repository
     from pipeline.verify.chain import Chain, Judge
-    from pipeline.verify.memory import Memory
+    from pipeline.verify.naming import Memory
 
 
 @click.command()
@@ -82,7 +82,7 @@ def verify(
     """
     from pipeline.verify.chain import Judge
     from pipeline.verify.policy import judge_policy, read_policy
-    from pipeline.verify.verdict import Verdict, ending, show
+    from pipeline.verify.verdict import Verdict, error_of, show
 
     now = datetime.now(UTC)
     trust = trust_of(context, trust_path)
@@ -106,12 +106,12 @@ def verify(
         say_json(answer)
     else:
         click.echo("\n".join(show(n, everything=everything) for n in (found.node, *asked)))
-    if error := ending(found.node):
+    if error := error_of(found.node):
         raise error
     for each in asked:
         if each.verdict is not Verdict.VALID:
             culprit = each.culprit()
-            raise PolicyRefused(f"{policy_path}: {culprit.title}: {culprit.words}")
+            raise PolicyRefused(f"{policy_path}: {culprit.title}: {culprit.message}")
 
 
 def _reference(artifact: str) -> Reference | None:
@@ -123,8 +123,8 @@ def _reference(artifact: str) -> Reference | None:
     try:
         return parse_reference(artifact)
     except ReferenceInvalid as error:
-        words = f"{artifact}: no such file or folder, and no image in a registry"
-        raise ReferenceInvalid(f"{words} ({str(error).removeprefix(f'{artifact}: ')})") from error
+        message = f"{artifact}: no such file or folder, and no image in a registry"
+        raise ReferenceInvalid(f"{message} ({str(error).removeprefix(f'{artifact}: ')})") from error
 
 
 def _remote(
@@ -148,7 +148,7 @@ def _remote(
 
 def _memory(context: click.Context) -> Memory | None:
     """What was seen of tags before; a machine that cannot remember still verifies, and says so."""
-    from pipeline.verify.memory import Memory
+    from pipeline.verify.naming import Memory
 
     try:
         return Memory(store_of(context))
@@ -168,9 +168,8 @@ def _local(
 ) -> Chain:
     from pipeline.attest.envelope import SUFFIX
     from pipeline.verify.artifact import open_file
-    from pipeline.verify.chain import Chain
+    from pipeline.verify.chain import Chain, judge_statement
     from pipeline.verify.evidence import beside, gather
-    from pipeline.verify.loose import judge_statement
     from pipeline.verify.walk import walk
 
     path = Path(artifact)
@@ -191,9 +190,9 @@ def _local(
 
 def _folder(path: Path, places: tuple[Path, ...], platform: str | None, judge: Judge) -> Chain:
     """An OCI layout, or weights."""
+    from pipeline.verify.artifact import open_layout
     from pipeline.verify.chain import Chain, judge_attached
-    from pipeline.verify.evidence import beside, gather
-    from pipeline.verify.layout import attached_in, open_layout
+    from pipeline.verify.evidence import attached_in, beside, gather
 
     if not (path / "index.json").exists():
         return _weights(path, places, judge)
@@ -256,6 +255,6 @@ def _built(
     given = (judge.trust, judge.checkout, judge.now)
     found = walk(opened, items, *given, gates_may_wait=not places)
     if not items:
-        words = f"{found.node.words}; `sm120 build {artifact}` states what it is made of"
-        found = replace(found, node=replace(found.node, words=words))
+        message = f"{found.node.message}; `sm120 build {artifact}` states what it is made of"
+        found = replace(found, node=replace(found.node, message=message))
     return Chain(found.node, (found,))

@@ -104,14 +104,14 @@ class Attached(Frozen):
     sent_bytes: int = 0  # of its blobs; those that were there are not sent again
 
 
-def file_attachment(words: str, platforms: list[str]) -> Attachment:
+def file_attachment(message: str, platforms: list[str]) -> Attachment:
     """`[PLATFORM=]FILE:TYPE` as a value."""
-    platform, equals, rest = words.partition("=")
+    platform, equals, rest = message.partition("=")
     if not equals or platform not in platforms:
-        platform, rest = "", words
+        platform, rest = "", message
     name, _, kind = rest.rpartition(":")
     if not name or not MEDIA_TYPE.fullmatch(kind):
-        raise AttachmentInvalid(f"{words}: names no type")
+        raise AttachmentInvalid(f"{message}: names no type")
     path = Path(name)
     if not path.is_file():
         raise AttachmentInvalid(f"{path}: there is no such file")

@@ -114,6 +114,6 @@ def _ungated(image: Built, gates: GateState, reason: str, reference: str) -> Ung
         image=image.name,
         platform=image.platform,
         reference=reference,
-        gates=gates.words,
+        gates=gates.message,
         reason=reason,
     )

@@ -21,7 +21,7 @@ class GateState(Frozen):
 
     platform: str
     state: Literal["passed", "no gates", "not passed"]
-    words: str = ""
+    message: str = ""
 
 
 def gate_state(
@@ -53,8 +53,8 @@ def gate_state(
     wrong += [f"{name}: not run" for name in _not_run(spec, cards, counted, patched)]
     if wrong:
         return _not_passed(built, "; ".join(wrong))
-    words = "; ".join(f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted)
-    return GateState(platform=built.platform, state="passed", words=words)
+    message = "; ".join(f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted)
+    return GateState(platform=built.platform, state="passed", message=message)
 
 
 def _cards(spec: ImageSpec) -> list[str]:
@@ -81,12 +81,12 @@ def _results(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(str(r["gate"]), str(r["arch"]), str(r["verdict"])) for r in found["results"]]
 
 
-def _not_passed(built: Built, words: str) -> GateState:
-    return GateState(platform=built.platform, state="not passed", words=words)
+def _not_passed(built: Built, message: str) -> GateState:
+    return GateState(platform=built.platform, state="not passed", message=message)
 
 
 def require_gates(name: str, states: list[GateState], forced: str | None) -> None:
     """Refuse what did not pass, unless a reason was given."""
     bad = [s for s in states if s.state == "not passed"]
     if bad and not forced:
-        raise PublishRefused(f"{name} for {bad[0].platform}: {bad[0].words}")
+        raise PublishRefused(f"{name} for {bad[0].platform}: {bad[0].message}")

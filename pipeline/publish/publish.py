@@ -191,7 +191,7 @@ def _ungated(order: Order) -> list[Attachment]:
         if state.state != "not passed":
             continue
         digest = order.shipment.images[state.platform].digest
-        data = {"image": digest, "gates": state.words, "reason": reason}
+        data = {"image": digest, "gates": state.message, "reason": reason}
         found.append(
             Attachment(
                 artifact_type=UNGATED,

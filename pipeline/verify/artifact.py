@@ -1,54 +1,41 @@
-"""What is verified: a file, or an image by its blobs. Bytes are read, never claims."""
+"""What is verified: a file, or an image by its blobs. Bytes are read, claims are not believed."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import Field, ValidationError
+from typing import Any
 
 from pipeline import log
-from pipeline.attest.strict import as_model, read_json
-from pipeline.errors import EvidenceBroken, RecordInvalid
+from pipeline.attest.strict import read_json
+from pipeline.errors import EvidenceBroken, RecordInvalid, RegistryBroken, UnknownImage
 from pipeline.files import read_at_most, sha256_of_file
-from pipeline.model import Digest, Frozen, sha256_of
-from pipeline.oci.document import GZIP_LAYER, OCI_CONFIG, PLAIN_LAYER
+from pipeline.model import sha256_of
+from pipeline.oci.document import (
+    GZIP_LAYER,
+    MOST_MANIFEST_BYTES,
+    OCI_CONFIG,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    PLAIN_LAYER,
+    Descriptor,
+    Document,
+    read_document,
+)
+from pipeline.oci.reference import DIGEST
 
-_MOST_MANIFEST_BYTES = 4 << 20
 _MOST_LAYERS = 200
-
-
-class PlatformName(Frozen):
-    """Which machine an image is for."""
-
-    architecture: str
-    os: str
-    variant: str | None = None
-
-
-class Descriptor(Frozen):
-    """A blob by digest, as OCI names it."""
-
-    media_type: str = Field(alias="mediaType")
-    digest: Digest
-    size: int = Field(ge=0)
-    annotations: dict[str, str] = {}
-    platform: PlatformName | None = None
-    artifact_type: str | None = Field(default=None, alias="artifactType")
-
-
-class Manifest(Frozen):
-    """An image's manifest."""
-
-    schema_version: Literal[2] = Field(alias="schemaVersion")
-    media_type: Literal["application/vnd.oci.image.manifest.v1+json"] = Field(alias="mediaType")
-    config: Descriptor
-    layers: list[Descriptor] = Field(min_length=1, max_length=_MOST_LAYERS)
-    annotations: dict[str, str] = {}
+# A field that is not known here could change what another reader makes of the image.
+_MANIFEST_FIELDS = frozenset(("schemaVersion", "mediaType", "config", "layers", "annotations"))
+_INDEX_FIELDS = frozenset(("schemaVersion", "mediaType", "manifests", "annotations"))
+_DESCRIPTOR_FIELDS = frozenset(
+    ("mediaType", "digest", "size", "annotations", "platform", "artifactType")
+)
+_PLATFORM_FIELDS = frozenset(("architecture", "os", "variant"))
 
 
 @dataclass(frozen=True)
@@ -60,8 +47,8 @@ class Artifact:
     layers: tuple[str, ...] | None = None  # blob digests; none for a plain file
     diff_ids: tuple[str, ...] = ()
     size_bytes: int = 0
-    notes: dict[str, str] = field(default_factory=dict)  # a manifest's annotations: part of it
-    platform: str = ""  # as an image's config says, such as linux/amd64
+    annotations: dict[str, str] = field(default_factory=dict)  # of the manifest: part of its digest
+    platform: str = ""  # from the image's config, such as linux/amd64
 
     @property
     def is_image(self) -> bool:
@@ -69,33 +56,119 @@ class Artifact:
 
 
 def open_file(path: Path) -> Artifact:
-    """A plain file by its bytes; of a pipe or a device there is no last one."""
+    """A plain file by its bytes; a pipe or a device never ends."""
     if not path.is_file():
-        raise EvidenceBroken(f"{path}: is no plain file", "Name a file, a folder or an image.")
+        raise EvidenceBroken(f"{path}: is not a plain file", "Name a file, a folder or an image.")
     return Artifact(str(path), sha256_of_file(path), size_bytes=path.stat().st_size)
 
 
 def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = None) -> Artifact:
     """An image whose blobs lie in a folder by digest."""
-    manifest = read_manifest(read_small(blobs, digest, size_bytes), title)
-    config = read_small(blobs, manifest.config.digest, manifest.config.size)
-    artifact = make_artifact(title, digest, manifest, config)
+    manifest = _read(read_small(blobs, digest, size_bytes), f"{title}: manifest")
+    require_manifest(manifest, title)
+    assert manifest.config is not None
+    config = read_small(blobs, manifest.config.digest, manifest.config.size_bytes)
+    artifact = make_artifact(title, manifest, config)
     _require_blobs(blobs, manifest.layers)
     return artifact
 
 
-def read_manifest(data: bytes, title: str) -> Manifest:
-    """An image's manifest, closed: what it says beyond that is not taken for harmless."""
-    manifest = as_model(Manifest, read_json(data, title), f"{title}: manifest")
-    if manifest.config.media_type != OCI_CONFIG:
-        raise EvidenceBroken(f"{title}: its config is a {manifest.config.media_type}")
-    return manifest
+def open_layout(folder: Path, platform: str | None = None) -> Artifact:
+    """An image in an OCI layout folder; every blob is read and compared with its name."""
+    # evidence that was pulled along has an artifact type, an image has none
+    listed = [d for d in _listed(folder) if d.artifact_type is None]
+    images = [d for d in listed if d.media_type == OCI_MANIFEST]
+    if platform is not None:
+        images = [d for d in images if _without_variant(d.platform) == platform]
+    if len(images) != 1:
+        others = {_without_variant(d.platform) for d in images if d.platform}
+        raise UnknownImage(
+            f"{folder}: holds {len(images)} images{f' for {platform}' if platform else ''}",
+            "Choose one with --platform."
+            if len(others) > 1
+            else "Name a layout that holds one image for the platform.",
+        )
+    (chosen,) = images
+    blobs = folder / "blobs" / "sha256"
+    artifact = open_image(blobs, chosen.digest, folder.name, chosen.size_bytes)
+    require_platform(artifact, chosen.platform)
+    return artifact
 
 
-def make_artifact(title: str, digest: str, manifest: Manifest, config: bytes) -> Artifact:
+def read_index(folder: Path) -> Document:
+    """The index of an OCI layout folder."""
+    require_inside(folder, folder / "index.json")
+    return _index(read_bounded(folder / "index.json"), f"{folder.name}/index.json")
+
+
+def _listed(folder: Path) -> list[Descriptor]:
+    """What a layout's index lists, also through an index of platforms, but no deeper."""
+    listed: list[Descriptor] = []
+    for entry in read_index(folder).manifests:
+        if entry.media_type == OCI_INDEX:
+            data = read_small(folder / "blobs" / "sha256", entry.digest, entry.size_bytes)
+            listed += _index(data, f"{folder.name}: index of platforms").manifests
+        else:
+            listed.append(entry)
+    return listed
+
+
+def _without_variant(platform: str | None) -> str:
+    return "/".join((platform or "").split("/")[:2])
+
+
+def _read(data: bytes, what: str) -> Document:
+    try:
+        return read_document(data)
+    except RegistryBroken as error:
+        raise RecordInvalid(f"{what}: {error}") from error
+
+
+def _index(data: bytes, what: str) -> Document:
+    index = _read(data, what)
+    if index.media_type != OCI_INDEX:
+        raise RecordInvalid(f"{what}: is a {index.media_type}, not an OCI index")
+    _require_closed(index, _INDEX_FIELDS, what)
+    return index
+
+
+def require_manifest(document: Document, title: str) -> None:
+    """Refuse a document that is not a plain OCI image manifest without unknown fields."""
+    what = f"{title}: manifest"
+    if document.media_type != OCI_MANIFEST:
+        raise RecordInvalid(f"{what}: is a {document.media_type}, not an OCI image manifest")
+    if "mediaType" not in _require_closed(document, _MANIFEST_FIELDS, what):
+        raise RecordInvalid(f"{what}: does not name its media type")
+    if not 1 <= len(document.layers) <= _MOST_LAYERS:
+        raise RecordInvalid(f"{what}: has {len(document.layers)} layers, not 1 to {_MOST_LAYERS}")
+    if document.config is None or document.config.media_type != OCI_CONFIG:
+        kind = document.config.media_type if document.config else "missing"
+        raise EvidenceBroken(f"{title}: its config is a {kind}")
+
+
+def _require_closed(document: Document, fields: frozenset[str], what: str) -> dict[str, Any]:
+    body: dict[str, Any] = read_json(document.data, what)
+    descriptors = [*body.get("layers", []), *body.get("manifests", [])]
+    descriptors += [body["config"]] if "config" in body else []
+    platforms = [x["platform"] for x in descriptors if x.get("platform") is not None]
+    for values, known in ((body, fields), *((x, _DESCRIPTOR_FIELDS) for x in descriptors)):
+        _require_fields(values, known, what)
+    for platform in platforms:
+        _require_fields(platform, _PLATFORM_FIELDS, what)
+    return body
+
+
+def _require_fields(values: Any, known: frozenset[str], what: str) -> None:
+    if not isinstance(values, dict):
+        raise RecordInvalid(f"{what}: holds {str(values)[:40]!r} instead of an object")
+    if unknown := sorted(values.keys() - known):
+        raise RecordInvalid(f"{what}: has the unknown field {unknown[0]!r}")
+
+
+def make_artifact(title: str, manifest: Document, config: bytes) -> Artifact:
     """An image whose manifest and config do not contradict each other."""
-    said = read_json(config, "config")
-    diff_ids = _diff_ids(said, title)
+    settings = read_json(config, "config")
+    diff_ids = _diff_ids(settings, title)
     if len(diff_ids) != len(manifest.layers):
         raise EvidenceBroken(
             f"{title}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
@@ -105,18 +178,18 @@ def make_artifact(title: str, digest: str, manifest: Manifest, config: bytes) ->
             raise EvidenceBroken(f"{title}: the layer {layer.digest} is a {layer.media_type}")
     return Artifact(
         title=title,
-        digest=digest,
+        digest=manifest.digest,
         layers=tuple(x.digest for x in manifest.layers),
         diff_ids=diff_ids,
-        size_bytes=sum(layer.size for layer in manifest.layers),
-        notes=manifest.annotations,
-        platform=f"{said.get('os')}/{said.get('architecture')}",
+        size_bytes=sum(layer.size_bytes for layer in manifest.layers),
+        annotations=manifest.annotations,
+        platform=f"{settings.get('os')}/{settings.get('architecture')}",
     )
 
 
 def require_platform(artifact: Artifact, listed: str | None) -> None:
-    """Refuse an image that an index lists for another platform than it says itself it is for."""
-    if listed is not None and listed.split("/")[:2] != artifact.platform.split("/"):
+    """Refuse an image that an index lists for another platform than its own config names."""
+    if listed is not None and _without_variant(listed) != artifact.platform:
         raise EvidenceBroken(
             f"{artifact.title}: is listed for {listed}, but is for {artifact.platform}"
         )
@@ -124,19 +197,15 @@ def require_platform(artifact: Artifact, listed: str | None) -> None:
 
 def _diff_ids(config: Any, title: str) -> tuple[str, ...]:
     try:
-        found = config["rootfs"]["diff_ids"]
-        return tuple(_Digests.model_validate({"digests": found}).digests)
-    except (KeyError, TypeError, ValidationError) as error:
+        diff_ids = tuple(config["rootfs"]["diff_ids"])
+    except (KeyError, TypeError) as error:
         raise RecordInvalid(f"{title}: its config names no diffIDs") from error
+    if not all(isinstance(x, str) and DIGEST.fullmatch(x) for x in diff_ids):
+        raise RecordInvalid(f"{title}: its config names a diffID that is not a digest")
+    return diff_ids
 
 
-class _Digests(Frozen):
-    """A list of digests."""
-
-    digests: list[Digest]
-
-
-def read_bounded(path: Path, most_bytes: int = _MOST_MANIFEST_BYTES) -> bytes:
+def read_bounded(path: Path, most_bytes: int = MOST_MANIFEST_BYTES) -> bytes:
     """A file that must be small."""
     try:
         data = read_at_most(path, most_bytes)
@@ -148,9 +217,9 @@ def read_bounded(path: Path, most_bytes: int = _MOST_MANIFEST_BYTES) -> bytes:
 
 
 def read_small(
-    blobs: Path, digest: str, size_bytes: int | None, most_bytes: int = _MOST_MANIFEST_BYTES
+    blobs: Path, digest: str, size_bytes: int | None, most_bytes: int = MOST_MANIFEST_BYTES
 ) -> bytes:
-    """A small blob of a folder, if it is what its name says."""
+    """A small blob of a folder, compared with its name."""
     path = _blob(blobs, digest)
     data = read_bounded(path, most_bytes)
     if size_bytes is not None and len(data) != size_bytes:
@@ -160,17 +229,17 @@ def read_small(
     return data
 
 
-def _require_blobs(blobs: Path, wanted: list[Descriptor]) -> None:
-    """Read all layers on all cores, the largest first; the first that is wrong is told."""
-    ranked = sorted(wanted, key=lambda x: x.size, reverse=True)
+def _require_blobs(blobs: Path, layers: Sequence[Descriptor]) -> None:
+    """Read all layers on all cores, the largest first; the first wrong one is an error."""
+    ranked = sorted(layers, key=lambda x: x.size_bytes, reverse=True)
     with (
-        log.progress("read", sum(x.size for x in wanted)) as bar,
+        log.progress("read", sum(x.size_bytes for x in layers)) as bar,
         ThreadPoolExecutor(os.cpu_count() or 1) as pool,
     ):
 
-        def require(wanted: Descriptor) -> None:
-            _require_blob(blobs, wanted)
-            bar.advance(wanted.size)
+        def require(layer: Descriptor) -> None:
+            _require_blob(blobs, layer)
+            bar.advance(layer.size_bytes)
 
         try:
             list(pool.map(require, ranked))
@@ -179,13 +248,13 @@ def _require_blobs(blobs: Path, wanted: list[Descriptor]) -> None:
             raise
 
 
-def _require_blob(blobs: Path, wanted: Descriptor) -> None:
-    path = _blob(blobs, wanted.digest)
+def _require_blob(blobs: Path, layer: Descriptor) -> None:
+    path = _blob(blobs, layer.digest)
     size = path.stat().st_size
-    if size != wanted.size:
-        raise EvidenceBroken(f"{wanted.digest}: {size} bytes instead of {wanted.size}")
-    if (got := sha256_of_file(path)) != wanted.digest:
-        raise EvidenceBroken(f"the blob {wanted.digest} is really {got}")
+    if size != layer.size_bytes:
+        raise EvidenceBroken(f"{layer.digest}: {size} bytes instead of {layer.size_bytes}")
+    if (got := sha256_of_file(path)) != layer.digest:
+        raise EvidenceBroken(f"the blob {layer.digest} is really {got}")
 
 
 def _blob(blobs: Path, digest: str) -> Path:
@@ -202,6 +271,6 @@ def require_inside(root: Path, path: Path) -> None:
             mode = place.lstat().st_mode
         except OSError as error:
             raise EvidenceBroken(f"{place}: {error.strerror}") from error
-        wanted = stat.S_ISREG(mode) if place == path else stat.S_ISDIR(mode)
-        if not wanted:
-            raise EvidenceBroken(f"{place}: is a link or no plain file")
+        is_right = stat.S_ISREG(mode) if place == path else stat.S_ISDIR(mode)
+        if not is_right:
+            raise EvidenceBroken(f"{place}: is a link or not a plain file")

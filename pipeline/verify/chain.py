@@ -6,19 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from pipeline.attest.names import BILL_MEDIA
+from pipeline.attest.names import BILL_MEDIA, CYCLONEDX, PROVENANCE, SPDX, TEST_RESULT, kind_of
+from pipeline.attest.predicates import check_predicate
+from pipeline.attest.statement import Statement
 from pipeline.attest.strict import plain, read_json
 from pipeline.attest.trust import Trust
 from pipeline.errors import RecordInvalid
+from pipeline.evidence.gate_result import read_test_result
+from pipeline.evidence.provenance import read_provenance
 from pipeline.model import canonical_json
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
-from pipeline.verify.attached import Attached, Loose
-from pipeline.verify.evidence import EvidenceItem
-from pipeline.verify.memory import Memory
-from pipeline.verify.naming import Named, believed_names, judge_commitment, judge_names, judge_tag
-from pipeline.verify.opened import Believed
+from pipeline.verify.evidence import Attached, AttachedBlob, EvidenceItem
+from pipeline.verify.naming import (
+    Memory,
+    TrustedName,
+    believed_names,
+    judge_commitment,
+    judge_names,
+    judge_tag,
+)
 from pipeline.verify.remote import Remote, attached_to, named_elsewhere, open_remote_image
+from pipeline.verify.results import judge_bill, judge_tests
+from pipeline.verify.signature import TrustedStatement, judge_signatures
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
 
@@ -44,21 +54,21 @@ class Chain:
 
 
 def judge_attached(
-    artifact: Artifact, found: Attached, judge: Judge, *, is_named: bool = False
+    artifact: Artifact, attached: Attached, judge: Judge, *, is_named: bool = False
 ) -> Walk:
     """An image with what is attached to it; `is_named` where an index over it has a signed name."""
-    walked = walk(artifact, found.items, judge.trust, judge.checkout, judge.now)
-    names, doubts = believed_names(found.signatures, judge.trust, judge.now)
+    walked = walk(artifact, attached.items, judge.trust, judge.checkout, judge.now)
+    names, doubts = believed_names(attached.signatures, judge.trust, judge.now)
     nodes = judge_names(artifact.digest, names, walked.sets)
     nodes += judge_commitment(names, walked.sets, is_named=is_named)
-    nodes += [_bill(bill, walked.believed) for bill in found.bills]
-    nodes += [_note(note) for note in found.notes]
-    nodes += _passed_over([*found.passed_over, *doubts])
+    nodes += [_bill(bill, walked.believed) for bill in attached.bills]
+    nodes += [_note(note) for note in attached.notes]
+    nodes += _skipped([*attached.skipped, *doubts])
     node = replace(walked.node, children=(*walked.node.children, *nodes))
     return replace(walked, node=node)
 
 
-def _bill(bill: Loose, believed: Sequence[Believed]) -> Node:
+def _bill(bill: AttachedBlob, believed: Sequence[TrustedStatement]) -> Node:
     """A plain bill counts only as a copy of one that was signed."""
     title = f"plain bill {bill.name}"
     for each in believed:
@@ -66,41 +76,41 @@ def _bill(bill: Loose, believed: Sequence[Believed]) -> Node:
         if BILL_MEDIA.get(statement.predicate_type) == bill.media_type and (
             canonical_json(statement.predicate) == bill.data.strip()
         ):
-            return Node(title, words=f"the same as in {each.name}")
-    return Node(title, Verdict.BROKEN, "is no bill of materials that was signed for this image")
+            return Node(title, message=f"the same as in {each.name}")
+    return Node(title, Verdict.BROKEN, "is not a bill of materials that was signed for this image")
 
 
-def _note(note: Loose) -> Node:
+def _note(note: AttachedBlob) -> Node:
     title = f"note {note.name}"
     try:
-        said = read_json(note.data, "note")
-        words = plain(f"{said['gates']}; {said['reason']}")
+        body = read_json(note.data, "note")
+        message = plain(f"{body['gates']}; {body['reason']}")
     except (RecordInvalid, KeyError, TypeError):
         return Node(title, Verdict.BROKEN, "cannot be read")
-    return Node(title, Verdict.INCOMPLETE, f"published although its gates had not passed: {words}")
+    return Node(title, Verdict.INCOMPLETE, f"published although its gates did not pass: {message}")
 
 
-def _passed_over(words: Sequence[str]) -> list[Node]:
-    return [Node("passed over", words=plain(each).replace("\n", " ")) for each in words]
+def _skipped(message: Sequence[str]) -> list[Node]:
+    return [Node("skipped", message=plain(each).replace("\n", " ")) for each in message]
 
 
 def judge_remote(remote: Remote, judge: Judge, more: Sequence[EvidenceItem] = ()) -> Chain:
     """All images that a reference names and, where it is a tag, whether the tag may name them."""
     walks, own = [], []
-    names: list[Named] = []
+    names: list[TrustedName] = []
     if remote.root not in remote.images:
-        found = attached_to(remote, remote.root, judge.jobs)
-        of_index, doubts = believed_names(found.signatures, judge.trust, judge.now)
+        attached = attached_to(remote, remote.root, judge.jobs)
+        of_index, doubts = believed_names(attached.signatures, judge.trust, judge.now)
         own += judge_names(remote.root.digest, of_index)
-        own += _passed_over([*found.passed_over, *doubts])
+        own += _skipped([*attached.skipped, *doubts])
         names += of_index
     is_named = bool(names)
     for image in remote.images:
         artifact = open_remote_image(remote, image, deep=judge.deep, jobs=judge.jobs)
-        found = attached_to(remote, image, judge.jobs)
-        names += believed_names(found.signatures, judge.trust, judge.now)[0]
-        found.items += more
-        walks.append(judge_attached(artifact, found, judge, is_named=is_named))
+        attached = attached_to(remote, image, judge.jobs)
+        names += believed_names(attached.signatures, judge.trust, judge.now)[0]
+        attached.items += more
+        walks.append(judge_attached(artifact, attached, judge, is_named=is_named))
     nodes = [_depth(remote, judge), *own, *(w.node for w in walks)]
     if remote.tag:
         nodes.insert(0, _tag(remote, names, judge))
@@ -111,20 +121,49 @@ def judge_remote(remote: Remote, judge: Judge, more: Sequence[EvidenceItem] = ()
 def _depth(remote: Remote, judge: Judge) -> Node:
     count = sum(len(image.layers) for image in remote.images)
     how = "every byte read" if judge.deep else "there, not read (--deep reads them)"
-    return Node("in the registry", words=f"{count} layers, {how}")
+    return Node("in the registry", message=f"{count} layers, {how}")
 
 
-def _tag(remote: Remote, names: list[Named], judge: Judge) -> Node:
+def _tag(remote: Remote, names: list[TrustedName], judge: Judge) -> Node:
     digest = remote.tag_digest or remote.root.digest
     if digest != remote.root.digest:
-        words = f"names {digest} now, not {remote.root.digest}"
-        return Node(f"tag {remote.tag}", Verdict.MOVED, words)
+        message = f"names {digest} now, not {remote.root.digest}"
+        return Node(f"tag {remote.tag}", Verdict.MOVED, message)
     reference, memory = remote.reference, judge.memory
     seen = memory.recall(reference, judge.trust, judge.now) if memory else []
-    found = judge_tag(reference, digest, names, seen)
-    if found.verdict is Verdict.INCOMPLETE:
+    node = judge_tag(reference, digest, names, seen)
+    if node.verdict is Verdict.INCOMPLETE:
         others = named_elsewhere(remote, judge.trust, judge.now, judge.jobs)
         return judge_tag(reference, digest, names, others)
-    if memory and found.verdict is Verdict.VALID:
+    if memory and node.verdict is Verdict.VALID:
         memory.remember(reference, [n for n in names if n.digest == digest])
-    return found
+    return node
+
+
+def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
+    """Never valid: what a statement is about must be at hand for that."""
+    if item.envelope is None:
+        return Walk(Node(item.name, Verdict.BROKEN, item.error), ())
+    statement = item.envelope.statement
+    signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
+    about = statement.subject[0]
+    message = f"{about.name} sha256:{about.digest.sha256} is not at hand; verify that, with this"
+    nodes = (signature, _well_formed(statement), Node("subject", Verdict.INCOMPLETE, message))
+    node = Node(f"{kind_of(statement.predicate_type)} ({item.name})", children=nodes)
+    believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
+    return Walk(node, believed)
+
+
+def _well_formed(statement: Statement) -> Node:
+    kind, predicate = statement.predicate_type, statement.predicate
+    try:
+        if kind == PROVENANCE:
+            read_provenance(predicate)
+        elif kind == TEST_RESULT:
+            return judge_tests(read_test_result(predicate), None, None)
+        elif kind in (CYCLONEDX, SPDX):
+            return judge_bill(kind, predicate, None)
+        check_predicate(kind, predicate)
+    except RecordInvalid as error:
+        return Node("predicate", Verdict.BROKEN, str(error))
+    return Node("predicate", message="well formed")

@@ -1,16 +1,23 @@
-"""Finding and opening the envelopes that speak of an artifact."""
+"""Evidence as it is found: envelopes beside an artifact, and whatever is attached to an image.
+
+Anybody who may push can attach anything to an image. What is about another image, or of an unknown
+kind, is skipped and named; what is about this image and cannot be read breaks the chain.
+"""
 
 from __future__ import annotations
 
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.attest.cosign import ENVELOPE_MEDIA, SIGNATURE_MEDIA, SIGNATURE_NOTE, UNGATED_MEDIA
 from pipeline.attest.envelope import SUFFIX, Envelope, read_envelope
+from pipeline.attest.names import BILL_MEDIA
 from pipeline.attest.strict import MAX_BYTES, plain
-from pipeline.errors import EvidenceBroken, RecordInvalid
-from pipeline.verify.artifact import read_bounded
+from pipeline.errors import EvidenceBroken, NotInRegistry, RecordInvalid, RegistryBroken
+from pipeline.oci.document import OCI_EMPTY, OCI_MANIFEST, Descriptor, Document, read_document
+from pipeline.verify.artifact import read_bounded, read_index, read_small
 
 MOST_FILES = 1000
 
@@ -38,12 +45,12 @@ def distinct(items: Sequence[EvidenceItem]) -> list[EvidenceItem]:
 
     A registry keeps a statement also as it was before a second key signed it.
     """
-    found: list[EvidenceItem] = []
+    kept: list[EvidenceItem] = []
     for each in items:
-        if any(_is_less(each, other) for other in found):
+        if any(_is_less(each, other) for other in kept):
             continue
-        found = [*(other for other in found if not _is_less(other, each)), each]
-    return found
+        kept = [*(other for other in kept if not _is_less(other, each)), each]
+    return kept
 
 
 def _is_less(one: EvidenceItem, other: EvidenceItem) -> bool:
@@ -55,18 +62,18 @@ def _is_less(one: EvidenceItem, other: EvidenceItem) -> bool:
 
 def gather(places: Sequence[Path]) -> list[EvidenceItem]:
     """Envelopes from files and folders, in order of their names."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for place in places:
         if place.is_dir():
-            found += sorted(place.glob(f"*{SUFFIX}"))
+            paths += sorted(place.glob(f"*{SUFFIX}"))
         elif place.exists():
-            found.append(place)
+            paths.append(place)
         else:
             hint = "Name an envelope (*.dsse.json), or a folder of them."
             raise EvidenceBroken(f"{place}: there is no such evidence", hint)
-    if len(found) > MOST_FILES:
-        raise RecordInvalid(f"{len(found)} pieces of evidence, more than {MOST_FILES}")
-    return [_read(path) for path in found]
+    if len(paths) > MOST_FILES:
+        raise RecordInvalid(f"{len(paths)} pieces of evidence, more than {MOST_FILES}")
+    return [_read(path) for path in paths]
 
 
 def _read(path: Path) -> EvidenceItem:
@@ -82,3 +89,98 @@ def beside(artifact: Path) -> list[Path]:
     if artifact.is_dir():
         places.append(artifact / "records")
     return [place for place in places if place.exists()]
+
+
+Read = Callable[[Descriptor], bytes]
+_UNREADABLE = (RegistryBroken, NotInRegistry, EvidenceBroken, RecordInvalid)
+
+
+@dataclass(frozen=True)
+class AttachedBlob:
+    """A piece that is no envelope: a signature's payload, a plain bill, a note."""
+
+    name: str
+    media_type: str
+    data: bytes
+    signature: str = ""
+
+
+@dataclass
+class Attached:
+    """Everything that was found for one image."""
+
+    items: list[EvidenceItem] = field(default_factory=list)
+    signatures: list[AttachedBlob] = field(default_factory=list)
+    bills: list[AttachedBlob] = field(default_factory=list)
+    notes: list[AttachedBlob] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+def read_attached(digest: str, documents: Iterable[Document], read: Read) -> Attached:
+    """Read the evidence for one image; each blob once, whoever lists it."""
+    attached = Attached()
+    seen: set[tuple[str, str]] = set()
+    for document in documents:
+        subject = document.subject.digest if document.subject else digest
+        if subject != digest:
+            attached.skipped.append(f"{document.digest} is about {subject}")
+            continue
+        for layer in document.layers:
+            key = layer.digest, layer.annotations.get(SIGNATURE_NOTE, "")
+            if key in seen:
+                continue
+            seen.add(key)
+            if len(seen) > MOST_FILES:
+                raise RecordInvalid(f"more than {MOST_FILES} pieces of evidence for {digest}")
+            _take(attached, layer, read)
+    return attached
+
+
+def _take(attached: Attached, layer: Descriptor, read: Read) -> None:
+    kind, name = layer.media_type, f"{layer.digest[:19]}…"
+    places = {SIGNATURE_MEDIA: attached.signatures, UNGATED_MEDIA: attached.notes}
+    places |= dict.fromkeys(BILL_MEDIA.values(), attached.bills)
+    if kind != ENVELOPE_MEDIA and kind not in places:
+        if kind != OCI_EMPTY:
+            attached.skipped.append(f"{name} has an unknown media type: {plain(kind)[:80]}")
+        return
+    try:
+        if layer.size_bytes > MAX_BYTES:
+            raise RecordInvalid(f"larger than {MAX_BYTES} bytes")
+        data = read(layer)
+    except _UNREADABLE as error:
+        attached.items.append(EvidenceItem(name, None, str(error)))
+        return
+    if kind == ENVELOPE_MEDIA:
+        attached.items.append(read_item(name, data))
+        return
+    signature = layer.annotations.get(SIGNATURE_NOTE, "")
+    places[kind].append(AttachedBlob(name, kind, data, signature))
+
+
+def attached_in(folder: Path, digest: str) -> Attached:
+    """Evidence that was pulled into an OCI layout folder along with the image."""
+    blobs = folder / "blobs" / "sha256"
+    documents, strays = [], []
+    for entry in read_index(folder).manifests:
+        if entry.artifact_type is None or entry.media_type != OCI_MANIFEST:
+            continue
+        document = _document(read_small(blobs, entry.digest, entry.size_bytes))
+        if document.subject is None:
+            strays.append(f"{entry.digest} is listed, but has no subject")
+        else:
+            documents.append(document)
+
+    def read(blob: Descriptor) -> bytes:
+        return read_small(blobs, blob.digest, blob.size_bytes, MAX_BYTES)
+
+    attached = read_attached(digest, documents, read)
+    attached.skipped[:0] = strays
+    return attached
+
+
+def _document(data: bytes) -> Document:
+    try:
+        return read_document(data)
+    except RegistryBroken as error:
+        raise EvidenceBroken(str(error)) from error

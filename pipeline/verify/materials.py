@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
 from pipeline.assemble.golden import read_golden
@@ -10,90 +10,110 @@ from pipeline.attest.strict import plain
 from pipeline.attest.trust import Trust
 from pipeline.errors import LockEdited, LockMissing, PipelineError
 from pipeline.evidence.provenance import Provenance, Resource, SpecMaterial
+from pipeline.lock.model import BasePin
 from pipeline.lock.model import DebPin, ImageLock, Pin, read_lock
 from pipeline.model import sha256_of, stays_below
+from pipeline.spec.base import ForeignBase, parse_foreign
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
-from pipeline.verify.base import judge_base
 from pipeline.verify.verdict import Node, Verdict
 
 
 def judge_materials(
-    found: Provenance, artifact: Artifact, checkout: Checkout | None, trust: Trust | None = None
+    provenance: Provenance,
+    artifact: Artifact,
+    checkout: Checkout | None,
+    trust: Trust | None = None,
 ) -> tuple[Node, ...]:
     """Every claim of the provenance against what is really there."""
-    nodes = [_layers(found, artifact), _notes(found, artifact), _builder(found)]
+    nodes = [
+        _layers(provenance, artifact),
+        _annotations(provenance, artifact),
+        _builder(provenance),
+    ]
     if checkout is None:
-        nodes += judge_base(found, {}, artifact, trust)
-        words = "there is no checkout to compare spec, lock and patches with"
-        return (*nodes, Node("materials", Verdict.INCOMPLETE, words))
-    platform = found.definition.external.platform
-    locks = {name: _lock(checkout, name, platform) for name in found.locks}
-    nodes += [_spec(found, checkout), _locks(found, locks), _golden(found, artifact, checkout)]
-    nodes += judge_base(found, locks, artifact, trust)
+        nodes += judge_base(provenance, {}, artifact, trust)
+        message = "there is no checkout to compare spec, lock and patches with"
+        return (*nodes, Node("materials", Verdict.INCOMPLETE, message))
+    platform = provenance.definition.external.platform
+    locks = {name: _lock(checkout, name, platform) for name in provenance.locks}
     nodes += [
-        _packages("wheels", found.packages("pypi"), found, locks, artifact),
-        _packages("Debian packages", found.packages("deb"), found, locks, artifact),
-        _omitted(found, locks),
-        _files(found, checkout),
+        _spec(provenance, checkout),
+        _locks(provenance, locks),
+        _golden(provenance, artifact, checkout),
+    ]
+    nodes += judge_base(provenance, locks, artifact, trust)
+    nodes += [
+        _packages("wheels", provenance.packages("pypi"), provenance, locks, artifact),
+        _packages("Debian packages", provenance.packages("deb"), provenance, locks, artifact),
+        _omitted(provenance, locks),
+        _files(provenance, checkout),
     ]
     return tuple(nodes)
 
 
-def _layers(found: Provenance, artifact: Artifact) -> Node:
+def _layers(provenance: Provenance, artifact: Artifact) -> Node:
     """The artifact's layers are those that were recorded, in order, no more and no less."""
-    recorded = [f"sha256:{x.sha256}" for x in found.layers]
+    recorded = [f"sha256:{x.sha256}" for x in provenance.layers]
     present = list(artifact.layers or ())
     if not artifact.is_image:
-        return Node("layers", Verdict.BROKEN, "provenance of an image, but this is a file")
+        return Node("layers", Verdict.BROKEN, "the provenance is of an image, but this is a file")
     for digest in present:
         if digest not in recorded:
-            return Node("layers", Verdict.BROKEN, f"{digest} is in the image, not in its record")
+            return Node(
+                "layers", Verdict.BROKEN, f"{digest} is in the image, but not in its provenance"
+            )
     for digest in recorded:
         if digest not in present:
-            return Node("layers", Verdict.BROKEN, f"{digest} was recorded, the image has it not")
+            return Node(
+                "layers", Verdict.BROKEN, f"{digest} is recorded, but missing from the image"
+            )
     if recorded != present:
         return Node("layers", Verdict.BROKEN, "recorded in another order")
-    said = [x.annotations.get("diffId") for x in found.layers]
-    if said != list(artifact.diff_ids):
+    diff_ids = [x.annotations.get("diffId") for x in provenance.layers]
+    if diff_ids != list(artifact.diff_ids):
         return Node("layers", Verdict.BROKEN, "their diffIDs are not those that were recorded")
-    for base in found.base_layers:
+    for base in provenance.base_layers:
         if f"sha256:{base.sha256}" not in present:
             return Node("layers", Verdict.BROKEN, f"the base layer {base.name!r} is not in it")
-    words = f"{len(present)}, of which {len(found.base_layers)} of its base"
-    return Node("layers", words=words)
+    message = f"{len(present)}, of which {len(provenance.base_layers)} of its base"
+    return Node("layers", message=message)
 
 
-def _notes(found: Provenance, artifact: Artifact) -> Node:
-    """What the manifest says of itself, which is part of its digest, is what was recorded."""
-    external = found.definition.external
+def _annotations(provenance: Provenance, artifact: Artifact) -> Node:
+    """The manifest's annotations, which are part of its digest, are those that were recorded."""
+    external = provenance.definition.external
     wanted = {
         "org.opencontainers.image.title": external.image,
-        "sm120.lock": found.locks.get(external.image, ""),
-        "sm120.format": str(found.definition.internal.format),
+        "sm120.lock": provenance.locks.get(external.image, ""),
+        "sm120.format": str(provenance.definition.internal.format),
     }
     for name, value in wanted.items():
-        if (got := artifact.notes.get(name)) != value:
-            words = f"{name} is {got}, but {value} was recorded"
-            return Node("manifest's own words", Verdict.BROKEN, words)
-    return Node("manifest's own words", words="the same image, lock and format")
+        if (got := artifact.annotations.get(name)) != value:
+            message = f"{name} is {got}, but {value} was recorded"
+            return Node("manifest's annotations", Verdict.BROKEN, message)
+    return Node("manifest's annotations", message="the same image, lock and format")
 
 
-def _builder(found: Provenance) -> Node:
-    """By what it says it was built; that the same comes out again is what a rebuild proves."""
-    versions = ", ".join(f"{name} {v}" for name, v in sorted(found.run.builder.version.items()))
-    code = found.definition.internal.builder_code
-    return Node("builder", words=plain(f"{found.run.builder.id}, {versions}, code {code[:19]}…"))
+def _builder(provenance: Provenance) -> Node:
+    """The builder that it claims; only a rebuild proves that the same comes out again."""
+    versions = ", ".join(
+        f"{name} {v}" for name, v in sorted(provenance.run.builder.version.items())
+    )
+    code = provenance.definition.internal.builder_code
+    return Node(
+        "builder", message=plain(f"{provenance.run.builder.id}, {versions}, code {code[:19]}…")
+    )
 
 
-def _spec(found: Provenance, checkout: Checkout) -> Node:
+def _spec(provenance: Provenance, checkout: Checkout) -> Node:
     nodes = []
-    for name, said in found.definition.external.images.items():
-        nodes.append(_one_spec(name, said, checkout))
+    for name, material in provenance.definition.external.images.items():
+        nodes.append(_one_spec(name, material, checkout))
     return Node("spec", children=tuple(nodes), is_folded=True)
 
 
-def _one_spec(name: str, said: SpecMaterial, checkout: Checkout) -> Node:
+def _one_spec(name: str, material: SpecMaterial, checkout: Checkout) -> Node:
     title = f"images/{name}/image.yaml"
     try:
         spec = checkout.spec(name)
@@ -101,9 +121,9 @@ def _one_spec(name: str, said: SpecMaterial, checkout: Checkout) -> Node:
         series = checkout.series(spec).model_dump(mode="json")
     except PipelineError as error:
         return Node(title, Verdict.INCOMPLETE, str(error))
-    if said.series != series:
+    if material.series != series:
         return Node(title, Verdict.STALE, "series.yaml has changed since")
-    before = said.spec
+    before = material.spec
     moved = [k for k in {**before, **after} if before.get(k) != after.get(k)]
     if moved:
         return Node(title, Verdict.STALE, f"has changed since: {', '.join(sorted(moved))}")
@@ -118,12 +138,12 @@ def _lock(checkout: Checkout, name: str, platform: str) -> ImageLock | str:
         return str(error)
 
 
-def _locks(found: Provenance, locks: dict[str, ImageLock | str]) -> Node:
+def _locks(provenance: Provenance, locks: dict[str, ImageLock | str]) -> Node:
     nodes = []
-    wanted = found.definition.external.images.keys()
-    for name in sorted(wanted - found.locks.keys()):
-        nodes.append(Node(name, Verdict.BROKEN, "the record names no lock of it"))
-    for name, seal in found.locks.items():
+    wanted = provenance.definition.external.images.keys()
+    for name in sorted(wanted - provenance.locks.keys()):
+        nodes.append(Node(name, Verdict.BROKEN, "the provenance names no lock for it"))
+    for name, seal in provenance.locks.items():
         lock = locks[name]
         if isinstance(lock, str):
             nodes.append(Node(name, Verdict.INCOMPLETE, lock))
@@ -134,9 +154,9 @@ def _locks(found: Provenance, locks: dict[str, ImageLock | str]) -> Node:
     return Node("locks", children=tuple(nodes), is_folded=True)
 
 
-def _golden(found: Provenance, artifact: Artifact, checkout: Checkout) -> Node:
+def _golden(provenance: Provenance, artifact: Artifact, checkout: Checkout) -> Node:
     title = "golden digest"
-    external, recorded = found.definition.external, found.golden
+    external, recorded = provenance.definition.external, provenance.golden
     label = f"{external.image}.{external.platform.partition('/')[2]}"
     try:
         now = read_golden(checkout.golden_path).images.get(label)
@@ -157,63 +177,70 @@ def _golden(found: Provenance, artifact: Artifact, checkout: Checkout) -> Node:
 def _packages(
     title: str,
     resources: Sequence[Resource],
-    found: Provenance,
+    provenance: Provenance,
     locks: dict[str, ImageLock | str],
     artifact: Artifact,
 ) -> Node:
-    nodes = tuple(_package(x, found, locks, artifact) for x in resources)
+    nodes = tuple(_package(x, provenance, locks, artifact) for x in resources)
     good = all(node.verdict is Verdict.VALID for node in nodes)
-    words = "locked, and in a layer of this image" if good and nodes else ""
-    return Node(f"{len(nodes)} {title}", words=words, children=nodes, is_folded=True)
+    message = "locked, and in a layer of this image" if good and nodes else ""
+    return Node(f"{len(nodes)} {title}", message=message, children=nodes, is_folded=True)
 
 
 def _package(
-    resource: Resource, found: Provenance, locks: dict[str, ImageLock | str], artifact: Artifact
+    resource: Resource,
+    provenance: Provenance,
+    locks: dict[str, ImageLock | str],
+    artifact: Artifact,
 ) -> Node:
     image = str(resource.annotations.get("image"))
     lock = locks.get(image)
     if lock is None:
-        return Node(resource.name, Verdict.BROKEN, f"belongs to {image}, of which nothing is known")
+        return Node(
+            resource.name,
+            Verdict.BROKEN,
+            f"belongs to {image}, which has no lock in the provenance",
+        )
     if resource.annotations.get("layer") not in (artifact.layers or ()):
-        return Node(resource.name, Verdict.BROKEN, "lies in a layer that this image does not have")
+        return Node(resource.name, Verdict.BROKEN, "is in a layer that this image does not have")
     if isinstance(lock, str):
         return Node(resource.name, Verdict.INCOMPLETE, lock)
     pin = next((p for p in lock.pins if p.sha256 == resource.sha256), None)
     if pin is not None:
         return _pinned(resource, pin)
-    if lock.seal == found.locks[image]:
-        return Node(resource.name, Verdict.BROKEN, "is not in the lock that the record names")
+    if lock.seal == provenance.locks[image]:
+        return Node(resource.name, Verdict.BROKEN, "is not in the lock that the provenance names")
     return Node(resource.name, Verdict.STALE, "is no longer locked")
 
 
 def _pinned(resource: Resource, pin: Pin) -> Node:
-    """The recorded words for a package are those of its pin."""
+    """A package is recorded with the name, version and size of its pin."""
     kind = "deb/debian" if isinstance(pin, DebPin) else "pypi"
-    said = [resource.name, unquote(resource.uri.partition("?")[0])]
-    said.append(str(resource.annotations.get("sizeBytes")))
+    recorded = [resource.name, unquote(resource.uri.partition("?")[0])]
+    recorded.append(str(resource.annotations.get("sizeBytes")))
     want = [pin.file, f"pkg:{kind}/{pin.name}@{pin.version}", str(pin.size_bytes)]
-    for got, wanted in zip(said, want, strict=True):
+    for got, wanted in zip(recorded, want, strict=True):
         if got != wanted:
             return Node(pin.file, Verdict.BROKEN, f"is recorded as {got}, but locked as {wanted}")
     return Node(resource.name)
 
 
-def _omitted(found: Provenance, locks: dict[str, ImageLock | str]) -> Node:
-    """What a lock holds and its image's record leaves out was left out by somebody."""
-    recorded = {x.sha256 for x in (*found.packages("pypi"), *found.packages("deb"))}
+def _omitted(provenance: Provenance, locks: dict[str, ImageLock | str]) -> Node:
+    """What is locked and missing from the provenance was left out by somebody."""
+    recorded = {x.sha256 for x in (*provenance.packages("pypi"), *provenance.packages("deb"))}
     nodes = [
-        Node(pin.file, Verdict.BROKEN, "is locked, but the record leaves it out")
+        Node(pin.file, Verdict.BROKEN, "is locked, but missing from the provenance")
         for name, lock in locks.items()
-        if not isinstance(lock, str) and lock.seal == found.locks[name]
+        if not isinstance(lock, str) and lock.seal == provenance.locks[name]
         for pin in lock.pins
         if pin.sha256 not in recorded
     ]
     return Node("nothing left out" if not nodes else "left out", children=tuple(nodes))
 
 
-def _files(found: Provenance, checkout: Checkout) -> Node:
-    nodes = tuple(_file(x, checkout) for x in found.files)
-    patches = sum(x.annotations.get("kind") == "patch" for x in found.files)
+def _files(provenance: Provenance, checkout: Checkout) -> Node:
+    nodes = tuple(_file(x, checkout) for x in provenance.files)
+    patches = sum(x.annotations.get("kind") == "patch" for x in provenance.files)
     title = f"{patches} patches, {len(nodes) - patches} files of the checkout"
     return Node(title, children=nodes, is_folded=True)
 
@@ -230,3 +257,78 @@ def _file(resource: Resource, checkout: Checkout) -> Node:
     if sha256_of(place.read_bytes()) != f"sha256:{resource.sha256}":
         return Node(path, Verdict.STALE, "has changed since")
     return Node(path)
+
+
+def judge_base(
+    provenance: Provenance,
+    locks: Mapping[str, ImageLock | str],
+    artifact: Artifact,
+    trust: Trust | None,
+) -> list[Node]:
+    """Nothing for images on a root of ours; else the base, as far as the evidence leads."""
+    specified = _specified(provenance)
+    recorded = provenance.bases
+    if not specified and not recorded:
+        return []
+    if len(specified) != 1 or len(recorded) != 1:
+        message = f"{len(specified)} are asked for, {len(recorded)} recorded"
+        return [Node("base image", Verdict.BROKEN, message)]
+    [(image, spec)], [resource] = specified.items(), recorded
+    title = f"base image {spec.repository}@sha256:{resource.sha256}"
+    if problem := _contradiction(resource, image, spec, artifact):
+        return [Node(title, Verdict.BROKEN, problem)]
+    count = len(resource.annotations["layers"])
+    children = (_locked(resource, image, provenance, locks), _contents(resource, trust))
+    return [Node(title, message=f"its {count} layers at the bottom, unchanged", children=children)]
+
+
+def _specified(provenance: Provenance) -> dict[str, ForeignBase]:
+    bases = {
+        name: parse_foreign(str(each.spec.get("base") or ""))
+        for name, each in provenance.definition.external.images.items()
+    }
+    return {name: base for name, base in bases.items() if base}
+
+
+def _contradiction(resource: Resource, image: str, spec: ForeignBase, artifact: Artifact) -> str:
+    annotations = resource.annotations
+    if resource.name != spec.repository or annotations.get("image") != image:
+        return f"is recorded as {resource.name} of {annotations.get('image')}"
+    if spec.digest not in (f"sha256:{resource.sha256}", annotations.get("index")):
+        return f"the spec names {spec.digest}"
+    layers, present = annotations.get("layers"), list(artifact.layers or ())
+    if not isinstance(layers, list) or not layers or present[: len(layers)] != layers:
+        return "its layers are not at the bottom of this image"
+    return ""
+
+
+def _locked(
+    resource: Resource, image: str, provenance: Provenance, locks: Mapping[str, ImageLock | str]
+) -> Node:
+    title, lock = "locked", locks.get(image, "there is no lock to compare it with")
+    if isinstance(lock, str):
+        return Node(title, Verdict.INCOMPLETE, lock)
+    if lock.base_image is not None and _recorded_base(resource) == _locked_base(lock.base_image):
+        return Node(title)
+    if lock.seal == provenance.locks.get(image):
+        return Node(title, Verdict.BROKEN, "differs from the lock that the provenance names")
+    return Node(title, Verdict.STALE, "another base is locked now")
+
+
+def _recorded_base(resource: Resource) -> list[object]:
+    annotations = resource.annotations
+    return [f"sha256:{resource.sha256}", annotations.get("config"), annotations.get("layers")]
+
+
+def _locked_base(pin: BasePin) -> list[object]:
+    return [pin.manifest.digest, pin.config.digest, [layer.digest for layer in pin.layers]]
+
+
+def _contents(resource: Resource, trust: Trust | None) -> Node:
+    title = "contents"
+    digests = (f"sha256:{resource.sha256}", str(resource.annotations.get("index")))
+    reasons = [trust.bases[d] for d in digests if trust and d in trust.bases]
+    if reasons:
+        return Node(title, message=f"accepted as published: {reasons[0]}")
+    message = "unknown; a trust file can accept this digest under `bases`"
+    return Node(title, Verdict.INCOMPLETE, message)

@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
+
+from pydantic import AwareDatetime, ValidationError
 
 from pipeline.attest.cosign import read_payload
 from pipeline.attest.keys import is_valid_signature
 from pipeline.attest.names import IMAGE_SIGNATURE
 from pipeline.attest.strict import plain, read_base64
 from pipeline.attest.trust import Trust, TrustedKey
-from pipeline.errors import RecordInvalid
-from pipeline.verify.attached import Loose
+from pipeline.errors import RecordInvalid, StoreDamaged
+from pipeline.model import Digest, Frozen, canonical_json, sha256_of
+from pipeline.store.store import Store, read_own
+from pipeline.verify.evidence import AttachedBlob
 from pipeline.verify.verdict import Node, Verdict
 
 
 @dataclass(frozen=True)
-class Named:
+class TrustedName:
     """That a trusted key gave a digest a name."""
 
     key: str
@@ -35,43 +40,45 @@ class Named:
     def when(self) -> str:
         return f" at {self.at:%Y-%m-%d %H:%M:%S} UTC" if self.at else " without a time"
 
-    def is_later_than(self, other: Named) -> bool:
+    def is_later_than(self, other: TrustedName) -> bool:
         """A name without a time may be as old as any."""
         return self.at is not None and (other.at is None or self.at > other.at)
 
 
 def believed_names(
-    signatures: Iterable[Loose], trust: Trust | None, now: datetime
-) -> tuple[list[Named], list[str]]:
+    signatures: Iterable[AttachedBlob], trust: Trust | None, now: datetime
+) -> tuple[list[TrustedName], list[str]]:
     """What trusted keys signed, and what was passed over, with why."""
-    found: list[Named] = []
-    passed_over: list[str] = []
+    names: list[TrustedName] = []
+    skipped: list[str] = []
     for each in signatures:
         try:
-            said = read_payload(each.data)
+            signed = read_payload(each.data)
             key = _signer(each, trust)
         except RecordInvalid as error:
-            passed_over.append(f"image signature {each.name}: {error}")
+            skipped.append(f"image signature {each.name}: {error}")
             continue
-        objection = key.objection(IMAGE_SIGNATURE, said.at, now)
+        objection = key.objection(IMAGE_SIGNATURE, signed.at, now)
         if objection:
-            passed_over.append(f"image signature {each.name}: {objection}")
+            skipped.append(f"image signature {each.name}: {objection}")
             continue
-        given = (key.name, said.digest, said.reference, key.id, said.at, said.evidence_set)
-        found.append(Named(*given))
-    return found, passed_over
+        given = (key.name, signed.digest, signed.reference, key.id, signed.at, signed.evidence_set)
+        names.append(TrustedName(*given))
+    return names, skipped
 
 
-def _signer(found: Loose, trust: Trust | None) -> TrustedKey:
-    sig = read_base64(found.signature, "signature")
+def _signer(signature: AttachedBlob, trust: Trust | None) -> TrustedKey:
+    signed_bytes = read_base64(signature.signature, "signature")
     for key in trust.keys if trust else []:
-        if is_valid_signature(key.key, sig, found.data):
+        if is_valid_signature(key.key, signed_bytes, signature.data):
             return key
     raise RecordInvalid("no key of the trust file made it")
 
 
-def judge_names(digest: str, names: Sequence[Named], sets: Collection[str] = ()) -> list[Node]:
-    """A trusted signature that speaks of another image was put here by somebody.
+def judge_names(
+    digest: str, names: Sequence[TrustedName], sets: Collection[str] = ()
+) -> list[Node]:
+    """A trusted signature that is about another image was put here by somebody.
 
     The last name that a key gave under a reference must have the set of evidence that it was given
     with; earlier ones were given with sets that may have been replaced since.
@@ -82,15 +89,15 @@ def judge_names(digest: str, names: Sequence[Named], sets: Collection[str] = ())
         if name.digest != digest:
             nodes.append(Node(title, Verdict.BROKEN, f"is about {name.digest}, not about this"))
         elif name.evidence_set in (None, *sets) or _has_later(name, names):
-            nodes.append(Node(title, words=f"as {plain(name.reference)}"))
+            nodes.append(Node(title, message=f"as {plain(name.reference)}"))
         else:
-            words = "was given with a set of evidence that is missing"
-            nodes.append(Node(title, Verdict.BROKEN, f"{words}: {name.evidence_set}"))
+            message = "was signed with an evidence set that is missing"
+            nodes.append(Node(title, Verdict.BROKEN, f"{message}: {name.evidence_set}"))
     return nodes
 
 
 def judge_commitment(
-    names: Sequence[Named], sets: Collection[str], *, is_named: bool = False
+    names: Sequence[TrustedName], sets: Collection[str], *, is_named: bool = False
 ) -> list[Node]:
     """Who signs a name signs with which evidence: without that, older evidence could stand there.
 
@@ -98,26 +105,30 @@ def judge_commitment(
     """
     if not sets or not (names or is_named) or any(n.evidence_set in sets for n in names):
         return []
-    words = "no signed name commits to its evidence: it may be older than what was published"
-    return [Node("image signature", Verdict.INCOMPLETE, words)]
+    message = (
+        "no signed name covers its evidence set: the evidence may be older than what was published"
+    )
+    return [Node("image signature", Verdict.INCOMPLETE, message)]
 
 
-def _has_later(name: Named, names: Sequence[Named]) -> bool:
+def _has_later(name: TrustedName, names: Sequence[TrustedName]) -> bool:
     same = [n for n in names if (n.key_id, n.reference) == (name.key_id, name.reference)]
     return any(n.digest == name.digest and n.is_later_than(name) for n in same)
 
 
-def newest(names: Iterable[Named]) -> Named | None:
+def newest(names: Iterable[TrustedName]) -> TrustedName | None:
     """The name that was given last."""
-    found: Named | None = None
+    latest: TrustedName | None = None
     for name in names:
-        if found is None or name.is_later_than(found):
-            found = name
-    return found
+        if latest is None or name.is_later_than(latest):
+            latest = name
+    return latest
 
 
-def judge_tag(reference: str, digest: str, names: Sequence[Named], others: Sequence[Named]) -> Node:
-    """Whether a trusted key says that this tag is this image.
+def judge_tag(
+    reference: str, digest: str, names: Sequence[TrustedName], others: Sequence[TrustedName]
+) -> Node:
+    """Whether a trusted key signed that this tag is this image.
 
     `others` are other images' names: those that the tag was seen on, or all that the registry has.
     """
@@ -128,20 +139,79 @@ def judge_tag(reference: str, digest: str, names: Sequence[Named], others: Seque
         stripped = [n for n in others if n.reference == reference and n.digest == digest]
         last = newest(n for n in stripped if n.evidence_set and n.is_later_than(ours_here))
         if last is not None:
-            words = f"its evidence was put back: {last.key} gave it this name again{last.when}"
-            words += f", with the set {last.evidence_set}"
-            return Node(title, Verdict.MOVED, f"{words}, and what is here is older")
+            message = f"older evidence was put back: {last.key} gave it this name again{last.when}"
+            message += f", with the set {last.evidence_set}"
+            return Node(title, Verdict.MOVED, f"{message}, and what is here is older")
     other = newest(n for n in others if n.reference == reference and n.digest != digest)
     if ours_here is None and other is None:
         signed_as = ", ".join(sorted({plain(n.reference) for n in ours})) or "nothing"
-        words = f"no trusted signature says that it is {digest} (signed as {signed_as})"
-        return Node(title, Verdict.INCOMPLETE, words)
+        message = f"no trusted signature names {digest} (signed as {signed_as})"
+        return Node(title, Verdict.INCOMPLETE, message)
     if other is not None and ours_here is None:
-        words = f"moved after signing: {other.key} signed {other.digest} under it"
-        return Node(title, Verdict.MOVED, f"{words}, now it names {digest}")
+        message = f"moved after signing: {other.key} signed {other.digest} under it"
+        return Node(title, Verdict.MOVED, f"{message}, now it names {digest}")
     if other is not None and ours_here is not None and other.is_later_than(ours_here):
-        words = f"moved back: {other.key} signed {other.digest} under it{other.when}"
-        return Node(title, Verdict.MOVED, f"{words}, and {digest} only{ours_here.when}")
+        message = f"moved back: {other.key} signed {other.digest} under it{other.when}"
+        return Node(title, Verdict.MOVED, f"{message}, and {digest} only{ours_here.when}")
     assert ours_here is not None
-    words = f"names the digest that {ours_here.key} signed under it{ours_here.when}"
-    return Node(title, words=words)
+    message = f"names the digest that {ours_here.key} signed under it{ours_here.when}"
+    return Node(title, message=message)
+
+
+class _Name(Frozen):
+    """The last name that a key gave."""
+
+    digest: Digest
+    at: AwareDatetime
+    evidence_set: Digest | None = None
+
+
+class _Seen(Frozen):
+    """One tag, and the newest name under it by each key."""
+
+    reference: str
+    names: dict[Digest, _Name] = {}
+
+
+class Memory:
+    """What a store remembers of tags; one file for each. A read-only store learns nothing new."""
+
+    def __init__(self, store: Store, *, is_kept: bool = True) -> None:
+        self._store, self._is_kept = store, is_kept
+
+    def recall(self, reference: str, trust: Trust | None, now: datetime) -> list[TrustedName]:
+        """The names seen under a tag whose keys are still believed."""
+        return [
+            TrustedName(key.name, name.digest, reference, key.id, name.at, name.evidence_set)
+            for key_id, name in self._read(reference).names.items()
+            for key in (trust.find(key_id) if trust else [])
+            if not key.objection(IMAGE_SIGNATURE, name.at, now)
+        ]
+
+    def remember(self, reference: str, names: Sequence[TrustedName]) -> None:
+        """Keep each key's newest; a name without a time may be as old as any and is not kept."""
+        timed = [n for n in names if n.reference == reference and n.at]
+        if not timed or not self._is_kept:
+            return
+        with self._store.locked("verified"):
+            newest_names = dict(self._read(reference).names)
+            for name in timed:
+                before = newest_names.get(name.key_id)
+                if name.at and (before is None or before.at < name.at):
+                    newest_names[name.key_id] = _Name(
+                        digest=name.digest, at=name.at, evidence_set=name.evidence_set
+                    )
+            seen = _Seen(reference=reference, names=newest_names)
+            data = canonical_json(seen.model_dump(mode="json"))
+            self._store.write(self._path(reference), data)
+
+    def _read(self, reference: str) -> _Seen:
+        try:
+            seen = _Seen.model_validate_json(read_own(self._path(reference)))
+        except (OSError, StoreDamaged, ValidationError):
+            return _Seen(reference=reference)
+        return seen if seen.reference == reference else _Seen(reference=reference)
+
+    def _path(self, reference: str) -> Path:
+        name = sha256_of(reference.encode()).removeprefix("sha256:")
+        return self._store.root / "verified" / f"{name}.json"

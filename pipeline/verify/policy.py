@@ -11,7 +11,7 @@ from pydantic import Field
 from pipeline.attest.names import Kind
 from pipeline.errors import SpecInvalid, TrustInvalid
 from pipeline.model import Digest, Frozen, Name
-from pipeline.verify.opened import Believed
+from pipeline.verify.signature import TrustedStatement
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk
 from pipeline.yaml_file import read_yaml
@@ -38,43 +38,43 @@ def read_policy(path: Path) -> Policy:
         raise TrustInvalid(str(error), "`sm120 schema policy` prints what it may hold.") from error
 
 
-def judge_policy(policy: Policy, found: Walk, now: datetime) -> Node:
+def judge_policy(policy: Policy, walked: Walk, now: datetime) -> Node:
     """What the policy asks for and did not get; the walk's own verdict counts besides."""
-    counted = [b for b in found.believed if _keys(policy, b) >= policy.signatures]
+    counted = [b for b in walked.believed if _keys(policy, b) >= policy.signatures]
     nodes = [_required(kind, counted) for kind in policy.require]
     nodes += [_young(policy, b, now) for b in counted if policy.max_age_days]
     nodes += [_gate(gate, least, counted) for gate, least in policy.gates.items()]
     return Node("policy", children=tuple(nodes))
 
 
-def _keys(policy: Policy, believed: Believed) -> int:
+def _keys(policy: Policy, believed: TrustedStatement) -> int:
     return sum(policy.keys is None or key.id in policy.keys for key in believed.keys)
 
 
-def _required(kind: str, counted: list[Believed]) -> Node:
+def _required(kind: str, counted: list[TrustedStatement]) -> Node:
     if any(b.kind == kind for b in counted):
         return Node(f"{kind} is there")
-    return Node(kind, Verdict.BROKEN, "is required and not there with enough signatures that count")
+    return Node(kind, Verdict.BROKEN, "is required, but missing or without enough signatures")
 
 
-def _young(policy: Policy, believed: Believed, now: datetime) -> Node:
-    title, said = f"age of {believed.name}", believed.statement.recorded
-    if said is None:
-        return Node(title, Verdict.BROKEN, "it does not say when it was made")
+def _young(policy: Policy, believed: TrustedStatement, now: datetime) -> Node:
+    title, made_at = f"age of {believed.name}", believed.statement.recorded
+    if made_at is None:
+        return Node(title, Verdict.BROKEN, "it has no time")
     days = policy.max_age_days or 0
-    if now - said > timedelta(days=days):
-        words = f"made {said:%Y-%m-%d}, more than {days} days ago"
-        return Node(title, Verdict.BROKEN, words)
+    if now - made_at > timedelta(days=days):
+        message = f"made {made_at:%Y-%m-%d}, more than {days} days ago"
+        return Node(title, Verdict.BROKEN, message)
     return Node(title)
 
 
-def _gate(gate: str, least: Least, counted: list[Believed]) -> Node:
+def _gate(gate: str, least: Least, counted: list[TrustedStatement]) -> Node:
     results = [b.test for b in counted if b.test and b.test.gate == gate]
     enough = ("passed",) if least == "passed" else ("passed", "accepted")
     for result in results:
         if result.verdict not in enough:
-            words = f"{result.verdict} on {result.card}, {least} is asked for"
-            return Node(f"gate {gate}", Verdict.BROKEN, words)
+            message = f"{result.verdict} on {result.card}, {least} is asked for"
+            return Node(f"gate {gate}", Verdict.BROKEN, message)
     if not results:
         return Node(f"gate {gate}", Verdict.BROKEN, "has no result that counts")
-    return Node(f"gate {gate}", words=", ".join(f"{r.verdict} on {r.card}" for r in results))
+    return Node(f"gate {gate}", message=", ".join(f"{r.verdict} on {r.card}" for r in results))

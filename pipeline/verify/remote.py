@@ -24,10 +24,9 @@ from pipeline.registry.referrers import everything_listed, fallback_tag
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import has_blob
 from pipeline.registry.wanted import plan_pull
-from pipeline.verify.artifact import Artifact, make_artifact, read_manifest, require_platform
-from pipeline.verify.attached import Attached, sort_out
-from pipeline.verify.evidence import MOST_FILES
-from pipeline.verify.naming import Named, believed_names
+from pipeline.verify.artifact import Artifact, make_artifact, require_manifest, require_platform
+from pipeline.verify.evidence import MOST_FILES, Attached, read_attached
+from pipeline.verify.naming import TrustedName, believed_names
 
 _SIGNATURE_TAG = re.compile(r"sha256-([0-9a-f]{64})\.sig")
 # Looked through for the image that a tag was signed for, when it names another one now.
@@ -58,7 +57,7 @@ def open_remote(repository: Repository, reference: Reference, platform: str | No
     wanted = plan_pull(repository, root, platform)
     images = tuple(d for d in wanted.documents if d.kind == "manifest")
     if not images:
-        raise EvidenceBroken(f"{reference}: is an index of nothing")
+        raise EvidenceBroken(f"{reference}: is an empty index")
     digest = at_tag.digest if at_tag else None
     return Remote(repository, root, images, reference.tag, digest)
 
@@ -67,9 +66,9 @@ def open_remote_image(remote: Remote, image: Document, *, deep: bool, jobs: int)
     """An image's manifest and config; its layers are asked for or, when `deep`, read."""
     repository = remote.repository
     title = str(repository)
-    manifest = read_manifest(image.data, title)
+    require_manifest(image, title)
     config = read_blob(repository, image.blobs[0], MOST_MANIFEST_BYTES)
-    artifact = make_artifact(title, image.digest, manifest, config)
+    artifact = make_artifact(title, image, config)
     listed = (d.platform for d in remote.root.manifests if d.digest == image.digest)
     require_platform(artifact, next(listed, None))
     layers = list({d.digest: d for d in image.layers}.values())
@@ -79,7 +78,9 @@ def open_remote_image(remote: Remote, image: Document, *, deep: bool, jobs: int)
         )
         for layer, is_there in zip(layers, there, strict=True):
             if not is_there:
-                raise EvidenceBroken(f"{title}: the registry has not its layer {layer.digest}")
+                raise EvidenceBroken(
+                    f"{title}: its layer {layer.digest} is missing from the registry"
+                )
         return artifact
     total = sum(b.size_bytes for b in layers)
     with (
@@ -96,47 +97,49 @@ def attached_to(remote: Remote, image: Document, jobs: int) -> Attached:
     documents: list[Document] = []
     listed = everything_listed(repository, image.digest)
     if len(listed) > MOST_FILES:
-        raise RecordInvalid(f"{repository}: lists {len(listed)} things for {image.digest}")
+        raise RecordInvalid(f"{repository}: lists {len(listed)} attachments for {image.digest}")
     read = each(repository.client, jobs, listed, lambda d: repository.find_manifest(d.digest))
     for entry, document in zip(listed, read, strict=True):
         if document is None:
-            strays.append(f"{entry.digest} is listed, but not there")
+            strays.append(f"{entry.digest} is listed, but missing")
         elif document.subject is None:
-            strays.append(f"{document.digest} is listed, but is about no image")
+            strays.append(f"{document.digest} is listed, but has no subject")
         else:
             documents.append(document)
-    for ending in ("sig", "att"):
-        document = repository.find_manifest(f"{fallback_tag(image.digest)}.{ending}")
+    for suffix in ("sig", "att"):
+        document = repository.find_manifest(f"{fallback_tag(image.digest)}.{suffix}")
         documents += [document] if document else []
-    found = sort_out(image.digest, documents, lambda d: read_blob(repository, d, MAX_BYTES))
-    found.passed_over[:0] = strays
-    return found
+    attached = read_attached(image.digest, documents, lambda d: read_blob(repository, d, MAX_BYTES))
+    attached.skipped[:0] = strays
+    return attached
 
 
-def named_elsewhere(remote: Remote, trust: Trust | None, now: datetime, jobs: int) -> list[Named]:
+def named_elsewhere(
+    remote: Remote, trust: Trust | None, now: datetime, jobs: int
+) -> list[TrustedName]:
     """Names that trusted keys gave to other images of this repository."""
     repository, own = remote.repository, remote.root.digest
     tags = [t for t in repository.tags() if _SIGNATURE_TAG.fullmatch(t)]
     tags = [t for t in tags if t != f"{fallback_tag(own)}.sig"][:_MOST_OTHERS]
 
-    def names(tag: str) -> list[Named]:
+    def names(tag: str) -> list[TrustedName]:
         try:
             return _names_under(repository, tag, trust, now)
         except (RegistryBroken, EvidenceBroken, RecordInvalid):
-            # who may push can also delete it: what cannot be read says no more than what is gone
+            # who can push can also delete it: an unreadable signature proves as little as none
             return []
 
-    return [n for found in each(repository.client, jobs, tags, names) for n in found]
+    return [n for batch in each(repository.client, jobs, tags, names) for n in batch]
 
 
 def _names_under(
     repository: Repository, tag: str, trust: Trust | None, now: datetime
-) -> list[Named]:
+) -> list[TrustedName]:
     document = repository.find_manifest(tag)
     digest = "sha256:" + tag.removeprefix("sha256-").removesuffix(".sig")
     layers = document.layers if document else ()
     wanted = [x for x in layers if x.media_type == SIGNATURE_MEDIA]
     if document is None or not wanted:
         return []
-    found = sort_out(digest, [document], lambda d: read_blob(repository, d, MAX_BYTES))
-    return [n for n in believed_names(found.signatures, trust, now)[0] if n.digest == digest]
+    attached = read_attached(digest, [document], lambda d: read_blob(repository, d, MAX_BYTES))
+    return [n for n in believed_names(attached.signatures, trust, now)[0] if n.digest == digest]

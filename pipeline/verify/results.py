@@ -1,10 +1,15 @@
-"""Test results read back: what a gate found, and whether it still speaks of today's cases."""
+"""Gate results against today's case files, and bills of materials against the provenance."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
+from pipeline.attest.names import CYCLONEDX
+from pipeline.errors import RecordInvalid
 from pipeline.evidence.gate_result import TestResult
+from pipeline.evidence.provenance import Provenance
+from pipeline.evidence.sbom_spdx import IMAGE_ID
 from pipeline.gate.files import gate_files
 from pipeline.model import sha256_of, stays_below
 from pipeline.spec.checkout import Checkout
@@ -12,38 +17,38 @@ from pipeline.verify.verdict import Node, Verdict
 
 
 def judge_tests(
-    found: TestResult,
+    result: TestResult,
     image: str | None,
     checkout: Checkout | None,
     cards: Collection[str] | None = None,
 ) -> Node:
     """A gate that failed breaks the chain; one that could not judge leaves it incomplete.
 
-    What a gate says about a card that the image is not for decides nothing, here as at publishing.
+    A result for a card that the image is not for decides nothing, here as at publishing.
     """
-    title = f"gate {found.gate} on {found.card}"
-    if cards is not None and found.card not in cards:
-        return Node(title, words=f"{found.verdict}; the image is not for this card")
-    counts = f"{len(found.passed)} passed, {len(found.warned)} accepted"
-    if not found.passed and not found.warned:
+    title = f"gate {result.gate} on {result.card}"
+    if cards is not None and result.card not in cards:
+        return Node(title, message=f"{result.verdict}; the image is not for this card")
+    counts = f"{len(result.passed)} passed, {len(result.warned)} accepted"
+    if not result.passed and not result.warned:
         counts = "nothing in it to judge"
-    if found.verdict == "failed":
-        return Node(title, Verdict.BROKEN, f"failed: {', '.join(found.failed[:3])}")
-    if found.verdict == "unknown":
-        first = found.unknown[0]
+    if result.verdict == "failed":
+        return Node(title, Verdict.BROKEN, f"failed: {', '.join(result.failed[:3])}")
+    if result.verdict == "unknown":
+        first = result.unknown[0]
         return Node(title, Verdict.INCOMPLETE, f"unknown: {first.test}: {first.why}")
-    moved = _moved(found, image, checkout) if image and checkout else []
+    moved = _moved(result, image, checkout) if image and checkout else []
     if moved:
         return Node(title, Verdict.STALE, f"{counts}, but has changed since: {', '.join(moved)}")
-    return Node(title, words=counts)
+    return Node(title, message=counts)
 
 
-def _moved(found: TestResult, image: str, checkout: Checkout) -> list[str]:
+def _moved(result: TestResult, image: str, checkout: Checkout) -> list[str]:
     """Case files and patches that are not what the gate saw, and cases that it did not see."""
-    saw = {item.name for item in found.configuration}
-    files = gate_files(checkout, image, found.gate)
+    saw = {item.name for item in result.configuration}
+    files = gate_files(checkout, image, result.gate)
     moved = sorted(files.keys() - saw)
-    for item in found.configuration:
+    for item in result.configuration:
         if not item.name.startswith(("gates/", "common/gates/", "patches/")):
             continue
         try:
@@ -54,3 +59,62 @@ def _moved(found: TestResult, image: str, checkout: Checkout) -> list[str]:
         if not same:
             moved.append(item.name)
     return moved
+
+
+Package = tuple[str, str]  # package URL and sha256
+
+
+def judge_bill(predicate_type: str, predicate: dict[str, Any], made: Provenance | None) -> Node:
+    """Whether a bill lists exactly what went in."""
+    title = "bill of materials"
+    read = _cyclonedx if predicate_type == CYCLONEDX else _spdx
+    try:
+        listed = read(predicate)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise RecordInvalid(f"{title}: is not in the format it claims ({error!r})") from error
+    for package in listed:
+        if not all(isinstance(part, str) for part in package):
+            raise RecordInvalid(f"{title}: lists a package by {package[0]}, which is no name")
+    if made is None:
+        return Node(title, Verdict.INCOMPLETE, "there is no provenance to compare it with")
+    resources = (*made.bases, *made.packages("pypi"), *made.packages("deb"))
+    recorded = {(x.uri, x.sha256) for x in resources}
+    if extra := sorted(listed - recorded):
+        return Node(title, Verdict.BROKEN, f"lists {extra[0][0]}, which is not in the provenance")
+    if missing := sorted(recorded - listed):
+        return Node(title, Verdict.BROKEN, f"leaves out {missing[0][0]}")
+    if not made.bases:
+        return Node(title, message=f"{len(listed)} packages, the same as in the provenance")
+    if _claims_all(predicate):
+        return Node(title, Verdict.BROKEN, "claims to be complete, but contains a base image")
+    message = f"{len(listed) - 1} packages and a base image whose contents are not listed"
+    return Node(title, message=f"{message}, the same as in the provenance")
+
+
+def _claims_all(bill: dict[str, Any]) -> bool:
+    """Whether a bill claims to list everything; SPDX has no field for that."""
+    compositions = bill.get("compositions", [])
+    return not isinstance(compositions, list) or any(
+        not isinstance(x, dict) or x.get("aggregate") == "complete" for x in compositions
+    )
+
+
+def _cyclonedx(bill: dict[str, Any]) -> set[Package]:
+    if bill["specVersion"] != "1.6":
+        raise RecordInvalid(f"bill of materials: CycloneDX {bill['specVersion']!r}, not 1.6")
+    return {
+        (x["purl"], {h["alg"]: h["content"] for h in x["hashes"]}["SHA-256"])
+        for x in bill["components"]
+        if x["type"] != "file"  # whatever else it calls itself must have gone in
+    }
+
+
+def _spdx(bill: dict[str, Any]) -> set[Package]:
+    if bill["spdxVersion"] != "SPDX-2.3":
+        raise RecordInvalid(f"bill of materials: {bill['spdxVersion']!r}, not SPDX-2.3")
+    return {
+        (ref["referenceLocator"], x["checksums"][0]["checksumValue"])
+        for x in bill["packages"]
+        if x["SPDXID"] != IMAGE_ID
+        for ref in x.get("externalRefs", [])
+    }

@@ -16,7 +16,7 @@ from pipeline.attest.predicates import Committed
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.evidence_set import is_set, latest, read_set, verdict_of
 from pipeline.evidence.provenance import Provenance
-from pipeline.verify.opened import Opened
+from pipeline.verify.signature import Opened
 from pipeline.verify.verdict import Node, Verdict
 
 TITLE = "all its evidence"
@@ -37,12 +37,12 @@ class SetJudge:
     def _current(self) -> list[Opened]:
         """The latest set of each key; of those that nobody signed, the latest."""
         keys = {key.id for x in self._sets for key in x.keys} or {""}
-        found: list[Opened] = []
+        current: list[Opened] = []
         for key in sorted(keys):
             made = [x for x in self._sets if not key or key in {k.id for k in x.keys}]
             newest = latest([x.envelope for x in made])
-            found += [x for x in made if x.envelope in newest and x not in found]
-        return found
+            current += [x for x in made if x.envelope in newest and x not in current]
+        return current
 
     @cached_property
     def _named(self) -> dict[str, Committed]:
@@ -60,48 +60,48 @@ class SetJudge:
         if opened not in self._counted:
             return ""
         if is_set(opened.envelope):
-            return "an older set; a later one counts" if opened in self._sets else ""
+            return "an older set; the latest one counts" if opened in self._sets else ""
         older = {c.payload for x in self._sets for c in _statements(x)}
         kind = opened.envelope.statement.predicate_type
         if opened.payload not in older or kind == UNGATED:
             return ""
         about = verdict_of(opened.envelope.statement)[0]
         replaced = any(c.predicate_type == kind and c.about == about for c in self._named.values())
-        return "replaced since, by what the latest set names" if replaced else ""
+        return "replaced by a statement of the latest set" if replaced else ""
 
     def judge(self, made: Provenance | None) -> list[Node]:
         """What is missing, what was added, and what the sets themselves say."""
         if not self._counted:
             return []
         if not self._current:
-            words = "nothing signed says which statements belong to it: some may be missing"
-            return [Node(TITLE, Verdict.INCOMPLETE, words)]
+            message = "no signed set lists its statements: some may be missing"
+            return [Node(TITLE, Verdict.INCOMPLETE, message)]
         nodes = [self._present(x, made) for x in self._current]
         return [*nodes, *self._added()]
 
     def _present(self, opened: Opened, made: Provenance | None) -> Node:
-        found = read_set(opened.envelope.statement)
-        said = made.definition.external if made else None
-        if said and (said.image, said.platform) != (found.image, found.platform):
-            words = f"its set is of {found.image} for {found.platform}"
-            return Node(TITLE, Verdict.BROKEN, words)
+        listed = read_set(opened.envelope.statement)
+        built = made.definition.external if made else None
+        if built and (built.image, built.platform) != (listed.image, listed.platform):
+            message = f"its set is of {listed.image} for {listed.platform}"
+            return Node(TITLE, Verdict.BROKEN, message)
         here = {x.payload: x for x in self._opened}
         nodes = []
-        for named in found.statements:
+        for named in listed.statements:
             there = here.get(named.payload)
             if there is None:
-                words = "is named by the set, but is missing: it was taken away or exchanged"
-                nodes.append(Node(named.title, Verdict.BROKEN, words))
+                message = "is listed in the set, but missing: it was removed or replaced"
+                nodes.append(Node(named.title, Verdict.BROKEN, message))
             elif (named.about, named.verdict) != verdict_of(there.envelope.statement):
-                words = f"says otherwise than the set, which has {named.title}"
-                nodes.append(Node(there.item.name, Verdict.BROKEN, words))
-        if found.ungated is not None:
-            words = f"published although its gates had not passed: {found.ungated}"
-            nodes.append(Node("ungated", Verdict.INCOMPLETE, words))
+                message = f"contradicts the set, which lists {named.title}"
+                nodes.append(Node(there.item.name, Verdict.BROKEN, message))
+        if listed.ungated is not None:
+            message = f"published although its gates did not pass: {listed.ungated}"
+            nodes.append(Node("ungated", Verdict.INCOMPLETE, message))
         who = ", ".join(key.name for key in opened.keys)
-        words = f"{len(found.statements)} statements, as in the set"
-        words += f" that {who} signed" if who else ""
-        return Node(TITLE, words="" if nodes else words, children=tuple(nodes))
+        message = f"{len(listed.statements)} statements, as in the set"
+        message += f" that {who} signed" if who else ""
+        return Node(TITLE, message="" if nodes else message, children=tuple(nodes))
 
     def _added(self) -> list[Node]:
         """Statements that no set names."""
@@ -116,11 +116,11 @@ class SetJudge:
                 # somebody else who rebuilt the image vouches for no other statement
                 if each.envelope.statement.predicate_type == REBUILD:
                     continue
-                words = "no set of its signer names it: more of theirs may be missing"
-                nodes.append(Node(each.item.name, Verdict.INCOMPLETE, words))
+                message = "no set by its signer lists it: more of that signer's may be missing"
+                nodes.append(Node(each.item.name, Verdict.INCOMPLETE, message))
             else:
-                words = "was added: no set names it"
-                nodes.append(Node(each.item.name, Verdict.BROKEN, words))
+                message = "was added later: no set lists it"
+                nodes.append(Node(each.item.name, Verdict.BROKEN, message))
         return nodes
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline.attest.envelope import Envelope, Signature
 from pipeline.attest.keys import is_valid_signature
+from pipeline.attest.names import TEST_RESULT, kind_of
+from pipeline.attest.statement import Statement
 from pipeline.attest.trust import Trust, TrustedKey
-from pipeline.verify.verdict import Node, Verdict
+from pipeline.errors import RecordInvalid
+from pipeline.evidence.gate_result import TestResult, read_test_result
+from pipeline.model import sha256_of
+from pipeline.verify.evidence import EvidenceItem
+from pipeline.verify.verdict import Node, Verdict, worst
 
 _TITLE = "signature"
 
@@ -37,11 +44,13 @@ def judge_signatures(
             believed.append(key)
     if not believed:
         return Node(_TITLE, Verdict.BROKEN, "; ".join(doubts)), []
-    words = f"by {', '.join(key.name for key in believed)}"
-    said = envelope.statement.recorded
-    words += f", {said:%Y-%m-%d %H:%M:%S} UTC by its own word" if said else ", without a time"
-    words += f" (not counted: {'; '.join(doubts)})" if doubts else ""
-    return Node(_TITLE, words=words), believed
+    message = f"by {', '.join(key.name for key in believed)}"
+    made_at = envelope.statement.recorded
+    message += (
+        f", {made_at:%Y-%m-%d %H:%M:%S} UTC by its own clock" if made_at else ", without a time"
+    )
+    message += f" (not counted: {'; '.join(doubts)})" if doubts else ""
+    return Node(_TITLE, message=message), believed
 
 
 def _signer(envelope: Envelope, signature: Signature, trust: Trust) -> TrustedKey | str:
@@ -55,3 +64,54 @@ def _signer(envelope: Envelope, signature: Signature, trust: Trust) -> TrustedKe
     if signature.key_id:
         return f"the signature of {known[0].name} is not over these bytes"
     return "no key of the trust file made its signature"
+
+
+@dataclass(frozen=True)
+class TrustedStatement:
+    """A statement about this artifact that a trusted key made."""
+
+    name: str
+    statement: Statement
+    keys: tuple[TrustedKey, ...]
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.statement.predicate_type)
+
+    @property
+    def test(self) -> TestResult | None:
+        """The gate's result, where this is one and can be read."""
+        if self.statement.predicate_type != TEST_RESULT:
+            return None
+        try:
+            return read_test_result(self.statement.predicate)
+        except RecordInvalid:
+            return None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An envelope whose signatures and subject were judged."""
+
+    item: EvidenceItem
+    envelope: Envelope
+    checks: tuple[Node, ...]
+    keys: tuple[TrustedKey, ...]
+    trust: Trust | None
+
+    @property
+    def is_about_this(self) -> bool:
+        return worst(c.verdict for c in self.checks) is not Verdict.BROKEN
+
+    @property
+    def is_believed(self) -> bool:
+        return bool(self.keys) and self.is_about_this
+
+    @property
+    def believed(self) -> TrustedStatement:
+        return TrustedStatement(self.item.name, self.envelope.statement, self.keys)
+
+    @property
+    def payload(self) -> str:
+        """The digest by which a set names it."""
+        return sha256_of(self.envelope.payload)

@@ -29,7 +29,7 @@ class Verdict(Enum):
 
 
 _RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
-_ENDINGS: dict[Verdict, type[PipelineError]] = {
+_ERRORS: dict[Verdict, type[PipelineError]] = {
     Verdict.STALE: EvidenceStale,
     Verdict.INCOMPLETE: EvidenceIncomplete,
     Verdict.UNSIGNED: EvidenceUnsigned,
@@ -49,7 +49,7 @@ class Node:
 
     title: str
     own: Verdict = Verdict.VALID
-    words: str = ""
+    message: str = ""
     children: tuple[Node, ...] = ()
     is_folded: bool = False  # children that are valid are not shown one by one
 
@@ -64,12 +64,12 @@ class Node:
         return next(c for c in self.children if c.verdict is self.verdict).culprit()
 
     def as_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"title": self.title, "verdict": self.verdict.value}
-        if self.words:
-            found["words"] = self.words
+        body: dict[str, Any] = {"title": self.title, "verdict": self.verdict.value}
+        if self.message:
+            body["message"] = self.message
         if self.children:
-            found["children"] = [child.as_json() for child in self.children]
-        return found
+            body["children"] = [child.as_json() for child in self.children]
+        return body
 
 
 def show(node: Node, *, everything: bool = False) -> str:
@@ -79,7 +79,7 @@ def show(node: Node, *, everything: bool = False) -> str:
 
 def _line(node: Node) -> str:
     mark = node.verdict.value
-    return f"{node.title}  {mark}" + (f": {node.words}" if node.words else "")
+    return f"{node.title}  {mark}" + (f": {node.message}" if node.message else "")
 
 
 def _below(node: Node, margin: str, everything: bool) -> Iterator[str]:
@@ -94,13 +94,13 @@ def _below(node: Node, margin: str, everything: bool) -> Iterator[str]:
         yield from _below(child, margin + ("   " if is_last else "│  "), everything)
 
 
-def ending(node: Node) -> PipelineError | None:
-    """How a command ends that found this; none where all is valid."""
-    kind = _ENDINGS.get(node.verdict)
+def error_of(node: Node) -> PipelineError | None:
+    """The error that belongs to a verdict; none where all is valid."""
+    kind = _ERRORS.get(node.verdict)
     if kind is None:
         return None
-    found = node.culprit()
-    where = found.title if found is node else f"{node.title}: {found.title}"
+    decisive = node.culprit()
+    where = decisive.title if decisive is node else f"{node.title}: {decisive.title}"
     if node.verdict is Verdict.UNSIGNED:
-        return kind(f"{node.title}: valid but unsigned ({found.title}: {found.words})")
-    return kind(f"{where}: {found.words or found.verdict.value}")
+        return kind(f"{node.title}: valid but unsigned ({decisive.title}: {decisive.message})")
+    return kind(f"{where}: {decisive.message or decisive.verdict.value}")

@@ -27,22 +27,20 @@ from pipeline.evidence.provenance import Provenance, read_provenance
 from pipeline.known import Unknown
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
-from pipeline.verify.bills import judge_bill
 from pipeline.verify.evidence import EvidenceItem, distinct
 from pipeline.verify.materials import judge_materials
-from pipeline.verify.opened import Believed, Opened
-from pipeline.verify.results import judge_tests
+from pipeline.verify.results import judge_bill, judge_tests
 from pipeline.verify.sets import SetJudge
-from pipeline.verify.signature import judge_signatures
+from pipeline.verify.signature import Opened, TrustedStatement, judge_signatures
 from pipeline.verify.verdict import Node, Verdict
 
 
 @dataclass(frozen=True)
 class Walk:
-    """What was found on the way."""
+    """The tree of verdicts on one artifact, and the statements in it that count."""
 
     node: Node
-    believed: tuple[Believed, ...]
+    believed: tuple[TrustedStatement, ...]
     sets: frozenset[str] = frozenset()  # digests of the believed sets, also of older ones
 
 
@@ -58,11 +56,11 @@ def walk(
     """All evidence of an artifact, judged.
 
     `gates_may_wait`: an image that was built here and is not published yet. That its gates have
-    not run is shown; a result of theirs that was taken away is still found out by the set.
+    not run is shown; a gate result that was removed is still missed by the set.
     """
     title = f"{artifact.title} {artifact.digest}"
     if not items:
-        return Walk(Node(title, Verdict.INCOMPLETE, "there is no evidence of it"), ())
+        return Walk(Node(title, Verdict.INCOMPLETE, "there is no evidence for it"), ())
     ordered = sorted(distinct(items), key=_is_secondary)
     opened = [_open(x, artifact, trust, now) for x in ordered]
     counted = _counted(opened)
@@ -72,12 +70,12 @@ def walk(
     for each in opened:
         if isinstance(each, Node):
             nodes.append(each)
-        elif artifact.is_image and (words := sets.superseded(each)):
-            nodes.append(Node(_title(each), words=words))
+        elif artifact.is_image and (message := sets.superseded(each)):
+            nodes.append(Node(_title(each), message=message))
         else:
             nodes.append(_judge(each, artifact, made, checkout))
     believed = tuple(
-        Believed(x.item.name, x.envelope.statement, x.keys)
+        TrustedStatement(x.item.name, x.envelope.statement, x.keys)
         for x in opened
         if isinstance(x, Opened) and x.is_believed and not sets.superseded(x)
     )
@@ -90,7 +88,7 @@ def walk(
 def _counted(opened: Sequence[Opened | Node]) -> list[Opened]:
     """What the rest is judged by: believed statements; where nobody is believed, all of them.
 
-    Then nothing comes out valid, but what contradicts and what is missing is told all the same.
+    Then nothing is valid, but contradictions and missing evidence are still reported.
     """
     here = [x for x in opened if isinstance(x, Opened) and x.is_about_this]
     return [x for x in here if x.is_believed] or here
@@ -98,8 +96,8 @@ def _counted(opened: Sequence[Opened | Node]) -> list[Opened]:
 
 def _is_secondary(item: EvidenceItem) -> bool:
     """Provenance comes first: the rest is read in its light."""
-    found = item.envelope
-    return found is None or found.statement.predicate_type != PROVENANCE
+    envelope = item.envelope
+    return envelope is None or envelope.statement.predicate_type != PROVENANCE
 
 
 def _open(
@@ -115,10 +113,10 @@ def _open(
 
 def _subject(envelope: Envelope, artifact: Artifact) -> Node:
     if envelope.statement.is_about(artifact.digest):
-        return Node("subject", words="these very bytes")
+        return Node("subject", message="these bytes")
     other = envelope.statement.subject[0]
-    words = f"is about {other.name} sha256:{other.digest.sha256}, not about this"
-    return Node("subject", Verdict.BROKEN, words)
+    message = f"is about {other.name} sha256:{other.digest.sha256}, not about this"
+    return Node("subject", Verdict.BROKEN, message)
 
 
 def _provenance(counted: Sequence[Opened]) -> Provenance | None:
@@ -145,10 +143,10 @@ def _judge(
     if not opened.is_about_this:
         return Node(title, children=opened.checks)
     try:
-        said = _content(opened, statement, artifact, made, checkout)
+        checks = _content(opened, statement, artifact, made, checkout)
     except RecordInvalid as error:
-        said = (Node("predicate", Verdict.BROKEN, str(error)),)
-    return Node(title, children=(*opened.checks, *said))
+        checks = (Node("predicate", Verdict.BROKEN, str(error)),)
+    return Node(title, children=(*opened.checks, *checks))
 
 
 def _content(
@@ -172,35 +170,37 @@ def _content(
     if kind == WEIGHTS:
         return (_weights(predicate),)
     if kind == UNGATED:
-        words = f"published although its gates had not passed: {predicate['reason']}"
-        return (Node("ungated", Verdict.INCOMPLETE, words),)
+        message = f"published although its gates did not pass: {predicate['reason']}"
+        return (Node("ungated", Verdict.INCOMPLETE, message),)
     return (_rebuild(opened, predicate, artifact),) if kind == REBUILD else ()
 
 
 def _weights(predicate: dict[str, Any]) -> Node:
-    found = Weights.model_validate(predicate).verification
-    title = f"weights, {found.how}"
-    if found.result == "verified":
-        return Node(title, words=f"verified at {found.at}")
-    verdict = Verdict.BROKEN if found.result == "damaged" else Verdict.INCOMPLETE
-    return Node(title, verdict, f"{found.result}: {'; '.join(found.why) or 'no reason given'}")
+    verification = Weights.model_validate(predicate).verification
+    title = f"weights, {verification.how}"
+    if verification.result == "verified":
+        return Node(title, message=f"verified at {verification.at}")
+    verdict = Verdict.BROKEN if verification.result == "damaged" else Verdict.INCOMPLETE
+    return Node(
+        title, verdict, f"{verification.result}: {'; '.join(verification.why) or 'no reason given'}"
+    )
 
 
 def _rebuild(opened: Opened, predicate: dict[str, Any], artifact: Artifact) -> Node:
     body = {k: v for k, v in predicate.items() if k != RECORDED}
-    found = Rebuild.model_validate(body)
-    if not found.identical:
-        return Node("rebuild", Verdict.BROKEN, "came out different")
-    if not isinstance(found.difference, Unknown):
-        return Node("rebuild", Verdict.BROKEN, "calls itself identical and names a difference")
-    notes = artifact.notes
-    said = notes.get("org.opencontainers.image.title"), notes.get("sm120.inputs")
-    if said != (found.image, found.inputs):
+    rebuild = Rebuild.model_validate(body)
+    if not rebuild.identical:
+        return Node("rebuild", Verdict.BROKEN, "gave a different digest")
+    if not isinstance(rebuild.difference, Unknown):
+        return Node("rebuild", Verdict.BROKEN, "claims to be identical, but names a difference")
+    annotations = artifact.annotations
+    labels = annotations.get("org.opencontainers.image.title"), annotations.get("sm120.inputs")
+    if labels != (rebuild.image, rebuild.inputs):
         return Node("rebuild", Verdict.BROKEN, "was of other inputs than the manifest names")
-    if opened.keys and found.rebuilt_by not in {key.id for key in opened.keys}:
-        words = f"says that {found.rebuilt_by} made it, who did not sign it"
-        return Node("rebuild", Verdict.BROKEN, words)
-    return Node("rebuild", words=f"the same digest again, by {found.rebuilt_by[:19]}…")
+    if opened.keys and rebuild.rebuilt_by not in {key.id for key in opened.keys}:
+        message = f"names {rebuild.rebuilt_by} as its maker, which did not sign it"
+        return Node("rebuild", Verdict.BROKEN, message)
+    return Node("rebuild", message=f"the same digest again, by {rebuild.rebuilt_by[:19]}…")
 
 
 def _missing(
@@ -208,17 +208,17 @@ def _missing(
 ) -> list[Node]:
     """Evidence that an image must have and this one has not."""
     if not counted:
-        return []  # broken already, and said so
+        return []  # reported as broken already
     if made is None:
-        return [Node("provenance", Verdict.INCOMPLETE, "nothing says what it was made of")]
+        return [Node("provenance", Verdict.INCOMPLETE, "no statement names what it was made of")]
     external = made.definition.external
     tests = [x.believed.test for x in counted]
-    found = {test.gate for test in tests if test}
-    missing = [g for g in external.images[external.image].gates if g not in found]
+    judged = {test.gate for test in tests if test}
+    missing = [g for g in external.images[external.image].gates if g not in judged]
     if missing and gates_may_wait:
-        words = f"not run yet: {', '.join(missing)}"
-        return [Node("gates", words=f"{words} (`sm120 build {external.image} --gate`)")]
+        message = f"not run yet: {', '.join(missing)}"
+        return [Node("gates", message=f"{message} (`sm120 build {external.image} --gate`)")]
     return [
-        Node(f"gate {gate}", Verdict.INCOMPLETE, "is asked for, but no result is recorded")
+        Node(f"gate {gate}", Verdict.INCOMPLETE, "is required by the spec, but has no result")
         for gate in missing
     ]

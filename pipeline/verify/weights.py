@@ -4,25 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from pipeline import log
 from pipeline.attest import bundle
+from pipeline.attest.envelope import read_kept
 from pipeline.attest.names import WEIGHTS
-from pipeline.attest.trust import TrustedKey
-from pipeline.errors import LocksDisagree, LockStale, ModelSignatureInvalid, PipelineError
+from pipeline.attest.trust import Trust, TrustedKey
+from pipeline.errors import (
+    LockEdited,
+    LocksDisagree,
+    LockStale,
+    ModelSignatureInvalid,
+    PipelineError,
+)
+from pipeline.model import sha256_of
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem
+from pipeline.verify.signature import judge_signatures
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
-from pipeline.weights.check.backing import checkout_backing
+from pipeline.weights.check.backing import Backing, checkout_backing
+from pipeline.weights.disk.survey import some
 from pipeline.weights.check.verify import Request, verify
 from pipeline.weights.disk.receipt import check_by_receipt
+from pipeline.weights.model import dump
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing
-from pipeline.weights.sign.record import set_digest
+from pipeline.weights.sign.manifest import files_digests
+from pipeline.weights.sign.record import record_path, set_digest
 
 SIGNATURE = "model signature"
 
@@ -44,7 +57,9 @@ def judge_weights(
     else:
         walked = Walk(Node(artifact.title), ())
     if not items and not signature.exists():
-        nodes.append(Node("signature", Verdict.UNSIGNED, "nobody signed the set or a record of it"))
+        nodes.append(
+            Node("signature", Verdict.UNSIGNED, "neither the set nor a record of it is signed")
+        )
     return replace(walked, node=Node(f"{lock.name} {artifact.digest}", children=tuple(nodes)))
 
 
@@ -52,13 +67,13 @@ def _covered(node: Node) -> Node:
     """A statement that `fetch` or `verify` left unsigned takes nothing from a signed set."""
     if node.verdict is not Verdict.UNSIGNED:
         return node
-    return Node(node.title, words="unsigned; the model signature vouches for the set")
+    return Node(node.title, message="unsigned; the model signature vouches for the set")
 
 
 def _lock(place: Place, checkout: Checkout | None) -> Node:
     """The lock beside the files; a checkout may have a newer one."""
     lock = place.lock
-    words = f"{len(lock.files)} files of {lock.repository} at {lock.commit[:12]}"
+    message = f"{len(lock.files)} files of {lock.repository} at {lock.commit[:12]}"
     try:
         backing = checkout_backing(place, checkout)
     except LockStale as error:
@@ -67,26 +82,26 @@ def _lock(place: Place, checkout: Checkout | None) -> Node:
         return Node("lock", Verdict.BROKEN, str(error))
     except PipelineError as error:
         return Node("lock", Verdict.INCOMPLETE, str(error))
-    return Node("lock", words=f"{words}, as in the checkout" if backing.vouched_by else words)
+    return Node("lock", message=f"{message}, as in the checkout" if backing.vouched_by else message)
 
 
 def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
     if deep:
         report = verify(place, Request(full=True), neighbours).report
         damage, unknown = report.damage, 0
-        words = f"{report.files_read} read, {log.size(place.lock.size_bytes)}"
+        message = f"{report.files_read} read, {log.size(place.lock.size_bytes)}"
     else:
         seen = check_by_receipt(place, neighbours)
         damage = [finding for finding in seen.findings if finding.damage]
         unknown = len(seen.unknown)
-        words = f"{len(seen.proved)} as the receipt saw them, not read (--deep reads them)"
+        message = f"{len(seen.proved)} as the receipt saw them, not read (--deep reads them)"
     if damage:
         first = damage[0]
         return Node("files", Verdict.BROKEN, f"{first.path}: {first.kind} {first.detail}".rstrip())
     if unknown:
-        words = f"no receipt vouches for {unknown} of them; --deep reads them"
-        return Node("files", Verdict.INCOMPLETE, words)
-    return Node("files", words=words)
+        message = f"{unknown} have no receipt; --deep reads them"
+        return Node("files", Verdict.INCOMPLETE, message)
+    return Node("files", message=message)
 
 
 def _signature(place: Place, path: Path, judge: Judge) -> Node:
@@ -101,7 +116,7 @@ def _signature(place: Place, path: Path, judge: Judge) -> Node:
         return Node(title, Verdict.BROKEN, str(error))
     if objection := key.objection(WEIGHTS, None, judge.now):
         return Node(title, Verdict.BROKEN, objection)
-    return Node(title, words=f"by {key.name}, over {done.files} files, {done.files_read} read")
+    return Node(title, message=f"by {key.name}, over {done.files} files, {done.files_read} read")
 
 
 def signer_of(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:
@@ -116,3 +131,58 @@ def signer_of(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:
     if len(reasons) == 1:
         raise reasons[0]
     raise ModelSignatureInvalid(f"{path.name}: no key of the trust file made it")
+
+
+_HINT = (
+    "Nothing was judged. If the set was changed on purpose, sign it anew;"
+    " `--lock FILE` chooses another lock to judge by."
+)
+
+
+def signed_backing(place: Place, backing: Backing, trust: Trust, now: datetime) -> Backing:
+    """Who else vouches for the lock; raises where somebody trusted signed another one.
+
+    A signature by an untrusted key decides nothing, either way. A record is made of every
+    verify, so it shows whether the lock was exchanged since, and does not vouch for it.
+    """
+    recorded, signed = _by_record(place, trust, now), _by_signature(place, trust, now)
+    names = [name for name in (backing.vouched_by, signed) if name]
+    return backing.model_copy(update={"vouched_by": " and ".join(names), "recorded_by": recorded})
+
+
+def _by_record(place: Place, trust: Trust, now: datetime) -> str:
+    """A signed record names the lock by its digest, and the commit it is of."""
+    path, lock = record_path(place), place.lock
+    if (envelope := read_kept(path)) is None:
+        return ""
+    _, keys = judge_signatures(envelope, trust, now)
+    statement = envelope.statement
+    subjects = {s.name: f"sha256:{s.digest.sha256}" for s in statement.subject}
+    is_of_this = f"{lock.repository}@{lock.commit}" in subjects
+    if not keys or statement.predicate_type != WEIGHTS or not is_of_this:
+        return ""
+    if sha256_of(dump(lock).encode()) not in subjects.values():
+        raise LockEdited(
+            f"{place.lock_file} is not the lock that {keys[0].name} signed in {path.name}", _HINT
+        )
+    return keys[0].name
+
+
+def _by_signature(place: Place, trust: Trust, now: datetime) -> str:
+    """A model signature names files by their SHA-256; small ones are read for theirs."""
+    path, lock = signing.default_signature(place), place.lock
+    try:
+        key = signer_of(path, trust.keys)
+        signed = signing.signed_files(path, key.key)
+    except (OSError, ModelSignatureInvalid):
+        return ""
+    if key.objection(WEIGHTS, None, now):
+        return ""
+    digests = files_digests(place, [pin for pin in lock.files if pin.path in signed.files])
+    if wrong := sorted(p for p, digest in digests.items() if digest != signed.files[p]):
+        raise ModelSignatureInvalid(
+            f"{place.lock_file} contradicts what {key.name} signed in {path.name}: {some(wrong)}",
+            _HINT,
+        )
+    covered = {pin.path for pin in lock.files if not signed.ignores(pin.path)}
+    return f"the signature of {key.name}" if covered <= digests.keys() else ""

@@ -55,8 +55,8 @@ def test_verify_from_the_registry_is_green_down_to_every_package(site: Site) -> 
     assert done.returncode == 0, done.stderr + done.stdout[-3000:]
     tree = json.loads(done.stdout)
     assert tree["verdict"] == "valid"
-    assert "signed under it" in tree["children"][0]["words"]
-    assert "every byte read" in tree["children"][1]["words"]
+    assert "signed under it" in tree["children"][0]["message"]
+    assert "every byte read" in tree["children"][1]["message"]
     assert "gate arch on sm_120" in done.stdout
     by_digest = site.verify(f"{site.place}@{site.built.digest}")
     assert by_digest.returncode == 0, by_digest.stderr

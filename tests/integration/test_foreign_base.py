@@ -154,7 +154,7 @@ def test_the_chain_leads_to_the_base_and_never_calls_its_contents_valid(
     vouched = f'bases: {{"{base.digest}": "built and published by us"}}\n'
     trust.write_text(trust.read_text() + vouched)
     out = site.do(store, "verify", "mine", "--trust", str(trust))
-    assert "taken as published: built and published by us" in out
+    assert "accepted as published: built and published by us" in out
     said = site.do(store, "explain", "/usr/bin/python3.11", "--image", "mine")
     assert f"from   the base image {REPOSITORY}@{base.digest}" in said
 

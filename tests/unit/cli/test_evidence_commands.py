@@ -197,7 +197,7 @@ def test_a_series_without_patches_needs_no_proof_of_them(
     path.write_text(json.dumps(record))
     done = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1", "--json")
     assert done.code == 0, done.err
-    assert done.json["gates"][0]["words"] == "smem on sm_120: passed; numerics on sm_120: passed"
+    assert done.json["gates"][0]["message"] == "smem on sm_120: passed; numerics on sm_120: passed"
 
 
 def test_a_tag_that_moved_ends_with_a_code_of_its_own(

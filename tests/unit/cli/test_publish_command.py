@@ -27,7 +27,7 @@ def test_an_image_is_published_listed_pulled_and_cleared(
     at = f"{door.host_port}/{PLACE}"
     done = sm120("publish", "tiny", f"{at}:v1", "--json").json
     assert (done["digest"], done["tag"]) == (built, "v1")
-    assert done["gates"] == [{"platform": "linux/amd64", "state": "no gates", "words": ""}]
+    assert done["gates"] == [{"platform": "linux/amd64", "state": "no gates", "message": ""}]
     assert sm120("publish", "tiny", at, "--json").json["tag"] == built[7:19]
     listed = sm120("registry", "ls", at, "--json").json
     assert {row["tag"] for row in listed} == {"v1", built[7:19]}

@@ -243,7 +243,7 @@ def test_a_rebuild_that_differs_is_attested_too(desk: Desk) -> None:
     desk.record()
     ended = desk.verify()
     assert ended.error == "EvidenceBroken"
-    assert "came out different" in ended.err
+    assert "gave a different digest" in ended.err
 
 
 def test_a_rebuild_needs_a_key_before_it_begins(desk: Desk) -> None:

@@ -33,8 +33,8 @@ def digests(found: Plan) -> tuple[set[str], set[str]]:
     return {h.digest for h in found.kept}, {h.digest for h in found.gone}
 
 
-def attached(tiny: TinyRegistry, image: Document, words: bytes, tag: str = "") -> Document:
-    return put_image(tiny, tag, words, subject=described(image.data, image.media_type))
+def attached(tiny: TinyRegistry, image: Document, message: bytes, tag: str = "") -> Document:
+    return put_image(tiny, tag, message, subject=described(image.data, image.media_type))
 
 
 def test_kept_tags_stay_and_the_rest_goes(store: Store, door: Door, tiny: TinyRegistry) -> None:

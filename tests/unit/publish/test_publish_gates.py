@@ -46,7 +46,7 @@ def test_passed_gates_let_an_image_go(store: Store, verdict: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "words"),
+    ("kept", "message"),
     [
         (None, "not run"),
         ("{", "damaged"),
@@ -70,12 +70,12 @@ def test_passed_gates_let_an_image_go(store: Store, verdict: str) -> None:
         ),
     ],
 )
-def test_anything_else_does_not(store: Store, kept: Any, words: str) -> None:
+def test_anything_else_does_not(store: Store, kept: Any, message: str) -> None:
     if kept is not None:
         keep(store, kept)
     state = gate_state(store, spec("smem", "arch"), BUILT)
     assert state.state == "not passed"
-    assert words in state.words
+    assert message in state.message
     with pytest.raises(PublishRefused, match="tiny for linux/amd64"):
         require_gates("tiny", [state], None)
     require_gates("tiny", [state], "a reason")
@@ -84,7 +84,7 @@ def test_anything_else_does_not(store: Store, kept: Any, words: str) -> None:
 def test_patches_must_have_been_proved(store: Store) -> None:
     patched = spec("smem", patches="patches/series.yaml")
     keep(store, record(smem="passed"))
-    assert gate_state(store, patched, BUILT).words == "patches: not run"
+    assert gate_state(store, patched, BUILT).message == "patches: not run"
     keep(store, record(smem="passed", patches="passed"))
     assert gate_state(store, patched, BUILT).state == "passed"
 
@@ -93,7 +93,7 @@ def test_machine_code_must_have_been_judged_for_every_card_that_is_promised(stor
     cuda = {"from": ["nvidia"], "architectures": ["sm_120", "sm_121"]}
     both = spec("arch", cuda=cuda)
     keep(store, record(arch="passed"))
-    assert gate_state(store, both, BUILT).words == "arch on sm_121: not run"
+    assert gate_state(store, both, BUILT).message == "arch on sm_121: not run"
 
 
 def test_a_card_that_the_image_is_not_for_decides_nothing(store: Store) -> None:
@@ -109,7 +109,7 @@ def test_wrong_numbers_keep_an_image_back(store: Store) -> None:
     assert gate_state(store, spec("smem", "numerics"), BUILT).state == "passed"
     for verdict in ("failed", "unknown"):
         keep(store, record(smem="passed", numerics=verdict))
-        assert gate_state(store, spec("smem"), BUILT).words == f"numerics on sm_120: {verdict}"
+        assert gate_state(store, spec("smem"), BUILT).message == f"numerics on sm_120: {verdict}"
 
 
 def test_a_series_without_patches_has_none_to_prove(store: Store) -> None:

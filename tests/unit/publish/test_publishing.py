@@ -301,23 +301,23 @@ def test_an_attachment_can_have_a_tag_of_its_own(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "message",
     ["note.txt", "note.txt:", "note.txt:text", "gone.txt:text/plain", ":text/plain", ".:a/b"],
 )
 def test_an_attachment_without_file_or_type_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "note.txt").write_text("note")
     with pytest.raises(AttachmentInvalid):
-        file_attachment(words, ["linux/amd64"])
+        file_attachment(message, ["linux/amd64"])
 
 
 def test_what_was_forced_past_its_gates_says_so_for_ever(
     store: Store, order: MakeOrder, built: list[Built]
 ) -> None:
     states = [
-        GateState(platform="linux/amd64", state="not passed", words="smem on sm_120: failed"),
+        GateState(platform="linux/amd64", state="not passed", message="smem on sm_120: failed"),
         GateState(platform="linux/arm64", state="passed"),
     ]
     made = order(gates=states, ungated_reason="the card is on loan")

@@ -82,7 +82,7 @@ def vouching(world: World, digest: str = IMAGE.digest) -> Trust:
 def test_a_base_that_nobody_vouches_for_is_incomplete_never_valid(world: World) -> None:
     node = world.walk().node
     assert node.verdict is Verdict.INCOMPLETE
-    assert node.culprit().title == "what it holds"
+    assert node.culprit().title == "contents"
     assert f"base image {NAME}" in show(node)
 
 
@@ -90,7 +90,7 @@ def test_a_base_that_nobody_vouches_for_is_incomplete_never_valid(world: World) 
 def test_a_base_that_the_trust_file_takes_as_published_is_valid(world: World, digest: str) -> None:
     node = world.walk(trust=vouching(world, digest)).node
     assert node.verdict is Verdict.VALID, show(node)
-    assert "taken as published: read and scanned by us" in show(node)
+    assert "accepted as published: read and scanned by us" in show(node)
 
 
 def test_vouching_for_another_base_does_not_help(world: World) -> None:

@@ -309,8 +309,8 @@ BROKEN: dict[str, tuple[Forge, str]] = {
         "names an image without its spec",
     ),
     # the materials
-    "extra layer in the record": (lie(extra_layer), "was recorded, the image has it not"),
-    "extra layer in the image": (lie(one_layer_less), "is in the image, not in its record"),
+    "extra layer in the record": (lie(extra_layer), "is recorded, but missing from the image"),
+    "extra layer in the image": (lie(one_layer_less), "is in the image, but not in its provenance"),
     "layers in another order": (lie(layers_turned), "recorded in another order"),
     "the record of another image of the same bytes": (
         lie(claim_to_be_root),
@@ -331,9 +331,9 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     "other base": (lie(other_base), "the base layer '2 Debian packages' is not in it"),
     "a wheel swapped": (
         lie(lambda b: wheel(b)["digest"].update(sha256="6" * 64)),
-        "is not in the lock that the record names",
+        "is not in the lock that the provenance names",
     ),
-    "a wheel left out": (lie(hide_a_wheel), "is locked, but the record leaves it out"),
+    "a wheel left out": (lie(hide_a_wheel), "is locked, but missing from the provenance"),
     "a wheel under another name": (
         lie(lambda b: wheel(b).update(uri="pkg:pypi/evil@1.0")),
         "is recorded as pkg:pypi/evil@1.0, but locked as pkg:pypi/pkg@1.0",
@@ -352,15 +352,15 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     ),
     "a wheel in no layer": (
         lie(lambda b: wheel(b)["annotations"].update(layer="sha256:" + "7" * 64)),
-        "lies in a layer that this image does not have",
+        "is in a layer that this image does not have",
     ),
     "a wheel of nobody": (
         lie(lambda b: wheel(b)["annotations"].update(image="nobody")),
-        "belongs to nobody, of which nothing is known",
+        "belongs to nobody, which has no lock in the provenance",
     ),
     "a lock left out": (
         lie(lambda b: byproducts(b).pop(0)),
-        "the record names no lock of it",
+        "the provenance names no lock for it",
     ),
     "a file outside": (
         lie(
@@ -388,10 +388,10 @@ def forged(
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_forged_provenance_is_refused(world: World, name: str) -> None:
-    forge, words = BROKEN[name]
+    forge, message = BROKEN[name]
     node = forged(world, forge)
     assert node.verdict is Verdict.BROKEN
-    assert words in node.culprit().words
+    assert message in node.culprit().message
 
 
 OTHERS: dict[str, tuple[str, Forge, str]] = {
@@ -403,7 +403,7 @@ OTHERS: dict[str, tuple[str, Forge, str]] = {
             ),
             "sbom-cyclonedx",
         ),
-        "lists pkg:pypi/evil@1, which did not go in",
+        "lists pkg:pypi/evil@1, which is not in the provenance",
     ),
     "a bill with a package less": (
         "sbom-cyclonedx",
@@ -433,17 +433,17 @@ OTHERS: dict[str, tuple[str, Forge, str]] = {
     "a bill that is none": (
         "sbom-cyclonedx",
         lie(lambda b: b["predicate"].update(components=1), "sbom-cyclonedx"),
-        "is not in the form it says",
+        "is not in the format it claims",
     ),
     "a bill without hashes": (
         "sbom-cyclonedx",
         lie(lambda b: b["predicate"]["components"][0].update(hashes=[]), "sbom-cyclonedx"),
-        "is not in the form it says (KeyError('SHA-256'))",
+        "is not in the format it claims (KeyError('SHA-256'))",
     ),
     "a bill with a list for a name": (
         "sbom-cyclonedx",
         lie(lambda b: b["predicate"]["components"][0].update(purl=[]), "sbom-cyclonedx"),
-        "is not in the form it says (TypeError",
+        "is not in the format it claims (TypeError",
     ),
     "a bill with a number for a name": (
         "sbom-spdx",
@@ -496,17 +496,17 @@ OTHERS: dict[str, tuple[str, Forge, str]] = {
             lambda b: b["predicate"].update(identical=False, difference="layer 1"),
             "rebuild",
         ),
-        "came out different",
+        "gave a different digest",
     ),
     "a rebuild by somebody else": (
         "rebuild",
         lie(lambda b: b["predicate"].update(rebuilt_by="sha256:" + "9" * 64), "rebuild"),
-        "who did not sign it",
+        "which did not sign it",
     ),
     "a rebuild with a difference": (
         "rebuild",
         lie(lambda b: b["predicate"].update(difference="a small one"), "rebuild"),
-        "calls itself identical and names a difference",
+        "claims to be identical, but names a difference",
     ),
     "a rebuild of other inputs": (
         "rebuild",
@@ -533,10 +533,10 @@ OTHERS: dict[str, tuple[str, Forge, str]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_forged_evidence_is_refused(world: World, name: str) -> None:
-    kind, forge, words = OTHERS[name]
+    kind, forge, message = OTHERS[name]
     node = forged(world, forge, kind)
     assert node.verdict is Verdict.BROKEN
-    assert words in node.culprit().words
+    assert message in node.culprit().message
 
 
 YEAR: dict[str, Any] = {
@@ -556,10 +556,10 @@ KEYS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", KEYS)
 def test_a_good_signature_by_a_key_that_is_not_believed_is_refused(world: World, name: str) -> None:
-    changes, words = KEYS[name]
+    changes, message = KEYS[name]
     node = world.walk(trust=trust_in(trusted(world.key, **changes))).node
     assert node.verdict is Verdict.BROKEN
-    assert words in node.culprit().words
+    assert message in node.culprit().message
 
 
 def test_a_statement_without_a_time_is_judged_by_the_present(world: World) -> None:
@@ -581,20 +581,22 @@ def test_a_gate_that_could_not_judge_leaves_the_chain_incomplete(world: World) -
 
     node = world.judge(gate_smem_sm_120=world.lie("gate-smem-sm_120", change))
     assert node.verdict is Verdict.INCOMPLETE
-    assert node.culprit().words == "unknown: case-9: timed out"
+    assert node.culprit().message == "unknown: case-9: timed out"
 
 
 def test_evidence_of_an_image_says_nothing_of_a_file(world: World) -> None:
     artifact = replace(world.artifact, layers=None, diff_ids=())
     node = world.walk(artifact=artifact).node
     assert node.verdict is Verdict.BROKEN
-    assert "this is a file" in node.culprit().words
+    assert "this is a file" in node.culprit().message
 
 
 def test_refusals_can_be_told_apart(world: World) -> None:
     """Only ways of signing badly that nobody can tell apart share their words."""
-    said = [words for _, words in BROKEN.values()] + [words for _, _, words in OTHERS.values()]
-    shared = {words for words in said if said.count(words) > 1}
+    said = [message for _, message in BROKEN.values()] + [
+        message for _, _, message in OTHERS.values()
+    ]
+    shared = {message for message in said if said.count(message) > 1}
     assert shared == {
         "is not over these bytes",
         "names an image without its spec",

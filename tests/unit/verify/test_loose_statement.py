@@ -12,9 +12,8 @@ from pipeline.attest.envelope import enclose
 from pipeline.attest.keys import LocalSigner, new_key
 from pipeline.attest.names import CYCLONEDX, PROVENANCE, REBUILD, SPDX, TEST_RESULT
 from pipeline.attest.statement import make_statement
-from pipeline.verify.chain import Judge
+from pipeline.verify.chain import Judge, judge_statement
 from pipeline.verify.evidence import EvidenceItem, read_item
-from pipeline.verify.loose import judge_statement
 from pipeline.verify.verdict import Verdict
 from tests.unit.verify.world import NOW, World, make_world, trust_in, trusted
 
@@ -38,7 +37,7 @@ def test_a_good_statement_is_incomplete_for_want_of_its_subject(world: World, na
     assert walked.node.verdict is Verdict.INCOMPLETE
     nodes = {node.title: node for node in walked.node.children}
     assert nodes["subject"].own is Verdict.INCOMPLETE
-    assert nodes["subject"].words.startswith(f"engine {world.built.digest} is not at hand")
+    assert nodes["subject"].message.startswith(f"engine {world.built.digest} is not at hand")
     assert len(nodes) == 3
     assert walked.node.title.endswith(f"({name}.dsse.json)")
     (believed,) = walked.believed

@@ -23,9 +23,8 @@ from pipeline.publish.evidence import EvidenceBundle
 from pipeline.publish.shipment import make_shipment
 from pipeline.registry.referrers import fallback_tag
 from pipeline.store.store import Store, open_store
-from pipeline.verify.memory import Memory
-from pipeline.verify.naming import Named
-from pipeline.verify.verdict import Node, Verdict, ending
+from pipeline.verify.naming import Memory, TrustedName
+from pipeline.verify.verdict import Node, Verdict, error_of
 from tests.makers import built_image
 from tests.testbed.oci_door import Reply, Request, drop, oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
@@ -97,8 +96,10 @@ def test_a_tag_moved_back_is_found_out_by_who_saw_it_before(site: Site, memory: 
     move_back(site)
     node = site.judge(memory=memory)
     assert node.verdict is Verdict.MOVED
-    assert tag_of(node).words.startswith(f"moved back: builder signed {newer} under it at 2026-06")
-    assert type(ending(node)).__name__ == "TagMoved"
+    assert tag_of(node).message.startswith(
+        f"moved back: builder signed {newer} under it at 2026-06"
+    )
+    assert type(error_of(node)).__name__ == "TagMoved"
     assert site.judge(memory=memory).verdict is Verdict.MOVED  # once more
     assert site.judge(f"@{site.digest}", memory=memory).verdict is Verdict.VALID
     publish_other(site, THIRD)  # its owner puts it right
@@ -134,7 +135,7 @@ def test_who_publishes_the_older_image_again_signs_it_again(site: Site, memory: 
     publish_first(site, THIRD)
     node = site.judge(memory=memory)
     assert node.verdict is Verdict.VALID
-    assert f"at {THIRD:%Y-%m-%d %H:%M:%S} UTC" in tag_of(node).words
+    assert f"at {THIRD:%Y-%m-%d %H:%M:%S} UTC" in tag_of(node).message
 
 
 def test_a_clock_that_went_back_does_not_make_a_newer_image_the_older_one(
@@ -144,7 +145,7 @@ def test_a_clock_that_went_back_does_not_make_a_newer_image_the_older_one(
     assert publish_first(site, FIRST - timedelta(days=1)) == site.digest
     node = site.judge(memory=memory)
     assert node.verdict is Verdict.VALID
-    assert f"at {SECOND + timedelta(seconds=1):%Y-%m-%d %H:%M:%S} UTC" in tag_of(node).words
+    assert f"at {SECOND + timedelta(seconds=1):%Y-%m-%d %H:%M:%S} UTC" in tag_of(node).message
 
 
 def test_publishing_what_the_tag_names_already_signs_nothing_new(site: Site) -> None:
@@ -193,7 +194,7 @@ def test_an_older_name_without_a_time_is_older_than_any_with_one(
         move_back(site)
         node = site.judge(memory=memory)
         assert node.verdict is Verdict.MOVED
-        assert "only without a time" in tag_of(node).words
+        assert "only without a time" in tag_of(node).message
 
 
 def test_names_without_times_cannot_be_told_apart_and_the_tree_says_so(
@@ -205,7 +206,7 @@ def test_names_without_times_cannot_be_told_apart_and_the_tree_says_so(
         publish_other(site, None)
         site.judge(memory=memory)
         move_back(site)
-        assert tag_of(site.judge(memory=memory)).words.endswith("under it without a time")
+        assert tag_of(site.judge(memory=memory)).message.endswith("under it without a time")
 
 
 def test_what_a_key_said_counts_no_longer_once_it_is_revoked(site: Site, memory: Memory) -> None:
@@ -266,8 +267,8 @@ def test_a_time_that_cannot_be_read_is_no_signature(site: Site, said: Any) -> No
     put(site.tiny, body, tag)
     move_back(site)
     node = site.judge()
-    assert "is no time such as" in json.dumps(node.as_json())
-    assert f"{FIRST:%H:%M:%S}" in tag_of(node).words  # what was signed before counts still
+    assert "is not a time like" in json.dumps(node.as_json())
+    assert f"{FIRST:%H:%M:%S}" in tag_of(node).message  # what was signed before counts still
 
 
 def test_what_cosign_writes_itself_has_no_time_of_ours(world: World) -> None:
@@ -310,8 +311,8 @@ def test_stopped_at_any_request_the_tag_is_on_an_image_whose_evidence_is_whole(s
         assert site.judge(":stable").verdict is Verdict.VALID
 
 
-def said(digest: str, at: datetime, evidence_set: str | None = None, key: str = "") -> Named:
-    return Named("builder", digest, "x.example/y:v1", key, at, evidence_set)
+def said(digest: str, at: datetime, evidence_set: str | None = None, key: str = "") -> TrustedName:
+    return TrustedName("builder", digest, "x.example/y:v1", key, at, evidence_set)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([FIRST, SECOND, THIRD])))
@@ -356,5 +357,5 @@ def test_older_evidence_put_back_with_its_older_name_is_told_by_who_saw_the_newe
         tiny.manifests.update(manifests)
         node = site.judge(memory=memory)
         assert node.verdict is Verdict.MOVED
-        assert tag_of(node).words.startswith("its evidence was put back")
+        assert tag_of(node).message.startswith("older evidence was put back")
         assert site.judge().verdict is Verdict.VALID  # who never saw the newer cannot know

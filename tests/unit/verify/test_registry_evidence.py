@@ -44,10 +44,11 @@ from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
 from pipeline.registry.wanted import plan_pull
 from pipeline.store.store import open_store
+from pipeline.verify.artifact import open_layout
 from pipeline.verify.chain import Judge, judge_attached, judge_remote
-from pipeline.verify.layout import attached_in, open_layout
+from pipeline.verify.evidence import attached_in
 from pipeline.verify.remote import open_remote
-from pipeline.verify.verdict import Node, Verdict, ending, show
+from pipeline.verify.verdict import Node, Verdict, error_of, show
 from tests.testbed.oci_door import Door, cut_answer, oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
 from tests.unit.publish.conftest import some_bytes
@@ -147,8 +148,8 @@ def test_what_was_published_is_valid_by_tag_and_by_digest(site: Site) -> None:
     assert by_tag.verdict is Verdict.VALID, show(by_tag)
     bills = [c for c in by_tag.children[-1].children if c.title.startswith("plain bill")]
     assert bills
-    assert all(bill.words.startswith("the same as in sha256:") for bill in bills)
-    assert "signed under it" in by_tag.children[0].words
+    assert all(bill.message.startswith("the same as in sha256:") for bill in bills)
+    assert "signed under it" in by_tag.children[0].message
     assert site.judge(f"@{site.digest}", deep=True).verdict is Verdict.VALID
     assert site.judge(f":v1@{site.digest}").verdict is Verdict.VALID
 
@@ -181,7 +182,7 @@ def test_every_platform_of_an_index_is_judged_and_the_index_is_signed(site: Site
     index = site.tiny.tags[NAME, "both"]
     loose = site.attach(b"hello", kind="text/plain", about=index)
     site.list(loose, about=index)
-    (note,) = [c.words for c in site.judge(":both").children if c.title == "passed over"]
+    (note,) = [c.message for c in site.judge(":both").children if c.title == "skipped"]
     assert "text/plain" in note
 
 
@@ -203,7 +204,7 @@ def test_a_name_that_nobody_signed_is_incomplete_and_says_what_was(
     tiny.tags[NAME, "stable"] = site.digest
     node = site.judge(":stable")
     assert node.verdict is Verdict.INCOMPLETE
-    assert ":v1)" in node.culprit().words
+    assert ":v1)" in node.culprit().message
 
 
 def test_published_bare_there_is_nothing_to_believe(world: World, tmp_path: Path) -> None:
@@ -220,11 +221,11 @@ def test_published_bare_there_is_nothing_to_believe(world: World, tmp_path: Path
 
 
 def test_that_gates_were_passed_over_stays_with_the_image_and_is_never_valid(site: Site) -> None:
-    gates = [GateState(platform=AMD64, state="not passed", words="smem: not run")]
+    gates = [GateState(platform=AMD64, state="not passed", message="smem: not run")]
     site.publish(gates=gates, ungated_reason="no card here")
     node = site.judge()
     assert node.verdict is Verdict.INCOMPLETE
-    assert "no card here" in node.culprit().words
+    assert "no card here" in node.culprit().message
 
 
 def test_so_does_the_signed_statement_of_it(site: Site) -> None:
@@ -250,10 +251,10 @@ def test_entries_that_do_not_belong_are_passed_over_and_named(site: Site) -> Non
     site.attach(b"hello", kind="text/plain")
     node = site.judge()
     assert node.verdict is Verdict.VALID, show(node)
-    words = [c.words for image in node.children for c in image.children if c.title == "passed over"]
-    assert [foreign in words[i] or loose in words[i] for i in range(4)].count(True) == 2
-    assert any("not there" in w for w in words)
-    assert any("text/plain" in w for w in words)
+    skipped = [c.message for image in node.children for c in image.children if c.title == "skipped"]
+    assert [foreign in skipped[i] or loose in skipped[i] for i in range(4)].count(True) == 2
+    assert any("missing" in w for w in skipped)
+    assert any("text/plain" in w for w in skipped)
 
 
 def move_tag_to_stranger(site: Site) -> None:
@@ -408,30 +409,34 @@ MUST_FAIL: Corpus = {
     "evidence gone": (gone, Verdict.BROKEN, "holds no sha256"),
     "evidence oversized": (oversized, Verdict.BROKEN, f"larger than {MAX_BYTES}"),
     "evidence is junk": (junk, Verdict.BROKEN, "payloadType"),
-    "bill of somebody else": (foreign_bill, Verdict.BROKEN, "no bill of materials that was signed"),
+    "bill of somebody else": (
+        foreign_bill,
+        Verdict.BROKEN,
+        "not a bill of materials that was signed",
+    ),
     "note that cannot be read": (unreadable_note, Verdict.BROKEN, "cannot be read"),
     "statement by a stranger": (stranger_signed, Verdict.BROKEN, "does not know"),
-    "layer gone": (layer_gone, EvidenceBroken, "has not its layer"),
+    "layer gone": (layer_gone, EvidenceBroken, "is missing from the registry"),
     "config changed": (config_changed, RegistryBroken, "received sha256"),
     "image answered wrongly": (wrong_digest, RegistryBroken, "asked for sha256"),
     "referrer answered wrongly": (wrong_referrer, RegistryBroken, "asked for sha256"),
     "fallback tag is an image": (fallback_is_no_index, RegistryBroken, "is no index"),
-    "statements gone": (all_statements_gone, Verdict.BROKEN, "set of evidence that is missing"),
+    "statements gone": (all_statements_gone, Verdict.BROKEN, "evidence set that is missing"),
     "tag gone": (tag_gone, NotInRegistry, "holds no v1"),
 }
 
 
 @pytest.mark.parametrize("name", MUST_FAIL)
 def test_a_registry_that_lies_is_found_out(site: Site, name: str) -> None:
-    spoil, wanted, words = MUST_FAIL[name]
+    spoil, wanted, message = MUST_FAIL[name]
     spoil(site)
     if isinstance(wanted, Verdict):
         node = site.judge()
         assert node.verdict is wanted, show(node)
-        assert words in f"{node.culprit().title} {node.culprit().words}"
-        assert ending(node) is not None
+        assert message in f"{node.culprit().title} {node.culprit().message}"
+        assert error_of(node) is not None
         return
-    with pytest.raises(wanted, match=words):
+    with pytest.raises(wanted, match=message):
         site.judge()
 
 
@@ -462,22 +467,22 @@ def test_a_tag_that_no_longer_names_the_digest_asked_for_has_moved(site: Site) -
     move_tag_to_stranger(site)
     node = site.judge(f":v1@{site.digest}")
     assert node.verdict is Verdict.MOVED
-    assert isinstance(ending(node), TagMoved)
+    assert isinstance(error_of(node), TagMoved)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"for": [k for k in KINDS if k != "image-signature"]}, "image-signature"),
-        ({"until": "2026-05-31T12:00:00Z"}, "ended"),
+        ({"until": "2026-05-31T12:00:00Z"}, "expired"),
     ],
 )
 def test_a_key_that_may_not_name_images_names_none(
-    site: Site, change: dict[str, Any], words: str
+    site: Site, change: dict[str, Any], message: str
 ) -> None:
     node = site.judge(trust=trust_in(trusted(site.world.key, **change)))
     assert node.verdict is Verdict.INCOMPLETE
-    assert words in show(node)
+    assert message in show(node)
 
 
 @pytest.mark.parametrize(
@@ -543,7 +548,7 @@ def test_an_image_that_an_index_lists_for_another_platform_is_refused(site: Site
 
 def test_an_index_of_nothing_is_no_image(site: Site) -> None:
     put(site.tiny, index_json(), "none")
-    with pytest.raises(EvidenceBroken, match="index of nothing"):
+    with pytest.raises(EvidenceBroken, match="empty index"):
         site.judge(":none")
 
 
@@ -570,7 +575,7 @@ def test_a_layout_with_evidence_of_another_image_names_it(site: Site) -> None:
         index["manifests"].append(more)
     (folder / "index.json").write_bytes(canonical_json(index))
     found = attached_in(folder, site.digest)
-    assert len(found.passed_over) == 2
+    assert len(found.skipped) == 2
     path.write_bytes(b"{}")
     with pytest.raises(EvidenceBroken):
         attached_in(folder, site.digest)

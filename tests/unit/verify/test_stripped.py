@@ -31,10 +31,9 @@ from pipeline.publish.shipment import make_shipment
 from pipeline.registry.pull import pull_layout
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.wanted import plan_pull
-from pipeline.verify.attached import Attached, Loose
+from pipeline.verify.artifact import open_layout
 from pipeline.verify.chain import Judge, judge_attached
-from pipeline.verify.evidence import gather, read_item
-from pipeline.verify.layout import attached_in, open_layout
+from pipeline.verify.evidence import Attached, AttachedBlob, attached_in, gather, read_item
 from pipeline.verify.verdict import Node, Verdict, show
 from tests.makers import AMD64
 from tests.testbed.oci_door import oci_door
@@ -164,23 +163,23 @@ Attack = Callable[[World], tuple[Envelopes, Envelopes]]
 ATTACKS: dict[str, tuple[Attack, str]] = {
     "the failed result and the note are deleted": (
         lambda w: (failed(w), without(failed(w), "numerics", "ungated")),
-        "taken away or exchanged",
+        "removed or replaced",
     ),
     "a failed result of a second card is deleted": (
         lambda w: (failed(w, "sm_121"), without(failed(w, "sm_121"), "numerics", "ungated")),
-        "taken away or exchanged",
+        "removed or replaced",
     ),
     "only the note is deleted": (
         lambda w: (failed(w), without(failed(w), "ungated")),
-        "taken away or exchanged",
+        "removed or replaced",
     ),
     "an older passed result stands in the failed one's place": (
         lambda w: (failed(w), {**failed(w), "numerics": before(w)["numerics"]}),
-        "taken away or exchanged",
+        "removed or replaced",
     ),
     "an older passed result is added": (
         lambda w: (w.envelopes(), {**w.envelopes(), "numerics": before(w)["numerics"]}),
-        "was added: no set names it",
+        "was added later: no set lists it",
     ),
     "a stranger adds a result": (
         lambda w: (w.envelopes(), {**w.envelopes(), "x": result(w, "passed", key=w.other_key)}),
@@ -191,7 +190,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
             w.envelopes(),
             {**w.envelopes(), "x": enclose(result(w, "passed").statement)},
         ),
-        "was added: no set names it",
+        "was added later: no set lists it",
     ),
     "the set is deleted with what failed": (
         lambda w: (failed(w), without(failed(w), "numerics", "ungated", SET)),
@@ -220,7 +219,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     ),
     "a bill is deleted": (
         lambda w: (w.envelopes(), without(w.envelopes(), "sbom-spdx")),
-        "taken away or exchanged",
+        "removed or replaced",
     ),
 }
 
@@ -230,10 +229,10 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
 def test_evidence_that_was_taken_away_added_or_exchanged_is_told(
     places: Places, world: World, name: str, form: Form
 ) -> None:
-    attack, words = ATTACKS[name]
+    attack, message = ATTACKS[name]
     node = places.show(form, *attack(world))
     assert node.verdict in (Verdict.BROKEN, Verdict.INCOMPLETE), show(node)
-    assert words in show(node)
+    assert message in show(node)
 
 
 @pytest.mark.parametrize("form", ["registry", "layout"])
@@ -242,7 +241,7 @@ def test_older_evidence_put_back_whole_does_not_fit_the_signed_name(
 ) -> None:
     node = places.show(form, failed(world), before(world))
     assert node.verdict is Verdict.BROKEN
-    assert "was given with a set of evidence that is missing" in show(node)
+    assert "was signed with an evidence set that is missing" in show(node)
 
 
 @pytest.mark.parametrize("form", ["registry", "layout"])
@@ -262,10 +261,10 @@ def test_a_later_set_replaces_results_of_the_same_gate_and_card(
     old["old-ungated"] = failed(world)["ungated"]
     new = world.with_set({**world.envelopes(), "numerics": result(world, "passed")}, when=LATER)
     node = places.show(form, new, {**new, **old})
-    assert "replaced since" in show(node)
+    assert "replaced by a statement of the latest set" in show(node)
     # that it was once published past its gates stays with it
     assert node.verdict is Verdict.INCOMPLETE
-    assert "in a hurry" in node.culprit().words
+    assert "in a hurry" in node.culprit().message
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -276,7 +275,7 @@ def test_a_later_set_without_the_gate_does_not_hide_its_failure(
     new = world.with_set(world.envelopes(), when=LATER)
     node = places.show(form, new, {**new, **old})
     assert node.verdict is Verdict.BROKEN
-    assert "failed: case-2" in node.culprit().words
+    assert "failed: case-2" in node.culprit().message
 
 
 def test_two_keys_with_a_set_each_are_both_held_to_theirs(world: World) -> None:
@@ -295,7 +294,7 @@ def test_a_witness_without_a_set_may_vouch_for_a_rebuild_and_nothing_else(world:
     passed = enclose(result(world, "passed").statement, [second])
     node = world.walk({**world.envelopes(), "theirs": passed}, trust).node
     assert node.verdict is Verdict.INCOMPLETE
-    assert "more of theirs may be missing" in node.culprit().words
+    assert "more of that signer's may be missing" in node.culprit().message
 
 
 def test_a_second_signature_on_a_statement_changes_nothing_of_the_set(world: World) -> None:
@@ -317,7 +316,7 @@ def test_a_set_that_contradicts_a_statement_is_broken(world: World) -> None:
     lie = sign_bytes(canonical_json(body), world.key)
     node = world.walk({**good, SET: lie}).node
     assert node.verdict is Verdict.BROKEN
-    assert "says otherwise than the set" in show(node)
+    assert "contradicts the set" in show(node)
 
 
 @pytest.mark.parametrize(("field", "value"), [("image", "other"), ("platform", "linux/arm64")])
@@ -327,7 +326,7 @@ def test_a_set_of_another_image_is_broken(world: World, field: str, value: str) 
     lie = sign_bytes(canonical_json(body), world.key)
     node = world.walk({**world.envelopes(), SET: lie}).node
     assert node.verdict is Verdict.BROKEN
-    assert "its set is of" in node.culprit().words
+    assert "its set is of" in node.culprit().message
 
 
 def test_the_plain_note_of_a_registry_still_counts(places: Places, world: World) -> None:
@@ -353,7 +352,7 @@ def test_in_an_index_an_image_whose_own_name_was_deleted_is_told(
         site.attach(envelope.dump())
     node = site.judge(":both")
     assert node.verdict is Verdict.INCOMPLETE, show(node)
-    assert "commits to its evidence" in node.culprit().words
+    assert "covers its evidence set" in node.culprit().message
 
 
 def test_a_name_by_cosign_alone_does_not_vouch_for_evidence(places: Places, world: World) -> None:
@@ -401,7 +400,7 @@ def test_no_selection_of_all_that_was_ever_signed_makes_a_failed_image_valid(
     pool.append(enclose(older[SET].statement, [LocalSigner(world.other_key)]))
     given = ("x.example/y:v1", LocalSigner(world.key), NOW, sha256_of(newer[SET].payload))
     name = signature_attachment(world.built.digest, *given)
-    signed = Loose("name", name.media_type, name.data, name.annotations[SIGNATURE_NOTE])
+    signed = AttachedBlob("name", name.media_type, name.data, name.annotations[SIGNATURE_NOTE])
     judge = Judge(world.trust, world.checkout, NOW)
     seen = set()
     for _ in range(200):

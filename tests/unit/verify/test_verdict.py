@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import error_families
-from pipeline.verify.verdict import Node, Verdict, ending, show, worst
+from pipeline.verify.verdict import Node, Verdict, error_of, show, worst
 
 GOOD, BAD = Node("good"), Node("bad", Verdict.BROKEN, "is wrong")
 
@@ -30,7 +30,7 @@ def test_the_worst_counts_and_nothing_is_not_valid(
 
 def test_the_tree_shows_every_node_that_is_not_folded_away() -> None:
     many = Node("many", children=(GOOD, GOOD, BAD), is_folded=True)
-    tree = Node("top", children=(Node("one", words="fine"), many))
+    tree = Node("top", children=(Node("one", message="fine"), many))
     assert show(tree).splitlines() == [
         "top  broken",
         "├─ one  valid: fine",
@@ -42,15 +42,15 @@ def test_the_tree_shows_every_node_that_is_not_folded_away() -> None:
 
 
 def test_the_ending_names_the_culprit() -> None:
-    error = ending(Node("top", children=(GOOD, Node("mid", children=(BAD,)))))
+    error = error_of(Node("top", children=(GOOD, Node("mid", children=(BAD,)))))
     assert str(error) == "top: bad: is wrong"
-    assert ending(GOOD) is None
-    assert str(ending(Node("alone", Verdict.STALE))) == "alone: stale"
+    assert error_of(GOOD) is None
+    assert str(error_of(Node("alone", Verdict.STALE))) == "alone: stale"
 
 
 def test_every_bad_verdict_has_an_exit_code_of_its_own() -> None:
     bad = [v for v in Verdict if v is not Verdict.VALID]
-    endings = [ending(Node("x", verdict)) for verdict in bad]
+    endings = [error_of(Node("x", verdict)) for verdict in bad]
     codes = [error.exit_code for error in endings if error]
     assert len(set(codes)) == len(bad)
     assert set(codes) <= {family.exit_code for family in error_families()}

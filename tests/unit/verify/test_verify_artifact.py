@@ -12,10 +12,10 @@ import pytest
 
 from pipeline.errors import EvidenceBroken, PipelineError, RecordInvalid, UnknownImage
 from pipeline.model import canonical_json, sha256_of
+from pipeline.oci.document import OCI_INDEX
 from pipeline.oci.layout import export_layout
-from pipeline.verify.artifact import open_file, read_bounded
+from pipeline.verify.artifact import open_file, open_layout, read_bounded
 from pipeline.verify.evidence import MOST_FILES, beside, gather
-from pipeline.verify.layout import INDEX, open_layout
 from pipeline.verify.verdict import Verdict
 from tests.unit.verify.world import World
 
@@ -142,14 +142,14 @@ BAD: dict[str, tuple[Callable[[Path], None], type[PipelineError], str]] = {
     "truncated layer": (truncate, EvidenceBroken, "bytes instead of"),
     "flipped bit": (flip, EvidenceBroken, "is really sha256:"),
     "layer gone": (lambda f: layer_path(f).unlink(), EvidenceBroken, "No such file"),
-    "layer behind a link": (link_blob, EvidenceBroken, "is a link or no plain file"),
+    "layer behind a link": (link_blob, EvidenceBroken, "is a link or not a plain file"),
     "folder behind a link": (link_folder, EvidenceBroken, "blobs: is a link"),
     "index behind a link": (link_index, EvidenceBroken, "index.json: is a link"),
-    "layer is a pipe": (pipe_blob, EvidenceBroken, "is a link or no plain file"),
+    "layer is a pipe": (pipe_blob, EvidenceBroken, "is a link or not a plain file"),
     "edited manifest": (edit_manifest, EvidenceBroken, "is really"),
     "manifest of another size": (edit_index(size=1), EvidenceBroken, "instead of 1"),
     "digest that is a path": (edit_index(digest="sha256:../x"), RecordInvalid, "digest"),
-    "index with a strange field": (edit_index(urls=["x"]), RecordInvalid, "urls: Extra"),
+    "index with a strange field": (edit_index(urls=["x"]), RecordInvalid, "unknown field 'urls'"),
     "extra layer": (extra_layer, EvidenceBroken, "layers, but 4 in its config"),
     "no layers": (lambda f: rewrite(f, lambda m: m["layers"].clear()), RecordInvalid, "layers"),
     "layer of another kind": (
@@ -179,11 +179,11 @@ BAD: dict[str, tuple[Callable[[Path], None], type[PipelineError], str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_layout_is_refused(layout: Path, name: str) -> None:
-    change, kind, words = BAD[name]
+    change, kind, message = BAD[name]
     change(layout)
     with pytest.raises(kind) as refused:
         open_layout(layout)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 def nest(folder: Path, levels: int) -> None:
@@ -191,7 +191,7 @@ def nest(folder: Path, levels: int) -> None:
     for _ in range(levels):
         data = (folder / "index.json").read_bytes()
         blob(folder, sha256_of(data)).write_bytes(data)
-        inner = {"mediaType": INDEX, "digest": sha256_of(data), "size": len(data)}
+        inner = {"mediaType": OCI_INDEX, "digest": sha256_of(data), "size": len(data)}
         (folder / "index.json").write_bytes(
             canonical_json({"schemaVersion": 2, "manifests": [inner]})
         )
@@ -229,7 +229,7 @@ def test_a_re_signed_image_with_another_layer_is_not_the_recorded_one(
     rewrite_config(layout, canonical_json(config))
     node = world.walk(artifact=open_layout(layout)).node
     assert node.verdict is Verdict.BROKEN
-    assert "not about this" in node.culprit().words
+    assert "not about this" in node.culprit().message
 
 
 def test_evidence_lies_beside_what_it_is_about(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_evidence_behind_a_link_is_not_read(world: World, tmp_path: Path) -> Non
     assert found[0].envelope is None
     node = world.walk(found).node
     assert node.verdict is Verdict.BROKEN
-    assert "is a link" in node.culprit().words
+    assert "is a link" in node.culprit().message
 
 
 def test_a_files_name_cannot_colour_the_terminal(world: World, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_what_has_no_last_byte_is_not_read(tmp_path: Path, odd: str) -> None:
         os.mkfifo(path)
     elif odd == "link to endless":
         path.symlink_to("/dev/zero")
-    with pytest.raises(EvidenceBroken, match="is no plain file"):
+    with pytest.raises(EvidenceBroken, match="is not a plain file"):
         open_file(path)
 
 

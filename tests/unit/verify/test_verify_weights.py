@@ -60,17 +60,17 @@ def test_a_verified_set_that_nobody_signed_is_unsigned_and_not_read(place: Place
     assert list(found) == ["lock", "files", "signature"]
     assert found["signature"].own is Verdict.UNSIGNED
     assert found["files"].own is Verdict.VALID
-    assert found["files"].words.startswith(f"{FILES} as the receipt saw them, not read")
-    assert found["lock"].words == f"{FILES} files of org/tiny at {place.lock.commit[:12]}"
+    assert found["files"].message.startswith(f"{FILES} as the receipt saw them, not read")
+    assert found["lock"].message == f"{FILES} files of org/tiny at {place.lock.commit[:12]}"
 
 
 def test_a_set_that_nothing_vouches_for_is_incomplete_until_it_is_read(tmp_path: Path) -> None:
     place = make_set(tmp_path / "set", SMALL, LARGE)
     files = judged(place)["files"]
     assert files.own is Verdict.INCOMPLETE
-    assert files.words == f"no receipt vouches for {FILES} of them; --deep reads them"
+    assert files.message == f"{FILES} have no receipt; --deep reads them"
     read = judged(place, deep=True)["files"]
-    assert (read.own, read.words.partition(",")[0]) == (Verdict.VALID, f"{FILES} read")
+    assert (read.own, read.message.partition(",")[0]) == (Verdict.VALID, f"{FILES} read")
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -78,7 +78,7 @@ def test_damage_is_broken_and_named(place: Place, deep: bool) -> None:
     (place.root / "config.json").unlink()
     files = judged(place, deep=deep)["files"]
     assert files.own is Verdict.BROKEN
-    assert files.words.startswith("config.json: missing")
+    assert files.message.startswith("config.json: missing")
 
 
 def test_bytes_that_changed_under_the_receipt_are_found_by_reading(place: Place) -> None:
@@ -87,7 +87,7 @@ def test_bytes_that_changed_under_the_receipt_are_found_by_reading(place: Place)
     assert judged(place)["files"].own is Verdict.INCOMPLETE
     files = judged(place, deep=True)["files"]
     assert files.own is Verdict.BROKEN
-    assert files.words.startswith("model.safetensors: ")
+    assert files.message.startswith("model.safetensors: ")
 
 
 def test_a_signed_set_is_valid_for_a_trusted_key_and_says_what_was_read(place: Place) -> None:
@@ -98,16 +98,16 @@ def test_a_signed_set_is_valid_for_a_trusted_key_and_says_what_was_read(place: P
     assert signature.own is Verdict.VALID
     small = len(SMALL) - 1  # no signature covers .gitattributes
     files = small + len(LARGE)
-    assert signature.words == f"by builder, over {files} files, {small} read"
+    assert signature.message == f"by builder, over {files} files, {small} read"
     deep = judged(place, deep=True)["model signature"]
-    assert deep.words == f"by builder, over {files} files, {files} read"
+    assert deep.message == f"by builder, over {files} files, {files} read"
 
 
 def test_without_a_trust_file_a_signature_proves_nothing(place: Place) -> None:
     sign(place)
     signature = judged(place, trust=None)["model signature"]
     assert signature.own is Verdict.INCOMPLETE
-    assert "no trust file" in signature.words
+    assert "no trust file" in signature.message
 
 
 @pytest.mark.parametrize("keys", [[OTHER], [OTHER, new_key()]])
@@ -116,13 +116,13 @@ def test_a_signature_by_a_key_that_nobody_trusts_is_broken(place: Place, keys: l
     trust = trust_in(*(trusted(key, f"key-{at}") for at, key in enumerate(keys)))
     signature = judged(place, trust=trust)["model signature"]
     assert signature.own is Verdict.BROKEN
-    assert ("no key of the trust file made it" in signature.words) is (len(keys) > 1)
+    assert ("no key of the trust file made it" in signature.message) is (len(keys) > 1)
 
 
 def test_the_right_key_is_found_among_others(place: Place) -> None:
     sign(place)
     trust = trust_in(trusted(OTHER, "another"), trusted(KEY))
-    assert judged(place, trust=trust)["model signature"].words.startswith("by builder")
+    assert judged(place, trust=trust)["model signature"].message.startswith("by builder")
 
 
 @pytest.mark.parametrize(
@@ -145,29 +145,29 @@ def test_a_key_that_is_not_for_weights_or_not_for_now_is_broken(
     sign(place)
     signature = judged(place, trust=trust_in(trusted(KEY, **change)))["model signature"]
     assert signature.own is Verdict.BROKEN
-    assert "the key builder" in signature.words
+    assert "the key builder" in signature.message
 
 
 def test_the_lock_is_compared_with_that_of_the_checkout(place: Place, tmp_path: Path) -> None:
     checkout = Checkout(tmp_path / "checkout")
-    assert judged(place, checkout=checkout)["lock"].words.endswith(place.lock.commit[:12])
+    assert judged(place, checkout=checkout)["lock"].message.endswith(place.lock.commit[:12])
     path = lock_path(checkout, "tiny")
     path.parent.mkdir(parents=True)
     write_lock(path, place.lock)
     same = judged(place, checkout=checkout)["lock"]
-    assert (same.own, same.words.rpartition(", ")[2]) == (Verdict.VALID, "as in the checkout")
+    assert (same.own, same.message.rpartition(", ")[2]) == (Verdict.VALID, "as in the checkout")
     newer = make_set(tmp_path / "newer", SMALL, LARGE, commit="f" * 40).lock
     write_lock(path, newer)
     stale = judged(place, checkout=checkout)["lock"]
     assert stale.own is Verdict.STALE
-    assert stale.words.endswith(f"org/tiny at {place.lock.commit}, org/tiny at {newer.commit}")
+    assert stale.message.endswith(f"org/tiny at {place.lock.commit}, org/tiny at {newer.commit}")
     lying = make_set(tmp_path / "lying", SMALL, {**LARGE, "model.safetensors": b"x"}).lock
     write_lock(path, lying)
     assert judged(place, checkout=checkout)["lock"].own is Verdict.BROKEN
     path.write_text("edited\n")
     edited = judged(place, checkout=checkout)["lock"]
     assert edited.own is Verdict.INCOMPLETE
-    assert edited.words.partition(": ")[0] == str(path)
+    assert edited.message.partition(": ")[0] == str(path)
 
 
 def test_a_record_about_something_else_breaks_the_set(place: Place) -> None:
@@ -196,4 +196,4 @@ def test_an_unsigned_record_takes_nothing_from_a_set_whose_signature_holds(
     walked = judge_weights(place, [], [item], replace(BY, trust=trust))
     (node,) = [n for n in walked.node.children if "note" in n.title]
     assert node.verdict is want
-    assert ("the model signature vouches" in node.words) is (want is Verdict.VALID)
+    assert ("the model signature vouches" in node.message) is (want is Verdict.VALID)

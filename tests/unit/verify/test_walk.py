@@ -71,7 +71,7 @@ def test_a_second_signature_by_a_stranger_changes_nothing_but_is_told(world: Wor
     both = countersigned(world.signed("provenance"), LocalSigner(world.other_key))
     found = world.walk({**world.envelopes(), "provenance": both})
     assert found.node.verdict is Verdict.VALID
-    assert "does not know" in found.node.children[0].children[0].words
+    assert "does not know" in found.node.children[0].children[0].message
 
 
 def test_a_signature_without_a_key_name_is_tried_with_every_key(world: World) -> None:
@@ -115,7 +115,7 @@ def test_a_replaced_key_keeps_what_it_signed_before(world: World) -> None:
 def test_no_evidence_is_incomplete(world: World) -> None:
     node = world.walk([]).node
     assert node.verdict is Verdict.INCOMPLETE
-    assert "no evidence" in node.words
+    assert "no evidence" in node.message
 
 
 def test_statements_that_nobody_signed_are_unsigned(world: World) -> None:
@@ -147,7 +147,7 @@ def test_a_checkout_without_the_image_is_incomplete(world: World, tmp_path: Path
     (tmp_path / "images").mkdir()
     node = world.walk(checkout=Checkout(tmp_path)).node
     assert node.verdict is Verdict.INCOMPLETE
-    assert "there is no image" in node.culprit().words
+    assert "there is no image" in node.culprit().message
 
 
 def test_signed_bills_without_provenance_are_incomplete(world: World) -> None:
@@ -202,7 +202,7 @@ def test_an_image_without_machine_code_passes_that_gate(world: World) -> None:
     node = world.judge(arch=world.lie("gate-smem-sm_120", change))
     assert node.verdict is Verdict.VALID
     said = next(c for c in node.children if c.title == "test-result (arch)")
-    assert said.children[-1].words == "nothing in it to judge"
+    assert said.children[-1].message == "nothing in it to judge"
 
 
 def test_evidence_of_a_file_needs_no_provenance(world: World, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_weights_are_as_good_as_their_verification(
     said = make_statement("kimi.lock.yaml", artifact.digest, WEIGHTS, body, WHEN)
     found = world.walk({"w": enclose(said, [LocalSigner(world.key)])}, artifact=artifact)
     assert found.node.verdict is Verdict[verdict]
-    assert all(words in found.node.culprit().words for words in why)
+    assert all(message in found.node.culprit().message for message in why)
 
 
 def edit_spec(checkout: Checkout) -> None:
@@ -305,12 +305,12 @@ STALE: dict[str, tuple[Callable[[Checkout], None], str]] = {
 
 @pytest.mark.parametrize("name", STALE)
 def test_what_moved_since_makes_evidence_stale(world: World, tmp_path: Path, name: str) -> None:
-    change, words = STALE[name]
+    change, message = STALE[name]
     checkout = world.checkout_copy(tmp_path)
     change(checkout)
     node = world.walk(checkout=checkout).node
     assert node.verdict is Verdict.STALE
-    assert words in node.culprit().words
+    assert message in node.culprit().message
 
 
 def test_a_wheel_that_is_no_longer_locked_is_named(world: World, tmp_path: Path) -> None:
@@ -320,11 +320,11 @@ def test_a_wheel_that_is_no_longer_locked_is_named(world: World, tmp_path: Path)
     wheels = next(c for c in provenance.children if c.title.endswith("wheels"))
     gone = [c.title for c in wheels.children if c.verdict is Verdict.STALE]
     assert gone == ["pkg-1.0-py3-none-any.whl"]
-    assert wheels.words == ""
+    assert wheels.message == ""
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda c: c.lock_path("engine", AMD64).unlink(), "there is no such lock"),
         (lambda c: c.lock_path("engine", AMD64).write_text("x: 1"), "Field required"),
@@ -333,17 +333,17 @@ def test_a_wheel_that_is_no_longer_locked_is_named(world: World, tmp_path: Path)
     ],
 )
 def test_what_cannot_be_compared_is_incomplete(
-    world: World, tmp_path: Path, change: Callable[[Checkout], None], words: str
+    world: World, tmp_path: Path, change: Callable[[Checkout], None], message: str
 ) -> None:
     checkout = world.checkout_copy(tmp_path)
     change(checkout)
     node = world.walk(checkout=checkout).node
     assert node.verdict is Verdict.INCOMPLETE
-    assert words in " ".join(_words(node))
+    assert message in " ".join(_words(node))
 
 
 def _words(node: Node) -> list[str]:
-    return [node.words, *(w for child in node.children for w in _words(child))]
+    return [node.message, *(w for child in node.children for w in _words(child))]
 
 
 def test_an_image_without_a_golden_digest_is_incomplete(world: World) -> None:
@@ -355,7 +355,7 @@ def test_an_image_without_a_golden_digest_is_incomplete(world: World) -> None:
 
     node = world.judge(provenance=world.lie("provenance", change))
     assert node.verdict is Verdict.INCOMPLETE
-    assert node.culprit().words == "nobody committed one"
+    assert node.culprit().message == "nobody committed one"
 
 
 def test_a_record_of_a_build_with_another_golden_digest_is_stale(world: World) -> None:
@@ -366,4 +366,4 @@ def test_a_record_of_a_build_with_another_golden_digest_is_stale(world: World) -
 
     node = world.judge(provenance=world.lie("provenance", change))
     assert node.verdict is Verdict.STALE
-    assert "when it was recorded" in node.culprit().words
+    assert "when it was recorded" in node.culprit().message

@@ -73,7 +73,7 @@ def trust_in(*entries: dict[str, Any]) -> Trust:
 
 
 def evidence(
-    store: Store, gate: GateKind, verdict: CaseVerdict, checkout: Checkout, words: str = ""
+    store: Store, gate: GateKind, verdict: CaseVerdict, checkout: Checkout, message: str = ""
 ) -> Evidence:
     """A gate's result that depends on a case file and a patch of the checkout."""
     folder = checkout.folder("engine")
@@ -86,7 +86,7 @@ def evidence(
         made_by={"triton": "3.5.1"},
         rows=[
             Row(name="case-1", verdict="passed"),
-            Row(name="case-2", verdict=verdict, words=words),
+            Row(name="case-2", verdict=verdict, words=message),
         ],
     )
 
