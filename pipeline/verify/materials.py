@@ -10,8 +10,7 @@ from pipeline.attest.strict import plain
 from pipeline.attest.trust import Trust
 from pipeline.errors import LockEdited, LockMissing, PipelineError
 from pipeline.evidence.provenance import Provenance, Resource, SpecMaterial
-from pipeline.lock.model import BasePin
-from pipeline.lock.model import DebPin, ImageLock, Pin, read_lock
+from pipeline.lock.model import BasePin, DebPin, ImageLock, Pin, read_lock
 from pipeline.model import sha256_of, stays_below
 from pipeline.spec.base import ForeignBase, parse_foreign
 from pipeline.spec.checkout import Checkout

@@ -28,9 +28,9 @@ from pipeline.verify.signature import judge_signatures
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
 from pipeline.weights.check.backing import Backing, checkout_backing
-from pipeline.weights.disk.survey import some
 from pipeline.weights.check.verify import Request, verify
 from pipeline.weights.disk.receipt import check_by_receipt
+from pipeline.weights.disk.survey import some
 from pipeline.weights.model import dump
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing
