@@ -86,7 +86,7 @@ def _failure(report: ArchReport) -> str:
         return f"no object matches {report.unmatched[0]}, for which gates/arch.yaml has a demand"
     first, *more = report.failures
     others = f", and {len(more)} more" if more else ""
-    return f"/{first.path}: {first.judgement.words} on {report.arch}{others}"
+    return f"/{first.path}: {first.judgement.message} on {report.arch}{others}"
 
 
 def _text(name: str, report: ArchReport, spec: ArchSpec) -> str:
@@ -95,7 +95,7 @@ def _text(name: str, report: ArchReport, spec: ArchSpec) -> str:
     carrying = [x for x in report.objects if x.judgement.verdict is not Verdict.NO_CUDA_CODE]
     head = ["object", "machine code (sm_)", "PTX (compute_)", "modules that run", "verdict"]
     lines = [log.table(head, _rows(carrying)), ""]
-    counts = [f"{number} {words}" for words, number in report.summary.items() if number]
+    counts = [f"{number} {message}" for message, number in report.summary.items() if number]
     accepted = sum(x.accepted is not None for x in report.objects)
     lines.append(f"{name} on {report.arch}: {', '.join(counts)}; {accepted} accepted")
     lines += [f"  accepted: {g}: {spec.accepted[g]}" for g in _used_globs(report)]
@@ -115,7 +115,7 @@ def _rows(objects: list[Judged]) -> list[list[str]]:
     order = list(Verdict)
     groups: dict[tuple[str, str], list[Judged]] = {}
     for judged in objects:
-        key = (judged.accepted or judged.path, judged.judgement.words)
+        key = (judged.accepted or judged.path, judged.judgement.message)
         groups.setdefault(key, []).append(judged)
     ranked = sorted(
         groups.values(),
@@ -132,8 +132,8 @@ def _row(group: list[Judged]) -> list[str]:
     if len(group) > 1:
         name = f"{str(first.accepted).removeprefix('*/')} ({len(group)} objects)"
     targets = {t for judged in group for t in judged.facts.targets}
-    words = first.judgement.words + (", accepted" if first.accepted else "")
-    return [name, _short(targets, CUBIN), _short(targets, PTX), _modules(group), words]
+    message = first.judgement.message + (", accepted" if first.accepted else "")
+    return [name, _short(targets, CUBIN), _short(targets, PTX), _modules(group), message]
 
 
 def _modules(group: list[Judged]) -> str:

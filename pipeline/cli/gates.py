@@ -200,7 +200,7 @@ def tune(
             "yes" if c.fits else "no",
             *("–" if n is None else str(n) for n in (c.registers, c.spill_bytes)),
             *(str(c.tile), "–" if c.blocks_per_sm is None else str(c.blocks_per_sm)),
-            ", ".join(c.who) or c.words[:60],
+            ", ".join(c.who) or c.message[:60],
         ]
         for c in shown
     ]
@@ -235,7 +235,7 @@ def show(result: GateResult) -> str:
     rows = [_row(case, result.card.shared_bytes) for case in result.cases]
     facts, covered = result.environment, result.coverage
     lines = [log.table([*head, "blocks"], rows), ""]
-    lines += [f"{case.name}: {case.words}" for case in result.cases if case.words]
+    lines += [f"{case.name}: {case.message}" for case in result.cases if case.message]
     where = "the image's own files" if facts.kind == "image" else f"wheels for {facts.platform}"
     held = {0: "unpatched", 1: "with 1 patch"}.get(
         len(result.patches), f"with {len(result.patches)} patches"
@@ -370,4 +370,4 @@ def patches(
 
 def _told(verdict: PatchVerdict) -> list[str]:
     asks = ", ".join(verdict.requires) or "–"
-    return [verdict.patch, verdict.version, verdict.state, asks, verdict.words[:120]]
+    return [verdict.patch, verdict.version, verdict.state, asks, verdict.message[:120]]

@@ -15,7 +15,7 @@ def show_numbers(result: GateResult) -> str:
     if found is None:
         return ""
     lines = ["", log.table(_HEAD, [_row(case) for case in found.cases]), ""]
-    lines += [f"{case.name}: {case.words}" for case in found.cases if case.words]
+    lines += [f"{case.name}: {case.message}" for case in found.cases if case.message]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(found.versions.items()))
     counts = {v: sum(c.verdict == v for c in found.cases) for v in ("right", "wrong", "unknown")}
     told = ", ".join(f"{n} {v}" for v, n in counts.items() if n) or "no case has numerics"

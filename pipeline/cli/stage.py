@@ -63,7 +63,7 @@ def stage_table(stages: Mapping[Built, Staged]) -> str:
 def _counts(found: Evidence) -> str:
     told = [row.verdict for row in found.rows]
     parts = [f"{told.count(v)} {v}" for v in ("passed", "accepted", "failed", "unknown")]
-    return ", ".join(p for p in parts if not p.startswith("0 ")) or found.words[:60]
+    return ", ".join(p for p in parts if not p.startswith("0 ")) or found.message[:60]
 
 
 def stage_json(staged: Staged | None) -> dict[str, Any]:

@@ -70,12 +70,12 @@ def gate_statements(gates: ImageGates, when: Moment | None = None) -> dict[str, 
 def gate_predicate(result: Evidence) -> dict[str, Any]:
     """A gate's result as the predicate of a statement."""
     unknown = [
-        _Reason(test=plain(row.name), verdict="unknown", why=plain(row.words) or "not said")
+        _Reason(test=plain(row.name), verdict="unknown", why=plain(row.message) or "not said")
         for row in result.rows
         if row.verdict == "unknown"
     ]
     if result.verdict == "unknown" and not unknown:
-        why = plain(result.words) or "no test was run"
+        why = plain(result.message) or "no test was run"
         unknown = [_Reason(test=result.gate, verdict="unknown", why=why)]
     predicate = TestResult(
         result=_RESULTS[result.verdict],
@@ -91,9 +91,9 @@ def gate_predicate(result: Evidence) -> dict[str, Any]:
         sm120_verdict=result.verdict,
         sm120_unknown=unknown,
         sm120_why=[
-            _Reason(test=plain(row.name), verdict=row.verdict, why=plain(row.words))
+            _Reason(test=plain(row.name), verdict=row.verdict, why=plain(row.message))
             for row in result.rows
-            if row.verdict != "unknown" and row.words
+            if row.verdict != "unknown" and row.message
         ],
         sm120_madeBy=result.made_by,
     )

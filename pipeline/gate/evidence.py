@@ -43,7 +43,7 @@ class Row(Frozen):
 
     name: str
     verdict: CaseVerdict
-    words: str = ""
+    message: str = ""
     facts: dict[str, Any] = {}
 
 
@@ -53,7 +53,7 @@ class Evidence(Frozen):
     gate: GateKind
     arch: str
     verdict: CaseVerdict
-    words: str = ""
+    message: str = ""
     inputs: dict[str, Digest]  # beyond the image itself: case files, patches, wheels
     made_by: dict[str, str]  # versions, and digests of the judging code
     card: Card | None = None
@@ -88,7 +88,7 @@ def ending(image: str, found: Evidence) -> PipelineError | None:
     if found.verdict in ("passed", "accepted"):
         return None
     bad = [row for row in found.rows if row.verdict == found.verdict]
-    first = f"{bad[0].name}: {bad[0].words}" if bad else found.words
+    first = f"{bad[0].name}: {bad[0].message}" if bad else found.message
     more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
     kind = GateUnknown if found.verdict == "unknown" else _FAILURES[found.gate]
     return kind(f"{image}, gate {found.gate} on {found.arch}: {first}{more}")

@@ -70,8 +70,8 @@ def numerics_evidence(gate: ImageGate, result: GateResult) -> Evidence:
             Row(
                 name=case.name,
                 verdict=verdicts.get(case.verdict, "unknown"),
-                words=case.words,
-                facts=case.model_dump(mode="json", exclude={"name", "verdict", "words", *_TIMES}),
+                message=case.message,
+                facts=case.model_dump(mode="json", exclude={"name", "verdict", "message", *_TIMES}),
             )
             for case in found.cases
         ],
@@ -87,10 +87,10 @@ def gate_evidence(gate: ImageGate, result: GateResult) -> list[tuple[Evidence, f
 
 
 def _case_row(case: CaseResult) -> Row:
-    facts = case.model_dump(mode="json", exclude={"name", "verdict", "words", *_TIMES})
+    facts = case.model_dump(mode="json", exclude={"name", "verdict", "message", *_TIMES})
     for kernel in facts["kernels"]:
         kernel["record"].pop("seconds", None)
-    return Row(name=case.name, verdict=case.verdict, words=case.words, facts=facts)
+    return Row(name=case.name, verdict=case.verdict, message=case.message, facts=facts)
 
 
 def patch_evidence(gate: ImageGate, card: Card, found: Sequence[PatchVerdict]) -> Evidence:
@@ -99,8 +99,8 @@ def patch_evidence(gate: ImageGate, card: Card, found: Sequence[PatchVerdict]) -
         Row(
             name=v.patch,
             verdict=_STATES.get(v.state, "failed"),
-            words=f"{v.state}: {v.words}",
-            facts=v.model_dump(mode="json", exclude={"patch", "words"}),
+            message=f"{v.state}: {v.message}",
+            facts=v.model_dump(mode="json", exclude={"patch", "message"}),
         )
         for v in found
     ]
@@ -127,7 +127,7 @@ def arch_evidence(checkout: Checkout, image: str, report: ArchReport) -> Evidenc
         groups.setdefault(judged.accepted or judged.path, []).append(judged)
     rows = [row for name, group in groups.items() for row in _object_rows(name, group)]
     rows += [
-        Row(name=glob, verdict="failed", words="demanded, but no object matches")
+        Row(name=glob, verdict="failed", message="demanded, but no object matches")
         for glob in report.unmatched
     ]
     return Evidence(
@@ -148,8 +148,8 @@ def _object_rows(name: str, group: Sequence[Judged]) -> list[Row]:
     listed = canonical_json([[x.path, x.sha256] for x in group])
     code = sorted({str(target) for x in group for target in x.facts.targets})
     facts = {"objects": len(group), "objects_digest": sha256_of(listed), "code": code}
-    words = ", ".join(sorted({x.judgement.words for x in group}))
-    return [Row(name=name, verdict="accepted", words=words, facts=facts)]
+    message = ", ".join(sorted({x.judgement.message for x in group}))
+    return [Row(name=name, verdict="accepted", message=message, facts=facts)]
 
 
 def _object_row(judged: Judged) -> Row:
@@ -158,7 +158,7 @@ def _object_row(judged: Judged) -> Row:
     return Row(
         name=judged.path,
         verdict="failed" if judged.failed else forgiven,
-        words=found.words,
+        message=found.message,
         facts={
             "sha256": judged.sha256,
             "code": sorted(map(str, judged.facts.targets)),
@@ -174,7 +174,7 @@ def unjudged(gate: GateKind, arch: str, error: PipelineError) -> Evidence:
         gate=gate,
         arch=arch,
         verdict="unknown",
-        words=str(error),
+        message=str(error),
         inputs={},
         made_by={"sm120-pipeline": __version__},
         card=CARDS.get(arch),

@@ -67,7 +67,7 @@ class PatchVerdict(Frozen):
     gate: str
     version: str
     state: State
-    words: str
+    message: str
     judged_with: dict[str, str] = {}  # the image's own Triton and torch, whatever the version
     requires: list[str] = []  # what this version itself asks for of those, as its METADATA says
     without: dict[str, int] = {}  # case → the most shared memory a kernel of it needs
@@ -112,20 +112,20 @@ def decide(
     return "needed", _first_words(without, "failed")
 
 
-def with_numbers(state: State, words: str, numbers: NumericsResults | None) -> tuple[State, str]:
+def with_numbers(state: State, message: str, numbers: NumericsResults | None) -> tuple[State, str]:
     """A patch that fits is needed only if its kernels still compute the right thing."""
     if numbers is None or numbers.verdict == "right":
-        return state, words
+        return state, message
     for case in numbers.cases:
         if case.verdict == numbers.verdict:
-            return numbers.verdict, f"{case.name}: {case.words}"
+            return numbers.verdict, f"{case.name}: {case.message}"
     return "unknown", "no case has its numbers compared"
 
 
 def _first_words(cases: Sequence[CaseResult], verdict: str) -> str:
     for case in cases:
         if case.verdict == verdict:
-            return f"{case.name}: {case.words}"
+            return f"{case.name}: {case.message}"
     return ""
 
 
@@ -146,7 +146,7 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> Pa
     full, conflict = _with_patches(gate, tree, gate.series.patches)
     after = None if conflict else gate.judge(full, card, cases)
     applied = is_applied(tree, spec, gate.patch_folder)
-    state, words = decide(
+    state, message = decide(
         without,
         after,
         applied=applied,
@@ -158,13 +158,13 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> Pa
     if state == "needed":
         small = [case for case in numeric_cases(gate) if case.gate == spec.gate]
         numbers = check_numbers(gate.target(full, card), small) if small else None
-        state, words = with_numbers(state, words, numbers)
+        state, message = with_numbers(state, message, numbers)
     return PatchVerdict(
         patch=spec.file,
         gate=spec.gate,
         version=tree.version,
         state=state,
-        words=words,
+        message=message,
         judged_with={
             "triton": gate.environment.facts.triton,
             "torch": gate.environment.facts.torch,
@@ -256,7 +256,7 @@ def judge_against(
                     gate=spec.gate,
                     version=version,
                     state="unknown",
-                    words=str(error),
+                    message=str(error),
                 )
                 for spec in gate.series.patches
             ]

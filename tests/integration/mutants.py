@@ -28,19 +28,19 @@ class Mutant:
     gate: str
     case: str
     want: str
-    words: str
+    message: str
 
 
 def _numbers(
-    name: str, image: str, file: str, case: str, old: str, new: str, words: str = "is off by"
+    name: str, image: str, file: str, case: str, old: str, new: str, message: str = "is off by"
 ) -> Mutant:
-    return Mutant(name, image, file, old, new, "numerics", case, "wrong", words)
+    return Mutant(name, image, file, old, new, "numerics", case, "wrong", message)
 
 
 def _fit(
-    name: str, image: str, file: str, case: str, old: str, new: str, want: str, words: str
+    name: str, image: str, file: str, case: str, old: str, new: str, want: str, message: str
 ) -> Mutant:
-    return Mutant(name, image, file, old, new, "smem", case, want, words)
+    return Mutant(name, image, file, old, new, "smem", case, want, message)
 
 
 WARPS = "        num_warps = 4 if Lq <= 64 else 8\n"

@@ -100,7 +100,7 @@ def test_every_kernel_of_an_image_that_has_numerics_computes_the_right_numbers(
     big_store: Path, image: str
 ) -> None:
     numbers = gate(big_store, image, "--numerics")["numerics"]
-    assert {c["name"]: c["words"] for c in numbers["cases"] if c["verdict"] != "right"} == {}
+    assert {c["name"]: c["message"] for c in numbers["cases"] if c["verdict"] != "right"} == {}
     assert len(numbers["cases"]) > 30
     assert set(numbers["versions"]) == {"cuda", "numpy", "torch", "triton"}
 

@@ -45,11 +45,11 @@ class Finding:
     planted: str
     gate: str
     verdict: str
-    words: str
+    message: str
     caught: bool
 
     def row(self) -> list[str]:
-        return [self.planted, self.gate, "caught" if self.caught else "MISSED", self.words[:90]]
+        return [self.planted, self.gate, "caught" if self.caught else "MISSED", self.message[:90]]
 
 
 @pytest.fixture(scope="module")
@@ -95,29 +95,29 @@ def verdict_on(gate: ImageGate, tree: EngineTree, which: str, case: str) -> tupl
     target = gate.target(tree, CARD)
     if which == "smem":
         judged = judge_all(target, gate.gates, [find_case(gate, case)])[0]
-        return judged.verdict, judged.words
+        return judged.verdict, judged.message
     computed = check_numbers(target, [numeric_case(gate, case)]).cases[0]
-    return computed.verdict, computed.words
+    return computed.verdict, computed.message
 
 
 def plant(gate: ImageGate, mutant: Mutant) -> Finding:
     with mutated(gate, mutant) as tree:
-        verdict, words = verdict_on(gate, tree, mutant.gate, mutant.case)
-    caught = verdict == mutant.want and mutant.words in words
-    return Finding(mutant.name, mutant.gate, verdict, f"{verdict}: {words}", caught)
+        verdict, message = verdict_on(gate, tree, mutant.gate, mutant.case)
+    caught = verdict == mutant.want and mutant.message in message
+    return Finding(mutant.name, mutant.gate, verdict, f"{verdict}: {message}", caught)
 
 
 def control(gate: ImageGate, which: str, case: str) -> Finding:
     """The same case on the engine as it is: nothing may be found."""
-    verdict, words = verdict_on(gate, gate.patched(), which, case)
+    verdict, message = verdict_on(gate, gate.patched(), which, case)
     clean = verdict in ("passed", "right")
-    return Finding(f"nothing ({case})", which, verdict, f"{verdict}: {words}", not clean)
+    return Finding(f"nothing ({case})", which, verdict, f"{verdict}: {message}", not clean)
 
 
 def dropped_patch(gate: ImageGate) -> Finding:
-    verdict, words = verdict_on(gate, gate.tree, "smem", MLA)
-    caught = verdict == "failed" and "106496" in words
-    return Finding("patch dropped", "smem", verdict, f"{verdict}: {words}", caught)
+    verdict, message = verdict_on(gate, gate.tree, "smem", MLA)
+    caught = verdict == "failed" and "106496" in message
+    return Finding("patch dropped", "smem", verdict, f"{verdict}: {message}", caught)
 
 
 def dead_branch(gate: ImageGate) -> Finding:
@@ -128,9 +128,9 @@ def dead_branch(gate: ImageGate) -> Finding:
     with changed(gate, gate.tree, EXTEND, place, branch + place) as tree:
         after = judge_all(gate.target(tree, CARD), gate.gates, cases)
     before = judge_all(gate.target(gate.tree, CARD), gate.gates, cases)
-    state, words = decide(before, after, applied=False, conflict="")
+    state, message = decide(before, after, applied=False, conflict="")
     return Finding(
-        "patch's branch never reached", "patches", state, f"{state}: {words}", state == "inert"
+        "patch's branch never reached", "patches", state, f"{state}: {message}", state == "inert"
     )
 
 
@@ -139,9 +139,9 @@ def wrong_patch(gate: ImageGate) -> Finding:
     mutant = next(m for m in MUTANTS if m.name == "causal mask off by one")
     with mutated(gate, mutant) as tree:
         numbers = check_numbers(gate.target(tree, CARD), [numeric_case(gate, mutant.case)])
-    state, words = with_numbers("needed", "", numbers)
+    state, message = with_numbers("needed", "", numbers)
     return Finding(
-        "patch that fits and is wrong", "patches", state, f"{state}: {words}", state == "wrong"
+        "patch that fits and is wrong", "patches", state, f"{state}: {message}", state == "wrong"
     )
 
 
@@ -157,7 +157,7 @@ def foreign_objects() -> list[Finding]:
     found = []
     for name, (data, want) in planted.items():
         said = judge_object(read_facts(opener(data), len(data)), "sm_120", "sm_120")
-        found.append(Finding(name, "arch", said.verdict.value, said.words, said.verdict is want))
+        found.append(Finding(name, "arch", said.verdict.value, said.message, said.verdict is want))
     return found
 
 

@@ -46,9 +46,9 @@ def test_sglang_s_extend_attention_moved_in_0_5_16_and_the_gate_says_where_it_is
     path = tmp_path / "images" / "common" / "gates" / "sglang" / "smem-extend-attention.yaml"
     path.write_text(path.read_text().replace(f"      - {NEW}:extend_attention_fwd\n", ""))
     result = judged(tmp_path, big_store)
-    words = {c["name"]: c["words"] for c in result["cases"]}["extend-mla-576-512"]
-    assert f"has no {OLD}" in words
-    assert f"now in {NEW}" in words
+    message = {c["name"]: c["message"] for c in result["cases"]}["extend-mla-576-512"]
+    assert f"has no {OLD}" in message
+    assert f"now in {NEW}" in message
 
 
 def judged(checkout: Path, store: Path) -> Any:
@@ -67,8 +67,8 @@ def judged(checkout: Path, store: Path) -> Any:
 @pytest.mark.parametrize("arch", ["sm_100", "sm_90", "sm_89"])
 def test_other_cards_are_judged_too(big_store: Path, arch: str) -> None:
     result = json.loads(run_sm120(big_store, "gate", "sglang-k2", "--arch", arch, "--json").stdout)
-    words = {c["name"]: c["verdict"] for c in result["cases"]}
-    assert words["extend-mla-576-512"] == "passed"
+    message = {c["name"]: c["verdict"] for c in result["cases"]}
+    assert message["extend-mla-576-512"] == "passed"
 
 
 def test_the_assembler_of_triton_3_5_does_not_know_sm_121(big_store: Path) -> None:
@@ -76,7 +76,7 @@ def test_the_assembler_of_triton_3_5_does_not_know_sm_121(big_store: Path) -> No
     done = run_sm120(big_store, "gate", "sglang-k2", "--arch", "sm_121", *some, "--json")
     assert done.returncode == GateUnknown.exit_code
     result = json.loads(done.stdout)
-    assert all("'sm_121a' is not defined" in c["words"] for c in result["cases"])
+    assert all("'sm_121a' is not defined" in c["message"] for c in result["cases"])
 
 
 def test_an_unknown_card_is_refused_with_the_known(big_store: Path) -> None:

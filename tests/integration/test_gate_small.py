@@ -90,11 +90,11 @@ def judge(environment: Environment, root: Path, gate: str, change: tuple[str, st
     bench = GateTarget(open_store(root / "store"), environment, tree, setup, card_for("sm_120"))
     if gate == "smem":
         (fit,) = judge_all(bench, gates, gates.cases())
-        return f"{fit.verdict} {fit.words}"
+        return f"{fit.verdict} {fit.message}"
     spec = gates.gates["smem-tiny"].cases[0]
     cases = list(numeric("smem-tiny", spec, NumericsSpec.model_validate(NUMERICS)))
     (numbers,) = check_numbers(bench, cases).cases
-    return f"{numbers.verdict} {numbers.words}"
+    return f"{numbers.verdict} {numbers.message}"
 
 
 def test_planted_defects_are_caught_and_an_untouched_engine_passes(

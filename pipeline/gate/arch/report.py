@@ -192,7 +192,7 @@ def _object_json(judged: Judged) -> dict[str, Any]:
         "sha256": judged.sha256,
         "code": sorted(map(str, judged.facts.targets)),
         "verdict": found.verdict.value,
-        "words": found.words,
+        "message": found.message,
         "modules": {"all": found.modules, "run": found.running, "jit": found.jitted},
         "accepted_by": judged.accepted,
         "failed": judged.failed,

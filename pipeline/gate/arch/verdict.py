@@ -42,7 +42,7 @@ class Judgement:
     """A verdict in words, and how many of an object's modules have code for the card."""
 
     verdict: Verdict
-    words: str
+    message: str
     running: int = 0
     jitted: int = 0
     modules: int = 0
@@ -89,18 +89,18 @@ def judge(facts: Facts, arch: str, demanded: str | None = None) -> Judgement:
     running, jitted, total = counts[Fit.RUNS], counts[Fit.JIT], sum(counts.values())
     lacking = _lacking(facts.targets, card, demanded)
     if not total:
-        verdict, words = Verdict.NO_CUDA_CODE, "no CUDA code"
+        verdict, message = Verdict.NO_CUDA_CODE, "no CUDA code"
     elif not running and not jitted:
-        verdict, words = Verdict.NO_KERNEL_IMAGE, "no kernel image"
+        verdict, message = Verdict.NO_KERNEL_IMAGE, "no kernel image"
     elif lacking:
-        verdict, words = Verdict.WRONG_VARIANT, lacking
+        verdict, message = Verdict.WRONG_VARIANT, lacking
     elif not running:
-        verdict, words = Verdict.JIT, "jit, if the driver is new enough for its PTX"
+        verdict, message = Verdict.JIT, "jit, if the driver is new enough for its PTX"
     else:
-        verdict, words = Verdict.RUNS, "runs"
+        verdict, message = Verdict.RUNS, "runs"
     if lacking and verdict is Verdict.NO_CUDA_CODE:
-        verdict, words = Verdict.WRONG_VARIANT, f"no CUDA code where {demanded} is needed"
-    return Judgement(verdict, words, running, jitted, total)
+        verdict, message = Verdict.WRONG_VARIANT, f"no CUDA code where {demanded} is needed"
+    return Judgement(verdict, message, running, jitted, total)
 
 
 def _lacking(targets: set[Target], card: int, demanded: str | None) -> str:

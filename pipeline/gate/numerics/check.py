@@ -75,14 +75,14 @@ def judge_numbers(case: Case, answer: Answer, *, cached: bool) -> NumericsResult
     """The verdict on one case's numbers."""
     assert case.numerics is not None
     tolerance, reason = TOLERANCES[case.numerics.rounds_to]
-    verdict, words = _verdict(case, answer, tolerance)
+    verdict, message = _verdict(case, answer, tolerance)
     return NumericsResult(
         gate=case.gate,
         name=case.name,
         stands_for=case.stands_for,
         reference=case.numerics.reference,
         verdict=verdict,
-        words=words,
+        message=message,
         tolerance=tolerance,
         reason=reason,
         computed=answer.computed,

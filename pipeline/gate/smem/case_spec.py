@@ -149,8 +149,8 @@ class Argument(Frozen):
         inner = handler.resolve_ref_schema(made)
         long = {**inner, "minProperties": 1, "maxProperties": 1}
         inner.clear()
-        words = ("null", "boolean", "number", "string")
-        inner["anyOf"] = [long, *({"type": word} for word in words)]
+        message = ("null", "boolean", "number", "string")
+        inner["anyOf"] = [long, *({"type": word} for word in message)]
         return made
 
     @model_validator(mode="after")

@@ -54,7 +54,7 @@ class Answer(Frozen):
 
     case: str
     ended: Literal["called", "function gone", "stopped", "raised", "died", "timed out"]
-    words: str = ""
+    message: str = ""
     seconds: float = 0.0
     records: list[Record] = []
     computed: list[Computed] = []
@@ -67,7 +67,7 @@ class KernelResult(Frozen):
 
     record: Record
     verdict: KernelVerdict
-    words: str = ""
+    message: str = ""
 
 
 class CaseResult(Frozen):
@@ -77,7 +77,7 @@ class CaseResult(Frozen):
     name: str
     stands_for: list[str]
     verdict: CaseVerdict
-    words: str = ""
+    message: str = ""
     kernels: list[KernelResult] = []
     seconds: float = 0.0
     cached: bool = False
@@ -122,7 +122,7 @@ class NumericsResult(Frozen):
     stands_for: list[str]
     reference: str
     verdict: NumericsVerdict
-    words: str = ""
+    message: str = ""
     tolerance: float
     reason: str
     computed: list[Computed] = []
@@ -183,13 +183,13 @@ def judge_case(
 ) -> CaseResult:
     """The verdict on one case."""
     kernels = _judged(answer.records, card, accepted, case.name)
-    verdict, words = _verdict(case, answer, kernels)
+    verdict, message = _verdict(case, answer, kernels)
     return CaseResult(
         gate=case.gate,
         name=case.name,
         stands_for=case.stands_for,
         verdict=verdict,
-        words=words,
+        message=message,
         kernels=kernels,
         seconds=answer.seconds,
         cached=cached,
@@ -215,15 +215,15 @@ def _judge_kernel(
 ) -> KernelResult:
     if record.shared_bytes is None:
         verdict: KernelVerdict = "spare" if is_spare else "error"
-        return KernelResult(record=record, verdict=verdict, words=record.error or "")
+        return KernelResult(record=record, verdict=verdict, message=record.error or "")
     if record.shared_bytes <= card.shared_bytes:
         return KernelResult(record=record, verdict="fits")
     if is_spare:
-        return KernelResult(record=record, verdict="spare", words="another configuration fits")
+        return KernelResult(record=record, verdict="spare", message="another configuration fits")
     for known in accepted:
         fits = record.shared_bytes <= known.most_bytes
         if known.kernel == record.kernel and known.covers(case) and fits:
-            return KernelResult(record=record, verdict="accepted", words=known.reason)
+            return KernelResult(record=record, verdict="accepted", message=known.reason)
     return KernelResult(record=record, verdict="over")
 
 
@@ -238,7 +238,7 @@ def _verdict(
         return "unknown", unanswered(case, answer)
     broken = [k for k in kernels if k.verdict == "error"]
     if broken:
-        said = _placeless(broken[0].words)
+        said = _placeless(broken[0].message)
         return "unknown", f"{broken[0].record.kernel} did not compile: {said}"
     seen = {k.record.kernel for k in kernels}
     missing = [name for name in case.kernels if name not in seen]
@@ -252,7 +252,7 @@ def _verdict(
             if spills:
                 return "failed", f"{kernel.record.kernel} spills {spills} bytes"
     if any(k.verdict == "accepted" for k in kernels):
-        return "accepted", next(k.words for k in kernels if k.verdict == "accepted")
+        return "accepted", next(k.message for k in kernels if k.verdict == "accepted")
     return "passed", ""
 
 
@@ -260,12 +260,12 @@ def unanswered(case: Case, answer: Answer) -> str:
     """Why a case was not judged, in words."""
     if answer.ended == "timed out":
         return f"took longer than {case.timeout_s} s and was stopped"
-    return _placeless(answer.words) or answer.ended
+    return _placeless(answer.message) or answer.ended
 
 
-def _placeless(words: str) -> str:
+def _placeless(message: str) -> str:
     """Without the command to repeat it by: its files are on this machine, and gone by now."""
-    return words.partition(" Repro command:")[0]
+    return message.partition(" Repro command:")[0]
 
 
 def overall(cases: Sequence[CaseResult]) -> CaseVerdict:

@@ -122,11 +122,11 @@ def _explained(tree: EngineTree, case: Case, answer: Answer) -> Answer:
         if places
         else f"search that version's source for `def {names[0]}`, or its history for where it went"
     )
-    words = (
+    message = (
         f"{tree.project} {tree.version} has no {' and no '.join(case.function)}, which case"
         f" {case.name} calls ({where}); correct `function` in gates/{case.gate}.yaml"
     )
-    return answer.model_copy(update={"words": words})
+    return answer.model_copy(update={"message": message})
 
 
 def read_answer(target: GateTarget, case: Case) -> Answer | None:
@@ -208,7 +208,7 @@ def _one_process(
         "cases": [case.model_dump() for case in cases],
     }
     # The worker's folder holds nothing that we read again: it may have put anything there.
-    asked, said, words = (scratch / name for name in ("job.json", "answers", "words"))
+    asked, said, message = (scratch / name for name in ("job.json", "answers", "output"))
     root, work = scratch / "root", scratch / "work"
     for folder in (root, work):
         folder.mkdir()
@@ -224,7 +224,7 @@ def _one_process(
     variables = _variables(target, work, interpret=interpret)
     # opened once: whatever else may stand at its place later is not read
     with said.open("rb") as heard:
-        with proc.running(command, env=variables, output=words, cwd=work) as process:
+        with proc.running(command, env=variables, output=message, cwd=work) as process:
             ended = _watch(process, heard, cases, stop)
         # one line when a case begins, one when it ends
         lines = _lines(heard, 2 * len(cases))
@@ -235,8 +235,8 @@ def _one_process(
             return answers
         if ended == "died" and not began:
             # nothing was even begun: no case after it would fare better
-            return [_unanswered(case, ended, _last_words(words)) for case in cases]
-        answers.append(_unanswered(cases[len(answers)], ended, _last_words(words)))
+            return [_unanswered(case, ended, _last_words(message)) for case in cases]
+        answers.append(_unanswered(cases[len(answers)], ended, _last_words(message)))
     return answers
 
 
@@ -317,14 +317,14 @@ def _answers(lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> list[Ans
     return found
 
 
-def _unanswered(case: Case, ended: str, words: str) -> Answer:
-    shown = f"the worker died: {words}" if ended == "died" else ""
-    return Answer.model_validate({"case": case.name, "ended": ended, "words": shown})
+def _unanswered(case: Case, ended: str, message: str) -> Answer:
+    shown = f"the worker died: {message}" if ended == "died" else ""
+    return Answer.model_validate({"case": case.name, "ended": ended, "message": shown})
 
 
 def _last_words(path: Path) -> str:
-    with path.open("rb") as words:
-        words.seek(max(0, path.stat().st_size - 4096))
-        said = words.read(4096).decode(errors="replace")
+    with path.open("rb") as message:
+        message.seek(max(0, path.stat().st_size - 4096))
+        said = message.read(4096).decode(errors="replace")
     shown: str = _harmless(proc.last_line(said, "it said nothing"))
     return shown[:300]

@@ -32,7 +32,7 @@ class Choice(Frozen):
     tile: int
     blocks_per_sm: int | None = None
     who: list[str] = []  # whose choice it is: upstream's, the patched engine's
-    words: str = ""
+    message: str = ""
 
     @property
     def rank(self) -> tuple[bool, int, int, int]:
@@ -81,7 +81,7 @@ def tune(
 
 def _hungriest(result: CaseResult) -> Record:
     if result.worst is None:
-        raise GateUnknown(f"{result.name}: {result.words}")
+        raise GateUnknown(f"{result.name}: {result.message}")
     return result.worst.record
 
 
@@ -109,8 +109,8 @@ def _choice(
     who = [name for name, chosen in known if chosen == values]
     record = next((r for r in answer.records if r.kernel == kernel), None)
     if record is None or record.shared_bytes is None:
-        words = (record.error if record else None) or answer.words or answer.ended
-        return Choice(values=values, fits=False, tile=tile, who=who, words=words[:120])
+        message = (record.error if record else None) or answer.message or answer.ended
+        return Choice(values=values, fits=False, tile=tile, who=who, message=message[:120])
     return Choice(
         values=values,
         fits=record.shared_bytes <= card.shared_bytes,

@@ -75,15 +75,15 @@ def judge(case: Json, recorder: Recorder, package: str) -> Json:
 def attempt(case: Json, work: Callable[[], None]) -> Json:
     """How a case ends: its work done, or what stopped it."""
     start = time.monotonic()
-    answer: Json = {"case": case["name"], "ended": "called", "words": ""}
+    answer: Json = {"case": case["name"], "ended": "called", "message": ""}
     try:
         work()
     except FunctionGone as error:
-        answer.update(ended="function gone", words=str(error))
+        answer.update(ended="function gone", message=str(error))
     except Stopped as error:
-        answer.update(ended="stopped", words=str(error))
+        answer.update(ended="stopped", message=str(error))
     except Exception as error:
-        answer.update(ended="raised", words=_shown(error))
+        answer.update(ended="raised", message=_shown(error))
     answer["seconds"] = round(time.monotonic() - start, 3)
     return answer
 

@@ -100,18 +100,18 @@ class Recorder:
     def _compiled(self, src: Any, target: Any, options: Any, kwargs: Any) -> Json:
         self._ptxas_words = ""
         kernel = self._real(src, target=target, options=options, **kwargs)
-        words = self._ptxas_words
+        message = self._ptxas_words
         return {
             "shared_bytes": kernel.metadata.shared,
             "num_warps": kernel.metadata.num_warps,
             "num_stages": kernel.metadata.num_stages,
-            "registers": _number(r"Used (\d+) registers", words),
-            "spill_bytes": _number(r"(\d+) bytes spill stores", words),
-            "stack_bytes": _number(r"(\d+) bytes stack frame", words),
+            "registers": _number(r"Used (\d+) registers", message),
+            "spill_bytes": _number(r"(\d+) bytes spill stores", message),
+            "stack_bytes": _number(r"(\d+) bytes stack frame", message),
         }
 
-    def heard(self, words: str) -> None:
-        self._ptxas_words += words
+    def heard(self, message: str) -> None:
+        self._ptxas_words += message
 
 
 def _blocks(src: Any) -> Json:
@@ -129,8 +129,8 @@ def _blocks(src: Any) -> Json:
     return shown
 
 
-def _number(pattern: str, words: str) -> int | None:
-    found = re.findall(pattern, words)
+def _number(pattern: str, message: str) -> int | None:
+    found = re.findall(pattern, message)
     return max(map(int, found)) if found else None
 
 

@@ -433,7 +433,7 @@ def test_a_new_key_signs_no_image_that_the_checkout_no_longer_describes(
 
 
 def found(verdict: CaseVerdict, gate: str = "smem") -> Evidence:
-    rows = [Row(name="case-1", verdict=verdict, words="needs 106496 bytes")]
+    rows = [Row(name="case-1", verdict=verdict, message="needs 106496 bytes")]
     given = {"gate": gate, "arch": "sm_120", "verdict": verdict, "inputs": {}, "made_by": {}}
     return Evidence.model_validate({**given, "rows": rows})
 

@@ -233,7 +233,7 @@ def found(verdict: Any, *rows: Row, words: str = "") -> Evidence:
         gate="smem",
         arch="sm_120",
         verdict=verdict,
-        words=words,
+        message=words,
         inputs={},
         made_by={},
         rows=[*rows],
@@ -242,9 +242,9 @@ def found(verdict: Any, *rows: Row, words: str = "") -> Evidence:
 
 ROWS = {
     "passed": Row(name="a", verdict="passed"),
-    "accepted": Row(name="b", verdict="accepted", words="a known one"),
-    "failed": Row(name="c", verdict="failed", words="needs 106496 bytes"),
-    "unknown": Row(name="d", verdict="unknown", words="died"),
+    "accepted": Row(name="b", verdict="accepted", message="a known one"),
+    "failed": Row(name="c", verdict="failed", message="needs 106496 bytes"),
+    "unknown": Row(name="d", verdict="unknown", message="died"),
 }
 
 

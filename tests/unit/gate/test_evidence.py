@@ -37,7 +37,7 @@ DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 def evidence(
     gate: GateKind = "smem", verdict: CaseVerdict = "passed", arch: str = "sm_120"
 ) -> Evidence:
-    row = Row(name="case-1", verdict=verdict, words="the kernel needs 106496 bytes")
+    row = Row(name="case-1", verdict=verdict, message="the kernel needs 106496 bytes")
     return Evidence(
         gate=gate, arch=arch, verdict=verdict, inputs={"x.whl": OTHER}, made_by={}, rows=[row]
     )

@@ -56,8 +56,8 @@ def test_the_same_lines_are_no_proof_while_the_gate_fails() -> None:
 
 
 def test_a_patch_that_does_not_apply_where_it_is_wanted_is_a_conflict() -> None:
-    found, words = decide([judged(OVER)], None, applied=False, conflict="line 64 is other")
-    assert (found, words) == ("conflict", "line 64 is other")
+    found, message = decide([judged(OVER)], None, applied=False, conflict="line 64 is other")
+    assert (found, message) == ("conflict", "line 64 is other")
 
 
 @pytest.mark.parametrize("after", [[judged(FITS)], [judged()], None])
@@ -71,7 +71,7 @@ def test_unknown_with_the_patch_is_not_needed() -> None:
 
 def test_only_a_needed_patch_may_be_in_a_build() -> None:
     states = get_args(State)
-    found = [PatchVerdict(patch=s, gate="smem", version="1", state=s, words="") for s in states]
+    found = [PatchVerdict(patch=s, gate="smem", version="1", state=s, message="") for s in states]
     assert states[0] == "needed"
     assert [v.state for v in unproved(found)] == list(states[1:])
 
@@ -194,7 +194,7 @@ def test_versions_that_the_index_has_are_judged_in_the_order_they_were_named() -
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("wanted", "message"),
     [
         ("9.9.9", "sglang 9.9.9: no index has a wheel of this version"),
         ("0.5.9,9.9.9", "sglang 9.9.9"),
@@ -205,6 +205,6 @@ def test_versions_that_the_index_has_are_judged_in_the_order_they_were_named() -
         (",", "neither a version nor a range"),
     ],
 )
-def test_a_version_that_nobody_has_ends_the_command(wanted: str, words: str) -> None:
-    with pytest.raises(GateInvalid, match=re.escape(words)):
+def test_a_version_that_nobody_has_ends_the_command(wanted: str, message: str) -> None:
+    with pytest.raises(GateInvalid, match=re.escape(message)):
         versions_against(gate_offering("0.5.9", "0.5.10"), wanted)

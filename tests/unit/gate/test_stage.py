@@ -34,8 +34,8 @@ def make(root: Path, gates: list[str], *names: str, **files: str) -> Checkout:
 
 def build(sm120: Command, *args: str) -> Ended:
     mirror = sm120.cwd / "mirror"
-    words = ["build", "engine", "--accept", "--gate", "--offline", "--mirror", str(mirror), *args]
-    return sm120("--store", sm120.cwd / "store", *words)
+    message = ["build", "engine", "--accept", "--gate", "--offline", "--mirror", str(mirror), *args]
+    return sm120("--store", sm120.cwd / "store", *message)
 
 
 def record(root: Path) -> Any:
@@ -86,7 +86,7 @@ def test_a_gate_that_cannot_begin_is_recorded_as_unknown_and_the_next_one_still_
     assert ended.error == "GateInvalid"  # it has no cases
     found = {e["gate"]: e for e in record(tmp_path)["results"]}
     assert found["smem"]["verdict"] == found["patches"]["verdict"] == "unknown"
-    assert "has no gates" in found["smem"]["words"]
+    assert "has no gates" in found["smem"]["message"]
     assert found["arch"]["verdict"] == "passed"
 
 

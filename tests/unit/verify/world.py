@@ -86,7 +86,7 @@ def evidence(
         made_by={"triton": "3.5.1"},
         rows=[
             Row(name="case-1", verdict="passed"),
-            Row(name="case-2", verdict=verdict, words=message),
+            Row(name="case-2", verdict=verdict, message=message),
         ],
     )
 

@@ -155,7 +155,7 @@ def test_acceptance_does_not_forgive_the_wrong_variant(gate: Gate) -> None:
     gate.make(compiled("mixed.so"))
     glob = "*/engine/mixed.so"
     report = gate.judge(ArchSpec(accepted={glob: WHY}, demands={glob: "sm_120a"}))
-    assert [x.judgement.words for x in report.failures] == ["sm_120f where sm_120a is needed"]
+    assert [x.judgement.message for x in report.failures] == ["sm_120f where sm_120a is needed"]
 
 
 def test_a_demand_that_no_object_answers_fails(gate: Gate) -> None:

@@ -104,11 +104,11 @@ def test_modules_without_code_for_the_card_are_counted() -> None:
 def test_what_cannot_be_read_says_why_and_did_not_pass() -> None:
     found = judge(read_facts(opener(b"not an object"), 13), "sm_120")
     assert found.verdict is Verdict.UNREADABLE
-    assert found.words == "unreadable: neither ELF nor a fatbin"
+    assert found.message == "unreadable: neither ELF nor a fatbin"
 
 
 @pytest.mark.parametrize(
-    ("have", "want", "words"),
+    ("have", "want", "message"),
     [
         ([sm(120)], "sm_120a", "sm_120 where sm_120a is needed"),
         ([sm(120, "f")], "sm_120a", "sm_120f where sm_120a is needed"),
@@ -118,15 +118,15 @@ def test_what_cannot_be_read_says_why_and_did_not_pass() -> None:
         ([sm(90, "a"), sm(120)], "sm_120a", "sm_120 where sm_120a is needed"),
     ],
 )
-def test_the_wrong_variant_is_named(have: list[Target], want: str, words: str) -> None:
+def test_the_wrong_variant_is_named(have: list[Target], want: str, message: str) -> None:
     found = judge(facts(have), "sm_120", want)
-    assert (found.verdict, found.words) == (Verdict.WRONG_VARIANT, words)
+    assert (found.verdict, found.message) == (Verdict.WRONG_VARIANT, message)
 
 
 def test_a_demand_on_an_object_without_cuda_code_is_not_met() -> None:
     found = judge(facts(), "sm_120", "sm_120a")
     assert found.verdict is Verdict.WRONG_VARIANT
-    assert found.words == "no CUDA code where sm_120a is needed"
+    assert found.message == "no CUDA code where sm_120a is needed"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_section_without_bytes_in_the_file_may_be_larger_than_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "form", "value", "words"),
+    ("offset", "form", "value", "error"),
     [
         (32, "<Q", 1 << 60, "outside the file"),
         (40, "<Q", 1 << 60, "outside the file"),
@@ -54,8 +54,8 @@ def test_a_section_without_bytes_in_the_file_may_be_larger_than_it() -> None:
         (60, "<H", 0, "counted"),
     ],
 )
-def test_a_header_that_lies_is_not_believed(offset: int, form: str, value: int, words: str) -> None:
-    with pytest.raises(elf.Unreadable, match=words):
+def test_a_header_that_lies_is_not_believed(offset: int, form: str, value: int, error: str) -> None:
+    with pytest.raises(elf.Unreadable, match=error):
         header_of(changed(PLAIN, offset, form, value))
 
 
@@ -66,16 +66,16 @@ def test_half_a_header_is_none(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "form", "value", "words"),
+    ("field", "form", "value", "error"),
     [
         (24, "<Q", 1 << 50, "outside the file"),
         (32, "<Q", 1 << 50, "outside the file"),
         (0, "<I", 1 << 30, "outside the names"),
     ],
 )
-def test_a_section_that_lies_is_not_believed(field: int, form: str, value: int, words: str) -> None:
+def test_a_section_that_lies_is_not_believed(field: int, form: str, value: int, error: str) -> None:
     at = header_of(PLAIN).table_offset + 64 + field
-    with pytest.raises(elf.Unreadable, match=words):
+    with pytest.raises(elf.Unreadable, match=error):
         sections_of(changed(PLAIN, at, form, value))
 
 

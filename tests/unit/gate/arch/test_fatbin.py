@@ -26,7 +26,7 @@ def test_compiled_fatbins_read_as_nvidias_tool_reads_them(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "arch", "flags", "words"),
+    ("kind", "arch", "flags", "name"),
     [
         (2, 120, 0x11, "sm_120"),
         (2, 120, A, "sm_120a"),
@@ -37,8 +37,8 @@ def test_compiled_fatbins_read_as_nvidias_tool_reads_them(name: str) -> None:
         (64, 75, 0, "kind64_75"),
     ],
 )
-def test_an_entry_says_kind_arch_and_variant(kind: int, arch: int, flags: int, words: str) -> None:
-    assert [str(t) for t in targets_of(container(entry(arch, kind, flags)))] == [words]
+def test_an_entry_says_kind_arch_and_variant(kind: int, arch: int, flags: int, name: str) -> None:
+    assert [str(t) for t in targets_of(container(entry(arch, kind, flags)))] == [name]
 
 
 def test_a_suffix_that_cannot_be_told_is_said_to_be_unknown() -> None:
@@ -50,7 +50,7 @@ def test_an_empty_fatbin_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (container(entry(), claimed=1 << 62), "more than the file has"),
         (container(entry(), claimed=81), "more than the file has"),
@@ -69,8 +69,8 @@ def test_an_empty_fatbin_holds_nothing() -> None:
         (container(container(entry())), "unknown form"),
     ],
 )
-def test_a_fatbin_that_lies_is_unreadable(data: bytes, words: str) -> None:
-    with pytest.raises(Unreadable, match=words):
+def test_a_fatbin_that_lies_is_unreadable(data: bytes, message: str) -> None:
+    with pytest.raises(Unreadable, match=message):
         targets_of(data)
 
 

@@ -80,7 +80,7 @@ def test_bytes_that_only_look_like_a_fatbin_do_no_harm_outside_its_section() -> 
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"", "neither ELF"),
         (b"MZ" + bytes(100), "neither ELF"),
@@ -106,8 +106,8 @@ def test_bytes_that_only_look_like_a_fatbin_do_no_harm_outside_its_section() -> 
         ),
     ],
 )
-def test_a_damaged_object_is_unreadable_and_says_why(data: bytes, words: str) -> None:
-    with pytest.raises(Unreadable, match=words):
+def test_a_damaged_object_is_unreadable_and_says_why(data: bytes, message: str) -> None:
+    with pytest.raises(Unreadable, match=message):
         modules_of(data)
 
 

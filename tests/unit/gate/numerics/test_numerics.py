@@ -41,12 +41,12 @@ def results(*cases: NumericsResult) -> NumericsResults:
 def test_a_number_within_the_tolerance_is_right_and_beyond_it_is_wrong() -> None:
     assert judged(computed(ALLOWED)).verdict == "right"
     assert judged(computed(math.nextafter(ALLOWED, 1.0))).verdict == "wrong"
-    assert "o is off by 0.5" in judged(computed(0.5)).words
+    assert "o is off by 0.5" in judged(computed(0.5)).message
 
 
 def test_a_number_that_was_never_written_is_wrong() -> None:
     found = judged(computed(None, unwritten=3))
-    assert (found.verdict, found.words) == ("wrong", "3 of 64 numbers of o are missing")
+    assert (found.verdict, found.message) == ("wrong", "3 of 64 numbers of o are missing")
     assert judged(computed(0.0, unwritten=1)).verdict == "wrong"
     assert judged(computed(None)).verdict == "wrong"
 
@@ -67,7 +67,7 @@ def test_one_wrong_output_is_enough() -> None:
     found = [computed(), computed(0.5, output="lse")]
     told = {"case": "decode-8", "ended": "called", "computed": found, "records": [record(None)]}
     verdict = judge_numbers(both, Answer.model_validate(told), cached=False)
-    assert (verdict.verdict, verdict.words[:11]) == ("wrong", "lse is off ")
+    assert (verdict.verdict, verdict.message[:11]) == ("wrong", "lse is off ")
 
 
 @pytest.mark.parametrize("ended", ["function gone", "stopped", "raised", "died", "timed out"])
@@ -77,7 +77,7 @@ def test_a_call_that_did_not_end_well_is_unknown_whatever_it_computed(ended: str
 
 def test_numbers_that_another_kernel_computed_are_unknown() -> None:
     found = judged(computed(0.0), records=[record(None, kernel="_other")])
-    assert (found.verdict, found.words) == ("unknown", "_fwd was not run by this call")
+    assert (found.verdict, found.message) == ("unknown", "_fwd was not run by this call")
     assert judged(computed(0.0), records=[]).verdict == "unknown"
 
 
@@ -96,10 +96,12 @@ def test_every_tolerance_is_small_and_says_why() -> None:
 
 
 def test_a_patch_whose_kernel_computes_something_else_is_wrong_and_not_for_a_build() -> None:
-    state, words = with_numbers("needed", "fits", results(judged(computed()), judged(computed(9))))
+    state, message = with_numbers(
+        "needed", "fits", results(judged(computed()), judged(computed(9)))
+    )
     assert state == "wrong"
-    assert words.startswith("decode-8: o is off by 9")
-    verdict = PatchVerdict(patch="p", gate="smem", version="1", state=state, words=words)
+    assert message.startswith("decode-8: o is off by 9")
+    verdict = PatchVerdict(patch="p", gate="smem", version="1", state=state, message=message)
     assert unproved([verdict]) == [verdict]
 
 

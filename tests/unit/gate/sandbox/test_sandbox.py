@@ -151,7 +151,7 @@ places = json.load(open(job["engine"] + "/places.json"))
 found = {"reached": engine.escape(places), "environment": sorted(os.environ)}
 open(job["cache"] + "/own", "w").write("x")
 engine.leave_daemon(job["cache"] + "/alive")
-say({"case": case["name"], "ended": "stopped", "words": json.dumps(found)})
+say({"case": case["name"], "ended": "stopped", "message": json.dumps(found)})
 """
 )
 
@@ -216,8 +216,8 @@ def escaped(
     (folder / "places.json").write_text(json.dumps(places))
     tree = EngineTree(folder, "engine", "1", f"sha256:{'1' * 64}")
     (answer,) = run.ask(replace(target, tree=tree), cases("a"))
-    assert answer.ended == "stopped", answer.words
-    found: dict[str, list[str]] = json.loads(answer.words)
+    assert answer.ended == "stopped", answer.message
+    found: dict[str, list[str]] = json.loads(answer.message)
     alive = target.folder("kernels") / "alive"
     before = alive.read_text()
     time.sleep(0.4)
@@ -403,7 +403,7 @@ def test_root_can_judge_in_a_store_that_is_somebody_elses(
         folder.chmod(0o700)
         os.chown(folder, 65534, 65534)
     (answer,) = run.ask(replace(target, sandbox=of_kind(kind)), cases("a"))
-    assert (answer.ended, answer.words) == ("stopped", "kept")
+    assert (answer.ended, answer.message) == ("stopped", "kept")
 
 
 KEEPS = """
@@ -412,10 +412,10 @@ begin(case)
 open(job["cache"] + "/own", "w").write("x")
 try:
     open("/etc/shadow").close()
-    words = "read the system's passwords"
+    message = "read the system's passwords"
 except OSError:
-    words = "kept"
-say({"case": case["name"], "ended": "stopped", "words": words})
+    message = "kept"
+say({"case": case["name"], "ended": "stopped", "message": message})
 """
 
 
@@ -504,7 +504,7 @@ def test_folders_without_end_in_a_workers_folder_harm_no_store(
     link = 'os.symlink("nowhere", job["cache"] + "/link")'
     worker(monkeypatch, tmp_path, f"{HEAD}\n{link}\n{body}\n{ends}\n")
     (answer,) = run.ask(target, cases("a"))
-    assert answer.ended == "called", answer.words
+    assert answer.ended == "called", answer.message
     assert list(target.store.tmp.iterdir()) == []
     assert {shelf.name: shelf.files for shelf in gate_sections(target.store)}["gate kernels"] == 1
     remove([target.folder("kernels")])
@@ -519,7 +519,7 @@ def test_a_store_behind_a_link_is_reached_by_its_written_name(
     there = open_store(tmp_path / "a link with blanks" / "store")
     for kind in ("namespaces", "restrictions"):
         (answer,) = run.ask(replace(target, store=there, sandbox=of_kind(kind)), cases("a"))
-        assert (answer.ended, answer.words) == ("stopped", "kept")
+        assert (answer.ended, answer.message) == ("stopped", "kept")
 
 
 def test_where_the_system_forbids_user_namespaces_most_of_it_still_holds() -> None:

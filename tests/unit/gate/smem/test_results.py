@@ -66,7 +66,7 @@ def test_exactly_the_limit_fits_and_one_byte_more_does_not() -> None:
 
 
 def test_the_words_of_a_failure_name_kernel_and_need() -> None:
-    assert judged(record(106496)).words == "_fwd needs 106496 bytes"
+    assert judged(record(106496)).message == "_fwd needs 106496 bytes"
 
 
 def test_a_known_kernel_is_accepted_up_to_its_size_and_no_further() -> None:
@@ -108,13 +108,13 @@ def test_a_call_that_compiled_nothing_is_unknown() -> None:
 def test_a_kernel_that_was_expected_and_not_seen_makes_the_case_unknown() -> None:
     found = judged(record(kernel="_other"))
     assert found.verdict == "unknown"
-    assert "_fwd was not compiled" in found.words
+    assert "_fwd was not compiled" in found.message
 
 
 def test_a_kernel_that_does_not_compile_makes_the_case_unknown() -> None:
     found = judged(record(), record(None, kernel="_two", error="CompilationError: at 3:1"))
     assert found.verdict == "unknown"
-    assert "CompilationError" in found.words
+    assert "CompilationError" in found.message
 
 
 def test_spills_fail_where_the_case_forbids_them() -> None:
@@ -138,11 +138,11 @@ def test_no_cases_at_all_is_unknown() -> None:
 
 
 def test_words_of_the_assembler_are_kept_without_the_paths_of_this_machine() -> None:
-    words = "ptxas fatal : Value 'sm_121a' is not defined Repro command: /tmp/x/ptxas /tmp/y.ptx"
-    answer = Answer(case="one", ended="raised", words=words)
+    message = "ptxas fatal : Value 'sm_121a' is not defined Repro command: /tmp/x/ptxas /tmp/y.ptx"
+    answer = Answer(case="one", ended="raised", message=message)
     result = judge_case(case(), answer, CARDS["sm_121"], [], cached=False)
     assert result.verdict == "unknown"
-    assert result.words == "ptxas fatal : Value 'sm_121a' is not defined"
+    assert result.message == "ptxas fatal : Value 'sm_121a' is not defined"
 
 
 def test_a_kernel_that_needs_nothing_is_shown_with_its_zero() -> None:

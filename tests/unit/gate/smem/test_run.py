@@ -125,7 +125,7 @@ def test_a_worker_that_cannot_start_makes_everything_unknown_with_its_last_words
     worker(monkeypatch, tmp_path, "raise ImportError('no torch here')\n")
     found = run.ask(target, cases("a", "b", "c"))
     assert [a.ended for a in found] == ["died"] * 3
-    assert "no torch here" in found[0].words
+    assert "no torch here" in found[0].message
 
 
 def test_a_worker_that_ends_quietly_in_the_middle_has_not_passed(
@@ -270,13 +270,15 @@ def test_the_worker_can_be_started_as_a_folder_and_leaves_no_names_on_the_import
 def test_only_a_case_with_numerics_is_interpreted(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, numerics: Any
 ) -> None:
-    told = "say({'case': 'a', 'ended': 'called', 'words': os.environ.get('TRITON_INTERPRET', 'no')"
+    told = (
+        "say({'case': 'a', 'ended': 'called', 'message': os.environ.get('TRITON_INTERPRET', 'no')"
+    )
     worker(
         monkeypatch, tmp_path, HEAD + f"begin(job['cases'][0])\n{told} + str(job['interpret'])}})\n"
     )
     spec = numerics and {**numerics, "rounds_to": "float32", "seed": 1}
     (answer,) = run.ask(target, [make_case(name="a", timeout_s=30, numerics=spec)])
-    assert answer.words == ("1True" if numerics else "noFalse")
+    assert answer.message == ("1True" if numerics else "noFalse")
 
 
 def test_numbers_and_fit_of_one_case_are_kept_apart(target: run.GateTarget) -> None:
@@ -290,17 +292,17 @@ def test_numbers_and_fit_of_one_case_are_kept_apart(target: run.GateTarget) -> N
 def test_what_engine_code_says_does_not_steer_a_terminal(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    words = '"\\x1b]0;title\\x07\\x9b2J\\u202egood\\n"'
-    said = f'say({{"case": job["cases"][0]["name"], "ended": "stopped", "words": {words}}})'
+    message = '"\\x1b]0;title\\x07\\x9b2J\\u202egood\\n"'
+    said = f'say({{"case": job["cases"][0]["name"], "ended": "stopped", "message": {message}}})'
     worker(monkeypatch, tmp_path, f"{HEAD}\nbegin(job['cases'][0])\n{said}\n")
     (answer,) = run.ask(target, cases("a"))
-    assert answer.words.replace("\n", "").isprintable()
-    assert "good" in answer.words
-    worker(monkeypatch, tmp_path, f"{HEAD}\nprint({words}, flush=True)\nos._exit(3)\n")
+    assert answer.message.replace("\n", "").isprintable()
+    assert "good" in answer.message
+    worker(monkeypatch, tmp_path, f"{HEAD}\nprint({message}, flush=True)\nos._exit(3)\n")
     (answer,) = run.ask(target, cases("b"))
     assert answer.ended == "died"
-    assert answer.words.isprintable()
-    assert "good" in answer.words
+    assert answer.message.isprintable()
+    assert "good" in answer.message
 
 
 @pytest.mark.parametrize("line", ['"{}\\n"', '"[" + "[]," * 9 + "[]]\\n"', '"0" * 9'])
@@ -320,7 +322,7 @@ def test_a_worker_that_talks_without_end_fills_no_memory(
 GONE = """
 for case in job["cases"]:
     begin(case)
-    say({"case": case["name"], "ended": "function gone", "words": "engine.ops:decode"})
+    say({"case": case["name"], "ended": "function gone", "message": "engine.ops:decode"})
 """
 
 
@@ -336,16 +338,16 @@ def gone(
     ((case, answer, _),) = run.answered(target, cases("a"))
     result = judge_case(case, answer, target.card, [], cached=False)
     assert (result.verdict, result.gone) == ("unknown", True)
-    return result.words
+    return result.message
 
 
 def test_a_function_that_is_gone_is_named_with_its_case_the_version_and_how_to_look_for_it(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    words = gone(target, monkeypatch, tmp_path)
-    assert words.startswith("engine 1 has no engine.ops:decode, which case a calls")
-    assert "search that version's source for `def decode`" in words
-    assert "correct `function` in gates/smem-decode.yaml" in words
+    message = gone(target, monkeypatch, tmp_path)
+    assert message.startswith("engine 1 has no engine.ops:decode, which case a calls")
+    assert "search that version's source for `def decode`" in message
+    assert "correct `function` in gates/smem-decode.yaml" in message
 
 
 def test_a_function_that_moved_is_named_with_where_the_engine_defines_it_now(
