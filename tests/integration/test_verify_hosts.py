@@ -228,12 +228,12 @@ ALL_BREAKS = {
         "dpkg --remove linux-headers-$(uname -r)"
     ),
     "nvidia_driver: the kernel that boots next has the driver": "touch /boot/vmlinuz-9.9.9-new",
-    "pcie: the kernel was booted with its words": f"sed s/iommu=pt// {CMDLINE} > /root/x",
+    "pcie: the kernel was booted with its arguments": f"sed s/iommu=pt// {CMDLINE} > /root/x",
     "pcie: links are kept awake": "sed -i s/pcie_aspm=off// /root/x",
     "pcie: the mitigations are on": (
         f"sed -i 's/$/ mitigations=off/' /root/x; cat /root/x > {CMDLINE}"
     ),
-    "pcie: the next boot has its words too": "sed -i s/pcie_port_pm=off// /boot/grub/grub.cfg",
+    "pcie: the next boot has its arguments too": "sed -i s/pcie_port_pm=off// /boot/grub/grub.cfg",
     "pcie: the modules options are written": "sed -i /hmm/d /etc/modprobe.d/sm120-pcie.conf",
     "pcie: the driver was loaded with its registry keys": (
         "sed -i s/ForceP2P=0x11/ForceP2P=0x0/ /proc/driver/nvidia/params"
@@ -307,7 +307,7 @@ PLANTED = [
     (
         "echo 'GRUB_CMDLINE_LINUX_DEFAULT=\"quiet splash\"' > /etc/default/grub.d/99-local.cfg",
         "rm /etc/default/grub.d/99-local.cfg",
-        "pcie: no other file of grub takes its words away",
+        "pcie: no other file of grub overrides its arguments",
     ),
     (
         "echo 'options nvidia_uvm uvm_disable_hmm=0' > /etc/modprobe.d/local.conf",

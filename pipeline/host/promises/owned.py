@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.host.promises.answers import Unsure, require_none
-from pipeline.host.promises.look import Host
+from pipeline.host.promises.checks import Host
+from pipeline.host.promises.outcome import Undecided, require_none
 
 _SYSTEMD = "/etc/systemd/system"
 _PINS = "/etc/apt/preferences.d"
-# gone when a role was undone
+# must be gone when the role is undone
 LEFT = {
     "nvidia_repository": [
         "/etc/apt/sources.list.d/sm120-nvidia.sources",
@@ -37,7 +37,7 @@ LEFT = {
         f"{_SYSTEMD}/sm120-scrub.service",
     ],
 }
-# written or read as root by a role, though not its own or gone with a boot
+# written or read as root by a role, but not its own or gone after a boot
 _USED = {
     "nvidia_repository": ["/var/lib/sm120"],
     "pcie": ["/run/sm120/acs", "/etc/default/grub"],
@@ -49,10 +49,10 @@ _USED = {
     "host_tuning": ["/run/sm120/governor"],
 }
 OWNED = {role: [*paths, *_USED.get(role, [])] for role, paths in LEFT.items()}
-# beside root
+# users beside root that may own files of a role
 OWNERS = {"registry": "docker-registry"}
 
-# says what somebody else can change: of these paths, of what lies below, of the folders above
+# lists what users other than root can change: these paths, what is below them, folders above
 LOOSE = """
 import os, pwd, stat, sys
 def name(uid):
@@ -71,24 +71,24 @@ def below(path):
     yield path
     for place, folders, files in os.walk(path):
         for one in folders + files: yield os.path.join(place, one)
-owners, found = sys.argv[1].split(","), []
+owners, faults = sys.argv[1].split(","), []
 for path in filter(os.path.lexists, sys.argv[2:]):
-    if os.path.islink(path): found.append("%s is a link to %s" % (path, os.readlink(path)))
+    if os.path.islink(path): faults.append("%s is a link to %s" % (path, os.readlink(path)))
     places = [path, os.path.realpath(path)]
-    found += [fault(p, ["root"]) for place in places for p in above(place)]
-    found += [fault(p, owners) for p in below(places[1]) if os.path.lexists(p)]
-print("\\n".join(dict.fromkeys(filter(None, found))))
+    faults += [fault(p, ["root"]) for place in places for p in above(place)]
+    faults += [fault(p, owners) for p in below(places[1]) if os.path.lexists(p)]
+print("\\n".join(dict.fromkeys(filter(None, faults))))
 """
 
 
 def require_root_alone(host: Host, role: str) -> None:
     """Nobody but root can change what the role owns, what lies below it, and the folders above."""
     owners = ",".join(["root", *([OWNERS[role]] if role in OWNERS else [])])
-    said = host.run(f"python3 -c %s {owners} {' '.join(OWNED[role])}", LOOSE)
-    if said.rc != 0:
-        raise Unsure(f"owners and modes cannot be read: {said.stderr.strip()[-100:]}")
+    done = host.run(f"python3 -c %s {owners} {' '.join(OWNED[role])}", LOOSE)
+    if done.rc != 0:
+        raise Undecided(f"owners and modes cannot be read: {done.stderr.strip()[-100:]}")
     fix = (
         "`chown root:root` and `chmod go-w` what is named (replace a link by the file), then run "
         "the playbook again: somebody else could have changed what is in it."
     )
-    require_none([x for x in said.stdout.splitlines() if x], "others can change it", fix)
+    require_none([x for x in done.stdout.splitlines() if x], "others can change it", fix)

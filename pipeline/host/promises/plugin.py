@@ -1,4 +1,4 @@
-"""The pytest plugin under which promises are judged: one host, one row for each test.
+"""The pytest plugin that judges promises: one host, one row for each test.
 
 A test's file names the role, its name is the promise as a sentence. Started by
 `pipeline.host.fleet.verify`, never by the test suite of this project.
@@ -23,8 +23,8 @@ from pipeline.host.facts.source import Capture
 from pipeline.host.fleet.promised import Promised, read_promised
 from pipeline.host.fleet.remote import Remote, one_line
 from pipeline.host.fleet.result import Row
-from pipeline.host.promises.answers import Answer, Unsure
-from pipeline.host.promises.look import locked_target
+from pipeline.host.promises.checks import locked_target
+from pipeline.host.promises.outcome import Outcome, Undecided
 from pipeline.lock.host_model import TargetLock
 
 _PARTS = {
@@ -50,14 +50,14 @@ class RootBackend(BaseBackend):  # type: ignore[misc]
 
     def run(self, command: str, *args: str, **kwargs: Any) -> Any:
         full = self.quote(command, *args)
-        said = self._remote.run(full)
-        return self.result(said.code, full.encode(), said.out, said.err)
+        done = self._remote.run(full)
+        return self.result(done.code, full.encode(), done.out, done.err)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What the caller says."""
+    """Options that fleet.verify passes."""
     parser.addoption("--promised", type=Path, required=True, help="what the host was promised")
-    parser.addoption("--answers", type=Path, required=True, help="the folder to answer in")
+    parser.addoption("--answers", type=Path, required=True, help="the folder to write rows to")
     parser.addoption("--role", action="append", default=[], help="only these roles")
 
 
@@ -99,7 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_wanted(item: pytest.Item, states: dict[str, Any], only: list[str]) -> bool:
-    # nothing is installed or undone: pytest makes a test of no part, which speaks of nothing
+    # without any part or role pytest still makes one test, with a marker in place of a name
     if any(not isinstance(value, str) for value in _parameters(item).values()):
         return False
     role = role_of(item)
@@ -109,12 +109,12 @@ def _is_wanted(item: pytest.Item, states: dict[str, Any], only: list[str]) -> bo
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:
-    found: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    return found
+    parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return parameters
 
 
 def role_of(item: pytest.Item) -> str:
-    """The role a test speaks of: its file's, or that of the part or role it was made for."""
+    """The role of a test: its file's, or that of the part or role it was made for."""
     given = _parameters(item)
     if given.get("part") in _PARTS:
         return _PARTS[given["part"]]
@@ -147,16 +147,16 @@ def _row(item: pytest.Item, error: BaseException | None) -> Row:
     names = {"role": role, "promise": promise_of(item), "rule": rule}
     if error is None:
         return Row(**names, verdict="passed")
-    if isinstance(error, Answer):
+    if isinstance(error, Outcome):
         fix = error.fix or (_FIX.format(role=role) if error.verdict == "failed" else "")
         return Row(**names, verdict=error.verdict, why=error.why, fix=fix)
-    # whatever else went wrong, it says nothing about the promise
-    words = " ".join(f"{type(error).__name__}: {error}".split())
-    return Row(**names, verdict="unknown", why=words[:400])
+    # any other error is ours, and proves nothing about the promise
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return Row(**names, verdict="unknown", why=message[:400])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write all rows; where there is no such file, the look did not come to its end."""
+    """Write all rows; where there is no such file, the run did not finish."""
     rows = [r.model_dump() for r in session.config.stash[_ROWS]]
     place: Path = session.config.getoption("--answers")
     (place / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
@@ -165,17 +165,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def remote(request: pytest.FixtureRequest) -> Iterator[Remote]:
     """One connection for all tests."""
-    with Remote(promised_of(request.config).connection) as found:
-        yield found
+    with Remote(promised_of(request.config).connection) as remote:
+        yield remote
 
 
 @pytest.fixture(scope="session")
 def host(request: pytest.FixtureRequest, remote: Remote) -> Any:
-    """The host, as testinfra's tests know it."""
+    """The host, as tests of testinfra expect it."""
     backend = RootBackend(promised_of(request.config).host, remote)
-    found = Host(backend)
-    backend.set_host(found)
-    return found
+    testinfra_host = Host(backend)
+    backend.set_host(testinfra_host)
+    return testinfra_host
 
 
 @pytest.fixture
@@ -193,17 +193,17 @@ def promised(request: pytest.FixtureRequest) -> Promised:
 @pytest.fixture(scope="session")
 def lock(request: pytest.FixtureRequest) -> TargetLock:
     """The locked packages of the host's system."""
-    found = promised_of(request.config)
-    return locked_target(found.lock_file, found.target)
+    promised = promised_of(request.config)
+    return locked_target(promised.lock_file, promised.target)
 
 
 @pytest.fixture(scope="session")
 def facts(request: pytest.FixtureRequest, remote: Remote) -> HostFacts:
-    """The host's facts, read by the very code that reads this machine; kept for the caller too."""
+    """The host's facts, captured by the code that captures this machine; kept for the caller."""
     code = one_line(Path(capture_module.__file__))
-    said = remote.run(f"python3 -c {shlex.quote(code)}", 300.0)
-    if said.code != 0:
-        raise Unsure(f"its facts cannot be read: {said.message}")
+    done = remote.run(f"python3 -c {shlex.quote(code)}", 300.0)
+    if done.code != 0:
+        raise Undecided(f"the facts cannot be read: {done.message}")
     place: Path = request.config.getoption("--answers")
-    (place / "capture.json").write_bytes(said.out)
-    return gather(Capture.model_validate_json(said.out), promised_of(request.config).host)
+    (place / "capture.json").write_bytes(done.out)
+    return gather(Capture.model_validate_json(done.out), promised_of(request.config).host)

@@ -10,8 +10,7 @@ from typing import Any
 
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import RuntimePromise
-from pipeline.host.promises.answers import Broken, moot, require, require_none
-from pipeline.host.promises.look import (
+from pipeline.host.promises.checks import (
     Host,
     installed,
     require_same_file,
@@ -21,6 +20,7 @@ from pipeline.host.promises.look import (
     text_of,
     texts_in,
 )
+from pipeline.host.promises.outcome import Broken, not_applicable, require, require_none
 
 _DAEMON = "/etc/docker/daemon.json"
 _PODMAN = "/etc/containers/containers.conf.d/60-sm120.conf"
@@ -28,15 +28,15 @@ _SPECS = "/var/run/cdi/nvidia.yaml /etc/cdi/nvidia.yaml /run/cdi/nvidia.yaml"
 
 
 def missing_from(want: dict[str, Any], have: Any, path: str = "") -> list[str]:
-    """Settings that are not there, or not so; what else is there is the site's own."""
-    found = []
+    """Settings that are missing or different; others are the site's own."""
+    missing = []
     for key, value in want.items():
         got = have.get(key) if isinstance(have, dict) else None
         if isinstance(value, dict):
-            found += missing_from(value, got, f"{path}{key}.")
+            missing += missing_from(value, got, f"{path}{key}.")
         elif got != value:
-            found.append(f"{path}{key} is {json.dumps(got)}")
-    return found
+            missing.append(f"{path}{key} is {json.dumps(got)}")
+    return missing
 
 
 def test_the_engine_is_installed_and_runs(host: Host, wanted: RuntimePromise) -> None:
@@ -50,8 +50,8 @@ def test_the_engine_is_installed_and_runs(host: Host, wanted: RuntimePromise) ->
 def test_the_engines_command_is_there(host: Host, wanted: RuntimePromise) -> None:
     """On Debian 13 the daemon comes without it."""
     fix = "" if wanted.engine == "podman" else "apt-get install docker-cli, or docker-ce-cli."
-    said = host.run(f"command -v {wanted.engine}")
-    require(said.rc == 0, f"there is no command `{wanted.engine}`", fix)
+    done = host.run(f"command -v {wanted.engine}")
+    require(done.rc == 0, f"there is no command `{wanted.engine}`", fix)
 
 
 def test_the_limits_are_set(host: Host, wanted: RuntimePromise) -> None:
@@ -64,11 +64,11 @@ def test_the_limits_are_set(host: Host, wanted: RuntimePromise) -> None:
             "Take it out of that file.",
         )
     try:
-        said = json.loads(text_of(host, _DAEMON))
+        output = json.loads(text_of(host, _DAEMON))
     except ValueError:
-        fix = f"Mend or remove {_DAEMON}; the playbook stops at it and does not change it."
+        fix = f"Repair or remove {_DAEMON}; the playbook stops at it and does not change it."
         raise Broken(f"{_DAEMON} is not JSON", fix) from None
-    require_none(missing_from(wanted.settings, said), _DAEMON)
+    require_none(missing_from(wanted.settings, output), _DAEMON)
 
 
 def later_settings(texts: dict[str, str]) -> list[str]:
@@ -83,14 +83,14 @@ def later_settings(texts: dict[str, str]) -> list[str]:
 
 
 def test_the_engine_was_started_with_them(host: Host, wanted: RuntimePromise) -> None:
-    """A daemon that runs since before its settings were written knows the older ones."""
+    """A daemon that was started before its settings were written has the older ones."""
     if wanted.engine == "podman":
-        moot("Podman reads its settings at each start of a container")
+        not_applicable("Podman reads its settings at each start of a container")
     started = "systemctl show docker --property=ActiveEnterTimestamp --value"
-    said = host.run(f'date +%s -d "$({started})"; stat -c %Y {_DAEMON}').stdout.split()
-    if len(said) != 2:
+    output = host.run(f'date +%s -d "$({started})"; stat -c %Y {_DAEMON}').stdout.split()
+    if len(output) != 2:
         raise Broken(f"docker does not run, or {_DAEMON} is missing")
-    require(int(said[0]) >= int(said[1]), f"{_DAEMON} is newer", "systemctl restart docker")
+    require(int(output[0]) >= int(output[1]), f"{_DAEMON} is newer", "systemctl restart docker")
     command = host.run("systemctl show docker --property=ExecStart --value").stdout
     other = re.search(r"--config-file[= ](\S+)", command)
     fix = "Take --config-file out of the unit: `systemctl cat docker` shows where it stands."
@@ -106,18 +106,18 @@ def test_cdi_is_made_again_after_each_change_of_the_driver(host: Host) -> None:
 
 
 def test_cdi_names_the_cards(host: Host, facts: HostFacts) -> None:
-    """Without its file no container gets a card."""
+    """Without a CDI file no container gets a card."""
     if not facts.pci.gpus:
-        moot("no GPU is on the bus of this host")
-    found = host.run(f"cat {_SPECS} 2>/dev/null").stdout
+        not_applicable("no GPU is on the bus of this host")
+    specs = host.run(f"cat {_SPECS} 2>/dev/null").stdout
     fix = "systemctl start nvidia-cdi-refresh, and look at its journal."
-    require("nvidia.com/gpu" in found, "no CDI file names nvidia.com/gpu", fix)
+    require("nvidia.com/gpu" in specs, "no CDI file names nvidia.com/gpu", fix)
 
 
 def test_the_private_registry_is_trusted_by_its_own_ca(host: Host, wanted: RuntimePromise) -> None:
     """The controller's file, byte for byte."""
     if not wanted.registry or not wanted.registry_ca:
-        moot("no private registry with a CA is named")
+        not_applicable("no private registry with a CA is named")
     path = f"{wanted.certs}/{wanted.registry}/ca.crt"
     require_same_file(host, path, Path(wanted.registry_ca))
 
@@ -125,14 +125,14 @@ def test_the_private_registry_is_trusted_by_its_own_ca(host: Host, wanted: Runti
 def test_the_login_is_there_and_nobody_elses_to_read(host: Host, wanted: RuntimePromise) -> None:
     """Compared by digest, and never printed."""
     if not wanted.login_sha256:
-        moot("no login is given")
+        not_applicable("no login is given")
     path = "/root/.docker/config.json"
     try:
-        said = json.loads(text_of(host, path)).get("auths", {}).get(wanted.registry, {})
+        output = json.loads(text_of(host, path)).get("auths", {}).get(wanted.registry, {})
     except ValueError:
-        fix = f"Mend or remove {path}; the playbook stops at it and does not change it."
+        fix = f"Repair or remove {path}; the playbook stops at it and does not change it."
         raise Broken(f"{path} is not JSON", fix) from None
-    good = hashlib.sha256(str(said.get("auth", "")).encode()).hexdigest() == wanted.login_sha256
+    good = hashlib.sha256(str(output.get("auth", "")).encode()).hexdigest() == wanted.login_sha256
     require(good, f"{path} has no or another login for {wanted.registry}")
     mode = host.file(path).mode
     require(mode & 0o077 == 0, f"{path} is open to others ({mode:04o})", f"chmod 600 {path}")

@@ -6,8 +6,14 @@ import json
 
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import CudaPromise, Promised
-from pipeline.host.promises.answers import Unsure, known_by, moot, require, require_none
-from pipeline.host.promises.look import Host, text_of
+from pipeline.host.promises.checks import Host, text_of
+from pipeline.host.promises.outcome import (
+    Undecided,
+    known_by,
+    not_applicable,
+    require,
+    require_none,
+)
 from pipeline.known import Unknown
 from pipeline.lock.host_model import HostLock, read_host_lock
 
@@ -25,14 +31,14 @@ def test_the_loaded_driver_runs_what_these_releases_compile(
     """Of the toolkit and of every image named in the inventory."""
     lock = whole_lock(promised)
     if isinstance(facts.driver.version, Unknown):
-        raise Unsure(facts.driver.version.unknown)
+        raise Undecided(facts.driver.version.unknown)
     branch = int(facts.driver.version.split(".")[0])
     least = {
         r: lock.cuda_oldest_branches.get(r) for r in (lock.cuda_release, *wanted.image_releases)
     }
-    lost = [r for r, oldest in least.items() if oldest is None]
-    if lost:
-        raise Unsure(f"which driver CUDA {', '.join(lost)} needs is not in lockfiles/host.yaml")
+    unlisted = [r for r, oldest in least.items() if oldest is None]
+    if unlisted:
+        raise Undecided(f"lockfiles/host.yaml names no driver for CUDA {', '.join(unlisted)}")
     wrong = [f"CUDA {r} needs {b}" for r, b in least.items() if b is not None and b > branch]
     fix = "Name a newer driver branch in lockfiles/host.yaml, or use images of an older CUDA."
     require_none(wrong, f"driver {branch}", fix)
@@ -41,11 +47,11 @@ def test_the_loaded_driver_runs_what_these_releases_compile(
 def test_the_toolkit_is_the_locked_release(
     host: Host, promised: Promised, wanted: CudaPromise
 ) -> None:
-    """As the toolkit itself says."""
+    """By the toolkit's own version file."""
     if not wanted.toolkit:
-        moot("this host only runs containers")
+        not_applicable("this host only runs containers")
     release = whole_lock(promised).cuda_release
     path = f"/usr/local/cuda-{release}/version.json"
-    said = json.loads(text_of(host, path))["cuda"]["version"]
+    version = json.loads(text_of(host, path))["cuda"]["version"]
     fix = f"apt-get install --reinstall the package that `dpkg -S {path}` names."
-    require(said.startswith(f"{release}."), f"{path} says {said}", fix)
+    require(version.startswith(f"{release}."), f"{path} names {version}", fix)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.host.facts.model import HostFacts
-from pipeline.host.promises.answers import require, require_none
-from pipeline.host.promises.look import Host
+from pipeline.host.promises.checks import Host
+from pipeline.host.promises.outcome import require, require_none
 
 
 def test_its_facts_can_be_read(facts: HostFacts) -> None:
@@ -30,8 +30,8 @@ def test_nobody_else_can_change_what_the_system_reads(host: Host) -> None:
         "/etc/apt /etc/default /etc/environment /etc/environment.d /etc/modprobe.d /etc/profile"
         " /etc/profile.d /etc/sysctl.conf /etc/sysctl.d /etc/systemd /usr/local/bin /usr/local/sbin"
     )
-    # what is ours, the roles answer for
+    # our own files are judged with their roles
     form = f"find {places} -perm -0002 ! -type l ! -name '*sm120*' 2>/dev/null"
-    found = host.run(form).stdout.split()
+    writable = host.run(form).stdout.split()
     fix = "chmod o-w what is named, and look who changed it."
-    require_none(found, "anybody can write", fix)
+    require_none(writable, "writable by everybody", fix)

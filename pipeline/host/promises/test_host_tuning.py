@@ -6,8 +6,7 @@ import re
 
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import TuningPromise
-from pipeline.host.promises.answers import Unsure, moot, require, require_none
-from pipeline.host.promises.look import (
+from pipeline.host.promises.checks import (
     Host,
     require_gone,
     require_packages,
@@ -15,7 +14,14 @@ from pipeline.host.promises.look import (
     require_unit,
     require_untouched_unit,
 )
-from pipeline.known import Unknown
+from pipeline.host.promises.outcome import (
+    Undecided,
+    not_applicable,
+    require,
+    require_known,
+    require_none,
+)
+from pipeline.known import Unknown, unknown
 
 OURS = "/etc/sysctl.d/60-sm120.conf"
 _HEAD = re.compile(r"# /\S*/sysctl\.d/\S+\.conf$")
@@ -30,24 +36,24 @@ def test_its_files_are_as_written(host: Host, wanted: TuningPromise) -> None:
 
 
 def test_the_kernel_knobs_are_in_effect(host: Host, wanted: TuningPromise) -> None:
-    """As the running kernel says."""
+    """As the running kernel reports them."""
     wrong = []
     for name, value in wanted.sysctls.items():
         path = f"/proc/sys/{name.replace('.', '/')}"
         got = host.run(f"cat {path}").stdout.split()
         if got != str(value).split():
             wrong.append(f"{name} is {' '.join(got) or 'unknown to this kernel'}, not {value}")
-    require_none(wrong, "not in effect", "sysctl --system, and look who else sets it.")
+    require_none(wrong, "not in effect", "Run sysctl --system, and find out what else sets it.")
 
 
 def test_no_later_file_sets_the_kernel_knobs_otherwise(host: Host, wanted: TuningPromise) -> None:
     """Of all files that systemd reads at a boot, the last one counts."""
     if not wanted.sysctls:
-        moot("no knobs are set")
-    said = host.run("/lib/systemd/systemd-sysctl --cat-config")
-    if said.rc != 0:
-        raise Unsure("systemd-sysctl does not say what it would set")
-    last = last_settings(said.stdout)
+        not_applicable("no knobs are set")
+    done = host.run("/lib/systemd/systemd-sysctl --cat-config")
+    if done.rc != 0:
+        raise Undecided("systemd-sysctl does not print its settings")
+    last = last_settings(done.stdout)
     want = {name: " ".join(str(value).split()) for name, value in wanted.sysctls.items()}
     got = {name: last.get(name, (OURS, "nothing")) for name in want}
     wrong = [f"{p} sets {n} to {v}" for n, (p, v) in got.items() if v != want[n]]
@@ -58,21 +64,21 @@ def test_no_later_file_sets_the_kernel_knobs_otherwise(host: Host, wanted: Tunin
 
 def last_settings(text: str) -> dict[str, tuple[str, str]]:
     """Path and value of the last line for each knob, from what systemd-sysctl shows."""
-    found: dict[str, tuple[str, str]] = {}
+    last: dict[str, tuple[str, str]] = {}
     path = OURS
     for line in text.splitlines():
         name, sign, value = line.strip().removeprefix("-").partition("=")
         if _HEAD.match(line):
             path = line.removeprefix("# ")
         elif sign and not name.startswith(("#", ";")):
-            found[name.strip().replace("/", ".")] = (path, " ".join(value.split()))
-    return found
+            last[name.strip().replace("/", ".")] = (path, " ".join(value.split()))
+    return last
 
 
 def test_the_governor_is_set_at_each_boot(host: Host, wanted: TuningPromise) -> None:
     """By a unit of our own."""
     if wanted.governor == "keep":
-        moot("the governor is left alone")
+        not_applicable("the governor is left alone")
     require_unit(host, "sm120-governor")
     require_untouched_unit(host, "sm120-governor.service")
 
@@ -80,9 +86,9 @@ def test_the_governor_is_set_at_each_boot(host: Host, wanted: TuningPromise) -> 
 def test_the_governor_is_in_effect(facts: HostFacts, wanted: TuningPromise) -> None:
     """On every processor."""
     if wanted.governor == "keep":
-        moot("the governor is left alone")
+        not_applicable("the governor is left alone")
     if isinstance(facts.cpu.governors, Unknown):
-        moot(f"this machine scales no frequency ({facts.cpu.governors.unknown})")
+        not_applicable(f"this machine scales no frequency ({facts.cpu.governors.unknown})")
     good = facts.cpu.governors == [wanted.governor]
     require(good, f"it is {', '.join(facts.cpu.governors)}", "systemctl restart sm120-governor")
 
@@ -90,21 +96,19 @@ def test_the_governor_is_in_effect(facts: HostFacts, wanted: TuningPromise) -> N
 def test_the_power_limit_is_set_at_each_boot(host: Host, wanted: TuningPromise) -> None:
     """By a unit of our own."""
     if not wanted.power_limit_w:
-        moot("no limit is asked for")
+        not_applicable("no limit is asked for")
     require_unit(host, "sm120-power-limit", running=False)
     require_untouched_unit(host, "sm120-power-limit.service")
 
 
 def test_the_power_limit_is_in_effect(facts: HostFacts, wanted: TuningPromise) -> None:
-    """As each card says."""
+    """As each card reports it."""
     if not wanted.power_limit_w:
-        moot("no limit is asked for")
+        not_applicable("no limit is asked for")
     if isinstance(facts.gpus, Unknown):
-        raise Unsure(facts.gpus.unknown)
+        raise Undecided(facts.gpus.unknown)
     limits = {f"GPU {g.index}": g.power.limit_w for g in facts.gpus}
-    lost = next((x for x in limits.values() if isinstance(x, Unknown)), None)
-    if lost is not None or not limits:
-        raise Unsure(lost.unknown if lost is not None else "no card answers")
+    require_known(limits.values() or [unknown("no card answers")])
     wrong = [f"{n} has {w} W" for n, w in limits.items() if w != float(wanted.power_limit_w)]
     require_none(wrong, f"{wanted.power_limit_w} W", "systemctl restart sm120-power-limit")
 
@@ -112,7 +116,7 @@ def test_the_power_limit_is_in_effect(facts: HostFacts, wanted: TuningPromise) -
 def test_the_clock_is_kept(host: Host, wanted: TuningPromise) -> None:
     """Logs and certificates need it."""
     if not wanted.time_sync:
-        moot("time is kept by somebody else")
+        not_applicable("time is kept by somebody else")
     require_packages(host, ["chrony"])
     require_unit(host, "chrony")
 
@@ -120,7 +124,7 @@ def test_the_clock_is_kept(host: Host, wanted: TuningPromise) -> None:
 def test_updates_at_night_stay_away_from_the_driver(host: Host, wanted: TuningPromise) -> None:
     """As apt itself reads its settings."""
     if not wanted.keep_driver:
-        moot("host_tuning_keep_driver is off")
-    said = host.run("apt-config dump Unattended-Upgrade::Package-Blacklist").stdout
-    listed = re.findall(r'^\S+:: "([^"]+)";$', said, re.M)
+        not_applicable("host_tuning_keep_driver is off")
+    output = host.run("apt-config dump Unattended-Upgrade::Package-Blacklist").stdout
+    listed = re.findall(r'^\S+:: "([^"]+)";$', output, re.M)
     require_none([n for n in _KEPT_AWAY if n not in listed], "not on apt's list")

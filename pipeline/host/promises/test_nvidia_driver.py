@@ -7,23 +7,31 @@ from pathlib import Path
 
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import DriverPromise
-from pipeline.host.promises.answers import Broken, Unsure, known_by, moot, require, require_none
-from pipeline.host.promises.look import (
+from pipeline.host.promises.boot import ModuleLine, module_settings
+from pipeline.host.promises.checks import (
     Host,
+    arguments_of,
     require_packages,
     require_text,
     require_unit,
     require_untouched_unit,
     text_of,
-    words_of,
 )
-from pipeline.host.promises.modules import ModuleLine, module_settings
-from pipeline.known import Unknown
+from pipeline.host.promises.outcome import (
+    Broken,
+    Undecided,
+    known_by,
+    not_applicable,
+    require,
+    require_known,
+    require_none,
+)
+from pipeline.known import Unknown, unknown
 from pipeline.lock.host_model import TargetLock
 
 _LOADED = "/proc/driver/nvidia/version"
 _MODULES = {"nvidia", "nvidia_uvm"}
-ROLE = Path(__file__).resolve().parents[3] / "ansible" / "roles" / "nvidia_driver" / "files"
+ROLE_FILES = Path(__file__).resolve().parents[3] / "ansible" / "roles" / "nvidia_driver" / "files"
 _BUILD = "Look at `dkms status` and `dmesg | grep -i nvrm`, then reboot."
 
 
@@ -50,15 +58,16 @@ def test_the_open_kernel_modules_are_loaded(facts: HostFacts) -> None:
 
 def test_the_programs_are_of_the_same_version(host: Host, lock: TargetLock) -> None:
     """A library of another version ends every program with `Driver/library version mismatch`."""
-    said = host.run("nvidia-smi --query-gpu=driver_version --format=csv,noheader")
-    found = sorted(set(said.stdout.split()))
-    if said.rc != 0 or not found:
-        first = (said.stdout + said.stderr).strip().splitlines()[:1]
-        words = first[0] if first else "says nothing"
-        if "mismatch" in words:
-            raise Broken(words, "Reboot, so that module and library are one version again.")
-        raise Unsure(f"nvidia-smi: {words}")
-    require(found == [locked_driver(lock)], f"nvidia-smi says {', '.join(found)}", _BUILD)
+    done = host.run("nvidia-smi --query-gpu=driver_version --format=csv,noheader")
+    versions = sorted(set(done.stdout.split()))
+    if done.rc != 0 or not versions:
+        first = (done.stdout + done.stderr).strip().splitlines()[:1]
+        message = first[0] if first else "no output"
+        if "mismatch" in message:
+            raise Broken(message, "Reboot, so that module and library are one version again.")
+        raise Undecided(f"nvidia-smi: {message}")
+    reported = ", ".join(versions)
+    require(versions == [locked_driver(lock)], f"nvidia-smi reports {reported}", _BUILD)
 
 
 def test_nouveau_is_kept_away(host: Host) -> None:
@@ -70,29 +79,29 @@ def test_nouveau_is_kept_away(host: Host) -> None:
 
 
 def test_nothing_keeps_its_modules_from_loading(host: Host) -> None:
-    """A line in any of modprobe's folders, or a word of the kernel's command line."""
+    """A line in any of modprobe's folders, or an argument of the kernel's command line."""
     wrong = [
-        f"{r.path}: {r.word} {r.module} {r.rest}".strip()
+        f"{r.path}: {r.command} {r.module} {r.rest}".strip()
         for r in module_settings(host)
-        if _keeps_away(r)
+        if _blocks(r)
     ]
-    words = [w.partition("=") for w in words_of(host, "/proc/cmdline")]
+    arguments = [a.partition("=") for a in arguments_of(host, "/proc/cmdline")]
     wrong += [
         f"booted with {name}={value}"
-        for name, _, value in words
+        for name, _, value in arguments
         if name in ("modprobe.blacklist", "module_blacklist") and _MODULES & set(value.split(","))
     ]
-    fix = "Take it out of that file (a word of the kernel: out of GRUB's settings), then reboot."
-    require_none(wrong, "kept away by", fix)
+    fix = "Remove it from that file (a kernel argument: from GRUB's settings), then reboot."
+    require_none(wrong, "blocked by", fix)
 
 
-def _keeps_away(row: ModuleLine) -> bool:
+def _blocks(row: ModuleLine) -> bool:
     if row.module not in _MODULES:
         return False
     # without its firmware the open module finds no card
-    no_firmware = row.word == "options" and row.options.get("NVreg_EnableGpuFirmware") == "0"
-    other_program = row.word == "install" and "modprobe" not in row.rest
-    return row.word == "blacklist" or other_program or no_firmware
+    no_firmware = row.command == "options" and row.options.get("NVreg_EnableGpuFirmware") == "0"
+    other_program = row.command == "install" and "modprobe" not in row.rest
+    return row.command == "blacklist" or other_program or no_firmware
 
 
 def test_the_driver_stays_initialised_between_jobs(host: Host) -> None:
@@ -102,15 +111,13 @@ def test_the_driver_stays_initialised_between_jobs(host: Host) -> None:
 
 
 def test_every_card_is_in_persistence_mode(facts: HostFacts) -> None:
-    """As the cards say: a daemon that runs may have been told to leave the mode off."""
+    """As the cards report: the daemon may run with persistence mode switched off."""
     if not facts.pci.gpus:
-        moot("no GPU is on the bus of this host")
+        not_applicable("no GPU is on the bus of this host")
     if isinstance(facts.gpus, Unknown):
-        raise Unsure(facts.gpus.unknown)
+        raise Undecided(facts.gpus.unknown)
     modes = {f"GPU {g.index}": g.persistence for g in facts.gpus}
-    lost = next((m for m in modes.values() if isinstance(m, Unknown)), None)
-    if lost is not None or not modes:
-        raise Unsure(lost.unknown if lost is not None else "no card answers")
+    require_known(modes.values() or [unknown("no card answers")])
     fix = "systemctl restart nvidia-persistenced; `systemctl cat` of it shows its options."
     require_none([n for n, mode in modes.items() if not mode], "the mode is off", fix)
 
@@ -122,10 +129,10 @@ def test_dkms_can_build_it_for_the_running_kernel(host: Host, wanted: DriverProm
 
 def test_the_headers_that_follow_updates_are_installed(host: Host) -> None:
     """linux-headers-generic for linux-image-generic: else the next kernel has no driver."""
-    script = (ROLE / "following_headers.sh").read_text(encoding="utf-8")
+    script = (ROLE_FILES / "following_headers.sh").read_text(encoding="utf-8")
     names = host.run("/bin/sh -c %s", script).stdout.split()
     if not names:
-        moot("no kernel of this host follows updates")
+        not_applicable("no kernel of this host follows updates")
     require_packages(host, names)
 
 
@@ -134,21 +141,21 @@ def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock)
     files = host.run("ls -v /boot").stdout.split()
     kernels = [f.removeprefix("vmlinuz-") for f in files if f.startswith("vmlinuz-")]
     if not kernels:
-        moot("there is no kernel in /boot")
-    said = host.run("/sbin/modinfo --set-version %s --field version nvidia", kernels[-1])
-    if said.rc == 127:
-        raise Unsure("there is no modinfo to ask")
-    found, want = said.stdout.strip(), locked_driver(lock)
+        not_applicable("there is no kernel in /boot")
+    done = host.run("/sbin/modinfo --set-version %s --field version nvidia", kernels[-1])
+    if done.rc == 127:
+        raise Undecided("modinfo is not installed")
+    version, want = done.stdout.strip(), locked_driver(lock)
     fix = f"apt-get install linux-headers-{kernels[-1]}, look at `dkms status`, do not reboot yet."
-    has = f"driver {found}" if found else "no NVIDIA driver"
-    require(found == want, f"{kernels[-1]} has {has}, locked is {want}", fix)
+    has = f"driver {version}" if version else "no NVIDIA driver"
+    require(version == want, f"{kernels[-1]} has {has}, locked is {want}", fix)
 
 
 def test_no_other_driver_is_installed_beside_it(host: Host, lock: TargetLock) -> None:
     """Two branches at once overwrite each other's libraries."""
     form = "'${Package} ${db:Status-Status}\\n'"
-    said = host.run(f"dpkg-query --show --showformat {form} 'nvidia-driver-*' nvidia-open").stdout
-    have = [x.split()[0] for x in said.splitlines() if x.endswith(" installed")]
+    output = host.run(f"dpkg-query --show --showformat {form} 'nvidia-driver-*' nvidia-open").stdout
+    have = [x.split()[0] for x in output.splitlines() if x.endswith(" installed")]
     ours = {pin.name for pin in lock.driver.debs}
     others = [n for n in have if n not in ours]
     fix = f"apt-get purge {' '.join(others)}; then run the playbook again and reboot."

@@ -1,4 +1,4 @@
-"""The apt source, believed by its key only."""
+"""The apt source, trusted by its key only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from pipeline.host.fleet.promised import RepositoryPromise
-from pipeline.host.promises.answers import require, require_none
-from pipeline.host.promises.look import Host, require_same_file, text_of, texts_in
+from pipeline.host.promises.checks import Host, require_same_file, text_of, texts_in
+from pipeline.host.promises.outcome import require, require_none
 
 _SOURCE = "/etc/apt/sources.list.d/sm120-nvidia.sources"
 _WITHOUT = ("trusted", "allow-insecure", "allow-weak", "allow-downgrade-to-insecure")
@@ -21,12 +21,12 @@ _PROGRAM = re.compile(r"^APT::Key::gpgvcommand$", re.I)
 def test_the_source_is_the_one_of_the_inventory(host: Host, wanted: RepositoryPromise) -> None:
     """Address, suite and components."""
     lines = [x for x in text_of(host, _SOURCE).splitlines() if x and not x.startswith("#")]
-    said = {key: value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    source = {key: value.strip() for key, _, value in (x.partition(":") for x in lines)}
     want = {"Types": "deb", "URIs": wanted.url, "Suites": wanted.suite}
     want["Signed-By"] = wanted.key_place
     if wanted.components:
         want["Components"] = " ".join(wanted.components)
-    require(said == want, f"{_SOURCE} says {said}")
+    require(source == want, f"{_SOURCE} has {source}")
 
 
 def test_the_source_is_believed_by_its_own_key_only(host: Host, wanted: RepositoryPromise) -> None:
@@ -42,19 +42,19 @@ def test_no_source_of_the_host_is_believed_without_a_signature(host: Host) -> No
         "/etc/apt/sources.list.d/*.list",
         "/etc/apt/sources.list.d/*.sources",
     )
-    wrong = [f"{path} has {word}" for path, text in texts.items() for word in unsigned(path, text)]
+    wrong = [
+        f"{path} has {option}" for path, text in texts.items() for option in unsigned(path, text)
+    ]
     fix = "Name the source's key with Signed-By instead of it, or remove the file."
-    require_none(wrong, "believed without a signature", fix)
+    require_none(wrong, "trusted without a signature", fix)
 
 
 def unsigned(path: str, text: str) -> list[str]:
-    """Words of a source by which apt does without a signature; a stanza that is off has none."""
+    """Options of a source by which apt accepts it unsigned; a disabled stanza has none."""
     lines = [x for x in text.splitlines() if not x.lstrip().startswith("#")]
     if not path.endswith(".sources"):
-        words = [
-            w for x in lines for options in _OPTIONS.findall(x.lower()) for w in options.split()
-        ]
-        pairs = [w.partition("=") for w in words]
+        options = [o for x in lines for group in _OPTIONS.findall(x.lower()) for o in group.split()]
+        pairs = [o.partition("=") for o in options]
         return ["".join(pair) for pair in pairs if pair[0] in _WITHOUT and _is_on(pair[2])]
     unfolded = re.sub(r"\n[ \t]+(?=\S)", " ", "\n".join(lines))
     stanzas = [_fields(part) for part in re.split(r"\n\s*\n", unfolded)]
@@ -79,10 +79,10 @@ def _is_on(value: str) -> bool:
 
 def test_apt_checks_signatures_and_certificates(host: Host) -> None:
     """As apt itself reads its settings."""
-    said = dict(re.findall(r'^(\S+) "([^"]*)";$', host.run("apt-config dump").stdout, re.M))
-    wrong = [f"{n} is {v}" for n, v in said.items() if _ALLOWS.search(n) and _is_on(v)]
-    wrong += [f"{n} is {v}" for n, v in said.items() if _CHECKS.search(n) and not _is_on(v)]
-    wrong += [f"{n} is {v}" for n, v in said.items() if _PROGRAM.search(n) and v]
+    output = dict(re.findall(r'^(\S+) "([^"]*)";$', host.run("apt-config dump").stdout, re.M))
+    wrong = [f"{n} is {v}" for n, v in output.items() if _ALLOWS.search(n) and _is_on(v)]
+    wrong += [f"{n} is {v}" for n, v in output.items() if _CHECKS.search(n) and not _is_on(v)]
+    wrong += [f"{n} is {v}" for n, v in output.items() if _PROGRAM.search(n) and v]
     names = "|".join(x.split()[0].rpartition("::")[2] for x in wrong)
     fix = f"Take it out of the file that `grep -riE '{names}' /etc/apt/apt.conf*` names."
     require_none(wrong, "apt's settings", fix)

@@ -6,95 +6,101 @@ import pytest
 
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import PciePromise
-from pipeline.host.promises.answers import Unsure, known_by, moot, require, require_none
-from pipeline.host.promises.boot_words import (
+from pipeline.host.promises.boot import (
     GRUB,
-    ROLE,
-    culprit,
-    made_by_grub,
+    ROLE_FILES,
+    grub_arguments,
+    module_settings,
+    other_values,
+    overriding_file,
     without_effect,
 )
-from pipeline.host.promises.look import (
+from pipeline.host.promises.checks import (
     Host,
+    arguments_of,
     require_gone,
     require_same_file,
     require_text,
     require_unit,
     require_untouched_unit,
     text_of,
-    words_of,
 )
-from pipeline.host.promises.modules import module_settings, other_values
+from pipeline.host.promises.outcome import (
+    Undecided,
+    known_by,
+    not_applicable,
+    require,
+    require_known,
+    require_none,
+)
 from pipeline.known import Unknown
 
 _MODPROBE = "/etc/modprobe.d/sm120-pcie.conf"
 _MIB = 1 << 20
-_LATER = (
-    "{} is read after ours and takes its words away: mend or remove it, then update-grub, reboot."
-)
+_LATER = "{} is read after ours and overrides it: change or remove it, then update-grub and reboot."
 
 
-def test_the_kernel_was_booted_with_its_words(host: Host, wanted: PciePromise) -> None:
+def test_the_kernel_was_booted_with_its_arguments(host: Host, wanted: PciePromise) -> None:
     """What is set in GRUB counts only after a boot."""
-    lost = without_effect(wanted.cmdline, words_of(host, "/proc/cmdline"))
-    later = culprit(made_by_grub(host), wanted.cmdline) if lost else None
+    lost = without_effect(wanted.cmdline, arguments_of(host, "/proc/cmdline"))
+    later = overriding_file(grub_arguments(host), wanted.cmdline) if lost else None
     fix = "Reboot; if it stays so, the boot loader does not read /etc/default/grub.d."
     require_none(lost, "booted without", _LATER.format(later) if later else fix)
 
 
-def test_the_next_boot_has_its_words_too(host: Host, wanted: PciePromise) -> None:
-    """As GRUB's own file says, not only ours."""
+def test_the_next_boot_has_its_arguments_too(host: Host, wanted: PciePromise) -> None:
+    """By GRUB's generated file, not only ours."""
     if not wanted.cmdline:
         return require_gone(host, [GRUB])
     ours = text_of(host, GRUB).split('"')[1::2]
     written = " ".join(ours).split()
-    require_none([w for w in wanted.cmdline if w not in written], f"{GRUB} does not say")
+    require_none([w for w in wanted.cmdline if w not in written], f"{GRUB} lacks")
     made = host.run("grep -E '^[[:space:]]*linux' /boot/grub/grub.cfg")
     if made.rc != 0:
-        raise Unsure("/boot/grub/grub.cfg names no kernel: does another loader boot this host?")
+        raise Undecided("/boot/grub/grub.cfg names no kernel: does another loader boot this host?")
     lines = made.stdout.splitlines()
     normal = [x for x in lines if "recovery" not in x and " single" not in x]
     lost = {w for x in normal for w in without_effect(wanted.cmdline, x.split())}
-    later = culprit(made_by_grub(host), wanted.cmdline) if lost else None
+    later = overriding_file(grub_arguments(host), wanted.cmdline) if lost else None
     fix = _LATER.format(later) if later else "update-grub, then reboot."
     require_none(sorted(lost), "/boot/grub/grub.cfg boots without", fix)
 
 
-def test_no_other_file_of_grub_takes_its_words_away(host: Host, wanted: PciePromise) -> None:
+def test_no_other_file_of_grub_overrides_its_arguments(host: Host, wanted: PciePromise) -> None:
     """The next update of a kernel makes GRUB's file again, from all settings in their order."""
     if not wanted.cmdline:
-        moot("the profile sets no words")
-    rows = made_by_grub(host)
+        not_applicable("the profile sets no arguments")
+    rows = grub_arguments(host)
     if not rows:
-        raise Unsure("GRUB's settings cannot be read")
-    later = culprit(rows, wanted.cmdline)
+        raise Undecided("GRUB's settings cannot be read")
+    later = overriding_file(rows, wanted.cmdline)
     lost = without_effect(wanted.cmdline, rows[-1][1])
     fix = _LATER.format(later) if later else ""
     require_none(lost, f"{later or GRUB} leaves the next update of GRUB without", fix)
 
 
 def test_the_mitigations_are_on(host: Host) -> None:
-    """Whoever turned them off: it buys little and opens the machine."""
-    bad = [w for w in words_of(host, "/proc/cmdline") if w == "mitigations=off"]
+    """Turning them off gains little and leaves the machine open to attacks."""
+    bad = [w for w in arguments_of(host, "/proc/cmdline") if w == "mitigations=off"]
     require_none(bad, "booted with", "Take mitigations=off out of the boot loader's settings.")
 
 
 @known_by("IOMMU")
 def test_the_iommu_does_not_translate(facts: HostFacts, wanted: PciePromise) -> None:
-    """A translating IOMMU with ACS hangs the first all_reduce."""
+    """A translating IOMMU with ACS hangs the first all_reduce (vllm-project/vllm#33041)."""
     if wanted.iommu == "keep":
-        moot("the profile leaves the IOMMU alone")
+        not_applicable("the profile leaves the IOMMU alone")
     mode = facts.pci.iommu
     allowed = ("off",) if wanted.iommu == "off" else ("off", "passthrough")
     good = mode if isinstance(mode, Unknown) else mode in allowed
-    require(good, f"it is {mode}", "Reboot; then look for other iommu words in /proc/cmdline.")
+    require(good, f"it is {mode}", "Reboot; then look for other iommu arguments in /proc/cmdline.")
 
 
 @known_by("ASPM")
 def test_links_are_kept_awake(facts: HostFacts, wanted: PciePromise) -> None:
-    """Some boards lose a link that changes its speed."""
+    """Some boards lose a link that changes its speed (local-inference-lab/rtx6kpro)."""
     if not wanted.aspm_off:
-        moot("the profile leaves ASPM alone")
+        not_applicable("the profile leaves ASPM alone")
     line = facts.kernel.command_line
     good = line if isinstance(line, Unknown) else "pcie_aspm=off" in line.split()
     require(good, "the kernel was booted without pcie_aspm=off")
@@ -111,7 +117,7 @@ def test_the_modules_options_are_written(host: Host, wanted: PciePromise) -> Non
 def test_no_other_file_sets_the_modules_options(host: Host, wanted: PciePromise) -> None:
     """Of two files that set one option, their names decide."""
     if not wanted.module_lines:
-        moot("the profile sets no options")
+        not_applicable("the profile sets no options")
     wrong = other_values(module_settings(host), wanted.module_lines, _MODPROBE)
     fix = (
         f"Take the option out of that file: {_MODPROBE} sets it. Then update-initramfs -u, reboot."
@@ -123,9 +129,9 @@ def test_no_other_file_sets_the_modules_options(host: Host, wanted: PciePromise)
 def test_hmm_is_off_in_the_loaded_module(facts: HostFacts, wanted: PciePromise) -> None:
     """An option counts only for a module that was loaded after it."""
     if not wanted.hmm_off:
-        moot("the profile leaves HMM alone")
+        not_applicable("the profile leaves HMM alone")
     if not facts.pci.gpus and isinstance(facts.driver.hmm_disabled, Unknown):
-        moot("no GPU is on the bus, so nvidia_uvm is not loaded")
+        not_applicable("no GPU is on the bus, so nvidia_uvm is not loaded")
     require(facts.driver.hmm_disabled, "nvidia_uvm runs with HMM", "Reboot the host.")
 
 
@@ -134,9 +140,9 @@ def test_the_driver_was_loaded_with_its_registry_keys(
 ) -> None:
     """From the driver itself: sysfs shows the keys empty even where they are set."""
     if not wanted.p2p_keys:
-        moot("the profile sets no keys")
+        not_applicable("the profile sets no keys")
     if isinstance(facts.driver.registry, Unknown):
-        raise Unsure(facts.driver.registry.unknown)
+        raise Undecided(facts.driver.registry.unknown)
     have = {f"{name}={value}" for name, value in facts.driver.registry.items()}
     fix = "Reboot; if it stays so, another file in /etc/modprobe.d sets NVreg_RegistryDwords."
     require_none([k for k in wanted.p2p_keys.split(";") if k not in have], "loaded without", fix)
@@ -148,8 +154,8 @@ def test_acs_is_switched_off_at_each_boot(host: Host, wanted: PciePromise) -> No
     if not wanted.acs_off:
         return require_gone(host, [program, unit])
     require_unit(host, "sm120-acs")
-    require_same_file(host, program, ROLE / "sm120-acs")
-    require_same_file(host, unit, ROLE / "sm120-acs.service")
+    require_same_file(host, program, ROLE_FILES / "sm120-acs")
+    require_same_file(host, unit, ROLE_FILES / "sm120-acs.service")
     require_untouched_unit(host, "sm120-acs.service")
 
 
@@ -157,14 +163,12 @@ def test_acs_is_switched_off_at_each_boot(host: Host, wanted: PciePromise) -> No
 def test_no_bridge_above_a_card_redirects(facts: HostFacts, wanted: PciePromise) -> None:
     """From the bridges' own registers."""
     if not wanted.acs_off:
-        moot("the profile leaves ACS alone")
+        not_applicable("the profile leaves ACS alone")
     if not facts.pci.gpus:
-        moot("no GPU is on the bus of this host")
-    lost = [b.acs_redirect for b in facts.pci.bridges if isinstance(b.acs_redirect, Unknown)]
+        not_applicable("no GPU is on the bus of this host")
     on = [b.address for b in facts.pci.bridges if b.acs_redirect is True]
     require_none(on, "ACS is on", "systemctl restart sm120-acs; then the firmware's setup.")
-    if lost:
-        raise Unsure(lost[0].unknown)
+    require_known(b.acs_redirect for b in facts.pci.bridges)
 
 
 @known_by("BAR1")
@@ -173,13 +177,11 @@ def test_every_card_has_a_window_as_large_as_asked_for(
 ) -> None:
     """Peers reach all of a card's memory only through it."""
     if not wanted.bar1_mib:
-        moot("pcie_require_bar1 is not set")
+        not_applicable("pcie_require_bar1 is not set")
     if not facts.pci.gpus:
-        raise Unsure("no GPU is on the bus of this host")
+        raise Undecided("no GPU is on the bus of this host")
     sizes = {g.address: g.bar1_bytes for g in facts.pci.gpus}
-    lost = next((s for s in sizes.values() if isinstance(s, Unknown)), None)
-    if lost is not None:
-        raise Unsure(lost.unknown)
+    require_known(sizes.values())
     small = [
         f"{a} has {s // _MIB} MiB"
         for a, s in sizes.items()
@@ -193,4 +195,4 @@ def test_every_card_has_a_window_as_large_as_asked_for(
 def test_what_was_seen_is_kept(host: Host, moment: str) -> None:
     """The probes before the first change and after the last one."""
     path = f"/var/lib/sm120/pcie/{moment}.txt"
-    require("cmdline:" in text_of(host, path), f"{path} says nothing")
+    require("cmdline:" in text_of(host, path), f"{path} is incomplete")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from pipeline.host.promises.answers import require_none
-from pipeline.host.promises.look import Host, installed, part_of, text_of
+from pipeline.host.promises.checks import Host, installed, part_of, text_of
+from pipeline.host.promises.outcome import require_none
 from pipeline.lock.host_model import TargetLock
 
 _POLICY = re.compile(r"^(\S+):\n(?:  .*\n)*?  Candidate: (\S+)$", re.M)
@@ -35,10 +35,10 @@ def test_they_are_held(host: Host, lock: TargetLock, part: str) -> None:
 
 
 def test_apt_would_install_nothing_else(host: Host, lock: TargetLock, part: str) -> None:
-    """What apt itself makes of the preferences."""
+    """As apt itself reads the preferences."""
     pins = pins_of(lock, part)
-    said = host.run(f"apt-cache policy {' '.join(pins)}").stdout
-    offered = {name.partition(":")[0]: version for name, version in _POLICY.findall(said)}
+    output = host.run(f"apt-cache policy {' '.join(pins)}").stdout
+    offered = {name.partition(":")[0]: version for name, version in _POLICY.findall(output)}
     wrong = [f"{n} {offered.get(n, '(none)')}" for n, v in pins.items() if offered.get(n) != v]
     fix = "Another file in /etc/apt/preferences.d is stronger: `apt-cache policy NAME` shows it."
     require_none(wrong, "apt would take", fix)
@@ -49,8 +49,8 @@ def test_no_source_offers_other_bytes_under_a_locked_version(
 ) -> None:
     """The name and the version decide what apt installs, not who offers them."""
     debs = part_of(lock, part).debs
-    said = host.run(f"apt-cache show {' '.join(f'{d.name}={d.version}' for d in debs)}").stdout
-    offered = {(name, digest) for name, digest in _OFFERED.findall(said)}
+    output = host.run(f"apt-cache show {' '.join(f'{d.name}={d.version}' for d in debs)}").stdout
+    offered = {(name, digest) for name, digest in _OFFERED.findall(output)}
     locked = {d.name: d.sha256 for d in debs}
     wrong = [f"{n} with SHA-256 {d[:12]}…" for n, d in sorted(offered) if locked.get(n, d) != d]
     fix = "Remove the source that offers it: `apt-cache policy NAME` names all of them."
@@ -62,9 +62,10 @@ def test_the_preferences_pin_these_and_no_others(host: Host, lock: TargetLock, p
     path = f"/etc/apt/preferences.d/sm120-{part}.pref"
     text = text_of(host, path)
     form = re.compile(r"^Package: (\S+)\nPin: version (\S+)\nPin-Priority: 1001$", re.M)
-    said = {**dict.fromkeys(re.findall(r"^Package: (\S+)", text, re.M)), **dict(form.findall(text))}
+    names = re.findall(r"^Package: (\S+)", text, re.M)
+    pinned = {**dict.fromkeys(names), **dict(form.findall(text))}
     pins = pins_of(lock, part)
-    wrong = [n for n in sorted({*said, *pins}) if n not in said or said[n] != pins.get(n, "")]
+    wrong = [n for n in sorted({*pinned, *pins}) if n not in pinned or pinned[n] != pins.get(n, "")]
     require_none(wrong, f"{path} is not as locked")
 
 
@@ -73,7 +74,7 @@ def test_their_files_are_as_they_came(host: Host, lock: TargetLock, part: str) -
     names = list(pins_of(lock, part))
     have = installed(host, names)
     require_none([n for n in names if n not in have], "not installed")
-    said = host.run(f"dpkg --verify {' '.join(names)}").stdout.splitlines()
-    changed = [line.split()[-1] for line in said if line.split()[1:2] != ["c"]]
+    output = host.run(f"dpkg --verify {' '.join(names)}").stdout.splitlines()
+    changed = [line.split()[-1] for line in output if line.split()[1:2] != ["c"]]
     fix = "apt-get install --reinstall the package, then find out who changed it."
     require_none(changed, "changed or missing", fix)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.host.fleet.promised import RegistryPromise
-from pipeline.host.promises.answers import Broken, require
-from pipeline.host.promises.look import Host, require_unit, require_untouched_unit, text_of
+from pipeline.host.promises.checks import Host, require_unit, require_untouched_unit, text_of
+from pipeline.host.promises.outcome import Broken, require
 from pipeline.proc import last_line
 
 _DAYS = 30
@@ -28,15 +28,15 @@ def test_it_runs_and_starts_at_boot(host: Host) -> None:
 
 def test_it_answers_over_tls_and_asks_for_a_password(host: Host, wanted: RegistryPromise) -> None:
     """A real request to the running registry."""
-    said = host.run(
+    done = host.run(
         "python3 -c %s %s %s %s",
         *(_ASK, f"{wanted.home}/ca.crt", wanted.name, str(wanted.port)),
     )
-    if said.rc != 0:
+    if done.rc != 0:
         raise Broken(
-            last_line(said.stderr), "systemctl status docker-registry; look at its certificate."
+            last_line(done.stderr), "systemctl status docker-registry; look at its certificate."
         )
-    code = said.stdout.strip()
+    code = done.stdout.strip()
     require(code == "401", f"without a password it answers {code}, not 401")
 
 
@@ -44,9 +44,9 @@ def test_its_certificate_lasts(host: Host, wanted: RegistryPromise) -> None:
     """At least for another month."""
     path = f"{wanted.home}/server.crt"
     text_of(host, path)
-    said = host.run(f"openssl x509 -checkend {_DAYS * 86400} -noout -enddate -in {path}")
+    done = host.run(f"openssl x509 -checkend {_DAYS * 86400} -noout -enddate -in {path}")
     fix = f"Remove {path} and run the playbook, or bring a new certificate."
-    require(said.rc == 0, f"it ends within {_DAYS} days: {said.stdout.split(chr(10))[0]}", fix)
+    require(done.rc == 0, f"it ends within {_DAYS} days: {done.stdout.split(chr(10))[0]}", fix)
 
 
 def test_the_passwords_are_the_inventorys(host: Host, wanted: RegistryPromise) -> None:
@@ -60,8 +60,8 @@ def test_the_passwords_are_the_inventorys(host: Host, wanted: RegistryPromise) -
 
 def test_its_settings_are_ours(host: Host, wanted: RegistryPromise) -> None:
     """Port, storage, TLS and passwords."""
-    said = text_of(host, f"{wanted.home}/config.yml")
-    for words in (f'addr: ":{wanted.port}"', f'rootdirectory: "{wanted.storage}"', "htpasswd:"):
-        require(words in said, f"{wanted.home}/config.yml does not say {words}")
+    output = text_of(host, f"{wanted.home}/config.yml")
+    for setting in (f'addr: ":{wanted.port}"', f'rootdirectory: "{wanted.storage}"', "htpasswd:"):
+        require(setting in output, f"{wanted.home}/config.yml lacks {setting}")
     unit = text_of(host, _DROP_IN)
     require(f"{wanted.home}/config.yml" in unit, "the unit does not use our settings")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.host.fleet.promised import WeightsPromise
-from pipeline.host.promises.answers import Broken, moot, require, require_none
-from pipeline.host.promises.look import (
+from pipeline.host.promises.checks import (
     Host,
     require_same_file,
     require_unit,
     require_untouched_unit,
     text_of,
 )
+from pipeline.host.promises.outcome import Broken, not_applicable, require, require_none
 
 _DAMAGED, _NOT_KNOWN = 71, 70
 
@@ -22,14 +22,14 @@ def test_the_program_is_the_controllers_wheel_and_runs(host: Host, wanted: Weigh
     wheel = Path(wanted.wheel)
     require_same_file(host, f"{wanted.home}/{wheel.name}", wheel)
     require_same_file(host, f"{wanted.home}/requirements.txt", Path(wanted.requirements))
-    said = host.run(f"{wanted.command} --version")
-    require(said.rc == 0, f"{wanted.command} does not run: {said.stderr.strip()[-100:]}")
+    done = host.run(f"{wanted.command} --version")
+    require(done.rc == 0, f"{wanted.command} does not run: {done.stderr.strip()[-100:]}")
 
 
 def test_the_locks_on_the_host_are_the_controllers(host: Host, wanted: WeightsPromise) -> None:
     """Bytes are judged by them."""
     if not wanted.sets:
-        moot("the host is to have no sets")
+        not_applicable("the host is to have no sets")
     for name in wanted.sets:
         path = f"{wanted.home}/checkout/lockfiles/weights/{name}.lock.yaml"
         require_same_file(host, path, Path(wanted.locks) / f"{name}.lock.yaml")
@@ -38,23 +38,23 @@ def test_the_locks_on_the_host_are_the_controllers(host: Host, wanted: WeightsPr
 def test_every_set_is_what_its_lock_says(host: Host, wanted: WeightsPromise) -> None:
     """By the program itself; files that have not moved since they were hashed are not read."""
     if not wanted.sets:
-        moot("the host is to have no sets")
+        not_applicable("the host is to have no sets")
     damaged = []
     for name in wanted.sets:
         command = f"{wanted.command} --checkout {wanted.home}/checkout"
-        said = host.run(f"{command} weights verify {wanted.root}/{name}")
-        if said.rc in (_DAMAGED, _NOT_KNOWN):
-            damaged.append(f"{name} ({said.stderr.strip().splitlines()[0]})")
-        elif said.rc != 0:
-            raise Broken(f"{name}: verify ended with {said.rc}: {said.stderr.strip()[:200]}")
+        done = host.run(f"{command} weights verify {wanted.root}/{name}")
+        if done.rc in (_DAMAGED, _NOT_KNOWN):
+            damaged.append(f"{name} ({done.stderr.strip().splitlines()[0]})")
+        elif done.rc != 0:
+            raise Broken(f"{name}: verify ended with {done.rc}: {done.stderr.strip()[:200]}")
     fix = "Run the playbook again, or `sm120 weights verify DIR --repair` on the host."
     require_none(damaged, "damaged", fix)
 
 
 def test_a_part_is_read_again_each_night(host: Host, wanted: WeightsPromise) -> None:
-    """The timer waits, and the last scrub found nothing."""
+    """The timer is set, and the last scrub found no damage."""
     if not wanted.sets:
-        moot("the host is to have no sets")
+        not_applicable("the host is to have no sets")
     require_unit(host, "sm120-scrub.timer")
     for name in ("sm120-scrub.timer", "sm120-scrub.service"):
         require_untouched_unit(host, name)
@@ -71,5 +71,5 @@ def test_a_part_is_read_again_each_night(host: Host, wanted: WeightsPromise) -> 
 def test_the_disk_is_mounted(host: Host, wanted: WeightsPromise) -> None:
     """Where one is named."""
     if not wanted.device:
-        moot("no disk is named")
+        not_applicable("no disk is named")
     require(host.mount_point(wanted.root).exists, f"nothing is mounted at {wanted.root}")

@@ -15,7 +15,7 @@ from pipeline.host.fleet.promised import (
     RuntimePromise,
     TuningPromise,
 )
-from pipeline.host.promises.boot_words import ROLE
+from pipeline.host.promises.boot import ROLE_FILES
 from pipeline.host.promises.owned import LOOSE
 from pipeline.lock.host_model import Part, TargetLock
 from pipeline.lock.model import DebPin
@@ -104,8 +104,8 @@ GOOD = FakeHost(
         "/etc/modprobe.d/sm120-pcie.conf": (
             "# Written by the role pcie; pcie_state=absent removes it.\noptions a b=1\n"
         ),
-        ACS: (ROLE / "sm120-acs").read_text(),
-        UNIT: (ROLE / "sm120-acs.service").read_text(),
+        ACS: (ROLE_FILES / "sm120-acs").read_text(),
+        UNIT: (ROLE_FILES / "sm120-acs.service").read_text(),
         "/var/lib/sm120/pcie/before.txt": "cmdline: none\n",
         "/var/lib/sm120/before/packages": "apt\n",
         SOURCE: (

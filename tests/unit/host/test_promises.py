@@ -20,7 +20,6 @@ from pipeline.host.fleet.promised import (
     RuntimePromise,
     WeightsPromise,
 )
-from pipeline.host.promises import test_absent as absent
 from pipeline.host.promises import test_container_runtime as runtime
 from pipeline.host.promises import test_cuda as cuda
 from pipeline.host.promises import test_host as base
@@ -33,8 +32,8 @@ from pipeline.host.promises import test_pcie as pcie
 from pipeline.host.promises import test_pinned_packages as pins
 from pipeline.host.promises import test_registry as registry
 from pipeline.host.promises import test_weights as weights
-from pipeline.host.promises.answers import Answer, Broken, Moot, Unsure
-from pipeline.host.promises.boot_words import without_effect
+from pipeline.host.promises.boot import without_effect
+from pipeline.host.promises.outcome import Broken, NotApplicable, Outcome, Undecided
 from pipeline.host.promises.owned import LEFT, LOOSE
 from pipeline.lock.host_model import HostLock, sealed_host, write_host_lock
 from pipeline.spec.host import HostSpec
@@ -218,7 +217,7 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         ],
     ),
     (
-        pcie.test_no_other_file_of_grub_takes_its_words_away,
+        pcie.test_no_other_file_of_grub_overrides_its_arguments,
         (PCIE,),
         [
             saying(GRUB_WORDS, f"{GRUB_ROWS}/etc/default/grub.d/99-x.cfg\tquiet\n{END}"),
@@ -391,7 +390,7 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         ],
     ),
     (
-        pcie.test_the_kernel_was_booted_with_its_words,
+        pcie.test_the_kernel_was_booted_with_its_arguments,
         (PCIE,),
         [
             with_file("/proc/cmdline", "root=/dev/vda iommu=pt"),
@@ -399,7 +398,7 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         ],
     ),
     (
-        pcie.test_the_next_boot_has_its_words_too,
+        pcie.test_the_next_boot_has_its_arguments_too,
         (PCIE,),
         [
             with_file("/etc/default/grub.d/60-sm120.cfg", None),
@@ -729,7 +728,7 @@ NOTHING = facts(changed(h200(), files={}).model_copy(update={"files": {}, "comma
     ],
 )
 def test_what_cannot_be_seen_is_unknown_and_not_kept(check: Any, given: tuple[Any, ...]) -> None:
-    with pytest.raises(Unsure):
+    with pytest.raises(Undecided):
         check(NOTHING, *given)
 
 
@@ -737,25 +736,25 @@ def test_what_cannot_be_seen_is_unknown_and_not_kept(check: Any, given: tuple[An
     ("host", "words"),
     [
         (saying("nvidia-smi --query-gpu", "No devices were found\n", 6), "No devices"),
-        (saying("nvidia-smi --query-gpu", "", 127), "says nothing"),
+        (saying("nvidia-smi --query-gpu", "", 127), "no output"),
     ],
 )
 def test_programs_that_see_no_card_say_nothing_of_their_version(host: FakeHost, words: str) -> None:
-    with pytest.raises(Unsure, match=words):
+    with pytest.raises(Undecided, match=words):
         driver.test_the_programs_are_of_the_same_version(host, LOCK)
 
 
 def test_a_host_without_kernels_or_modinfo_says_nothing_of_the_next_boot() -> None:
     check = driver.test_the_kernel_that_boots_next_has_the_driver
-    with pytest.raises(Moot, match="no kernel"):
+    with pytest.raises(NotApplicable, match="no kernel"):
         check(saying("ls -v /boot", "grub\nvmlinuz\n"), LOCK)
-    with pytest.raises(Unsure, match="no modinfo"):
+    with pytest.raises(Undecided, match="modinfo is not installed"):
         check(saying("/sbin/modinfo --set-version 6.8.0-11-generic ", "", 127), LOCK)
 
 
 def test_a_controllers_file_that_is_not_there_leaves_the_promise_unknown(tmp_path: Path) -> None:
     promise = keyed(REPOSITORY, tmp_path / "gone")
-    with pytest.raises(Unsure, match="not on this controller"):
+    with pytest.raises(Undecided, match="not on this controller"):
         repository.test_the_source_is_believed_by_its_own_key_only(GOOD, promise)
 
 
@@ -790,10 +789,10 @@ def promised(tmp_path: Path) -> Promised:
 
 
 @pytest.mark.parametrize(
-    ("releases", "ending"), [([], None), (["13.3"], Broken), (["13.9"], Unsure)]
+    ("releases", "ending"), [([], None), (["13.3"], Broken), (["13.9"], Undecided)]
 )
 def test_the_driver_must_run_what_every_image_compiles(
-    promised: Promised, releases: list[str], ending: type[Answer] | None
+    promised: Promised, releases: list[str], ending: type[Outcome] | None
 ) -> None:
     wanted = CudaPromise(state="present", toolkit=True, image_releases=releases)
     if ending is None:
@@ -811,17 +810,17 @@ def test_the_toolkit_must_be_the_locked_release(promised: Promised) -> None:
     for text in (None, '{"cuda": {"version": "13.20.1"}}'):
         with pytest.raises(Broken):
             check(with_file(path, text), promised, wanted)
-    with pytest.raises(Moot):
+    with pytest.raises(NotApplicable):
         check(GOOD, promised, wanted.model_copy(update={"toolkit": False}))
 
 
 @pytest.mark.parametrize("role", sorted(LEFT))
 def test_a_role_that_was_undone_leaves_nothing(promised: Promised, role: str) -> None:
     clean = FakeHost()
-    absent.test_nothing_of_the_role_is_left(clean, promised, role)
+    owned.test_nothing_of_the_role_is_left(clean, role)
     for path in LEFT[role]:
         with pytest.raises(Broken, match="still there"):
-            absent.test_nothing_of_the_role_is_left(FakeHost(files={path: "x"}), promised, role)
+            owned.test_nothing_of_the_role_is_left(FakeHost(files={path: "x"}), role)
 
 
 def test_a_small_window_is_broken_and_names_the_card() -> None:
@@ -889,10 +888,12 @@ def test_a_file_that_takes_our_words_away_is_named_and_not_the_boot_loader() -> 
     later = f"{GRUB_ROWS}/etc/default/grub.d/99-mine.cfg\tquiet\n{END}"
     host = GOOD.but(says={GRUB_WORDS: (0, later)}, files={"/proc/cmdline": "quiet"})
     with pytest.raises(Broken) as found:
-        pcie.test_the_kernel_was_booted_with_its_words(host, PCIE)
+        pcie.test_the_kernel_was_booted_with_its_arguments(host, PCIE)
     assert "/etc/default/grub.d/99-mine.cfg is read after ours" in found.value.fix
     with pytest.raises(Broken) as found:
-        pcie.test_the_kernel_was_booted_with_its_words(with_file("/proc/cmdline", "quiet"), PCIE)
+        pcie.test_the_kernel_was_booted_with_its_arguments(
+            with_file("/proc/cmdline", "quiet"), PCIE
+        )
     assert "the boot loader" in found.value.fix
 
 
@@ -937,13 +938,13 @@ def test_an_environment_that_says_what_we_say_is_as_promised() -> None:
             runtime.test_the_limits_are_set,
             RUNTIME,
             with_file("/etc/docker/daemon.json", "{"),
-            "Mend or remove /etc/docker/daemon.json",
+            "Repair or remove /etc/docker/daemon.json",
         ),
         (
             runtime.test_the_login_is_there_and_nobody_elses_to_read,
             RUNTIME,
             with_file("/root/.docker/config.json", "no JSON"),
-            "Mend or remove /root/.docker/config.json",
+            "Repair or remove /root/.docker/config.json",
         ),
     ],
 )
@@ -1004,5 +1005,5 @@ def test_sources_are_read_as_apt_reads_them(name: str, text: str, unsigned: bool
 def test_files_that_cannot_be_read_in_time_are_not_taken_for_good_ones(
     check: Any, given: tuple[Any, ...]
 ) -> None:
-    with pytest.raises(Unsure, match="cannot be read: did not end"):
+    with pytest.raises(Undecided, match="cannot be read: did not end"):
         check(saying("for f in ", "did not end within 120 s", 124), *given)

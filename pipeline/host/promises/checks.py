@@ -1,4 +1,4 @@
-"""What promises are judged by: files, units and packages of a host, through testinfra."""
+"""Checks on a host that promises share: its files, units and packages, through testinfra."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.host.promises.answers import Broken, Unsure, require_none
+from pipeline.host.promises.outcome import Broken, Undecided, require_none
 from pipeline.lock.host_model import Part, TargetLock, read_host_lock
 from pipeline.proc import last_line
 
 # testinfra ships no types
 Host = Any
-# where settings of a site stand, and those of its packages
+# systemd's folders for settings of a site; those of packages are _SHIPPED
 _UNIT_PLACES = (
     *("/etc/systemd/system", "/etc/systemd/system.control", "/run/systemd/system"),
     *("/run/systemd/system.control", "/run/systemd/transient"),
@@ -31,19 +31,19 @@ def text_of(host: Host, path: str) -> str:
 
 
 def require_text(host: Host, path: str, want: str) -> None:
-    """The file says exactly this, but for blank lines."""
+    """The file has exactly these lines, but for blank ones."""
     got = [x.rstrip() for x in text_of(host, path).splitlines() if x.strip()]
     wanted = [x.rstrip() for x in want.splitlines() if x.strip()]
     other = [x for x in got if x not in wanted]
-    lost = [x for x in wanted if x not in got]
+    missing = [x for x in wanted if x not in got]
     require_none([f"`{x}` is not ours" for x in other], path)
-    require_none([f"`{x}` is gone" for x in lost], path)
+    require_none([f"`{x}` is missing" for x in missing], path)
 
 
 def require_same_file(host: Host, path: str, source: Path) -> None:
     """The file on the host has the bytes of the controller's."""
     if not source.is_file():
-        raise Unsure(f"{source} is not on this controller to compare with")
+        raise Undecided(f"{source} is not on this controller to compare with")
     if not host.file(path).exists:
         raise Broken(f"{path} is missing")
     want, got = hashlib.sha256(source.read_bytes()).hexdigest(), host.file(path).sha256sum
@@ -70,29 +70,30 @@ def texts_in(host: Host, *patterns: str) -> dict[str, str]:
     # a link to /dev/null stands for an empty file: so a site switches off what a package brings
     there = '[ ! -f "$f" ] && [ ! -c "$f" ]'
     form = there + " || { printf '\\036%s\\n' \"$f\"; tr -d '\\036\\200-\\377' <\"$f\"; }"
-    said = host.run(f"for f in {' '.join(patterns)}; do {form}; done")
-    if said.rc != 0:
+    done = host.run(f"for f in {' '.join(patterns)}; do {form}; done")
+    if done.rc != 0:
         # such as a home on a file server that does not answer
-        raise Unsure(f"{patterns[0]} and others cannot be read: {last_line(said.stderr)}")
-    parts = (x.partition("\n") for x in said.stdout.split("\x1e") if x)
+        raise Undecided(f"{patterns[0]} and others cannot be read: {last_line(done.stderr)}")
+    parts = (x.partition("\n") for x in done.stdout.split("\x1e") if x)
     return {path: text for path, _, text in parts}
 
 
 def require_untouched_unit(host: Host, name: str, ours: Sequence[str] = ()) -> None:
-    """Nothing changes what a unit was shipped with: no drop-in but ours, no file in its place."""
+    """Nothing changes a unit as it was shipped: no drop-in but ours, no file in its place."""
     kind = name.rpartition(".")[2]
     folders = [f"{place}/{part}.d" for place in _UNIT_PLACES for part in (name, kind)]
-    said = host.run(
+    output = host.run(
         f"systemctl show {name} --property=FragmentPath,DropInPaths,NeedDaemonReload;"
         f" ls -d {' '.join(f'{x}/*.conf' for x in folders)} 2>/dev/null"
     ).stdout.splitlines()
-    shown = dict(line.partition("=")[::2] for line in said if not line.startswith("/"))
+    shown = dict(line.partition("=")[::2] for line in output if not line.startswith("/"))
     if not shown.get("FragmentPath"):
-        raise Broken(f"there is no {name}")
+        raise Broken(f"{name} does not exist")
     own = f"{_UNIT_PLACES[0]}/{name}"
-    found = [*shown.get("DropInPaths", "").split(), *(x for x in said if x.startswith("/"))]
-    found += [] if name.startswith("sm120-") else [x for x in [shown["FragmentPath"]] if x == own]
-    wrong = [x for x in dict.fromkeys(found) if x not in ours and not x.startswith(_SHIPPED)]
+    files = [*shown.get("DropInPaths", "").split(), *(x for x in output if x.startswith("/"))]
+    if shown["FragmentPath"] == own and not name.startswith("sm120-"):
+        files.append(own)
+    wrong = [x for x in dict.fromkeys(files) if x not in ours and not x.startswith(_SHIPPED)]
     fix = f"rm {' '.join(wrong)}; systemctl daemon-reload; systemctl restart {name}"
     require_none(wrong, f"{name} is changed by", fix)
     if shown.get("NeedDaemonReload") == "yes":
@@ -111,18 +112,18 @@ def require_packages(host: Host, names: list[str]) -> None:
 def installed(host: Host, names: list[str]) -> dict[str, tuple[str, str]]:
     """Version and wanted state (`install`, `hold`) of those that are installed."""
     form = "${binary:Package}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\n"
-    said = host.run(f"dpkg-query --show --showformat '{form}' {' '.join(names)}").stdout
-    rows = [line.split("\t") for line in said.splitlines() if line.count("\t") == 3]
+    output = host.run(f"dpkg-query --show --showformat '{form}' {' '.join(names)}").stdout
+    rows = [line.split("\t") for line in output.splitlines() if line.count("\t") == 3]
     good = [r for r in rows if r[3] == "installed"]
     return {name.partition(":")[0]: (version, want) for name, version, want, _ in good}
 
 
-def words_of(host: Host, path: str) -> list[str]:
-    """A file of the kernel's, by words."""
-    said = host.run(f"cat {path}")
-    if said.rc != 0:
-        raise Unsure(f"{path} cannot be read")
-    return str(said.stdout).split()
+def arguments_of(host: Host, path: str) -> list[str]:
+    """The arguments in a file such as /proc/cmdline."""
+    done = host.run(f"cat {path}")
+    if done.rc != 0:
+        raise Undecided(f"{path} cannot be read")
+    return str(done.stdout).split()
 
 
 def locked_target(lock_file: Path | None, target: str) -> TargetLock:
@@ -130,9 +131,9 @@ def locked_target(lock_file: Path | None, target: str) -> TargetLock:
     try:
         lock = read_host_lock(lock_file or Path("host.lock.yaml"))
     except PipelineError as error:
-        raise Unsure(str(error)) from error
+        raise Undecided(str(error)) from error
     if target not in lock.targets:
-        raise Unsure(f"the lock has no packages for {target}")
+        raise Undecided(f"the lock has no packages for {target}")
     return lock.targets[target]
 
 
