@@ -157,9 +157,9 @@ def test_a_stopped_fetch_leaves_only_its_own_folder_and_goes_on(
     wait_until_it_flows(hub, 20 << 20, child)
     child.send_signal(number)
     asked = time.monotonic()
-    _, words = child.communicate(timeout=20)
-    assert (child.returncode, time.monotonic() - asked < 5) == (130, True), words
-    assert "Traceback" not in words
+    _, output = child.communicate(timeout=20)
+    assert (child.returncode, time.monotonic() - asked < 5) == (130, True), output
+    assert "Traceback" not in output
     assert [p.name for p in place.root.iterdir()] == [".sm120"]
     hub.bytes_per_s = 0
     sent = hub.sent_bytes()
@@ -179,8 +179,8 @@ def test_two_processes_at_once_fetch_everything_once(
     place = new_place(tmp_path / "weights", locked(hub, checkout), hub_cache=False)
     hub.bytes_per_s = 20 << 20
     children = [start(hub, checkout, place.root) for _ in range(2)]
-    words = [child.communicate()[1] for child in children]
-    assert [child.returncode for child in children] == [0, 0], words
+    output = [child.communicate()[1] for child in children]
+    assert [child.returncode for child in children] == [0, 0], output
     assert hub.sent_bytes() == place.lock.size_bytes
     require_same(place, files)
 
@@ -199,10 +199,10 @@ def test_the_stock_client_finds_the_hub_layout_without_network(
     child.communicate()
     hub.asked.clear()
     for revision in ("main", place.lock.commit):
-        found = huggingface_hub.snapshot_download(
+        downloaded = huggingface_hub.snapshot_download(
             "org/tiny", revision=revision, cache_dir=tmp_path / "cache", local_files_only=True
         )
-        assert Path(found) == place.snapshot
+        assert Path(downloaded) == place.snapshot
         for name, source in files.items():
             one = huggingface_hub.hf_hub_download(
                 "org/tiny",

@@ -37,7 +37,7 @@ TOKEN = "hf_a_token_for_tests"
 class Serving:
     endpoint: str
     process: subprocess.Popen[bytes]
-    words: Path
+    log_file: Path
 
     @property
     def port(self) -> int:
@@ -45,7 +45,7 @@ class Serving:
 
     @property
     def log(self) -> str:
-        return self.words.read_text(encoding="utf-8")
+        return self.log_file.read_text(encoding="utf-8")
 
     def health(self) -> dict[str, object]:
         kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
@@ -67,17 +67,17 @@ class Serving:
 @contextmanager
 def serving(tmp_path: Path, *args: str, port: int = 0) -> Iterator[Serving]:
     """The real command in a process of its own."""
-    words = tmp_path / f"serve-{time.monotonic_ns()}.log"
+    log_file = tmp_path / f"serve-{time.monotonic_ns()}.log"
     command = [sys.executable, "-m", "pipeline", "weights", "serve", *args]
-    with words.open("wb") as err:
+    with log_file.open("wb") as err:
         process = subprocess.Popen(
             [*command, "--json", "--port", str(port)], stdout=subprocess.PIPE, stderr=err, cwd=ROOT
         )
     try:
         assert process.stdout
-        said = json.loads(process.stdout.readline() or b"{}")
-        assert said, words.read_text(encoding="utf-8")
-        yield Serving(said["endpoint"], process, words)
+        output = json.loads(process.stdout.readline() or b"{}")
+        assert output, log_file.read_text(encoding="utf-8")
+        yield Serving(output["endpoint"], process, log_file)
     finally:
         process.kill()
         process.wait()
@@ -112,8 +112,8 @@ class Hf:
 
     def __call__(self, endpoint: str, *args: str, token: str = "", **more: str) -> tuple[int, str]:
         process = self.start(endpoint, *args, token=token, **more)
-        said = process.communicate(timeout=300)[0].decode()
-        return process.returncode, said
+        output = process.communicate(timeout=300)[0].decode()
+        return process.returncode, output
 
 
 @pytest.fixture
@@ -140,18 +140,18 @@ def test_hf_download_and_hf_cache_verify_pass(
     with serving(tmp_path, str(served.root)) as server:
         server.wait_until_ready()
         to = tmp_path / "got"
-        code, said = hf(server.endpoint, "download", "org/tiny", "--local-dir", str(to))
-        assert code == 0, said
+        code, output = hf(server.endpoint, "download", "org/tiny", "--local-dir", str(to))
+        assert code == 0, output
         assert contents(to) == {**SMALL, **LARGE}
-        code, said = hf(server.endpoint, "cache", "verify", "org/tiny", "--local-dir", str(to))
-        assert (code, "All checksums match" in said) == (0, True), said
-        code, said = hf(server.endpoint, "download", "org/tiny", "--revision", COMMIT)
-        assert code == 0, said
+        code, output = hf(server.endpoint, "cache", "verify", "org/tiny", "--local-dir", str(to))
+        assert (code, "All checksums match" in output) == (0, True), output
+        code, output = hf(server.endpoint, "download", "org/tiny", "--revision", COMMIT)
+        assert code == 0, output
         snapshot = next((tmp_path / "home").rglob(f"snapshots/{COMMIT}"))
         assert contents(snapshot) == {**SMALL, **LARGE}
         again = ["cache", "verify", "org/tiny", "--revision", COMMIT, "--fail-on-missing-files"]
-        code, said = hf(server.endpoint, *again)
-        assert code == 0, said
+        code, output = hf(server.endpoint, *again)
+        assert code == 0, output
 
 
 def test_library_calls_of_engines_are_answered(
@@ -174,8 +174,8 @@ def test_library_calls_of_engines_are_answered(
         info = api.model_info("org/tiny", files_metadata=True)
         sizes = {s.rfilename: s.size for s in info.siblings or []}
         assert sizes == {path: len(data) for path, data in {**SMALL, **LARGE}.items()}
-        found = api.get_paths_info("org/tiny", ["sub dir", "config.json"], expand=True)
-        assert {entry.path for entry in found} == {"sub dir", "config.json"}
+        entries = api.get_paths_info("org/tiny", ["sub dir", "config.json"], expand=True)
+        assert {entry.path for entry in entries} == {"sub dir", "config.json"}
         disk = HfFileSystem(endpoint=server.endpoint, token=False)
         with disk.open("org/tiny/model-00001.safetensors", "rb", block_size=1 << 20) as file:
             file.seek(123_456_789)
@@ -262,8 +262,8 @@ def test_hf_goes_on_where_it_was_when_the_server_dies_and_comes_back(
         server.process.wait()
     with serving(tmp_path, str(place.root), port=port) as again:
         again.wait_until_ready()
-        said = client.communicate(timeout=120)[0].decode()
-        assert client.returncode == 0, said
+        output = client.communicate(timeout=120)[0].decode()
+        assert client.returncode == 0, output
         assert contents(to) == {**SMALL, **LARGE}
         assert "model-00001.safetensors 206 " in again.log
 
@@ -287,14 +287,16 @@ def test_hf_with_the_token_gets_in_and_without_or_with_another_does_not(
     with serving(tmp_path, str(place.root), "--token-file", str(tokens)) as server:
         ask = ["download", "org/tiny", "config.json"]
         assert hf(server.endpoint, *ask, token=TOKEN)[0] == 0
-        code, said = hf(
+        code, output = hf(
             server.endpoint, "download", "org/tiny", "empty.txt", token="hf_another_one"
         )
-        assert code != 0, said
+        assert code != 0, output
         assert "empty.txt 401 0 " in server.log
         assert "(Invalid credentials in Authorization header)" in server.log
-        code, said = hf(server.endpoint, "download", "org/tiny", "--local-dir", str(tmp_path / "x"))
-        assert code != 0, said
+        code, output = hf(
+            server.endpoint, "download", "org/tiny", "--local-dir", str(tmp_path / "x")
+        )
+        assert code != 0, output
         assert "wants a token: set HF_TOKEN" in server.log
         assert TOKEN not in server.log
         assert "hf_another_one" not in server.log
@@ -318,8 +320,8 @@ def test_hundreds_of_silent_clients_do_not_shut_out_one_with_a_token(
         connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
         assert connection.getresponse().status == 200  # at once, not when they are let go
         connection.close()
-        code, said = hf(server.endpoint, "download", "org/tiny", "config.json", token=TOKEN)
-        assert code == 0, said
+        code, output = hf(server.endpoint, "download", "org/tiny", "config.json", token=TOKEN)
+        assert code == 0, output
 
 
 def test_a_server_without_a_file_handle_left_says_so_and_keeps_its_proofs(
@@ -362,8 +364,8 @@ def test_hf_over_tls_with_an_own_certificate(place: Place, hf: Hf, tmp_path: Pat
         server.wait_until_ready()
         to = tmp_path / "got"
         ask = ["download", "org/tiny", "--local-dir", str(to)]
-        code, said = hf(server.endpoint, *ask, SSL_CERT_FILE=str(cert))
-        assert code == 0, said
+        code, output = hf(server.endpoint, *ask, SSL_CERT_FILE=str(cert))
+        assert code == 0, output
         assert contents(to) == {**SMALL, **LARGE}
         assert server.endpoint.startswith("https://")
         assert hf(server.endpoint.replace("https", "http"), *ask[:2])[0] != 0
@@ -379,10 +381,10 @@ def test_a_flipped_byte_never_reaches_hf(hf: Hf, tmp_path: Path) -> None:
             byte = file.read(1)
             file.seek(4_000_000)
             file.write(bytes([byte[0] ^ 1]))
-        code, said = hf(
+        code, output = hf(
             server.endpoint, "download", "org/tiny", "model.safetensors", "--local-dir", "got"
         )
-        assert code != 0, said
+        assert code != 0, output
         assert "does not have the locked bytes" in server.log
         assert server.health()["status"] == "damaged"
 
@@ -411,8 +413,8 @@ def _free_port() -> int:
 @pytest.fixture(scope="module")
 def olah(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """An independent mirror of the Hub; its packages are not ours, so it has its own room."""
-    if found := shutil.which("olah-cli"):
-        return found
+    if program := shutil.which("olah-cli"):
+        return program
     if not request.config.getoption("--big"):
         pytest.skip("olah (an independent Hub mirror, on PyPI) comes with --big.")
     room = tmp_path_factory.mktemp("olah")
@@ -435,8 +437,8 @@ def mirroring(olah: str, folder: Path, behind: Serving) -> Iterator[str]:
     command += ["--hf-netloc", place, "--hf-lfs-netloc", place]
     command += ["--repos-path", str(folder / "repos"), "--log-path", str(folder / "logs")]
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "no_proxy": "127.0.0.1"}
-    with (folder / "olah.log").open("wb") as words:
-        mirror = subprocess.Popen(command, env=env, stdout=words, stderr=words, cwd=folder)
+    with (folder / "olah.log").open("wb") as log_file:
+        mirror = subprocess.Popen(command, env=env, stdout=log_file, stderr=log_file, cwd=folder)
     try:
         _wait_for(port, mirror)
         yield f"http://127.0.0.1:{port}"
@@ -453,11 +455,11 @@ def test_olah_mirrors_the_server_and_hf_gets_the_same_bytes_through_it(
         server.wait_until_ready()
         with mirroring(olah, tmp_path, server) as here:
             to = tmp_path / "got"
-            code, said = hf(here, "download", "org/tiny", "--local-dir", str(to))
-            assert code == 0, said
+            code, output = hf(here, "download", "org/tiny", "--local-dir", str(to))
+            assert code == 0, output
             assert contents(to) == {**MIRRORED, **MIRRORED_LARGE}
-            code, said = hf(here, "cache", "verify", "org/tiny", "--local-dir", str(to))
-            assert code == 0, said
+            code, output = hf(here, "cache", "verify", "org/tiny", "--local-dir", str(to))
+            assert code == 0, output
         assert "a%20b/%C3%BC.safetensors 206 " in server.log
 
 

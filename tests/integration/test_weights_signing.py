@@ -22,10 +22,10 @@ LARGE = {"model.safetensors": random_bytes(1_000_000), "sub dir/b.safetensors": 
 @pytest.fixture(scope="module")
 def stock() -> str:
     beside = Path(sys.executable).with_name("model_signing")
-    found = str(beside) if beside.is_file() else shutil.which("model_signing")
-    if not found:
+    program = str(beside) if beside.is_file() else shutil.which("model_signing")
+    if not program:
         pytest.skip("model-signing (OpenSSF, on PyPI; it needs pyOpenSSL too) is not installed.")
-    return found
+    return program
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def write_keys(folder: Path, name: str) -> tuple[Path, Path]:
     return private, public
 
 
-def said(*command: object) -> tuple[bool, str]:
+def run_command(*command: object) -> tuple[bool, str]:
     done = subprocess.run(
         [str(part) for part in command], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -57,7 +57,7 @@ def said(*command: object) -> tuple[bool, str]:
 
 
 def ours(*args: object) -> tuple[bool, str]:
-    return said(sys.executable, "-m", "pipeline", "weights", *args)
+    return run_command(sys.executable, "-m", "pipeline", "weights", *args)
 
 
 def flip(place: Place) -> None:
@@ -93,20 +93,20 @@ def test_each_accepts_what_the_other_signs_and_both_refuse_damage(
         place = make_set(tmp_path / name, SMALL, LARGE, hub_cache=hub_cache)
         signature = tmp_path / f"{name}.sig"
         if signer == "ours":
-            good, words = ours("sign", place.root, "--key", private, "--signature", signature)
+            good, output = ours("sign", place.root, "--key", private, "--signature", signature)
         else:
             own = ["--ignore-paths", place.root / ".sm120"]
             sign = [stock, "sign", "key", place.snapshot, "--private_key", private]
-            good, words = said(*sign, "--signature", signature, *own, *links)
-        assert good, words
+            good, output = run_command(*sign, "--signature", signature, *own, *links)
+        assert good, output
         check = ["check-signature", place.root, "--public-key", public, "--signature", signature]
         verify = [stock, "verify", "key", place.snapshot, "--public_key", public]
         verify += ["--signature", signature, *links]
         assert ours(*check)[0], ours(*check)[1]
-        assert said(*verify)[0], said(*verify)[1]
+        assert run_command(*verify)[0], run_command(*verify)[1]
         fault(place)
         assert not ours(*check)[0], name
-        assert not said(*verify)[0], name
+        assert not run_command(*verify)[0], name
 
 
 @pytest.mark.parametrize("signer", ["ours", "stock"])
@@ -122,13 +122,13 @@ def test_both_refuse_another_key_and_an_edited_statement(
     else:
         sign = [stock, "sign", "key", place.root, "--private_key", private]
         own = ["--ignore-paths", place.state]
-        assert said(*sign, "--signature", signature, *own)[0]
+        assert run_command(*sign, "--signature", signature, *own)[0]
 
     def verdicts(key: Path) -> tuple[bool, bool]:
         verify = [stock, "verify", "key", place.root, "--public_key", key]
         return (
             ours("check-signature", place.root, "--public-key", key, "--full")[0],
-            said(*verify, "--signature", signature)[0],
+            run_command(*verify, "--signature", signature)[0],
         )
 
     assert verdicts(public) == (True, True)

@@ -1,4 +1,4 @@
-"""Damage by chance, at least 200 times: each found, each repaired over HTTP, none missed."""
+"""Damage by chance, at least 200 times: each detected, each repaired over HTTP, none missed."""
 
 from __future__ import annotations
 
@@ -164,10 +164,10 @@ def extra_code(a_set: DiskSet, chance: Chance) -> set[str]:
 
 
 def several_bytes(a_set: DiskSet, chance: Chance) -> set[str]:
-    found = set()
+    damaged = set()
     for _ in range(5):
-        found |= flipped(a_set, chance)
-    return found
+        damaged |= flipped(a_set, chance)
+    return damaged
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -191,10 +191,10 @@ def test_of_many_random_faults_each_is_found_and_repaired(
         fault = FAULTS[number % len(FAULTS)]
         wrong = fault(a_set, chance)
         checked = a_set.check()
-        found = {f.path for f in checked.report.damage}
+        damaged = {f.path for f in checked.report.damage}
         # a byte flipped twice is right again, so the bytes themselves are asked, too
-        assert found <= wrong, fault.__name__
-        assert found == wrong or (fault is several_bytes and found), fault.__name__
+        assert damaged <= wrong, fault.__name__
+        assert damaged == wrong or (fault is several_bytes and damaged), fault.__name__
         repair(a_set.place, checked, supply)
         assert a_set.holds_all(), fault.__name__
         settle()
@@ -279,7 +279,7 @@ def test_a_repair_killed_at_any_moment_leaves_no_less_than_before(
     assert killed >= 5
     hub.bytes_per_s = 0
     child = start(a_set, hub, tmp_path)
-    words, _ = child.communicate(timeout=120)
-    assert child.returncode == 0, words
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 0, output
     assert a_set.holds_all()
     assert list(a_set.place.partial_folder.glob("*")) == []

@@ -117,9 +117,9 @@ def compare_rates(report: Report, place: Place, hub: TestHub) -> None:
         f"hf cache verify: {log.size(middle(theirs))}/s",
         f"{middle(ours) / middle(theirs):.2f}×",
     )
-    for words, rates in ((" itself (≥ 0.9)", inside), (", whole command", ours)):
+    for title, rates in ((" itself (≥ 0.9)", inside), (", whole command", ours)):
         report.add(
-            f"verify{words}, against cores × hashlib in memory, median",
+            f"verify{title}, against cores × hashlib in memory, median",
             f"{log.size(middle(rates))}/s",
             f"{cores()} × {log.size(middle(one_core))}/s",
             f"{middle(rates) / (cores() * middle(one_core)):.2f}",

@@ -166,7 +166,7 @@ class TestHub:
     def fail(self, pattern: str, fault: Fault, times: int = 1, stage: Stage = "body") -> None:
         """Answer the next requests that fit in a bad way.
 
-        `stage` says which: a file's `body` wherever it comes from, the `resolve` call before it
+        `stage` is which: a file's `body` wherever it comes from, the `resolve` call before it
         (which redirects large files), the `tree` or `info` of a revision, or the `xet` token.
         """
         with self._guard:

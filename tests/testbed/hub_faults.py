@@ -205,7 +205,7 @@ def page_loop() -> Fault:
     return Fault(act)
 
 
-def says(text: bytes, **named: str) -> Fault:
+def answer(text: bytes, **named: str) -> Fault:
     """Another text than the true answer, as JSON."""
     headers = {name.replace("_", "-"): value for name, value in named.items()}
     return Fault(lambda h, *_: h.send(200, {"Content-Type": "application/json", **headers}, text))

@@ -53,12 +53,12 @@ class Handler(BaseHTTPRequestHandler):
         calls = {_INFO: self._info, _TREE: self._tree, _XET: self._xet, _FILE: self._resolve}
         target = urlsplit(self.path).path
         for shape, answer in calls.items():
-            if found := shape.fullmatch(target):
-                repository = self.hub.repositories.get(found["repo"])
+            if match := shape.fullmatch(target):
+                repository = self.hub.repositories.get(match["repo"])
                 if repository is None or not self._may_see(repository):
                     return self.refuse(401 if repository is None else 404, "RepoNotFound")
-                revision = unquote(found["revision"] or "main")
-                parts = {**found.groupdict(), "revision": revision}
+                revision = unquote(match["revision"] or "main")
+                parts = {**match.groupdict(), "revision": revision}
                 return answer(repository, repository.commit_of(revision), parts)
         self.refuse(404, "")
 
@@ -118,11 +118,11 @@ class Handler(BaseHTTPRequestHandler):
         self.answer("resolve", path, 302, {**named, **to}, b"")
 
     def _answer_cdn(self) -> None:
-        found = _CDN.fullmatch(urlsplit(self.path).path)
-        blob = self.hub.blob_of(found["sha256"]) if found else None
-        if found is None or blob is None:
+        match = _CDN.fullmatch(urlsplit(self.path).path)
+        blob = self.hub.blob_of(match["sha256"]) if match else None
+        if match is None or blob is None:
             return self.refuse(404, "")
-        self._file(blob, unquote(found["path"]), {"ETag": '"an-md5-of-the-store"'})
+        self._file(blob, unquote(match["path"]), {"ETag": '"an-md5-of-the-store"'})
 
     def _file(self, blob: Blob, path: str, headers: dict[str, str]) -> None:
         start, stop = 0, blob.size

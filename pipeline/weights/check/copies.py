@@ -77,7 +77,7 @@ class RouteSupply:
 
     def fetch(self, place: Place, pins: list[FilePin]) -> None:
         """Several files and ranges in parallel, resumable."""
-        fetch_files(place, pins, self.routes, client=self.client, is_right=lambda pin: False)
+        fetch_files(place, pins, self.routes, client=self.client, again=True)
 
     def hang_up(self) -> None:
         """As on Ctrl-C."""

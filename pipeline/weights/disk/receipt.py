@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Collection, Iterable
+import threading
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,8 +24,17 @@ from pipeline.errors import DiskFull, StoreUnwritable
 from pipeline.files import locked, read_plain, write_bytes
 from pipeline.lock.sealed import Sealed
 from pipeline.model import Digest, Frozen, sha256_of
-from pipeline.weights.disk.hashing import BLOCK_BYTES, MARK_CHARS, Identity, Reading
-from pipeline.weights.disk.survey import Finding, extras, survey
+from pipeline.weights.disk.hashing import (
+    BLOCK_BYTES,
+    MACHINE_ERRORS,
+    MARK_CHARS,
+    Identity,
+    Reading,
+    cores,
+    on_all_cores,
+    read_file,
+)
+from pipeline.weights.disk.survey import Finding, extras, right_size, survey
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -32,6 +42,7 @@ from pipeline.weights.place import Place
 _CLOCK_TICK_NS = 2_000_000_000
 _MOST_BYTES = 256 << 20  # a set of 1 TB has 4 MB of marks
 _MACHINE = Path("/etc/machine-id")
+_LIMITS = "The machine is out of memory or of open files: see `ulimit -n`."
 
 
 class Entry(Frozen):
@@ -172,3 +183,37 @@ def check_by_receipt(place: Place, neighbours: Collection[Place] = ()) -> Receip
         [pin for pin in place.lock.files if pin.path not in named],
         findings,
     )
+
+
+def right_files(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> set[str]:
+    """The paths of files that are as locked: by the receipt, or else by hashing them now."""
+    proved = proved_identities(place)
+    right, unknown = set(), []
+    for pin in pins:
+        if (identity := right_size(place.file(pin), pin)) is None:
+            continue
+        if proved.get(pin.path) == identity:
+            right.add(pin.path)
+        else:
+            unknown.append(pin)
+    return right | _right_by_hash(place, unknown, stop) if unknown else right
+
+
+def _right_by_hash(place: Place, pins: list[FilePin], stop: threading.Event) -> set[str]:
+    total = sum(pin.size_bytes for pin in pins)
+    right: set[str] = set()
+
+    def check(pin: FilePin) -> None:
+        try:
+            reading = read_file(place.file(pin), pin.new_hash(), advance=bar.advance, stop=stop)
+        except OSError as error:  # a file that cannot be read is not right
+            if error.errno in MACHINE_ERRORS:
+                raise StoreUnwritable(f"{place.file(pin)}: {error.strerror}", _LIMITS) from error
+            return
+        if reading.digest == pin.want:
+            right.add(pin.path)
+
+    title = f"Checking {len(pins)} files that are here, {log.size(total)}"
+    with log.step(title), log.progress("check", total) as bar:
+        on_all_cores(check, pins, cores(), stop.set)
+    return right

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,8 @@ from pipeline import log
 from pipeline.errors import DiskFull, SpecInvalid, StoreUnwritable
 from pipeline.fetch.http import Client
 from pipeline.files import is_free, locked, os_errors_explained
-from pipeline.weights.disk.hashing import MACHINE_ERRORS, cores, on_all_cores, read_file
 from pipeline.weights.disk.install import install, link
-from pipeline.weights.disk.receipt import proved_identities
-from pipeline.weights.disk.survey import right_size
+from pipeline.weights.disk.receipt import right_files
 from pipeline.weights.model import FilePin, read_lock
 from pipeline.weights.place import Place
 from pipeline.weights.transfer.partial_file import PartialFile
@@ -30,7 +27,6 @@ RANGE_BYTES = 64 << 20
 JOBS = 8  # what `hf download` uses, and what mirrors expect from one client
 # a disk that is filled to its last byte makes other programs fail
 LEAVE_FREE_BYTES = 64 << 20
-_LIMITS = "Nothing was fetched. The machine is out of memory or of open files: see `ulimit -n`."
 
 
 @dataclass(frozen=True)
@@ -50,12 +46,12 @@ def fetch_files(
     *,
     client: Client,
     options: Options | None = None,
-    is_right: Callable[[FilePin], bool] | None = None,
+    again: bool = False,
 ) -> list[FilePin]:
     """Fetch every file that is not yet right; returns those that were fetched.
 
-    Files that are there are right when a receipt proves them or their hash is right; `is_right`
-    may answer instead. One process at a time works on a place.
+    Files that are there are right when a receipt proves them or their hash is right; `again`
+    fetches all, where the caller knows them to be wrong. One process at a time works on a place.
     """
     lock_file = place.state / "fetch.lock"
     with os_errors_explained(lock_file):
@@ -63,7 +59,8 @@ def fetch_files(
             log.say("Another fetch is at work on this folder; waiting for it")
     with locked(lock_file, stop=client.stop):
         _require_own_folder(place, pins)
-        todo = _not_right(place, pins, is_right, client.stop)
+        right = set() if again else right_files(place, pins, client.stop)
+        todo = [pin for pin in pins if pin.path not in right]
         if todo:
             _transfer(place, todo, Router(routes), client, options or Options())
         for pin in pins:
@@ -99,46 +96,6 @@ def _require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
     for pin in pins:
         if place.file(pin).is_dir() and not place.file(pin).is_symlink():
             raise StoreUnwritable(f"{place.file(pin)}: is a folder")
-
-
-def _not_right(
-    place: Place,
-    pins: Sequence[FilePin],
-    is_right: Callable[[FilePin], bool] | None,
-    stop: threading.Event,
-) -> list[FilePin]:
-    """Files that are missing, or that are there with other bytes."""
-    identities = {pin.path: right_size(place.file(pin), pin) for pin in pins}
-    here = [pin for pin in pins if identities[pin.path] is not None]
-    if is_right is not None:
-        right = {pin.path for pin in here if is_right(pin)}
-    else:
-        proved = proved_identities(place)
-        right = {pin.path for pin in here if proved.get(pin.path) == identities[pin.path]}
-        unknown = [pin for pin in here if pin.path not in right]
-        right |= _right_by_hash(place, unknown, stop) if unknown else set()
-    return [pin for pin in pins if pin.path not in right]
-
-
-def _right_by_hash(place: Place, pins: list[FilePin], stop: threading.Event) -> set[str]:
-    """Which of the files that are there have the right bytes; all cores read."""
-    total = sum(pin.size_bytes for pin in pins)
-    right: set[str] = set()
-
-    def check(pin: FilePin) -> None:
-        try:
-            reading = read_file(place.file(pin), pin.new_hash(), advance=bar.advance, stop=stop)
-        except OSError as error:  # a file that cannot be read is fetched, too
-            if error.errno in MACHINE_ERRORS:
-                raise StoreUnwritable(f"{place.file(pin)}: {error.strerror}", _LIMITS) from error
-            return
-        if reading.digest == pin.want:
-            right.add(pin.path)
-
-    title = f"Checking {len(pins)} files that are here, {log.size(total)}"
-    with log.step(title), log.progress("check", total) as bar:
-        on_all_cores(check, pins, cores(), stop.set)
-    return right
 
 
 def _transfer(

@@ -16,8 +16,8 @@ def entry(key: str, value: Any) -> bytes:
     if isinstance(value, str):
         return text(key) + struct.pack("<I", 8) + text(value)
     if isinstance(value, list):
-        words = b"".join(map(text, value))
-        return text(key) + struct.pack("<IIQ", 9, 8, len(value)) + words
+        strings = b"".join(map(text, value))
+        return text(key) + struct.pack("<IIQ", 9, 8, len(value)) + strings
     return text(key) + struct.pack("<II", 4, value)
 
 

@@ -47,9 +47,9 @@ class Bed:
         return self.commit
 
     def spec(self, **changes: Any) -> WeightsSpec:
-        words = "A set of weights that is only here for the tests."
+        about = "A set of weights that is only here for the tests."
         spec = {"name": "tiny", "repository": "org/tiny", "format": "safetensors", "quant": "bf16"}
-        return WeightsSpec.model_validate({**spec, "about": words, **changes})
+        return WeightsSpec.model_validate({**spec, "about": about, **changes})
 
     def asker(self, token: str | None = TOKEN) -> Hub:
         return Hub(self.settings, endpoint=self.hub.url, token=token, first_wait_s=0.01)

@@ -65,8 +65,8 @@ class Bed:
         public = read_key_file(self.sm120.cwd / "keys" / f"{name}.pub")
         key = read_public(public, name)
         entry = trust_entry(name, public.decode(), key_id(key), datetime.now(UTC))
-        (found,) = yaml.safe_load(f"keys:\n{entry}\n")["keys"]
-        text = json.dumps({"keys": [{**found, **changes}]}, default=lambda t: t.isoformat())
+        (report,) = yaml.safe_load(f"keys:\n{entry}\n")["keys"]
+        text = json.dumps({"keys": [{**report, **changes}]}, default=lambda t: t.isoformat())
         (self.sm120.cwd / "lockfiles" / "trust.yaml").write_text(text)
         return self.sm120.cwd / "keys" / f"{name}.pem"
 
@@ -79,8 +79,8 @@ def bed(tmp_path: Path, sm120: Command) -> Bed:
 def test_without_a_checkout_the_answer_says_that_nothing_vouches_for_the_lock(bed: Bed) -> None:
     error, out, _ = bed.verify()
     assert (error, NOTHING in out) == ("", True)
-    (found,) = json.loads(bed.verify("--json")[1])["sets"]
-    assert (found["lock_from"], found["vouched_by"]) == ("beside", "")
+    (report,) = json.loads(bed.verify("--json")[1])["sets"]
+    assert (report["lock_from"], report["vouched_by"]) == ("beside", "")
 
 
 def test_a_resealed_lock_is_obeyed_only_with_these_words(bed: Bed) -> None:
@@ -93,8 +93,8 @@ def test_the_checkouts_lock_vouches_for_the_same_lock(bed: Bed) -> None:
     bed.make_checkout(bed.disk.place.lock)
     error, out, _ = bed.verify()
     assert (error, "vouched for by the checkout" in out) == ("", True)
-    (found,) = json.loads(bed.verify("--json")[1])["sets"]
-    assert (found["lock_from"], found["vouched_by"]) == ("beside", "the checkout")
+    (report,) = json.loads(bed.verify("--json")[1])["sets"]
+    assert (report["lock_from"], report["vouched_by"]) == ("beside", "the checkout")
 
 
 def test_a_checkout_that_does_not_know_the_set_vouches_for_nothing(bed: Bed) -> None:
@@ -257,8 +257,8 @@ def recorded(bed: Bed) -> None:
 def test_a_trusted_record_of_the_same_lock_is_named_but_does_not_vouch_for_it(bed: Bed) -> None:
     recorded(bed)
     assert f"{NOTHING}; it is the one of the record that builder signed" in bed.verify()[1]
-    (found,) = json.loads(bed.verify("--json")[1])["sets"]
-    assert (found["vouched_by"], found["recorded_by"]) == ("", "builder")
+    (report,) = json.loads(bed.verify("--json")[1])["sets"]
+    assert (report["vouched_by"], report["recorded_by"]) == ("", "builder")
 
 
 @pytest.mark.parametrize(("path", "data"), [(SHARD, b"x" * 300_000), (CODE, b"import os\n")])

@@ -26,12 +26,12 @@ from pipeline.errors import (
     StoreUnwritable,
 )
 from pipeline.fetch.http import Client
+from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import Reading, identity_of, read_file
 from pipeline.weights.disk.receipt import Entry, keep
 from pipeline.weights.model import FilePin, sealed
 from pipeline.weights.place import new_place
-from pipeline.weights.transfer import fetch as fetching
-from pipeline.weights.transfer.fetch import Options, fetch_range
+from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
 from pipeline.weights.transfer.partial_file import PartialFile
 from pipeline.weights.transfer.sources import find_routes
 from tests.testbed import hub_faults as fault
@@ -239,8 +239,8 @@ def test_one_bad_file_does_not_keep_the_others_away(bed: Bed) -> None:
 def test_the_place_of_a_wrong_byte_is_named(bed: Bed, capfd: pytest.CaptureFixture[str]) -> None:
     bed.hub.fail(BIG, fault.flip(3 * RANGE_BYTES + 5))
     bed.fetch()
-    said = capfd.readouterr().err
-    assert "196.6 kB to 262.1 kB were wrong" in said
+    output = capfd.readouterr().err
+    assert "196.6 kB to 262.1 kB were wrong" in output
 
 
 def test_a_wrong_small_file_is_refused_too(bed: Bed) -> None:
@@ -268,7 +268,7 @@ def test_a_server_that_asks_for_a_pause_gets_it(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusal", "ending"),
+    ("refusal", "error"),
     [
         (fault.gated(403), HubRefused),
         (fault.gated(401), HubRefused),
@@ -279,10 +279,10 @@ def test_a_server_that_asks_for_a_pause_gets_it(bed: Bed) -> None:
     ],
 )
 def test_a_refusal_has_its_own_ending(
-    bed: Bed, refusal: fault.Fault, ending: type[PipelineError]
+    bed: Bed, refusal: fault.Fault, error: type[PipelineError]
 ) -> None:
     bed.hub.fail(BIG, refusal, times=ALWAYS, stage="resolve")
-    with pytest.raises(ending, match=BIG):
+    with pytest.raises(error, match=BIG):
         bed.fetch()
     bed.require_absent()
 
@@ -313,13 +313,13 @@ def test_the_token_goes_to_the_hub_and_never_to_where_it_sends_us(bed: Bed) -> N
 
 
 def test_the_token_is_not_sent_after_a_redirect_to_a_stranger_and_back(bed: Bed) -> None:
-    with test_hub() as stranger:
-        stranger.add("org/tiny", bed.files)
-        to = f"{stranger.url}/org/tiny/resolve/{bed.commit}/{BIG}"
+    with test_hub() as other:
+        other.add("org/tiny", bed.files)
+        to = f"{other.url}/org/tiny/resolve/{bed.commit}/{BIG}"
         bed.hub.fail(BIG, fault.redirect(to), times=ALWAYS, stage="resolve")
         bed.fetch()
-        assert stranger.asked
-        assert not any(a.has_token for a in stranger.asked)
+        assert other.asked
+        assert not any(a.has_token for a in other.asked)
     bed.require_right()
 
 
@@ -394,24 +394,14 @@ def test_a_file_that_is_there_but_wrong_is_replaced(bed: Bed) -> None:
     bed.require_right()
 
 
-def test_a_receipt_may_answer_for_files_that_are_there(bed: Bed) -> None:
-    from pipeline.weights.transfer.fetch import Options, fetch_files
-
+def test_files_that_are_there_are_fetched_again_where_the_caller_asks_for_it(bed: Bed) -> None:
     bed.fetch()
     client = Client(bed.settings)
-    asked: list[str] = []
-
-    def is_right(pin: FilePin) -> bool:
-        asked.append(pin.path)
-        return pin.path != SMALL
-
     routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN)
-    pins = bed.lock().files
-    brought = fetch_files(
-        bed.place(), pins, routes, client=client, options=Options(), is_right=is_right
-    )
-    assert [pin.path for pin in brought] == [SMALL]
-    assert sorted(asked) == sorted(bed.files)
+    pins = [pin for pin in bed.lock().files if pin.path == SMALL]
+    assert fetch_files(bed.place(), pins, routes, client=client) == []
+    assert fetch_files(bed.place(), pins, routes, client=client, again=True) == pins
+    bed.require_right()
 
 
 def test_a_subset_leaves_the_rest_of_an_interrupted_fetch_alone(bed: Bed) -> None:
@@ -691,7 +681,7 @@ def test_a_file_that_a_receipt_vouches_for_is_not_read_again(
     place = bed.place()
     bed.fetch(place)
     hashed: list[str] = []
-    monkeypatch.setattr("pipeline.weights.transfer.fetch.read_file", _noting(hashed))
+    monkeypatch.setattr("pipeline.weights.disk.receipt.read_file", _noting(hashed))
     pin = next(p for p in place.lock.files if p.path == BIG)
     entry = Entry(path=BIG, want=pin.want, identity=identity_of(place.file(pin).stat()), marks="")
     keep(place, [entry], [])
@@ -744,7 +734,7 @@ def test_files_that_cannot_be_read_for_the_moment_are_not_fetched_again(
     def fails(*args: object, **kwargs: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(fetching, "read_file", fails)
+    monkeypatch.setattr(receipt, "read_file", fails)
     with pytest.raises(StoreUnwritable, match="Too many open files"):
         bed.fetch()
     assert bed.hub.sent_bytes() == before

@@ -27,9 +27,9 @@ def test_a_revision_is_a_commit_and_a_commit_is_files_with_hashes(bed: Bed) -> N
     assert pins[BIG].sha256 is not None
     assert pins[SMALL].git_sha1 is not None
     for path, pin in pins.items():
-        found = pin.new_hash()
-        found.update(bed.files[path])
-        assert (found.hexdigest(), len(bed.files[path])) == (pin.want, pin.size_bytes)
+        hasher = pin.new_hash()
+        hasher.update(bed.files[path])
+        assert (hasher.hexdigest(), len(bed.files[path])) == (pin.want, pin.size_bytes)
 
 
 def test_a_netrc_entry_is_not_shown_to_the_hub(
@@ -58,13 +58,13 @@ def test_the_token_is_shown_to_the_hub(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "bad", "ending"),
+    ("stage", "bad", "error"),
     [
         ("info", fault.truncated(), HubBroken),
-        ("info", fault.says(b"[]"), HubBroken),
-        ("info", fault.says(b'{"id": "org/tiny"}'), HubBroken),
-        ("info", fault.says(b'{"id": "org/tiny", "sha": "main"}'), HubBroken),
-        ("info", fault.says(b'{"id": "org/tiny", "sha": "' + b"A" * 40 + b'"}'), HubBroken),
+        ("info", fault.answer(b"[]"), HubBroken),
+        ("info", fault.answer(b'{"id": "org/tiny"}'), HubBroken),
+        ("info", fault.answer(b'{"id": "org/tiny", "sha": "main"}'), HubBroken),
+        ("info", fault.answer(b'{"id": "org/tiny", "sha": "' + b"A" * 40 + b'"}'), HubBroken),
         ("info", fault.gated(403), HubRefused),
         ("info", fault.gated(401), HubRefused),
         ("info", fault.status(401), HubRefused),
@@ -74,56 +74,56 @@ def test_the_token_is_shown_to_the_hub(bed: Bed) -> None:
         ("tree", fault.truncated(), HubBroken),
         ("tree", fault.truncated(0), HubBroken),
         ("tree", fault.page_loop(), HubBroken),
-        ("tree", fault.says(b'{"error": "x"}'), HubBroken),
-        ("tree", fault.says(b"[1]"), HubBroken),
-        ("tree", fault.says(b'[{"type": "file"}]'), HubBroken),
-        ("tree", fault.says(listing(path="../../etc/passwd")), HubBroken),
-        ("tree", fault.says(listing(path="/etc/passwd")), HubBroken),
-        ("tree", fault.says(listing(path=".sm120/lock.yaml")), HubBroken),
-        ("tree", fault.says(listing(path="a\u202eb")), HubBroken),
-        ("tree", fault.says(listing(oid="")), HubBroken),
-        ("tree", fault.says(listing(oid="x" * 40)), HubBroken),
-        ("tree", fault.says(listing(size=-1)), HubBroken),
-        ("tree", fault.says(listing(size="many")), HubBroken),
+        ("tree", fault.answer(b'{"error": "x"}'), HubBroken),
+        ("tree", fault.answer(b"[1]"), HubBroken),
+        ("tree", fault.answer(b'[{"type": "file"}]'), HubBroken),
+        ("tree", fault.answer(listing(path="../../etc/passwd")), HubBroken),
+        ("tree", fault.answer(listing(path="/etc/passwd")), HubBroken),
+        ("tree", fault.answer(listing(path=".sm120/lock.yaml")), HubBroken),
+        ("tree", fault.answer(listing(path="a\u202eb")), HubBroken),
+        ("tree", fault.answer(listing(oid="")), HubBroken),
+        ("tree", fault.answer(listing(oid="x" * 40)), HubBroken),
+        ("tree", fault.answer(listing(size=-1)), HubBroken),
+        ("tree", fault.answer(listing(size="many")), HubBroken),
         (
             "tree",
-            fault.says(listing(lfs={"oid": "b" * 64, "size": 2, "pointerSize": 1})),
+            fault.answer(listing(lfs={"oid": "b" * 64, "size": 2, "pointerSize": 1})),
             HubBroken,
         ),
         (
             "tree",
-            fault.says(listing(lfs={"oid": "b" * 63, "size": 1, "pointerSize": 1})),
+            fault.answer(listing(lfs={"oid": "b" * 63, "size": 1, "pointerSize": 1})),
             HubBroken,
         ),
-        ("tree", fault.says(listing()[:-1] + b"," + listing()[1:]), HubBroken),
-        ("tree", fault.says(b"[]", Link='<http://127.0.0.1:9/x>; rel="next"'), HubBroken),
+        ("tree", fault.answer(listing()[:-1] + b"," + listing()[1:]), HubBroken),
+        ("tree", fault.answer(b"[]", Link='<http://127.0.0.1:9/x>; rel="next"'), HubBroken),
         ("tree", fault.gated(403), HubRefused),
         ("tree", fault.status(404, X_Error_Code="RevisionNotFound"), HubRefused),
     ],
 )
 def test_an_answer_that_cannot_be_right_has_its_own_ending(
-    bed: Bed, stage: str, bad: fault.Fault, ending: type[PipelineError]
+    bed: Bed, stage: str, bad: fault.Fault, error: type[PipelineError]
 ) -> None:
     bed.hub.fail("*", bad, times=ALWAYS, stage=stage)  # type: ignore[arg-type]
-    with pytest.raises(ending, match=r"org/tiny|token|circle"):
+    with pytest.raises(error, match=r"org/tiny|token|circle"):
         bed.asker().files("org/tiny", bed.asker().commit_of("org/tiny", "main"))
 
 
 def test_empty_pages_without_end_are_left(bed: Bed) -> None:
     link = f'<{bed.hub.url}/api/models/org/tiny/tree/{bed.commit}?cursor=0>; rel="next"'
-    bed.hub.fail("*", fault.says(b"[]", Link=link), times=ALWAYS, stage="tree")
+    bed.hub.fail("*", fault.answer(b"[]", Link=link), times=ALWAYS, stage="tree")
     with pytest.raises(HubBroken, match="circle"):
         bed.asker().files("org/tiny", bed.commit)
 
 
 def test_a_next_page_elsewhere_does_not_get_the_token(bed: Bed) -> None:
-    with test_hub() as stranger:
-        stranger.add("org/tiny", bed.files)
-        link = f'<{stranger.url}/api/models/org/tiny/tree/main>; rel="next"'
-        bed.hub.fail("*", fault.says(b"[]", Link=link), stage="tree")
+    with test_hub() as other:
+        other.add("org/tiny", bed.files)
+        link = f'<{other.url}/api/models/org/tiny/tree/main>; rel="next"'
+        bed.hub.fail("*", fault.answer(b"[]", Link=link), stage="tree")
         with pytest.raises(HubBroken, match="token"):
             bed.asker().files("org/tiny", bed.commit)
-        assert stranger.asked == []
+        assert other.asked == []
 
 
 def test_a_pause_that_the_hub_asks_for_is_kept(bed: Bed) -> None:

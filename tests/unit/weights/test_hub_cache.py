@@ -74,8 +74,8 @@ class Cache:
         return self.sm120("weights", "verify", str(at or self.snapshot), *more)
 
     def damage(self, *more: str) -> dict[str, str]:
-        (found,) = json.loads(self.verify("--json", *more).out)["sets"]
-        return {f["path"]: f["kind"] for f in found["findings"] if f["damage"]}
+        (result,) = json.loads(self.verify("--json", *more).out)["sets"]
+        return {f["path"]: f["kind"] for f in result["findings"] if f["damage"]}
 
     def repair(self, *more: str) -> int:
         """How many bytes the Hub had to send."""
@@ -91,8 +91,8 @@ class Cache:
             assert (self.snapshot / path).resolve().parent.name == "blobs", path
             assert (self.snapshot / path).read_bytes() == data, path
         api = HfApi(endpoint=self.hub.url, token=False)
-        found = api.verify_repo_checksums("org/tiny", revision=self.commit, cache_dir=self.root)
-        assert (found.mismatches, found.missing_paths) == ([], [])
+        result = api.verify_repo_checksums("org/tiny", revision=self.commit, cache_dir=self.root)
+        assert (result.mismatches, result.missing_paths) == ([], [])
 
     def aside(self) -> list[Path]:
         return list(self.repository.glob(".sm120/*/aside/*"))

@@ -102,7 +102,7 @@ def test_a_whole_index_is_quiet(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "ending"),
+    ("data", "error"),
     [
         (index(BIG)[:-1], HubBroken),
         (b"[]", HubBroken),
@@ -111,9 +111,9 @@ def test_a_whole_index_is_quiet(bed: Bed) -> None:
         (b"[" * 100_000, HubBroken),
     ],
 )
-def test_an_index_that_is_none_is_refused(bed: Bed, data: bytes, ending: type[HubBroken]) -> None:
+def test_an_index_that_is_none_is_refused(bed: Bed, data: bytes, error: type[HubBroken]) -> None:
     bed.publish({**bed.files, INDEX: data})
-    with pytest.raises(ending, match=INDEX):
+    with pytest.raises(error, match=INDEX):
         look_up(bed.spec(), bed.asker(), reader(bed))
 
 
@@ -135,8 +135,8 @@ def test_a_diff_says_what_came_went_and_changed(bed: Bed) -> None:
         return sealed(bed.spec(), files["a"] * 40, pins)
 
     old, new = lock(a="1", b="2", c="3"), lock(a="1", b="4", d="5")
-    found = [(m.kind, m.path) for m in diff_locks(old, new)]
-    assert found == [("changed", "b"), ("removed", "c"), ("added", "d")]
+    moves = [(m.kind, m.path) for m in diff_locks(old, new)]
+    assert moves == [("changed", "b"), ("removed", "c"), ("added", "d")]
     assert diff_locks(old, old) == []
     assert [m.kind for m in diff_locks(None, old)] == ["commit", "added", "added", "added"]
     assert diff_locks(old, lock(a="6", b="2", c="3"))[0].kind == "commit"

@@ -46,9 +46,9 @@ def test_its_subjects_are_the_lock_file_and_the_set(place: Place, tmp_path: Path
 
 
 def test_what_no_receipt_vouches_for_is_unknown_and_says_why(place: Place) -> None:
-    found = verification(place)
-    assert (found.result, found.files_read) == ("unknown", 0)
-    assert "no receipt vouches for 6 files" in found.why[0]
+    result = verification(place)
+    assert (result.result, result.files_read) == ("unknown", 0)
+    assert "no receipt vouches for 6 files" in result.why[0]
 
 
 def test_a_receipt_or_a_full_read_makes_it_verified(place: Place) -> None:

@@ -248,9 +248,9 @@ def test_no_swapped_file_is_moved_before_all_are_proved(
 
     def noting(word: str, real: Any) -> Any:
         def note(*args: Any, **kwargs: Any) -> Any:
-            found = real(*args, **kwargs)
+            result = real(*args, **kwargs)
             events.append(word)
-            return found
+            return result
 
         return note
 

@@ -137,8 +137,8 @@ def test_rot_is_found_within_the_days_and_reported_until_it_is_repaired(
     as_rot = entry.model_copy(update={"identity": identity_of(os.lstat(ten.path("6.gguf")))})
     receipt.keep(ten.place, [as_rot], [])
     assert ten.kinds() == {}  # the receipt cannot see rot
-    found = [bool(night(ten, n).findings) for n in range(8)]
-    assert found == [False] * 3 + [True] * 5
+    reported = [bool(night(ten, n).findings) for n in range(8)]
+    assert reported == [False] * 3 + [True] * 5
     assert ten.kinds() == {"6.gguf": "changed"}
     repair.repair(ten.place, ten.check(), Copies([ten.source]))
     assert "6.gguf" in night(ten, 8).read

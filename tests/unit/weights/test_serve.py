@@ -115,9 +115,9 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def hub(place: Place) -> Iterator[Running]:
-    with running(place.root) as found:
-        found.wait_until_judged()
-        yield found
+    with running(place.root) as running_hub:
+        running_hub.wait_until_judged()
+        yield running_hub
 
 
 @pytest.mark.parametrize("hub_cache", [False, True])
@@ -244,16 +244,16 @@ def test_folder_ids_are_those_that_git_computes(tmp_path: Path) -> None:
 def test_a_long_tree_comes_in_pages(tmp_path: Path) -> None:
     make_set(tmp_path, {f"f{n:04}.json": b"%d" % n for n in range(2500)}, {})
     with running(tmp_path) as hub:
-        path, found = "/api/models/org/tiny/tree/main?recursive=True", []
+        path, listed = "/api/models/org/tiny/tree/main?recursive=True", []
         pages = 0
         while path:
             got = hub.ask(path)
-            found += [row["path"] for row in got.json]
+            listed += [row["path"] for row in got.json]
             pages += 1
             link = got.headers["Link"] or ""
             assert not link or link.startswith(f"<http://127.0.0.1:{hub.server.port}/")
             path = link[1:].partition(">")[0].partition(str(hub.server.port))[2]
-    assert (pages, found) == (3, [f"f{n:04}.json" for n in range(2500)])
+    assert (pages, listed) == (3, [f"f{n:04}.json" for n in range(2500)])
 
 
 def test_the_models_page_lists_files_with_sizes_where_asked(hub: Running) -> None:
@@ -447,12 +447,12 @@ def test_the_log_has_a_line_a_request_and_no_token(
     with running(place.root, tokens=frozenset({"hf_right_token"})) as hub:
         hub.file("config.json", Authorization="Bearer hf_right_token")
         hub.ask("/org/tiny/resolve/main/config.json?token=hf_right_token")
-    said = capfd.readouterr().err
-    lines = sorted(line for line in said.splitlines() if "config.json" in line)
+    output = capfd.readouterr().err
+    lines = sorted(line for line in output.splitlines() if "config.json" in line)
     assert len(lines) == 2
     assert " 200 23 " in lines[0]
     assert " 401 " in lines[1]
-    assert "hf_right_token" not in said
+    assert "hf_right_token" not in output
 
 
 def test_a_browsers_page_cannot_reach_a_loopback_server_by_a_name_of_its_own(hub: Running) -> None:

@@ -127,6 +127,25 @@ def test_a_file_that_cannot_be_read_now_is_not_called_changed(
     assert "Its bytes were not judged" in raised.value.hint
 
 
+def test_a_folder_that_cannot_be_listed_is_named_by_check_and_by_sign(
+    plain: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signature = signed(plain)
+    closed, real = plain.root / "closed", os.scandir
+    closed.mkdir()
+
+    def scandir(path: Path) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(ModelSignatureInvalid, match="extra: closed/"):
+        signing.check(plain.root, signature, PUBLIC)
+    with pytest.raises(WeightsDamaged, match="closed/"):
+        signed(plain)
+
+
 def test_a_missing_file_is_refused(place: Place) -> None:
     signature = signed(place)
     (place.snapshot / "config.json").unlink()

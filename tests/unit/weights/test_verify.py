@@ -251,11 +251,11 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_passed(
     path = plain.path(SHARD)
 
     def replaced_meanwhile(*args: Any) -> Any:
-        found = real(*args)
+        result = real(*args)
         fresh = path.with_suffix(".new")
         fresh.write_bytes(b"x" * 300_000)
         os.replace(fresh, path)
-        return found
+        return result
 
     monkeypatch.setattr(hashing, "_pass_over", replaced_meanwhile)
     assert plain.kinds(only=(SHARD,)) == {SHARD: "moved"}
@@ -393,8 +393,8 @@ def test_the_command_answers_in_json(a_set: DiskSet, sm120: Command) -> None:
     flip(a_set.path(SHARD), 5)
     ended = sm120("weights", "verify", root, "--json")
     assert ended.error == "WeightsDamaged"
-    (found,) = json.loads(ended.out)["sets"]
-    assert [(f["path"], f["kind"]) for f in found["findings"]] == [(SHARD, "changed")]
+    (result,) = json.loads(ended.out)["sets"]
+    assert [(f["path"], f["kind"]) for f in result["findings"]] == [(SHARD, "changed")]
 
 
 def test_the_command_takes_a_lock_for_a_folder_that_has_none(
