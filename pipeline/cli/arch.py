@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pipeline.gate.arch.fatbin import Target
-    from pipeline.gate.arch.report import ArchReport, Judged
+    from pipeline.gate.arch.report import ArchReport, JudgedObject
     from pipeline.gate.arch.spec import ArchSpec
 
 _PACKAGES = "site-packages/"
@@ -108,12 +108,12 @@ def _used_globs(report: ArchReport) -> list[str]:
     return list(dict.fromkeys(x.accepted for x in report.objects if x.accepted))
 
 
-def _rows(objects: list[Judged]) -> list[list[str]]:
+def _rows(objects: list[JudgedObject]) -> list[list[str]]:
     """The worst first; thousands of objects that one line accepts are one row."""
     from pipeline.gate.arch.verdict import Verdict
 
     order = list(Verdict)
-    groups: dict[tuple[str, str], list[Judged]] = {}
+    groups: dict[tuple[str, str], list[JudgedObject]] = {}
     for judged in objects:
         key = (judged.accepted or judged.path, judged.judgement.message)
         groups.setdefault(key, []).append(judged)
@@ -124,7 +124,7 @@ def _rows(objects: list[Judged]) -> list[list[str]]:
     return [_row(group) for group in ranked]
 
 
-def _row(group: list[Judged]) -> list[str]:
+def _row(group: list[JudgedObject]) -> list[str]:
     from pipeline.gate.arch.fatbin import CUBIN, PTX
 
     first = group[0]
@@ -136,7 +136,7 @@ def _row(group: list[Judged]) -> list[str]:
     return [name, _short(targets, CUBIN), _short(targets, PTX), _modules(group), message]
 
 
-def _modules(group: list[Judged]) -> str:
+def _modules(group: list[JudgedObject]) -> str:
     found = [x.judgement for x in group]
     jitted = sum(x.jitted for x in found)
     more = f" + {jitted} jit" if jitted else ""

@@ -242,7 +242,7 @@ def show(result: GateResult) -> str:
     )
     lines.append(
         f"{result.engine} {result.engine_version} {held}, Triton {facts.triton},"
-        f" torch {facts.torch} ({where}, GPU libraries hollow)"
+        f" torch {facts.torch} ({where}, GPU libraries are stubs)"
     )
     if facts.stand_in:
         lines.append(facts.stand_in)

@@ -1,4 +1,4 @@
-"""What the gates said of an image, kept beside it: `images/<name>/<platform>/gates.json`.
+"""What the gates found in an image, kept beside it: `images/<name>/<platform>/gates.json`.
 
 The same findings give the same bytes, wherever and whenever they were made; how long it took and
 when it was lies in `gates.times.json`. A failure is kept like a success.
@@ -24,7 +24,7 @@ from pipeline.errors import (
 )
 from pipeline.files import write_bytes
 from pipeline.gate.smem.limits import Card
-from pipeline.gate.smem.results import CaseVerdict
+from pipeline.gate.smem.results import CaseVerdict, worst
 from pipeline.model import Digest, Frozen, canonical_json
 from pipeline.store.store import Store, read_own
 
@@ -72,26 +72,18 @@ class ImageGates(Frozen):
 
     @property
     def verdict(self) -> CaseVerdict:
-        return worst([found.verdict for found in self.results])
+        return worst([result.verdict for result in self.results])
 
 
-def worst(verdicts: Sequence[CaseVerdict]) -> CaseVerdict:
-    """The verdict on all together; none at all is unknown."""
-    for verdict in ("failed", "unknown", "accepted"):
-        if verdict in verdicts:
-            return verdict
-    return "passed" if verdicts else "unknown"
-
-
-def ending(image: str, found: Evidence) -> PipelineError | None:
-    """How a command ends that has this result; none where it may go on."""
-    if found.verdict in ("passed", "accepted"):
+def error_of(image: str, result: Evidence) -> PipelineError | None:
+    """The error that a command with this result ends with; none where it may go on."""
+    if result.verdict in ("passed", "accepted"):
         return None
-    bad = [row for row in found.rows if row.verdict == found.verdict]
-    first = f"{bad[0].name}: {bad[0].message}" if bad else found.message
+    bad = [row for row in result.rows if row.verdict == result.verdict]
+    first = f"{bad[0].name}: {bad[0].message}" if bad else result.message
     more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-    kind = GateUnknown if found.verdict == "unknown" else _FAILURES[found.gate]
-    return kind(f"{image}, gate {found.gate} on {found.arch}: {first}{more}")
+    kind = GateUnknown if result.verdict == "unknown" else _FAILURES[result.gate]
+    return kind(f"{image}, gate {result.gate} on {result.arch}: {first}{more}")
 
 
 def evidence_path(store: Store, image: str, platform: str) -> Path:
@@ -111,13 +103,13 @@ def read_evidence(store: Store, image: str, platform: str, digest: str) -> Image
     """As `kept_evidence`, for those who must not take a damaged file for none."""
     path = evidence_path(store, image, platform)
     try:
-        found = ImageGates.model_validate_json(read_own(path))
+        gates = ImageGates.model_validate_json(read_own(path))
     except FileNotFoundError:
         return None
     except (OSError, StoreDamaged, ValidationError) as error:
         hint = f"Judge it again: `sm120 build {image} --gate`."
-        raise StoreDamaged(f"{path}: what the gates found cannot be read", hint) from error
-    return found if found.image_digest == digest else None
+        raise StoreDamaged(f"{path}: the record of its gates cannot be read", hint) from error
+    return gates if gates.image_digest == digest else None
 
 
 def keep_evidence(
@@ -125,18 +117,18 @@ def keep_evidence(
     image: str,
     platform: str,
     digest: str,
-    found: Sequence[tuple[Evidence, float]],
+    new: Sequence[tuple[Evidence, float]],
 ) -> ImageGates:
     """Put results, each with its seconds, in the place of older ones of the same gate and card."""
     with store.locked(f"gates-{image}-{platform.replace('/', '-')}"):
         before = kept_evidence(store, image, platform, digest)
         results = {(e.gate, e.arch): e for e in (before.results if before else [])}
-        results |= {(e.gate, e.arch): e for e, _ in found}
+        results |= {(e.gate, e.arch): e for e, _ in new}
         ordered = sorted(results.values(), key=lambda e: (_ORDER.index(e.gate), e.arch))
         gates = ImageGates(image=image, platform=platform, image_digest=digest, results=ordered)
         path = evidence_path(store, image, platform)
         write_bytes(path, (gates.model_dump_json(indent=1) + "\n").encode())
-        _keep_times(path.with_name("gates.times.json"), digest, found)
+        _keep_times(path.with_name("gates.times.json"), digest, new)
     return gates
 
 
@@ -147,7 +139,7 @@ class _Times(Frozen):
     gates: dict[str, dict[str, str | float]]
 
 
-def _keep_times(path: Path, digest: str, found: Sequence[tuple[Evidence, float]]) -> None:
+def _keep_times(path: Path, digest: str, results: Sequence[tuple[Evidence, float]]) -> None:
     try:
         before = _Times.model_validate_json(read_own(path))
     except (OSError, StoreDamaged, ValidationError):
@@ -155,7 +147,8 @@ def _keep_times(path: Path, digest: str, found: Sequence[tuple[Evidence, float]]
     known = before.gates if before.image_digest == digest else {}
     ended = datetime.now(UTC).isoformat(timespec="seconds")
     new: dict[str, dict[str, str | float]] = {
-        f"{e.gate} {e.arch}": {"ended": ended, "seconds": round(seconds, 3)} for e, seconds in found
+        f"{e.gate} {e.arch}": {"ended": ended, "seconds": round(seconds, 3)}
+        for e, seconds in results
     }
     times = _Times(image_digest=digest, gates={**known, **new})
     write_bytes(path, canonical_json(times.model_dump()) + b"\n")

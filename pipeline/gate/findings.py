@@ -10,16 +10,16 @@ from pathlib import Path
 from pipeline import __version__
 from pipeline.errors import PipelineError
 from pipeline.gate.arch.facts import reader_digest
-from pipeline.gate.arch.report import ArchReport, Judged
+from pipeline.gate.arch.report import ArchReport, JudgedObject
 from pipeline.gate.arch.verdict import Verdict
-from pipeline.gate.evidence import Evidence, GateKind, Row, worst
+from pipeline.gate.evidence import Evidence, GateKind, Row
 from pipeline.gate.files import gate_files
 from pipeline.gate.patches import PatchVerdict
 from pipeline.gate.sandbox.sandbox import find_sandbox
 from pipeline.gate.smem.environment import Environment
 from pipeline.gate.smem.image_gate import ImageGate
 from pipeline.gate.smem.limits import CARDS, Card
-from pipeline.gate.smem.results import CaseResult, CaseVerdict, GateResult
+from pipeline.gate.smem.results import CaseResult, CaseVerdict, GateResult, worst
 from pipeline.gate.smem.run import worker_digest
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
@@ -42,7 +42,7 @@ def smem_evidence(gate: ImageGate, result: GateResult) -> Evidence:
         summary={
             "engine": f"{result.engine} {result.engine_version}",
             "environment": result.environment.kind,
-            "hollow": result.environment.hollow,
+            "stub libraries": result.environment.stubs,
             "coverage": covered.model_dump(mode="json") if covered else None,
         },
         rows=[_case_row(case) for case in result.cases],
@@ -51,19 +51,19 @@ def smem_evidence(gate: ImageGate, result: GateResult) -> Evidence:
 
 def numerics_evidence(gate: ImageGate, result: GateResult) -> Evidence:
     """What the kernels compute, beside float64."""
-    found = result.numerics
-    assert found is not None
+    numerics = result.numerics
+    assert numerics is not None
     verdicts: dict[str, CaseVerdict] = {"right": "passed", "wrong": "failed"}
     return Evidence(
         gate="numerics",
         arch=result.card.arch,
-        verdict=verdicts.get(found.verdict, "unknown"),
+        verdict=verdicts.get(numerics.verdict, "unknown"),
         inputs={**_inputs(gate, "numerics"), "engine": result.engine_digest},
-        made_by={**_compilers(gate.environment), **found.versions},
+        made_by={**_compilers(gate.environment), **numerics.versions},
         card=result.card,
         summary={
             "by": "Triton's interpreter on the CPU",
-            "repairs": found.repairs,
+            "repairs": numerics.repairs,
             "passed without a number check": len(result.without_numbers),
         },
         rows=[
@@ -73,17 +73,17 @@ def numerics_evidence(gate: ImageGate, result: GateResult) -> Evidence:
                 message=case.message,
                 facts=case.model_dump(mode="json", exclude={"name", "verdict", "message", *_TIMES}),
             )
-            for case in found.cases
+            for case in numerics.cases
         ],
     )
 
 
 def gate_evidence(gate: ImageGate, result: GateResult) -> list[tuple[Evidence, float]]:
-    """Everything that one run of the gate found, each with its seconds."""
-    found = [(smem_evidence(gate, result), result.seconds)]
+    """The evidence of one run of the gate, each part with its seconds."""
+    evidence = [(smem_evidence(gate, result), result.seconds)]
     if result.numerics:
-        found.append((numerics_evidence(gate, result), result.numerics.seconds))
-    return found
+        evidence.append((numerics_evidence(gate, result), result.numerics.seconds))
+    return evidence
 
 
 def _case_row(case: CaseResult) -> Row:
@@ -93,7 +93,7 @@ def _case_row(case: CaseResult) -> Row:
     return Row(name=case.name, verdict=case.verdict, message=case.message, facts=facts)
 
 
-def patch_evidence(gate: ImageGate, card: Card, found: Sequence[PatchVerdict]) -> Evidence:
+def patch_evidence(gate: ImageGate, card: Card, verdicts: Sequence[PatchVerdict]) -> Evidence:
     """The patches' verdicts at the locked version; a patch passes when it is needed."""
     rows = [
         Row(
@@ -102,7 +102,7 @@ def patch_evidence(gate: ImageGate, card: Card, found: Sequence[PatchVerdict]) -
             message=f"{v.state}: {v.message}",
             facts=v.model_dump(mode="json", exclude={"patch", "message"}),
         )
-        for v in found
+        for v in verdicts
     ]
     return Evidence(
         gate="patches",
@@ -122,7 +122,7 @@ def arch_evidence(checkout: Checkout, image: str, report: ArchReport) -> Evidenc
     are one row with the digest of their names and hashes.
     """
     carrying = [x for x in report.objects if x.judgement.verdict is not Verdict.NO_CUDA_CODE]
-    groups: dict[str, list[Judged]] = {}
+    groups: dict[str, list[JudgedObject]] = {}
     for judged in carrying:
         groups.setdefault(judged.accepted or judged.path, []).append(judged)
     rows = [row for name, group in groups.items() for row in _object_rows(name, group)]
@@ -142,7 +142,7 @@ def arch_evidence(checkout: Checkout, image: str, report: ArchReport) -> Evidenc
     )
 
 
-def _object_rows(name: str, group: Sequence[Judged]) -> list[Row]:
+def _object_rows(name: str, group: Sequence[JudgedObject]) -> list[Row]:
     if len(group) <= _FEW:
         return [_object_row(judged) for judged in group]
     listed = canonical_json([[x.path, x.sha256] for x in group])
@@ -152,17 +152,17 @@ def _object_rows(name: str, group: Sequence[Judged]) -> list[Row]:
     return [Row(name=name, verdict="accepted", message=message, facts=facts)]
 
 
-def _object_row(judged: Judged) -> Row:
-    found = judged.judgement
+def _object_row(judged: JudgedObject) -> Row:
+    judgement = judged.judgement
     forgiven: CaseVerdict = "accepted" if judged.accepted else "passed"
     return Row(
         name=judged.path,
         verdict="failed" if judged.failed else forgiven,
-        message=found.message,
+        message=judgement.message,
         facts={
             "sha256": judged.sha256,
             "code": sorted(map(str, judged.facts.targets)),
-            "modules": {"all": found.modules, "run": found.running, "jit": found.jitted},
+            "modules": judgement.counts,
             "accepted_by": judged.accepted,
         },
     )
@@ -211,14 +211,14 @@ def _compilers(environment: Environment) -> dict[str, str]:
 
 @cache
 def ptxas_version(program: Path) -> str:
-    """`12.8.93`, as the program itself says, or why it cannot be asked."""
+    """`12.8.93`, as the program prints it, or why that is not known."""
     try:
         program.stat()
         done = find_sandbox().run([str(program), "--version"], read=[program])
     except OSError as error:
-        return f"could not be asked ({error.strerror})"
-    found = re.search(r"\bV(\d[\w.]*)", done.stdout.decode(errors="replace"))
-    return found[1] if found else "did not say"
+        return f"unknown ({error.strerror})"
+    match = re.search(r"\bV(\d[\w.]*)", done.stdout.decode(errors="replace"))
+    return match[1] if match else "unknown"
 
 
 def ptxas_versions(site: Path) -> dict[str, str]:

@@ -176,9 +176,9 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> Pa
     )
 
 
-def _is_absent(tree: EngineTree, cases: Sequence[Case], found: Sequence[CaseResult]) -> bool:
+def _is_absent(tree: EngineTree, cases: Sequence[Case], results: Sequence[CaseResult]) -> bool:
     """Whether every case's functions are gone, and not only from where the case looks for them."""
-    for case, result in zip(cases, found, strict=True):
+    for case, result in zip(cases, results, strict=True):
         names = [function.partition(":")[2] for function in case.function]
         if not result.gone or modules_defining(tree, names):
             return False
@@ -215,12 +215,12 @@ def versions_against(gate: ImageGate, wanted: str) -> list[str]:
     except InvalidSpecifier as error:
         raise GateInvalid(f"{wanted}: neither a version nor a range of versions") from error
     offered = gate.context.make_finder().versions(gate.gates.setup.package)
-    found = [str(v) for v in offered if accepted.contains(v, prereleases=False)]
-    if not found:
+    versions = [str(v) for v in offered if accepted.contains(v, prereleases=False)]
+    if not versions:
         raise GateInvalid(f"{gate.gates.setup.package}: no version answers {wanted}")
-    if len(found) > MOST_VERSIONS:
-        raise GateInvalid(f"{wanted}: {len(found)} versions; name a range of {MOST_VERSIONS}")
-    return found
+    if len(versions) > MOST_VERSIONS:
+        raise GateInvalid(f"{wanted}: {len(versions)} versions; name a range of {MOST_VERSIONS}")
+    return versions
 
 
 def _require_offered(gate: ImageGate, versions: list[str]) -> list[str]:
@@ -244,13 +244,13 @@ def judge_against(
     gate: ImageGate, card: Card, versions: Sequence[str], say: Callable[[str], None]
 ) -> list[PatchVerdict]:
     """Patches at several versions; one that cannot be had is unknown, not an end."""
-    found: list[PatchVerdict] = []
+    verdicts: list[PatchVerdict] = []
     for version in versions:
         say(f"Judging the patches at {gate.gates.setup.package} {version}")
         try:
-            found += judge_patches(gate, card, version)
+            verdicts += judge_patches(gate, card, version)
         except PipelineError as error:
-            found += [
+            verdicts += [
                 PatchVerdict(
                     patch=spec.file,
                     gate=spec.gate,
@@ -260,7 +260,7 @@ def judge_against(
                 )
                 for spec in gate.series.patches
             ]
-    return found
+    return verdicts
 
 
 def unproved(verdicts: Sequence[PatchVerdict]) -> list[PatchVerdict]:

@@ -15,7 +15,7 @@ from pipeline.assemble.image import Built
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.gate.arch.report import ArchReport, judge_image, read_image
 from pipeline.gate.arch.spec import read_arch_spec
-from pipeline.gate.evidence import Evidence, GateKind, ImageGates, ending, keep_evidence
+from pipeline.gate.evidence import Evidence, GateKind, ImageGates, error_of, keep_evidence
 from pipeline.gate.findings import (
     arch_evidence,
     numerics_evidence,
@@ -131,7 +131,7 @@ class _Stage:
             self.errors.append(error)
             return
         self.kept += [(run.evidence, run.seconds) for run in runs]
-        ends = [ending(self.built.name, run.evidence) for run in runs]
+        ends = [error_of(self.built.name, run.evidence) for run in runs]
         self.errors += [error for error in ends if error is not None]
 
     @cached_property

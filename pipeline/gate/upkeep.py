@@ -56,11 +56,11 @@ class _Kept:
 
 def gate_sections(store: Store) -> list[StoreSection]:
     """How much of what gates left."""
-    found = []
+    sections = []
     for name, place in _PARTS.items():
         sizes = {(s.st_dev, s.st_ino): s.st_size for s in _stats(store.root / place)}
-        found.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes.values())))
-    return found
+        sections.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes.values())))
+    return sections
 
 
 def _stats(path: Path) -> Iterator[os.stat_result]:
@@ -144,11 +144,11 @@ def _trees(store: Store, checkout: Checkout, plan: ImagePlan, gates: Gates) -> I
 
 def _objects(store: Store) -> set[str]:
     """Hashes of the files of every built image."""
-    found: set[str] = set()
+    hashes: set[str] = set()
     for path in store.image_paths():
         for layer in read_image_record(path).layers:
-            found |= {row.sha256 for row in store.table(layer.record)}
-    return found
+            hashes |= {row.sha256 for row in store.table(layer.record)}
+    return hashes
 
 
 def size_of(path: Path) -> int:

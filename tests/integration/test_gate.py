@@ -162,7 +162,7 @@ def test_a_second_run_answers_within_five_seconds(big_store: Path) -> None:
 
 
 def test_a_hollow_library_satisfies_a_real_program(tmp_path: Path) -> None:
-    """A program linked with a library that is not there runs with the hollow one."""
+    """A program linked with a library that is not there runs with its stub."""
     compiler = shutil.which("gcc")
     if compiler is None or platform.machine() not in ("x86_64", "aarch64"):
         pytest.skip("There is no gcc here to link a program with.")

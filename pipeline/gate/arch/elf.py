@@ -1,4 +1,4 @@
-"""The little of ELF that says where CUDA code lies and what a cubin was compiled for."""
+"""The little of ELF that is needed to find CUDA code and what a cubin was compiled for."""
 
 from __future__ import annotations
 
@@ -82,28 +82,28 @@ def read_sections(header: Header, table: bytes, file_bytes: int) -> list[tuple[i
     """Where each section's name begins, and the still nameless section."""
     if len(table) != header.table_bytes or header.sections > _MAX_SECTIONS:
         raise Unreadable("the section headers are cut off")
-    found = []
+    sections = []
     for name, kind, _, _, offset, size, *_ in _SECTION.iter_unpack(table):
         size = 0 if kind == _NO_BYTES_IN_FILE else size
         if kind and offset + size > file_bytes:
             raise Unreadable("a section lies outside the file")
-        found.append((name, Section("", offset, size)))
-    return found
+        sections.append((name, Section("", offset, size)))
+    return sections
 
 
-def names_section(header: Header, found: list[tuple[int, Section]]) -> Section:
+def names_section(header: Header, sections: list[tuple[int, Section]]) -> Section:
     """Where the names of the sections are."""
-    if not header.names_index < len(found):
+    if not header.names_index < len(sections):
         raise Unreadable("the names of its sections are missing")
-    names = found[header.names_index][1]
+    names = sections[header.names_index][1]
     if names.size_bytes > _MAX_NAMES_BYTES:
         raise Unreadable(f"{names.size_bytes} bytes of section names")
     return names
 
 
-def named(found: list[tuple[int, Section]], names: bytes) -> list[Section]:
+def named(sections: list[tuple[int, Section]], names: bytes) -> list[Section]:
     """The sections with their names."""
-    return [Section(_name(names, at), s.offset, s.size_bytes) for at, s in found]
+    return [Section(_name(names, at), s.offset, s.size_bytes) for at, s in sections]
 
 
 def _name(names: bytes, at: int) -> str:
@@ -115,7 +115,7 @@ def _name(names: bytes, at: int) -> str:
 
 @dataclass(frozen=True)
 class CubinTarget:
-    """What a cubin was compiled for; the suffix is None where it cannot be told."""
+    """What a cubin was compiled for; the suffix is None where it is not known."""
 
     arch: int
     suffix: str | None

@@ -25,7 +25,7 @@ class ModuleFacts(Frozen):
 
 
 class Facts(Frozen):
-    """The CUDA code of a file, or why it cannot be told."""
+    """The CUDA code of a file, or why it cannot be read."""
 
     reader: str
     problem: str = ""
@@ -33,8 +33,8 @@ class Facts(Frozen):
 
     def each(self) -> Iterator[tuple[Module, int]]:
         """The distinct modules with their numbers."""
-        for found in self.modules:
-            yield tuple(Target(*t) for t in found.targets), found.times
+        for module in self.modules:
+            yield tuple(Target(*t) for t in module.targets), module.times
 
     @property
     def targets(self) -> set[Target]:
@@ -43,7 +43,7 @@ class Facts(Frozen):
 
 @cache
 def reader_digest() -> str:
-    """The reader's own code: what an older one found is read again."""
+    """The reader's own code: files that an older reader read are read again."""
     sources = [Path(m.__file__ or "") for m in (modules, forward_reader, elf, fatbin)]
     return sha256_of(b"".join(path.read_bytes() for path in sources))
 
@@ -51,18 +51,18 @@ def reader_digest() -> str:
 def read_facts(open_file: Opener, file_bytes: int) -> Facts:
     """Read a file; what cannot be read is a fact too."""
     try:
-        modules = read_modules(open_file, file_bytes)
+        counted = read_modules(open_file, file_bytes)
     except Unreadable as error:
         return Facts(reader=reader_digest(), problem=str(error))
-    found = [
+    modules = [
         ModuleFacts(targets=[(t.kind, t.arch, t.suffix) for t in module], times=times)
-        for module, times in modules.items()
+        for module, times in counted.items()
     ]
-    return Facts(reader=reader_digest(), modules=sorted(found, key=lambda m: str(m.targets)))
+    return Facts(reader=reader_digest(), modules=sorted(modules, key=lambda m: str(m.targets)))
 
 
 def kept_facts(store: Store, sha256: str) -> Facts | None:
-    """What this reader found before; a damaged or older note counts as none."""
+    """The facts that this reader kept; a damaged note, or an older reader's, counts as none."""
     try:
         facts = Facts.model_validate_json(_path(store, sha256).read_bytes())
     except (FileNotFoundError, ValidationError):

@@ -24,15 +24,15 @@ class ForwardReader:
         """The next bytes; fewer only where the file ends."""
         while len(self._buffer) - self._at < n_bytes and self._pull():
             pass
-        found = self._buffer[self._at : self._at + n_bytes]
-        self._at += len(found)
-        return found
+        data = self._buffer[self._at : self._at + n_bytes]
+        self._at += len(data)
+        return data
 
     def peek(self, n_bytes: int) -> bytes:
         """The next bytes, which stay where they are."""
-        found = self.take(n_bytes)
-        self._at -= len(found)
-        return found
+        data = self.take(n_bytes)
+        self._at -= len(data)
+        return data
 
     def skip(self, n_bytes: int) -> int:
         """Go on by so many bytes; returns how many there were."""
@@ -48,9 +48,9 @@ class ForwardReader:
     def find(self, *needles: bytes) -> bytes:
         """Go to the nearest of the needles; empty, and at the end, where none is left."""
         while True:
-            found = [(i, n) for n in needles if (i := self._next(n)) >= 0]
-            if found:
-                self._at, needle = min(found)
+            matches = [(i, n) for n in needles if (i := self._next(n)) >= 0]
+            if matches:
+                self._at, needle = min(matches)
                 return needle
             self._at = max(self._at, len(self._buffer) - max(map(len, needles)) + 1)
             if not self._pull():
@@ -60,10 +60,10 @@ class ForwardReader:
     def _next(self, needle: bytes) -> int:
         """Where the needle is in the buffer; what was searched once is not searched again."""
         begin = max(self._at, self._searched.get(needle, 0) - self._start)
-        found = self._buffer.find(needle, begin)
-        end = found if found >= 0 else max(begin, len(self._buffer) - len(needle) + 1)
+        index = self._buffer.find(needle, begin)
+        end = index if index >= 0 else max(begin, len(self._buffer) - len(needle) + 1)
         self._searched[needle] = self._start + end
-        return found
+        return index
 
     def keep(self, offset: int, size_bytes: int) -> None:
         """Keep a range that has not passed yet."""

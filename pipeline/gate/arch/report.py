@@ -31,7 +31,7 @@ _FORGIVABLE = (Verdict.UNREADABLE, Verdict.NO_KERNEL_IMAGE)
 
 
 @dataclass(frozen=True)
-class Found:
+class ImageFile:
     """A file of an image: its path there, and where its bytes are."""
 
     path: str
@@ -40,7 +40,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedObject:
     """An object, what it holds and how it stands to the card."""
 
     path: str
@@ -59,12 +59,12 @@ class ArchReport:
     """All objects of an image against one card."""
 
     arch: str
-    objects: tuple[Judged, ...]
+    objects: tuple[JudgedObject, ...]
     unused: tuple[str, ...] = ()  # globs that forgive nothing any more
     unmatched: tuple[str, ...] = ()  # demands that no object answers
 
     @property
-    def failures(self) -> list[Judged]:
+    def failures(self) -> list[JudgedObject]:
         return [x for x in self.objects if x.failed]
 
     @property
@@ -77,92 +77,92 @@ class ArchReport:
         return {verdict.value: counts[verdict] for verdict in Verdict}
 
 
-def read_image(store: Store, built: Built) -> list[tuple[Found, Facts]]:
+def read_image(store: Store, built: Built) -> list[tuple[ImageFile, Facts]]:
     """What every object of an image holds, read on all cores, from notes where there are some."""
     if any(layer.record.is_foreign for layer in built.layers):
         raise GateUnknown(
             f"{built.name}: stands on a foreign base, whose objects are not read",
             "The gate judges images on a root of our own.",
         )
-    found = sorted(_objects(store, built), key=lambda f: f.path)
-    known = {sha: kept_facts(store, sha) for sha in {f.row.sha256 for f in found}}
-    missing = {f.row.sha256: f for f in found if known[f.row.sha256] is None}
+    files = sorted(_objects(store, built), key=lambda f: f.path)
+    known = {sha: kept_facts(store, sha) for sha in {f.row.sha256 for f in files}}
+    missing = {f.row.sha256: f for f in files if known[f.row.sha256] is None}
     if missing:
         known |= _read_all(store, list(missing.values()))
-    return [(f, facts) for f in found if (facts := known[f.row.sha256]) is not None]
+    return [(f, facts) for f in files if (facts := known[f.row.sha256]) is not None]
 
 
-def _objects(store: Store, built: Built) -> Iterator[Found]:
-    for found in _visible(store, built):
-        name = found.path.rpartition("/")[2]
-        perhaps = _PERHAPS.search(name) or found.row.mode & 0o111
-        if _OBJECT.search(name) or (perhaps and _is_elf(store, found)):
-            yield found
+def _objects(store: Store, built: Built) -> Iterator[ImageFile]:
+    for file in _visible(store, built):
+        name = file.path.rpartition("/")[2]
+        perhaps = _PERHAPS.search(name) or file.row.mode & 0o111
+        if _OBJECT.search(name) or (perhaps and _is_elf(store, file)):
+            yield file
 
 
-def _visible(store: Store, built: Built) -> list[Found]:
+def _visible(store: Store, built: Built) -> list[ImageFile]:
     """The files as a container sees them: the last layer that has a path decides what it is."""
-    tree: dict[str, Found] = {}
+    tree: dict[str, ImageFile] = {}
     for layer in built.layers:
         digest = layer.record.digest
         rows = {row.path: row for row in store.contents(digest)}
         for path, row in rows.items():
             # a hard link is the file it names, in the same layer
             source = rows.get(row.target, row) if row.kind == Kind.HARDLINK else row
-            tree[path] = Found(path, digest, source)
-    return [found for found in tree.values() if found.row.kind == Kind.FILE]
+            tree[path] = ImageFile(path, digest, source)
+    return [file for file in tree.values() if file.row.kind == Kind.FILE]
 
 
-def _is_elf(store: Store, found: Found) -> bool:
-    pieces = read_pieces(store.blob_path(found.layer), found.row, step_bytes=4096)
+def _is_elf(store: Store, file: ImageFile) -> bool:
+    pieces = read_pieces(store.blob_path(file.layer), file.row, step_bytes=4096)
     return next(pieces, b"").startswith(MAGIC)
 
 
-def _read_all(store: Store, found: list[Found]) -> dict[str, Facts | None]:
+def _read_all(store: Store, files: list[ImageFile]) -> dict[str, Facts | None]:
     """Read the largest first, so that no core is left with one at the end."""
-    found.sort(key=lambda f: f.row.size_bytes, reverse=True)
-    total = sum(f.row.size_bytes for f in found)
+    files.sort(key=lambda f: f.row.size_bytes, reverse=True)
+    total = sum(f.row.size_bytes for f in files)
     stop = threading.Event()
     with (
-        log.step(f"Reading {len(found)} objects, {log.size(total)}"),
+        log.step(f"Reading {len(files)} objects, {log.size(total)}"),
         log.progress("read", total) as bar,
         ThreadPoolExecutor(os.cpu_count() or 1) as pool,
     ):
         try:
-            facts = pool.map(lambda f: _read_one(store, f, bar, stop), found)
-            return {f.row.sha256: x for f, x in zip(found, facts, strict=True)}
+            facts = pool.map(lambda f: _read_one(store, f, bar, stop), files)
+            return {f.row.sha256: x for f, x in zip(files, facts, strict=True)}
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _read_one(store: Store, found: Found, bar: log.Bar, stop: threading.Event) -> Facts:
+def _read_one(store: Store, file: ImageFile, bar: log.Bar, stop: threading.Event) -> Facts:
     def pieces() -> Iterator[bytes]:
-        for piece in read_pieces(store.blob_path(found.layer), found.row):
+        for piece in read_pieces(store.blob_path(file.layer), file.row):
             if stop.is_set():
                 raise Interrupted("stopped")
             yield piece
 
-    facts = read_facts(pieces, found.row.size_bytes)
-    keep_facts(store, found.row.sha256, facts)
-    bar.advance(found.row.size_bytes)
+    facts = read_facts(pieces, file.row.size_bytes)
+    keep_facts(store, file.row.sha256, facts)
+    bar.advance(file.row.size_bytes)
     return facts
 
 
 def judge_image(
-    objects: list[tuple[Found, Facts]], spec: ArchSpec, arch: str, *, promised: bool = True
+    objects: list[tuple[ImageFile, Facts]], spec: ArchSpec, arch: str, *, promised: bool = True
 ) -> ArchReport:
     """Every object against a card; what is accepted is accepted for the promised card only."""
     spec = spec if promised else ArchSpec()
     judged = []
-    for found, facts in objects:
-        judgement = judge(facts, arch, spec.demanded(found.path))
+    for file, facts in objects:
+        judgement = judge(facts, arch, spec.demanded(file.path))
         forgiven = judgement.verdict in _FORGIVABLE
-        accepted = spec.accepting(found.path) if forgiven else None
-        judged.append(Judged(found.path, found.row.sha256, facts, judgement, accepted))
+        accepted = spec.accepting(file.path) if forgiven else None
+        judged.append(JudgedObject(file.path, file.row.sha256, facts, judgement, accepted))
     used = {x.accepted for x in judged}
-    paths = [found.path for found, _ in objects]
+    paths = [file.path for file, _ in objects]
     here = [glob for glob, want in spec.demands.items() if card_of(want) == card_of(arch)]
     return ArchReport(
         arch=arch,
@@ -185,15 +185,15 @@ def report_json(report: ArchReport) -> dict[str, Any]:
     }
 
 
-def _object_json(judged: Judged) -> dict[str, Any]:
-    found = judged.judgement
+def _object_json(judged: JudgedObject) -> dict[str, Any]:
+    judgement = judged.judgement
     return {
         "path": judged.path,
         "sha256": judged.sha256,
         "code": sorted(map(str, judged.facts.targets)),
-        "verdict": found.verdict.value,
-        "message": found.message,
-        "modules": {"all": found.modules, "run": found.running, "jit": found.jitted},
+        "verdict": judgement.verdict.value,
+        "message": judgement.message,
+        "modules": judgement.counts,
         "accepted_by": judged.accepted,
         "failed": judged.failed,
     }

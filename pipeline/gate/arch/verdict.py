@@ -1,4 +1,8 @@
-"""Whether a card can run what a file holds: NVIDIA's compatibility rules as pure functions."""
+"""Whether a card can run what a file holds: NVIDIA's compatibility rules as pure functions.
+
+CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility":
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#binary-compatibility
+"""
 
 from __future__ import annotations
 
@@ -39,13 +43,17 @@ class Fit(Enum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict in words, and how many of an object's modules have code for the card."""
+    """A verdict on an object, and how many of its modules have code for the card."""
 
     verdict: Verdict
     message: str
     running: int = 0
     jitted: int = 0
     modules: int = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"all": self.modules, "run": self.running, "jit": self.jitted}
 
 
 def runs_on(target: Target, card: int) -> bool:

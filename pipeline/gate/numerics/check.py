@@ -100,22 +100,22 @@ def _verdict(case: Case, answer: Answer, tolerance: float) -> tuple[NumericsVerd
     missing = set(case.kernels) - {record.kernel for record in answer.records}
     if missing:
         return "unknown", f"{', '.join(sorted(missing))} was not run by this call"
-    got = {computed.output: computed for computed in answer.computed}
+    compared = {computed.output: computed for computed in answer.computed}
     for output in case.numerics.outputs:
-        found = got.get(output)
-        if found is None or not found.elements:
+        got = compared.get(output)
+        if got is None or not got.elements:
             return "unknown", f"{output} was not compared"
-        if found.unwritten or found.max_share is None:
-            return "wrong", f"{found.unwritten} of {found.elements} numbers of {output} are missing"
+        if got.unwritten or got.max_share is None:
+            return "wrong", f"{got.unwritten} of {got.elements} numbers of {output} are missing"
         # NaN compares as false: only what is known to be near is right
-        if not found.max_share <= tolerance:
-            return "wrong", f"{output} is off by {found.max_share:.3g}, allowed are {tolerance:.3g}"
+        if not got.max_share <= tolerance:
+            return "wrong", f"{output} is off by {got.max_share:.3g}, allowed are {tolerance:.3g}"
     return "right", ""
 
 
 def overall_numbers(cases: Sequence[NumericsResult]) -> NumericsVerdict:
     """The verdict on all cases together; none at all is unknown."""
-    found = {case.verdict for case in cases}
-    if "wrong" in found:
+    verdicts = {case.verdict for case in cases}
+    if "wrong" in verdicts:
         return "wrong"
-    return "right" if found == {"right"} else "unknown"
+    return "right" if verdicts == {"right"} else "unknown"

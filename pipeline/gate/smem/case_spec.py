@@ -199,10 +199,10 @@ class CaseSpec(Frozen):
 
     def filled(self, other: CaseSpec) -> CaseSpec:
         """This case with what it does not say taken from another."""
-        said = {name: getattr(self, name) for name in self.model_fields_set - {"like"}}
+        stated = {name: getattr(self, name) for name in self.model_fields_set - {"like"}}
         for name in ("arguments", "dims"):
-            said[name] = {**getattr(other, name), **said.get(name, {})}
-        return other.model_copy(update=said)
+            stated[name] = {**getattr(other, name), **stated.get(name, {})}
+        return other.model_copy(update=stated)
 
 
 class GateFile(Frozen):

@@ -40,10 +40,10 @@ class GateContext:
             work = Work(missing, (), tuple(fetch))
             self.store.need_space(work.disk_bytes)
             make_layers(self.store, work, self.make_fetcher(), keep_inputs=False)
-        found = [self.store.layer(plan.key) for plan in plans]
-        if any(record is None for record in found):
+        records = [self.store.layer(plan.key) for plan in plans]
+        if any(record is None for record in records):
             raise StoreDamaged("a layer vanished while it was used")
-        return [record for record in found if record is not None]
+        return [record for record in records if record is not None]
 
 
 def wheel_layer(plan: ImagePlan, name: str) -> LayerPlan:

@@ -41,7 +41,7 @@ class _Module:
     called: set[str] = field(default_factory=set)  # by jit functions
 
 
-class Found(Frozen):
+class EngineKernels(Frozen):
     """An engine's Triton functions by what they are for."""
 
     kernels: list[Kernel]
@@ -57,7 +57,7 @@ def kernels_key(digest: str) -> str:
     return sha256_of(canonical_json([reader, digest])).removeprefix("sha256:")
 
 
-def find_kernels(folder: Path, package: str) -> Found:
+def find_kernels(folder: Path, package: str) -> EngineKernels:
     """Every Triton function of a package."""
     modules = _read(folder, package)
     places = {(m.name, name) for m in modules.values() for name in m.jits}
@@ -76,7 +76,7 @@ def find_kernels(folder: Path, package: str) -> Found:
         if (hosts := launched.get((m.name, name), set()))
     ]
     rest = sorted(places - launched.keys())
-    return Found(
+    return EngineKernels(
         kernels=sorted(
             (k for k in kernels if not _ELSEWHERE.search(k.module)),
             key=lambda k: (k.module, k.line),
@@ -219,26 +219,26 @@ def _resolved(modules: dict[str, _Module], module: _Module, name: str) -> Place 
     else:
         place = (module.name, name)
     for _ in range(_LONGEST_WAY):
-        found = modules.get(place[0])
-        if found is None:
+        owning = modules.get(place[0])
+        if owning is None:
             return None
-        if place[1] in found.jits:
+        if place[1] in owning.jits:
             return place
-        target, inner = found.imports.get(place[1], ("", None))
+        target, inner = owning.imports.get(place[1], ("", None))
         if not target or inner is None:
             return None
         place = (target, inner)
     return None
 
 
-def coverage(found: Found, reached: set[Place]) -> Coverage:
+def coverage(engine: EngineKernels, reached: set[Place]) -> Coverage:
     """How many of the kernels some case compiled, and which ones none did."""
-    rest = [k for k in found.kernels if (k.module, k.name) not in reached]
+    rest = [k for k in engine.kernels if (k.module, k.name) not in reached]
     return Coverage(
-        kernels=len(found.kernels),
-        reached=len(found.kernels) - len(rest),
-        elsewhere=len(found.elsewhere),
-        helpers=len(found.helpers),
-        idle=len(found.idle),
+        kernels=len(engine.kernels),
+        reached=len(engine.kernels) - len(rest),
+        elsewhere=len(engine.elsewhere),
+        helpers=len(engine.helpers),
+        idle=len(engine.idle),
         rest=rest,
     )

@@ -165,7 +165,7 @@ def is_applied(tree: EngineTree, spec: PatchSpec, folder: Path) -> bool:
 
 def compiler_requirements(tree: EngineTree) -> list[str]:
     """What a version of an engine itself asks for of torch and Triton; empty where it is silent."""
-    found: set[str] = set()
+    requirements: set[str] = set()
     for path in tree.folder.glob("*.dist-info/METADATA"):
         head = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         for line in head.splitlines():
@@ -177,8 +177,8 @@ def compiler_requirements(tree: EngineTree) -> list[str]:
                 continue
             extra = wanted.marker is not None and "extra" in str(wanted.marker)
             if canonicalize_name(wanted.name) in ("torch", "triton") and not extra:
-                found.add(str(wanted))
-    return sorted(found)
+                requirements.add(str(wanted))
+    return sorted(requirements)
 
 
 def modules_defining(tree: EngineTree, names: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 An engine image unpacks to 10 GB, of which compiling a kernel needs a tenth: the interpreter,
 Triton, torch's own libraries and NumPy. NVIDIA's libraries, which torch is linked with but which
-no gate calls, are replaced by hollow ones. The image need not be built: the few layers that
+no gate calls, are replaced by stubs. The image need not be built: the few layers that
 matter are made or fetched if the store does not have them.
 
 On another processor than the image's, the same versions of Triton, torch and the rest come from
@@ -26,14 +26,15 @@ from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, plan_image
 from pipeline.errors import GateEnvironment, LockMissing
 from pipeline.gate.sandbox.sandbox import find_sandbox
 from pipeline.gate.smem.context import GateContext, unpack, wheel_layer
-from pipeline.gate.smem.stub_libraries import make_stub
+from pipeline.gate.smem.stub_libraries import make_stubs
 from pipeline.gate.smem.wheels import for_host
 from pipeline.lock.model import WheelPin
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.oci.record import FileRow
 from pipeline.store.store import Store
 
-FORMAT = 2
+# Part of every environment's key: raised when the same inputs are unpacked differently.
+FORMAT = 3
 # torch and Triton, what they import, and NumPy, which carries torch's values to Python.
 _BASE_WHEELS = (
     *("torch", "triton", "numpy", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath"),
@@ -58,7 +59,7 @@ class EnvironmentFacts(Frozen):
     cuda: str  # what the image's torch is built for; engines choose by it
     stand_in: str | None = None  # the image's torch, where another version carries the tensors
     wheels: list[WheelPin]
-    hollow: list[str]  # libraries that have the right name and nothing in them
+    stubs: list[str]  # libraries of which only the names and symbols are there
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Environment:
         """Run the image's interpreter by its own loader, whatever C library this machine has."""
         architecture = self.facts.platform.partition("/")[2]
         system = self.folder / "root" / "usr" / "lib" / _TRIPLES[architecture]
-        paths = f"{self.folder / 'hollow'}:{system}"
+        paths = f"{self.folder / 'stubs'}:{system}"
         python = self.folder / "root" / "usr" / "bin" / f"python{self.facts.python}"
         loader = [str(system / _LINKERS[architecture]), "--library-path", paths]
         return [*loader, str(python), "-S", *args]
@@ -97,7 +98,7 @@ class Environment:
 
 
 def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str]) -> Environment:
-    """The environment of an image on this machine; made once, then found by its key."""
+    """The environment of an image on this machine; made once, then taken by its key."""
     for name in ("triton", "torch"):
         wheel_layer(plan, name)
     locked = {pin.name: pin for pin in plan.lock.wheels}
@@ -175,7 +176,7 @@ def cuda_of(plan: ImagePlan) -> str:
 
 
 def known_facts(folder: Path) -> EnvironmentFacts | None:
-    """What an environment's folder says of itself; none where it is not whole."""
+    """The facts in an environment's folder; none where it is not whole."""
     try:
         return EnvironmentFacts.model_validate_json((folder / "facts.json").read_bytes())
     except (FileNotFoundError, ValueError):
@@ -217,7 +218,7 @@ def _make(
             cuda=cuda_of(plan),
             stand_in=_stand_in(plan, pins),
             wheels=list(pins),
-            hollow=_stub(work, architecture),
+            stubs=_make_stubs(work, architecture),
         )
         (work / "facts.json").write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -255,12 +256,12 @@ def _placing_site(site: str, names: set[str]) -> Callable[[FileRow], str | None]
     return place
 
 
-def _stub(work: Path, architecture: str) -> list[str]:
+def _make_stubs(work: Path, architecture: str) -> list[str]:
     torch = work / "site" / "torch"
     libraries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
     system = (work / "root" / "usr" / "lib" / _TRIPLES[architecture]).glob("*.so*")
     python = (work / "root" / "usr" / "bin").iterdir()
-    return make_stub(libraries, [*system, *python], work / "hollow")
+    return make_stubs(libraries, [*system, *python], work / "stubs")
 
 
 def _absent(store: Store, plan: ImagePlan, present: set[str]) -> tuple[str, ...]:
@@ -269,18 +270,18 @@ def _absent(store: Store, plan: ImagePlan, present: set[str]) -> tuple[str, ...]
     From tables of contents where the store has them, else from the projects' names.
     """
     site = f"{plan.venv.site}/"
-    found: set[str] = set()
+    names: set[str] = set()
     for layer in plan.layers:
         if layer.kind is not LayerKind.WHEELS:
             continue
         record = store.layer(layer.key)
         if record is None:
-            found |= {str(canonicalize_name(p.name)).replace("-", "_") for p in layer.pins}
+            names |= {str(canonicalize_name(p.name)).replace("-", "_") for p in layer.pins}
             continue
         for row in store.contents(record.digest):
             top, _, rest = row.path.removeprefix(site).partition("/")
             if row.owner in present or not row.path.startswith(site):
                 continue
             if rest or top.endswith((".py", ".so")):
-                found.add(top.partition(".")[0])
-    return tuple(sorted(name for name in found if name.isidentifier()))
+                names.add(top.partition(".")[0])
+    return tuple(sorted(name for name in names if name.isidentifier()))

@@ -15,7 +15,7 @@ from pipeline.errors import GateInvalid
 from pipeline.files import write_bytes
 from pipeline.gate.smem.cases import Case, Gates, read_gates
 from pipeline.gate.smem.context import GateContext
-from pipeline.gate.smem.coverage import Found, coverage, find_kernels, kernels_key
+from pipeline.gate.smem.coverage import EngineKernels, coverage, find_kernels, kernels_key
 from pipeline.gate.smem.engine import EngineTree, engine_pin, engine_tree, patched
 from pipeline.gate.smem.environment import Environment, make_environment
 from pipeline.gate.smem.limits import Card
@@ -110,11 +110,11 @@ def run_gate(
 
 def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
     """All cases, or those whose name fits a pattern such as `extend-*`."""
-    found = [case for case in cases if only is None or fnmatchcase(case.name, only)]
-    if only is not None and not found:
+    chosen = [case for case in cases if only is None or fnmatchcase(case.name, only)]
+    if only is not None and not chosen:
         known = ", ".join(case.name for case in cases)
         raise GateInvalid(f"{only}: no case has such a name (there are: {known})")
-    return found
+    return chosen
 
 
 def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
@@ -122,15 +122,15 @@ def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
     return {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
 
 
-def _kernels(store: Store, tree: EngineTree) -> Found:
+def _kernels(store: Store, tree: EngineTree) -> EngineKernels:
     """What reading an engine's code found, kept by the code's digest and the reader's own."""
     path = store.root / "gate" / "kernels-of" / f"{kernels_key(tree.digest)}.json"
     try:
-        return Found.model_validate_json(path.read_bytes())
+        return EngineKernels.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
-        found = find_kernels(tree.folder, tree.package)
-        write_bytes(path, found.model_dump_json().encode())
-        return found
+        kernels = find_kernels(tree.folder, tree.package)
+        write_bytes(path, kernels.model_dump_json().encode())
+        return kernels
 
 
 def find_case(gate: ImageGate, name: str) -> Case:

@@ -1,4 +1,4 @@
-"""What a gate found, and how a finding becomes a verdict."""
+"""What workers report, and how that becomes a verdict on a case, a gate and an image."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Computed(Frozen):
 
 
 class Answer(Frozen):
-    """What a worker says about one case."""
+    """What a worker reports of one case."""
 
     case: str
     ended: Literal["called", "function gone", "stopped", "raised", "died", "timed out"]
@@ -171,7 +171,7 @@ class GateResult(Frozen):
 
     @property
     def without_numbers(self) -> list[str]:
-        """Cases that passed, of which no size had its numbers compared and found right."""
+        """Cases that passed, of which no size had its numbers compared and judged right."""
         compared = self.numerics.cases if self.numerics else []
         right = {(case.gate, case.base) for case in compared if case.verdict == "right"}
         passed = [case for case in self.cases if case.verdict == "passed"]
@@ -238,8 +238,8 @@ def _verdict(
         return "unknown", unanswered(case, answer)
     broken = [k for k in kernels if k.verdict == "error"]
     if broken:
-        said = _placeless(broken[0].message)
-        return "unknown", f"{broken[0].record.kernel} did not compile: {said}"
+        error = _placeless(broken[0].message)
+        return "unknown", f"{broken[0].record.kernel} did not compile: {error}"
     seen = {k.record.kernel for k in kernels}
     missing = [name for name in case.kernels if name not in seen]
     if missing:
@@ -257,24 +257,28 @@ def _verdict(
 
 
 def unanswered(case: Case, answer: Answer) -> str:
-    """Why a case was not judged, in words."""
+    """Why a case was not judged."""
     if answer.ended == "timed out":
         return f"took longer than {case.timeout_s} s and was stopped"
     return _placeless(answer.message) or answer.ended
 
 
 def _placeless(message: str) -> str:
-    """Without the command to repeat it by: its files are on this machine, and gone by now."""
+    """Without the command to repeat it by, which Triton adds: its files are gone by now."""
     return message.partition(" Repro command:")[0]
 
 
 def overall(cases: Sequence[CaseResult]) -> CaseVerdict:
-    """The verdict on all cases together; none at all is unknown."""
-    found = {case.verdict for case in cases}
+    """The verdict on all cases together."""
+    return worst([case.verdict for case in cases])
+
+
+def worst(verdicts: Sequence[CaseVerdict]) -> CaseVerdict:
+    """The verdict on all together; none at all is unknown."""
     for verdict in ("failed", "unknown", "accepted"):
-        if verdict in found:
+        if verdict in verdicts:
             return verdict
-    return "passed" if found else "unknown"
+    return "passed" if verdicts else "unknown"
 
 
 def fingerprint(cases: Sequence[CaseResult]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Cases to workers, side by side; answers kept, so that the same question is asked once."""
+"""Cases to workers, in parallel; answers are kept, so that the same question is asked once."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def read_answer(target: GateTarget, case: Case) -> Answer | None:
 
 
 def ask(target: GateTarget, cases: Sequence[Case]) -> list[Answer]:
-    """Put cases to workers, a process a core, and keep what they say."""
+    """Put cases to workers, a process a core, and keep their answers."""
     if not cases:
         return []
     with os_errors_explained(target.folder("kernels")):
@@ -153,8 +153,8 @@ def ask(target: GateTarget, cases: Sequence[Case]) -> list[Answer]:
     stop = threading.Event()
     with ThreadPoolExecutor(count) as pool:
         try:
-            told = pool.map(lambda share: _ask_in_turn(target, share, stop), shares)
-            answers = [answer for share in told for answer in share]
+            batches = pool.map(lambda share: _ask_in_turn(target, share, stop), shares)
+            answers = [answer for batch in batches for answer in batch]
         except BaseException:
             stop.set()
             raise
@@ -181,7 +181,7 @@ def _ask_in_turn(target: GateTarget, cases: list[Case], stop: threading.Event) -
 
 
 def _keep(target: GateTarget, cases: Sequence[Case], answers: Sequence[Answer]) -> None:
-    """What another try would say again; a process that died or was stopped might fare better."""
+    """Keep what another try would answer again; one that died or was stopped might fare better."""
     by_name = {case.name: case for case in cases}
     for answer in answers:
         if answer.ended not in ("died", "timed out"):
@@ -194,7 +194,7 @@ def _keep(target: GateTarget, cases: Sequence[Case], answers: Sequence[Answer]) 
 def _one_process(
     target: GateTarget, cases: list[Case], scratch: Path, stop: threading.Event
 ) -> list[Answer]:
-    """What one worker says until it is done, dies or is stopped; at least one answer."""
+    """One worker's answers until it is done, dies or is stopped; at least one."""
     interpret = cases[0].numerics is not None
     job = {
         "engine": str(target.tree.folder),
@@ -208,26 +208,26 @@ def _one_process(
         "cases": [case.model_dump() for case in cases],
     }
     # The worker's folder holds nothing that we read again: it may have put anything there.
-    asked, said, message = (scratch / name for name in ("job.json", "answers", "output"))
+    job_file, answers_file, output = (scratch / n for n in ("job.json", "answers", "output"))
     root, work = scratch / "root", scratch / "work"
     for folder in (root, work):
         folder.mkdir()
-    asked.write_text(json.dumps(job), encoding="utf-8")
-    said.touch()
+    job_file.write_text(json.dumps(job), encoding="utf-8")
+    answers_file.touch()
     command = target.sandbox.command(
-        target.environment.command(str(WORKER), str(asked), str(said)),
-        read=[*target.environment.readable, target.tree.folder, WORKER, asked],
-        write=[work, said, target.kernels],
+        target.environment.command(str(WORKER), str(job_file), str(answers_file)),
+        read=[*target.environment.readable, target.tree.folder, WORKER, job_file],
+        write=[work, answers_file, target.kernels],
         root=root,
         cwd=work,
     )
     variables = _variables(target, work, interpret=interpret)
     # opened once: whatever else may stand at its place later is not read
-    with said.open("rb") as heard:
-        with proc.running(command, env=variables, output=message, cwd=work) as process:
-            ended = _watch(process, heard, cases, stop)
+    with answers_file.open("rb") as reader:
+        with proc.running(command, env=variables, output=output, cwd=work) as process:
+            ended = _watch(process, reader, cases, stop)
         # one line when a case begins, one when it ends
-        lines = _lines(heard, 2 * len(cases))
+        lines = _lines(reader, 2 * len(cases))
     answers = _answers(lines, cases)
     began = sum("begins" in line for line in lines)
     if len(answers) < len(cases):
@@ -235,8 +235,8 @@ def _one_process(
             return answers
         if ended == "died" and not began:
             # nothing was even begun: no case after it would fare better
-            return [_unanswered(case, ended, _last_words(message)) for case in cases]
-        answers.append(_unanswered(cases[len(answers)], ended, _last_words(message)))
+            return [_unanswered(case, ended, _last_line(output)) for case in cases]
+        answers.append(_unanswered(cases[len(answers)], ended, _last_line(output)))
     return answers
 
 
@@ -249,15 +249,15 @@ def _variables(target: GateTarget, work: Path, *, interpret: bool) -> dict[str, 
 
 
 def _watch(
-    process: subprocess.Popen[bytes], heard: BinaryIO, cases: list[Case], stop: threading.Event
+    process: subprocess.Popen[bytes], reader: BinaryIO, cases: list[Case], stop: threading.Event
 ) -> str:
     """Wait for the worker to end, or for a case to take longer than it may."""
     seen, deadline = -1, time.monotonic() + START_S
     while process.poll() is None:
-        said = _read_all(heard)
-        if len(said) >= _MOST_BYTES:
+        output = _read_all(reader)
+        if len(output) >= _MOST_BYTES:
             return "died"
-        lines = said.count(b"\n")
+        lines = output.count(b"\n")
         if lines != seen:
             seen = lines
             # one line when a case begins, one when it ends
@@ -271,16 +271,16 @@ def _watch(
     return "died"
 
 
-def _read_all(heard: BinaryIO) -> bytes:
-    heard.seek(0)
-    return heard.read(_MOST_BYTES)
+def _read_all(reader: BinaryIO) -> bytes:
+    reader.seek(0)
+    return reader.read(_MOST_BYTES)
 
 
-def _lines(heard: BinaryIO, most: int) -> list[dict[str, Any]]:
-    """The first lines that say something; a worker that talks without end fills no memory."""
-    found: list[dict[str, Any]] = []
-    for line in io.BytesIO(_read_all(heard)):
-        if len(found) == most:
+def _lines(reader: BinaryIO, most: int) -> list[dict[str, Any]]:
+    """The first lines that are JSON objects; endless output of a worker fills no memory."""
+    lines: list[dict[str, Any]] = []
+    for line in io.BytesIO(_read_all(reader)):
+        if len(lines) == most:
             break
         try:
             is_whole = line.endswith(b"\n") and len(line) <= _MOST_LINE_BYTES
@@ -288,12 +288,12 @@ def _lines(heard: BinaryIO, most: int) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
-            found.append(_harmless(value))
-    return found
+            lines.append(_harmless(value))
+    return lines
 
 
 def _harmless(value: Any) -> Any:
-    """The same without what would steer a terminal: engine code chose some of these words."""
+    """The same without terminal control characters: engine code chose some of this text."""
     if isinstance(value, str):
         return "".join(c if c.isprintable() or c == "\n" else " " for c in value)
     if isinstance(value, list):
@@ -305,16 +305,16 @@ def _harmless(value: Any) -> Any:
 
 def _answers(lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> list[Answer]:
     """In the order of the cases, as far as they are answers to them."""
-    found: list[Answer] = []
+    answers: list[Answer] = []
     for line in [x for x in lines if "begins" not in x][: len(cases)]:
         try:
             answer = Answer.model_validate(line)
         except ValidationError:
             break
-        if answer.case != cases[len(found)].name:
+        if answer.case != cases[len(answers)].name:
             break
-        found.append(answer)
-    return found
+        answers.append(answer)
+    return answers
 
 
 def _unanswered(case: Case, ended: str, message: str) -> Answer:
@@ -322,9 +322,9 @@ def _unanswered(case: Case, ended: str, message: str) -> Answer:
     return Answer.model_validate({"case": case.name, "ended": ended, "message": shown})
 
 
-def _last_words(path: Path) -> str:
-    with path.open("rb") as message:
-        message.seek(max(0, path.stat().st_size - 4096))
-        said = message.read(4096).decode(errors="replace")
-    shown: str = _harmless(proc.last_line(said, "it said nothing"))
+def _last_line(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 4096))
+        output = file.read(4096).decode(errors="replace")
+    shown: str = _harmless(proc.last_line(output, "without output"))
     return shown[:300]

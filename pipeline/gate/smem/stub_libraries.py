@@ -1,8 +1,8 @@
-"""Hollow stand-ins for the CUDA libraries that torch names but the gate never calls.
+"""Stubs for the CUDA libraries that torch names but the gate never calls.
 
 `import torch` needs every library that torch was linked with to load: four gigabytes of machine
-code for GPUs, of which a gate that only carries CPU tensors runs not one instruction. A hollow
-library has the right name, the right symbols in the right versions, and behind each of them a
+code for GPUs, of which a gate that only carries CPU tensors runs not one instruction. A stub
+has the right name, the right symbols in the right versions, and behind each of them a
 function that returns an error. So torch itself stays the image's own.
 """
 
@@ -127,7 +127,7 @@ def _text(names: bytes, at: int) -> str:
     return names[at : names.index(b"\0", at)].decode("ascii", "replace")
 
 
-def make_stub(libraries: Sequence[Path], system: Sequence[Path], folder: Path) -> list[str]:
+def make_stubs(libraries: Sequence[Path], system: Sequence[Path], folder: Path) -> list[str]:
     """Write what the libraries miss into a folder; returns the names of what was written.
 
     `system` are the libraries that come with the interpreter, under the names they load by.
@@ -137,7 +137,7 @@ def make_stub(libraries: Sequence[Path], system: Sequence[Path], folder: Path) -
     missing = sorted({n for links in read.values() for n in links.needed} - {*read, *around})
     offered = {name for links in (*read.values(), *around.values()) for name in links.offered}
     symbols: dict[str, set[tuple[str, str]]] = {name: set() for name in missing}
-    # what carries no version does not say whose it is, so every hollow library has it
+    # what carries no version does not say whose it is, so every stub has it
     orphans: set[tuple[str, str]] = set()
     for links in read.values():
         for library, version, symbol in links.wanted:

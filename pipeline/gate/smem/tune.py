@@ -61,8 +61,8 @@ def tune(
     kernel = ours.kernel
     known = [("image", _values(ours, names)), ("upstream", _values(theirs, names))]
     for other, series in gate.context.checkout.other_series(gate.plan.spec).items():
-        found = judge_all(gate.target(gate.patched(series), card), gate.gates, [case])[0]
-        known.append((other, _values(_hungriest(found), names)))
+        result = judge_all(gate.target(gate.patched(series), card), gate.gates, [case])[0]
+        known.append((other, _values(_hungriest(result), names)))
     largest = LARGER * max(_tile(values) for _, values in known)
     variants = []
     for sizes in itertools.product(*([SIZES] * len(names)), warps, stages):
@@ -86,8 +86,8 @@ def _hungriest(result: CaseResult) -> Record:
 
 
 def _values(record: Record, names: Sequence[str]) -> dict[str, int]:
-    found = {name: record.blocks[name] for name in names if name in record.blocks}
-    return {**found, "num_warps": record.num_warps or 0, "num_stages": record.num_stages or 0}
+    blocks = {name: record.blocks[name] for name in names if name in record.blocks}
+    return {**blocks, "num_warps": record.num_warps or 0, "num_stages": record.num_stages or 0}
 
 
 def _tile(values: dict[str, int]) -> int:

@@ -43,11 +43,11 @@ class WheelFinder:
         fitting = []
         for index, package in self._listed(project):
             try:
-                _, found, build, tags = parse_wheel_filename(package.filename)
+                _, offered, build, tags = parse_wheel_filename(package.filename)
             except InvalidWheelFilename:
                 continue
             rank = min((ranks.get(tag, len(ranks)) for tag in tags), default=len(ranks))
-            if found == wanted and rank < len(ranks):
+            if offered == wanted and rank < len(ranks):
                 fitting.append((rank, -build[0] if build else 0, index, package))
         if not fitting:
             raise ResolveFailed(f"{project} {version}: no index has a wheel for {platform}")
@@ -79,14 +79,14 @@ class WheelFinder:
 
     def versions(self, project: str) -> list[Version]:
         """Every version that has a wheel and was not withdrawn, oldest first."""
-        found = set()
+        versions = set()
         for _, package in self._listed(project):
             try:
                 if package.package_type == "wheel" and package.version and not package.is_yanked:
-                    found.add(Version(package.version))
+                    versions.add(Version(package.version))
             except InvalidVersion:
                 continue
-        return sorted(found)
+        return sorted(versions)
 
     def _listed(self, project: str) -> list[tuple[str, DistributionPackage]]:
         if project not in self._offers:
@@ -109,9 +109,9 @@ def for_host(
     try:
         return WheelPin.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
-        found = _looked_up(make_finder(), pin, python, host)
-        write_bytes(path, found.model_dump_json().encode())
-        return found
+        wheel = _looked_up(make_finder(), pin, python, host)
+        write_bytes(path, wheel.model_dump_json().encode())
+        return wheel
 
 
 def _looked_up(finder: WheelFinder, pin: WheelPin, python: str, host: str) -> WheelPin:

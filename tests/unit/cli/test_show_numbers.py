@@ -20,7 +20,7 @@ def result(numerics: NumericsResults | None, engine_digest: str = DIGEST) -> Gat
             **{"image": "tiny", "platform": "linux/amd64", "engine": "engine"},
             **{"engine_version": "1", "engine_digest": engine_digest, "patches": []},
             **{"card": card_for("sm_120"), "worker": DIGEST, "verdict": "passed", "cases": []},
-            "environment": {**facts, "torch": "2", "cuda": "13.0", "wheels": [], "hollow": []},
+            "environment": {**facts, "torch": "2", "cuda": "13.0", "wheels": [], "stubs": []},
             "numerics": numerics,
         }
     )

@@ -18,16 +18,15 @@ from pipeline.gate.evidence import (
     Evidence,
     GateKind,
     Row,
-    ending,
+    error_of,
     evidence_path,
     keep_evidence,
     kept_evidence,
     read_evidence,
-    worst,
 )
 from pipeline.gate.findings import ptxas_version, ptxas_versions, unjudged
 from pipeline.gate.smem.limits import CARDS, card_for
-from pipeline.gate.smem.results import CaseVerdict
+from pipeline.gate.smem.results import CaseVerdict, worst
 from pipeline.store.store import Store, open_store
 
 IMAGE, PLATFORM = "engine", "linux/amd64"
@@ -127,20 +126,20 @@ def test_the_same_findings_give_the_same_bytes_whatever_time_they_took(store: St
 def test_each_gate_has_its_own_ending(
     gate: GateKind, verdict: CaseVerdict, kind: type[PipelineError]
 ) -> None:
-    error = ending(IMAGE, evidence(gate, verdict))
+    error = error_of(IMAGE, evidence(gate, verdict))
     assert type(error) is kind
     assert "case-1: the kernel needs 106496 bytes" in str(error)
 
 
 def test_passed_and_accepted_let_a_build_go_on() -> None:
-    assert ending(IMAGE, evidence(verdict="passed")) is None
-    assert ending(IMAGE, evidence(verdict="accepted")) is None
+    assert error_of(IMAGE, evidence(verdict="passed")) is None
+    assert error_of(IMAGE, evidence(verdict="accepted")) is None
 
 
 def test_a_gate_that_could_not_begin_is_unknown_and_says_why() -> None:
     found = unjudged("smem", "sm_120", PipelineError("no Triton in it"))
     assert found.verdict == "unknown"
-    assert "no Triton in it" in str(ending(IMAGE, found))
+    assert "no Triton in it" in str(error_of(IMAGE, found))
 
 
 def test_nothing_at_all_is_unknown() -> None:
@@ -158,5 +157,5 @@ def test_the_assembler_is_asked_for_its_version(tmp_path: Path) -> None:
     for program in folder.iterdir():
         program.chmod(0o755)
     found = ptxas_versions(tmp_path)
-    assert found == {"ptxas": "12.8.93", "ptxas-mute": "did not say"}
-    assert "could not be asked" in ptxas_version(folder / "none")
+    assert found == {"ptxas": "12.8.93", "ptxas-mute": "unknown"}
+    assert "unknown (" in ptxas_version(folder / "none")

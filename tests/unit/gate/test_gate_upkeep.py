@@ -65,7 +65,7 @@ class Place:
                     "cuda": "12.8",
                     "wheels": [pin.model_dump()],
                 },
-                "hollow": [],
+                "stubs": [],
             }
         )
         path = self.put(f"gate/environments/{name}/facts.json", facts.model_dump_json().encode())

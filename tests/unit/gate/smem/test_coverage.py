@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.gate.smem.coverage import Found, coverage, find_kernels
+from pipeline.gate.smem.coverage import EngineKernels, coverage, find_kernels
 
 CODE = """
 import triton
@@ -42,7 +42,7 @@ def plain(x):
 """
 
 
-def find(root: Path, **files: str) -> Found:
+def find(root: Path, **files: str) -> EngineKernels:
     for name, text in files.items():
         path = root / "engine" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def find(root: Path, **files: str) -> Found:
     return find_kernels(root, "engine")
 
 
-def names(found: Found) -> list[str]:
+def names(found: EngineKernels) -> list[str]:
     return [kernel.name for kernel in found.kernels]
 
 

@@ -30,7 +30,7 @@ FACTS = EnvironmentFacts(
     torch="2",
     cuda="13.0",
     wheels=[],
-    hollow=[],
+    stubs=[],
 )
 HEAD = """
 import json, os, sys, time
@@ -119,7 +119,7 @@ def test_a_case_that_hangs_is_stopped_and_unknown(
     assert found == {"a": "passed", "b": "unknown", "c": "passed"}
 
 
-def test_a_worker_that_cannot_start_makes_everything_unknown_with_its_last_words(
+def test_a_worker_that_cannot_start_makes_everything_unknown_with_its_last_line(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker(monkeypatch, tmp_path, "raise ImportError('no torch here')\n")

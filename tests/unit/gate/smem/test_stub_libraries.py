@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import GateEnvironment
-from pipeline.gate.smem.stub_libraries import Links, make_stub, read_links, shared_object
+from pipeline.gate.smem.stub_libraries import Links, make_stubs, read_links, shared_object
 from tests.unit.gate.arch.arch_files import DATA
 
 MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -73,8 +73,8 @@ def test_only_what_is_missing_is_written(tmp_path: Path) -> None:
     for name in set(links.needed) - {"libm.so.6"}:
         (tmp_path / name).write_bytes(shared_object(name, [], links.machine))
         around.append(tmp_path / name)
-    assert make_stub([python], around, tmp_path / "hollow") == ["libm.so.6"]
-    assert (tmp_path / "hollow" / "libm.so.6").is_file()
+    assert make_stubs([python], around, tmp_path / "stubs") == ["libm.so.6"]
+    assert (tmp_path / "stubs" / "libm.so.6").is_file()
 
 
 @pytest.mark.parametrize(
