@@ -86,9 +86,8 @@ def publish(
     from pipeline.publish.attachment import file_attachment
     from pipeline.publish.bundle import make_bundle
     from pipeline.publish.gates import require_gates
-    from pipeline.publish.publish import Order, rehearse
+    from pipeline.publish.publish import Order, make_shipment, rehearse
     from pipeline.publish.publish import publish as publish_image
-    from pipeline.publish.shipment import make_shipment
 
     reference = parse_reference(place)
     checkout, store = checkout_of(context), store_of(context)

@@ -78,8 +78,7 @@ def pull(
     A tag is only a way to find the digest, which is shown. Interrupted, it goes on where it was.
     """
     from pipeline.oci.reference import parse_reference
-    from pipeline.registry.pull import pull_layout
-    from pipeline.registry.wanted import plan_pull, resolve
+    from pipeline.registry.pull import plan_pull, pull_layout, resolve
 
     reference = parse_reference(place)
     repository = open_registry(reference, insecure_http, ca)
@@ -110,11 +109,10 @@ def registry() -> None:
 def ls(place: str, insecure_http: bool, ca: Path | None, jobs: int, as_json: bool) -> None:
     """The tags of a repository, and what they name."""
     from pipeline.oci.reference import parse_repository
-    from pipeline.registry.parallel import each
 
     repository = open_registry(parse_repository(place), insecure_http, ca)
     tags = repository.tags()
-    found = each(repository.client, jobs, tags, repository.manifest)
+    found = repository.client.each(jobs, tags, repository.manifest)
     if as_json:
         pairs = zip(tags, found, strict=True)
         return say_json([{"tag": t, "kind": d.kind, "digest": d.digest} for t, d in pairs])
@@ -155,13 +153,13 @@ def gc(
     """
     from pipeline.oci.reference import parse_repository
     from pipeline.publish.gc import plan_gc, run_gc
-    from pipeline.publish.known import alone_in
+    from pipeline.publish.known import KnownRepository
 
     store = store_of(context)
     plans = []
     for reference in [parse_repository(place) for place in places]:
         repository = open_registry(reference, insecure_http, ca)
-        with alone_in(store, reference.registry, reference.repository):
+        with KnownRepository(store, repository).alone():
             plan = plan_gc(store, repository, patterns, jobs)
             if really:
                 run_gc(store, repository, plan)

@@ -37,9 +37,8 @@ from pipeline.oci.document import (
 from pipeline.oci.reference import parse_repository
 from pipeline.registry.client import Access, Client
 from pipeline.registry.download import read_blob
-from pipeline.registry.pull import pull_into
+from pipeline.registry.pull import MOST_BYTES, Wanted, choose, pull_into
 from pipeline.registry.repository import Repository
-from pipeline.registry.wanted import MOST_BYTES, Wanted, choose
 from pipeline.spec.base import ForeignBase
 from pipeline.store.store import Store
 

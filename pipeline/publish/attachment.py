@@ -22,9 +22,9 @@ from pipeline.oci.document import (
     descriptor_json,
     read_document,
 )
-from pipeline.registry.local import LocalBlob
 from pipeline.registry.referrers import kind_of, list_in_fallback_tag
 from pipeline.registry.repository import Repository
+from pipeline.registry.transfer import LocalBlob
 from pipeline.registry.upload import has_blob, push_blob
 
 MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")

@@ -1,33 +1,41 @@
-"""An image's evidence on its way to a registry, in the forms that others look for.
+"""An image's evidence in the forms in which registries and cosign look for it.
 
 Each signed statement and each bill of materials becomes a referrer of its own. cosign looks under
-tags instead: all statements stand together under `sha256-<hex>.att`, signatures of the digest
-under `sha256-<hex>.sig`. What others put there stays.
+tags instead: all statements together under `sha256-<hex>.att`, signatures of the digest under
+`sha256-<hex>.sig`. What other tools put there stays.
+https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pipeline.attest.cosign import (
     ENVELOPE_MEDIA,
     SIGNATURE_MEDIA,
+    SIGNATURE_NOTE,
     CosignLayer,
+    SignedName,
     attestation_attachment,
+    read_payload,
     signature_attachment,
 )
 from pipeline.attest.envelope import Envelope
-from pipeline.attest.keys import Signer
+from pipeline.attest.keys import Signer, is_valid_signature
 from pipeline.attest.names import BILL_MEDIA
+from pipeline.attest.strict import read_base64
+from pipeline.errors import NotInRegistry, RecordInvalid, RegistryBroken
 from pipeline.evidence.evidence_set import is_set
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.document import OCI_CONFIG, Descriptor, Document
 from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, Content
-from pipeline.publish.naming import Naming, is_said, layers_there
+from pipeline.registry.download import read_blob
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
+
+_MOST_PAYLOAD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -42,75 +50,154 @@ class EvidenceBundle:
 def statements_of(bundle: EvidenceBundle) -> list[Attachment]:
     """Statements and bills, each as an artifact of its own."""
     return [
-        made
+        attachment
         for platform, envelopes in bundle.envelopes.items()
         for envelope in envelopes
-        for made in _attachments(envelope, platform)
+        for attachment in _attachments(envelope, platform)
     ]
 
 
 def _attachments(envelope: Envelope, platform: str) -> list[Attachment]:
     kind = envelope.statement.predicate_type
-    layer = Content(media_type=ENVELOPE_MEDIA, data=envelope.dump())
-    notes = {PREDICATE_NOTE: kind}
-    found = [
-        Attachment(
-            artifact_type=ENVELOPE_MEDIA, layers=(layer,), annotations=notes, platform=platform
-        )
-    ]
-    if media := BILL_MEDIA.get(kind):
-        bill = Content(media_type=media, data=canonical_json(envelope.statement.predicate) + b"\n")
-        found.append(Attachment(artifact_type=media, layers=(bill,), platform=platform))
-    return found
+    statement = Attachment(
+        artifact_type=ENVELOPE_MEDIA,
+        layers=(Content(media_type=ENVELOPE_MEDIA, data=envelope.dump()),),
+        annotations={PREDICATE_NOTE: kind},
+        platform=platform,
+    )
+    if (media := BILL_MEDIA.get(kind)) is None:
+        return [statement]
+    data = canonical_json(envelope.statement.predicate) + b"\n"
+    bill = Content(media_type=media, data=data)
+    return [statement, Attachment(artifact_type=media, layers=(bill,), platform=platform)]
+
+
+@dataclass(frozen=True)
+class CosignTags:
+    """What is under cosign's tags of one image already, read once."""
+
+    statements: tuple[Descriptor, ...] = ()
+    signatures: tuple[Descriptor, ...] = ()
+    names: tuple[SignedName, ...] = ()  # in those signatures that our own key made
+
+
+def read_cosign_tags(repository: Repository, digest: str, signer: Signer | None) -> CosignTags:
+    """The layers under cosign's tags, and the names that this key has given the image."""
+    statements = _layers(repository, digest, "att", ENVELOPE_MEDIA)
+    signatures = _layers(repository, digest, "sig", SIGNATURE_MEDIA) if signer else ()
+    names = tuple(_own_names(repository, signatures, signer)) if signer else ()
+    return CosignTags(statements, signatures, names)
+
+
+def _layers(
+    repository: Repository, digest: str, suffix: str, media_type: str
+) -> tuple[Descriptor, ...]:
+    document = repository.find_manifest(f"{fallback_tag(digest)}.{suffix}")
+    if document is None or (document.subject and document.subject.digest != digest):
+        return ()
+    return tuple(layer for layer in document.layers if layer.media_type == media_type)
+
+
+def _own_names(
+    repository: Repository, signatures: Sequence[Descriptor], signer: Signer
+) -> Iterator[SignedName]:
+    """Only payloads that this key signed are read; other keys' may say anything."""
+    for layer in signatures:
+        if layer.size_bytes > _MOST_PAYLOAD_BYTES:
+            continue
+        try:
+            signature = read_base64(layer.annotations.get(SIGNATURE_NOTE, ""), "signature")
+            data = read_blob(repository, layer, _MOST_PAYLOAD_BYTES)
+            if is_valid_signature(signer.public, signature, data):
+                yield read_payload(data)
+        except (RecordInvalid, RegistryBroken, NotInRegistry):
+            # a signature that cannot be read counts as none: the name is signed again
+            continue
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The name that images get, who signs it, and since when it holds."""
+
+    reference: str
+    signer: Signer
+    at: datetime | None
+    moves: bool  # the tag named another image before, or none
+
+    def is_signed(self, digest: str, names: Sequence[SignedName], evidence_set: str | None) -> bool:
+        """Whether the key has signed this already; a tag that moves is always signed again.
+
+        Only the last name counts: one that covers an older evidence set would hide the newer.
+        """
+        if self.moves and self.at:
+            return False
+        same = [n for n in names if n.digest == digest and n.reference == self.reference]
+        last = max(same, key=lambda n: n.at.timestamp() if n.at else 0, default=None)
+        return last is not None and last.evidence_set == evidence_set
+
+
+def plan_naming(
+    repository: Repository, root: str, tag: str, bundle: EvidenceBundle, names: Sequence[SignedName]
+) -> Naming | None:
+    """The name that an image will get, dated later than every earlier name under this tag.
+
+    Later also where a clock was set back: a verifier takes the latest name for the true one.
+    """
+    if bundle.signer is None:
+        return None
+    now, current = bundle.now, repository.find_manifest(tag)
+    moves = current is None or current.digest != root
+    earlier = list(names)
+    if current is not None and moves:
+        earlier += read_cosign_tags(repository, current.digest, bundle.signer).names
+    times = [name.at for name in earlier if name.at]
+    if now is not None and times:
+        now = max(now, max(times) + timedelta(seconds=1))
+    return Naming(f"{repository}:{tag}", bundle.signer, now, moves)
 
 
 def for_cosign(
-    repository: Repository,
-    subject: Document,
-    envelopes: Sequence[Envelope],
-    naming: Naming | None,
+    subject: Document, envelopes: Sequence[Envelope], naming: Naming | None, there: CosignTags
 ) -> list[Attachment]:
-    """An image's statements, and that it goes by this name, where cosign looks for them."""
-    found = []
+    """An image's statements, and the signature of its name, where cosign looks for them."""
+    attachments = []
     if envelopes:
         statements = [_content(attestation_attachment(e)) for e in envelopes]
-        found.append(_gathered(repository, subject, "att", statements))
+        attachments.append(_under_tag(subject, "att", there.statements, statements))
     if naming is not None:
-        new, with_set = [], next((sha256_of(e.payload) for e in envelopes if is_set(e)), None)
-        if not is_said(repository, subject.digest, naming, with_set):
-            given = (naming.reference, naming.signer, naming.at, with_set)
-            new = [_content(signature_attachment(subject.digest, *given))]
-        found.append(_gathered(repository, subject, "sig", new))
-    return found
+        evidence_set = next((sha256_of(e.payload) for e in envelopes if is_set(e)), None)
+        new = []
+        if not naming.is_signed(subject.digest, there.names, evidence_set):
+            signed = (naming.reference, naming.signer, naming.at, evidence_set)
+            new = [_content(signature_attachment(subject.digest, *signed))]
+        attachments.append(_under_tag(subject, "sig", there.signatures, new))
+    return attachments
 
 
-def _content(made: CosignLayer) -> Content:
-    return Content(media_type=made.media_type, data=made.data, annotations=made.annotations)
+def _content(layer: CosignLayer) -> Content:
+    return Content(media_type=layer.media_type, data=layer.data, annotations=layer.annotations)
 
 
-def _gathered(
-    repository: Repository, subject: Document, ending: str, new: Sequence[Content]
+def _under_tag(
+    subject: Document, suffix: str, there: Sequence[Descriptor], new: Sequence[Content]
 ) -> Attachment:
     """An image as cosign stores things: layers that were there, then new ones."""
-    media = SIGNATURE_MEDIA if ending == "sig" else ENVELOPE_MEDIA
-    there = layers_there(repository, subject.digest, ending, media)
     known = [(d.digest, d.annotations) for d in there]
     fresh = tuple(c for c in new if (c.descriptor.digest, c.descriptor.annotations) not in known)
-    layers = [*there, *(c.descriptor for c in fresh)]
     return Attachment(
         # cosign's own names for these, where it attaches them as referrers
-        artifact_type=f"application/vnd.dev.cosign.artifact.{ending}.v1+json",
+        artifact_type=f"application/vnd.dev.cosign.artifact.{suffix}.v1+json",
         kept=tuple(there),
         layers=fresh,
-        config=_config(layers),
-        tag=f"{fallback_tag(subject.digest)}.{ending}",
+        config=_config([*there, *(c.descriptor for c in fresh)]),
+        tag=f"{fallback_tag(subject.digest)}.{suffix}",
         # statements are referrers already, each for itself
-        is_referrer=ending == "sig",
+        is_referrer=suffix == "sig",
     )
 
 
 def _config(layers: Sequence[Descriptor]) -> Content:
-    """An image's config that says no more than cosign wants to see."""
+    """The least config that cosign accepts."""
     rootfs = {"type": "layers", "diff_ids": [x.digest for x in layers]}
-    said = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
-    return Content(media_type=OCI_CONFIG, data=canonical_json(said))
+    body = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
+    return Content(media_type=OCI_CONFIG, data=canonical_json(body))

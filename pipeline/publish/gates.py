@@ -1,23 +1,23 @@
-"""Whether an image may be published: what its gates said of these very bytes."""
+"""Whether an image may be published: the results of its gates for exactly these bytes."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-from pipeline import foreign_json
 from pipeline.assemble.image import Built
 from pipeline.errors import PublishRefused, StoreDamaged
+from pipeline.gate.evidence import Evidence, evidence_path, read_evidence
 from pipeline.model import Frozen
 from pipeline.spec.image import ImageSpec
-from pipeline.store.store import Store, read_own
+from pipeline.store.store import Store
 
 _GOOD = ("passed", "accepted")
-_DEFAULT = "sm_120"
-_MOST_BYTES = 64 << 20
+_DEFAULT = "sm_120"  # the card that every image is judged for
 
 
 class GateState(Frozen):
-    """What is known of an image's gates."""
+    """Whether an image's gates passed, and which did not."""
 
     platform: str
     state: Literal["passed", "no gates", "not passed"]
@@ -27,34 +27,35 @@ class GateState(Frozen):
 def gate_state(
     store: Store, spec: ImageSpec, built: Built, *, has_patches: bool | None = None
 ) -> GateState:
-    """The kept record, if it is of this digest; every gate that the image asks for must pass.
+    """The kept results, if they are of this digest; every gate that the image names must pass.
 
-    A series may be named and hold no patch: then there is none to be proved.
+    A series may be named and hold no patch: then there is none to prove.
     """
     patched = bool(spec.patches) if has_patches is None else has_patches
     if not spec.gates:
         return GateState(platform=built.platform, state="no gates")
-    path = store.image_folder(built.name, built.platform) / "gates.json"
     try:
-        found = foreign_json.read_json(read_own(path), most_bytes=_MOST_BYTES)
-        results = _results(found) if found["image_digest"] == built.digest else None
-    except FileNotFoundError:
-        return _not_passed(built, "its gates were not run")
-    except (OSError, StoreDamaged, ValueError, KeyError, TypeError):
+        gates = read_evidence(store, built.name, built.platform, built.digest)
+    except StoreDamaged:
         return _not_passed(built, "the record of its gates is damaged")
-    if results is None:
-        return _not_passed(built, "its gates were run on another image")
+    if gates is None:
+        was_run = evidence_path(store, built.name, built.platform).exists()
+        return _not_passed(
+            built, "its gates were run on another image" if was_run else "its gates were not run"
+        )
     cards = _cards(spec)
-    # what a gate says about a card that the image is not for decides nothing
-    counted = [row for row in results if row[1] in (*cards, _DEFAULT)]
-    wrong = [
-        f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted if verdict not in _GOOD
-    ]
+    # results for a card that the image is not for decide nothing
+    counted = [result for result in gates.results if result.arch in (*cards, _DEFAULT)]
+    wrong = [_line(result) for result in counted if result.verdict not in _GOOD]
     wrong += [f"{name}: not run" for name in _not_run(spec, cards, counted, patched)]
     if wrong:
         return _not_passed(built, "; ".join(wrong))
-    message = "; ".join(f"{gate} on {arch}: {verdict}" for gate, arch, verdict in counted)
+    message = "; ".join(_line(result) for result in counted)
     return GateState(platform=built.platform, state="passed", message=message)
+
+
+def _line(result: Evidence) -> str:
+    return f"{result.gate} on {result.arch}: {result.verdict}"
 
 
 def _cards(spec: ImageSpec) -> list[str]:
@@ -62,23 +63,17 @@ def _cards(spec: ImageSpec) -> list[str]:
 
 
 def _not_run(
-    spec: ImageSpec, cards: list[str], found: list[tuple[str, str, str]], patched: bool
+    spec: ImageSpec, cards: list[str], results: Sequence[Evidence], patched: bool
 ) -> list[str]:
-    """Gates without a result; machine code is judged for every card the image promises."""
-    judged, on = {row[0] for row in found}, {row[:2] for row in found}
+    """Gates without a result; machine code is judged for every card that the image promises."""
+    judged = {result.gate for result in results}
     # patches are proved together with the shared-memory gate
     wanted = [*spec.gates, *(["patches"] if patched and "smem" in spec.gates else [])]
     missing = [gate for gate in wanted if gate not in judged]
     if "arch" in spec.gates and "arch" in judged:
-        missing += [f"arch on {card}" for card in cards if ("arch", card) not in on]
+        on = {result.arch for result in results if result.gate == "arch"}
+        missing += [f"arch on {card}" for card in cards if card not in on]
     return missing
-
-
-def _results(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Gate, card and verdict; the first format held the shared-memory gate alone."""
-    if found["format"] == 1:
-        return [("smem", str(found["card"]["arch"]), str(found["verdict"]))]
-    return [(str(r["gate"]), str(r["arch"]), str(r["verdict"])) for r in found["results"]]
 
 
 def _not_passed(built: Built, message: str) -> GateState:

@@ -15,8 +15,7 @@ from typing import Literal
 from pipeline.errors import NotInRegistry
 from pipeline.model import Frozen
 from pipeline.oci.document import Document
-from pipeline.publish import known
-from pipeline.registry.parallel import each
+from pipeline.publish.known import KnownRepository
 from pipeline.registry.referrers import listed_referrers
 from pipeline.registry.repository import Repository
 from pipeline.store.store import Store
@@ -69,7 +68,7 @@ class _Reader:
 def plan_gc(store: Store, repository: Repository, patterns: Sequence[str], jobs: int = 4) -> Plan:
     """Read tags and manifests, and say what nothing kept reaches."""
     tags = repository.tags()
-    named = dict(zip(tags, each(repository.client, jobs, tags, repository.manifest), strict=True))
+    named = dict(zip(tags, repository.client.each(jobs, tags, repository.manifest), strict=True))
     plain = [t for t in tags if not _EVIDENCE_TAG.fullmatch(t)]
     chosen = [t for t in plain if any(fnmatchcase(t, p) for p in patterns)]
     if plain and not chosen:
@@ -81,7 +80,7 @@ def plan_gc(store: Store, repository: Repository, patterns: Sequence[str], jobs:
     reader.documents |= {d.digest: d for d in named.values()}
     evidence = _evidence_tags(named)
     kept = reach(reader, evidence, [named[t].digest for t in chosen])
-    seen = known.seen_in(store, repository.client.name, repository.name).manifests
+    seen = KnownRepository(store, repository).manifests
     everything = reach(reader, evidence, [*(d.digest for d in named.values()), *seen])
     return _plan(repository, reader, named, kept, everything - kept)
 
@@ -146,6 +145,4 @@ def run_gc(store: Store, repository: Repository, plan: Plan) -> None:
     """Delete what the plan names, tagged manifests first."""
     for held in plan.gone:
         repository.delete_manifest(held.digest)
-    known.forget(
-        store, repository.client.name, repository.name, [held.digest for held in plan.gone]
-    )
+    KnownRepository(store, repository).forget(held.digest for held in plan.gone)

@@ -1,7 +1,7 @@
-"""Which repositories of a registry hold what, as far as this store saw it.
+"""What this store has seen in repositories of registries.
 
-Used to mount a layer from a neighbour instead of sending it, and to find manifests that no tag
-names. It is a memory, not a truth: a registry that says otherwise is believed.
+Used to mount a layer from another repository instead of sending it, and to find manifests without
+a tag. It is a memory only: where a registry disagrees, the registry is right.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pipeline import log
 from pipeline.errors import StoreDamaged
 from pipeline.files import is_free
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
+from pipeline.registry.repository import Repository
 from pipeline.store.store import Store, read_own
 
 
-class Seen(Frozen):
-    """One repository."""
+class _Seen(Frozen):
+    """One repository, as a file of the store."""
 
     registry: str
     repository: str
@@ -28,71 +29,62 @@ class Seen(Frozen):
     manifests: list[Digest] = []
 
 
-def seen_in(store: Store, registry: str, repository: str) -> Seen:
-    """What was seen in a repository."""
-    empty = Seen(registry=registry, repository=repository)
-    return _read(_path(store, registry, repository)) or empty
+class KnownRepository:
+    """One repository as this store remembers it."""
 
+    def __init__(self, store: Store, repository: Repository) -> None:
+        self._store = store
+        self._registry, self._name = repository.client.name, repository.name
+        self._key = sha256_of(str(repository).encode()).removeprefix("sha256:")
+        self._path = store.root / "published" / f"{self._key}.json"
 
-def remember(
-    store: Store,
-    registry: str,
-    repository: str,
-    *,
-    blobs: Iterable[str] = (),
-    manifests: Iterable[str] = (),
-) -> None:
-    """Add what was seen."""
-    with store.locked("published"):
-        before = seen_in(store, registry, repository)
-        now = Seen(
-            registry=registry,
-            repository=repository,
-            blobs=sorted({*before.blobs, *blobs}),
-            manifests=sorted({*before.manifests, *manifests}),
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Held while a repository is published to or cleared; says so where it has to wait."""
+        lock = f"published-{self._key[:32]}"
+        if not is_free(self._store.root / "locks" / lock):
+            log.say(f"Another command works on {self._registry}/{self._name}; waiting for it")
+        with self._store.locked(lock):
+            yield
+
+    @property
+    def manifests(self) -> list[str]:
+        """The manifests that were put there."""
+        return list(self._seen().manifests)
+
+    def remember(self, *, blobs: Iterable[str] = (), manifests: Iterable[str] = ()) -> None:
+        """Add what was put there."""
+        with self._store.locked("published"):
+            before = self._seen()
+            self._keep(sorted({*before.blobs, *blobs}), sorted({*before.manifests, *manifests}))
+
+    def forget(self, manifests: Iterable[str]) -> None:
+        """Remove deleted manifests; the registry's garbage collection may remove their blobs."""
+        with self._store.locked("published"):
+            self._keep([], sorted(set(self._seen().manifests) - set(manifests)))
+
+    def elsewhere(self) -> dict[str, str]:
+        """For each blob, another repository of the same registry that had it."""
+        repositories: dict[str, str] = {}
+        for path in sorted(self._path.parent.glob("*.json")):
+            seen = _read(path)
+            if seen and seen.registry == self._registry and seen.repository != self._name:
+                repositories |= dict.fromkeys(seen.blobs, seen.repository)
+        return repositories
+
+    def _seen(self) -> _Seen:
+        empty = _Seen(registry=self._registry, repository=self._name)
+        return _read(self._path) or empty
+
+    def _keep(self, blobs: list[str], manifests: list[str]) -> None:
+        seen = _Seen(
+            registry=self._registry, repository=self._name, blobs=blobs, manifests=manifests
         )
-        store.write(_path(store, registry, repository), canonical_json(now.model_dump()))
+        self._store.write(self._path, canonical_json(seen.model_dump()))
 
 
-def forget(store: Store, registry: str, repository: str, manifests: Iterable[str]) -> None:
-    """Take deleted manifests out; their blobs may go with the registry's own clearing."""
-    with store.locked("published"):
-        before = seen_in(store, registry, repository)
-        left = sorted(set(before.manifests) - set(manifests))
-        now = before.model_copy(update={"manifests": left, "blobs": []})
-        store.write(_path(store, registry, repository), canonical_json(now.model_dump()))
-
-
-def neighbours(store: Store, registry: str, repository: str) -> dict[str, str]:
-    """For each blob, another repository of the same registry that had it."""
-    found: dict[str, str] = {}
-    for path in sorted((store.root / "published").glob("*.json")):
-        seen = _read(path)
-        if seen and seen.registry == registry and seen.repository != repository:
-            found |= dict.fromkeys(seen.blobs, seen.repository)
-    return found
-
-
-@contextmanager
-def alone_in(store: Store, registry: str, repository: str) -> Iterator[None]:
-    """Held while a repository is published to or cleared; who has to wait is told why."""
-    name = f"published-{_key(registry, repository)[:32]}"
-    if not is_free(store.root / "locks" / name):
-        log.say(f"Another command is at work on {registry}/{repository}; waiting for it")
-    with store.locked(name):
-        yield
-
-
-def _path(store: Store, registry: str, repository: str) -> Path:
-    return store.root / "published" / f"{_key(registry, repository)}.json"
-
-
-def _key(registry: str, repository: str) -> str:
-    return sha256_of(f"{registry}/{repository}".encode()).removeprefix("sha256:")
-
-
-def _read(path: Path) -> Seen | None:
+def _read(path: Path) -> _Seen | None:
     try:
-        return Seen.model_validate_json(read_own(path))
+        return _Seen.model_validate_json(read_own(path))
     except (OSError, StoreDamaged, ValidationError):
         return None

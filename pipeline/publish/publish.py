@@ -1,7 +1,7 @@
 """An image from the store to a registry: what is missing first, its name last.
 
-Blobs, then manifests by digest, then what is attached; then everything is read back and compared;
-only then does the tag move. Killed anywhere before that, the tag is what it was.
+Blobs, then manifests by digest, then attachments; then everything is read back and compared, and
+only then does the tag move. Killed anywhere before that, the tag names what it named before.
 """
 
 from __future__ import annotations
@@ -12,26 +12,76 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline import log
+from pipeline.assemble.image import Built
 from pipeline.attest.cosign import UNGATED_MEDIA
-from pipeline.errors import RegistryBroken
+from pipeline.errors import RegistryBroken, StoreDamaged
 from pipeline.model import Frozen, canonical_json
-from pipeline.oci.document import Document
-from pipeline.publish import known
+from pipeline.oci.document import Descriptor, Document, index_json, read_document
 from pipeline.publish.attachment import Attached, Attachment, Content, attach
-from pipeline.publish.evidence import EvidenceBundle, for_cosign, statements_of
+from pipeline.publish.evidence import (
+    CosignTags,
+    EvidenceBundle,
+    for_cosign,
+    plan_naming,
+    read_cosign_tags,
+    statements_of,
+)
 from pipeline.publish.gates import GateState
-from pipeline.publish.naming import Naming, plan_naming
-from pipeline.publish.shipment import Shipment
-from pipeline.registry.local import LocalBlob
-from pipeline.registry.parallel import each
+from pipeline.publish.known import KnownRepository
 from pipeline.registry.repository import Repository
+from pipeline.registry.transfer import LocalBlob
 from pipeline.registry.upload import Way, has_blob, push_blob
 from pipeline.store.store import Store
 
-UNGATED = UNGATED_MEDIA
-
-
 EvidenceState = Literal["signed", "statements only", "none", "left out"]
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """Images by platform, the document that the tag will name, and all their blobs."""
+
+    name: str
+    images: dict[str, Document]
+    root: Document
+    blobs: tuple[LocalBlob, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(b.size_bytes for b in self.blobs)
+
+    @property
+    def documents(self) -> list[Document]:
+        """In the order in which they may be pushed: images before an index over them."""
+        return list({d.digest: d for d in [*self.images.values(), self.root]}.values())
+
+
+def make_shipment(store: Store, built: list[Built], *, index: bool = False) -> Shipment:
+    """Read the images as they were built; only an index over platforms is new."""
+    images = {b.platform: read_document(store.read_blob(b.digest)) for b in built}
+    root = next(iter(images.values()))
+    if index or len(images) > 1:
+        root = read_document(_index(images))
+    blobs = {d.digest: d for image in images.values() for d in image.blobs}
+    local = tuple(_local(store, d) for d in blobs.values())
+    return Shipment(built[0].name, images, root, local)
+
+
+def _local(store: Store, blob: Descriptor) -> LocalBlob:
+    path = store.blob_path(blob.digest)
+    if not path.is_file() or path.stat().st_size != blob.size_bytes:
+        raise StoreDamaged(f"{path}: is not the {blob.size_bytes} bytes that the manifest names")
+    return LocalBlob(blob.digest, blob.size_bytes, path)
+
+
+def _index(images: dict[str, Document]) -> bytes:
+    """The same for the same images, whenever and wherever it is made."""
+    entries = [
+        image.descriptor.model_copy(update={"platform": platform})
+        for platform, image in sorted(images.items())
+    ]
+    first, *others = [image.annotations.items() for image in images.values()]
+    shared = set(first).intersection(*others)
+    return index_json(entries, dict(shared))
 
 
 class Published(Frozen):
@@ -64,78 +114,68 @@ class Order:
     gates: list[GateState]
     attachments: Sequence[Attachment] = ()
     ungated_reason: str | None = None
-    bundle: EvidenceBundle | None = None  # none: published bare, as was asked
+    bundle: EvidenceBundle | None = None  # none: published without evidence, as asked
     jobs: int = 4
+
+    @property
+    def evidence(self) -> EvidenceState:
+        if self.bundle is None:
+            return "left out"
+        if not any(self.bundle.envelopes.values()):
+            return "none"
+        return "signed" if self.bundle.signer else "statements only"
 
 
 def publish(store: Store, order: Order) -> Published:
     """Push what is missing, verify it, and give it its tag."""
     start, repository, shipment = time.monotonic(), order.repository, order.shipment
-    registry = repository.client.name
-    with known.alone_in(store, registry, repository.name):
-        missing, there = find_missing(order)
-        ways = _push_blobs(store, order, missing)
-        digests = [d.digest for d in shipment.documents]
-        known.remember(store, registry, repository.name, manifests=digests)
+    known = KnownRepository(store, repository)
+    with known.alone():
+        missing = find_missing(order)
+        ways = _push_blobs(order, missing, known)
+        # remembered before they are put: after a kill, clearing finds what no tag names
+        known.remember(manifests=[d.digest for d in shipment.documents])
         for document in shipment.documents:
             repository.put_manifest(document.digest, document.data, document.media_type)
         attached = _attach(order)
-        known.remember(store, registry, repository.name, manifests=[a.digest for a in attached])
-        for document in shipment.documents:
-            _require_back(repository, document, document.digest)
-        # of a digest exactly those bytes come back, or an error
-        each(repository.client, order.jobs, [a.digest for a in attached], repository.manifest)
+        known.remember(manifests=[a.digest for a in attached])
+        _read_back(order, attached)
         repository.put_manifest(order.tag, shipment.root.data, shipment.root.media_type)
-        _require_back(repository, shipment.root, order.tag)
-    sent = {b.digest for b, way in zip(missing, ways, strict=True) if way == "sent"}
-    counts: dict[Way, int] = {"there": len(there)}
-    counts |= {"mounted": ways.count("mounted"), "sent": ways.count("sent")}
-    return _published(
-        order,
-        attached,
-        counts,
-        sum(b.size_bytes for b in missing if b.digest in sent),
-        time.monotonic() - start,
-    )
+        _require_same(repository, shipment.root, order.tag)
+    sent_bytes = sum(b.size_bytes for b, way in zip(missing, ways, strict=True) if way == "sent")
+    return _published(order, ways, sent_bytes, time.monotonic() - start, attached)
 
 
 def rehearse(order: Order) -> Published:
     """What a publish would send; nothing is written."""
-    start = time.monotonic()
-    missing, there = find_missing(order)
-    counts: dict[Way, int] = {"there": len(there), "mounted": 0, "sent": len(missing)}
+    start, missing = time.monotonic(), find_missing(order)
     size_bytes = sum(b.size_bytes for b in missing)
-    found = _published(order, [], counts, size_bytes, time.monotonic() - start)
-    return found.model_copy(update={"dry_run": True})
+    done = _published(order, ["sent"] * len(missing), size_bytes, time.monotonic() - start)
+    return done.model_copy(update={"dry_run": True})
 
 
-def find_missing(order: Order) -> tuple[list[LocalBlob], list[LocalBlob]]:
-    """The blobs that the registry lacks, and those that it has."""
-    repository = order.repository
-
-    def look(blob: LocalBlob) -> bool:
-        return has_blob(repository, blob.digest, blob.size_bytes)
-
-    found = each(repository.client, order.jobs, order.shipment.blobs, look)
-    pairs = list(zip(order.shipment.blobs, found, strict=True))
-    # the largest first, so that the last one to end is not the longest
-    missing = sorted((b for b, has in pairs if not has), key=lambda b: -b.size_bytes)
-    return missing, [b for b, has in pairs if has]
+def find_missing(order: Order) -> list[LocalBlob]:
+    """The blobs that the registry lacks; the largest first, so that none is waited for last."""
+    repository, blobs = order.repository, order.shipment.blobs
+    there = repository.client.each(
+        order.jobs, blobs, lambda b: has_blob(repository, b.digest, b.size_bytes)
+    )
+    missing = [blob for blob, is_there in zip(blobs, there, strict=True) if not is_there]
+    return sorted(missing, key=lambda b: -b.size_bytes)
 
 
-def _push_blobs(store: Store, order: Order, missing: list[LocalBlob]) -> list[Way]:
-    repository = order.repository
-    registry = repository.client.name
-    elsewhere = known.neighbours(store, registry, repository.name) if missing else {}
+def _push_blobs(order: Order, missing: list[LocalBlob], known: KnownRepository) -> list[Way]:
+    repository, blobs = order.repository, order.shipment.blobs
+    elsewhere = known.elsewhere() if missing else {}
     total = sum(b.size_bytes for b in missing)
-    title = f"Sending {len(missing)} of {len(order.shipment.blobs)} blobs, {log.size(total)}"
-    with log.step(f"{title}, to {repository}"), log.progress("sent", total) as bar:
-
-        def send(blob: LocalBlob) -> Way:
-            return push_blob(repository, blob, bar, elsewhere.get(blob.digest, ""))
-
-        ways = each(repository.client, order.jobs, missing, send)
-    known.remember(store, registry, repository.name, blobs=[b.digest for b in order.shipment.blobs])
+    title = f"Sending {len(missing)} of {len(blobs)} blobs, {log.size(total)}, to {repository}"
+    with log.step(title), log.progress("sent", total) as bar:
+        ways = repository.client.each(
+            order.jobs,
+            missing,
+            lambda b: push_blob(repository, b, bar, elsewhere.get(b.digest, "")),
+        )
+    known.remember(blobs=[b.digest for b in blobs])
     return ways
 
 
@@ -144,77 +184,88 @@ def _attach(order: Order) -> list[Attached]:
     attachments = [*order.attachments, *_ungated(order), *statements_of(bundle)]
     if not attachments and bundle.signer is None:
         return []
-    with log.step("Attaching evidence" if order.bundle else "Attaching what was given"):
+    with log.step("Attaching evidence" if order.bundle else "Attaching files"):
         return _attach_all(order, bundle, attachments)
 
 
 def _attach_all(
     order: Order, bundle: EvidenceBundle, attachments: Sequence[Attachment]
 ) -> list[Attached]:
-    found: list[Attached] = []
-    subjects: list[tuple[str | None, Document]] = [(None, order.shipment.root)]
-    naming = _naming(order, bundle)
-    images = {image.digest for image in order.shipment.images.values()}
-    for platform, subject in [*subjects, *order.shipment.images.items()]:
+    repository, shipment = order.repository, order.shipment
+    tags = _cosign_tags(order, bundle)
+    root = shipment.root.digest
+    names = tags[root].names if root in tags else ()
+    naming = plan_naming(repository, root, order.tag, bundle, names)
+    images = {image.digest for image in shipment.images.values()}
+    attached: list[Attached] = []
+    for platform, subject in [(None, shipment.root), *shipment.images.items()]:
         chosen = [a for a in attachments if a.platform == platform]
-        known = bundle.envelopes.get(platform or "", ())
+        envelopes = bundle.envelopes.get(platform or "", ())
         # an image of one platform is the root as well: its name is signed once, with its evidence
         name = None if platform is None and subject.digest in images else naming
-        chosen += for_cosign(order.repository, subject, known, name)
+        chosen += for_cosign(subject, envelopes, name, tags.get(subject.digest, CosignTags()))
         if chosen:
-            found += attach(order.repository, subject, chosen)
-    return found
+            attached += attach(repository, subject, chosen)
+    return attached
 
 
-def _naming(order: Order, bundle: EvidenceBundle) -> Naming | None:
-    if bundle.signer is None:
-        return None
-    root = order.shipment.root.digest
-    return plan_naming(order.repository, root, order.tag, bundle.signer, bundle.now)
-
-
-def _evidence(order: Order) -> EvidenceState:
-    if order.bundle is None:
-        return "left out"
-    if not any(order.bundle.envelopes.values()):
-        return "none"
-    return "signed" if order.bundle.signer else "statements only"
+def _cosign_tags(order: Order, bundle: EvidenceBundle) -> dict[str, CosignTags]:
+    """What cosign's tags hold, for each image that gets something under them."""
+    if bundle.signer is None and not any(bundle.envelopes.values()):
+        return {}
+    return {
+        document.digest: read_cosign_tags(order.repository, document.digest, bundle.signer)
+        for document in order.shipment.documents
+    }
 
 
 def _ungated(order: Order) -> list[Attachment]:
-    """That an image was published although its gates did not pass stays with the image."""
+    """A note that stays with an image whose gates did not pass."""
     reason = order.ungated_reason
     if reason is None:
         return []
-    found = []
-    for state in order.gates:
-        if state.state != "not passed":
-            continue
-        digest = order.shipment.images[state.platform].digest
-        data = {"image": digest, "gates": state.message, "reason": reason}
-        found.append(
-            Attachment(
-                artifact_type=UNGATED,
-                layers=(Content(media_type=UNGATED, data=canonical_json(data)),),
-                annotations={"sm120.ungated": reason},
-                platform=state.platform,
-            )
+    return [
+        Attachment(
+            artifact_type=UNGATED_MEDIA,
+            layers=(_ungated_note(order, gates, reason),),
+            annotations={"sm120.ungated": reason},
+            platform=gates.platform,
         )
-    return found
+        for gates in order.gates
+        if gates.state == "not passed"
+    ]
 
 
-def _require_back(repository: Repository, document: Document, name: str) -> None:
-    """The registry gives back what it was given, byte for byte."""
+def _ungated_note(order: Order, gates: GateState, reason: str) -> Content:
+    digest = order.shipment.images[gates.platform].digest
+    data = {"image": digest, "gates": gates.message, "reason": reason}
+    return Content(media_type=UNGATED_MEDIA, data=canonical_json(data))
+
+
+def _read_back(order: Order, attached: Sequence[Attached]) -> None:
+    """The registry returns what it was given, byte for byte."""
+    for document in order.shipment.documents:
+        _require_same(order.repository, document, document.digest)
+    # asked by digest, the client accepts exactly those bytes
+    digests = [a.digest for a in attached]
+    order.repository.client.each(order.jobs, digests, order.repository.manifest)
+
+
+def _require_same(repository: Repository, document: Document, name: str) -> None:
     back = repository.manifest(name)
     if back.data != document.data:
         raise RegistryBroken(f"{repository}: {name} came back as {back.digest}")
 
 
 def _published(
-    order: Order, attached: list[Attached], counts: dict[Way, int], sent: int, seconds: float
+    order: Order,
+    ways: Sequence[Way],
+    sent_bytes: int,
+    seconds: float,
+    attached: Sequence[Attached] = (),
 ) -> Published:
     shipment = order.shipment
-    forced = any(s.state == "not passed" for s in order.gates)
+    is_forced = any(s.state == "not passed" for s in order.gates)
     return Published(
         image=shipment.name,
         reference=f"{order.repository}@{shipment.root.digest}",
@@ -222,12 +273,16 @@ def _published(
         tag=order.tag,
         platforms={platform: d.digest for platform, d in shipment.images.items()},
         gates=order.gates,
-        ungated_reason=order.ungated_reason if forced else None,
-        blobs=counts,
+        ungated_reason=order.ungated_reason if is_forced else None,
+        blobs={
+            "there": len(shipment.blobs) - len(ways),
+            "mounted": ways.count("mounted"),
+            "sent": ways.count("sent"),
+        },
         total_bytes=shipment.size_bytes,
-        sent_bytes=sent,
-        attached=attached,
+        sent_bytes=sent_bytes,
+        attached=list(attached),
         attached_bytes=sum(a.sent_bytes for a in attached),
-        evidence=_evidence(order),
+        evidence=order.evidence,
         seconds=round(seconds, 3),
     )

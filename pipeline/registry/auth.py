@@ -6,6 +6,7 @@ names (bearer); a token goes only to the registry that it was made for.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,7 @@ from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.net.address import parts_of, shown
 from pipeline.net.client import Body, Reply, Small
 from pipeline.net.failures import BadAddress
-from pipeline.registry.challenge import Challenge, read_challenges
-from pipeline.registry.login import Login
+from pipeline.registry.docker_config import Login
 
 MOST_TOKEN_BYTES = 1 << 20
 Send = Callable[[str, str, dict[str, str], Body | None], Reply]
@@ -125,3 +125,43 @@ def _token_in(data: bytes, realm: str) -> str:
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise RegistryBroken(f"the token service {realm} gives no token")
     return token
+
+
+_SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)(?:\s+|$)")
+_PARAMETER = re.compile(r'\s*([A-Za-z][\w-]*)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]*))\s*(?:,|$)')
+_LONGEST = 4096
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """One way in: its scheme in small letters, and its parameters."""
+
+    scheme: str
+    parameters: dict[str, str]
+
+    def get(self, name: str) -> str:
+        return self.parameters.get(name, "")
+
+
+def read_challenges(headers: list[str]) -> list[Challenge]:
+    """All challenges of an answer; what cannot be read is passed over."""
+    return [found for header in headers for found in _read(header[:_LONGEST])]
+
+
+def _read(header: str) -> list[Challenge]:
+    found: list[Challenge] = []
+    at = 0
+    while at < len(header):
+        parameter = _PARAMETER.match(header, at)
+        if parameter and found:
+            name, quoted, plain = parameter.groups()
+            value = re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else plain
+            found[-1].parameters.setdefault(name.lower(), value)
+            at = parameter.end()
+            continue
+        scheme = _SCHEME.match(header, at)
+        if not scheme:
+            break
+        found.append(Challenge(scheme[1].lower(), {}))
+        at = scheme.end()
+    return found

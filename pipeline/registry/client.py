@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline import log
 from pipeline.errors import (
@@ -31,11 +33,12 @@ from pipeline.net.failures import (
 )
 from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.oci.reference import Reference
-from pipeline.registry.answer import Refusal, location_of
+from pipeline.registry.answer import MOST_ERROR_BYTES, Refusal, error_words, location_of
 from pipeline.registry.auth import MOST_TOKEN_BYTES, Authority, Scope
-from pipeline.registry.login import find_login
-from pipeline.registry.trust import certificate_files, tls_context
-from pipeline.registry.words import MOST_ERROR_BYTES, error_words
+from pipeline.registry.docker_config import certificate_files, find_login, tls_context
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0
@@ -246,6 +249,28 @@ class Client:
             is_new, self._said_at = now - self._said_at >= _SAID_FROM_S, now
         if is_new:
             log.say(words)
+
+    def each(
+        self, jobs: int, items: Iterable[Item], work: Callable[[Item], Result]
+    ) -> list[Result]:
+        """Several transfers in parallel, results in order; the first failure ends them all."""
+        listed = list(items)
+        if len(listed) <= 1 or jobs <= 1:
+            return [work(item) for item in listed]
+        with ThreadPoolExecutor(min(jobs, len(listed))) as pool:
+            futures = [pool.submit(work, item) for item in listed]
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                errors = [e for e in (f.exception() for f in done) if e is not None]
+                # transfers that were stopped because another failed only raise Interrupted
+                for error in sorted(errors, key=lambda e: isinstance(e, Interrupted)):
+                    raise error
+                return [f.result() for f in futures]
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                self.hang_up()
+                raise
 
     def hang_up(self) -> None:
         """End everything under way."""

@@ -16,8 +16,8 @@ from pipeline.net.answer import Answer
 from pipeline.net.failures import Lost
 from pipeline.oci.document import Descriptor
 from pipeline.registry.client import ATTEMPTS
-from pipeline.registry.local import Gauge
 from pipeline.registry.repository import Repository
+from pipeline.registry.transfer import Gauge
 
 _PROGRESS_BYTES = 1 << 20
 

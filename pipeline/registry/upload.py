@@ -19,8 +19,8 @@ from pipeline.net.address import number_in
 from pipeline.net.failures import Lost
 from pipeline.registry.answer import Head, Refusal, location_of
 from pipeline.registry.client import ATTEMPTS, MOST_ANSWER_BYTES
-from pipeline.registry.local import Gauge, LocalBlob
 from pipeline.registry.repository import Repository
+from pipeline.registry.transfer import Gauge, LocalBlob
 
 # What is sent in one request; smaller blobs go in one go, which spares the registry a sync to disk.
 # Where a proxy finds that too much, it is cut into the smaller size.

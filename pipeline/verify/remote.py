@@ -19,11 +19,10 @@ from pipeline.errors import (
 from pipeline.oci.document import MOST_MANIFEST_BYTES, Document
 from pipeline.oci.reference import Reference
 from pipeline.registry.download import check_blob, read_blob
-from pipeline.registry.parallel import each
+from pipeline.registry.pull import plan_pull
 from pipeline.registry.referrers import everything_listed, fallback_tag
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import has_blob
-from pipeline.registry.wanted import plan_pull
 from pipeline.verify.artifact import Artifact, make_artifact, require_manifest, require_platform
 from pipeline.verify.evidence import MOST_FILES, Attached, read_attached
 from pipeline.verify.naming import TrustedName, believed_names
@@ -73,8 +72,8 @@ def open_remote_image(remote: Remote, image: Document, *, deep: bool, jobs: int)
     require_platform(artifact, next(listed, None))
     layers = list({d.digest: d for d in image.layers}.values())
     if not deep:
-        there = each(
-            repository.client, jobs, layers, lambda b: has_blob(repository, b.digest, b.size_bytes)
+        there = repository.client.each(
+            jobs, layers, lambda b: has_blob(repository, b.digest, b.size_bytes)
         )
         for layer, is_there in zip(layers, there, strict=True):
             if not is_there:
@@ -87,7 +86,7 @@ def open_remote_image(remote: Remote, image: Document, *, deep: bool, jobs: int)
         log.step(f"Reading {len(layers)} layers, {log.size(total)}"),
         log.progress("read", total) as bar,
     ):
-        each(repository.client, jobs, layers, lambda b: check_blob(repository, b, bar))
+        repository.client.each(jobs, layers, lambda b: check_blob(repository, b, bar))
     return artifact
 
 
@@ -98,7 +97,7 @@ def attached_to(remote: Remote, image: Document, jobs: int) -> Attached:
     listed = everything_listed(repository, image.digest)
     if len(listed) > MOST_FILES:
         raise RecordInvalid(f"{repository}: lists {len(listed)} attachments for {image.digest}")
-    read = each(repository.client, jobs, listed, lambda d: repository.find_manifest(d.digest))
+    read = repository.client.each(jobs, listed, lambda d: repository.find_manifest(d.digest))
     for entry, document in zip(listed, read, strict=True):
         if document is None:
             strays.append(f"{entry.digest} is listed, but missing")
@@ -129,7 +128,7 @@ def named_elsewhere(
             # who can push can also delete it: an unreadable signature proves as little as none
             return []
 
-    return [n for batch in each(repository.client, jobs, tags, names) for n in batch]
+    return [n for batch in repository.client.each(jobs, tags, names) for n in batch]
 
 
 def _names_under(

@@ -11,8 +11,7 @@ import pytest
 
 from pipeline.assemble.image import Built
 from pipeline.model import canonical_json
-from pipeline.publish.publish import Order
-from pipeline.publish.shipment import make_shipment
+from pipeline.publish.publish import Order, make_shipment
 from pipeline.store.store import Store, open_store
 from tests.makers import built_image
 from tests.testbed.oci_door import Door

@@ -7,7 +7,7 @@ import pytest
 from pipeline.errors import DeleteDisabled, NotInRegistry, PipelineError, RegistryBroken
 from pipeline.oci.document import Document
 from pipeline.publish.gc import Plan, plan_gc, run_gc
-from pipeline.publish.known import remember
+from pipeline.publish.known import KnownRepository
 from pipeline.publish.publish import publish
 from pipeline.registry.referrers import fallback_tag
 from pipeline.store.store import Store
@@ -126,7 +126,8 @@ def test_remembered_manifests_that_are_gone_are_no_matter(
     store: Store, door: Door, tiny: TinyRegistry
 ) -> None:
     put_image(tiny, "v1", b"1")
-    remember(store, door.host_port, NAME, manifests=["sha256:" + "0" * 64])
+    known = KnownRepository(store, repository_at(door))
+    known.remember(manifests=["sha256:" + "0" * 64])
     assert digests(plan(store, door))[1] == set()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.assemble.image import Built
+from pipeline.attest.cosign import UNGATED_MEDIA
 from pipeline.errors import (
     AttachmentInvalid,
     NotInRegistry,
@@ -19,9 +20,8 @@ from pipeline.errors import (
 )
 from pipeline.publish.attachment import Attachment, Content, file_attachment
 from pipeline.publish.gates import GateState
-from pipeline.publish.known import alone_in
-from pipeline.publish.publish import UNGATED, publish, rehearse
-from pipeline.publish.shipment import make_shipment
+from pipeline.publish.known import KnownRepository
+from pipeline.publish.publish import make_shipment, publish, rehearse
 from pipeline.registry.referrers import referrers
 from pipeline.store.store import Store
 from tests.testbed.oci_door import Door, Reply, Request, changed, drop, lose_answer, status
@@ -188,9 +188,8 @@ def test_who_has_to_wait_for_another_publish_is_told_why(
     said: queue.Queue[str] = queue.Queue()
     monkeypatch.setattr("pipeline.publish.known.log.say", said.put)
     made = order()
-    registry, name = made.repository.client.name, made.repository.name
     with ThreadPoolExecutor() as pool:
-        with alone_in(store, registry, name):
+        with KnownRepository(store, made.repository).alone():
             done = pool.submit(publish, store, made)
             assert "waiting for it" in said.get(timeout=30)
             assert not done.done()
@@ -323,9 +322,9 @@ def test_what_was_forced_past_its_gates_says_so_for_ever(
     made = order(gates=states, ungated_reason="the card is on loan")
     done = publish(store, made)
     assert done.ungated_reason == "the card is on loan"
-    (found,) = referrers(made.repository, built[0].digest, UNGATED)
+    (found,) = referrers(made.repository, built[0].digest, UNGATED_MEDIA)
     assert found.annotations == {"sm120.ungated": "the card is on loan"}
-    assert referrers(made.repository, built[1].digest, UNGATED) == []
+    assert referrers(made.repository, built[1].digest, UNGATED_MEDIA) == []
 
 
 def test_a_reason_that_was_not_needed_is_not_recorded(store: Store, order: MakeOrder) -> None:

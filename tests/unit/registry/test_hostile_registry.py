@@ -17,10 +17,10 @@ from pipeline.oci.document import Descriptor, read_document
 from pipeline.oci.reference import parse_reference
 from pipeline.registry.client import Access, Client
 from pipeline.registry.download import check_blob, pull_blob, read_blob
+from pipeline.registry.pull import plan_pull
 from pipeline.registry.referrers import referrers
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import push_blob
-from pipeline.registry.wanted import plan_pull
 from tests.testbed import hostile
 from tests.testbed.hostile import hostile_server
 from tests.testbed.oci_door import Door, oci_door, status, with_body, with_headers

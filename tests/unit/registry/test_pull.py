@@ -11,9 +11,15 @@ from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, 
 from pipeline.oci.document import Document
 from pipeline.oci.reference import parse_reference
 from pipeline.registry.download import pull_blob, read_blob
-from pipeline.registry.pull import LayoutBlobs, pull_into, pull_layout, read_kept
+from pipeline.registry.pull import (
+    LayoutBlobs,
+    plan_pull,
+    pull_into,
+    pull_layout,
+    read_kept,
+    resolve,
+)
 from pipeline.registry.repository import Repository
-from pipeline.registry.wanted import plan_pull, resolve
 from pipeline.store.store import open_store
 from tests.testbed.oci_door import (
     Door,

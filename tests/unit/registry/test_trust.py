@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import RegistryUnreachable
 from pipeline.oci.reference import parse_reference
-from pipeline.registry import trust
+from pipeline.registry import docker_config as trust
 from pipeline.registry.client import Access, Client
 from tests.testbed.registry import make_certificates
 

@@ -7,9 +7,10 @@ import pytest
 
 from pipeline.errors import PipelineError, RegistryBroken, RegistryUnreachable, StoreDamaged
 from pipeline.log import NoBar
-from pipeline.registry import local, upload
-from pipeline.registry.local import LocalBlob
+from pipeline.registry import transfer as local
+from pipeline.registry import upload
 from pipeline.registry.repository import Repository
+from pipeline.registry.transfer import LocalBlob
 from pipeline.registry.upload import has_blob, push_blob
 from tests.testbed.oci_door import Door, Reply, cut, drop, lose_answer, oci_door, status
 from tests.testbed.oci_door import changed as changed_answer

@@ -20,7 +20,7 @@ from pipeline.attest.trust import Trust
 from pipeline.errors import PipelineError
 from pipeline.model import canonical_json
 from pipeline.publish.evidence import EvidenceBundle
-from pipeline.publish.shipment import make_shipment
+from pipeline.publish.publish import make_shipment
 from pipeline.registry.referrers import fallback_tag
 from pipeline.store.store import Store, open_store
 from pipeline.verify.naming import Memory, TrustedName

@@ -34,15 +34,12 @@ from pipeline.errors import (
 )
 from pipeline.model import canonical_json
 from pipeline.oci.reference import parse_reference
-from pipeline.publish.evidence import EvidenceBundle, for_cosign
+from pipeline.publish.evidence import EvidenceBundle, for_cosign, plan_naming, read_cosign_tags
 from pipeline.publish.gates import GateState
-from pipeline.publish.naming import plan_naming
-from pipeline.publish.publish import Order, Published, publish
-from pipeline.publish.shipment import make_shipment
-from pipeline.registry.pull import pull_layout
+from pipeline.publish.publish import Order, Published, make_shipment, publish
+from pipeline.registry.pull import plan_pull, pull_layout
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
-from pipeline.registry.wanted import plan_pull
 from pipeline.store.store import open_store
 from pipeline.verify.artifact import open_layout
 from pipeline.verify.chain import Judge, judge_attached, judge_remote
@@ -530,8 +527,10 @@ def test_more_entries_than_anybody_needs_are_not_followed(site: Site, tiny: Tiny
 def test_what_others_signed_under_cosigns_tag_stays(site: Site) -> None:
     other = LocalSigner(site.world.other_key)
     repository = site.repository
-    naming = plan_naming(repository, site.digest, "v1", other, None)
-    made = for_cosign(repository, repository.manifest("v1"), [], naming)
+    there = read_cosign_tags(repository, site.digest, other)
+    bundle = EvidenceBundle(signer=other)
+    naming = plan_naming(repository, site.digest, "v1", bundle, there.names)
+    made = for_cosign(repository.manifest("v1"), [], naming, there)
     assert len(made) == 1
     assert (len(made[0].kept), len(made[0].layers)) == (1, 1)
 

@@ -27,10 +27,9 @@ from pipeline.gate.evidence import ImageGates
 from pipeline.gate.smem.results import CaseVerdict
 from pipeline.model import canonical_json, sha256_of
 from pipeline.publish.evidence import EvidenceBundle
-from pipeline.publish.shipment import make_shipment
-from pipeline.registry.pull import pull_layout
+from pipeline.publish.publish import make_shipment
+from pipeline.registry.pull import plan_pull, pull_layout
 from pipeline.registry.referrers import fallback_tag
-from pipeline.registry.wanted import plan_pull
 from pipeline.verify.artifact import open_layout
 from pipeline.verify.chain import Judge, judge_attached
 from pipeline.verify.evidence import Attached, AttachedBlob, attached_in, gather, read_item
