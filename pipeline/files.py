@@ -28,7 +28,7 @@ _UNWRITABLE = (
 
 @contextmanager
 def os_errors_explained(where: Path) -> Iterator[None]:
-    """Turn the disk's refusals into our own endings."""
+    """Turn the disk's refusals into errors of our own."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def os_errors_explained(where: Path) -> Iterator[None]:
 
 
 def explained(error: OSError, where: Path) -> PipelineError:
-    """The ending that belongs to an error number; what has none is raised as it is."""
+    """The error that belongs to an error number; what has none is raised as it is."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"{where}: no space left")
     if error.errno in _UNWRITABLE:
@@ -63,7 +63,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a small file whole, leaving it alone when it already says the same."""
+    """Write a small file whole, leaving it alone when it holds the same already."""
     with suppress(OSError):
         if read_plain(path, len(data)) == data:
             return
@@ -74,7 +74,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
     """All that is no folder, however deep; links are not followed, what is closed is passed over.
 
-    Not `os.walk`, which calls itself for each level: a stranger may have made any number of them.
+    Not `os.walk`, which calls itself for each level: a program may have made any number of them.
     """
     todo = [folder]
     while todo:
@@ -122,12 +122,12 @@ def _moved_up(path: Path, top: Path, prefix: str) -> Path:
 def read_plain(path: Path, most_bytes: int) -> bytes | None:
     """The same of a file beside others' files, where anything may lie: no pipe is waited for."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):
+    info = os.fstat(handle)
+    if not stat.S_ISREG(info.st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "is not a plain file", str(path))
     with os.fdopen(handle, "rb") as file:
-        if found.st_size > most_bytes:
+        if info.st_size > most_bytes:
             return None
         data = file.read(most_bytes + 1)
     return data if len(data) <= most_bytes else None
@@ -176,8 +176,8 @@ def locked(
 ) -> Iterator[None]:
     """Only one process at a time past this point (or many readers, when shared).
 
-    The kernel frees the lock however its process ends. A thread that waits for it can be told to
-    stop; the main thread is interrupted by signals anyway.
+    The kernel frees the lock however its process ends. A thread that waits for it can be
+    stopped; the main thread is interrupted by signals anyway.
     """
     with os_errors_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ class JsonInvalid(ValueError):
 def read_json(
     data: bytes, *, most_bytes: int, most_depth: int = MOST_DEPTH, any_int: bool = False
 ) -> Any:
-    """A JSON value that every reader understands alike, or an error that says why not.
+    """A JSON value that every reader understands alike, or an error with the reason.
 
     `any_int` is for texts whose numbers are not used: some models have 10**30 in their settings.
     """
@@ -69,16 +69,16 @@ def _require_whole_characters(value: Any) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            raise JsonInvalid(f"the key {key[:40]!r} is there twice")
-        found[key] = value
-    return found
+        if key in result:
+            raise JsonInvalid(f"the key {key[:40]!r} appears twice")
+        result[key] = value
+    return result
 
 
 def _no_constant(text: str) -> Any:
-    raise JsonInvalid(f"{text} is no number")
+    raise JsonInvalid(f"{text} is not a number")
 
 
 def _finite(text: str) -> float:

@@ -26,7 +26,7 @@ def say(text: str) -> None:
         try:
             print(text, file=sys.stderr, flush=True)
         except BrokenPipeError:
-            # a reader that went away (`2>&1 | head`) is no failure; what is said now goes nowhere
+            # a reader that went away (`2>&1 | head`) is not a failure; further lines go nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.errors import MissingTool
 
-# What children may see unless told otherwise: enough to find programs, homes and networks.
+# What children may see by default: enough to find programs, homes and networks.
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 _GRACE_S = 5.0
 # held, so that Python does not complain about a child that nobody waited for
@@ -26,14 +26,14 @@ def environment(*extra_names: str, **values: str) -> dict[str, str]:
     return env
 
 
-def last_line(said: str, otherwise: str = "no words") -> str:
-    """Where programs say why they ended."""
-    lines = said.strip().splitlines()
+def last_line(output: str, otherwise: str = "no output") -> str:
+    """Where programs give the reason for a failure."""
+    lines = output.strip().splitlines()
     return lines[-1].strip() if lines else otherwise
 
 
 def find_tool(name: str, hint: str) -> str:
-    """The program's path, or an error that says how to get it."""
+    """The program's path, or an error with how to get it."""
     path = shutil.which(name)
     if path is None:
         raise MissingTool(f"`{name}` is not installed", hint)
@@ -47,7 +47,7 @@ def read(
     stdin: bytes = b"",
     timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run to the end and return what it said; the caller judges the exit code."""
+    """Run to the end and return its output; the caller judges the exit code."""
     process = subprocess.Popen(
         list(args),
         env=dict(env or environment()),
@@ -89,14 +89,14 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 def running(
     args: Sequence[str], *, env: Mapping[str, str], output: Path, cwd: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program beside us, its words in a file; it and its children end with the block."""
-    with output.open("wb") as words:
+    """A program beside us, its output in a file; it and its children end with the block."""
+    with output.open("wb") as file:
         process = subprocess.Popen(
             list(args),
             env=dict(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
-            stdout=words,
+            stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )

@@ -29,7 +29,7 @@ class _UniqueKeys(_FastLoader):  # type: ignore[misc, valid-type]
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         doubled = [key for key, times in Counter(map(repr, keys)).items() if times > 1]
         if doubled:
-            raise yaml.YAMLError(f"key {doubled[0]} is there twice")
+            raise yaml.YAMLError(f"key {doubled[0]} appears twice")
         result: dict[Any, Any] = super().construct_mapping(node, deep)
         return result
 

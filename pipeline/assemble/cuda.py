@@ -76,10 +76,10 @@ def _merge(at: str, below: str, trees: list[tuple[str, Tree]], out: list[Entry])
             out.append(_link(f"{at}/{name}", f"/{inner[0][0]}/{below}{name}"))
     taken = {n for _, tree in trees for n in tree}
     for name in names:
-        found = _VERSIONED.match(name)
-        if found and found[1] not in taken:
-            taken.add(found[1])
-            out.append(_link(f"{at}/{found[1]}", name))
+        match = _VERSIONED.match(name)
+        if match and match[1] not in taken:
+            taken.add(match[1])
+            out.append(_link(f"{at}/{match[1]}", name))
 
 
 def _link(path: str, target: str) -> Entry:

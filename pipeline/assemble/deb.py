@@ -90,7 +90,7 @@ def _require_name(control: dict[str, str]) -> None:
     if not _PACKAGE.fullmatch(name):
         raise HostileArchive(f"its control file names the package {name[:100]!r}")
     if any(field.lower() == "status" for field in control):
-        raise HostileArchive("its control file says whether it is installed, which only dpkg knows")
+        raise HostileArchive("its control file has a Status field, which only dpkg may set")
 
 
 def _members(archive: BinaryIO) -> list[_Member]:
@@ -279,7 +279,7 @@ def _entry(header: bytes, long_names: dict[bytes, bytes], content: Slice) -> Ent
     if kind is None:
         raise HostileArchive(f"{path} is neither file, directory nor link")
     if kind is not Kind.FILE and content.size_bytes:
-        raise CorruptArchive(f"{path} is no file, yet has content")
+        raise CorruptArchive(f"{path} is not a file but has content")
     if kind is Kind.SYMLINK:
         _require_inside(path, target)
     elif kind is Kind.HARDLINK:
@@ -336,7 +336,7 @@ def _checked(entries: list[Entry]) -> list[Entry]:
     kinds: dict[str, Kind] = {}
     for entry in entries:
         if entry.path in kinds:
-            raise CorruptArchive(f"{entry.path} is there twice")
+            raise CorruptArchive(f"{entry.path} appears twice")
         kinds[entry.path] = entry.kind
     for entry in entries:
         for parent in parents(entry.path):

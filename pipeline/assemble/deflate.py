@@ -77,7 +77,7 @@ def trailer(crc32: int, size_bytes: int) -> bytes:
 
 
 def squeeze(data: bytes) -> bytes:
-    """Deflate blocks, none of them final and ending on a byte, so that a stream can follow.
+    """Deflate blocks, none of them final, closed on a byte, so that a stream can follow.
 
     Text is stored as it is, runs of zeros (most of a tar header) become a few bits.
     """

@@ -55,17 +55,17 @@ class Entry:
 def path_fault(path: str) -> str:
     """Why nothing may be written under a path in a layer; empty for a good one."""
     if len(path.encode(errors="replace")) > _LONGEST_PATH_BYTES:
-        return "is longer than a path can be"
+        return "is too long for a path"
     parts = path.split("/")
     if len(parts) > _MOST_PARTS:
-        return "lies deeper than anybody's files"
+        return "has too many folders above it"
     for part in parts:
         if part in ("", ".", ".."):
             return "leaves its folder"
         if part.startswith(_WHITEOUT):
-            return "would delete files of others when it is unpacked"
+            return "would delete other files when it is unpacked"
         if len(part.encode(errors="replace")) > _LONGEST_NAME_BYTES:
-            return "has a longer name than a file can have"
+            return "has a name that is too long for a file"
     return ""
 
 

@@ -51,21 +51,21 @@ class Foreign:
 
     def read(self, path: str, most_bytes: int) -> bytes | None:
         """A small file, links followed; none where there is no such file."""
-        found, _ = follow(self.rows, path)
-        if found not in self.view:
+        real, _ = follow(self.rows, path)
+        if real not in self.view:
             return None
-        record, row = self.view[found]
+        record, row = self.view[real]
         if row.kind == Kind.HARDLINK:
-            found = row.target
+            real = row.target
         with open_layer(self.store.blob_path(record.digest), record.media_type) as stream:
             data = None
             for header in stream.entries():
-                if header.path == found and header.kind == Kind.FILE:
+                if header.path == real and header.kind == Kind.FILE:
                     if header.size_bytes > most_bytes:
-                        raise BaseUnusable(f"{self.pin}: /{found} is of {header.size_bytes} bytes")
+                        raise BaseUnusable(f"{self.pin}: /{real} is of {header.size_bytes} bytes")
                     data = b"".join(stream.content(header))
         if stream.diff_id != record.diff_id:
-            raise StoreDamaged(f"the layer {record.digest} of {self.pin} is not what its name says")
+            raise StoreDamaged(f"the layer {record.digest} of {self.pin} does not match its diffID")
         return data
 
     def user(self, image: str, name: str, passwd: bytes | None = None) -> str:
@@ -89,8 +89,8 @@ class Foreign:
         self._require_room(image, root)
         self._require_glibc(image)
         for folder in _PYTHON_FOLDERS:
-            found, _ = follow(self.rows, f"{folder}/python{version}")
-            row = self.rows.get(found)
+            program, _ = follow(self.rows, f"{folder}/python{version}")
+            row = self.rows.get(program)
             if row is not None and row.kind in (Kind.FILE, Kind.HARDLINK):
                 return f"/{folder}"
         raise SpecInvalid(

@@ -49,13 +49,13 @@ def read_layers(store: Store, pin: BasePin) -> None:
 
 def base_layers(store: Store, pin: BasePin) -> list[TitledLayer]:
     """The layers as they are, from the bottom."""
-    found = []
+    layers = []
     for number, layer in enumerate(pin.layers, 1):
         record = store.layer(foreign_key(layer))
         if record is None:
             raise BaseUnusable(f"{pin}: its layer {layer.digest} is gone from the store")
-        found.append(TitledLayer(title=layer_title(number), record=record))
-    return found
+        layers.append(TitledLayer(title=layer_title(number), record=record))
+    return layers
 
 
 def layer_title(number: int) -> str:
@@ -71,8 +71,8 @@ def _read_layer(store: Store, layer: LayerPin, watch: Callable[[int], None]) -> 
         raise type(error)(f"{layer.digest}: {error}") from error
     if stream.diff_id != layer.diff_id:
         raise BaseUnusable(
-            f"the layer {layer.digest} unpacks to {stream.diff_id}, not to {layer.diff_id} as its"
-            " config says"
+            f"the layer {layer.digest} unpacks to {stream.diff_id}, but its config"
+            f" names {layer.diff_id}"
         )
     record = LayerRecord(
         digest=layer.digest,

@@ -197,14 +197,14 @@ def _require_writable(entry: Entry) -> None:
     """The last look at a path, wherever it came from, before it is part of a layer."""
     fault = path_fault(entry.path)
     if not fault and len(entry.target.encode(errors="replace")) > _LONGEST_TARGET_BYTES:
-        fault = "is a link to a longer path than there can be"
+        fault = "is a link to a path that is too long"
     if fault:
         raise HostileArchive(f"{entry.owner or 'the image'}: /{entry.path[:200]} {fault}")
 
 
 def _require_crc(name: str, got: int, stated: int | None) -> None:
     if stated is not None and got != stated:
-        raise CorruptArchive(f"{name}: CRC is {got:08x}, its archive says {stated:08x}")
+        raise CorruptArchive(f"{name}: CRC is {got:08x}, its archive states {stated:08x}")
 
 
 def content_size(content: bytes | Slice | Deflated | None) -> int:
@@ -224,7 +224,7 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO) -> WrittenLayer:
 
 
 def read_file(blob: Path, row: FileRow) -> bytes:
-    """One file out of a finished layer, found by its row, checked by its hash."""
+    """One file of a finished layer by its row, checked by its hash."""
     return b"".join(read_pieces(blob, row))
 
 
@@ -252,7 +252,7 @@ def read_pieces(blob: Path, row: FileRow, step_bytes: int = _STEP_BYTES) -> Iter
                 yield piece
             at += len(GZIP_HEAD) + _TRAILER_BYTES - len(engine.unused_data)
     if sha.hexdigest() != row.sha256:
-        raise StoreDamaged(f"{blob.name}: {row.path} is not what the table of contents says")
+        raise StoreDamaged(f"{blob.name}: {row.path} does not match the table of contents")
 
 
 def _opened(blob: Path) -> BinaryIO:

@@ -184,7 +184,10 @@ def _collect(
         try:
             future.result()
         except BrokenProcessPool as error:
-            raise Interrupted("a worker was killed", "Run it again; is memory short?") from error
+            raise Interrupted(
+                "a worker was killed",
+                "Run it again. If it happens again, the machine may be short of memory.",
+            ) from error
         if not keep_inputs:
             done = {layer.key for future, layer in futures.items() if future.done()}
             drop_inputs(store, layer, [x for x in work.missing if x.key not in done])

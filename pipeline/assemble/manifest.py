@@ -13,9 +13,9 @@ from pipeline.oci.config import ImageConfig
 from pipeline.oci.document import OCI_CONFIG, OCI_MANIFEST, Descriptor, descriptor_json
 from pipeline.oci.record import TitledLayer
 
-# What a process gets that was told of no PATH.
+# Docker's own default where an image sets no PATH.
 _PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Nothing in an image says when it was built: that would make every build another image.
+# Images carry no build time: it would give every build another digest.
 CREATED = "1980-01-01T00:00:00Z"
 _PREFIX = "org.opencontainers.image."
 
@@ -34,7 +34,7 @@ def image_config(
     """The OCI config: how the image runs, and the diffIDs of its layers.
 
     Of a foreign base its variables, user, folder, ports, volumes and stop signal are kept where
-    the image says nothing else. Its labels are not: they speak of another image.
+    the image sets nothing else. Its labels are not: they describe another image.
     """
     settings: dict[str, Any] = {
         "Env": [f"{k}={v}" for k, v in sorted(environment(plan, below).items())],
@@ -64,26 +64,26 @@ def _of_base(below: Below | None, field: str) -> Any:
 def _started(plan: ImagePlan, below: Below | None) -> dict[str, list[str]]:
     """Entrypoint and command as Docker inherits them: an own entrypoint drops the base's command.
 
-    Only the image that names the foreign base inherits from it; one of ours says all itself.
+    Only the image that names the foreign base inherits from it; one on top of that sets its own.
     """
     own = {"Entrypoint": plan.spec.entrypoint, "Cmd": plan.spec.command}
     if below and plan.base is None and not plan.spec.entrypoint:
         own["Entrypoint"] = _of_base(below, "entrypoint") or []
         own["Cmd"] = plan.spec.command or _of_base(below, "command") or []
-    return {name: words for name, words in own.items() if words}
+    return {name: arguments for name, arguments in own.items() if arguments}
 
 
 def _kept(plan: ImagePlan, below: Below | None) -> dict[str, Any]:
     """Ports of the image and of a foreign base; the base's volumes and stop signal."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     ports = {f"{port}/tcp" for port in plan.spec.ports} | set(_of_base(below, "ports") or {})
     if ports:
-        found["ExposedPorts"] = {port: {} for port in sorted(ports)}
+        settings["ExposedPorts"] = {port: {} for port in sorted(ports)}
     if volumes := _of_base(below, "volumes"):
-        found["Volumes"] = {path: {} for path in sorted(volumes)}
+        settings["Volumes"] = {path: {} for path in sorted(volumes)}
     if signal := _of_base(below, "stop_signal"):
-        found["StopSignal"] = signal
-    return found
+        settings["StopSignal"] = signal
+    return settings
 
 
 def _history(layers: list[TitledLayer], below: Below | None) -> list[dict[str, Any]]:
@@ -105,18 +105,18 @@ def environment(plan: ImagePlan, below: Below | None = None) -> dict[str, str]:
     own = {k: v for p in plan.chain() for k, v in p.spec.env.items()}
     if below is None:
         return own
-    found = below.config.variables()
+    variables = below.config.variables()
     if any(p.spec.python for p in plan.chain()):
-        found["PATH"] = f"/{plan.venv.bin}:{found.get('PATH') or _PLAIN_PATH}"
-    return {**found, **own}
+        variables["PATH"] = f"/{plan.venv.bin}:{variables.get('PATH') or _PLAIN_PATH}"
+    return {**variables, **own}
 
 
 def _account(plan: ImagePlan, name: str) -> str:
     accounts = [a for p in plan.chain() for a in p.spec.accounts]
-    found = next((a for a in accounts if a.name == name), None)
-    if found is None:
+    account = next((a for a in accounts if a.name == name), None)
+    if account is None:
         raise SpecInvalid(f"{plan.spec.name}: user: {name!r} is not an account of its root image")
-    return f"{found.uid}:{found.gid}"
+    return f"{account.uid}:{account.gid}"
 
 
 def notes_of(plan: ImagePlan) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Paths that several wheels write: harmless when equal, an error unless the spec says who wins."""
+"""Paths that several wheels write: harmless when equal, else the spec must name the winner."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _require_files(contested: Iterable[str]) -> None:
 
 
 def same_bytes(one: Entry, other: Entry) -> bool:
-    """Whether two files are equal, told without reading them."""
+    """Whether two files are equal, without reading them."""
     if one.kind is not Kind.FILE or other.kind is not Kind.FILE:
         return one.kind is other.kind and one.target == other.target
     return _identity(one) == _identity(other)

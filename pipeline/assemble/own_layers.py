@@ -104,16 +104,16 @@ def folders_above(
     folders -= {entry.path for entry in entries}
     known = {path: row for path, (_, row) in see((None, rows) for rows in below).items()}
     homes = {a.home.strip("/"): a for p in plan.chain() for a in p.spec.accounts}
-    found = []
+    above = []
     for path in sorted(folders & known.keys()):
         row, home = known[path], homes.get(path)
         if row.kind != Kind.DIR:
             raise SpecInvalid(f"{plan.spec.name}: puts a file below /{path}, a {row.kind}")
         uid, gid = (home.uid, home.gid) if home else (row.uid, row.gid)
-        found.append(Entry(path, Kind.DIR, row.mode, uid=uid, gid=gid))
+        above.append(Entry(path, Kind.DIR, row.mode, uid=uid, gid=gid))
     for entry in entries:
         _require_replaceable(plan.spec.name, entry, known.get(entry.path))
-    return found
+    return above
 
 
 def _require_replaceable(name: str, entry: Entry, below: FileRow | None) -> None:
@@ -123,7 +123,7 @@ def _require_replaceable(name: str, entry: Entry, below: FileRow | None) -> None
         allowed = {Kind.SYMLINK}
     if below is not None and below.kind not in allowed:
         owner = below.owner or "its base"
-        raise SpecInvalid(f"{name}: would hide /{entry.path}, a {below.kind} of {owner}")
+        raise SpecInvalid(f"{name}: would replace /{entry.path}, a {below.kind} of {owner}")
 
 
 @dataclass(frozen=True)
@@ -176,10 +176,10 @@ def _require_version(plan: ImagePlan, spec: PatchSpec) -> None:
 
 
 def _require_file(tree: WheelTree, path: str, spec: PatchSpec) -> tuple[LayerRecord, FileRow]:
-    found = tree.find(path)
-    if found is None:
+    place = tree.find(path)
+    if place is None:
         raise PatchConflict(f"{spec.file}: /{path} is in no wheel of this image")
-    return found
+    return place
 
 
 def _apply(
@@ -190,10 +190,12 @@ def _apply(
     promised = {f.path: f for f in spec.files}
     changes = patch.parse(text, spec.file)
     for path in sorted(promised.keys() - {change.path for change in changes}):
-        raise PatchConflict(f"{spec.file}: series.yaml says it changes {path}, it does not")
+        raise PatchConflict(f"{spec.file}: series.yaml lists {path}, which it does not change")
     for change in changes:
         if change.path not in promised:
-            raise PatchConflict(f"{spec.file}: changes {change.path}, series.yaml does not say so")
+            raise PatchConflict(
+                f"{spec.file}: changes {change.path}, which series.yaml does not list"
+            )
         path = f"{site}/{change.path}"
         want = promised[change.path]
         _require_digest(spec, change.path, "before", want.before, current[path])
@@ -233,7 +235,7 @@ def _require_digest(spec: PatchSpec, path: str, when: str, want: str, data: byte
     got = sha256_of(data)
     if got != want:
         raise PatchConflict(
-            f"{spec.file}: {path} {when} the patch is {got}, series.yaml says {want}",
+            f"{spec.file}: {path} {when} the patch is {got}, series.yaml has {want}",
             "After an intended edit: `sm120 build IMAGE --accept` writes the new hash.",
         )
 

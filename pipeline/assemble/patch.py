@@ -1,4 +1,4 @@
-"""Unified diffs, applied exactly: the stated line, the stated words, or not at all."""
+"""Unified diffs, applied exactly: at the stated line, to the stated text, or not at all."""
 
 from __future__ import annotations
 
@@ -76,22 +76,22 @@ def _target(lines: list[str], at: int, name: str) -> str:
 
 
 def _hunk(lines: list[str], at: int, name: str) -> tuple[Hunk, int]:
-    found = _HUNK.match(lines[at])
-    if not found:
+    match = _HUNK.match(lines[at])
+    if not match:
         raise PatchConflict(f"{name}: damaged hunk header {lines[at].strip()!r}")
-    start, old_count, _, new_count = (int(g) if g else 1 for g in found.groups())
+    start, old_count, _, new_count = (int(g) if g else 1 for g in match.groups())
     before: list[str] = []
     after: list[str] = []
     at += 1
     while len(before) < old_count or len(after) < new_count:
         if at >= len(lines) or lines[at][:1] not in " +-":
             raise PatchConflict(f"{name}: the hunk at line {start} ends early")
-        sign, words = lines[at][0], lines[at][1:]
+        sign, text = lines[at][0], lines[at][1:]
         at += 1
         if at < len(lines) and lines[at].startswith("\\"):
-            words, at = words.rstrip("\n"), at + 1
-        before += [words] if sign in " -" else []
-        after += [words] if sign in " +" else []
+            text, at = text.rstrip("\n"), at + 1
+        before += [text] if sign in " -" else []
+        after += [text] if sign in " +" else []
     goes_on = at < len(lines) and lines[at][0] in " +-\\" and not lines[at].startswith(_AFTER_HUNK)
     if len(before) != old_count or len(after) != new_count or goes_on:
         raise PatchConflict(f"{name}: the hunk at line {start} counts its lines wrongly")
@@ -101,7 +101,7 @@ def _hunk(lines: list[str], at: int, name: str) -> tuple[Hunk, int]:
 
 
 def apply(patch: FilePatch, before: bytes, name: str) -> bytes:
-    """The file after the patch; every hunk must match exactly where it says."""
+    """The file after the patch; every hunk must match exactly at its line."""
     try:
         lines = _lines(before.decode())
     except UnicodeDecodeError as error:
@@ -113,9 +113,9 @@ def apply(patch: FilePatch, before: bytes, name: str) -> bytes:
         first = hunk.start - 1 if hunk.before else hunk.start
         if first < at:
             raise PatchConflict(f"{name}: hunks of {patch.path} overlap at line {hunk.start}")
-        found = tuple(lines[first : first + len(hunk.before)])
-        if found != hunk.before or first > len(lines):
-            raise PatchConflict(_difference(patch.path, hunk, found, name))
+        current = tuple(lines[first : first + len(hunk.before)])
+        if current != hunk.before or first > len(lines):
+            raise PatchConflict(_difference(patch.path, hunk, current, name))
         out += lines[at:first]
         out += hunk.after
         at = first + len(hunk.before)
@@ -124,10 +124,10 @@ def apply(patch: FilePatch, before: bytes, name: str) -> bytes:
     return "".join([*out, *lines[at:]]).encode()
 
 
-def _difference(path: str, hunk: Hunk, found: tuple[str, ...], name: str) -> str:
+def _difference(path: str, hunk: Hunk, current: tuple[str, ...], name: str) -> str:
     """Which line is not as the patch expects."""
     for offset, want in enumerate(hunk.before):
-        got = found[offset] if offset < len(found) else "the end of the file"
+        got = current[offset] if offset < len(current) else "the end of the file"
         if got != want:
             line = hunk.start + offset
             return f"{name}: {path} line {line} is {got.strip()!r}, expected {want.strip()!r}"

@@ -187,7 +187,7 @@ def _wheel_layers(
 
 
 def _require_files(checkout: Checkout, spec: ImageSpec) -> None:
-    """What the image's folder must hold, said before anything is fetched."""
+    """What the image's folder must hold, checked before anything is fetched."""
     for file in spec.files:
         if not (checkout.folder(spec.name) / file.source).is_file():
             raise SpecInvalid(f"{spec.name}: files: {file.source} is not in the image's folder")

@@ -33,16 +33,15 @@ def difference(one: Store, first: Built, other: Store, second: Built) -> str:
         before = {r.path: r for r in one.contents(a.record.digest)}
         after = {r.path: r for r in other.contents(b.record.digest)}
         for path in sorted(before.keys() | after.keys()):
-            words = _file_difference(path, before.get(path), after.get(path))
-            if words:
-                return f"layer {a.title!r}: /{path} {words}"
+            if reason := _file_difference(before.get(path), after.get(path)):
+                return f"layer {a.title!r}: /{path} {reason}"
         return f"layer {a.title!r}: the same files, packed differently"
     if len(first.layers) != len(second.layers):
         return f"{len(first.layers)} layers against {len(second.layers)}"
     return "all layers are equal, the config or manifest differs"
 
 
-def _file_difference(path: str, a: FileRow | None, b: FileRow | None) -> str:
+def _file_difference(a: FileRow | None, b: FileRow | None) -> str:
     if a is None or b is None:
         return "is only in the first build" if b is None else "is only in the second build"
     for field in ("kind", "mode", "size_bytes", "sha256", "target"):

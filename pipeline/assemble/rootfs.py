@@ -136,7 +136,7 @@ class Tree:
             if _is_left_out(entry):
                 continue
             if f"{entry.path}/".startswith(_DATABASE) and entry.kind is not Kind.DIR:
-                raise HostileArchive(f"{owner}: {entry.path} would tell of other packages")
+                raise HostileArchive(f"{owner}: {entry.path} would change dpkg's database")
             self._require_same(entry, owner)
             self.put(entry, owner)
             paths.append(entry.path)
@@ -171,14 +171,14 @@ class Tree:
         return bool(self.paths_below(folder))
 
     def entries(self) -> list[Entry]:
-        """All of it, once nothing lies below something that is no directory."""
+        """All of it, once nothing lies below something that is not a directory."""
         for path, owner in self._owners.items():
             for parent in parents(path):
                 above = self._entries.get(parent)
                 if above is not None and above.kind is not Kind.DIR:
                     raise CorruptArchive(
                         f"{owner or 'the image'} writes {path}, but {parent} "
-                        f"(from {self._owners[parent] or 'the image'}) is no directory"
+                        f"(from {self._owners[parent] or 'the image'}) is not a directory"
                     )
         return list(self._entries.values())
 

@@ -96,7 +96,7 @@ def _row(path: str, digest_hex: str, size_bytes: int) -> str:
 
 
 def wheel_entries(wheel: Wheel, venv: Venv, *, rewrite_record: bool = False) -> list[Entry]:
-    """The files an installer would place, with scripts made and RECORD told of it."""
+    """The files an installer would place, with its scripts made and all of them in RECORD."""
     if rewrite_record:
         wheel = replace(wheel, record=_true_record(wheel))
     entries: list[Entry] = []
@@ -138,13 +138,13 @@ def _require_own_place(wheel: Wheel, path: str, venv: Venv) -> None:
 
 
 def _true_record(wheel: Wheel) -> dict[str, str]:
-    """What RECORD should have said, for a wheel known to be published with a wrong one."""
+    """What RECORD should be, for a wheel known to be published with a wrong one."""
     record = {}
     for name, member in wheel.members.items():
-        found = sha256()
+        sha = sha256()
         for piece in read_chunks(member):
-            found.update(piece)
-        record[name] = found.hexdigest()
+            sha.update(piece)
+        record[name] = sha.hexdigest()
     return record
 
 
@@ -185,7 +185,7 @@ def _console_scripts(wheel: Wheel, venv: Venv) -> list[Entry]:
         return []
     if member.content.size_bytes > _MOST_ENTRY_POINT_BYTES:
         raise HostileArchive(
-            f"{wheel.filename}: {member.content.size_bytes} bytes of entry points is absurd"
+            f"{wheel.filename}: {member.content.size_bytes} bytes of entry points are too many"
         )
     # no section of a wheel's is a default for the others
     parser = configparser.ConfigParser(
@@ -203,14 +203,14 @@ def _console_scripts(wheel: Wheel, venv: Venv) -> list[Entry]:
         for point in parser.items(section)
     ]
     if len(points) > _MOST_SCRIPTS:
-        raise HostileArchive(f"{wheel.filename}: {len(points)} scripts are absurd")
+        raise HostileArchive(f"{wheel.filename}: {len(points)} scripts are too many")
     return [_console_script(wheel, name, value, venv) for name, value in points]
 
 
 def _console_script(wheel: Wheel, name: str, value: str, venv: Venv) -> Entry:
-    found = _ENTRY_POINT.match(value.strip())
-    if not found or not _SCRIPT_NAME.match(name) or name.startswith("."):
-        raise HostileArchive(f"{wheel.filename}: entry point {name!r} = {value!r} is not plain")
-    module, call = found[1], found[2]
+    match = _ENTRY_POINT.match(value.strip())
+    if not match or not _SCRIPT_NAME.match(name) or name.startswith("."):
+        raise HostileArchive(f"{wheel.filename}: entry point {name!r} = {value!r} is not valid")
+    module, call = match[1], match[2]
     text = _SCRIPT.format(python=venv.python, module=module, first=call.split(".")[0], call=call)
     return Entry(f"{venv.bin}/{name}", Kind.FILE, 0o755, text.encode())

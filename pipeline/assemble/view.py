@@ -67,7 +67,7 @@ def follow(rows: Mapping[str, FileRow], path: str) -> tuple[str, list[str]]:
         target = rows[link].target
         links.append(f"/{link} → {target}")
         if len(links) > _MOST_LINKS:
-            raise UnknownImage(f"/{path}: its links lead in a circle", "")
+            raise UnknownImage(f"/{path}: symlink loop", "")
         beyond = posixpath.join("/", posixpath.dirname(link), target)
         current = posixpath.normpath(beyond + current[len(link) :]).strip("/")
     return current, links
@@ -77,7 +77,7 @@ def _first_link(rows: Mapping[str, FileRow], path: str) -> str | None:
     parts = path.split("/")
     for count in range(1, len(parts) + 1):
         name = "/".join(parts[:count])
-        found = rows.get(name)
-        if found is not None and found.kind == Kind.SYMLINK:
+        row = rows.get(name)
+        if row is not None and row.kind == Kind.SYMLINK:
             return name
     return None

@@ -93,7 +93,7 @@ def _members(path: Path, filename: str) -> dict[str, Member]:
                 continue
             _check_name(info, filename)
             if info.filename in members:
-                raise HostileArchive(f"{filename}: {info.filename!r} is there twice")
+                raise HostileArchive(f"{filename}: {info.filename!r} appears twice")
             members[info.filename] = _member(path, info, start, filename)
     if end > directory_start:
         raise CorruptArchive(f"{filename}: its last entry runs into the directory")
@@ -171,10 +171,10 @@ def _member(path: Path, info: zipfile.ZipInfo, start: int, filename: str) -> Mem
 
 def _dist_info(members: dict[str, Member], filename: str) -> str:
     tops = {n.split("/")[0] for n in members}
-    found = {top for top in tops if top.lower().endswith(".dist-info")}
-    if len(found) != 1:
-        raise CorruptArchive(f"{filename}: holds {len(found)} .dist-info folders, not one")
-    name = found.pop()
+    infos = {top for top in tops if top.lower().endswith(".dist-info")}
+    if len(infos) != 1:
+        raise CorruptArchive(f"{filename}: holds {len(infos)} .dist-info folders, not one")
+    name = infos.pop()
     for needed in ("METADATA", "RECORD", "WHEEL"):
         if f"{name}/{needed}" not in members:
             raise CorruptArchive(f"{filename}: has no {name}/{needed}")
@@ -194,12 +194,14 @@ def _require_own_metadata(
         raise CorruptArchive(f"{filename}: its metadata folder is {dist_info}")
     head = read_member(members[f"{dist_info}/METADATA"]).replace(b"\r\n", b"\n")
     fields = [line.partition(b":") for line in head.partition(b"\n\n")[0].split(b"\n")]
-    told = [
+    stated = [
         [v.strip().decode(errors="replace") for k, _, v in fields if k.lower() == field]
         for field in (b"name", b"version")
     ]
-    if any(len(x) != 1 for x in told) or not _is_release(told[0][0], told[1][0], project, version):
-        raise CorruptArchive(f"{filename}: its METADATA is of another release")
+    if any(len(x) != 1 for x in stated) or not _is_release(
+        stated[0][0], stated[1][0], project, version
+    ):
+        raise CorruptArchive(f"{filename}: its METADATA names another release")
 
 
 def _is_release(name: str, number: str, project: NormalizedName, version: Version) -> bool:
@@ -212,12 +214,14 @@ def _is_release(name: str, number: str, project: NormalizedName, version: Versio
 def read_member(member: Member) -> bytes:
     """A small member's bytes, checked by size and CRC."""
     if member.content.size_bytes > _SMALL_LIMIT_BYTES:
-        raise HostileArchive(f"{member.name}: {member.content.size_bytes} bytes is absurd")
+        raise HostileArchive(
+            f"{member.name}: {member.content.size_bytes} bytes are too many for such a file"
+        )
     return b"".join(read_chunks(member))
 
 
 def read_chunks(member: Member) -> Iterator[bytes]:
-    """A member's bytes in pieces; an error at the end if they are not what its CRC says."""
+    """A member's bytes in pieces; an error at the end if their CRC is wrong."""
     content, crc = member.content, 0
     packed_bytes = content.size_bytes if isinstance(content, Slice) else content.packed_bytes
     with Path(content.path).open("rb") as handle:
@@ -239,8 +243,8 @@ def _record(members: dict[str, Member], dist_info: str, filename: str) -> dict[s
     unsigned = {f"{dist_info}/{n}" for n in ("RECORD", "RECORD.jws", "RECORD.p7s")}
     record: dict[str, str] = {}
     for name, promised in _rows(text, filename):
-        found = "" if name in unsigned else _hex(promised, name, filename)
-        if record.setdefault(name, found) != found:
+        digest = "" if name in unsigned else _hex(promised, name, filename)
+        if record.setdefault(name, digest) != digest:
             raise CorruptArchive(f"{filename}: its RECORD contradicts itself about {name!r}")
     missing = sorted(set(record) - set(members) - unsigned)
     unlisted = sorted(set(members) - set(record) - unsigned)
@@ -269,5 +273,5 @@ def _hex(promised: str, name: str, filename: str) -> str:
     except ValueError as error:
         raise CorruptArchive(f"{filename}: RECORD's hash of {name!r} is not base64") from error
     if len(digest) != sha256().digest_size:
-        raise CorruptArchive(f"{filename}: RECORD's hash of {name!r} is no sha256")
+        raise CorruptArchive(f"{filename}: RECORD's hash of {name!r} is not a sha256")
     return digest.hex()

@@ -128,7 +128,7 @@ def _deb822_sources(text: str) -> Iterator[_Source]:
 
 
 def _is_enabled(stanza: Stanza) -> bool:
-    # apt's own list of words for "no".
+    # All that apt reads as "no".
     return stanza.get("Enabled", "yes").lower() not in ("no", "false", "without", "off", "disable")
 
 
@@ -166,8 +166,8 @@ def _addresses(uri: str, root: Path) -> Iterator[str]:
         return
     path = root / urlsplit(uri.removeprefix("mirror+")).path.lstrip("/")
     for line in _text(path).splitlines():
-        words = line.partition("#")[0].split()
-        yield from words[:1]
+        fields = line.partition("#")[0].split()
+        yield from fields[:1]
 
 
 def _bases(uris: Iterable[str]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Foreign base images: looked up once for a lock, then brought into the store by digest.
 
 A lock names no place, so any folder or registry that has the right bytes will do: folders that
-hold blobs by hash (an OCI layout is one), then the registries this machine is told of, in order.
+hold blobs by hash (an OCI layout is one), then the configured registries, in order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ELSEWHERE = (NotInRegistry, RegistryUnreachable, RegistryRefused, RegistryBroke
 
 @dataclass(frozen=True)
 class BaseSettings:
-    """Where foreign bases may be found: folders with blobs, and registries by name."""
+    """Where foreign bases may be: folders with blobs, and registries by name."""
 
     folders: tuple[Path, ...] = ()
     registries: tuple[str, ...] = ()  # REGISTRY or REGISTRY/PREFIX
@@ -71,7 +71,7 @@ class Bases:
             entry = choose(root, platform)
             manifest = self._document(base.repository, entry.digest)
             if manifest.kind != "manifest" or len(manifest.data) != entry.size_bytes:
-                raise BaseUnusable(f"{base}: {entry.digest} is not what its index says")
+                raise BaseUnusable(f"{base}: {entry.digest} does not match its index")
         config = read_config(self._config(base.repository, config_of(base, manifest)))
         return BasePin(
             repository=base.repository,
@@ -99,7 +99,7 @@ class Bases:
             )
         wanted = Wanted(root=manifest, documents=(manifest,))
         if wanted.size_bytes > MOST_BYTES:
-            raise BaseUnusable(f"{pin}: is said to be of {wanted.size_bytes} bytes")
+            raise BaseUnusable(f"{pin}: claims to have {wanted.size_bytes} bytes")
         self._from_registries(
             pin.repository,
             str(pin),
@@ -127,10 +127,12 @@ class Bases:
 
     def _require_online(self, repository: str, digest: str) -> None:
         if self._offline:
-            raise OfflineMiss(f"{repository}@{digest}: of this base image, not in the store")
+            raise OfflineMiss(
+                f"{repository}@{digest}: this part of the base image is not in the store"
+            )
 
     def _near(self, digest: str, most_bytes: int) -> bytes | None:
-        """A small blob of the store or of a folder, if its bytes are what its name says."""
+        """A small blob of the store or of a folder, if its bytes have this digest."""
         for path in [self._store.blob_path(digest), *self._in_folders(digest)]:
             is_small = path.is_file() and path.stat().st_size <= most_bytes
             if is_small and sha256_of(data := path.read_bytes()) == digest:
@@ -159,7 +161,7 @@ class Bases:
     ) -> Found:
         """The first registry's good answer; else the most telling of the others."""
         if not self._settings.registries:
-            raise BaseUnplaced(f"{what}: is needed, and no registry is named that could have it")
+            raise BaseUnplaced(f"{what}: no registry is configured that could have it")
         failures: list[PipelineError] = []
         for place in self._settings.registries:
             try:

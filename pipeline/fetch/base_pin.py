@@ -44,8 +44,8 @@ def config_of(base: ForeignBase, manifest: Document) -> Descriptor:
     """An image's config; what has none is an artifact of another kind."""
     config = manifest.config
     if config is None or config.media_type not in _CONFIGS or not config.size_bytes:
-        said = config.media_type if config else OCI_EMPTY
-        raise BaseUnusable(f"{base}: is no image, its config is a {clean(said)}")
+        kind = config.media_type if config else OCI_EMPTY
+        raise BaseUnusable(f"{base}: is not an image: its config is a {clean(kind)}")
     return config
 
 
@@ -75,26 +75,26 @@ def layer_pins(
 
 def _layer_type(base: ForeignBase, layer: Descriptor) -> LayerType:
     """Gzip and plain tar; what cannot be read cannot be checked, and is refused."""
-    found = _LAYERS.get(layer.media_type)
-    if found is not None and layer.size_bytes:
-        return found
-    words = f"{base}: the layer {layer.digest} is a {clean(layer.media_type)}"
+    known = _LAYERS.get(layer.media_type)
+    if known is not None and layer.size_bytes:
+        return known
+    layer_is = f"{base}: the layer {layer.digest} is a {clean(layer.media_type)}"
     if "foreign" in layer.media_type or "nondistributable" in layer.media_type:
-        raise BaseUnusable(f"{words}, which its makers do not let registries hand out")
+        raise BaseUnusable(f"{layer_is}, which registries may not distribute")
     if layer.media_type.endswith("zstd"):
         raise BaseUnusable(
-            f"{words}; zstd is not read here, and Docker before 23 cannot run it",
+            f"{layer_is}; zstd is not read here, and Docker before 23 cannot run it",
             "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …) and name"
             " the copy's digest.",
         )
-    raise BaseUnusable(f"{words} of {layer.size_bytes} bytes, which is not known here")
+    raise BaseUnusable(f"{layer_is} of {layer.size_bytes} bytes, which is not supported")
 
 
 def require_locked(pin: BasePin, index: Document | None, manifest: Document) -> None:
-    """The documents say what the lock says: one that was written by hand stops here."""
+    """The documents name what the lock names: a lock written by hand is refused here."""
     if index is not None and pin.manifest.digest not in {d.digest for d in index.manifests}:
         raise BaseUnusable(f"{pin}: is not listed in {index.digest}")
-    said = [(d.digest, d.size_bytes) for d in (manifest.config, *manifest.layers) if d]
+    named = [(d.digest, d.size_bytes) for d in (manifest.config, *manifest.layers) if d]
     locked = [(d.digest, d.size_bytes) for d in (pin.config, *pin.layers)]
-    if said != locked:
+    if named != locked:
         raise BaseUnusable(f"{pin}: its manifest names other parts than the lock")

@@ -58,7 +58,7 @@ class Client:
         self.http.hang_up()
 
     def join(self, threads: Sequence[threading.Thread]) -> bool:
-        """Wait a little for threads that were told to stop; with all gone, asking goes on."""
+        """Wait a little for threads that should stop; once all are gone, it can be used again."""
         return self.http.join(threads)
 
     def get(self, url: str, start: int = 0) -> Answer:
@@ -69,7 +69,7 @@ class Client:
         """A file's size without its bytes."""
         with self._ask("HEAD", url, {}) as answer:
             if answer.length is None:
-                raise SourceUnreachable(f"{masked(url)}: does not say how large it is")
+                raise SourceUnreachable(f"{masked(url)}: does not report its size")
             return answer.length
 
     def read(self, url: str, most_bytes: int) -> bytes:
@@ -88,7 +88,7 @@ class Client:
         raise SourceUnreachable(str(lost))
 
     def page(self, url: str, most_bytes: int, headers: Mapping[str, str] | None = None) -> Reply:
-        """What a server says about something, in one try, whatever its status."""
+        """A small answer in one try, whatever its status."""
         return self.http.fetch(url, most_bytes=most_bytes, headers=headers)
 
     def _ask(self, method: str, url: str, headers: dict[str, str]) -> Answer:
@@ -118,7 +118,7 @@ class Client:
         own_s = min(self._first_wait_s * 2**attempt, LONGEST_WAIT_S)
         seconds = own_s if wait_s is None else min(wait_s, LONGEST_ASKED_S)
         if seconds >= _REPORTED_FROM_S:
-            log.say(f"  a server asks for a pause of {seconds:.0f} s")
+            log.say(f"  a server asks us to wait {seconds:.0f} s")
         if self.stop.wait(seconds):
             raise Interrupted("stopped")
 
@@ -131,22 +131,22 @@ def unreachable(error: NetError) -> SourceUnreachable:
     if isinstance(error, BadProxy):
         hint = "Correct it where it is set: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY or pip's `proxy`."
     if isinstance(error, BadHeader):
-        hint = "Set the login or token anew: a line end or another odd character got into it."
+        hint = "Set the login or token again: a line end or another odd character got into it."
     return SourceUnreachable(str(error), hint)
 
 
 class Tally:
-    """What one attempt told the bar, so that a failed one can be taken back."""
+    """What one attempt added to the bar, so that a failed one can be taken back."""
 
     def __init__(self, bar: Bar) -> None:
-        self._bar, self._told = bar, 0
+        self._bar, self._added = bar, 0
 
     def advance(self, n_bytes: int) -> None:
-        self._told += n_bytes
+        self._added += n_bytes
         self._bar.advance(n_bytes)
 
     def take_back(self) -> None:
-        self.advance(-self._told)
+        self.advance(-self._added)
 
 
 def download(
@@ -220,7 +220,7 @@ def _pour(answer: Answer, partial: Path, size_bytes: int, bar: Bar) -> str:
             out.write(chunk)
             sha.update(chunk)
             bar.advance(len(chunk))
-    # only a whole file in chunks says where it ends; any other that is short was cut off
+    # only a chunked body marks its own end; any other that is short was cut off
     is_whole = answer.status == 200 and answer.header("Transfer-Encoding").lower() == "chunked"
     if got < size_bytes and not is_whole:
         raise Lost(f"{masked(answer.url)}: ended after {got} of {size_bytes} bytes")

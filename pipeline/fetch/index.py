@@ -1,4 +1,4 @@
-"""What a Python package index says of one file."""
+"""Files of a project, as a Python package index lists them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _BASE_TAG = re.compile(rb"<base\b", re.I)
 
 def find_file(client: Client, index: str, project: str, filename: str) -> list[DistributionPackage]:
     """The index's entries for a file; none where it has no such project or file."""
-    found = _ask_patiently(client, index, project, filename)
-    return [package for package in found if package.filename == filename]
+    packages = _ask_patiently(client, index, project, filename)
+    return [package for package in packages if package.filename == filename]
 
 
 def list_files(client: Client, index: str, project: str) -> list[DistributionPackage]:

@@ -1,4 +1,4 @@
-"""Where wheels come from: what pip and uv are told on this machine, asked of them, not guessed."""
+"""Where wheels come from: the settings of pip and uv on this machine, asked of them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Settings:
 
 
 def read_settings(extra_mirrors: tuple[str, ...] = ()) -> Settings:
-    """What this machine's pip, uv and SM120_* settings say."""
+    """The settings of pip, uv and SM120_* on this machine."""
     pip = pip_settings(_pip_config_list())
     uv = uv_settings(dict(os.environ), _uv_files())
     default = uv.get("default") or pip.get("index-url") or [PYPI_SIMPLE_ENDPOINT]
     extra = [*uv.get("extra", []), *pip.get("extra-index-url", [])]
     places = [*uv.get("find-links", []), *pip.get("find-links", [])]
     no_index = [*pip.get("no-index", []), *uv.get("no-index", [])]
-    urls = [] if any(word.lower() in _YES for word in no_index) else [*default, *extra]
+    urls = [] if any(value.lower() in _YES for value in no_index) else [*default, *extra]
     folders = [folder_of(p) for p in [*places, *urls]]
     return Settings(
         indexes=tuple(dict.fromkeys(u for u in urls if folder_of(u) is None)),
@@ -77,10 +77,10 @@ def pip_settings(listing: str) -> dict[str, list[str]]:
     for line in listing.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
-        rank, words = ranks.get(section, 0), _literal(value).split()
+        rank, values = ranks.get(section, 0), _literal(value).split()
         # pip, too, passes over a setting that is there but empty
-        if words and rank > ranked.get(name, (0, []))[0]:
-            ranked[name] = (rank, words)
+        if values and rank > ranked.get(name, (0, []))[0]:
+            ranked[name] = (rank, values)
     return {name: values for name, (_, values) in ranked.items()}
 
 
@@ -94,34 +94,34 @@ def _literal(text: str) -> str:
 def _uv_files() -> list[dict[str, Any]]:
     """uv's user and system settings that parse, nearest first."""
     user = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "uv" / "uv.toml"
-    found = []
+    settings = []
     for path in (user, Path("/etc/uv/uv.toml")):
         try:
-            found.append(tomllib.loads(path.read_text(encoding="utf-8")))
+            settings.append(tomllib.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):
             continue
-    return found
+    return settings
 
 
 def uv_settings(env: dict[str, str], files: list[dict[str, Any]]) -> dict[str, list[str]]:
     """uv's default index, extra indexes and find-links; the environment wins over files."""
-    found: dict[str, list[str]] = {"default": [], "extra": [], "find-links": [], "no-index": []}
+    result: dict[str, list[str]] = {"default": [], "extra": [], "find-links": [], "no-index": []}
     default = (env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or "").split()[:1]
-    found["default"] += [_unnamed(u) for u in default]
-    found["extra"] += [_unnamed(u) for u in env.get("UV_INDEX", "").split()]
-    found["extra"] += env.get("UV_EXTRA_INDEX_URL", "").split()
-    found["find-links"] += env.get("UV_FIND_LINKS", "").replace(",", " ").split()
+    result["default"] += [_unnamed(u) for u in default]
+    result["extra"] += [_unnamed(u) for u in env.get("UV_INDEX", "").split()]
+    result["extra"] += env.get("UV_EXTRA_INDEX_URL", "").split()
+    result["find-links"] += env.get("UV_FIND_LINKS", "").replace(",", " ").split()
     for settings in files:
         for index in settings.get("index", []):
-            found["default" if index.get("default") else "extra"].append(str(index["url"]))
+            result["default" if index.get("default") else "extra"].append(str(index["url"]))
         tables = (settings, settings.get("pip", {}))
         for table in tables:
-            found["default"] += [table["index-url"]] if "index-url" in table else []
-            found["extra"] += table.get("extra-index-url", [])
-            found["find-links"] += table.get("find-links", [])
-            found["no-index"] += [str(table["no-index"])] if "no-index" in table else []
-    found["default"] = found["default"][:1]
-    return found
+            result["default"] += [table["index-url"]] if "index-url" in table else []
+            result["extra"] += table.get("extra-index-url", [])
+            result["find-links"] += table.get("find-links", [])
+            result["no-index"] += [str(table["no-index"])] if "no-index" in table else []
+    result["default"] = result["default"][:1]
+    return result
 
 
 def _unnamed(index: str) -> str:

@@ -49,15 +49,15 @@ class Sources:
         folders = [f for m in settings.mirrors if (f := folder_of(m))]
         if isinstance(pin, WheelPin):
             folders += settings.folders
-        found = [partial(_in_folder, folder, pin) for folder in folders]
+        near = [partial(_in_folder, folder, pin) for folder in folders]
         if offline:
-            return [*found]
+            return [*near]
         addresses = [m for m in settings.mirrors if folder_of(m) is None]
-        found_there = [partial(_at_mirror, address, pin) for address in addresses]
+        mirrors = [partial(_at_mirror, address, pin) for address in addresses]
         if isinstance(pin, DebPin):
-            return [*found, *found_there, partial(self._debian_places, pin)]
-        asked = [partial(self._index_places, index, pin) for index in settings.indexes]
-        return [*found, *found_there, *asked]
+            return [*near, *mirrors, partial(self._debian_places, pin)]
+        indexes = [partial(self._index_places, index, pin) for index in settings.indexes]
+        return [*near, *mirrors, *indexes]
 
     def _index_places(self, index: str, pin: WheelPin) -> Iterator[Place]:
         for package in find_file(self._client, index, pin.name, pin.file):
@@ -131,10 +131,10 @@ def snapshot_places(client: Client, base: str, pin: DebPin) -> Iterator[Place]:
     url = f"{base.rstrip('/')}/mr/binary/{pin.name}/{version}/binfiles?fileinfo=1"
     try:
         reply = client.page(url, _MOST_SNAPSHOT_BYTES)
-        found = read_json(reply.data, most_bytes=_MOST_SNAPSHOT_BYTES)["fileinfo"]
+        files = read_json(reply.data, most_bytes=_MOST_SNAPSHOT_BYTES)["fileinfo"]
         # epochs are not part of a file's name there, so the size tells the architectures apart
         fitting = [
-            sha1 for sha1, copies in found.items() if pin.size_bytes in {c["size"] for c in copies}
+            sha1 for sha1, copies in files.items() if pin.size_bytes in {c["size"] for c in copies}
         ]
     except (NetError, JsonInvalid, KeyError, TypeError, AttributeError):
         return

@@ -111,12 +111,12 @@ class Catalogue:
         if relation.qualifier not in ("", "any", "native", self.architecture):
             return []
         real = self.packages.get(relation.name)
-        found = [relation.name] if real and relation.accepts(real["Version"]) else []
+        names = [relation.name] if real and relation.accepts(real["Version"]) else []
         for name, provided in self._providers.get(relation.name, []):
             unversioned = not relation.operator
             if unversioned or (provided.version and relation.accepts(provided.version)):
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     def dependencies(self, name: str) -> list[Alternatives]:
         """What a package needs before and while it is used."""

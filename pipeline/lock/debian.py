@@ -58,7 +58,7 @@ def read_stanza(text: str, keep: Iterable[str] | None = None) -> Stanza:
     """The only stanza of a file that must have exactly one."""
     stanzas = list(read_stanzas(text, keep))
     if len(stanzas) != 1:
-        raise IndexBroken(f"expected one stanza, found {len(stanzas)}")
+        raise IndexBroken(f"expected one stanza, got {len(stanzas)}")
     return stanzas[0]
 
 

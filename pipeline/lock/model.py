@@ -69,17 +69,17 @@ class BasePin(Frozen):
     @property
     def blobs(self) -> list[BlobPin]:
         """Config and layers, each once."""
-        found = {x.digest: x.size_bytes for x in (self.config, *self.layers)}
-        return [BlobPin(digest=d, size_bytes=n) for d, n in found.items()]
+        sizes = {x.digest: x.size_bytes for x in (self.config, *self.layers)}
+        return [BlobPin(digest=d, size_bytes=n) for d, n in sizes.items()]
 
 
 def dump_base(base: BasePin | None) -> list[str]:
     """Its lines in a lock: one a layer; none where there is no such base."""
     if base is None:
         return []
-    found: dict[str, Any] = base.model_dump()
-    layers = found.pop("layers")
-    lines = [f"  {name}: {json.dumps(value)}" for name, value in found.items()]
+    fields: dict[str, Any] = base.model_dump()
+    layers = fields.pop("layers")
+    lines = [f"  {name}: {json.dumps(value)}" for name, value in fields.items()]
     return ["base_image:", *lines, "  layers:", *(f"  - {json.dumps(x)}" for x in layers)]
 
 
@@ -204,6 +204,6 @@ def current_lock(checkout: Checkout, spec: ImageSpec, platform: str) -> ImageLoc
 def _require_base(path: Path, lock: ImageLock, spec: ImageSpec) -> None:
     """A foreign base is locked if and only if it is asked for, and is that one."""
     want, got = spec.foreign, lock.base_image
-    said = (got.repository, got.asked) if got else None
-    if said != ((want.repository, want.digest) if want else None):
-        raise LockEdited(f"{path.name}: its base image is not the one that is asked for")
+    locked = (got.repository, got.asked) if got else None
+    if locked != ((want.repository, want.digest) if want else None):
+        raise LockEdited(f"{path.name}: its base image is not the one in the spec")

@@ -100,7 +100,7 @@ def _keys(keyring: bytes) -> Iterator[_Key]:
 
 
 def _binds(signature: bytes, primary: str) -> bool:
-    """Whether a signature is the key's own; strangers' certifications bind nothing."""
+    """Whether a signature is the key's own; other people's certifications bind nothing."""
     if signature[0] != 4 or signature[1] not in _BINDINGS:
         return False
     issuers = [

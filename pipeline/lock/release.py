@@ -141,14 +141,14 @@ def _signers(status: str) -> frozenset[str]:
 
 def _valid_signatures(lines: list[list[str]]) -> list[list[str]]:
     """The VALIDSIG lines of signatures that are good; an expired key's is valid and not good."""
-    found, good = [], False
+    valid, good = [], False
     for line in lines:
         if line[:1] in (["NEWSIG"], ["GOODSIG"]):
             good = line[0] == "GOODSIG"
         elif line[:1] == ["VALIDSIG"]:
-            found += [line] if good and len(line) > 10 else []
+            valid += [line] if good and len(line) > 10 else []
             good = False
-    return found
+    return valid
 
 
 def _why(seen: set[str]) -> str:

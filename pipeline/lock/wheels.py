@@ -56,8 +56,8 @@ def resolve_wheels(
         if not without:
             break
         if set(without) & set(refused):
-            raise ResolveFailed(f"{without[0]}: has no CUDA, and uv takes nothing else")
-        log.say(f"passed over, as the image needs CUDA: {', '.join(without)}")
+            raise ResolveFailed(f"{without[0]}: has no CUDA, and uv offers no other build")
+        log.say(f"skipped, because the image needs CUDA: {', '.join(without)}")
         refused += without
     chosen = choose_wheels(lock, spec, platform)
     with ThreadPoolExecutor(8) as pool:
@@ -81,7 +81,7 @@ def _ask_uv(
     unwanted = scratch / "refused.txt"
     lines = [release.replace("==", "!=") for release in refused]
     unwanted.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    answer.unlink(missing_ok=True)  # uv would keep to what it says
+    answer.unlink(missing_ok=True)  # uv would keep the versions in it
     args = [
         *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-progress"),
         *("--format", "pylock.toml", "--only-binary", ":all:", "--no-annotate"),
@@ -95,20 +95,20 @@ def _ask_uv(
     names = [n for n in os.environ if n.startswith(prefixes)]
     result = proc.read(args, env=proc.environment(*names, **index_env))
     if result.returncode != 0 or not answer.exists():
-        words = " ".join(result.stderr.decode(errors="replace").split())
+        reason = " ".join(result.stderr.decode(errors="replace").split())
         without = f" without {', '.join(refused)}" if refused else ""
-        raise ResolveFailed(f"uv found no set of wheels{without}: {words[:600]}")
+        raise ResolveFailed(f"uv found no set of wheels{without}: {reason[:600]}")
     return tomllib.loads(answer.read_text(encoding="utf-8"))
 
 
 def _without_cuda(lock: dict[str, Any]) -> list[str]:
     """Releases whose local version names another kind of machine, as requirements write them."""
-    found = []
+    releases = []
     for package in lock.get("packages", []):
         local = str(package.get("version", "")).partition("+")[2]
         if local.lower().startswith(_NO_CUDA):
-            found.append(f"{canonicalize_name(package['name'])}=={package['version']}")
-    return found
+            releases.append(f"{canonicalize_name(package['name'])}=={package['version']}")
+    return releases
 
 
 def choose_wheels(

@@ -23,7 +23,7 @@ def masked(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """A stranger's text without what would steer a terminal."""
+    """A server's text without what would control a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[:2000]).split())[:200]
 
 
@@ -34,7 +34,7 @@ def shown(url: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The innermost cause in a few words, without logins."""
+    """The innermost cause in brief, without logins."""
     while inner := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
         error = inner
     return clean(masked(str(error))) or type(error).__name__
@@ -54,10 +54,10 @@ def parts_of(url: str) -> SplitResult:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError as error:
-        raise BadAddress(f"{shown(url)!r} is no address") from error
+        raise BadAddress(f"{shown(url)!r} is not a valid address") from error
     is_clean = all(c.isprintable() for c in url) and len(url) <= _LONGEST
     if parts.scheme not in ("http", "https") or not has_host or not is_clean:
-        raise BadAddress(f"{shown(url)!r} is no address")
+        raise BadAddress(f"{shown(url)!r} is not a valid address")
     return parts
 
 
@@ -74,15 +74,16 @@ def next_address(here: str, location: str) -> str:
         url = urljoin(here, location)
         parts, home = parts_of(url), parts_of(here)
     except (ValueError, BadAddress) as error:
-        raise BadAnswer(f"sends us to {shown(location)!r}, which is no address") from error
+        where = shown(location)
+        raise BadAnswer(f"redirects to {where!r}, which is not a valid address") from error
     if "@" in parts.netloc:
-        raise BadAnswer(f"sends us to {shown(url)!r}, which is no address")
+        raise BadAnswer(f"redirects to {shown(url)!r}, which is not a valid address")
     if parts.scheme == "https" or home.scheme == "http":
         return url
     if (parts.hostname or "").lower() == (home.hostname or "").lower():
         # behind a TLS proxy that does not say so, servers call themselves http
         return parts._replace(scheme="https", netloc=home.netloc.rpartition("@")[2]).geturl()
-    raise BadAnswer(f"sends us from https to {shown(url)}")
+    raise BadAnswer(f"redirects from https to {shown(url)}")
 
 
 def linked_page(header: str) -> str | None:

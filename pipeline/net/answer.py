@@ -27,7 +27,7 @@ def decoded(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     elif encoding in ("gzip", "x-gzip"):
         yield from _gunzipped(pieces)
     else:
-        raise BadAnswer(f"comes encoded as {encoding[:20]!r}, which was not asked for")
+        raise BadAnswer(f"has the content encoding {encoding[:20]!r}, which was not requested")
 
 
 def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -38,7 +38,7 @@ def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
             try:
                 plain = inflater.decompress(data, _MOST_AT_ONCE)
             except zlib.error as error:
-                raise BadAnswer("comes with damaged compression") from error
+                raise BadAnswer("has damaged compression") from error
             is_open = not inflater.eof
             data = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
             if inflater.eof:
@@ -46,7 +46,7 @@ def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
             if plain:
                 yield plain
     if is_open:
-        raise BadAnswer("ends in the middle of its compression")
+        raise BadAnswer("has a compressed body that is cut off")
 
 
 # half the CPU and wall time of taking each TLS record as it comes, measured on 267 MB
@@ -73,7 +73,7 @@ class Answer:
         self._stop, self._watch = connections.stop, connections.watch
         self._sock, self._since = connections.slot.sock, time.monotonic()
         # Below urllib3, whose own `readinto` makes a copy. And only `readinto`: the standard
-        # library's `read` believes a chunk that says it has -1 bytes, and reads for ever.
+        # library's `read` believes a chunk that claims to have -1 bytes, and reads for ever.
         self._source: Any = getattr(raw, "_original_response", None)
 
     def require_known_coding(self) -> None:
@@ -81,7 +81,7 @@ class Answer:
         coding = self.header("Transfer-Encoding").strip().lower()
         if coding not in ("", "identity", "chunked"):
             self.close()
-            raise BadAnswer(f"comes in the transfer coding {clean(coding)[:40]!r}, not asked for")
+            raise BadAnswer(f"has the transfer coding {clean(coding)[:40]!r}, not asked for")
 
     def header(self, name: str) -> str:
         return self.headers.get(name) or ""
@@ -92,7 +92,7 @@ class Answer:
 
     @property
     def length(self) -> int | None:
-        """How long the body is said to be; none where that is not said, or absurd."""
+        """The stated length of the body; none where it is missing or not a number."""
         # the same twice is allowed (RFC 9110, 8.6); two that differ are refused when they are read
         stated = {part.strip() for part in self.header("Content-Length").split(",")}
         return number_in(stated.pop()) if len(stated) == 1 else None
@@ -113,11 +113,11 @@ class Answer:
         if self._stop.is_set():
             raise Interrupted("stopped")
         if not in_time:
-            raise self._lost("the bytes only drip", is_stall=True)
+            raise self._lost("the server sends too slowly", is_stall=True)
         if why is not None:
             is_stall = isinstance(why, TimeoutError)
-            words = "no byte came any more" if is_stall else "the answer broke off"
-            raise self._lost(words, is_stall=is_stall) from why
+            reason = "no more data arrived" if is_stall else "the connection broke off"
+            raise self._lost(reason, is_stall=is_stall) from why
         if not count and len(buffer) and (left := self._source.length):
             raise self._lost(f"the connection ended {left} bytes early")
         return count
@@ -125,9 +125,9 @@ class Answer:
     def _cut(self) -> None:
         end_socket(self._sock)
 
-    def _lost(self, words: str, *, is_stall: bool = False) -> Lost:
+    def _lost(self, reason: str, *, is_stall: bool = False) -> Lost:
         self.close()
-        return Lost(f"{shown(self.url)}: {words}", is_stall=is_stall)
+        return Lost(f"{shown(self.url)}: {reason}", is_stall=is_stall)
 
     def pieces(self, most_bytes: int | None = None) -> Iterator[memoryview]:
         """The body as it comes, in pieces large enough that hashing them is the work.
@@ -172,7 +172,7 @@ class Answer:
             allowed_s = limits.grace_s + got / limits.least_bytes_per_s
             left_s = self._since + allowed_s - time.monotonic()
             if left_s <= 0:
-                raise self._lost("the bytes only drip", is_stall=True)
+                raise self._lost("the server sends too slowly", is_stall=True)
             count = self.readinto(buffer, left_s)
             if not count:
                 return
@@ -183,7 +183,7 @@ class Answer:
     def _require_length(self, most_bytes: int) -> None:
         stated = self.header("Content-Length")
         if stated and self.length is None and not self.header("Transfer-Encoding"):
-            raise BadAnswer(f"says that it has {clean(stated)[:20]!r} bytes")
+            raise BadAnswer(f"states a length of {clean(stated)[:20]!r} bytes")
         if (self.length or 0) > most_bytes:
             raise BadAnswer(f"is larger than {most_bytes} bytes")
 
@@ -224,7 +224,7 @@ class Pages:
     def take(self, address: str) -> None:
         """The next page is there; `BadAnswer` where the list would never end."""
         if address in self._seen:
-            raise BadAnswer(f"{self._what} goes round in a circle and does not end")
+            raise BadAnswer(f"{self._what} repeats a page and does not end")
         self._seen.add(address)
         if len(self._seen) > self._most_pages:
             raise BadAnswer(f"{self._what} does not end: more than {self._most_pages} pages")

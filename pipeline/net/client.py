@@ -1,4 +1,4 @@
-"""One client: requests with logins, redirects and proxies, bounded, and stopped when told to."""
+"""One client: requests with logins, redirects and proxies, bounded, and stoppable."""
 
 from __future__ import annotations
 
@@ -99,11 +99,13 @@ class Client:
         for name, value in sent.items():
             # the standard library would show the value in its error
             if not (value.isascii() and value.isprintable()):
-                raise BadHeader(f"{shown(url)}: the {name} header holds characters it may not hold")
+                raise BadHeader(
+                    f"{shown(url)}: the {name} header contains characters that are not allowed"
+                )
         try:
             raw = self._send(method, url, sent, body, bounds)
         except urllib3.exceptions.LocationValueError as error:
-            raise BadAddress(f"{shown(url)!r} is no address") from error
+            raise BadAddress(f"{shown(url)!r} is not a valid address") from error
         except BREAKS as error:
             raise self._failure(url, error) from error
         answer = Answer(raw, method, url, self._connections, bounds)
@@ -118,7 +120,7 @@ class Client:
         body: Body | None,
         limits: Limits,
     ) -> urllib3.BaseHTTPResponse:
-        """A kept connection that the server closed meanwhile says nothing about this request."""
+        """Try again where only a kept connection was closed: that is no answer to this request."""
         while True:
             try:
                 pieces = body.pieces() if body else None
@@ -142,7 +144,7 @@ class Client:
             inner = inner.__cause__ or inner.__context__
         is_stall = isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError)
         is_proxys = isinstance(error, urllib3.exceptions.ProxyError)
-        why = f"the proxy fails: {reason_of(error)}" if is_proxys else reason_of(error)
+        why = f"the proxy failed: {reason_of(error)}" if is_proxys else reason_of(error)
         return Lost(f"{shown(url)}: {why}", is_stall=is_stall)
 
     def open(
@@ -172,7 +174,7 @@ class Client:
                 if isinstance(error, BadProxy) or (not hop and isinstance(error, BadAddress)):
                     raise
                 raise BadAnswer(f"{shown(url)}: {error}") from error
-        raise BadAnswer(f"{shown(url)}: answers with redirects without end")
+        raise BadAnswer(f"{shown(url)}: redirects without end")
 
     def fetch(
         self,
@@ -191,7 +193,7 @@ class Client:
     def _netrc_login(self, url: str, *, is_first: bool) -> str:
         """What ~/.netrc has for a host, as curl and pip send it.
 
-        Its `default` is for hosts that we choose, not for those that a server sends us to.
+        Its `default` is for hosts that we choose, not for those that a server redirects to.
         """
         if not self._use_netrc:
             return ""
@@ -199,17 +201,17 @@ class Client:
         try:
             path = Path(named) if named else Path("~/.netrc").expanduser()
             host, known = parts_of(url).hostname or "", netrc.netrc(path)
-            found = known.authenticators(host) if is_first else known.hosts.get(host)
+            entry = known.authenticators(host) if is_first else known.hosts.get(host)
         except (OSError, RuntimeError, netrc.NetrcParseError, UnicodeDecodeError):
             return ""
-        return basic(found[0] or found[1] or "", found[2] or "") if found else ""
+        return basic(entry[0] or entry[1] or "", entry[2] or "") if entry else ""
 
     def hang_up(self) -> None:
         """Tell every thread to stop, also those that wait for a server's next bytes."""
         self._connections.hang_up()
 
     def join(self, threads: Sequence[threading.Thread]) -> bool:
-        """Wait a little for threads that were told to stop; with all gone, asking goes on."""
+        """Wait a little for threads that should stop; once all are gone, it can be used again."""
         deadline = time.monotonic() + _LONGEST_GOODBYE_S
         for thread in threads:
             if thread.ident is not None:

@@ -83,10 +83,10 @@ class Connections:
 
     def _manager(self, scheme: str, proxy: Proxy | None) -> urllib3.PoolManager:
         with self._guard:
-            found = self._managers.get((scheme, proxy))
-            if found is None:
-                found = self._managers[scheme, proxy] = self._new_manager(scheme, proxy)
-            return found
+            manager = self._managers.get((scheme, proxy))
+            if manager is None:
+                manager = self._managers[scheme, proxy] = self._new_manager(scheme, proxy)
+            return manager
 
     def _new_manager(self, scheme: str, proxy: Proxy | None) -> urllib3.PoolManager:
         kept: dict[str, Any] = {"num_pools": _SERVERS, "maxsize": _KEPT_A_SERVER}
@@ -126,7 +126,7 @@ class Connections:
 
     @property
     def slot(self) -> Slot:
-        """Where the calling thread's socket is found, from any thread."""
+        """The calling thread's own slot; other threads may cut its socket."""
         if not hasattr(self._of_thread, "slot"):
             self._of_thread.slot = Slot()
         slot: Slot = self._of_thread.slot

@@ -8,7 +8,7 @@ class NetError(Exception):
 
 
 class Lost(NetError):
-    """The exchange failed for now: another try may help, after `wait_s` if the server says so."""
+    """The exchange failed for now: another try may help, after `wait_s` if the server names it."""
 
     def __init__(self, why: str, *, wait_s: float | None = None, is_stall: bool = False) -> None:
         super().__init__(why)
@@ -20,7 +20,7 @@ class BadAnswer(NetError):
 
 
 class BadAddress(NetError):
-    """What was to be asked is no address."""
+    """What was to be asked is not a valid address."""
 
 
 class BadProxy(BadAddress):

@@ -76,9 +76,9 @@ def read_proxy(address: str) -> Proxy:
         parse_url(f"http://{parts.netloc.rpartition('@')[2]}")
         (host or "").encode("idna")
     except (ValueError, LocationParseError) as error:
-        raise BadProxy(f"the proxy {shown(text)!r} is no address") from error
+        raise BadProxy(f"the proxy {shown(text)!r} is not a valid address") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise BadProxy(f"the proxy {shown(text)!r} is no http or https address")
+        raise BadProxy(f"the proxy {shown(text)!r} is not an http or https address")
     name = f"[{host}]" if ":" in host else host
     login = ""
     if "@" in parts.netloc:
@@ -92,7 +92,7 @@ def tls_context(ca_file: str | os.PathLike[str] | None = None) -> ssl.SSLContext
     try:
         return ssl.create_default_context(cafile=ca_file or _bundled())
     except (OSError, ssl.SSLError) as error:
-        raise Untrusted(f"{ca_file}: is no readable file of CA certificates") from error
+        raise Untrusted(f"{ca_file}: is not a readable file of CA certificates") from error
 
 
 def _bundled() -> str | None:

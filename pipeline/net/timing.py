@@ -36,7 +36,7 @@ _EPOCH_FROM = 10**9  # GitHub and others give the moment, not the seconds until 
 
 
 def asked_wait_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a refusing server asks for; the longest of all that it says."""
+    """Seconds that a refusing server asks for; the longest where it names several."""
     asked = (
         retry_after_s(headers.get("Retry-After") or ""),
         _one_field(headers.get("RateLimit") or ""),

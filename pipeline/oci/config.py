@@ -1,4 +1,4 @@
-"""An image's config as strangers write it: what of it can be taken over, read strictly.
+"""The config of somebody else's image: what of it can be taken over, read strictly.
 
 Fields that nobody here uses may be there and are passed over; those that are used must be sound.
 """
@@ -28,20 +28,20 @@ _LONGEST = 1 << 17  # of a variable: what Linux itself allows
 
 def _no_nul(text: str) -> str:
     if "\0" in text:
-        raise ValueError("holds a NUL")
+        raise ValueError("contains a NUL")
     return text
 
 
 def _is_variable(text: str) -> str:
     name, sign, _ = text.partition("=")
     if not sign or not name or not name.isprintable():
-        raise ValueError("is no NAME=VALUE")
+        raise ValueError("is not NAME=VALUE")
     return text
 
 
 def _is_path(text: str) -> str:
     if not text.startswith("/") or ".." in text.split("/") or not text.isprintable():
-        raise ValueError("is no absolute path")
+        raise ValueError("is not an absolute path")
     return text
 
 
@@ -114,7 +114,7 @@ class ImageConfig(_Part):
         return self.settings or Settings.model_validate({})
 
     def variables(self) -> dict[str, str]:
-        """The environment; of a name that is there twice the last one counts, as in a process."""
+        """The environment; of a name that appears twice the last one counts, as in a process."""
         pairs = [line.partition("=") for line in self.runs.env or []]
         return {name: value for name, _, value in pairs}
 
@@ -127,11 +127,11 @@ class ImageConfig(_Part):
 
 
 def read_config(data: bytes) -> ImageConfig:
-    """A config whose used parts are sound, or an error that says which is not."""
+    """A config whose used parts are sound, or an error that names the first that is not."""
     name = f"the config {sha256_of(data)}"
-    found = read_json(data, name)
+    value = read_json(data, name)
     try:
-        config = ImageConfig.model_validate(found)
+        config = ImageConfig.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(p) for p in first["loc"]) or "it"

@@ -74,7 +74,7 @@ def _file(digest: str, path: Path, size_bytes: int) -> Iterator[bytes]:
     except FileNotFoundError:
         left = size_bytes
     if left or f"sha256:{sha.hexdigest()}" != digest:
-        raise StoreDamaged(f"{path}: is not what its name says")
+        raise StoreDamaged(f"{path}: does not match its digest")
     yield padding(size_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Manifests and indexes as strangers write them, read strictly.
+"""Manifests and indexes, whoever wrote them, read strictly.
 
 What a document is, is decided by what it holds: the media type that someone claims for it must
 agree, and a document that could be read as both is refused.
@@ -43,7 +43,7 @@ _MOST_ENTRIES = 1000
 
 
 class Descriptor(Frozen):
-    """What one document says of another: its digest, its size, what it is."""
+    """How one document names another: by digest, size and type."""
 
     media_type: str
     digest: Digest
@@ -54,7 +54,7 @@ class Descriptor(Frozen):
 
 
 class Document(Frozen):
-    """A manifest or an index: its very bytes, and what they say."""
+    """A manifest or an index: its very bytes, and what they name."""
 
     data: bytes
     digest: str
@@ -75,69 +75,73 @@ class Document(Frozen):
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
         """Config and layers, each once."""
-        found = [*([self.config] if self.config else []), *self.layers]
-        return tuple({d.digest: d for d in found}.values())
+        parts = [*([self.config] if self.config else []), *self.layers]
+        return tuple({d.digest: d for d in parts}.values())
 
 
 def read_document(data: bytes, claimed_type: str = "") -> Document:
-    """A manifest or index, or an error that says what is wrong with it."""
+    """A manifest or index, or an error with what is wrong with it."""
     digest = sha256_of(data)
-    found = read_json(data, f"the manifest {digest}")
+    value = read_json(data, f"the manifest {digest}")
     try:
-        return _document(data, digest, found, claimed_type.partition(";")[0].strip().lower())
+        return _document(data, digest, value, claimed_type.partition(";")[0].strip().lower())
     except (ValueError, TypeError, AttributeError) as error:
         raise RegistryBroken(f"the manifest {digest}: {error}") from error
 
 
-def _document(data: bytes, digest: str, found: Any, claimed: str) -> Document:
-    if not isinstance(found, dict):
-        raise ValueError("is no JSON object")
-    if found.get("schemaVersion") == 1:
-        raise ValueError("is of Docker's schema version 1, which is no longer read; push it anew")
-    if found.get("schemaVersion") != 2:
-        raise ValueError("is of no schema version that is known here")
-    kind: Literal["manifest", "index"] = "index" if "manifests" in found else "manifest"
-    if kind == "index" and ("layers" in found or "config" in found or "fsLayers" in found):
+def _document(data: bytes, digest: str, value: Any, claimed: str) -> Document:
+    if not isinstance(value, dict):
+        raise ValueError("is not a JSON object")
+    if value.get("schemaVersion") == 1:
+        raise ValueError(
+            "uses Docker's schema version 1, which is no longer supported; push it again"
+        )
+    if value.get("schemaVersion") != 2:
+        raise ValueError("has an unknown schema version")
+    kind: Literal["manifest", "index"] = "index" if "manifests" in value else "manifest"
+    if kind == "index" and ("layers" in value or "config" in value or "fsLayers" in value):
         raise ValueError("could be read as a manifest and as an index")
-    said = found.get("mediaType") or claimed or (OCI_INDEX if kind == "index" else OCI_MANIFEST)
-    if not isinstance(said, str) or KINDS.get(said) != kind:
-        raise ValueError(f"is a {kind} that calls itself {str(said)[:80]!r}")
-    if claimed in KINDS and claimed != said:
-        raise ValueError(f"is sent as {claimed} and calls itself {said}")
-    subject = found.get("subject")
+    media_type = (
+        value.get("mediaType") or claimed or (OCI_INDEX if kind == "index" else OCI_MANIFEST)
+    )
+    if not isinstance(media_type, str) or KINDS.get(media_type) != kind:
+        raise ValueError(f"is a {kind} that calls itself {str(media_type)[:80]!r}")
+    if claimed in KINDS and claimed != media_type:
+        raise ValueError(f"is sent as {claimed} and calls itself {media_type}")
+    subject = value.get("subject")
     return Document(
         data=data,
         digest=digest,
-        media_type=said,
+        media_type=media_type,
         kind=kind,
-        config=read_descriptor(found["config"]) if _has(found, "config", kind) else None,
-        layers=_descriptors(found.get("layers") or []),
-        manifests=_descriptors(found.get("manifests") or []),
+        config=read_descriptor(value["config"]) if _has(value, "config", kind) else None,
+        layers=_descriptors(value.get("layers") or []),
+        manifests=_descriptors(value.get("manifests") or []),
         subject=read_descriptor(subject) if subject is not None else None,
-        artifact_type=_text(found.get("artifactType")),
-        annotations=_annotations(found.get("annotations")),
+        artifact_type=_text(value.get("artifactType")),
+        annotations=_annotations(value.get("annotations")),
     )
 
 
-def _has(found: dict[str, Any], name: str, kind: str) -> bool:
-    if kind == "manifest" and name not in found:
+def _has(value: dict[str, Any], name: str, kind: str) -> bool:
+    if kind == "manifest" and name not in value:
         raise ValueError(f"has no {name}")
-    return name in found
+    return name in value
 
 
-def _descriptors(found: Any) -> tuple[Descriptor, ...]:
-    if not isinstance(found, list) or len(found) > _MOST_ENTRIES:
-        raise ValueError("its list of parts is no list, or too long")
-    return tuple(read_descriptor(x) for x in found)
+def _descriptors(value: Any) -> tuple[Descriptor, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_ENTRIES:
+        raise ValueError("its list of parts is not a list, or is too long")
+    return tuple(read_descriptor(x) for x in value)
 
 
-def read_descriptor(found: Any) -> Descriptor:
+def read_descriptor(value: Any) -> Descriptor:
     """One entry; only what is known of it is kept."""
-    if not isinstance(found, dict):
-        raise ValueError("names a part that is no JSON object")
-    digest, size, kind = found.get("digest"), found.get("size"), found.get("mediaType")
+    if not isinstance(value, dict):
+        raise ValueError("names a part that is not a JSON object")
+    digest, size, kind = value.get("digest"), value.get("size"), value.get("mediaType")
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        raise ValueError(f"names a part by {str(digest)[:80]!r}, which is no sha256 digest")
+        raise ValueError(f"names a part by {str(digest)[:80]!r}, which is not a sha256 digest")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise ValueError(f"names {digest} with {str(size)[:20]!r} bytes")
     if not isinstance(kind, str) or not kind:
@@ -146,9 +150,9 @@ def read_descriptor(found: Any) -> Descriptor:
         media_type=kind,
         digest=digest,
         size_bytes=size,
-        artifact_type=_text(found.get("artifactType")),
-        platform=_platform(found.get("platform")),
-        annotations=_annotations(found.get("annotations")),
+        artifact_type=_text(value.get("artifactType")),
+        platform=_platform(value.get("platform")),
+        annotations=_annotations(value.get("annotations")),
     )
 
 
@@ -157,40 +161,40 @@ def as_descriptor(value: Any) -> Descriptor:
     return value if isinstance(value, Descriptor) else read_descriptor(value)
 
 
-def _platform(found: Any) -> str | None:
+def _platform(value: Any) -> str | None:
     """`os/architecture`, with the variant where there is one."""
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         return None
-    parts = [found.get("os"), found.get("architecture"), found.get("variant")]
+    parts = [value.get("os"), value.get("architecture"), value.get("variant")]
     return "/".join(str(p) for p in parts if p) or None
 
 
-def _annotations(found: Any) -> dict[str, str]:
-    if found is None:
+def _annotations(value: Any) -> dict[str, str]:
+    if value is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise ValueError("its annotations are no texts by name")
-    return dict(found)
+    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+        raise ValueError("its annotations are not strings")
+    return dict(value)
 
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def descriptor_json(found: Descriptor) -> dict[str, Any]:
+def descriptor_json(descriptor: Descriptor) -> dict[str, Any]:
     """A descriptor as documents write it."""
     written: dict[str, Any] = {
-        "mediaType": found.media_type,
-        "digest": found.digest,
-        "size": found.size_bytes,
+        "mediaType": descriptor.media_type,
+        "digest": descriptor.digest,
+        "size": descriptor.size_bytes,
     }
-    if found.artifact_type:
-        written["artifactType"] = found.artifact_type
-    if found.platform:
+    if descriptor.artifact_type:
+        written["artifactType"] = descriptor.artifact_type
+    if descriptor.platform:
         names = ("os", "architecture", "variant")
-        written["platform"] = dict(zip(names, found.platform.split("/"), strict=False))
-    if found.annotations:
-        written["annotations"] = found.annotations
+        written["platform"] = dict(zip(names, descriptor.platform.split("/"), strict=False))
+    if descriptor.annotations:
+        written["annotations"] = descriptor.annotations
     return written
 
 
@@ -211,4 +215,4 @@ def read_json(data: bytes, name: str) -> Any:
     try:
         return foreign_json.read_json(data, most_bytes=MOST_MANIFEST_BYTES, most_depth=_MOST_DEPTH)
     except foreign_json.JsonInvalid as error:
-        raise RegistryBroken(f"{name}: is no JSON that can be trusted: {error}") from error
+        raise RegistryBroken(f"{name}: is not acceptable JSON: {error}") from error

@@ -31,7 +31,7 @@ class Blobs(Protocol):
 def export_layout(blobs: Blobs, record: ImageRecord, folder: Path) -> None:
     """Write the layout; blobs are hard links where the disk allows, copies elsewhere.
 
-    Each blob is read once where it now lies, so what is handed on is what its digest says.
+    Each blob is read once where it now lies, so what is handed on matches its digest.
     """
     folder = folder.absolute()  # `.` has no name to put another one beside
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
@@ -83,7 +83,7 @@ def _write_blobs(blobs: Blobs, digests: Iterable[str], folder: Path) -> None:
             target = folder / digest.removeprefix("sha256:")
             link_or_copy(sources[digest], target)
             if target.is_symlink() or sha256_of_file(target) != digest:
-                raise StoreDamaged(f"{sources[digest]}: is not what its name says")
+                raise StoreDamaged(f"{sources[digest]}: does not match its digest")
             bar.advance(target.stat().st_size)
 
         try:

@@ -37,7 +37,7 @@ class FileRow(NamedTuple):
 
 
 class LayerRecord(Frozen):
-    """A finished layer: what a manifest says of it."""
+    """A finished layer: what a manifest names of it."""
 
     digest: Digest
     diff_id: Digest

@@ -39,20 +39,21 @@ class Reference(Frozen):
 def parse_reference(text: str) -> Reference:
     """Read a name as written; the registry must be named, nothing is assumed."""
     if not text.isascii() or not text.isprintable() or " " in text:
-        raise ReferenceInvalid(f"{text!r}: holds characters that no name may hold")
+        raise ReferenceInvalid(f"{text!r}: contains characters that are not allowed in a name")
     rest, at, digest = text.partition("@")
     registry, slash, path = rest.partition("/")
     if not slash or not _is_registry(registry):
-        raise ReferenceInvalid(f"{text}: begins with no registry")
+        raise ReferenceInvalid(f"{text}: does not begin with a registry")
     repository, colon, tag = path.partition(":")
     if not _REPOSITORY.fullmatch(repository) or len(registry) + len(repository) > _LONGEST:
         raise ReferenceInvalid(
-            f"{text}: {repository!r} is no repository (lower case, digits and . _ - / between)"
+            f"{text}: {repository!r} is not a repository name"
+            " (lower case, digits and . _ - / between)"
         )
     if colon and not TAG.fullmatch(tag):
         raise ReferenceInvalid(f"{text}: {tag!r} is no tag")
     if at and not DIGEST.fullmatch(digest):
-        raise ReferenceInvalid(f"{text}: {digest!r} is no sha256 digest")
+        raise ReferenceInvalid(f"{text}: {digest!r} is not a sha256 digest")
     return Reference(
         registry=registry, repository=repository, tag=tag or None, digest=digest or None
     )
@@ -60,10 +61,10 @@ def parse_reference(text: str) -> Reference:
 
 def parse_repository(text: str) -> Reference:
     """A repository without tag or digest."""
-    found = parse_reference(text)
-    if found.tag or found.digest:
-        raise ReferenceInvalid(f"{text}: names an image where a repository is meant")
-    return found
+    reference = parse_reference(text)
+    if reference.tag or reference.digest:
+        raise ReferenceInvalid(f"{text}: names an image; give a repository without tag or digest")
+    return reference
 
 
 def _is_registry(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Headers of tar archives as strangers write them: ustar, GNU's long names, pax records."""
+"""Headers of tar archives, whoever wrote them: ustar, GNU's long names, pax records."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def padding(size_bytes: int) -> bytes:
 
 
 def header_size(block: bytes) -> int:
-    """A header's size field, after its checksum was found true."""
+    """A header's size field, after its checksum was checked."""
     blanked = block[:148] + b" " * 8 + block[156:]
     if read_number(block[148:156]) != sum(blanked):
         raise CorruptArchive("a tar header's checksum is wrong")
@@ -59,7 +59,7 @@ def read_number(field: bytes) -> int:
 
 
 def read_header(block: bytes, size: int, records: dict[str, str]) -> Header:
-    """An entry by its block and by what came before it in longer words."""
+    """An entry by its block and by the long names and pax records before it."""
     name = records.get("path") or decoded(header_name(block))
     path, flag = _clean_path(name), block[156:157]
     kind = _KINDS.get(flag)
@@ -108,7 +108,7 @@ def _decimal(text: str | None, otherwise: int) -> int:
 def _owner(number: int, path: str) -> int:
     """Linux has no user or group beyond 32 bits, and the last one means `nobody in particular`."""
     if number >= _NO_OWNER:
-        raise CorruptArchive(f"{path}: belongs to {number}, which is no user or group")
+        raise CorruptArchive(f"{path}: belongs to {number}, which is not a user or group id")
     return number
 
 
@@ -125,7 +125,7 @@ def pax_records(data: bytes, name: str) -> dict[str, str]:
 
     Only what is asked of entries is kept, so a header of any size costs no memory.
     """
-    found: dict[str, str] = {}
+    records: dict[str, str] = {}
     at, end = 0, len(data.rstrip(b"\0"))
     while at < end:
         space = data.find(b" ", at, at + _MOST_LENGTH_DIGITS + 1)
@@ -138,7 +138,7 @@ def pax_records(data: bytes, name: str) -> dict[str, str]:
         if key in _WANTED:
             if len(value) > LONGEST_NAME:
                 raise HostileArchive(f"{name}: a {key.decode()} of {len(value)} bytes")
-            found[key.decode()] = decoded(value[:-1])
+            records[key.decode()] = decoded(value[:-1])
         elif key.startswith(SPARSE.encode()):
-            found[SPARSE] = ""
-    return found
+            records[SPARSE] = ""
+    return records

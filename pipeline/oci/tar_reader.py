@@ -53,8 +53,8 @@ class TarStream:
             if flag in _LONG:
                 records[_LONG[flag]] = self._long_name(size)
             elif flag in (b"x", b"g"):
-                found = self._pax(size)
-                records |= found if flag == b"x" else {}
+                pax = self._pax(size)
+                records |= pax if flag == b"x" else {}
             else:
                 yield from self._one(block, size, records)
                 records = {}

@@ -31,7 +31,7 @@ def location_of(answer: Head) -> str:
         return urljoin(answer.url, place)
     except ValueError as error:
         raise RegistryBroken(
-            f"{shown(answer.url)}: sends us to {shown(place)!r}, which is no address"
+            f"{shown(answer.url)}: redirects to {shown(place)!r}, which is not a valid address"
         ) from error
 
 

@@ -112,7 +112,9 @@ def _service(realm: str) -> SplitResult:
     except BadAddress as error:
         raise RegistryBroken(f"the registry's token service {error}") from error
     if "@" in parts.netloc or parts.fragment:
-        raise RegistryBroken(f"the registry's token service {shown(realm)!r} is no address")
+        raise RegistryBroken(
+            f"the registry's token service {shown(realm)!r} is not a valid address"
+        )
     return parts
 
 

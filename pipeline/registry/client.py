@@ -178,7 +178,7 @@ class Client:
             hint = "Correct it where it is set: HTTPS_PROXY, HTTP_PROXY or ALL_PROXY."
             raise RegistryUnreachable(str(error), hint) from error
         except BadAddress as error:
-            raise RegistryBroken(f"{self.name}: sends us to {error}") from error
+            raise RegistryBroken(f"{self.name}: redirects to {error}") from error
         except BadAnswer as error:
             raise RegistryBroken(f"{self.name}: {error}") from error
 

@@ -153,7 +153,7 @@ def read_kept(blobs: BlobFolder, digest: str) -> Document:
         raise NotInRegistry(f"{path}: is not there") from None
     document = read_document(data)
     if document.digest != digest:
-        raise RegistryBroken(f"{os.fspath(path)}: is not what its name says")
+        raise RegistryBroken(f"{os.fspath(path)}: does not match its digest")
     return document
 
 

@@ -148,7 +148,7 @@ def next_page(answer: Reply) -> str | None:
         parts = parts_of(link if is_whole else urljoin(answer.url, link))
     except (ValueError, BadAddress) as error:
         raise RegistryBroken(
-            f"{shown(answer.url)}: its next page {shown(link)!r} is no address"
+            f"{shown(answer.url)}: its next page {shown(link)!r} is not a valid address"
         ) from error
     path = parts.path or "/"
     return f"{path}?{parts.query}" if parts.query else path

@@ -42,7 +42,7 @@ class LocalBlob:
         for piece in self.pieces(0, self.size_bytes):
             sha.update(piece)
         if f"sha256:{sha.hexdigest()}" != self.digest:
-            raise BlobDamaged(f"{self.path}: is not what its name says")
+            raise BlobDamaged(f"{self.path}: does not match its digest")
 
 
 class Gauge:

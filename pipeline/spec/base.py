@@ -28,9 +28,9 @@ class ForeignBase(Frozen):
 
 
 def parse_foreign(text: str) -> ForeignBase | None:
-    """What a spec's `base` says of an image from elsewhere; none where it names one of ours."""
-    found = _FOREIGN.fullmatch(text)
-    return ForeignBase(repository=found[1], digest=found[2]) if found else None
+    """The image from elsewhere that a spec's `base` names; none where it is one of ours."""
+    match = _FOREIGN.fullmatch(text)
+    return ForeignBase(repository=match[1], digest=match[2]) if match else None
 
 
 def _is_base(text: str) -> str:
@@ -40,18 +40,20 @@ def _is_base(text: str) -> str:
     first, slash, _ = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         raise ValueError(
-            f"{first!r} names a place; write REPOSITORY@sha256:…, and name the registry with"
+            f"{first!r} names a registry; write REPOSITORY@sha256:…, and name the registry with"
             " --base-registry or SM120_BASE_REGISTRIES"
         )
     if not at:
         raise ValueError(
-            f"{text!r} is no image of this checkout, and no digest is given; a tag can move, so"
+            f"{text!r} is not an image of this checkout, and no digest is given; a tag can move, so"
             " write REPOSITORY@sha256:… (`sm120 registry ls` shows the digest of a tag)"
         )
     if not re.fullmatch(_DIGEST, digest):
-        raise ValueError(f"{digest!r} is no sha256 digest")
+        raise ValueError(f"{digest!r} is not a sha256 digest")
     if not _FOREIGN.fullmatch(text) or len(name) > _LONGEST_REPOSITORY:
-        raise ValueError(f"{name!r} is no repository (lower case, digits and . _ - / between)")
+        raise ValueError(
+            f"{name!r} is not a repository name (lower case, digits and . _ - / between)"
+        )
     return text
 
 

@@ -50,7 +50,7 @@ class Checkout:
         current: str | None = name
         while current is not None:
             if current in seen:
-                raise SpecInvalid(f"{name}: its base leads back to itself ({' → '.join(seen)})")
+                raise SpecInvalid(f"{name}: its base images form a loop ({' → '.join(seen)})")
             seen.append(current)
             spec = self.spec(current)
             specs.append(spec)
@@ -91,7 +91,7 @@ def _require_supported(chain: Sequence[ImageSpec]) -> None:
     for spec in chain:
         if spec.debs:
             raise SpecInvalid(
-                f"{spec.name}: debs: stands on a foreign base, of which is not known what"
+                f"{spec.name}: debs: cannot be added to a foreign base: it is not known which"
                 " packages it has",
                 "Take `files` and `python`, or a root of our own (`debian`).",
             )

@@ -35,7 +35,7 @@ def _is_requirement(text: str) -> str:
     except InvalidRequirement as error:
         raise ValueError(f"{text!r} is not a requirement") from error
     if wanted.url:
-        raise ValueError(f"{text!r} names a place; say which version, not where it is")
+        raise ValueError(f"{text!r} names a location; give a version instead")
     return text
 
 

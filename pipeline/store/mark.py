@@ -28,7 +28,7 @@ _NOTHING = ("lost+found", MARK)
 
 
 class Mark(Frozen):
-    """What `store.json` says. A store of a newer format is not touched, and may say more."""
+    """What `store.json` holds. A store of a newer format is not touched, and may hold more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -39,15 +39,15 @@ class Mark(Frozen):
 def require_store(root: Path) -> None:
     """Refuse a folder that is neither a store nor a place where one may be made."""
     if not _is_marked(root) and not _has_earlier_shape(root):
-        stranger = _stranger(root)
+        other = _first_name(root)
         # somebody else may just have made it one
-        if stranger and not _is_marked(root):
-            raise NotAStore(f"{root}: is not a store, and not empty: it holds {stranger!r}")
+        if other and not _is_marked(root):
+            raise NotAStore(f"{root}: is not a store, and not empty: it holds {other!r}")
         return
     for name in OWN:
         if (root / name).is_symlink():
             raise NotAStore(
-                f"{root / name}: is a link, and a store's own folders are not",
+                f"{root / name}: is a symlink; a store's own folders must not be one",
                 "Move the whole store instead: SM120_STORE names its place.",
             )
 
@@ -78,15 +78,15 @@ def _is_marked(root: Path) -> bool:
         text = read_at_most(mark, _MOST_BYTES) if is_plain else None
         if text == b"":
             return False  # cut short while it was written
-        found = Mark.model_validate_json(text or b"")
+        known = Mark.model_validate_json(text or b"")
     except ValidationError:
         raise NotAStore(
-            f"{mark}: is damaged, or not of a store",
+            f"{mark}: is damaged, or does not belong to a store",
             "If the folder is your store, remove this file: a store is known by its folders, too.",
         ) from None
-    if found.format != FORMAT:
+    if known.format != FORMAT:
         raise NotAStore(
-            f"{mark}: the store has format {found.format}, this version knows {FORMAT}",
+            f"{mark}: the store has format {known.format}, this version supports {FORMAT}",
             "Use the newer version, or name another folder with SM120_STORE.",
         )
     return True
@@ -104,7 +104,7 @@ def _is_plain_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _stranger(root: Path) -> str:
+def _first_name(root: Path) -> str:
     """A name in a folder that should be empty."""
     if not root.is_dir() and (root.exists() or root.is_symlink()):
         raise NotAStore(f"{root}: is not a folder")

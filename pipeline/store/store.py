@@ -1,13 +1,13 @@
 """The store: finished things by digest, shared by every build of a user.
 
-    store.json    says that this is a store; see mark.py
+    store.json    marks the folder as a store; see mark.py
     oci/          an OCI image layout: blobs/sha256/<hex>, index.json
     inputs/       wheels and .debs, by sha256
     partial/      downloads under way; kept after a crash, resumed
     layers/       which layer a set of inputs gave (key → digest, diffID, sizes)
     contents/     what a layer holds and where in the blob each file lies
-    images/       what was built last, for `nothing to do` in a blink, and what gates said of it
-    gate/ gates/  what gates compile with and what they found; see pipeline/gate/upkeep.py
+    images/       what was built last, for `nothing to do` in a blink, and the results of its gates
+    gate/ gates/  what gates compile with, and their results; see pipeline/gate/upkeep.py
     published/    which repositories were seen to hold what
     verified/     the newest image that a tag of a registry was seen on
     tmp/ locks/   work under way
@@ -77,10 +77,10 @@ class Store:
     def has_input(self, sha256: str, size_bytes: int) -> bool:
         """Whether a file of that name and size is there: enough to plan with, not to build from."""
         try:
-            found = self.input_path(sha256).lstat()
+            info = self.input_path(sha256).lstat()
         except FileNotFoundError:
             return False
-        return stat.S_ISREG(found.st_mode) and found.st_size == size_bytes
+        return stat.S_ISREG(info.st_mode) and info.st_size == size_bytes
 
     def partial_path(self, sha256: str) -> Path:
         return self.root / "partial" / sha256
@@ -169,7 +169,7 @@ class Store:
         except FileNotFoundError:
             raise StoreDamaged(f"{digest}: not in the store") from None
         if sha256_of(data) != digest:
-            raise StoreDamaged(f"{path}: is not what its name says")
+            raise StoreDamaged(f"{path}: does not match its digest")
         return data
 
     def read_json(self, digest: str) -> Any:
@@ -206,11 +206,11 @@ class Store:
         """What a layer holds."""
         return read_table(self._contents_path(digest))
 
-    def find_rows(self, digest: str, ending: str) -> list[FileRow]:
+    def find_rows(self, digest: str, suffix: str) -> list[FileRow]:
         """The rows whose path ends so, without reading a table of ten thousands as a whole."""
         try:
             table = read_own(self._contents_path(digest), _MOST_TABLE_BYTES)
-            return search_table(table, ending)
+            return search_table(table, suffix)
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise StoreDamaged(f"the table of contents of {digest} is damaged") from error
 
@@ -313,14 +313,14 @@ def dump_table(rows: Sequence[FileRow]) -> bytes:
     return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
 
 
-def search_table(table: bytes, ending: str) -> list[FileRow]:
-    """The rows of a table whose path ends so, found as text and parsed alone."""
-    needle = json.dumps(ending, ensure_ascii=False)[1:].encode() + b","
+def search_table(table: bytes, suffix: str) -> list[FileRow]:
+    """The rows of a table whose path ends so; only these lines are parsed."""
+    needle = json.dumps(suffix, ensure_ascii=False)[1:].encode() + b","
     rows, at = [], table.find(needle)
     while at >= 0:
         start, end = table.rfind(b"\n", 0, at) + 1, table.index(b"\n", at)
         row = FileRow(*json.loads(table[start:end].rstrip(b",")))
-        if row.path.endswith(ending):
+        if row.path.endswith(suffix):
             rows.append(row)
         at = table.find(needle, end)
     return rows

@@ -30,23 +30,23 @@ class StoreSection(Frozen):
 
 def sections(store: Store) -> list[StoreSection]:
     """How much of what the store holds."""
-    parts = {
+    folders = {
         "layers": store.root / "oci" / "blobs" / "sha256",
         "inputs": store.root / "inputs",
         "partial downloads": store.root / "partial",
         "tables of contents": store.root / "contents",
     }
-    found = []
-    for name, folder in parts.items():
+    result = []
+    for name, folder in folders.items():
         sizes = [_size(p) for p in _files(folder)]
-        found.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes)))
-    return found
+        result.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes)))
+    return result
 
 
 def _files(folder: Path) -> Iterator[Path]:
     """The store's own files of a folder; whatever else somebody put there stays."""
-    found = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
-    return (p for p in found if _OWN_NAME.fullmatch(p.name))
+    paths = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+    return (p for p in paths if _OWN_NAME.fullmatch(p.name))
 
 
 def _size(path: Path) -> int:
@@ -58,7 +58,7 @@ def _size(path: Path) -> int:
 
 
 def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
-    """Files whose bytes are not what their name says, read on all cores, and broken records."""
+    """Files whose bytes do not match their name, read on all cores, and broken records."""
     named = [*_files(store.root / "oci" / "blobs" / "sha256"), *_files(store.root / "inputs")]
 
     def check(path: Path) -> bool:

@@ -338,7 +338,7 @@ def test_a_file_over_a_link_of_the_base_stops_the_build(world: World) -> None:
 def test_a_wheel_that_replaces_the_interpreter_stops_the_build(world: World) -> None:
     parts = {"zzz-1.0.data/scripts/python": b"#!/bin/sh\n"}
     world.child.wheels = [*world.child.wheels, make_wheel(world.mirror, "zzz", parts)]
-    refused(world, SpecInvalid, "would hide /opt/venv/bin/python, a file of zzz")
+    refused(world, SpecInvalid, "would replace /opt/venv/bin/python, a file of zzz")
 
 
 def test_too_many_layers_stop_the_build(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,7 +232,7 @@ def test_an_owner_with_a_large_number_is_kept_and_the_layer_stays_readable(tmp_p
 
 def test_a_base_that_belongs_to_no_possible_user_is_refused(tmp_path: Path) -> None:
     owned = Thing("srv/big", kind=tarfile.DIRTYPE, uid=2**32)
-    with pytest.raises(CorruptArchive, match="which is no user"):
+    with pytest.raises(CorruptArchive, match="which is not a user"):
         built_on(tmp_path, foreign_image(system_layer(), layer_of(owned)))
 
 
@@ -262,13 +262,13 @@ def test_a_layer_of_a_base_that_changed_since_is_not_believed(tmp_path: Path) ->
     assert len(forged) == len(image.layers[0].blob)
     store.blob_path(image.layers[0].described["digest"]).write_bytes(forged)
     (checkout.folder("mine") / "tool").write_text("another")
-    with pytest.raises(StoreDamaged, match="is not what its name says"):
+    with pytest.raises(StoreDamaged, match="does not match its d"):
         build(checkout, store, tmp_path / "mirror", "mine")
 
 
 @pytest.mark.parametrize(
     ("to", "words"),
-    [("/bin/mine", "below /bin, a symlink"), ("/home", "would hide /home, a dir")],
+    [("/bin/mine", "below /bin, a symlink"), ("/home", "would replace /home, a dir")],
 )
 def test_what_would_hide_a_part_of_the_base_is_refused(tmp_path: Path, to: str, words: str) -> None:
     with pytest.raises(SpecInvalid, match=words):
@@ -371,7 +371,7 @@ def test_what_needs_our_own_root_is_refused_before_anything_is_done(
         **(field if on_child else {}),
     }
     checkout = checkout_on(tmp_path, foreign_image(), Image(child), **({} if on_child else field))
-    with pytest.raises(SpecInvalid, match=f"{next(iter(field))}: stands on a foreign base"):
+    with pytest.raises(SpecInvalid, match=f"{next(iter(field))}: .* a foreign base"):
         plan_image(checkout, "child", AMD64)
 
 
@@ -428,7 +428,11 @@ BAD_TAR = tar_of(Thing("etc/a", b"a" * 2000))
             "cannot be inflated",
         ),
         (gzipped(BAD_TAR + b"more".ljust(512)), CorruptArchive, "bytes follow"),
-        (replace(gzipped(BAD_TAR), diff_id="sha256:" + "1" * 64), BaseUnusable, "as its config"),
+        (
+            replace(gzipped(BAD_TAR), diff_id="sha256:" + "1" * 64),
+            BaseUnusable,
+            ", but its config names",
+        ),
     ],
 )
 def test_a_layer_that_is_hostile_or_broken_is_refused(
@@ -468,7 +472,9 @@ def test_a_trimmed_store_still_has_what_the_next_build_needs(tmp_path: Path) -> 
 
 def test_without_network_a_missing_base_is_one_clear_error(tmp_path: Path) -> None:
     checkout = checkout_on(tmp_path, image := foreign_image())
-    with pytest.raises(OfflineMiss, match=f"{image.digest}: of this base image, not in the store"):
+    with pytest.raises(
+        OfflineMiss, match=f"{image.digest}: this part of the base image is not in the store"
+    ):
         build(checkout, open_store(tmp_path / "store"), tmp_path / "nowhere", "mine")
 
 
@@ -524,7 +530,7 @@ def test_a_base_that_is_locked_but_not_asked_for_is_refused(tmp_path: Path) -> N
     spec = {**spec_on(image), "debian": {}}
     del spec["base"]
     checkout = make_checkout(tmp_path / "checkout", Image(spec, files={"tool": ""}, base_image=pin))
-    with pytest.raises(LockEdited, match="not the one that is asked for"):
+    with pytest.raises(LockEdited, match="not the one in the spec"):
         plan_image(checkout, "mine", AMD64)
 
 

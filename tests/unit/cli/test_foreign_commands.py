@@ -105,7 +105,7 @@ def test_offline_is_one_error_where_the_store_is_empty(sm120: Command, checkout:
     sm120("lock", "mine")
     done = sm120("build", "mine", "--accept", "--offline")
     assert done.error == "OfflineMiss"
-    assert "of this base image, not in the store" in done.err
+    assert "this part of the base image is not in the store" in done.err
 
 
 @pytest.mark.usefixtures("at_door")
@@ -157,9 +157,9 @@ def test_the_store_can_be_looked_after(sm120: Command, checkout: Checkout) -> No
     ("change", "error", "message"),
     [
         ({"base": f"{REPOSITORY}:v1"}, "SpecInvalid", "no digest is given"),
-        ({"base": f"r.example/{REPOSITORY}@sha256:{'0' * 64}"}, "SpecInvalid", "names a place"),
+        ({"base": f"r.example/{REPOSITORY}@sha256:{'0' * 64}"}, "SpecInvalid", "names a registry"),
         ({"base": f"{REPOSITORY}@sha256:{'0' * 64}"}, "NotInRegistry", "holds no sha256"),
-        ({"debs": ["curl"]}, "SpecInvalid", "debs: stands on a foreign base"),
+        ({"debs": ["curl"]}, "SpecInvalid", "debs: cannot be added to a foreign base"),
         ({"gates": ["arch"]}, "SpecInvalid", "gates: stands on a foreign base"),
         ({"platforms": ["linux/arm64"]}, "NotInRegistry", "has 0 images for linux/arm64"),
         ({"debian": {}}, "SpecInvalid", "either `base`"),

@@ -222,7 +222,7 @@ def test_an_image_with_CUDA_gets_no_build_for_another_machine(
 ) -> None:
     found = resolve(["engine"], two_kinds, tmp_path / "s", needs_cuda=True)
     assert found["torch"][0] == "torch-2.13.0-py3-none-any.whl"
-    assert "passed over, as the image needs CUDA: torch==2.13.0+xpu" in capfd.readouterr().err
+    assert "skipped, because the image needs CUDA: torch==2.13.0+xpu" in capfd.readouterr().err
 
 
 def test_an_image_without_CUDA_gets_what_uv_chooses(two_kinds: Settings, tmp_path: Path) -> None:

@@ -356,7 +356,7 @@ def test_a_kept_document_is_checked_again_when_it_is_read(
     blobs = LayoutBlobs(tmp_path / "out")
     assert read_kept(blobs, image.digest) == image
     blobs.blob_path(image.digest).write_bytes(both.data)
-    with pytest.raises(RegistryBroken, match="not what its name says"):
+    with pytest.raises(RegistryBroken, match="does not match its digest"):
         read_kept(blobs, image.digest)
     with pytest.raises(NotInRegistry):
         read_kept(blobs, digest_of(b"gone"))

@@ -47,7 +47,7 @@ def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
     "bases", [{"a": "a"}, {"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "b"}]
 )
 def test_a_base_that_leads_back_is_refused(tmp_path: Path, bases: dict[str, str]) -> None:
-    with pytest.raises(SpecInvalid, match="its base leads back"):
+    with pytest.raises(SpecInvalid, match="its base images form a loop"):
         with_bases(tmp_path, **bases).chain("a")
 
 

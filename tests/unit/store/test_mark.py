@@ -195,7 +195,7 @@ def test_a_store_whose_own_folder_is_a_link_is_refused(tmp_path: Path, name: str
     shutil.rmtree(root / name, ignore_errors=True)
     (root / name).symlink_to(elsewhere)
     for open_it in (open_store, open_to_read):
-        with pytest.raises(NotAStore, match=f"{name}: is a link"):
+        with pytest.raises(NotAStore, match=f"{name}: is a symlink"):
             open_it(root)
     assert tree(elsewhere) == {"in": False, HEX: b"mine"}
 

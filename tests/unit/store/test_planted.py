@@ -162,7 +162,7 @@ def test_an_image_with_a_flipped_blob_is_not_exported(world: World, number: int)
     built = world.build()
     flip(world.store.blob_path(parts(world.store, built)[number]))
     out = world.mirror.parent / "out" / "layout"
-    with pytest.raises(StoreDamaged, match="is not what its name says"):
+    with pytest.raises(StoreDamaged, match="does not match its digest"):
         export_layout(world.store, built.record, out)
     assert list(out.parent.iterdir()) == []
 
@@ -172,7 +172,7 @@ def test_an_image_with_a_flipped_blob_is_not_loaded(world: World, number: int) -
     built = world.build()
     image = read_document(world.store.read_blob(built.digest))
     flip(world.store.blob_path(parts(world.store, built)[number]))
-    with pytest.raises(StoreDamaged, match="is not what its name says"):
+    with pytest.raises(StoreDamaged, match="does not match its digest"):
         list(docker_archive(world.store, image, []))
 
 
@@ -184,7 +184,7 @@ def test_a_blob_that_is_gone_or_a_link_is_not_exported(world: World) -> None:
     with pytest.raises(StoreDamaged, match="not in the store"):
         export_layout(world.store, built.record, out)
     place.symlink_to(moved)
-    with pytest.raises(StoreDamaged, match="is not what its name says"):
+    with pytest.raises(StoreDamaged, match="does not match its digest"):
         export_layout(world.store, built.record, out)
     assert list(out.parent.iterdir()) == []
 

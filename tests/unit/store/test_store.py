@@ -174,7 +174,7 @@ def test_a_small_blob_is_checked_when_it_is_read(store: Store) -> None:
     digest = store.put_blob(b"{}")
     assert store.read_json(digest) == {}
     store.blob_path(digest).write_bytes(b"[]")
-    with pytest.raises(StoreDamaged, match="is not what its name says"):
+    with pytest.raises(StoreDamaged, match="does not match its digest"):
         store.read_blob(digest)
     store.blob_path(digest).unlink()
     with pytest.raises(StoreDamaged, match="not in the store"):

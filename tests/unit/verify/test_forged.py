@@ -164,7 +164,7 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     "byte order mark": (bare(lambda d: b"\xef\xbb\xbf" + d), "byte order mark"),
     "a key twice": (
         bare(lambda d: d.replace(b'{"payload":', b'{"payload":"","payload":', 1)),
-        "the key 'payload' is there twice",
+        "the key 'payload' appears twice",
     ),
     "a key in disguise": (
         bare(lambda d: d.replace(b'{"payload":', b'{"\\u0440ayload":"","payload":', 1)),
@@ -213,7 +213,7 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     ),
     "statement with a key twice": (
         payload(lambda d: d.replace(b'"name":"engine"', b'"name":"x","name":"engine"', 1)),
-        "the key 'name' is there twice",
+        "the key 'name' appears twice",
     ),
     "statement with NaN": (
         payload(lambda d: d.replace(b'"format":1', b'"format":NaN', 1)),

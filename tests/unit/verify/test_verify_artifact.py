@@ -170,7 +170,7 @@ BAD: dict[str, tuple[Callable[[Path], None], type[PipelineError], str]] = {
     "config with keys twice": (
         lambda f: rewrite_config(f, b'{"a":1,"a":2}'),
         RecordInvalid,
-        "is there twice",
+        "appears twice",
     ),
     "index too large": (grow_index, RecordInvalid, "larger than"),
     "two images": (doubled, UnknownImage, "holds 2 images"),

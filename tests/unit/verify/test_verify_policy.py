@@ -103,7 +103,7 @@ def test_two_signatures_are_counted(world: World) -> None:
         ("gates: {smem: failed}", "gates.smem"),
         ("max_age_days: 0", "max_age_days"),
         ("signatures: 0", "signatures"),
-        ("a: 1\na: 2", "is there twice"),
+        ("a: 1\na: 2", "appears twice"),
     ],
 )
 def test_a_bad_policy_file_is_refused(tmp_path: Path, text: str, message: str) -> None:

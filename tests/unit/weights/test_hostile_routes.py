@@ -83,7 +83,7 @@ def test_an_endpoint_that_is_no_address_ends_without_a_defect(
     client, lock = Client(Settings(indexes=())), lock_of(PIN)
     routes = find_routes(client, lock, endpoint=endpoint, token="t", with_xet=False)
     place, options = new_place(tmp_path, lock, hub_cache=False), Options(jobs=1, first_wait_s=0.001)
-    with pytest.raises(PipelineError, match="no address"):
+    with pytest.raises(PipelineError, match="not a valid address"):
         fetch_files(place, [PIN], routes, client=client, options=options)
 
 
