@@ -10,7 +10,8 @@ class Card(Frozen):
     """A GPU as engines and Triton ask about it.
 
     `shared_bytes` is what a block may have at most (cudaDevAttrMaxSharedMemoryPerBlockOptin),
-    the number that Triton compares with a kernel's need.
+    the number that Triton compares with a kernel's need. `name` is what engines look up tuned
+    configurations by, so it is the whole name that the driver reports.
     """
 
     arch: str
@@ -46,7 +47,11 @@ def _card(
     )
 
 
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+# "Technical Specifications per Compute Capability" of the CUDA C++ Programming Guide: 99 KB a block
+# on 8.6, 8.9 and 12.x, 227 KB on 9.0 and 10.x. Engines that take every newer card for one with the
+# larger amount fail on 12.x: https://github.com/sgl-project/sglang/issues/14322 (106,496 bytes),
+# https://github.com/vllm-project/vllm/issues/46721 (102,400 bytes).
+# https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities
 CARDS = {
     card.arch: card
     for card in (

@@ -14,7 +14,7 @@ from pipeline.gate.smem.results import Answer, CaseResult, Record
 from pipeline.gate.smem.run import answered, judge_all
 from pipeline.model import Frozen
 
-# Launch parameters that shape a tile; a dot product needs at least 16 of each.
+# Launch parameters that shape a tile; `tl.dot` needs at least 16 of each.
 SWEPT = ("BLOCK_M", "BLOCK_N", "BLOCK_H", "BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
 SIZES = (16, 32, 64, 128)
 # Tiles much larger than anyone chose never fit, and take ptxas minutes to give up on.

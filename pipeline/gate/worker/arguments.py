@@ -1,12 +1,12 @@
-"""An engine function's arguments, from the words that describe them."""
+"""An engine function's arguments, made from a case's description of them."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from .endings import Json, Stopped
 from .engines import find
+from .errors import Json, Stopped
 
 
 def build(argument: Json, made: Json, package: str) -> Any:

@@ -58,11 +58,11 @@ def attend(parts: Sequence[Keys], scale: float) -> Expected:
     return Expected(want, size, weight)
 
 
-def together(found: Sequence[Expected]) -> Expected:
+def together(results: Sequence[Expected]) -> Expected:
     """Several sequences' results, one after the other."""
     import torch
 
-    return Expected(*(torch.cat(values) for values in zip(*found, strict=True)))
+    return Expected(*(torch.cat(values) for values in zip(*results, strict=True)))
 
 
 def _kv_head(part: Keys, head: int) -> int:

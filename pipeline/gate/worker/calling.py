@@ -1,4 +1,4 @@
-"""One case: the engine's function is called as the case says, and what happens is told."""
+"""One case: the engine's function is called as the case describes, and the outcome reported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import build
-from .endings import FunctionGone, Json, Stopped
 from .engines import find
+from .errors import FunctionGone, Json, Stopped
 from .recorder import Recorder
 
 
@@ -39,7 +39,7 @@ def prepare(case: Json, package: str) -> tuple[Any, Json]:
 
 
 def call(case: Json, package: str) -> None:
-    """Call the engine's function as the case says."""
+    """Call the engine's function as the case describes."""
     function, made = prepare(case, package)
     function(**made)
 
@@ -107,9 +107,9 @@ def _forget_kernels() -> None:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
-    for found in gc.get_objects():
+    for thing in gc.get_objects():
         # the type, not isinstance: some of torch's objects warn when they are looked at
-        if issubclass(type(found), JITFunction):
-            found.device_caches.clear()
-        elif issubclass(type(found), Autotuner):
-            found.cache.clear()
+        if issubclass(type(thing), JITFunction):
+            thing.device_caches.clear()
+        elif issubclass(type(thing), Autotuner):
+            thing.cache.clear()

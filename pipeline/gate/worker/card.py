@@ -6,7 +6,7 @@ import contextlib
 import types
 from typing import Any
 
-from .endings import Json, Stopped
+from .errors import Json, Stopped
 from .stand_ins import StandIn
 
 # Operators of the engines' own C++ libraries, as they name them.
@@ -17,7 +17,7 @@ def pretend_card(card: Json, cuda: str) -> None:
     """Make torch.cuda describe the card; tensors meant for it stay in CPU memory."""
     import torch
 
-    # engines ask a torch for CPUs alone whether it is for cards, and choose other blocks
+    # where a torch for CPUs alone stands in, engines would see that and choose other blocks
     if torch.version.cuda not in (None, cuda):
         raise Stopped(f"torch is for CUDA {torch.version.cuda}, the image's for {cuda}")
     torch.version.cuda = cuda
@@ -31,6 +31,7 @@ def pretend_card(card: Json, cuda: str) -> None:
         multi_processor_count=card["multiprocessors"],
         warp_size=32,
         regs_per_multiprocessor=card["registers_per_sm"],
+        # without opting in, a block has 48 KiB on every card
         shared_memory_per_block=49152,
         shared_memory_per_block_optin=card["shared_bytes"],
         shared_memory_per_multiprocessor=card["shared_bytes_per_sm"],
@@ -117,7 +118,7 @@ def _tolerate_missing_operators() -> None:
     namespace: Any = torch._ops._OpNamespace
     look_up = namespace.__getattr__
 
-    def found(self: Any, name: str) -> Any:
+    def get_operator(self: Any, name: str) -> Any:
         try:
             return look_up(self, name)
         except AttributeError:
@@ -126,21 +127,21 @@ def _tolerate_missing_operators() -> None:
             # in the image it exists: its library is there
             return StandIn()
 
-    namespace.__getattr__ = found
+    namespace.__getattr__ = get_operator
 
 
 def _tolerant(real: Any) -> Any:
     def register(*args: Any, **kwargs: Any) -> Any:
         try:
-            found = real(*args, **kwargs)
+            registered = real(*args, **kwargs)
         except RuntimeError:
             return lambda function: function
-        if not callable(found):
-            return found
+        if not callable(registered):
+            return registered
 
         def decorate(function: Any) -> Any:
             try:
-                return found(function)
+                return registered(function)
             except RuntimeError:
                 return function
 

@@ -1,4 +1,4 @@
-"""What each engine needs to be told before its functions can be called, and how to find them."""
+"""What each engine needs before its functions can be called, and how to find them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import importlib
 import sys
 from typing import Any
 
-from .endings import FunctionGone, Json, Stopped
+from .errors import FunctionGone, Json, Stopped
 from .operators import define_operators
 from .stand_ins import StandIn
 
 
 def prepare_vllm(card: Json) -> None:
-    """vLLM asks NVML which platform it runs on; here it is told."""
+    """vLLM asks NVML which platform it runs on; there is none here, so it is set."""
     import vllm.platforms as platforms
     from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
@@ -73,18 +73,18 @@ def find(functions: list[str], package: str) -> Any:
         if module.partition(".")[0] != package:
             raise Stopped(f"{name}: is not a function of {package}")
         try:
-            found = getattr(importlib.import_module(module), attribute, None)
+            function = getattr(importlib.import_module(module), attribute, None)
         except ModuleNotFoundError as error:
             if error.name and module.startswith(error.name):
                 missing.append(name)
                 continue
             raise
-        if found is None or isinstance(found, StandIn):
+        if function is None or isinstance(function, StandIn):
             missing.append(name)
             continue
-        owner = str(getattr(found, "__module__", "")).partition(".")[0]
-        if not callable(found) or (owner != package and not hasattr(found, "fn")):
+        owner = str(getattr(function, "__module__", "")).partition(".")[0]
+        if not callable(function) or (owner != package and not hasattr(function, "fn")):
             raise Stopped(f"{name}: is not a function of {package}")
         settle()
-        return found
+        return function
     raise FunctionGone(", ".join(missing))

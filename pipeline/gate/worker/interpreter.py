@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .endings import Json
+from .errors import Json
 
 REPAIRS = [
     "conversions between float types round to nearest even",
@@ -63,8 +63,8 @@ def converted(values: Any, before: Any, after: Any, rounding: Any) -> Any:
         finite = numbers.clamp(-_LARGEST_E4M3, _LARGEST_E4M3)
         numbers = torch.where(numbers.isfinite(), finite, numbers)
     width = after.primitive_bitwidth
-    found = numbers.to(target).view(getattr(torch, f"int{width}")).numpy()
-    return found.view(np.dtype(f"uint{width}")).reshape(np.shape(values))
+    bits_after = numbers.to(target).view(getattr(torch, f"int{width}")).numpy()
+    return bits_after.view(np.dtype(f"uint{width}")).reshape(np.shape(values))
 
 
 def _kinds() -> Json:

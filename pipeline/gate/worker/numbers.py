@@ -7,7 +7,7 @@ from typing import Any
 
 from .calling import attempt, prepare
 from .driver import compiling_driver
-from .endings import Json
+from .errors import Json
 from .interpreter import install
 from .references import REFERENCES
 
@@ -73,9 +73,9 @@ def errors(got: Any, expected: Any) -> Json:
     if numbers.shape != expected.want.shape:
         raise ValueError(f"the reference is {expected.want.shape}, the result {numbers.shape}")
     finite = torch.isfinite(numbers)
-    told: Json = {"elements": numbers.numel(), "unwritten": int((~finite).sum())}
+    measured: Json = {"elements": numbers.numel(), "unwritten": int((~finite).sum())}
     if finite.all():
         off = (numbers - expected.want).abs()
-        told["max_error"] = float(off.max())
-        told["max_share"] = float((off / expected.size.clamp_min(1e-30)).max())
-    return told
+        measured["max_error"] = float(off.max())
+        measured["max_share"] = float((off / expected.size.clamp_min(1e-30)).max())
+    return measured

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .endings import Stopped
+from .errors import Stopped
 
 _LARGEST_E4M3 = 448.0
 _SMALLEST_SCALE = 1e-12

@@ -1,7 +1,10 @@
-"""Compiles what an engine launches, notes what came out, and launches nothing."""
+"""Compiles what an engine launches, records what each kernel needs, and launches nothing."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 import subprocess
 import time
@@ -10,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from .driver import compiling_driver
-from .endings import Json, Stopped
-from .kept import KeptKernels, kernel_key
+from .errors import Json, Stopped
 
 
 class Recorder:
-    """Stands where Triton's compiler stood: compiles, notes what came out, launches nothing."""
+    """Takes the place of Triton's compiler: compiles, records what came out, launches nothing."""
 
     def __init__(self, card: Json, cache: str | None) -> None:
         self.card, self._kept = card, KeptKernels(cache)
@@ -23,7 +25,7 @@ class Recorder:
         self.strict = True
         self.tuning: str | None = None
         self.override: Json | None = None
-        self._ptxas_words = ""
+        self._ptxas_output = ""
 
     def install(self) -> None:
         import triton
@@ -36,7 +38,7 @@ class Recorder:
         self._real = triton.compiler.compiler.compile
         for place in (triton.compiler.compiler, triton.compiler, triton):
             place.compile = self.compile
-        nvidia.subprocess = Listening(self)
+        nvidia.subprocess = ListeningSubprocess(self)
         self._wrap_autotuner(autotuner.Autotuner)
         self._wrap_launches(jit.JITFunction)
 
@@ -78,29 +80,29 @@ class Recorder:
         }
         start = time.monotonic()
         key = kernel_key(src, options, self.card["arch"])
-        found = self._kept.read(key)
-        if found is None:
+        needs = self._kept.read(key)
+        if needs is None:
             try:
-                found = self._compiled(src, target, options, kwargs)
+                needs = self._compiled(src, target, options, kwargs)
             except Exception as error:
                 record["error"] = f"{type(error).__name__}: {str(error)[:400]}"
                 self.records.append(record)
                 raise
-            found["seconds"] = round(time.monotonic() - start, 3)
-            self._kept.write(key, found)
-        record.update(found)
+            needs["seconds"] = round(time.monotonic() - start, 3)
+            self._kept.write(key, needs)
+        record.update(needs)
         self.records.append(record)
         limit = self.card["shared_bytes"]
-        if self.strict and found["shared_bytes"] > limit:
+        if self.strict and needs["shared_bytes"] > limit:
             from triton.runtime.errors import OutOfResources
 
-            raise OutOfResources(found["shared_bytes"], limit, "shared memory")
-        return Compiled(src, found)
+            raise OutOfResources(needs["shared_bytes"], limit, "shared memory")
+        return Compiled(src, needs)
 
     def _compiled(self, src: Any, target: Any, options: Any, kwargs: Any) -> Json:
-        self._ptxas_words = ""
+        self._ptxas_output = ""
         kernel = self._real(src, target=target, options=options, **kwargs)
-        message = self._ptxas_words
+        message = self._ptxas_output
         return {
             "shared_bytes": kernel.metadata.shared,
             "num_warps": kernel.metadata.num_warps,
@@ -110,8 +112,8 @@ class Recorder:
             "stack_bytes": _number(r"(\d+) bytes stack frame", message),
         }
 
-    def heard(self, message: str) -> None:
-        self._ptxas_words += message
+    def add_ptxas_output(self, message: str) -> None:
+        self._ptxas_output += message
 
 
 def _blocks(src: Any) -> Json:
@@ -130,12 +132,15 @@ def _blocks(src: Any) -> Json:
 
 
 def _number(pattern: str, message: str) -> int | None:
-    found = re.findall(pattern, message)
-    return max(map(int, found)) if found else None
+    numbers = re.findall(pattern, message)
+    return max(map(int, numbers)) if numbers else None
 
 
-class Listening:
-    """`subprocess` as Triton's NVIDIA backend sees it: what ptxas says is kept."""
+class ListeningSubprocess:
+    """`subprocess` as Triton's NVIDIA backend sees it.
+
+    Registers and spills are only in what `ptxas -v` prints, which Triton throws away.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -147,27 +152,27 @@ class Listening:
         done = subprocess.run(args, *more, **kwargs)
         log = getattr(kwargs.get("stderr"), "name", None)
         if isinstance(log, str) and "ptxas" in str(args[0]):
-            self._recorder.heard(Path(log).read_text(encoding="utf-8", errors="replace"))
+            self._recorder.add_ptxas_output(Path(log).read_text(encoding="utf-8", errors="replace"))
         return done
 
 
 class Compiled:
     """What Triton's launcher wants of a compiled kernel, and nothing behind it."""
 
-    def __init__(self, src: Any, found: Json) -> None:
+    def __init__(self, src: Any, needs: Json) -> None:
         self.name, self.hash = src.fn.__name__, "gate"
-        self.n_regs, self.n_spills = found["registers"], found["spill_bytes"]
+        self.n_regs, self.n_spills = needs["registers"], needs["spill_bytes"]
         self.n_max_threads = 1024
         self.metadata = types.SimpleNamespace(
-            shared=found["shared_bytes"],
-            num_warps=found["num_warps"],
-            num_stages=found["num_stages"],
+            shared=needs["shared_bytes"],
+            num_warps=needs["num_warps"],
+            num_stages=needs["num_stages"],
             name=self.name,
         )
         self.asm: Json = {}
         self.function = 1
         self.module = 1
-        self.packed_metadata = (found["num_warps"], 1, found["shared_bytes"])
+        self.packed_metadata = (needs["num_warps"], 1, needs["shared_bytes"])
 
     def launch_metadata(self, *args: Any) -> None:
         return None
@@ -180,3 +185,43 @@ class Compiled:
 
     def __getitem__(self, grid: Any) -> Any:
         return self.run
+
+
+class KeptKernels:
+    """What kernels need, one file for each; without a folder nothing is kept."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = None if folder is None else Path(folder)
+
+    def read(self, key: str) -> Json | None:
+        """What was kept before; a file that is half-written or foreign counts as none."""
+        if self._folder is None:
+            return None
+        try:
+            needs = json.loads((self._folder / key).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        whole = isinstance(needs, dict) and isinstance(needs.get("shared_bytes"), int)
+        return needs if whole and needs.pop("key", None) == key else None
+
+    def write(self, key: str, needs: Json) -> None:
+        """Keep what a kernel needs; another process may be writing the same."""
+        if self._folder is None:
+            return
+        temporary = self._folder / f"{key}.{os.getpid()}"
+        temporary.write_text(json.dumps({**needs, "key": key}), encoding="utf-8")
+        os.replace(temporary, self._folder / key)
+
+
+def kernel_key(src: Any, options: Json, arch: str) -> str:
+    """Everything that decides what compiling a kernel gives."""
+    import triton
+
+    parts = [src.hash(), placeless(options), triton.__version__, arch]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def placeless(options: Json) -> str:
+    """Compile options as text, without the folder that Triton's own libraries lie in."""
+    shown = json.dumps(options, sort_keys=True, default=str)
+    return re.sub(r'[^"\'\s(]*/site/triton/', "triton/", shown)

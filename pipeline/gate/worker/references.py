@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .attention import Expected, Keys, attend, causal, picked, rounded, together
-from .endings import Json
+from .errors import Json
 
 Outputs = dict[str, Expected]
 
@@ -45,7 +45,7 @@ def extend_attention(a: Json) -> Outputs:
     """
     k_scale, v_scale = (_number(a.get(name, 1.0)) for name in ("k_scale", "v_scale"))
     window = a.get("sliding_window_size", -1)
-    found = []
+    results = []
     for seq, (start, end) in enumerate(_bounds(a["qo_indptr"])):
         first, last = _bounds(a["kv_indptr"])[seq]
         place, rows, prefix = a["kv_indices"][first:last], end - start, last - first
@@ -65,14 +65,14 @@ def extend_attention(a: Json) -> Outputs:
             cached._replace(allowed=seen[:, :prefix]),
             Keys(q, a["k_extend"][new], a["v_extend"][new], seen[:, prefix:]),
         ]
-        found.append(attend(parts, a["sm_scale"]))
-    return {"o_extend": together(found)}
+        results.append(attend(parts, a["sm_scale"]))
+    return {"o_extend": together(results)}
 
 
 def extend_attention_unified(a: Json) -> Outputs:
     """SGLang's deterministic prefill: prefix and new tokens all lie in the cache."""
     scale = a["sm_scale"] * _number(a.get("k_scale", 1.0))
-    found = []
+    results = []
     for seq, (start, end) in enumerate(_bounds(a["qo_indptr"])):
         first, last = _bounds(a["kv_indptr"])[seq]
         place, rows = a["kv_indices"][first:last], end - start
@@ -81,31 +81,31 @@ def extend_attention_unified(a: Json) -> Outputs:
             seen = _mask(a, seq, rows, last - first)
         v = picked(a["v_buffer"], place).double() * _number(a.get("v_scale", 1.0))
         keys = Keys(a["q"][start:end], picked(a["k_buffer"], place), v, seen)
-        found.append(attend([keys], scale))
-    return {"o": together(found)}
+        results.append(attend([keys], scale))
+    return {"o": together(results)}
 
 
 def decode_attention(a: Json) -> Outputs:
     """SGLang's decode: one new token for each sequence sees all of its cached keys."""
     scale = a["sm_scale"] * _number(a.get("k_scale", 1.0))
-    found = []
+    results = []
     for seq, (first, last) in enumerate(_bounds(a["kv_indptr"])):
         place = a["kv_indices"][first:last]
         v = picked(a["v_buffer"], place).double() * _number(a.get("v_scale", 1.0))
         keys = Keys(a["q"][seq : seq + 1], picked(a["k_buffer"], place), v)
-        found.append(attend([keys], scale))
-    return {"o": together(found)}
+        results.append(attend([keys], scale))
+    return {"o": together(results)}
 
 
 def prefill_attention(a: Json) -> Outputs:
     """Attention over whole inputs without a cache, as vision towers do it."""
     scale = a.get("sm_scale") or a["q"].shape[-1] ** -0.5
-    found = []
+    results = []
     for start, rows in zip(a["b_start_loc"].tolist(), a["b_seq_len"].tolist(), strict=True):
         own = slice(start, start + rows)
         seen = causal(rows, rows) if a["is_causal"] else None
-        found.append(attend([Keys(a["q"][own], a["k"][own], a["v"][own], seen)], scale))
-    return {"o": together(found)}
+        results.append(attend([Keys(a["q"][own], a["k"][own], a["v"][own], seen)], scale))
+    return {"o": together(results)}
 
 
 def _dequantized(cache: Any, scale: Any, q: Any) -> Any:
@@ -117,18 +117,18 @@ def _dequantized(cache: Any, scale: Any, q: Any) -> Any:
 
 def paged_decode_attention(a: Json) -> Outputs:
     """vLLM's decode: each sequence's keys lie in pages that its row of the table names."""
-    q, found = a["q"], []
+    q, results = a["q"], []
     for seq, length in enumerate(a["b_seq_len"].tolist()):
         pages = a["req_to_token"][seq]
         k, v = (picked(a[name], pages).flatten(0, 1)[:length] for name in ("k_buffer", "v_buffer"))
         # with MLA the values are the latent key itself, as it was dequantized
         v_scale = a["k_scale"] if a.get("is_mla") else a["v_scale"]
         k, v = _dequantized(k, a["k_scale"], q), _dequantized(v, v_scale, q)
-        found.append(attend([Keys(q[seq : seq + 1], k, v)], a["sm_scale"]))
-    told = together(found)
+        results.append(attend([Keys(q[seq : seq + 1], k, v)], a["sm_scale"]))
+    attended = together(results)
     # the logarithm is a float32 sum of exponentials: compared as it is
-    weight = Expected(told.weight, told.weight.abs() + 1.0)
-    return {"o": told, "lse": weight}
+    weight = Expected(attended.weight, attended.weight.abs() + 1.0)
+    return {"o": attended, "lse": weight}
 
 
 def prefix_prefill(a: Json) -> Outputs:
@@ -136,7 +136,7 @@ def prefix_prefill(a: Json) -> Outputs:
 
     Keys are [page, kv head, head/x, token, x], values [page, kv head, head, token].
     """
-    q, found = a["q"], []
+    q, results = a["q"], []
     for seq, (start, end) in enumerate(_bounds(a["b_start_loc"])):
         rows = end - start
         prefix = int(a["b_seq_len"][seq]) - rows
@@ -148,21 +148,21 @@ def prefix_prefill(a: Json) -> Outputs:
             Keys(q[start:end], k[:prefix], v[:prefix]),
             Keys(q[start:end], a["k"][start:end], a["v"][start:end], causal(rows, rows)),
         ]
-        found.append(attend(parts, a["sm_scale"]))
-    return {"o": together(found)}
+        results.append(attend(parts, a["sm_scale"]))
+    return {"o": together(results)}
 
 
 def unified_attention(a: Json) -> Outputs:
     """vLLM's one kernel for prefill and decode: all keys lie in pages."""
-    q, found = a["q"], []
+    q, results = a["q"], []
     for seq, (start, end) in enumerate(_bounds(a["cu_seqlens_q"])):
         length = int(a["seqused_k"][seq])
         pages = a["block_table"][seq]
         k, v = (picked(a[name], pages).flatten(0, 1)[:length] for name in ("k", "v"))
         k, v = _dequantized(k, a["k_descale"], q), _dequantized(v, a["v_descale"], q)
         keys = Keys(q[start:end], k, v, causal(end - start, length))
-        found.append(attend([keys], a["softmax_scale"]))
-    return {"out": together(found)}
+        results.append(attend([keys], a["softmax_scale"]))
+    return {"out": together(results)}
 
 
 def _tokens(a: Json) -> Any:

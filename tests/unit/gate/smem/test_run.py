@@ -256,9 +256,9 @@ def test_the_worker_can_be_started_as_a_folder_and_leaves_no_names_on_the_import
     script = tmp_path / "start.py"
     script.write_text(
         f"import sys, runpy\nmodule = runpy.run_path({str(run.WORKER)!r}, run_name='other')\n"
-        "module['load']()\nimport gate_worker.kept\n"
+        "module['load']()\nimport gate_worker.recorder\n"
         "assert not any(p.endswith('worker') for p in sys.path), sys.path\n"
-        "try:\n    import kept\nexcept ModuleNotFoundError:\n    print('alone')\n"
+        "try:\n    import recorder\nexcept ModuleNotFoundError:\n    print('alone')\n"
     )
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=False

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.gate.worker.endings import FunctionGone, Stopped
 from pipeline.gate.worker.engines import find, settle
-from pipeline.gate.worker.kept import KeptKernels, placeless
+from pipeline.gate.worker.errors import FunctionGone, Stopped
+from pipeline.gate.worker.recorder import KeptKernels, placeless
 from pipeline.gate.worker.stand_ins import BarePackages, StandIns
 
 

@@ -1,4 +1,4 @@
-"""How a case can end before its function was called."""
+"""Why a case can end before its function was called."""
 
 from __future__ import annotations
 
