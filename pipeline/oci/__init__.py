@@ -1,0 +1,6 @@
+"""OCI images as documents and files, whoever made them.
+
+In: bytes and JSON from registries, folders and archives. Out: descriptors, manifests, configs,
+references, entries of layers, and the records of built images; layouts and Docker archives.
+It fetches nothing and builds nothing. Imports the hallway, and `net` for showing foreign text.
+"""

@@ -11,11 +11,11 @@ from pydantic import ConfigDict, ValidationError
 
 from pipeline.errors import NotAStore
 from pipeline.files import read_at_most
-from pipeline.model import Frozen, canonical_json
+from pipeline.model import Frozen
 
 MARK = "store.json"
-LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
 FORMAT = 1
+_LINE = b'{"format":%d,"kind":"sm120 store"}\n' % FORMAT
 # Every store has these; the others of OWN come with what needs them.
 FOLDERS = (
     *("oci", "oci/blobs", "oci/blobs/sha256"),
@@ -38,7 +38,7 @@ class Mark(Frozen):
 
 def require_store(root: Path) -> None:
     """Refuse a folder that is neither a store nor a place where one may be made."""
-    if not _is_marked(root) and not _has_earlier_shape(root):
+    if not _is_marked(root):
         other = _first_name(root)
         # somebody else may just have made it one
         if other and not _is_marked(root):
@@ -62,8 +62,7 @@ def write_mark(root: Path) -> None:
         return
     handle = os.open(root / MARK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
-        mark = Mark(kind="sm120 store", format=FORMAT)
-        os.write(handle, canonical_json(mark.model_dump()) + b"\n")
+        os.write(handle, _LINE)
         os.fsync(handle)
     finally:
         os.close(handle)
@@ -82,7 +81,7 @@ def _is_marked(root: Path) -> bool:
     except ValidationError:
         raise NotAStore(
             f"{mark}: is damaged, or does not belong to a store",
-            "If the folder is your store, remove this file: a store is known by its folders, too.",
+            f"If the folder is your store, make this its only line: {_LINE.decode().strip()}",
         ) from None
     if known.format != FORMAT:
         raise NotAStore(
@@ -90,18 +89,6 @@ def _is_marked(root: Path) -> bool:
             "Use the newer version, or name another folder with SM120_STORE.",
         )
     return True
-
-
-def _has_earlier_shape(root: Path) -> bool:
-    """Stores were not marked at first: all of their folders, and the layout file as we write it."""
-    if not all(_is_plain_folder(root / name) for name in FOLDERS):
-        return False
-    layout = root / "oci" / "oci-layout"
-    return layout.is_file() and read_at_most(layout, len(LAYOUT)) == LAYOUT
-
-
-def _is_plain_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def _first_name(root: Path) -> str:

@@ -29,45 +29,38 @@ def tree(root: Path) -> dict[str, object]:
     }
 
 
-def earlier(root: Path) -> Path:
-    """A store as it was before stores were marked."""
+def unmarked(root: Path) -> Path:
+    """All folders of a store, without its mark."""
     open_store(root)
     (root / "store.json").unlink()
     return root
 
 
-def stranger_with_tmp(root: Path) -> None:
+def folder_with_tmp(root: Path) -> None:
     (root / "tmp" / "photos").mkdir(parents=True)
     (root / "tmp" / "photos" / "one.jpg").write_bytes(b"mine")
 
 
-def stranger_with_a_layout(root: Path) -> None:
+def folder_with_a_layout(root: Path) -> None:
     """An OCI layout of somebody's, with a folder of work beside it."""
     (root / "oci" / "blobs" / "sha256").mkdir(parents=True)
     (root / "oci" / "oci-layout").write_bytes(b'{"imageLayoutVersion":"1.0.0"}\n')
-    stranger_with_tmp(root)
+    folder_with_tmp(root)
 
 
-def stranger_with_almost_all(root: Path) -> None:
-    earlier(root)
-    (root / "oci" / "oci-layout").write_bytes(b'{"imageLayoutVersion": "1.0.0"}')
-    stranger_with_tmp(root)
-
-
-def stranger_with_links(root: Path) -> None:
+def folder_with_links(root: Path) -> None:
     """All names of a store, one of them leading elsewhere."""
-    earlier(root)
+    unmarked(root)
     shutil.rmtree(root / "tmp")
-    stranger_with_tmp(root.parent / "elsewhere")
+    folder_with_tmp(root.parent / "elsewhere")
     (root / "tmp").symlink_to(root.parent / "elsewhere" / "tmp")
 
 
-STRANGERS = [
-    stranger_with_tmp,
-    stranger_with_a_layout,
-    stranger_with_almost_all,
-    stranger_with_links,
-    lambda root: (earlier(root) / "oci" / "oci-layout").unlink(),
+OTHER_FOLDERS = [
+    folder_with_tmp,
+    folder_with_a_layout,
+    folder_with_links,
+    unmarked,
     lambda root: (root / "notes.txt").write_text("x"),
     lambda root: (root / ".hidden").mkdir(),
     lambda root: (root / "store.json").write_text("{}"),
@@ -81,7 +74,7 @@ STRANGERS = [
 ]
 
 
-@pytest.mark.parametrize("make", STRANGERS)
+@pytest.mark.parametrize("make", OTHER_FOLDERS)
 def test_a_folder_that_is_no_store_is_refused_and_left_as_it_is(
     tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
@@ -104,7 +97,7 @@ def test_no_command_touches_a_folder_that_is_no_store(
     tmp_path: Path, sm120: Command, args: list[str]
 ) -> None:
     make_checkout(tmp_path, [make_wheel(tmp_path / "mirror", "thing")])
-    stranger_with_tmp(tmp_path / "mine")
+    folder_with_tmp(tmp_path / "mine")
     before = tree(tmp_path / "mine")
     ended = sm120("--store", tmp_path / "mine", *args)
     assert (ended.error, ended.out) == ("NotAStore", "")
@@ -135,12 +128,9 @@ def test_a_new_disk_is_an_empty_folder(tmp_path: Path) -> None:
     assert (tmp_path / "lost+found").is_dir()
 
 
-@pytest.mark.parametrize("is_earlier", [True, False])
-def test_a_mark_that_was_cut_short_is_written_again(tmp_path: Path, is_earlier: bool) -> None:
+def test_a_mark_that_was_cut_short_is_written_again(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    if is_earlier:
-        earlier(root)
-    root.mkdir(exist_ok=True)
+    root.mkdir()
     (root / "store.json").touch()
     open_to_read(root)
     open_store(root)
@@ -150,7 +140,7 @@ def test_a_mark_that_was_cut_short_is_written_again(tmp_path: Path, is_earlier: 
 
 def test_an_empty_mark_makes_no_store_of_a_folder_with_other_things(tmp_path: Path) -> None:
     (tmp_path / "store.json").touch()
-    stranger_with_tmp(tmp_path)
+    folder_with_tmp(tmp_path)
     before = tree(tmp_path)
     with pytest.raises(NotAStore, match="it holds 'tmp'"):
         open_store(tmp_path)
@@ -164,24 +154,6 @@ def test_many_may_make_one_store_at_the_same_time(tmp_path: Path) -> None:
             stores = list(pool.map(open_store, [root] * 8))
         assert {store.root for store in stores} == {root}
         assert (root / "store.json").is_file()
-
-
-def test_a_store_of_an_earlier_version_is_known_by_its_shape_and_marked(tmp_path: Path) -> None:
-    root = earlier(tmp_path / "store")
-    (root / "inputs" / HEX).write_bytes(b"kept")
-    (root / "notes.txt").write_text("kept, too")
-    (root / "tmp" / "dead").mkdir()
-    (root / "tmp" / "dead" / "in-use").touch()
-    before = tree(root)
-    open_to_read(root)
-    assert tree(root) == before
-    open_store(root)
-    after = tree(root)
-    assert "store.json" in after
-    gone = {"tmp/dead", "tmp/dead/in-use"}
-    assert {k: v for k, v in after.items() if k != "store.json"} == {
-        k: v for k, v in before.items() if k not in gone
-    }
 
 
 @pytest.mark.parametrize("name", ["tmp", "inputs", "partial", "contents", "locks", "oci", "gate"])
@@ -227,7 +199,7 @@ def test_a_store_may_itself_be_reached_through_a_link(tmp_path: Path) -> None:
 def test_links_in_tmp_are_not_followed_by_a_sweep(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     elsewhere = tmp_path / "elsewhere"
-    stranger_with_tmp(elsewhere)
+    folder_with_tmp(elsewhere)
     (store.tmp / "whole").symlink_to(elsewhere)
     (store.tmp / "dead").mkdir()
     (store.tmp / "dead" / "below").symlink_to(elsewhere)
@@ -240,7 +212,7 @@ def test_links_in_tmp_are_not_followed_by_a_sweep(tmp_path: Path) -> None:
 
 
 def test_a_sweep_of_an_unmarked_folder_removes_nothing(tmp_path: Path) -> None:
-    stranger_with_tmp(tmp_path)
+    folder_with_tmp(tmp_path)
     before = tree(tmp_path)
     Store(tmp_path).sweep()
     assert tree(tmp_path) == before
