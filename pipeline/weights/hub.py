@@ -31,9 +31,9 @@ from pipeline.weights.model import MOST_FILES, FilePin
 
 ATTEMPTS = 5
 MOST_PAGE_BYTES = 64 << 20
-_MOST_PAGES = 1000
+_MOST_PAGES = 1000  # the Hub has 1,000 entries on a page, mirrors may have fewer
 _MOST_ENTRIES = 5 * MOST_FILES  # folders are listed too
-_YES = ("1", "on", "yes", "true")
+_YES = ("1", "on", "yes", "true")  # as huggingface_hub reads its switches
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -196,6 +196,7 @@ def _failure(repository: str, error: NetError) -> PipelineError:
 def _pin(repository: str, listed: dict[str, Any]) -> FilePin:
     try:
         entry = _Entry.model_validate(listed)
+        # for a large file `oid` is git's hash of its LFS pointer; that of its bytes is under `lfs`
         if entry.lfs is None:
             return FilePin(path=entry.path, size_bytes=entry.size, git_sha1=entry.oid)
         if entry.lfs.size != entry.size:

@@ -13,7 +13,7 @@ from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Frozen
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 
-MOST_INDEX_BYTES = 200 << 20
+MOST_INDEX_BYTES = 200 << 20  # some 100 for each tensor, of which Kimi K2.5 has 208,550
 _INDEX = ".safetensors.index.json"
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<at>\d{5})-of-(?P<of>\d{5})(?P<end>\.\w+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -49,6 +49,7 @@ class Move(Frozen):
 def look_up(spec: WeightsSpec, hub: Catalogue, fetch: Fetch) -> LockResult:
     """The lock that answers a spec today; `fetch` reads a small file at a commit, as it comes."""
     commit = hub.commit_of(spec.repository, spec.revision)
+    # a mirror that answers another commit than the one it was asked for serves other files
     if _COMMIT.fullmatch(spec.revision) and commit != spec.revision:
         raise HubBroken(
             f"{spec.repository}: the Hub answers commit {commit} when asked for {spec.revision}"

@@ -100,6 +100,7 @@ class FilePin(Frozen):
         """A hash that has seen what must come before the file's own bytes."""
         if self.sha256 is not None:
             return hashlib.sha256()
+        # the Hub knows files that are not in LFS by git's own blob hash only
         return hashlib.sha1(b"blob %d\0" % self.size_bytes, usedforsecurity=False)
 
     @property
@@ -121,6 +122,7 @@ class WeightsLock(Sealed):
 
     @model_validator(mode="after")
     def _names_each_path_once(self) -> WeightsLock:
+        # on disks that ignore letter case the second file would overwrite the first
         folded = [pin.path.casefold() for pin in self.files]
         if len(set(folded)) != len(folded):
             raise ValueError("two files have the same name (letter case aside)")

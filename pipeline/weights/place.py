@@ -73,7 +73,7 @@ class Place:
         return self.snapshot / pin.path
 
     def link_target(self, pin: FilePin) -> str:
-        """What the Hub's own client writes into that link."""
+        """What the Hub's own client writes into that link: relative, so caches can be moved."""
         return "../" * (2 + pin.path.count("/")) + f"{_BLOBS}/{pin.want}"
 
     def keep_lock(self) -> None:
@@ -100,7 +100,7 @@ class CachePath:
 
 def in_hub_cache(folder: Path) -> CachePath | None:
     """What of a Hub cache a folder is: a snapshot or a repository; None for anything else."""
-    real = folder.resolve()  # `.`, or a link that somebody made to a snapshot
+    real = folder.resolve()  # for `.`, and for links that users make to a snapshot
     repository = real.parent.parent
     is_cache = repository.name.startswith(_MODELS) or (repository / _BLOBS).is_dir()
     if real.parent.name == _SNAPSHOTS and _COMMIT.fullmatch(real.name) and is_cache:

@@ -11,9 +11,10 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -25,15 +26,10 @@ from pipeline.weights.place import Place, cache_name
 from pipeline.weights.transfer.fetch import fetch_files, fetch_range
 from pipeline.weights.transfer.routes import Route
 
+# Another copy of a set: the bytes of a file from start up to stop, or a `PipelineError`. Nothing of
+# it is trusted before the hash is right.
+Source = Callable[[FilePin, int, int], Iterator[bytes]]
 _BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-
-
-class Source(Protocol):
-    """Another copy of a set. Nothing of it is trusted before the hash is right."""
-
-    def read(self, pin: FilePin, start: int, stop: int) -> Iterator[bytes]:
-        """The bytes from start up to stop, in pieces; raises a `PipelineError` if it cannot."""
-        ...
 
 
 class Supply(Protocol):
@@ -53,18 +49,6 @@ class Supply(Protocol):
 
 
 @dataclass(frozen=True)
-class RouteSource:
-    """One of the routes that a fetch takes."""
-
-    route: Route
-    client: Client
-
-    def read(self, pin: FilePin, start: int, stop: int) -> Iterator[bytes]:
-        """A range, over as many attempts as it takes."""
-        return fetch_range([self.route], pin, start, stop, client=self.client)
-
-
-@dataclass(frozen=True)
 class RouteSupply:
     """Folders, neighbours and the Hub, as a fetch uses them."""
 
@@ -73,7 +57,7 @@ class RouteSupply:
 
     def sources(self) -> list[Source]:
         """One for each route."""
-        return [RouteSource(route, self.client) for route in self.routes]
+        return [partial(fetch_range, [route], client=self.client) for route in self.routes]
 
     def fetch(self, place: Place, pins: list[FilePin]) -> None:
         """Several files and ranges in parallel, resumable."""

@@ -58,6 +58,7 @@ def repair(place: Place, checked: Checked, supply: Supply) -> list[Repaired]:
         pins = [pin for pin in place.lock.files if pin.path in wrong]
         repairer = _Repairer(place, checked.readings, supply)
         repairer.look_around(pins)
+        # missing files come by a fetch, which is faster than source by source
         gone = [pin for pin in pins if wrong[pin.path] == "missing" and not repairer.has(pin)]
         done += _fetched(place, gone, supply)
         left = [pin for pin in pins if pin.path not in {r.path for r in done}]
@@ -308,7 +309,7 @@ class _Repairer:
     def _pieces(self, source: Source, pin: FilePin, start: int, stop: int) -> Iterator[bytes]:
         """All of a range, and nothing beyond it."""
         at = start
-        for data in source.read(pin, start, stop):
+        for data in source(pin, start, stop):
             if self._stop.is_set():
                 raise Interrupted("stopped")
             yield data[: max(0, stop - at)]
@@ -328,7 +329,7 @@ class _Repairer:
 
     def _install(self, pin: FilePin, partial: Path, how: str, fetched: int) -> Repaired:
         target = self._place.file(pin)
-        make_way(self._place, target)
+        make_way(self._place, target)  # only now: until here the damaged file stayed in place
         os.replace(partial, target)
         return Repaired(path=pin.path, how=how, fetched_bytes=fetched)
 

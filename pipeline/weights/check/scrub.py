@@ -31,7 +31,7 @@ CATCH_UP_NIGHTS = 7  # after a holiday, a week's reading in one night at the mos
 # ioprio_set(2) has no wrapper in libc or Python: its number, and the class "idle"
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IDLE_CLASS = 3 << 13
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 64 << 20  # of scrub.json; 20,000 files take some 5 MB
 
 
 class Page(Frozen):
@@ -83,6 +83,7 @@ def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = 
         book = opened(place, read_book(place), now_s)
         chosen = tonight(place.lock.files, present, book, pace, now_s)
         names = frozenset(item.pin.path for item in chosen)
+        # one file at a time: a scrub runs beside an engine, and has all night
         request = Request(paths=names, full=True, direct=True, jobs=1)
         report = verify(place, request, neighbours).report
         spent = sum(item.pin.size_bytes for item in chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,9 +79,9 @@ def verify(place: Place, request: Request, neighbours: Collection[Place] = ()) -
     """Check every chosen file; read those that no receipt proves."""
     start = time.monotonic()
     pins = request.chosen(place.lock)
-    since_ns = receipt.disk_time_ns(place)
+    since_ns = receipt.disk_time_ns(place)  # before the first file is looked at
     present, findings = survey(place, pins)
-    findings += _extras(place, request, neighbours)
+    findings += [f for f in extras(place, neighbours) if is_chosen(f.path, request.only)]
     for finding in [f for f in findings if f.damage]:
         log.say(f"  {finding.kind}: {finding.path} {finding.detail}".rstrip())
     known = {} if request.full else receipt.read_receipt(place)
@@ -111,13 +111,6 @@ def verify(place: Place, request: Request, neighbours: Collection[Place] = ()) -
         ),
         reader.readings,
     )
-
-
-def _extras(place: Place, request: Request, neighbours: Iterable[Place]) -> list[Finding]:
-    """Sets that share a snapshot know each other's files."""
-    shared = [p for p in (place, *neighbours) if p.snapshot == place.snapshot]
-    known = {pin.path for p in shared for pin in p.lock.files}
-    return [finding for finding in extras(place, known) if is_chosen(finding.path, request.only)]
 
 
 class _Reader:

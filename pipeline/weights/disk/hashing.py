@@ -21,8 +21,8 @@ from typing import NamedTuple, Protocol, Self, TypeVar
 from pipeline.errors import Interrupted
 from pipeline.weights.disk.mapped import mapped_chunks
 
-BLOCK_BYTES = 4 << 20
-MARK_CHARS = 16
+BLOCK_BYTES = 4 << 20  # what a repair fetches for one wrong byte
+MARK_CHARS = 16  # 64 bits tell the blocks of a file apart
 _READ_BYTES = 1 << 20  # enough for the disk, and still in the core's own cache when it is hashed
 _WINDOW_BYTES = 16 << 20  # the step for giving back page cache and for the progress bar
 
@@ -94,6 +94,7 @@ def read_file(
         chunks = _chunks(handle, before.size_bytes, cached)
         marks = _pass_over(chunks, hasher, advance, stop or threading.Event())
         after = identity_of(os.fstat(handle))
+        # the open file may be unchanged while another was moved to its name
         if before != after or identity_of(os.lstat(path)) != after:
             raise Moved("changed while it was read")
     finally:
@@ -121,6 +122,7 @@ def _open_direct(path: Path, flags: int) -> int | None:
     except OSError:
         return None
     try:
+        # some file systems accept O_DIRECT when opening and fail when reading
         with mmap.mmap(-1, _READ_BYTES) as probe:
             os.preadv(handle, [probe], 0)
     except OSError:

@@ -47,6 +47,7 @@ def open_below(root: Path, relative: str) -> int:
     try:
         at = os.open(root, _FLAGS | os.O_DIRECTORY)
         try:
+            # folder by folder: O_NOFOLLOW of a whole path would only refuse a link at its end
             for name in folders:
                 below = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=at)
                 os.close(at)

@@ -89,6 +89,7 @@ def read_receipt(place: Place) -> dict[str, Entry]:
         receipt = Receipt.model_validate_json(data)
     except (OSError, ValidationError):
         return {}
+    # inode numbers of another machine's disk mean nothing here
     fits = receipt.lock == place.lock.seal and receipt.machine == machine()
     if not fits or receipt.block_bytes != BLOCK_BYTES or receipt.seal != receipt.computed_seal():
         return {}
@@ -173,8 +174,7 @@ def check_by_receipt(place: Place, neighbours: Collection[Place] = ()) -> Receip
     """Which files are still what a receipt was made for; neighbours share the snapshot."""
     known = proved_identities(place)
     present, findings = survey(place, place.lock.files)
-    shared = [p for p in (place, *neighbours) if p.snapshot == place.snapshot]
-    findings += extras(place, {pin.path for p in shared for pin in p.lock.files})
+    findings += extras(place, neighbours)
     odd = {finding.path for finding in findings if finding.damage}
     good = [p for p in present if known.get(p.pin.path) == p.identity and p.pin.path not in odd]
     named = {p.pin.path for p in good} | odd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import unicodedata
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -79,6 +79,7 @@ class Present:
 
 def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list[Finding]]:
     """What is known of each file from its size and kind alone, without reading it."""
+    # real paths: a link on the way must not lead the reader to files outside of the folder
     root = os.path.realpath(place.root)
 
     @cache
@@ -149,13 +150,17 @@ def _link_problem(place: Place, pin: FilePin, blob: str) -> str:
     return "" if target == blob else f"its name leads to {target} instead"
 
 
-def extras(place: Place, known: Collection[str]) -> list[Finding]:
+def extras(place: Place, neighbours: Iterable[Place] = ()) -> list[Finding]:
     """Files that no lock names. Those that an engine would run or load are damage.
+
+    Sets that share a snapshot know each other's files.
 
     An extra shard, config or module changes what is loaded just as a changed one does: engines
     take `*.safetensors` by pattern, configs and templates by well-known names, and code by what a
     config names. A README, a picture or a log beside the weights changes nothing.
     """
+    shared = [p for p in (place, *neighbours) if p.snapshot == place.snapshot]
+    known = {pin.path for p in shared for pin in p.lock.files}
     folders = {"", *(path.rpartition("/")[0] for path in known)}
     findings = []
     for path in walk(place.snapshot, _OTHERS_OWN):

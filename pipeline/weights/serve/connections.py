@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-MOST_CONNECTIONS = 512
+MOST_CONNECTIONS = 512  # 64 neighbours with the 8 connections of a stock client
 MOST_UNKNOWN = 256
 MOST_UNKNOWN_OF_ONE = 32  # a stock client downloads over 8 connections at a time
-_FEWEST = 8
+_FEWEST = 8  # one stock client, whatever the limit of open files
 _OWN_FILES = 64  # of the program itself: libraries, logs, files that are being proved
 _WANTED_FILES = 2 * MOST_CONNECTIONS + MOST_UNKNOWN + _OWN_FILES
 

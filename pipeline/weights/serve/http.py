@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 HEAD_BYTES = 16 << 10
-BODY_BYTES = 1 << 20
+BODY_BYTES = 1 << 20  # of a `paths-info` question; the only requests with a body
 HEAD_S = 10.0  # a request must be here, whole, this long after its first byte
 IDLE_S = 60.0  # between two requests
 

@@ -25,8 +25,8 @@ from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
 SMALL_BYTES = 8 << 20  # such files are hashed again each time they are sent
-_WAIT_S = 2.0
-_MOST_THREADS = 4
+_WAIT_S = 2.0  # a request waits so long for its file to be hashed, then gets a 503
+_MOST_THREADS = 4  # hashing must leave cores for sending
 _RETRY_S = 1.0
 _MOST_RETRIES = 5  # without a request; each request for the file tries again
 # A file written to in the same tick of a disk's clock could change once more without a trace.

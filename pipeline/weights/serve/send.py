@@ -13,9 +13,9 @@ from pipeline.weights.serve.http import FilePart
 
 STALL_S = 60.0  # a client must take at least _LEAST_BYTES in this time
 _LEAST_BYTES = 64 << 10
-_ONCE_BYTES = 8 << 20
-_COPY_BYTES = 256 << 10
-_TAIL_BYTES = 64 << 10
+_ONCE_BYTES = 8 << 20  # in one sendfile call; the file is checked again between two
+_COPY_BYTES = 256 << 10  # TLS encrypts in Python, so bytes are copied in small pieces
+_TAIL_BYTES = 64 << 10  # held back until the file has proved unchanged
 
 
 class Incomplete(Exception):

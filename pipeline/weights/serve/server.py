@@ -20,7 +20,7 @@ from pipeline.weights.serve.send import Incomplete, send_bytes, send_part
 
 _HANDSHAKE_S = 10.0
 _LOG_CHARS = 300
-_END_S = 2.0
+_END_S = 2.0  # for the threads of open connections when the server stops
 _BUSY = Answer(503, {"Retry-After": "5", "X-Error-Message": "all connections are in use"})
 
 

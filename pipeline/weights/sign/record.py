@@ -38,7 +38,25 @@ def verification(
     now: datetime | None = None,
 ) -> WeightsVerification:
     """Check a set. Unless `full`, nothing is read: a file without a receipt is unknown."""
-    return (_full if full else _by_receipt)(place, neighbours, stamp(now or datetime.now(UTC)))
+    if full:
+        report = verify(place, Request(full=True), neighbours).report
+        read, why = report.files_read, reasons(report.damage)
+        return verification_from(files_read=read, files_by_receipt=0, why=why, now=now)
+    checked = check_by_receipt(place, neighbours)
+    why = reasons(finding for finding in checked.findings if finding.damage)
+    result: Literal["verified", "damaged", "unknown"] = "damaged" if why else "verified"
+    if checked.unknown:
+        result = "damaged" if why else "unknown"
+        count, first = len(checked.unknown), checked.unknown[0].path
+        why.append(f"no receipt vouches for {count} files, such as {first}")
+    return WeightsVerification(
+        result=result,
+        how="receipt",
+        at=stamp(now or datetime.now(UTC)),
+        files_read=0,
+        files_by_receipt=len(checked.proved),
+        why=why,
+    )
 
 
 def verification_from(
@@ -75,41 +93,6 @@ def weights_statement(place: Place, result: WeightsVerification) -> Statement:
     return state_about(subjects, WEIGHTS, predicate.model_dump(mode="json"))
 
 
-def _full(place: Place, neighbours: Collection[Place], at: str) -> WeightsVerification:
-    report = verify(place, Request(full=True), neighbours).report
-    why = reasons(report.damage)
-    return WeightsVerification(
-        result="damaged" if why else "verified",
-        how="full",
-        at=at,
-        files_read=report.files_read,
-        files_by_receipt=0,
-        why=why,
-    )
-
-
-def _by_receipt(place: Place, neighbours: Collection[Place], at: str) -> WeightsVerification:
-    seen = check_by_receipt(place, neighbours)
-    why = [_reason(finding) for finding in seen.findings if finding.damage]
-    result: Literal["verified", "damaged", "unknown"] = "damaged" if why else "verified"
-    if seen.unknown:
-        result = "damaged" if why else "unknown"
-        first = seen.unknown[0].path
-        why.append(f"no receipt vouches for {len(seen.unknown)} files, such as {first}")
-    return WeightsVerification(
-        result=result,
-        how="receipt",
-        at=at,
-        files_read=0,
-        files_by_receipt=len(seen.proved),
-        why=why,
-    )
-
-
 def reasons(findings: Iterable[Finding]) -> list[str]:
     """Findings as a statement lists them."""
-    return [_reason(finding) for finding in findings]
-
-
-def _reason(finding: Finding) -> str:
-    return f"{finding.kind}: {finding.path} {finding.detail}".rstrip()
+    return [f"{finding.kind}: {finding.path} {finding.detail}".rstrip() for finding in findings]

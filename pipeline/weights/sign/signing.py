@@ -225,5 +225,6 @@ def _compare(what: str, paths: set[str]) -> None:
 
 def _inside(signature: Path, folder: Path) -> list[str]:
     """The signature itself, where it lies in the folder it covers."""
+    # the format has no rule for it; its own tool ignores the signature file in the same way
     real, root = signature.resolve(), folder.resolve()
     return [real.relative_to(root).as_posix()] if real.is_relative_to(root) else []

@@ -107,6 +107,7 @@ class HttpRoute:
                     self._links[pin.path] = url
                 return answer
             answer.close()
+            # before the CDN is asked: what it sends has no hash in its headers
             require_same_file(answer, pin)
             try:
                 url = next_address(url, place)

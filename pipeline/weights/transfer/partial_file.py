@@ -67,7 +67,7 @@ class PartialFile:
             if not self._done:
                 self._journal_path.unlink(missing_ok=True)
             self._file = os.open(self.path, os.O_RDWR | flags, 0o644)
-            os.truncate(self._file, self.pin.size_bytes)
+            os.truncate(self._file, self.pin.size_bytes)  # sparse: ranges arrive in any order
             self._journal = os.open(self._journal_path, os.O_WRONLY | os.O_APPEND | flags, 0o644)
         self._todo = cut(missing(self._done, self.pin.size_bytes), self._range_bytes)
 
@@ -114,6 +114,7 @@ class PartialFile:
             written = 0
             while written < len(piece):
                 written += os.pwrite(self._file, piece[written:], at + written)
+        # hashed while they are in memory, if all before them is hashed; else `catch_up` reads them
         if span[0] <= self._front <= at and self._hash_turn.acquire(blocking=False):
             try:
                 if span[0] <= self._front <= at:
@@ -181,6 +182,7 @@ class PartialFile:
 
     def start_over(self) -> None:
         """Everything once more, compared with what came the first time."""
+        # first the journal: after a kill here nothing wrong is taken for fetched
         os.truncate(self._journal, 0)
         with self._guard:
             self._done, self._front, self._hash = [], 0, self.pin.new_hash()

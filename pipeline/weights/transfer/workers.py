@@ -17,7 +17,7 @@ from pipeline.weights.transfer.partial_file import PartialFile, Span
 from pipeline.weights.transfer.router import Attempts, Router
 from pipeline.weights.transfer.routes import AttemptFailed, Body, wrong_bytes
 
-PIECE_BYTES = 1 << 18
+PIECE_BYTES = 1 << 18  # read at a time: fits the core's cache, where it is hashed right away
 _MOST_REPORTED = 10  # errors of single files that are shown while the others go on
 NOTE_BYTES = 8 << 20  # at most this much of a range is fetched again after a kill
 _BURST_S = 0.25
@@ -63,6 +63,7 @@ class WorkerPool:
         bar: Bar,
         install: Callable[[PartialFile], None],
     ) -> None:
+        # small files first: configs and code are complete, and can be read, within seconds
         self._new = deque(sorted(partial_files, key=lambda p: p.pin.size_bytes))
         self._begun: list[PartialFile] = []
         self._left = len(partial_files)
@@ -129,7 +130,7 @@ class WorkerPool:
                     return most, span
                 if not self._left:
                     return None
-                self._changed.wait(1.0)
+                self._changed.wait(1.0)  # not for ever: a stop does not notify
         raise Interrupted("stopped")
 
     def _begin(self, partial: PartialFile) -> tuple[PartialFile, Span | None]:

@@ -20,7 +20,7 @@ from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.http_route import Repository, route_failure, stall_limits
 from pipeline.weights.transfer.routes import AttemptFailed, Body, NotAvailable
 
-_HASH = "X-Xet-Hash"
+_HASH = "X-Xet-Hash"  # huggingface_hub: HUGGINGFACE_HEADER_X_XET_HASH
 
 
 def has_xet() -> bool:

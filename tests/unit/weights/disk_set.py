@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from pipeline.errors import OfflineMiss, SourceUnreachable
 from pipeline.weights.check.copies import Source
@@ -71,14 +72,20 @@ class FolderSource:
                 yield data
 
 
+class Copy(Protocol):
+    """Anything with bytes to read."""
+
+    def read(self, pin: FilePin, start: int, stop: int) -> Iterator[bytes]: ...
+
+
 @dataclass(frozen=True)
 class Copies:
     """Some copies; none of them brings whole files faster than by reading them."""
 
-    copies: Sequence[Source]
+    copies: Sequence[Copy]
 
     def sources(self) -> list[Source]:
-        return list(self.copies)
+        return [copy.read for copy in self.copies]
 
     def fetch(self, place: Place, pins: list[FilePin]) -> None:
         raise OfflineMiss("no fetch here")

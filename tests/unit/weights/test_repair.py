@@ -16,7 +16,7 @@ import pytest
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
 from pipeline.weights.check import patching, repair
-from pipeline.weights.check.copies import RouteSupply, Source
+from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.patching import wrong_by_size
 from pipeline.weights.check.repair import Repaired
 from pipeline.weights.disk import hashing
@@ -31,6 +31,7 @@ from pipeline.weights.transfer.sources import FolderRoute
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
     Copies,
+    Copy,
     DiskSet,
     FolderSource,
     flip,
@@ -49,7 +50,7 @@ BIG_BYTES = 5 * BLOCK_BYTES + 1000
 class Counting:
     """A copy that remembers which bytes were asked for, and may be wrong or fall silent."""
 
-    inner: Source
+    inner: Copy
     asked: list[tuple[str, int, int]] = field(default_factory=list)
     wrong: bool = False
     ends_early: int = 0
@@ -77,7 +78,7 @@ def big(tmp_path: Path, quick_clock: None) -> DiskSet:
     return made
 
 
-def mend(a_set: DiskSet, *sources: Source) -> list[Repaired]:
+def mend(a_set: DiskSet, *sources: Copy) -> list[Repaired]:
     return repair.repair(a_set.place, a_set.check(full=True), Copies(sources or [a_set.source]))
 
 
