@@ -16,12 +16,12 @@ _MARKUP = re.compile(r"[CBIMO]\(([^)]*)\)")
 def read_specs(role: Path) -> dict[str, Any]:
     """The role's only entry point."""
     text = (role / "meta" / "argument_specs.yml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)["argument_specs"]["main"]
-    return found
+    specs: dict[str, Any] = yaml.safe_load(text)["argument_specs"]["main"]
+    return specs
 
 
 def readme(role: Path) -> str:
-    """The README as it must be."""
+    """The text of a role's README."""
     specs = read_specs(role)
     paragraphs = [plain(text) for text in specs["description"]]
     rows = [row(name, option) for name, option in specs["options"].items()]
@@ -50,7 +50,7 @@ def row(name: str, option: dict[str, Any]) -> str:
 
 
 def default_of(option: dict[str, Any]) -> str:
-    """What a variable is when nobody sets it."""
+    """The value of a variable that is not set."""
     if option.get("required"):
         return "**required**"
     if "default" not in option:

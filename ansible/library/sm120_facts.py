@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Reads a host for `sm120 host facts`, with the very code that reads this machine."""
+"""Captures a host for `sm120 host facts`, with the code that captures this machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ DOCUMENTATION = r"""
 module: sm120_facts
 short_description: Read what a host is, for C(sm120 host facts).
 description:
-  - Reads files and asks a few programs, each with a time limit. Changes nothing, and needs nothing
+  - Reads files and runs a few programs, each with a time limit. Changes nothing, and needs nothing
     on the host but Python 3.
-  - The answer is unjudged; write it to a file on the controller and give that to
+  - The result is not judged; write it to a file on the controller and give that to
     C(sm120 host facts --root FILE), C(sm120 host check --facts --root FILE) or
     C(sm120 host drift OLD --root FILE).
 options:
@@ -46,7 +46,7 @@ from ansible.module_utils.sm120_capture import take  # noqa: E402
 
 
 def main() -> None:
-    """Read, and say what was read."""
+    """Capture the host."""
     module = AnsibleModule(
         argument_spec={"root": {"type": "path", "default": "/"}}, supports_check_mode=True
     )

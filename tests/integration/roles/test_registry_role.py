@@ -58,7 +58,7 @@ def test_the_plan_of_a_new_key_does_not_show_it(tmp_path: Path) -> None:
     (home / "server.key").write_text(KEY.replace("secret", "older"))
     done = run_tasks(
         tmp_path,
-        [task_of("Bring the certificate")],
+        [task_of("Copy the certificate")],
         *("--check", "--diff"),
         registry_key=str(key),
         registry_certificate=str(certificate),

@@ -1,16 +1,17 @@
 #!/bin/sh
-# One line a setting: name, then what the kernel says now. KEEP=before|after also writes it below
+# One line for each setting: name, then its value now. KEEP=before|after also writes it below
 # /var/lib/sm120/pcie; what was before the first run is never written over.
 set -u
 umask 022
 
 look() {
-    words=$(tr ' ' '\n' </proc/cmdline | grep -E '^(iommu|amd_iommu|intel_iommu|pcie_aspm|pcie_port_pm)=' | tr '\n' ' ')
-    echo "cmdline: ${words:-none}"
+    arguments=$(tr ' ' '\n' </proc/cmdline | grep -E '^(iommu|amd_iommu|intel_iommu|pcie_aspm|pcie_port_pm)=' | tr '\n' ' ')
+    echo "cmdline: ${arguments:-none}"
     echo "iommu_groups: $(ls /sys/kernel/iommu_groups 2>/dev/null | wc -l)"
     echo "aspm_policy: $(cat /sys/module/pcie_aspm/parameters/policy 2>/dev/null || echo unknown)"
     echo "uvm_disable_hmm: $(cat /sys/module/nvidia_uvm/parameters/uvm_disable_hmm 2>/dev/null || echo unknown)"
     # /sys/module/nvidia/parameters/NVreg_RegistryDwords reads empty even where the keys are set
+    # (noonghunna/club-3090#885)
     echo "registry_keys: $(sed -n 's/^RegistryDwords: //p' /proc/driver/nvidia/params 2>/dev/null || echo unknown)"
     for gpu in /sys/bus/pci/devices/*; do
         [ "$(cat "$gpu/vendor" 2>/dev/null)" = 0x10de ] || continue
