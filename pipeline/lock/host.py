@@ -52,12 +52,12 @@ class PackageIndex:
         return min(self.providers.get(name, ()), default=None)
 
     def newest(self, name: str, accepts: Accepts) -> Stanza | None:
-        """The newest version that will do."""
+        """The newest version that is accepted."""
         return next((s for s in self.stanzas.get(name, ()) if accepts(s["Version"])), None)
 
 
 def read_package_index(repository: Repository, architecture: str) -> PackageIndex:
-    """What the repository offers for one architecture, believed only where it is signed."""
+    """What the repository offers for one architecture, if its index is signed by the keyring."""
     base = f"dists/{repository.suite}" if repository.suite else ""
     inrelease = repository.get(f"{base}/InRelease" if base else "InRelease", MAX_RELEASE_BYTES)
     release = read_release(inrelease, keyring=repository.keyring)
@@ -69,21 +69,22 @@ def read_package_index(repository: Repository, architecture: str) -> PackageInde
         for stanza in read_packages(repository.get, base, release, folder):
             if stanza.get("Architecture") in (architecture, "all"):
                 index.add(stanza)
-    for found in index.stanzas.values():
-        found.sort(key=lambda s: version_key(s["Version"]), reverse=True)
+    for versions in index.stanzas.values():
+        versions.sort(key=lambda s: version_key(s["Version"]), reverse=True)
     return index
 
 
 def refused_key(target: str, index: PackageIndex) -> str:
-    """The key by which the target's own apt would refuse the repository; empty where it would not.
+    """The key because of which the target's apt refuses the repository; empty where it does not.
 
-    Debian 13's apt verifies with Sequoia, whose policy ended SHA-1 self-signatures on 2026-02-01.
+    Debian 13's apt verifies with Sequoia, which rejects SHA-1 self-signatures since 2026-02-01
+    (NVIDIA/cuda-repo-management#30, #34, #39).
     """
     return index.sha1_key if target.startswith("debian-13/") else ""
 
 
 def lock_target(spec: HostSpec, target: str, index: PackageIndex) -> TargetLock:
-    """The exact packages of one system; one version of each, whichever part wants it."""
+    """The exact packages of one system; each in one version, whichever part needs it."""
     release = spec.cuda.release
     driver = spec.driver.version or f"{spec.driver.branch}"
     choice = _Choice(index)
@@ -129,17 +130,18 @@ class _Choice:
         return Part(packages=sorted(names), debs=pins)
 
     def _root(self, name: str, accepts: Accepts) -> Stanza:
-        found = self.index.newest(name, accepts)
-        if found is not None:
-            return found
+        newest = self.index.newest(name, accepts)
+        if newest is not None:
+            return newest
         offered = [s["Version"] for s in self.index.stanzas.get(name, ())]
         if not offered:
             raise UnknownPackage(
-                f"the repository has no package {name}", "Is it the repository of this system?"
+                f"the repository has no package {name}",
+                "Check that it is the repository of this system.",
             )
         raise ResolveFailed(
-            f"{name}: no version answers the spec (offered: {', '.join(offered[:5])})",
-            "Correct the spec in lockfiles/host.yaml, or point at a repository that has it.",
+            f"{name}: no version satisfies the spec (offered: {', '.join(offered[:5])})",
+            "Correct lockfiles/host.yaml, or name a repository that has such a version.",
         )
 
     def _keep(self, stanza: Stanza) -> Stanza:
@@ -153,11 +155,11 @@ class _Choice:
     def _needed_by(self, stanza: Stanza) -> Iterable[Stanza]:
         for name in ("Pre-Depends", "Depends"):
             for group in read_relations(stanza.get(name, "")):
-                if (found := self._answer(group, stanza)) is not None:
-                    yield found
+                if (needed := self._resolve(group, stanza)) is not None:
+                    yield needed
 
-    def _answer(self, group: Alternatives, needed_by: Stanza) -> Stanza | None:
-        """The repository's answer to a dependency; None where the system's own archive has it."""
+    def _resolve(self, group: Alternatives, needed_by: Stanza) -> Stanza | None:
+        """The repository's package for a dependency; None where the system's own archive has it."""
         for relation in group:
             known = self.chosen.get(relation.name)
             if known is not None and relation.accepts(known["Version"]):
@@ -170,12 +172,12 @@ class _Choice:
         same = self.index.newest(name, lambda v: v == needed_by["Version"])
         if same is not None and (name != first.name or first.accepts(same["Version"])):
             return same
-        found = self.index.newest(name, first.accepts)
-        if found is None and len(group) == 1:
+        newest = self.index.newest(name, first.accepts)
+        if newest is None and len(group) == 1:
             raise ResolveFailed(
                 f"{needed_by['Package']} needs {shown(group)}, which the repository does not offer"
             )
-        return found
+        return newest
 
 
 def _pin(stanza: Stanza) -> DebPin:

@@ -1,4 +1,4 @@
-"""The hosts' lock: exact packages for each system, with no word of where they come from."""
+"""The hosts' lock: exact packages for each system, without the address of a repository."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TargetLock(Frozen):
 
 
 class HostLock(Sealed):
-    """What answers the hosts' spec."""
+    """The packages that satisfy the hosts' spec."""
 
     format: Literal[1] = 1
     spec: Digest
@@ -64,7 +64,7 @@ def sealed_host(spec: HostSpec, targets: dict[str, TargetLock]) -> HostLock:
 
 
 def dump_host(lock: HostLock) -> str:
-    """The lock as text: a line a pin."""
+    """The lock as text, one line for each pin."""
     lines = [
         f"# Written by `{_COMMAND}`; do not edit: the seal would not match and plays would stop.",
         f"format: {lock.format}",
@@ -89,7 +89,7 @@ def _json(value: Any) -> str:
 
 
 def host_lock_path(checkout: Checkout) -> Path:
-    """Where the hosts' lock lies."""
+    """The file of the hosts' lock."""
     return checkout.root / "lockfiles" / "host.lock.yaml"
 
 
@@ -104,12 +104,12 @@ def read_host_lock(path: Path) -> HostLock:
         path,
         HostLock,
         missing=f"Make it with `{_COMMAND}`.",
-        edited=f"Make it anew with `{_COMMAND}`.",
+        edited=f"Make it again with `{_COMMAND}`.",
     )
 
 
 def current_host_lock(path: Path, spec: HostSpec) -> HostLock:
-    """The lock, proved to answer today's ask for every system it names."""
+    """The lock, if it was made for today's spec."""
     lock = read_host_lock(path)
     if lock.spec != spec.digest():
         raise LockStale(

@@ -1,4 +1,4 @@
-"""What the hosts are to have: a driver branch, a CUDA release, a container toolkit, NCCL."""
+"""The hosts' spec: a driver branch, a CUDA release, a container toolkit, NCCL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Release = Annotated[str, StringConstraints(pattern=r"^\d{1,3}(\.\d{1,3}){1,3}$")
 CudaRelease = Annotated[str, StringConstraints(pattern=r"^13\.\d{1,2}$")]
 # R590 dropped the branch from Ubuntu's package names; Debian's never had it.
 FIRST_BRANCH_WITHOUT_NAMES = 590
-# Before it, CDI files were not made again after a driver change with compressed modules.
+# Earlier ones do not regenerate CDI files after a driver change where modules are compressed.
 OLDEST_TOOLKIT = "1.18.2"
 
 
@@ -71,7 +71,7 @@ class NcclSpec(Frozen):
 
 
 class HostSpec(Frozen):
-    """One ask for all hosts."""
+    """What all hosts have to have."""
 
     format: Literal[1] = 1
     targets: Annotated[list[Target], Field(min_length=1)]
@@ -93,7 +93,7 @@ class HostSpec(Frozen):
         return self
 
     def digest(self) -> str:
-        """What a lock names as the spec it answers."""
+        """The digest by which a lock names its spec."""
         return sha256_of(canonical_json(self.model_dump()))
 
 
@@ -102,7 +102,7 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 
 def spec_path(checkout: Checkout) -> Path:
-    """Where the hosts' spec lies."""
+    """The file of the hosts' spec."""
     return checkout.root / "lockfiles" / "host.yaml"
 
 
@@ -111,6 +111,7 @@ def read_host_spec(checkout: Checkout) -> HostSpec:
     path = spec_path(checkout)
     if not path.exists():
         raise LockMissing(
-            "lockfiles/host.yaml: there is no such spec", "Take the committed file back."
+            "lockfiles/host.yaml does not exist",
+            "Restore it with `git checkout lockfiles/host.yaml`.",
         )
     return read_yaml(path, HostSpec)

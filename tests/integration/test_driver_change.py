@@ -43,8 +43,8 @@ def with_driver(site: Site) -> Site:
 def drivers(site: Site) -> dict[str, str]:
     """What is installed of the driver, with its version and whether it is held."""
     form = "${Package} ${Version} ${db:Status-Abbrev}\\n"
-    said = site.first.shell(f"dpkg-query -W -f '{form}' 'nvidia-*' 2>/dev/null", check=False)
-    rows = [line.split() for line in said.splitlines()]
+    output = site.first.shell(f"dpkg-query -W -f '{form}' 'nvidia-*' 2>/dev/null", check=False)
+    rows = [line.split() for line in output.splitlines()]
     return {name: f"{version} {state}" for name, version, state in rows if state != "un"}
 
 
@@ -198,7 +198,7 @@ def test_the_packages_of_two_drivers_are_kept_and_no_more(with_driver: Site) -> 
 
 @pytest.mark.big
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "output"),
     [
         (f"rm {KEPT}/nvidia-open_*.deb", "does not have nvidia-open with the right bytes"),
         (f"echo x >> $(ls {KEPT}/nvidia-open_*.deb)", "does not have nvidia-open with the right"),
@@ -207,7 +207,7 @@ def test_the_packages_of_two_drivers_are_kept_and_no_more(with_driver: Site) -> 
     ids=["a package is gone", "a package was changed", "nothing is kept"],
 )
 def test_a_way_back_that_is_damaged_is_named_and_nothing_is_removed(
-    with_driver: Site, harm: str, said: str
+    with_driver: Site, harm: str, output: str
 ) -> None:
     site = with_driver
     site.lock(**NEW_NAMES)
@@ -215,7 +215,7 @@ def test_a_way_back_that_is_damaged_is_named_and_nothing_is_removed(
     site.first.shell(harm)
     run = site.roll_back()
     assert run.count("failed") == 1
-    assert said in flat(run)
+    assert output in flat(run)
     assert drivers(site) == BRANCHED
     site.first.shell(f"rm -rf {KEPT}")
 

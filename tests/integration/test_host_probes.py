@@ -25,8 +25,8 @@ EASY = json.dumps({"copy_gb_per_s": 0, "all_reduce_us": 1e6, "all_reduce_bus_gb_
 
 @pytest.fixture(scope="module", autouse=True)
 def torch() -> None:
-    words = "import torch.distributed as d; assert d.is_gloo_available()"
-    if subprocess.run([PYTHON, "-c", words], capture_output=True, check=False).returncode:
+    message = "import torch.distributed as d; assert d.is_gloo_available()"
+    if subprocess.run([PYTHON, "-c", message], capture_output=True, check=False).returncode:
         pytest.skip("No Python with torch and gloo here; name one in SM120_TORCH_PYTHON.")
 
 
@@ -59,7 +59,7 @@ def test_one_rank_is_not_called_a_proof_of_many() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "message"),
     [
         ("hang:1", "hung in `values`"),
         ("hang:0:join", "hung in `join`"),
@@ -68,11 +68,11 @@ def test_one_rank_is_not_called_a_proof_of_many() -> None:
         ("wrong:1", "1 values of the sums are wrong"),
     ],
 )
-def test_a_faulty_rank_is_named(fault: str, words: str) -> None:
+def test_a_faulty_rank_is_named(fault: str, message: str) -> None:
     start = time.monotonic()
     report = probe("--ranks", "2", "--only", "all_reduce", "--step-limit-s", "10", "--fault", fault)
     assert report.verdict == "failed"
-    assert words in reasons(report)[0]
+    assert message in reasons(report)[0]
     assert time.monotonic() - start < 120
 
 
@@ -110,9 +110,9 @@ def test_a_machine_without_cards_is_unknown() -> None:
 
 
 def test_nothing_is_left_behind_when_the_tests_are_killed(tmp_path: Path) -> None:
-    words = [PYTHON, "pipeline/host/probes/worker", str(tmp_path / "out.json"), *QUICK]
+    message = [PYTHON, "pipeline/host/probes/worker", str(tmp_path / "out.json"), *QUICK]
     process = subprocess.Popen(
-        [*words, "--ranks", "2", "--only", "all_reduce", "--fault", "hang:0"]
+        [*message, "--ranks", "2", "--only", "all_reduce", "--fault", "hang:0"]
     )
     deadline = time.monotonic() + 90
     while len(_ranks(process.pid)) < 2 and time.monotonic() < deadline:

@@ -47,9 +47,9 @@ def here(docker_daemon: DockerDaemon, monkeypatch: pytest.MonkeyPatch) -> docker
         nccl: Sequence[str],
     ) -> list[str]:
         assert cards
-        words = given(image, folder, arguments, settings, name=name, cards=(), nccl=nccl)
-        at = words.index("--ulimit")
-        return words[:at] + words[at + 2 :]
+        message = given(image, folder, arguments, settings, name=name, cards=(), nccl=nccl)
+        at = message.index("--ulimit")
+        return message[:at] + message[at + 2 :]
 
     monkeypatch.setenv("DOCKER_HOST", docker_daemon.socket_url)
     monkeypatch.setattr(runner, "container_command", without_cards)

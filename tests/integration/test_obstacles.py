@@ -80,11 +80,11 @@ def test_an_apt_that_reads_for_ever_is_named_and_the_network_is_not_blamed(site:
     with reading(site.first, 900):
         run = site.run("--tags", "nvidia_repository", pinned_packages_wait_s=3)
     assert run.count("failed") == 1
-    said = flat(run)
-    assert "Another program has been reading apt's indexes" in said
-    assert "held by: apt-stand-in.service" in said
-    assert "apt-daily.py" in said
-    assert "the proxy" not in said
+    output = flat(run)
+    assert "Another program has been reading apt's indexes" in output
+    assert "held by: apt-stand-in.service" in output
+    assert "apt-daily.py" in output
+    assert "the proxy" not in output
 
 
 def test_headers_that_the_archive_dropped_are_named_before_anything_is_installed(
@@ -96,10 +96,10 @@ def test_headers_that_the_archive_dropped_are_named_before_anything_is_installed
         nvidia_driver_headers="linux-headers-6.1.0-23-amd64",
     )
     assert run.count("failed") == 1
-    said = flat(run)
-    assert "archives offer no linux-headers-6.1.0-23-amd64" in said
-    assert "reboot into it, and run the play again" in said
-    assert "No package matching" not in said
+    output = flat(run)
+    assert "archives offer no linux-headers-6.1.0-23-amd64" in output
+    assert "reboot into it, and run the play again" in output
+    assert "No package matching" not in output
     assert site.first.shell("dpkg --get-selections") == before
 
 
@@ -115,9 +115,9 @@ def test_secure_boot_without_an_enrolled_key_stops_with_every_step_on_stand_in_f
     finally:
         site.first.shell("umount /sys/firmware")
     assert run.count("failed") == 1
-    said = flat(run)
+    output = flat(run)
     for step in ("openssl req", "mokutil --import /var/lib/dkms/mok.pub", "Enroll MOK"):
-        assert step in said
+        assert step in output
 
 
 def test_a_patched_library_comes_to_a_fresh_node_with_eight_stand_in_cards(

@@ -92,9 +92,9 @@ def test_the_first_run_installs_pins_holds_and_reboots_into_stand_in_kernel_file
     assert version_on(site, "nvidia-open") == [f"{DRIVER}-1 hold"] * 2
     assert all(DRIVER in text for text in loaded_on(site))
     for node in site.fleet.nodes:
-        words = node.shell("cat /proc/cmdline").split()
-        assert {"iommu=pt", "pcie_aspm=off", "pcie_port_pm=off"} <= set(words)
-        assert "mitigations=off" not in words
+        message = node.shell("cat /proc/cmdline").split()
+        assert {"iommu=pt", "pcie_aspm=off", "pcie_port_pm=off"} <= set(message)
+        assert "mitigations=off" not in message
 
 
 def test_the_second_run_changes_nothing(provisioned: tuple[Site, Run]) -> None:
@@ -132,9 +132,9 @@ def test_drift_on_one_node_is_found_there_only_and_repaired(
         " && systemctl disable --now sm120-governor"
     )
     only = ("--tags", "host_tuning")
-    found = site.run("--check", *only).require_good()
-    assert found.recap["n1"]["changed"] >= 3
-    assert found.recap["n2"]["changed"] == 0
+    result = site.run("--check", *only).require_good()
+    assert result.recap["n1"]["changed"] >= 3
+    assert result.recap["n2"]["changed"] == 0
     repaired = site.run(*only).require_good()
     assert repaired.recap["n1"]["changed"] >= 3
     assert repaired.recap["n2"]["changed"] == 0
@@ -621,15 +621,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.big
-@pytest.mark.parametrize(("part", "values", "words"), REFUSED)
+@pytest.mark.parametrize(("part", "values", "message"), REFUSED)
 def test_what_cannot_work_is_refused_with_cause_and_fix_before_anything_changes(
-    fresh: tuple[Site, list[str]], part: str, values: dict[str, Any], words: str
+    fresh: tuple[Site, list[str]], part: str, values: dict[str, Any], message: str
 ) -> None:
     only = ("--tags", part, "--limit", "n1", "--check")
     run = fresh[0].run(*only, sm120_parts=[part], **values)
     assert run.count("failed") == 1
     assert run.count("changed") == 0
-    assert words in " ".join(run.text.split())
+    assert message in " ".join(run.text.split())
 
 
 @pytest.mark.big

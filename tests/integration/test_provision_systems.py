@@ -83,10 +83,10 @@ def test_a_fresh_node_is_planned_provisioned_left_alone_and_given_back_on_stand_
 def promises_broken_by(site: Site, harm: str, undo: str) -> set[str]:
     """What the engine's role does not keep any more once that was done to its node."""
     site.first.shell(harm)
-    found = verify(site, "--role", "container_runtime")
+    result = verify(site, "--role", "container_runtime")
     site.first.shell(undo)
-    assert found.code == PromiseBroken.exit_code, found.out
-    return found.rows("n1", "failed", "unknown")
+    assert result.code == PromiseBroken.exit_code, result.out
+    return result.rows("n1", "failed", "unknown")
 
 
 def test_a_key_bound_by_sha1_is_refused_by_debian_13s_own_apt_and_the_reason_is_told(
@@ -97,9 +97,9 @@ def test_a_key_bound_by_sha1_is_refused_by_debian_13s_own_apt_and_the_reason_is_
         pytest.skip("Only Debian 13's apt verifies with Sequoia.")
     run = run_with_an_old_key(site)
     assert run.count("failed") == 1
-    said = " ".join(run.text.split())
-    assert "it is bound by SHA-1 only" in said
-    assert "was REFUSED" not in said
+    output = " ".join(run.text.split())
+    assert "it is bound by SHA-1 only" in output
+    assert "was REFUSED" not in output
     site.run(*SOURCE).require_good()
     site.run(*SOURCE, nvidia_repository_state="absent").require_good()
 

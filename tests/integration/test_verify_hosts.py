@@ -109,15 +109,15 @@ def test_what_is_broken_on_one_node_is_named_there_with_its_fix_and_what_moved(
     assert provisioned.code == 0
     for script in BREAKS.values():
         site.second.shell(script)
-    found = verify(site)
-    assert found.code == PromiseBroken.exit_code, found.err
-    assert found.rows("v1", "failed", "unknown") == set()
-    assert found.rows("v2", "failed") == set(BREAKS)
-    assert found.rows("v2", "unknown") == set()
-    assert all(r["fix"] for r in found.host("v2")["rows"] if r["verdict"] == "failed")
-    moved = {d["field"] for d in found.host("v2")["drift"]}
+    result = verify(site)
+    assert result.code == PromiseBroken.exit_code, result.err
+    assert result.rows("v1", "failed", "unknown") == set()
+    assert result.rows("v2", "failed") == set(BREAKS)
+    assert result.rows("v2", "unknown") == set()
+    assert all(r["fix"] for r in result.host("v2")["rows"] if r["verdict"] == "failed")
+    moved = {d["field"] for d in result.host("v2")["drift"]}
     assert {"kernel.swappiness", "software.nccl_conf"} <= moved
-    assert found.host("v1")["drift"] == []
+    assert result.host("v1")["drift"] == []
 
 
 @pytest.mark.big
@@ -136,14 +136,14 @@ def test_a_node_that_is_down_is_not_reached_and_the_other_is_judged(
     assert provisioned.code == 0
     site.second.stop()
     try:
-        found = verify(site)
+        result = verify(site)
     finally:
         site.second.start()
-    assert found.code == HostUnreached.exit_code
-    assert found.host("v2")["verdict"] == "not reached"
-    assert found.host("v2")["rows"] == []
-    assert found.host("v1")["verdict"] == "passed"
-    assert "not reached: v2" in found.err
+    assert result.code == HostUnreached.exit_code
+    assert result.host("v2")["verdict"] == "not reached"
+    assert result.host("v2")["rows"] == []
+    assert result.host("v1")["verdict"] == "passed"
+    assert "not reached: v2" in result.err
 
 
 @pytest.mark.big
@@ -151,10 +151,10 @@ def test_a_wrong_sudo_password_and_none_at_all_leave_nothing_called_passed(
     site: Site, provisioned: Ended
 ) -> None:
     assert provisioned.code == 0
-    for password, words in (("wrong", "does not accept"), ("", "needs a password")):
-        found = verify(site, "--limit", "v1", ansible_become_password=password)
-        assert found.code == HostUnreached.exit_code
-        assert words in found.host("v1")["unreached"]
+    for password, message in (("wrong", "does not accept"), ("", "needs a password")):
+        result = verify(site, "--limit", "v1", ansible_become_password=password)
+        assert result.code == HostUnreached.exit_code
+        assert message in result.host("v1")["unreached"]
 
 
 def test_a_lock_that_answers_another_spec_stops_before_any_host_is_asked(
@@ -350,10 +350,10 @@ def test_settings_that_others_planted_are_found_all_at_once_and_one_by_one(
 ) -> None:
     for plant, _, _ in PLANTED:
         site.second.shell(plant)
-    found = verify(site, **whole)
-    assert found.code == PromiseBroken.exit_code
-    assert found.rows("v1", "failed", "unknown") == set()
-    assert found.rows("v2", "failed", "unknown") == {promise for _, _, promise in PLANTED}
+    result = verify(site, **whole)
+    assert result.code == PromiseBroken.exit_code
+    assert result.rows("v1", "failed", "unknown") == set()
+    assert result.rows("v2", "failed", "unknown") == {promise for _, _, promise in PLANTED}
     for _, undo, _ in PLANTED:
         site.second.shell(undo)
     for plant, undo, promise in PLANTED:
@@ -373,13 +373,13 @@ def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
 ) -> None:
     for script in ALL_BREAKS.values():
         site.second.shell(script)
-    found = verify(site, "--functions", "sm120/vllm:none", "--save", str(tmp_path), **whole)
-    assert found.code == PromiseBroken.exit_code
-    assert found.rows("v1", "failed", "unknown") == set()
-    assert found.rows("v2", "failed") == set(ALL_BREAKS)
-    assert "module-proprietary" in [f["issue"]["id"] for f in found.host("v2")["findings"]]
-    assert "driver.version" in {d["field"] for d in found.host("v2")["drift"]}
-    (row,) = found.host("v1")["functions"]
+    result = verify(site, "--functions", "sm120/vllm:none", "--save", str(tmp_path), **whole)
+    assert result.code == PromiseBroken.exit_code
+    assert result.rows("v1", "failed", "unknown") == set()
+    assert result.rows("v2", "failed") == set(ALL_BREAKS)
+    assert "module-proprietary" in [f["issue"]["id"] for f in result.host("v2")["findings"]]
+    assert "driver.version" in {d["field"] for d in result.host("v2")["drift"]}
+    (row,) = result.host("v1")["functions"]
     assert (row["verdict"], "no GPU is on the bus" in row["why"]) == ("unknown", True)
 
     # the third is the first's equal, so that the second is the one that differs

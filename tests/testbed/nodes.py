@@ -84,7 +84,7 @@ class Node:
     ssh_config: Path
 
     def shell(self, script: str, *, check: bool = True) -> str:
-        """What a root shell on the node says; not over SSH, so it works whatever SSH does."""
+        """The output of a root shell on the node; not over SSH, so it works whatever SSH does."""
         client = docker.DockerClient(base_url=self.socket_url)
         done = client.containers.get(self.container).exec_run(["/bin/sh", "-c", script])
         assert isinstance(done.output, bytes)
@@ -128,8 +128,8 @@ def base_tar(cache: Path, system: System = BOOKWORM) -> Path:
     ensure_debian_packages(PACKAGES)
     if os.geteuid() != 0:
         raise CannotHave("The nodes' root file system can only be made by root.")
-    words = " ".join((system.suite, system.architecture, *INCLUDED))
-    place = cache / f"node-{hashlib.sha256(words.encode()).hexdigest()[:16]}.tar"
+    spec = " ".join((system.suite, system.architecture, *INCLUDED))
+    place = cache / f"node-{hashlib.sha256(spec.encode()).hexdigest()[:16]}.tar"
     if not place.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
@@ -237,7 +237,7 @@ def start_node(
 
 
 def wait_for_ssh(address: str) -> None:
-    """Until sshd says its name."""
+    """Until sshd sends its banner."""
     deadline = time.monotonic() + BOOT_TIMEOUT_S
     while time.monotonic() < deadline:
         try:

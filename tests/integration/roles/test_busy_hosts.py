@@ -83,8 +83,8 @@ def test_what_only_watches_the_cards_is_no_work(tmp_path: Path, name: str) -> No
 
 
 def test_containers_that_were_given_cards_are_named_and_no_others(tmp_path: Path) -> None:
-    found = busy(tmp_path, *CONTAINERS)
-    assert found == [f"container {n}" for n in ("sglang", "by-cdi", "by-device", "by-runtime")]
+    result = busy(tmp_path, *CONTAINERS)
+    assert result == [f"container {n}" for n in ("sglang", "by-cdi", "by-device", "by-runtime")]
 
 
 def test_work_is_looked_for_before_a_reboot_and_before_dockers_settings_are_written() -> None:
@@ -133,8 +133,8 @@ def test_the_play_stops_at_work_on_the_gpus_unless_it_is_told_to_go_on(
         check=False,
     )
     assert (done.returncode != 0) is refused, done.stdout
-    words = " ".join(done.stdout.split())
+    message = " ".join(done.stdout.split())
     named = CONTAINERS[containers[0]].rpartition("/")[2]
-    said = f"Restarting Docker would end work on this host's GPUs: container {named}"
-    assert (said in words) is refused
-    assert ("--even-if-busy" in words) is refused
+    output = f"Restarting Docker would end work on this host's GPUs: container {named}"
+    assert (output in message) is refused
+    assert ("--even-if-busy" in message) is refused

@@ -73,15 +73,15 @@ def test_without_secure_boot_no_key_is_looked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["var/lib/dkms/mok.pub", "var/lib/shim-signed/mok/MOK.der"])
 @pytest.mark.parametrize(
-    ("said", "enrolled"), [("is already enrolled", True), ("is not enrolled", False)]
+    ("output", "enrolled"), [("is already enrolled", True), ("is not enrolled", False)]
 )
 def test_a_key_that_is_enrolled_is_seen_wherever_the_system_keeps_it(
-    tmp_path: Path, place: str, said: str, enrolled: bool
+    tmp_path: Path, place: str, output: str, enrolled: bool
 ) -> None:
     key = secure_boot(tmp_path, 1) / place
     key.parent.mkdir(parents=True)
     key.write_bytes(b"certificate")
-    assert mok(tmp_path, mokutil=said) == ["on", *[f"enrolled {key}"] * enrolled]
+    assert mok(tmp_path, mokutil=output) == ["on", *[f"enrolled {key}"] * enrolled]
 
 
 def test_secure_boot_without_a_key_or_without_mokutil_is_on_and_not_enrolled(
@@ -100,10 +100,10 @@ def test_the_way_to_enroll_names_the_systems_own_key_and_every_step(tmp_path: Pa
         "Ubuntu": ("/var/lib/shim-signed/mok/MOK.der", "update-secureboot-policy --new-key"),
     }
     cases = [{"ansible_facts": {"distribution": system}} for system in keys]
-    told = evaluated(tmp_path, "nvidia_driver_mok_steps", cases)
-    for steps, (key, made_by) in zip(told, keys.values(), strict=True):
-        words = (made_by, f"mokutil --import {key}", "Enroll MOK", f"--test-key {key}")
-        places = [steps.index(word) for word in words]
+    reported = evaluated(tmp_path, "nvidia_driver_mok_steps", cases)
+    for steps, (key, made_by) in zip(reported, keys.values(), strict=True):
+        message = (made_by, f"mokutil --import {key}", "Enroll MOK", f"--test-key {key}")
+        places = [steps.index(word) for word in message]
         assert places == sorted(places)
 
 
@@ -113,8 +113,8 @@ def missing_words(tmp_path: Path, system: str, lines: list[str], index: dict[str
         "nvidia_driver_archives": {"stdout_lines": lines},
         "pinned_packages_index": index,
     }
-    (said,) = evaluated(tmp_path, "nvidia_driver_missing_why", [case])
-    return said
+    (output,) = evaluated(tmp_path, "nvidia_driver_missing_why", [case])
+    return output
 
 
 def test_headers_that_the_archive_dropped_are_named_with_those_it_has_and_what_to_do(
@@ -125,16 +125,16 @@ def test_headers_that_the_archive_dropped_are_named_with_those_it_has_and_what_t
         "offered linux-headers-6.1.0-40-amd64",
         "offered linux-headers-6.1.0-41-amd64",
     ]
-    said = missing_words(tmp_path, "Debian", lines, {"rc": 0})
-    assert "no linux-headers-6.1.0-23-amd64, which DKMS needs for the running kernel" in said
-    assert "they have linux-headers-6.1.0-40-amd64, linux-headers-6.1.0-41-amd64" in said
-    assert "apt-get install linux-image-amd64" in said
-    assert "could not read" not in said
+    output = missing_words(tmp_path, "Debian", lines, {"rc": 0})
+    assert "no linux-headers-6.1.0-23-amd64, which DKMS needs for the running kernel" in output
+    assert "they have linux-headers-6.1.0-40-amd64, linux-headers-6.1.0-41-amd64" in output
+    assert "apt-get install linux-image-amd64" in output
+    assert "could not read" not in output
 
 
 def test_an_archive_that_could_not_be_read_is_blamed_and_not_the_kernel(tmp_path: Path) -> None:
     index = {"rc": 100, "stderr_lines": ["E: Failed to fetch http://m  Could not connect"]}
-    said = missing_words(tmp_path, "Ubuntu", ["missing dkms"], index)
-    assert "no such headers at all" in said
-    assert "Could not connect" in said
-    assert "apt-get install linux-image" not in said
+    output = missing_words(tmp_path, "Ubuntu", ["missing dkms"], index)
+    assert "no such headers at all" in output
+    assert "Could not connect" in output
+    assert "apt-get install linux-image" not in output

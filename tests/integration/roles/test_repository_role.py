@@ -41,7 +41,7 @@ LOST = "E: Failed to fetch http://m/./InRelease  Could not connect to m:80\n"
 
 
 def test_each_reason_for_which_apt_refuses_is_told_as_what_it_is(tmp_path: Path) -> None:
-    told = {
+    reported = {
         SQV: "is bound by SHA-1 only",
         FORGED: "was REFUSED",
         HELD: "Another program has been reading apt's indexes",
@@ -51,10 +51,10 @@ def test_each_reason_for_which_apt_refuses_is_told_as_what_it_is(tmp_path: Path)
         {
             "nvidia_repository_url": "http://m",
             "nvidia_repository_key": "/k/3bf863cc.pub",
-            "pinned_packages_updated": {"rc": 100, "stderr": words},
+            "pinned_packages_updated": {"rc": 100, "stderr": message},
         }
-        for words in told
+        for message in reported
     ]
     answers = evaluated(tmp_path, "nvidia_repository_why", cases)
-    for answer, said in zip(answers, told.values(), strict=True):
-        assert [words for words in told.values() if words in answer] == [said]
+    for answer, output in zip(answers, reported.values(), strict=True):
+        assert [message for message in reported.values() if message in answer] == [output]

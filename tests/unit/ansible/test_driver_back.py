@@ -25,10 +25,10 @@ def chosen(tmp_path: Path, pinned: str | None, **records: str) -> str:
     if pinned is not None:
         rows = [f"Package: {n}\nPin: version {pinned}\n" for n in ("nvidia-open", "b")]
         preferences.write_text("# ours\n\n" + "Pin-Priority: 1001\n\n".join([*rows, ""]))
-    return said(folder, preferences)
+    return output(folder, preferences)
 
 
-def said(folder: Path, preferences: Path) -> str:
+def output(folder: Path, preferences: Path) -> str:
     done = subprocess.run(
         ["/bin/sh", "-c", BACK.read_text(), "back.sh", str(folder), str(preferences)],
         env=system_environment(),
@@ -71,6 +71,6 @@ def test_a_rollback_goes_to_the_last_driver_that_worked_and_is_not_the_present_o
 def test_without_a_folder_or_with_damaged_records_there_is_nothing_to_go_back_to(
     tmp_path: Path,
 ) -> None:
-    assert said(tmp_path / "none", tmp_path / "none.pref") == ""
+    assert output(tmp_path / "none", tmp_path / "none.pref") == ""
     (tmp_path / "working.json").write_text("{")
-    assert said(tmp_path, tmp_path / "none.pref") == ""
+    assert output(tmp_path, tmp_path / "none.pref") == ""

@@ -1,4 +1,4 @@
-"""Every role says what it promises, something proves it, and fleets are treated with care."""
+"""Every role reports what it promises, something checks it, and fleets are treated with care."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def yaml_of(path: Path) -> Any:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_role_says_what_it_promises_in_the_very_fields_that_are_proved(name: str) -> None:
     (task,) = yaml_of(ROOT / "ansible" / "roles" / name / "tasks" / "promises.yml")
-    said = task["ansible.builtin.set_fact"][f"{name}_promises"]
+    output = task["ansible.builtin.set_fact"][f"{name}_promises"]
     kind = next(k for k in Roles.model_fields[name].annotation.__args__ if k is not type(None))  # type: ignore[union-attr]
-    assert set(said) == set(kind.model_fields)
+    assert set(output) == set(kind.model_fields)
     assert (PROMISES / f"test_{name}.py").is_file()
     assert LEFT[name]
     assert set(LEFT[name]) <= set(OWNED[name])

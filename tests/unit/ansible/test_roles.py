@@ -34,8 +34,8 @@ def load_writer() -> ModuleType:
 
 
 def specs_of(role: Path) -> dict[str, Any]:
-    found: dict[str, Any] = load_writer().read_specs(role)
-    return found
+    result: dict[str, Any] = load_writer().read_specs(role)
+    return result
 
 
 def yaml_of(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Programs of a test's own, found before the system's."""
+"""Programs of a test's own, before the system's on the path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STUCK = Path(stuck.__file__)
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of programs that are found before the system's own."""
+    """A folder of programs, before the system's own on the path."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

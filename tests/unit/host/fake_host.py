@@ -1,4 +1,4 @@
-"""A host for promises to be judged by: files, units and words of programs, all in plain values."""
+"""A host for promises to be judged by: files, units and output of programs, all in plain values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FakeHost:
     files: dict[str, str] = field(default_factory=dict)
     modes: dict[str, int] = field(default_factory=dict)
     units: dict[str, tuple[bool, bool]] = field(default_factory=dict)  # enabled, running
-    says: dict[str, tuple[int, str]] = field(default_factory=dict)  # by how a command begins
+    outputs: dict[str, tuple[int, str]] = field(default_factory=dict)  # by how a command begins
     mounted: tuple[str, ...] = ()
 
     def file(self, path: str) -> SimpleNamespace:
@@ -60,18 +60,18 @@ class FakeHost:
 
     def run(self, command: str, *args: str) -> SimpleNamespace:
         full = command % args if args else command
-        if full.startswith("for f in ") and not any(full.startswith(x) for x in self.says):
+        if full.startswith("for f in ") and not any(full.startswith(x) for x in self.outputs):
             return SimpleNamespace(
                 rc=0, stdout=self._texts(full.split(";")[0].split()[3:]), stderr=""
             )
-        best = max((b for b in self.says if full.startswith(b)), key=len, default=None)
-        rc, out = self.says[best] if best is not None else (1, "")
+        best = max((b for b in self.outputs if full.startswith(b)), key=len, default=None)
+        rc, out = self.outputs[best] if best is not None else (1, "")
         if best is None and full.startswith("cat ") and full[4:] in self.files:
             rc, out = 0, self.files[full[4:]]
         return SimpleNamespace(rc=rc, stdout=out, stderr="" if rc == 0 else out)
 
     def _texts(self, patterns: list[str]) -> str:
-        """What the loop of `texts_in` says."""
+        """The output of the loop of `texts_in`."""
         found = {p: None for x in patterns for p in sorted(self.files) if fnmatchcase(p, x)}
         return "".join(f"\x1e{p}\n{self.files[p]}" for p in found)
 

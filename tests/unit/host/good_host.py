@@ -60,7 +60,7 @@ def machine(**more: Any) -> HostFacts:
 
 
 def shown(name: str, *drop_ins: str, fragment: str = "/usr/lib/systemd/system") -> str:
-    """What `systemctl show` says of a unit."""
+    """The output of `systemctl show` for a unit."""
     return (
         f"FragmentPath={fragment}/{name}\nDropInPaths={' '.join(drop_ins)}\nNeedDaemonReload=no\n"
     )
@@ -83,7 +83,7 @@ SHOWN = {
         )
     },
 }
-GRUB_WORDS = "/bin/sh -c #!/bin/sh\n# The kernel's words"
+GRUB_ARGUMENTS = "/bin/sh -c #!/bin/sh\n# The kernel's arguments"
 GRUB_ROWS = (
     "/etc/default/grub\tquiet\n/etc/default/grub.d/60-sm120.cfg\tquiet iommu=pt pcie_aspm=off\n"
 )
@@ -151,10 +151,10 @@ GOOD = FakeHost(
         **dict.fromkeys(("nvidia-cdi-refresh", "sm120-power-limit"), (True, False)),
         "sm120-scrub.timer": (True, True),
     },
-    says={
+    outputs={
         **SHOWN,
         WHO: (0, "\n"),
-        GRUB_WORDS: (0, GRUB_ROWS + END),
+        GRUB_ARGUMENTS: (0, GRUB_ROWS + END),
         HEADERS: (0, "headers\n"),
         SYSCTL: (0, KNOBS),
         "find /etc/apt": (0, ""),
@@ -262,8 +262,8 @@ def with_file(path: str, text: str | None) -> FakeHost:
     return GOOD.but(files={path: text})
 
 
-def saying(words: str, text: str, rc: int = 0) -> FakeHost:
-    return GOOD.but(says={words: (rc, text)})
+def saying(message: str, text: str, rc: int = 0) -> FakeHost:
+    return GOOD.but(outputs={message: (rc, text)})
 
 
 def unit(name: str, enabled: bool, running: bool) -> FakeHost:

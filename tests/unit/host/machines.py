@@ -139,13 +139,13 @@ def blackwell(
     small = base.model_copy(
         update={"files": {p: s for p, s in base.files.items() if p not in gone}, "links": {}}
     )
-    said = {
+    output = {
         "nvidia-smi": log_of(cards),
         "nvidia-smi capability": "\n".join(caps) + "\n",
         "nvidia-smi topo": matrix(count),
         "nvidia-smi p2p": matrix(count, word="OK"),
     }
-    return changed(small, files=raw, outputs=said, links=links)
+    return changed(small, files=raw, outputs=output, links=links)
 
 
 def matrix(count: int, word: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""One root shell for a whole look: what it answers, and how it says that there is none."""
+"""One root shell for all commands: its results, and the reasons why there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.host.fake_host import LOCAL, program
 
 
 def as_somebody_else(folder: Path) -> None:
-    """`id` says that we are not root, so that sudo is asked."""
+    """`id` reports that we are not root, so that sudo is used."""
     program(folder, "id", "echo 1000")
 
 
@@ -40,14 +40,14 @@ def test_a_command_that_hangs_is_ended_with_its_children_and_the_next_one_answer
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"kind": "winrm"}, "only ssh and local"),
         ({"become_method": "su"}, "only sudo"),
     ],
 )
-def test_ways_in_that_we_do_not_know_are_named(change: dict[str, object], words: str) -> None:
-    with pytest.raises(Unreached, match=words), Remote(LOCAL.model_copy(update=change)) as remote:
+def test_ways_in_that_we_do_not_know_are_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises(Unreached, match=message), Remote(LOCAL.model_copy(update=change)) as remote:
         remote.run("true")
 
 
@@ -93,18 +93,18 @@ OVER_SSH = LOCAL.model_copy(update={"kind": "ssh", "address": "n1"})
 
 
 def ssh_words(**given: object) -> list[str]:
-    """The words of the ssh command, up to the host's own."""
+    """The arguments of ssh, up to the host's own."""
     command = connect_command(OVER_SSH.model_copy(update=given))
     return command[1 : command.index("--")]
 
 
 def test_the_inventorys_key_user_port_and_arguments_are_in_the_ssh_command(programs: Path) -> None:
     program(programs, "ssh", "exit 255")
-    words = ssh_words(key="/keys/a b", user="ops", port=2222, arguments="-o 'ProxyJump=a b'")
-    assert words[words.index("-i") + 1] == "/keys/a b"
-    assert words[words.index("-l") + 1] == "ops"
-    assert words[words.index("-p") + 1] == "2222"
-    assert words[-3:] == ["-o", "ProxyJump=a b", "n1"]
+    message = ssh_words(key="/keys/a b", user="ops", port=2222, arguments="-o 'ProxyJump=a b'")
+    assert message[message.index("-i") + 1] == "/keys/a b"
+    assert message[message.index("-l") + 1] == "ops"
+    assert message[message.index("-p") + 1] == "2222"
+    assert message[-3:] == ["-o", "ProxyJump=a b", "n1"]
 
 
 def test_what_the_inventory_leaves_open_ssh_decides_itself(programs: Path) -> None:
@@ -112,7 +112,7 @@ def test_what_the_inventory_leaves_open_ssh_decides_itself(programs: Path) -> No
     assert {"-i", "-l", "-p"} & set(ssh_words()) == set()
 
 
-# asks as ssh does, and becomes what it was told to run where the answer is right
+# prompts as ssh does, and runs its command where the password is right
 ASKING = """
 got=$("$SSH_ASKPASS" "ops@n1's password: ") || exit 255
 host=$("$SSH_ASKPASS" "Are you sure you want to continue connecting (yes/no/[fingerprint])? ")

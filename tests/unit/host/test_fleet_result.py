@@ -53,7 +53,7 @@ def fleet(**second: Any) -> FleetResult:
 
 
 @pytest.mark.parametrize(
-    ("second", "ending"),
+    ("second", "error_class"),
     [
         ({"rows": [BAD]}, PromiseBroken),
         ({"rows": [VAGUE]}, HostUnknown),
@@ -67,11 +67,11 @@ def fleet(**second: Any) -> FleetResult:
     ],
 )
 def test_one_host_that_is_not_well_sets_the_ending(
-    second: dict[str, Any], ending: type[PipelineError]
+    second: dict[str, Any], error_class: type[PipelineError]
 ) -> None:
-    with pytest.raises(ending) as found:
+    with pytest.raises(error_class) as error:
         end(fleet(**second))
-    assert ending is HostUnknown or "n2" in str(found.value)
+    assert error_class is HostUnknown or "n2" in str(error.value)
 
 
 @pytest.mark.parametrize("second", [{}, {"drift": [GAINED]}, {"rows": [GOOD, MOOT]}])
@@ -87,14 +87,14 @@ def test_a_broken_promise_outweighs_a_host_that_is_down() -> None:
 
 
 def test_a_known_failure_comes_with_cause_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
-    found = fleet(rows=[BAD])
-    assert [f.issue.id for f in found.hosts[1].findings] == ["aspm-link-down"]
-    say_result(found, VerifyOptions(), brief=True)
-    said = capsys.readouterr().out
-    assert "n2: links are kept awake\n  fix: x" in said
-    assert "n2, aspm-link-down" in said
-    assert "n1    passed" not in said
-    assert "The cards were not tested" in said
+    result = fleet(rows=[BAD])
+    assert [f.issue.id for f in result.hosts[1].findings] == ["aspm-link-down"]
+    say_result(result, VerifyOptions(), brief=True)
+    output = capsys.readouterr().out
+    assert "n2: links are kept awake\n  fix: x" in output
+    assert "n2, aspm-link-down" in output
+    assert "n1    passed" not in output
+    assert "The cards were not tested" in output
 
 
 def test_a_host_that_is_down_is_one_row_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,9 +107,9 @@ def promised(**more: Any) -> Promised:
 
 
 def test_what_ansible_could_not_reach_is_not_asked_again() -> None:
-    found = verify_host(promised(unreached="Failed to connect\nvia ssh"), VerifyOptions())
-    assert found.verdict == "not reached"
-    assert found.unreached == "Failed to connect via ssh"
+    result = verify_host(promised(unreached="Failed to connect\nvia ssh"), VerifyOptions())
+    assert result.verdict == "not reached"
+    assert result.unreached == "Failed to connect via ssh"
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"host": "x"}', "[]"])
@@ -122,10 +122,10 @@ def test_promises_that_cannot_be_read_are_refused(tmp_path: Path, text: str) -> 
 def test_a_host_without_a_gpu_is_said_to_have_none_and_nothing_is_started() -> None:
     bare = facts(h200().model_copy(update={"links": {}, "files": {}}))
     with Remote(LOCAL) as remote:
-        rows, words = run_functions(remote, promised(), bare, "sm120/vllm:x", ())
+        rows, message = run_functions(remote, promised(), bare, "sm120/vllm:x", ())
     assert [r.verdict for r in rows] == ["unknown"]
     assert "no GPU is on the bus" in rows[0].why
-    assert words == []
+    assert message == []
 
 
 def test_nobody_asks_for_function_tests_and_none_run() -> None:
@@ -163,16 +163,16 @@ def test_function_tests_run_in_the_image_and_leave_nothing_behind(programs: Path
     with Scripted(programs) as remote:
         rows, _ = run_functions(remote, promised(), facts(blackwell(2)), "img:1", ("--ranks", "2"))
     assert {r.check for r in rows} >= {"cards", "copy"}
-    words = seen.read_text()
-    assert "--pull=never" in words
-    assert "img:1 /probes /report/report.json --ranks 2" in words
-    assert "reduce.py" in words
+    message = seen.read_text()
+    assert "--pull=never" in message
+    assert "img:1 /probes /report/report.json --ranks 2" in message
+    assert "reduce.py" in message
     assert not (programs.parent / "run").exists()
 
 
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         ("echo 'No such image: img:1' >&2; exit 125", "No such image"),
         ("echo 'docker: no card' >&2; echo; echo \"Run 'docker run --help' for\" >&2", "no card"),
@@ -182,14 +182,14 @@ def test_function_tests_run_in_the_image_and_leave_nothing_behind(programs: Path
     ],
 )
 def test_function_tests_that_do_not_start_are_unknown(
-    programs: Path, body: str, words: str
+    programs: Path, body: str, message: str
 ) -> None:
     program(programs, "docker", body)
     with Scripted(programs) as remote:
         rows, _ = run_functions(remote, promised(), facts(blackwell(2)), "img:1", ())
     assert [r.verdict for r in rows] == ["unknown"]
     assert "gave no report" in rows[0].why
-    assert words in rows[0].why
+    assert message in rows[0].why
 
 
 @pytest.mark.usefixtures("root")
@@ -240,9 +240,9 @@ def test_function_tests_have_the_nccl_settings_of_the_host(
     program(programs, "docker", f'[ $1 != run ] || echo "$*" > {seen}')
     with Scripted(programs) as remote:
         run_functions(remote, promised(), facts(blackwell(2)), "img:1", ())
-    words = seen.read_text()
-    assert (f"--env-file {settings} " in words) is there
-    assert (f"--volume {library}:{library}:ro" in words) is there
+    message = seen.read_text()
+    assert (f"--env-file {settings} " in message) is there
+    assert (f"--volume {library}:{library}:ro" in message) is there
     with pytest.raises(ProbeUnstarted):
         runner.run_in_image("img:1", [])
     assert (f"--env-file {settings} " in seen.read_text()) is there
@@ -280,9 +280,9 @@ def test_captures_become_records_and_what_moved_is_said(tmp_path: Path) -> None:
     assert moves["n1"] == ["pci.iommu"]
     assert moves["n2"] == []
     assert "n3" not in moves
-    found = recorded(tmp_path, "n1")
-    assert found is not None
-    assert found.pci.iommu == "passthrough"
+    result = recorded(tmp_path, "n1")
+    assert result is not None
+    assert result.pci.iommu == "passthrough"
     assert recorded(tmp_path, "n3") is None
     assert keep_records(tmp_path) == []
     assert json.loads((tmp_path / "n2.json").read_text())["host"] == "n2"
@@ -290,11 +290,11 @@ def test_captures_become_records_and_what_moved_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("root")
 def test_a_look_at_this_very_machine_judges_it_and_keeps_its_facts(tmp_path: Path) -> None:
-    found = verify_host(promised(), VerifyOptions(save=tmp_path / "seen"))
-    assert found.unreached is None
-    assert {r.role for r in found.rows} == {"host"}
-    assert {r.verdict for r in found.rows if "facts" in r.promise} == {"passed"}
-    assert found.drift is None
+    result = verify_host(promised(), VerifyOptions(save=tmp_path / "seen"))
+    assert result.unreached is None
+    assert {r.role for r in result.rows} == {"host"}
+    assert {r.verdict for r in result.rows if "facts" in r.promise} == {"passed"}
+    assert result.drift is None
     assert recorded(tmp_path / "seen", "n1") is not None
 
 
@@ -303,15 +303,15 @@ def test_checks_that_do_not_run_leave_the_host_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "PROMISES", tmp_path / "nowhere")
-    found = verify_host(promised(), VerifyOptions())
-    assert found.verdict == "unknown"
-    assert "the checks did not run" in found.rows[0].why
+    result = verify_host(promised(), VerifyOptions())
+    assert result.verdict == "unknown"
+    assert "the checks did not run" in result.rows[0].why
 
 
 @pytest.mark.usefixtures("root")
 def test_a_role_that_nothing_can_be_said_of_is_unknown_row_by_row() -> None:
     roles = Roles(nvidia_driver=DriverPromise(state="present", headers="none"))
-    found = verify_host(promised(roles=roles), VerifyOptions(roles=("nvidia_driver",)))
-    rows = {r.promise: r for r in found.rows}
+    result = verify_host(promised(roles=roles), VerifyOptions(roles=("nvidia_driver",)))
+    rows = {r.promise: r for r in result.rows}
     assert rows["the locked driver is the loaded one"].verdict == "unknown"
     assert "host.lock.yaml" in rows["the locked driver is the loaded one"].why

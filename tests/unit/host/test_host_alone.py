@@ -18,13 +18,13 @@ ALONE = [Path(capture.__file__), Path(shell.__file__), *sorted(WORKER.glob("*.py
 
 def imported(path: Path) -> set[str]:
     """Top-level names that a file imports; a file's own package counts as none."""
-    found = set()
+    result = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {name.name.partition(".")[0] for name in node.names}
+            result |= {name.name.partition(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add(str(node.module).partition(".")[0])
-    return found
+            result.add(str(node.module).partition(".")[0])
+    return result
 
 
 @pytest.mark.parametrize("path", ALONE, ids=lambda p: p.name)

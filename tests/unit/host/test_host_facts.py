@@ -25,69 +25,69 @@ EMPTY = Capture(version=1, taken_at=0, root="tree", files={}, links={}, commands
 
 
 def test_a_real_machine_is_read() -> None:
-    found = facts()
-    assert found.driver.version == "580.159.04"
-    assert found.driver.is_open is True
-    assert found.driver.cuda == "13.0"
-    assert found.driver.modules == ["nvidia", "nvidia_uvm"]
-    assert found.driver.registry == {}
-    assert found.driver.hmm_disabled is False
-    assert found.cpu.threads == 16
-    assert found.software.os == "ubuntu 24.04"
-    assert found.software.cuda_toolkit == "13.0"
-    assert found.kernel.memlock == "unlimited"
-    assert found.xids == []
-    assert found.pci.iommu == "off"
+    result = facts()
+    assert result.driver.version == "580.159.04"
+    assert result.driver.is_open is True
+    assert result.driver.cuda == "13.0"
+    assert result.driver.modules == ["nvidia", "nvidia_uvm"]
+    assert result.driver.registry == {}
+    assert result.driver.hmm_disabled is False
+    assert result.cpu.threads == 16
+    assert result.software.os == "ubuntu 24.04"
+    assert result.software.cuda_toolkit == "13.0"
+    assert result.kernel.memlock == "unlimited"
+    assert result.xids == []
+    assert result.pci.iommu == "off"
 
 
 def test_facts_survive_being_written() -> None:
-    found = facts(blackwell(8))
-    assert HostFacts.model_validate_json(found.model_dump_json()) == found
+    result = facts(blackwell(8))
+    assert HostFacts.model_validate_json(result.model_dump_json()) == result
 
 
 def test_a_machine_that_says_nothing_has_only_reasons() -> None:
-    found = gather(EMPTY)
-    assert isinstance(found.gpus, Unknown)
-    assert isinstance(found.driver.version, Unknown)
-    assert isinstance(found.xids, Unknown)
-    assert isinstance(found.pci.iommu, Unknown)
-    assert found.host == "unnamed"
+    result = gather(EMPTY)
+    assert isinstance(result.gpus, Unknown)
+    assert isinstance(result.driver.version, Unknown)
+    assert isinstance(result.xids, Unknown)
+    assert isinstance(result.pci.iommu, Unknown)
+    assert result.host == "unnamed"
 
 
 def test_empty_files_are_unknown_and_not_zero() -> None:
     files = {path: CapturedFile(text="") for path in h200().files}
     commands = {name: CapturedCommand(code=0, out="") for name in capture.COMMANDS}
-    found = gather(EMPTY.model_copy(update={"files": files, "commands": commands}))
-    assert isinstance(found.memory_bytes, Unknown)
-    assert isinstance(found.cpu.name, Unknown)
-    assert isinstance(found.kernel.command_line, Unknown)
-    assert isinstance(found.software.os, Unknown)
+    result = gather(EMPTY.model_copy(update={"files": files, "commands": commands}))
+    assert isinstance(result.memory_bytes, Unknown)
+    assert isinstance(result.cpu.name, Unknown)
+    assert isinstance(result.kernel.command_line, Unknown)
+    assert isinstance(result.software.os, Unknown)
 
 
 def test_files_full_of_noise_are_unknown() -> None:
     files = {path: CapturedFile(text="\x00ÿ ¿qué?\n= : ;") for path in h200().files}
     commands = {name: CapturedCommand(code=0, out="\x1b[31mnada: {[") for name in capture.COMMANDS}
-    found = gather(EMPTY.model_copy(update={"files": files, "commands": commands}))
-    assert isinstance(found.gpus, Unknown)
-    assert isinstance(found.memory_bytes, Unknown)
-    assert isinstance(found.disks, Unknown)
-    assert isinstance(found.driver.is_open, Unknown)
+    result = gather(EMPTY.model_copy(update={"files": files, "commands": commands}))
+    assert isinstance(result.gpus, Unknown)
+    assert isinstance(result.memory_bytes, Unknown)
+    assert isinstance(result.disks, Unknown)
+    assert isinstance(result.driver.is_open, Unknown)
 
 
 def test_a_program_that_failed_is_quoted() -> None:
     lost = CapturedCommand(
         code=9, err="Unable to determine the device handle for GPU: Unknown Error"
     )
-    found = h200().model_copy(update={"commands": {**h200().commands, "nvidia-smi": lost}})
-    gpus = gather(found).gpus
+    result = h200().model_copy(update={"commands": {**h200().commands, "nvidia-smi": lost}})
+    gpus = gather(result).gpus
     assert isinstance(gpus, Unknown)
     assert "code 9: Unable to determine" in gpus.unknown
 
 
 def test_registry_keys_are_read_from_where_the_driver_keeps_them() -> None:
     line = 'RegistryDwords: "ForceP2P=0x11;RMForceP2PType=1;EnableResizableBar=1"\n'
-    found = facts(changed(h200(), files={"/proc/driver/nvidia/params": line}))
-    assert found.driver.registry == {
+    result = facts(changed(h200(), files={"/proc/driver/nvidia/params": line}))
+    assert result.driver.registry == {
         "ForceP2P": "0x11",
         "RMForceP2PType": "1",
         "EnableResizableBar": "1",
@@ -95,10 +95,10 @@ def test_registry_keys_are_read_from_where_the_driver_keeps_them() -> None:
 
 
 def test_the_proprietary_module_is_told_from_the_open_one() -> None:
-    words = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.288.01  Release Build\n"
-    found = facts(changed(h200(), files={"/proc/driver/nvidia/version": words}))
-    assert found.driver.is_open is False
-    assert found.driver.version == "535.288.01"
+    message = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.288.01  Release Build\n"
+    result = facts(changed(h200(), files={"/proc/driver/nvidia/version": message}))
+    assert result.driver.is_open is False
+    assert result.driver.version == "535.288.01"
 
 
 XIDS = """\
@@ -110,8 +110,8 @@ XIDS = """\
 
 
 def test_xids_are_counted_by_card_and_kind() -> None:
-    found = find_xids(XIDS)
-    assert [(x.code, x.address, x.times) for x in found] == [
+    result = find_xids(XIDS)
+    assert [(x.code, x.address, x.times) for x in result] == [
         (79, "0000:23:00", 2),
         (119, "0000:0f:00", 1),
     ]
@@ -133,9 +133,9 @@ def test_logs_that_may_not_be_read_are_unknown() -> None:
         code=1, err="dmesg: read kernel buffer failed: Operation not permitted"
     )
     commands = {"journal": denied, "dmesg": denied}
-    found = read_xids(EMPTY.model_copy(update={"commands": commands}))
-    assert isinstance(found, Unknown)
-    assert "not permitted" in found.unknown
+    result = read_xids(EMPTY.model_copy(update={"commands": commands}))
+    assert isinstance(result, Unknown)
+    assert "not permitted" in result.unknown
 
 
 def test_secrets_of_a_command_line_are_never_kept() -> None:
@@ -219,28 +219,28 @@ def test_a_statement_carries_a_summary_of_the_facts() -> None:
 
 
 def test_a_bridge_that_cannot_be_read_leaves_acs_unknown_in_the_record() -> None:
-    found = blackwell(2)
+    result = blackwell(2)
     files = {
-        p: s for p, s in found.files.items() if p != "/sys/bus/pci/devices/0000:00:02.1/config"
+        p: s for p, s in result.files.items() if p != "/sys/bus/pci/devices/0000:00:02.1/config"
     }
-    summary = summarise(facts(found.model_copy(update={"files": files})))
+    summary = summarise(facts(result.model_copy(update={"files": files})))
     assert isinstance(summary.acs_redirect, Unknown)
 
 
 def test_a_tree_is_read_without_asking_programs(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1024 kB\n")
-    found = gather(read_capture(tmp_path))
-    assert found.memory_bytes == 1 << 20
-    assert isinstance(found.gpus, Unknown)
-    assert "copied tree" in found.gpus.unknown
+    result = gather(read_capture(tmp_path))
+    assert result.memory_bytes == 1 << 20
+    assert isinstance(result.gpus, Unknown)
+    assert "copied tree" in result.gpus.unknown
 
 
 def test_a_folder_in_the_place_of_a_file_says_why(tmp_path: Path) -> None:
     (tmp_path / "proc" / "cmdline").mkdir(parents=True)
-    said = read_capture(tmp_path).text("/proc/cmdline")
-    assert isinstance(said, Unknown)
-    assert "directory" in said.unknown
+    output = read_capture(tmp_path).text("/proc/cmdline")
+    assert isinstance(output, Unknown)
+    assert "directory" in output.unknown
 
 
 def test_a_program_that_does_not_answer_is_left(
@@ -252,9 +252,9 @@ def test_a_program_that_does_not_answer_is_left(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(capture, "_TIME_LIMIT_S", 0.3)
     monkeypatch.setattr(capture, "COMMANDS", {"nvidia-smi": ["nvidia-smi", "-q", "-x"]})
-    said = read_capture(None).output("nvidia-smi")
-    assert isinstance(said, Unknown)
-    assert "did not answer within 0.3 s" in said.unknown
+    text = read_capture(None).output("nvidia-smi")
+    assert isinstance(text, Unknown)
+    assert "did not answer within 0.3 s" in text.unknown
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1}', "[" * 100000, "\x00"])

@@ -42,8 +42,8 @@ def test_what_moves_by_itself_is_no_drift() -> None:
 )
 def test_what_somebody_changed_is_drift(before: str, after: str, field: str) -> None:
     text = h200().commands["nvidia-smi"].out.replace(before, after)
-    found = compare(facts(), facts(changed(h200(), outputs={"nvidia-smi": text})))
-    assert [(d.field, d.kind) for d in found] == [(field, "changed")]
+    result = compare(facts(), facts(changed(h200(), outputs={"nvidia-smi": text})))
+    assert [(d.field, d.kind) for d in result] == [(field, "changed")]
 
 
 @pytest.mark.parametrize(("left", "fields"), [(0.995, []), (0.9375, ["memory_bytes"])])
@@ -58,8 +58,8 @@ def test_a_kernel_that_takes_more_memory_is_no_drift_and_a_dead_module_is(
 
 def test_a_value_that_can_no_longer_be_read_is_lost() -> None:
     text = h200().commands["nvidia-smi"].out.replace("96.00.A5.00.1A", "[Unknown Error]")
-    [found] = compare(facts(), facts(changed(h200(), outputs={"nvidia-smi": text})))
-    assert found.kind == "lost"
+    [result] = compare(facts(), facts(changed(h200(), outputs={"nvidia-smi": text})))
+    assert result.kind == "lost"
     [back] = compare(facts(changed(h200(), outputs={"nvidia-smi": text})), facts())
     assert back.kind == "gained"
 
@@ -70,27 +70,27 @@ def test_other_words_for_not_knowing_are_no_drift() -> None:
 
 
 def test_reasons_survive_being_written_and_read() -> None:
-    found = facts(Capture(version=1, taken_at=0, root="tree", files={}, links={}, commands={}))
-    again = HostFacts.model_validate_json(found.model_dump_json())
+    result = facts(Capture(version=1, taken_at=0, root="tree", files={}, links={}, commands={}))
+    again = HostFacts.model_validate_json(result.model_dump_json())
     assert isinstance(again.topology.links, Unknown)
-    assert compare(found, again) == []
+    assert compare(result, again) == []
 
 
 def test_a_card_that_is_gone_is_named_and_the_others_are_not() -> None:
-    found = compare(facts(blackwell(3)), facts(blackwell(2)))
-    fields = {d.field.split("]")[0] for d in found if d.field.startswith("gpus")}
+    result = compare(facts(blackwell(3)), facts(blackwell(2)))
+    fields = {d.field.split("]")[0] for d in result if d.field.startswith("gpus")}
     assert fields == {"gpus[0000:03:00.0"}
 
 
 def test_acs_that_came_back_after_a_boot_is_drift() -> None:
-    found = compare(facts(blackwell(2)), facts(blackwell(2, ACS_ON)))
-    assert "pci.bridges[0000:00:01.1].acs_redirect" in {d.field for d in found}
+    result = compare(facts(blackwell(2)), facts(blackwell(2, ACS_ON)))
+    assert "pci.bridges[0000:00:01.1].acs_redirect" in {d.field for d in result}
 
 
 def test_a_new_xid_is_drift() -> None:
     lost = "NVRM: Xid (PCI:0000:23:00): 79, GPU has fallen off the bus.\n"
-    [found] = compare(facts(), facts(changed(h200(), outputs={"dmesg": lost})))
-    assert found.field == "xids[79 0000:23:00]"
+    [result] = compare(facts(), facts(changed(h200(), outputs={"dmesg": lost})))
+    assert result.field == "xids[79 0000:23:00]"
 
 
 def fleet(count: int, odd: HostFacts | None = None) -> dict[str, HostFacts]:
@@ -99,9 +99,9 @@ def fleet(count: int, odd: HostFacts | None = None) -> dict[str, HostFacts]:
 
 
 def test_equals_have_no_outlier() -> None:
-    found = find_outliers(fleet(4))
-    assert found.outliers == []
-    assert found.compared > 10
+    result = find_outliers(fleet(4))
+    assert result.outliers == []
+    assert result.compared > 10
 
 
 @pytest.mark.parametrize(
@@ -113,19 +113,19 @@ def test_equals_have_no_outlier() -> None:
     ],
 )
 def test_the_node_with_other_cards_is_found(fields: dict[str, Any], field: str) -> None:
-    found = find_outliers(fleet(3, facts(blackwell(4, **fields))))
-    assert {o.field for o in found.outliers} == {field}
-    assert {o.subject for o in found.outliers} == {f"odd GPU {i}" for i in range(4)}
+    result = find_outliers(fleet(3, facts(blackwell(4, **fields))))
+    assert {o.field for o in result.outliers} == {field}
+    assert {o.subject for o in result.outliers} == {f"odd GPU {i}" for i in range(4)}
 
 
 def test_memory_of_equals_may_differ_by_what_their_kernels_take() -> None:
     sizes = [512 << 30, (512 << 30) - (9 << 20), (512 << 30) + (7 << 20), 480 << 30]
     hosts = {
-        name: found.model_copy(update={"memory_bytes": size})
-        for (name, found), size in zip(fleet(4).items(), sizes, strict=True)
+        name: result.model_copy(update={"memory_bytes": size})
+        for (name, result), size in zip(fleet(4).items(), sizes, strict=True)
     }
-    [found] = find_outliers(hosts).outliers
-    assert (found.subject, found.field, found.value) == ("node3", "memory_bytes", str(480 << 30))
+    [result] = find_outliers(hosts).outliers
+    assert (result.subject, result.field, result.value) == ("node3", "memory_bytes", str(480 << 30))
     del hosts["node3"]
     assert find_outliers(hosts).outliers == []
     hosts["node3"] = fleet(4)["node3"].model_copy(update={"memory_bytes": unknown("no file")})
@@ -151,15 +151,15 @@ def test_one_card_among_its_neighbours_is_found() -> None:
     head, mark, tail = text.rpartition("<current_link_width>16x")
     lame = changed(capture, outputs={"nvidia-smi": f"{head}<current_link_width>4x{tail}"})
     assert mark
-    [found] = find_outliers({"one": facts(lame)}).outliers
-    assert (found.subject, found.field, found.value) == ("one GPU 3", "link.width", "4")
+    [result] = find_outliers({"one": facts(lame)}).outliers
+    assert (result.subject, result.field, result.value) == ("one GPU 3", "link.width", "4")
 
 
 def test_two_hosts_that_differ_accuse_nobody() -> None:
     hosts = {"a": facts(h200()), "b": facts(changed(h200(), files={"/etc/os-release": "ID=x\n"}))}
-    found = find_outliers(hosts)
-    assert found.outliers == []
-    assert any("software.os" in words for words in found.unjudged)
+    result = find_outliers(hosts)
+    assert result.outliers == []
+    assert any("software.os" in message for message in result.unjudged)
 
 
 def test_hosts_with_other_cards_are_no_equals() -> None:
@@ -183,11 +183,11 @@ def probe(latency: float, rate: float = 40.0) -> dict[str, Any]:
 
 def test_the_slow_node_is_found_by_what_was_measured() -> None:
     probes = {"node0": probe(30), "node1": probe(31), "node2": probe(29), "node3": probe(60)}
-    [found] = find_outliers(fleet(4), probes).outliers
-    assert (found.subject, found.field) == ("node3", "latency 4 ranks, 32 KiB")
+    [result] = find_outliers(fleet(4), probes).outliers
+    assert (result.subject, result.field) == ("node3", "latency 4 ranks, 32 KiB")
     probes["node3"] = probe(30, rate=20.0)
-    [found] = find_outliers(fleet(4), probes).outliers
-    assert found.subject == "node3"
+    [result] = find_outliers(fleet(4), probes).outliers
+    assert result.subject == "node3"
 
 
 def test_a_faster_node_and_a_little_noise_are_no_outliers() -> None:
@@ -196,6 +196,6 @@ def test_a_faster_node_and_a_little_noise_are_no_outliers() -> None:
 
 
 def test_measurements_of_two_hosts_are_not_judged() -> None:
-    found = find_outliers(fleet(2), {"node0": probe(30), "node1": probe(90)})
-    assert found.outliers == []
-    assert len(found.unjudged) == 2
+    result = find_outliers(fleet(2), {"node0": probe(30), "node1": probe(90)})
+    assert result.outliers == []
+    assert len(result.unjudged) == 2

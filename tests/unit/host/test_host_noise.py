@@ -30,11 +30,11 @@ def damaged(text: str, chance: random.Random) -> str:
 def damaged_machine(capture: Capture, chance: random.Random) -> Capture:
     files, commands = dict(capture.files), dict(capture.commands)
     for path in chance.sample(sorted(files), min(8, len(files))):
-        said = files[path]
-        if said.text is not None:
-            files[path] = CapturedFile(text=damaged(said.text, chance))
-        elif said.base64 is not None:
-            files[path] = CapturedFile(base64=damaged(said.base64, chance))
+        output = files[path]
+        if output.text is not None:
+            files[path] = CapturedFile(text=damaged(output.text, chance))
+        elif output.base64 is not None:
+            files[path] = CapturedFile(base64=damaged(output.base64, chance))
     for name in chance.sample(sorted(commands), 4):
         code = chance.choice([0, 0, 0, 1, -9])
         commands[name] = CapturedCommand(code=code, out=damaged(commands[name].out, chance))
@@ -45,10 +45,10 @@ def damaged_machine(capture: Capture, chance: random.Random) -> Capture:
 def test_a_damaged_machine_is_still_judged(seed: int) -> None:
     chance = random.Random(seed)
     capture = damaged_machine(chance.choice([h200(), blackwell(4, ACS_ON, "DMA")]), chance)
-    found = facts(capture)
-    assert HostFacts.model_validate_json(found.model_dump_json()) == found
-    assert judge(found, "13.2")
+    result = facts(capture)
+    assert HostFacts.model_validate_json(result.model_dump_json()) == result
+    assert judge(result, "13.2")
     # a value that no statement can carry is refused, not passed on
     with suppress(RecordInvalid):
-        assert summarise(found)
+        assert summarise(result)
     assert facts(redact(capture))

@@ -22,18 +22,18 @@ def test_a_bridge_without_acs_has_none() -> None:
 
 
 def test_a_user_who_sees_64_bytes_knows_nothing() -> None:
-    found = acs_control(registers(ACS_ON)[:64])
-    assert isinstance(found, Unknown)
-    assert "only 64 bytes" in found.unknown
+    result = acs_control(registers(ACS_ON)[:64])
+    assert isinstance(result, Unknown)
+    assert "only 64 bytes" in result.unknown
     assert isinstance(aspm_of(registers(None)[:64]), Unknown)
 
 
 def test_a_list_that_bites_its_tail_is_unknown() -> None:
     data = bytearray(registers(ACS_ON))
     struct.pack_into("<I", data, 0xFB4, 0x01 | 1 << 16 | 0x100 << 20)
-    found = acs_control(bytes(data))
-    assert isinstance(found, Unknown)
-    assert "broken" in found.unknown
+    result = acs_control(bytes(data))
+    assert isinstance(result, Unknown)
+    assert "broken" in result.unknown
 
 
 def test_a_register_cut_off_is_unknown() -> None:
@@ -55,9 +55,9 @@ def test_a_real_list_with_hidden_members_is_followed() -> None:
     assert aspm_of(config) == "off"
 
 
-@pytest.mark.parametrize(("bits", "words"), [(0, "off"), (1, "L0s"), (2, "L1"), (3, "L0s L1")])
-def test_sleep_states_are_read(bits: int, words: str) -> None:
-    assert aspm_of(registers(None, aspm=bits)) == words
+@pytest.mark.parametrize(("bits", "message"), [(0, "off"), (1, "L0s"), (2, "L1"), (3, "L0s L1")])
+def test_sleep_states_are_read(bits: int, message: str) -> None:
+    assert aspm_of(registers(None, aspm=bits)) == message
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_one_translated_card_among_others_counts() -> None:
 
 
 def test_a_group_whose_kind_cannot_be_read_is_unknown() -> None:
-    found = blackwell(2, iommu="identity")
-    files = {p: s for p, s in found.files.items() if "iommu_groups" not in p}
-    assert isinstance(read_pci(found.model_copy(update={"files": files})).iommu, Unknown)
+    result = blackwell(2, iommu="identity")
+    files = {p: s for p, s in result.files.items() if "iommu_groups" not in p}
+    assert isinstance(read_pci(result.model_copy(update={"files": files})).iommu, Unknown)
 
 
 def test_bridges_above_cards_are_found_by_where_sysfs_hangs_them() -> None:
@@ -93,9 +93,9 @@ def test_source_validation_alone_does_not_redirect() -> None:
 
 
 def test_registers_that_may_not_be_read_say_so() -> None:
-    found = blackwell(1)
-    files = {p: s for p, s in found.files.items() if not p.endswith("/config")}
-    bridge = read_pci(found.model_copy(update={"files": files})).bridges[0]
+    result = blackwell(1)
+    files = {p: s for p, s in result.files.items() if not p.endswith("/config")}
+    bridge = read_pci(result.model_copy(update={"files": files})).bridges[0]
     assert isinstance(bridge.acs_redirect, Unknown)
     assert isinstance(bridge.aspm, Unknown)
 

@@ -1,4 +1,4 @@
-"""Rules and known issues: what must be said of which machine, and what must not."""
+"""Rules and known issues: what must be reported of which machine, and what must not."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_a_small_window_fails() -> None:
 
 
 def test_blackwell_needs_the_open_module() -> None:
-    words = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.58.03  Release Build\n"
-    closed = {"/proc/driver/nvidia/version": words}
+    message = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.58.03  Release Build\n"
+    closed = {"/proc/driver/nvidia/version": message}
     assert verdicts(changed(blackwell(2), files=closed), "open module") == ["failed"] * 2
     assert verdicts(changed(h200(), files=closed), "open module") == ["not applicable"]
 
@@ -116,9 +116,9 @@ def test_hmm_left_on_fails_where_there_are_peers() -> None:
 
 @pytest.mark.parametrize("policy", ["powersave", "powersupersave"])
 def test_links_that_may_sleep_fail(policy: str) -> None:
-    words = {"/sys/module/pcie_aspm/parameters/policy": f"default performance [{policy}]\n"}
-    assert verdicts(changed(blackwell(2), files=words), "ASPM") == ["failed"]
-    off = {**words, "/proc/cmdline": "quiet pcie_aspm=off\n"}
+    message = {"/sys/module/pcie_aspm/parameters/policy": f"default performance [{policy}]\n"}
+    assert verdicts(changed(blackwell(2), files=message), "ASPM") == ["failed"]
+    off = {**message, "/proc/cmdline": "quiet pcie_aspm=off\n"}
     assert verdicts(changed(blackwell(2), files=off), "ASPM") == ["passed"]
 
 
@@ -131,8 +131,8 @@ def test_a_card_on_the_bus_without_a_driver_fails() -> None:
 
 def test_a_card_that_the_driver_lost_fails() -> None:
     two, one = blackwell(2), blackwell(1)
-    said = {"nvidia-smi": one.commands["nvidia-smi"].out}
-    assert verdicts(changed(two, outputs=said), "cards") == ["failed"]
+    output = {"nvidia-smi": one.commands["nvidia-smi"].out}
+    assert verdicts(changed(two, outputs=output), "cards") == ["failed"]
 
 
 def test_a_grave_xid_fails_and_a_program_fault_does_not() -> None:
@@ -211,9 +211,9 @@ def test_a_failed_rule_points_to_its_issue_and_an_unknown_one_does_not() -> None
 
 def test_many_lines_are_counted_and_a_few_kept() -> None:
     lines = [SAMPLES["gpu-lost"]["match"][0]] * 50
-    [found] = findings([match_lines("log", lines)])
-    assert (found.times, len(found.seen)) == (50, 5)
-    assert found.seen[0].startswith("log:1: ")
+    [result] = findings([match_lines("log", lines)])
+    assert (result.times, len(result.seen)) == (50, 5)
+    assert result.seen[0].startswith("log:1: ")
 
 
 def test_a_line_of_megabytes_is_no_trouble() -> None:
@@ -221,6 +221,6 @@ def test_a_line_of_megabytes_is_no_trouble() -> None:
 
 
 def test_the_facts_of_a_lost_card_do_not_pass() -> None:
-    found = facts(blackwell(1, product_name="[Unknown Error]"))
-    assert not isinstance(found.gpus, Unknown)
-    assert isinstance(found.gpus[0].name, Unknown)
+    result = facts(blackwell(1, product_name="[Unknown Error]"))
+    assert not isinstance(result.gpus, Unknown)
+    assert isinstance(result.gpus[0].name, Unknown)

@@ -1,4 +1,4 @@
-"""What nvidia-smi says: real words, damaged ones and hostile ones."""
+"""Output of nvidia-smi: real, damaged and hostile."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ def test_addresses_are_written_as_the_kernel_does() -> None:
 
 
 def test_a_real_matrix_of_one_card_has_no_pair() -> None:
-    said = h200().commands["nvidia-smi topo"].out
-    assert read_matrix(said) == {}
-    assert read_numa(said) == {"0": "0"}
+    output = h200().commands["nvidia-smi topo"].out
+    assert read_matrix(output) == {}
+    assert read_numa(output) == {"0": "0"}
 
 
 def test_eight_cards_are_near_within_a_socket() -> None:

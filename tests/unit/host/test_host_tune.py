@@ -150,14 +150,14 @@ def test_where_nccls_own_choice_hangs_the_best_of_the_rest_wins() -> None:
 
 
 def end(rank: int, ended: Any = "finished", code: Any = 0, **steps: Any) -> RankResult:
-    said = {
+    output = {
         "values": {"wrong_values": 0},
         "latency 32768": {"median_us": 20.0, "worst_us": 40.0, "in_a_row_us": 15.0},
         "bandwidth": {"gb_per_s": 20.0, "bus_gb_per_s": 20.0},
         "mapped": {"libraries": ["/lib/libnccl.so.2"]},
         **steps,
     }
-    return RankResult(rank, ended, "" if ended == "finished" else "values", code, said, "")
+    return RankResult(rank, ended, "" if ended == "finished" else "values", code, output, "")
 
 
 def reduce(*ends: RankResult, **floors: float) -> list[str]:
@@ -170,15 +170,15 @@ def test_good_ranks_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "words"),
+    ("second", "message"),
     [
         (end(1, "hung", -9), "rank 1 hung in `values`"),
         (end(1, "died", -11), "rank 1 was killed by signal 11 in `values`"),
         (end(1, "died", 3), "rank 1 ended with code 3 in `values`"),
     ],
 )
-def test_a_lost_rank_is_named(second: RankResult, words: str) -> None:
-    assert loss([end(0), second]) == words
+def test_a_lost_rank_is_named(second: RankResult, message: str) -> None:
+    assert loss([end(0), second]) == message
     assert reduce(end(0), second) == ["failed"]
 
 
@@ -219,8 +219,8 @@ def test_copies_are_judged_by_data_then_by_rate() -> None:
 
 def test_a_collapse_of_writes_fails_and_sharing_a_link_does_not() -> None:
     def verdict(together: float) -> str:
-        said = {"alone_gb_per_s": [37.0] * 4, "together_gb_per_s": together}
-        return str(judge_writes("+1", said, DEFAULT_FLOORS)["verdict"])
+        output = {"alone_gb_per_s": [37.0] * 4, "together_gb_per_s": together}
+        return str(judge_writes("+1", output, DEFAULT_FLOORS)["verdict"])
 
     assert verdict(4 * 37.0) == "passed"
     assert verdict(2 * 37.0) == "passed"
@@ -254,9 +254,9 @@ def test_the_worst_verdict_is_the_fast() -> None:
 
 
 def test_the_answer_of_a_real_card_is_read() -> None:
-    found = read_report(DATA / "h200-probes.json")
-    assert (found.verdict, found.count, found.device) == ("passed", 1, "cuda")
-    assert {r.verdict for r in found.rows} == {"passed", "not applicable"}
+    result = read_report(DATA / "h200-probes.json")
+    assert (result.verdict, result.count, result.device) == ("passed", 1, "cuda")
+    assert {r.verdict for r in result.rows} == {"passed", "not applicable"}
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"version": 2}', "not json"])
@@ -281,7 +281,7 @@ def test_tests_that_leave_no_answer_are_no_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "version", "words"),
+    ("engine", "version", "message"),
     [
         ("docker", "29.0.1\n", "--device nvidia.com/gpu=all"),
         ("docker", "25.0.0-rc.1", "--device nvidia.com/gpu=all"),
@@ -293,9 +293,9 @@ def test_tests_that_leave_no_answer_are_no_pass(tmp_path: Path) -> None:
     ],
 )
 def test_a_docker_that_does_not_know_cdi_is_asked_in_its_own_way(
-    engine: str, version: object, words: str
+    engine: str, version: object, message: str
 ) -> None:
-    assert " ".join(card_options(engine, version)) == words
+    assert " ".join(card_options(engine, version)) == message
 
 
 def test_the_images_user_may_write_the_fast(
@@ -311,8 +311,8 @@ def test_the_images_user_may_write_the_fast(
 
 
 def test_a_container_gets_all_cards_and_no_network(tmp_path: Path) -> None:
-    words = container_command("sm120/vllm:1", tmp_path, ["--ranks", "8"], {"NCCL_PROTO": "LL"})
-    line = " ".join(words)
+    message = container_command("sm120/vllm:1", tmp_path, ["--ranks", "8"], {"NCCL_PROTO": "LL"})
+    line = " ".join(message)
     assert "--pull=never --network=none --ipc=host --ulimit memlock=-1" in line
     assert "--device nvidia.com/gpu=all" in line
     assert "--env NCCL_PROTO=LL" in line

@@ -60,8 +60,8 @@ def test_a_program_that_can_be_killed_is_not_called_left_behind(
     slow = programs / "nvidia-smi"
     slow.write_text("#!/bin/sh\nsleep 30\n")
     slow.chmod(0o755)
-    said = capture._output("nvidia-smi", ["nvidia-smi"], True)
-    assert said == {"unknown": "nvidia-smi did not answer within 1 s"}
+    output = capture._output("nvidia-smi", ["nvidia-smi"], True)
+    assert output == {"unknown": "nvidia-smi did not answer within 1 s"}
 
 
 def test_a_program_that_is_read_with_a_limit_raises_at_it(unkillable: str) -> None:

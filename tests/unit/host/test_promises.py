@@ -46,8 +46,8 @@ from tests.unit.host.good_host import (
     END,
     GOOD,
     GRUB,
+    GRUB_ARGUMENTS,
     GRUB_ROWS,
-    GRUB_WORDS,
     HEADERS,
     KNOBS,
     LOADED,
@@ -220,14 +220,14 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         pcie.test_no_other_file_of_grub_overrides_its_arguments,
         (PCIE,),
         [
-            saying(GRUB_WORDS, f"{GRUB_ROWS}/etc/default/grub.d/99-x.cfg\tquiet\n{END}"),
+            saying(GRUB_ARGUMENTS, f"{GRUB_ROWS}/etc/default/grub.d/99-x.cfg\tquiet\n{END}"),
             saying(
-                GRUB_WORDS,
+                GRUB_ARGUMENTS,
                 f"{GRUB_ROWS}/etc/default/grub.d/99-x.cfg\tpcie_aspm=off iommu=pt iommu=on\n{END}",
             ),
-            saying(GRUB_WORDS, f"/etc/default/grub\tquiet\n{END}"),
+            saying(GRUB_ARGUMENTS, f"/etc/default/grub\tquiet\n{END}"),
             # a file that cannot be read to its end
-            saying(GRUB_WORDS, GRUB_ROWS),
+            saying(GRUB_ARGUMENTS, GRUB_ROWS),
         ],
     ),
     (
@@ -284,8 +284,10 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         (LOCK, "driver"),
         [
             saying(QUERY, ""),
-            saying(QUERY, GOOD.says[QUERY][1].replace("595.58.03-1\thold", "595.58.03-2\thold", 1)),
-            saying(QUERY, GOOD.says[QUERY][1].replace("installed\n", "half-configured\n", 1)),
+            saying(
+                QUERY, GOOD.outputs[QUERY][1].replace("595.58.03-1\thold", "595.58.03-2\thold", 1)
+            ),
+            saying(QUERY, GOOD.outputs[QUERY][1].replace("installed\n", "half-configured\n", 1)),
         ],
     ),
     (
@@ -293,7 +295,7 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         (LOCK, "driver"),
         [
             saying(QUERY, ""),
-            saying(QUERY, GOOD.says[QUERY][1].replace("\thold\t", "\tinstall\t", 1)),
+            saying(QUERY, GOOD.outputs[QUERY][1].replace("\thold\t", "\tinstall\t", 1)),
         ],
     ),
     (
@@ -301,7 +303,9 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         (LOCK, "driver"),
         [
             saying("apt-cache policy", ""),
-            saying("apt-cache policy", GOOD.says["apt-cache policy"][1].replace("58.03", "71.05")),
+            saying(
+                "apt-cache policy", GOOD.outputs["apt-cache policy"][1].replace("58.03", "71.05")
+            ),
         ],
     ),
     (
@@ -473,8 +477,8 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         runtime.test_the_engines_command_is_there,
         (RUNTIME,),
         [
-            GOOD.but(says={"command -v docker": (1, "")}),
-            GOOD.but(says={"command -v docker": (127, "")}),
+            GOOD.but(outputs={"command -v docker": (1, "")}),
+            GOOD.but(outputs={"command -v docker": (127, "")}),
         ],
     ),
     (
@@ -657,9 +661,9 @@ def test_a_promise_holds_on_a_good_host_and_is_broken_on_each_bad_one(
 ) -> None:
     check(GOOD, *filled(given, key))
     for host in bad:
-        with pytest.raises(Broken) as found:
+        with pytest.raises(Broken) as error:
             check(host, *filled(given, key))
-        assert found.value.why
+        assert error.value.why
 
 
 TRANSLATING = facts(changed(blackwell(2, iommu="DMA-FQ"), files={"/proc/cmdline": CMDLINE}))
@@ -707,9 +711,9 @@ def test_a_promise_about_facts_holds_on_a_good_machine_and_on_no_bad_one(
     check: Any, given: tuple[Any, ...], bad: list[HostFacts]
 ) -> None:
     check(machine(), *given)
-    for found in bad:
+    for result in bad:
         with pytest.raises(Broken):
-            check(found, *given)
+            check(result, *given)
 
 
 NOTHING = facts(changed(h200(), files={}).model_copy(update={"files": {}, "commands": {}}))
@@ -733,14 +737,16 @@ def test_what_cannot_be_seen_is_unknown_and_not_kept(check: Any, given: tuple[An
 
 
 @pytest.mark.parametrize(
-    ("host", "words"),
+    ("host", "message"),
     [
         (saying("nvidia-smi --query-gpu", "No devices were found\n", 6), "No devices"),
         (saying("nvidia-smi --query-gpu", "", 127), "no output"),
     ],
 )
-def test_programs_that_see_no_card_say_nothing_of_their_version(host: FakeHost, words: str) -> None:
-    with pytest.raises(Undecided, match=words):
+def test_programs_that_see_no_card_say_nothing_of_their_version(
+    host: FakeHost, message: str
+) -> None:
+    with pytest.raises(Undecided, match=message):
         driver.test_the_programs_are_of_the_same_version(host, LOCK)
 
 
@@ -789,16 +795,16 @@ def promised(tmp_path: Path) -> Promised:
 
 
 @pytest.mark.parametrize(
-    ("releases", "ending"), [([], None), (["13.3"], Broken), (["13.9"], Undecided)]
+    ("releases", "error"), [([], None), (["13.3"], Broken), (["13.9"], Undecided)]
 )
 def test_the_driver_must_run_what_every_image_compiles(
-    promised: Promised, releases: list[str], ending: type[Outcome] | None
+    promised: Promised, releases: list[str], error: type[Outcome] | None
 ) -> None:
     wanted = CudaPromise(state="present", toolkit=True, image_releases=releases)
-    if ending is None:
+    if error is None:
         cuda.test_the_loaded_driver_runs_what_these_releases_compile(machine(), promised, wanted)
         return
-    with pytest.raises(ending):
+    with pytest.raises(error):
         cuda.test_the_loaded_driver_runs_what_these_releases_compile(machine(), promised, wanted)
 
 
@@ -884,21 +890,21 @@ def test_a_file_of_another_owner_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/x belongs to 54321" in loose(tmp_path / "x")
 
 
-def test_a_file_that_takes_our_words_away_is_named_and_not_the_boot_loader() -> None:
+def test_a_file_that_overrides_our_arguments_is_named_and_not_the_boot_loader() -> None:
     later = f"{GRUB_ROWS}/etc/default/grub.d/99-mine.cfg\tquiet\n{END}"
-    host = GOOD.but(says={GRUB_WORDS: (0, later)}, files={"/proc/cmdline": "quiet"})
-    with pytest.raises(Broken) as found:
+    host = GOOD.but(outputs={GRUB_ARGUMENTS: (0, later)}, files={"/proc/cmdline": "quiet"})
+    with pytest.raises(Broken) as error:
         pcie.test_the_kernel_was_booted_with_its_arguments(host, PCIE)
-    assert "/etc/default/grub.d/99-mine.cfg is read after ours" in found.value.fix
-    with pytest.raises(Broken) as found:
+    assert "/etc/default/grub.d/99-mine.cfg is read after ours" in error.value.fix
+    with pytest.raises(Broken) as error:
         pcie.test_the_kernel_was_booted_with_its_arguments(
             with_file("/proc/cmdline", "quiet"), PCIE
         )
-    assert "the boot loader" in found.value.fix
+    assert "the boot loader" in error.value.fix
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words", "lost"),
+    ("wanted", "message", "lost"),
     [
         (["iommu=pt"], "iommu=nopt iommu=pt", []),
         (["console=ttyS0"], "console=ttyS0 console=tty1", []),
@@ -909,9 +915,9 @@ def test_a_file_that_takes_our_words_away_is_named_and_not_the_boot_loader() -> 
     ],
 )
 def test_of_words_that_have_one_value_the_last_counts(
-    wanted: list[str], words: str, lost: list[str]
+    wanted: list[str], message: str, lost: list[str]
 ) -> None:
-    assert without_effect(wanted, words.split()) == lost
+    assert without_effect(wanted, message.split()) == lost
 
 
 def test_an_environment_that_says_what_we_say_is_as_promised() -> None:
@@ -926,7 +932,7 @@ def test_an_environment_that_says_what_we_say_is_as_promised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "given", "host", "words"),
+    ("check", "given", "host", "message"),
     [
         (
             nccl.test_programs_on_the_host_get_the_settings,
@@ -949,11 +955,11 @@ def test_an_environment_that_says_what_we_say_is_as_promised() -> None:
     ],
 )
 def test_where_the_play_refuses_nobody_is_told_to_run_it_again(
-    check: Any, given: Any, host: FakeHost, words: str
+    check: Any, given: Any, host: FakeHost, message: str
 ) -> None:
-    with pytest.raises(Broken) as found:
+    with pytest.raises(Broken) as error:
         check(host, given)
-    assert words in found.value.fix
+    assert message in error.value.fix
 
 
 PODMAN = RUNTIME.model_copy(update={"engine": "podman", "limits": 'shm_size = "16g"\n'})

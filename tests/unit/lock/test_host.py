@@ -151,7 +151,7 @@ def test_a_library_for_another_cuda_or_of_another_release_alone_is_no_answer(
 ) -> None:
     others = [p for p in nvidia_packages() if p.name != "libnccl2"]
     repository = new_repository(tmp_path / "other", signer, [*others, StandIn("libnccl2", version)])
-    with pytest.raises(ResolveFailed, match=r"libnccl2: no version answers"):
+    with pytest.raises(ResolveFailed, match=r"libnccl2: no version satisfies"):
         locked(repository)
 
 
@@ -172,8 +172,8 @@ def test_a_name_that_is_only_provided_leads_to_its_provider(tmp_path: Path, sign
 @pytest.mark.parametrize(
     ("driver", "error", "words"),
     [
-        ({"branch": 585}, ResolveFailed, "no version answers the spec"),
-        ({"branch": 580, "version": "580.1.1"}, ResolveFailed, "no version answers"),
+        ({"branch": 585}, ResolveFailed, "no version satisfies the spec"),
+        ({"branch": 580, "version": "580.1.1"}, ResolveFailed, "no version satisfies"),
         ({"packages": ["nvidia-opn"]}, UnknownPackage, "has no package nvidia-opn"),
     ],
 )
