@@ -297,7 +297,7 @@ def test_hf_with_the_token_gets_in_and_without_or_with_another_does_not(
             server.endpoint, "download", "org/tiny", "--local-dir", str(tmp_path / "x")
         )
         assert code != 0, output
-        assert "wants a token: set HF_TOKEN" in server.log
+        assert "needs a token: set HF_TOKEN" in server.log
         assert TOKEN not in server.log
         assert "hf_another_one" not in server.log
 
