@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pipeline.cli.statements import LeftBeside
     from pipeline.weights.check.backing import Backing
     from pipeline.weights.check.repair import Repaired
-    from pipeline.weights.check.verify import Checked, Report, Request
-    from pipeline.weights.disk.survey import Finding
+    from pipeline.weights.check.verify import Checked, VerifyOptions, VerifyReport
+    from pipeline.weights.disk.survey import FileFinding
     from pipeline.weights.place import Place
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -70,11 +70,11 @@ def verify(
     A statement that somebody else signed is left as it is.
     """
     from pipeline.weights.check.backing import Backing
-    from pipeline.weights.check.verify import Request
+    from pipeline.weights.check.verify import VerifyOptions
     from pipeline.weights.disk.hashing import cores
 
     signing = Signing()
-    request = Request(only=only, full=full, jobs=jobs or cores())
+    request = VerifyOptions(only=only, full=full, jobs=jobs or cores())
     places = _places(context, folder, lock_file)
     if lock_file is None:
         backings = [signed_backing_of(context, place, trust_path) for place in places]
@@ -86,7 +86,7 @@ def verify(
         for i, place in enumerate(places):
             if not checked[i].report.is_whole:
                 repaired += _repaired(place, checked[i], neighbours, offline)
-                again = Request(only=only, jobs=request.jobs)
+                again = VerifyOptions(only=only, jobs=request.jobs)
                 checked[i] = _verified(place, again, places)
     reports = [c.report for c in checked]
     # of part of a set, or by somebody's own lock, nothing is said of the set
@@ -99,7 +99,7 @@ def verify(
     _answer(reports, repaired, backings)
 
 
-def _stated(place: Place, report: Report, signing: Signing) -> LeftBeside:
+def _stated(place: Place, report: VerifyReport, signing: Signing) -> LeftBeside:
     from pipeline.weights.sign.record import reasons
 
     return leave_weights_statement(
@@ -120,7 +120,7 @@ def _places(context: click.Context, folder: Path, lock_file: Path | None) -> lis
     return [lock_place(folder, read_lock(lock_file))]
 
 
-def _verified(place: Place, request: Request, places: list[Place]) -> Checked:
+def _verified(place: Place, request: VerifyOptions, places: list[Place]) -> Checked:
     from pipeline.weights.check.verify import verify as prove
 
     with log.step(f"Verifying {place.lock.name}, {log.size(place.lock.size_bytes)}"):
@@ -151,7 +151,7 @@ def _repaired(
 
 
 def _answer(
-    reports: Sequence[Report], repaired: Sequence[Repaired], backings: Sequence[Backing]
+    reports: Sequence[VerifyReport], repaired: Sequence[Repaired], backings: Sequence[Backing]
 ) -> None:
     if repaired:
         rows = [[m.path, m.error or m.how, log.size(m.fetched_bytes)] for m in repaired]
@@ -170,7 +170,7 @@ def _answer(
     _end_if_damaged(reports)
 
 
-def _table(findings: Sequence[Finding]) -> str:
+def _table(findings: Sequence[FileFinding]) -> str:
     rows = [[f.kind, f.path, f.detail] for f in findings]
     return log.table(["what", "file", "why"], rows)
 
@@ -182,14 +182,14 @@ def _end_if_damaged(reports: Sequence[Any]) -> None:
             raise WeightsDamaged(f"{report.name}: {_counted(damage)} ({report.root})")
 
 
-def _counted(damage: Sequence[Finding]) -> str:
+def _counted(damage: Sequence[FileFinding]) -> str:
     counts = Counter(finding.kind for finding in damage)
     words = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     return f"{len({f.path for f in damage})} files are not as locked: {words}"
 
 
 def _answer_json(
-    reports: Sequence[Report],
+    reports: Sequence[VerifyReport],
     repaired: Sequence[Repaired],
     backings: Sequence[Backing],
     said: Sequence[LeftBeside],

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from pipeline import log
 
 if TYPE_CHECKING:
-    from pipeline.fit.answer import Answer, Question
+    from pipeline.fit.answer import FitAnswer, Question
     from pipeline.fit.gguf_model import GgufModel
     from pipeline.fit.loads import Batch, Machine
     from pipeline.fit.placement import Layout
     from pipeline.fit.source import Source
 
 
-def answer_text(result: Answer, question: Question) -> str:
+def answer_text(result: FitAnswer, question: Question) -> str:
     """The table of a card, the KV cache and what to know."""
     from pipeline.fit.engine import WEIGHTS_ERROR
     from pipeline.fit.units import GIB
@@ -35,7 +35,7 @@ def answer_text(result: Answer, question: Question) -> str:
     )
 
 
-def room_words(result: Answer, question: Question) -> str:
+def room_words(result: FitAnswer, question: Question) -> str:
     """How much of what was asked for has room."""
     times = result.low_tokens // question.context
     return f"room for at least {times} request{'s' * (times > 1)} of {question.context:,} tokens"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipeline.fetch.http import Client
     from pipeline.spec.checkout import Checkout
     from pipeline.weights.hub import Hub
-    from pipeline.weights.locking import LockResult, Move
+    from pipeline.weights.locking import LockChange, LockResult
     from pipeline.weights.model import FilePin, WeightsLock
 
 
@@ -96,13 +96,13 @@ def _look_up(checkout: Checkout, name: str) -> LockResult:
     from pipeline.weights.locking import look_up
     from pipeline.weights.model import read_spec
     from pipeline.weights.transfer.fetch import fetch_range
-    from pipeline.weights.transfer.http_route import HttpRoute, Repository
+    from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
 
     spec = read_spec(checkout, name)
     client, hub = _transport()
 
     def fetch(pin: FilePin, commit: str) -> bytes:
-        there = Repository(hub.endpoint, spec.repository, commit, hub.token)
+        there = HubRepository(hub.endpoint, spec.repository, commit, hub.token)
         routes = [HttpRoute(client, there, "plain HTTP")]
         return b"".join(fetch_range(routes, pin, 0, pin.size_bytes, client=client))
 
@@ -121,7 +121,7 @@ def _transport() -> tuple[Client, Hub]:
     return Client(settings), Hub(settings, endpoint=endpoint(), token=saved_token())
 
 
-def _moves(checkout: Checkout, name: str, new: WeightsLock) -> list[Move]:
+def _moves(checkout: Checkout, name: str, new: WeightsLock) -> list[LockChange]:
     from pipeline.weights.locking import diff_locks
     from pipeline.weights.model import lock_path, read_lock
 
@@ -138,7 +138,7 @@ def _write(checkout: Checkout, name: str, lock: WeightsLock) -> None:
     write_lock(lock_path(checkout, name), lock)
 
 
-def _answer(looked: LockResult, moves: list[Move]) -> dict[str, object]:
+def _answer(looked: LockResult, moves: list[LockChange]) -> dict[str, object]:
     lock = looked.lock
     return {
         "name": lock.name,
@@ -151,7 +151,7 @@ def _answer(looked: LockResult, moves: list[Move]) -> dict[str, object]:
     }
 
 
-def _say(looked: LockResult, moves: list[Move], only_diff: bool) -> None:
+def _say(looked: LockResult, moves: list[LockChange], only_diff: bool) -> None:
     lock = looked.lock
     for warning in looked.warnings:
         log.say(f"warning: {warning}")
@@ -169,7 +169,7 @@ def _say(looked: LockResult, moves: list[Move], only_diff: bool) -> None:
     )
 
 
-def _bytes(move: Move) -> str:
+def _bytes(move: LockChange) -> str:
     if move.kind == "commit":
         return "-"
     return log.size(move.after_bytes if move.after_bytes is not None else move.before_bytes or 0)

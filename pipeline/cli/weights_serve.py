@@ -19,7 +19,7 @@ from pipeline.errors import AddressUnusable
 from pipeline.files import read_at_most
 
 if TYPE_CHECKING:
-    from pipeline.weights.serve.keeper import Keeper
+    from pipeline.weights.serve.prover import Prover
     from pipeline.weights.serve.served import ServedSets
     from pipeline.weights.serve.server import Server
 
@@ -64,8 +64,8 @@ def serve(
     Clients set HF_ENDPOINT to the printed address. Only files of the locks exist, and each is
     sent only while it is proved: by the receipt of `verify`, or by hashing it in the background.
     """
-    from pipeline.weights.serve.connections import Connections, most_connections
-    from pipeline.weights.serve.hub import Hub
+    from pipeline.weights.serve.api import HubApi
+    from pipeline.weights.serve.connections import ConnectionLimits, most_connections
     from pipeline.weights.serve.served import ServedSets
     from pipeline.weights.serve.server import Server
 
@@ -75,34 +75,34 @@ def serve(
         log.say(f"{place.lock.name}: {backing_of(context, place, strict=False).sentence()}")
     served = ServedSets(places)
     tokens = _tokens(token_file) if token_file else frozenset()
-    keeper = _keeper(served)
+    prover = _prover(served)
     scheme = "https" if tls else "http"
-    hub = Hub(served, keeper, tokens, only_loopback=_is_loopback(host), scheme=scheme)
-    connections = Connections(most_connections())
+    hub = HubApi(served, prover, tokens, only_loopback=_is_loopback(host), scheme=scheme)
+    connections = ConnectionLimits(most_connections())
     most_of_one = None if tokens else connections.most // 2
     server = Server(hub.answer, host, port, tls, hub.may_read, most_of_one, connections)
     server.listen()
     try:
-        keeper.start()
+        prover.start()
         _announce(server, served, as_json=as_json, guarded=bool(tokens))
         server.run()
     except KeyboardInterrupt:
         log.say(f"stopped after {server.requests} requests, {log.size(server.sent_bytes)} sent")
     finally:
-        keeper.stop()
+        prover.stop()
         server.close()
 
 
-def _keeper(served: ServedSets) -> Keeper:
+def _prover(served: ServedSets) -> Prover:
     from pipeline.weights.disk.receipt import proved_identities
-    from pipeline.weights.serve.keeper import Keeper
+    from pipeline.weights.serve.prover import Prover
 
-    keeper = Keeper(served.files)
-    keeper.trust_receipts(proved_identities)
+    prover = Prover(served.files)
+    prover.trust_receipts(proved_identities)
     if left := sum(held.pin.size_bytes for held in served.files if held.state == "unproved"):
         log.say(f"{log.size(left)} are to be proved first; `sm120 weights verify` does so for good")
-        keeper.advance = log.LineBar("proving", left).advance
-    return keeper
+        prover.advance = log.LineBar("proving", left).advance
+    return prover
 
 
 def _announce(server: Server, served: ServedSets, *, as_json: bool, guarded: bool) -> None:

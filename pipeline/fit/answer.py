@@ -6,7 +6,7 @@ import math
 
 from pipeline.errors import DoesNotFit
 from pipeline.fit import engine as eng
-from pipeline.fit.engine import Engine, Kv, Room, Settings
+from pipeline.fit.engine import Engine, Kv, LaunchSettings, Room
 from pipeline.fit.parts import parts_of, require_divisible
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import gib
@@ -28,19 +28,19 @@ class Question(Frozen):
     measured_bytes: int | None = None  # weights on a card, from an engine's log
 
 
-class Row(Frozen):
+class TableRow(Frozen):
     """One line of the table."""
 
     what: str
     n_bytes: int
 
 
-class Answer(Frozen):
+class FitAnswer(Frozen):
     """What fits, how it was computed, and what is short."""
 
     engine: Engine
     kv: Kv
-    rows: list[Row]
+    rows: list[TableRow]
     room: Room
     low_tokens: int  # had the weights come out larger by our known error
     high_tokens: int
@@ -48,7 +48,7 @@ class Answer(Frozen):
     short: str = ""  # empty: it fits
 
 
-def answer(model: Architecture, question: Question) -> Answer:
+def answer(model: Architecture, question: Question) -> FitAnswer:
     """A model under tensor parallelism on equal cards."""
     if question.context > model.context:
         raise DoesNotFit(
@@ -57,7 +57,7 @@ def answer(model: Architecture, question: Question) -> Answer:
         )
     require_divisible(model, question.tp)
     kv = question.kv or ("fp8" if model.precision.kv_fp8 else "bf16")
-    settings = Settings(
+    settings = LaunchSettings(
         tp=question.tp,
         dcp=question.dcp,
         context=question.context,
@@ -70,7 +70,7 @@ def answer(model: Architecture, question: Question) -> Answer:
     of_engine = eng.sglang_room if question.engine == "sglang" else eng.vllm_room
     room = of_engine(model, card, weights, settings, question.fraction)
     error = 0.0 if question.measured_bytes else eng.WEIGHTS_ERROR
-    return Answer(
+    return FitAnswer(
         engine=question.engine,
         kv=kv,
         rows=_rows(groups, room, question),
@@ -82,30 +82,30 @@ def answer(model: Architecture, question: Question) -> Answer:
     )
 
 
-def _grouped(model: Architecture, question: Question) -> list[Row]:
+def _grouped(model: Architecture, question: Question) -> list[TableRow]:
     sums: dict[str, int] = {}
     for part in parts_of(model, question.engine):
         group = part.name.partition(",")[0]
         sums[group] = sums.get(group, 0) + part.card_bytes(question.tp)
-    return [Row(what=what, n_bytes=n) for what, n in sums.items()]
+    return [TableRow(what=what, n_bytes=n) for what, n in sums.items()]
 
 
-def _rows(groups: list[Row], room: Room, question: Question) -> list[Row]:
+def _rows(groups: list[TableRow], room: Room, question: Question) -> list[TableRow]:
     rows = (
         []
         if question.measured_bytes
-        else [Row(what=f"  {g.what}", n_bytes=g.n_bytes) for g in groups]
+        else [TableRow(what=f"  {g.what}", n_bytes=g.n_bytes) for g in groups]
     )
-    rows.append(Row(what="weights", n_bytes=room.weights_bytes))
-    rows.append(Row(what="CUDA and NCCL", n_bytes=room.taken_bytes))
+    rows.append(TableRow(what="weights", n_bytes=room.weights_bytes))
+    rows.append(TableRow(what="CUDA and NCCL", n_bytes=room.taken_bytes))
     if question.engine == "vllm":
-        rows.append(Row(what="activations", n_bytes=room.activation_bytes))
-    rows.append(Row(what="KV cache", n_bytes=room.kv_bytes))
+        rows.append(TableRow(what="activations", n_bytes=room.activation_bytes))
+    rows.append(TableRow(what="KV cache", n_bytes=room.kv_bytes))
     if room.requests_bytes:
-        rows.append(Row(what="table of requests", n_bytes=room.requests_bytes))
+        rows.append(TableRow(what="table of requests", n_bytes=room.requests_bytes))
     rest = "left for activations" if question.engine == "sglang" else "left to others"
-    rows.append(Row(what=rest, n_bytes=room.left_bytes))
-    return [*rows, Row(what="the card", n_bytes=room.card_bytes)]
+    rows.append(TableRow(what=rest, n_bytes=room.left_bytes))
+    return [*rows, TableRow(what="the card", n_bytes=room.card_bytes)]
 
 
 def _short(room: Room, low_tokens: int, question: Question) -> str:
@@ -123,7 +123,9 @@ def _short(room: Room, low_tokens: int, question: Question) -> str:
     return ""
 
 
-def _notes(model: Architecture, question: Question, room: Room, settings: Settings) -> list[str]:
+def _notes(
+    model: Architecture, question: Question, room: Room, settings: LaunchSettings
+) -> list[str]:
     notes = [_SHARES[question.engine]]
     if question.engine == "sglang":
         own = eng.sglang_default_fraction(model, room.card_bytes, settings)

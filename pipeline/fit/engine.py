@@ -35,7 +35,7 @@ WEIGHTS_ERROR = 0.005
 VLLM_DEFAULT_UTILIZATION = 0.9
 
 
-class Settings(Frozen):
+class LaunchSettings(Frozen):
     """What a launch command decides."""
 
     tp: int
@@ -81,7 +81,9 @@ def kv_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
     return values * model.layers * KV_BYTES[kv]
 
 
-def sglang_default_fraction(model: Architecture, card_bytes: int, settings: Settings) -> float:
+def sglang_default_fraction(
+    model: Architecture, card_bytes: int, settings: LaunchSettings
+) -> float:
     """What sglang chooses itself (0.5.8 server_args.py), in its own MiB arithmetic."""
     card = card_bytes / MIB
     reserved = 512 + max(settings.prefill_tokens, 2048) * 1.5 + settings.graph_batch * 2
@@ -97,7 +99,7 @@ def sglang_default_fraction(model: Architecture, card_bytes: int, settings: Sett
 
 
 def sglang_room(
-    model: Architecture, card: int, weights: int, settings: Settings, fraction: float | None
+    model: Architecture, card: int, weights: int, settings: LaunchSettings, fraction: float | None
 ) -> Room:
     """Room under --mem-fraction-static."""
     if fraction is None:
@@ -127,7 +129,7 @@ def _sglang_requests_bytes(tokens: int, context: int) -> int:
 
 
 def vllm_room(
-    model: Architecture, card: int, weights: int, settings: Settings, fraction: float | None
+    model: Architecture, card: int, weights: int, settings: LaunchSettings, fraction: float | None
 ) -> Room:
     """Room under --gpu-memory-utilization."""
     fraction = VLLM_DEFAULT_UTILIZATION if fraction is None else fraction
@@ -147,7 +149,7 @@ def vllm_room(
     )
 
 
-def activation_bytes(model: Architecture, settings: Settings) -> int:
+def activation_bytes(model: Architecture, settings: LaunchSettings) -> int:
     """The largest moment of a prefill step in bf16, and the logits of the last tokens in float32.
 
     At the experts' output a token has its hidden state once for each active expert, beside the

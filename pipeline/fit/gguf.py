@@ -47,7 +47,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Head:
+class GgufHeader:
     """The metadata and tensors of one file."""
 
     path: Path
@@ -55,7 +55,7 @@ class Head:
     tensors: list[Tensor]
 
 
-class _Reader:
+class _HeaderReader:
     def __init__(self, handle: BinaryIO, path: Path, size: int) -> None:
         self._handle, self._path, self._size = handle, path, size
 
@@ -122,17 +122,17 @@ class _Reader:
         self._handle.seek(n, 1)
 
 
-def read_head(path: Path) -> Head:
+def read_header(path: Path) -> GgufHeader:
     """The head of one file, every claim of which the file can hold."""
     try:
         with path.open("rb") as handle:
             size = path.stat().st_size
-            return _read(_Reader(handle, path, size), path, size)
+            return _read(_HeaderReader(handle, path, size), path, size)
     except OSError as error:
         raise ModelUnreadable(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _read(reader: _Reader, path: Path, size: int) -> Head:
+def _read(reader: _HeaderReader, path: Path, size: int) -> GgufHeader:
     if reader.take(4, "the magic") != _MAGIC:
         raise reader.fail("is not a GGUF file (it does not begin with GGUF)")
     version = reader.number("I", "the version")
@@ -148,7 +148,7 @@ def _read(reader: _Reader, path: Path, size: int) -> Head:
             raise reader.fail(f"has the key {key!r} twice")
         metadata[key] = reader.value(key)
     listed = [_listed(reader) for _ in range(n_tensors)]
-    return Head(path, metadata, list(_placed(reader, listed, metadata, size)))
+    return GgufHeader(path, metadata, list(_placed(reader, listed, metadata, size)))
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class _Listed:
     offset: int
 
 
-def _listed(reader: _Reader) -> _Listed:
+def _listed(reader: _HeaderReader) -> _Listed:
     name = reader.string("a tensor's name", _MOST_NAME)
     n = reader.number("I", name)
     if not 1 <= n <= _MOST_DIMENSIONS:
@@ -175,7 +175,7 @@ def _listed(reader: _Reader) -> _Listed:
 
 
 def _placed(
-    reader: _Reader, listed: list[_Listed], metadata: dict[str, Any], size: int
+    reader: _HeaderReader, listed: list[_Listed], metadata: dict[str, Any], size: int
 ) -> Iterator[Tensor]:
     """Tensors with their bytes: none outside the file, none inside another."""
     alignment = metadata.get("general.alignment", 32)

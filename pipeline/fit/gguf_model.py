@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ModelUnreadable
-from pipeline.fit.gguf import Head, Tensor, read_head
+from pipeline.fit.gguf import GgufHeader, Tensor, read_header
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _KNOWN = ("deepseek2", "llama", "qwen2", "qwen3", "qwen3moe")
@@ -36,7 +36,7 @@ class GgufModel:
 
 def read_gguf(path: Path) -> GgufModel:
     """A model from any of its parts; all of them must be there."""
-    heads = [read_head(part) for part in parts_of(path)]
+    heads = [read_header(part) for part in parts_of(path)]
     _require_whole(heads)
     tensors = [tensor for head in heads for tensor in head.tensors]
     if len({tensor.name for tensor in tensors}) != len(tensors):
@@ -62,7 +62,7 @@ def parts_of(path: Path) -> list[Path]:
     return parts
 
 
-def _require_whole(heads: list[Head]) -> None:
+def _require_whole(heads: list[GgufHeader]) -> None:
     for number, head in enumerate(heads):
         count = head.metadata.get("split.count", 1)
         if (count if len(heads) > 1 else max(1, count)) != len(heads):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pipeline.fit.engine import CARD_RESERVED_BYTES, KV_BYTES, Kv
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.override import CPU, Override, device_of, device_sums, home_of
+from pipeline.fit.override import CPU, TensorRule, device_of, device_sums, home_of
 from pipeline.fit.units import GIB, MIB, share
 
 # our estimate of a CUDA context with cuBLAS, without a source; sglang's process takes 1.17 GiB
@@ -94,7 +94,7 @@ def buffer_bytes(model: GgufModel, batch: Batch, *, last: bool, host_experts: in
 
 
 def loads_of(
-    model: GgufModel, machine: Machine, batch: Batch, rules: list[Override]
+    model: GgufModel, machine: Machine, batch: Batch, rules: list[TensorRule]
 ) -> tuple[list[Load], int]:
     """What rules come to on every card and on the host, from the table of tensors."""
     devices = machine.devices
@@ -113,7 +113,7 @@ def loads_of(
     return loads, sums[CPU]
 
 
-def _largest_host_layer(model: GgufModel, rules: list[Override], devices: list[str]) -> int:
+def _largest_host_layer(model: GgufModel, rules: list[TensorRule], devices: list[str]) -> int:
     layers: dict[str, int] = {}
     for tensor in model.tensors:
         on_host = device_of(tensor.name, rules, model.layers, devices) == CPU

@@ -20,7 +20,7 @@ _LONGEST = 2000
 
 
 @dataclass(frozen=True)
-class Override:
+class TensorRule:
     """One rule."""
 
     pattern: str
@@ -34,7 +34,7 @@ class Override:
         return f'-ot "{self.pattern}={self.device}"'
 
 
-def read_overrides(texts: Iterable[str], devices: Iterable[str]) -> list[Override]:
+def read_overrides(texts: Iterable[str], devices: Iterable[str]) -> list[TensorRule]:
     """Rules as a user gives them, several in one with commas."""
     known = [*devices, CPU]
     rules = [_rule(text, known) for given in texts for text in given.split(",")]
@@ -43,7 +43,7 @@ def read_overrides(texts: Iterable[str], devices: Iterable[str]) -> list[Overrid
     return rules
 
 
-def _rule(text: str, known: list[str]) -> Override:
+def _rule(text: str, known: list[str]) -> TensorRule:
     pattern, sign, device = text.strip().removeprefix("-ot ").strip("\"' ").partition("=")
     if not sign or not pattern or len(text) > _LONGEST:
         raise ValueError(f"{text!r} is not a rule; write it like exps=CPU")
@@ -55,7 +55,7 @@ def _rule(text: str, known: list[str]) -> Override:
         re.compile(pattern)
     except re.error as error:
         raise ValueError(f"{text!r}: {error}") from error
-    return Override(pattern, device)
+    return TensorRule(pattern, device)
 
 
 def home_of(tensor: str, layers: int, devices: list[str]) -> str:
@@ -71,14 +71,14 @@ def home_of(tensor: str, layers: int, devices: list[str]) -> str:
     return devices[min(place * len(devices) // (layers + 1), len(devices) - 1)]
 
 
-def device_of(tensor: str, rules: list[Override], layers: int, devices: list[str]) -> str:
+def device_of(tensor: str, rules: list[TensorRule], layers: int, devices: list[str]) -> str:
     """Where a tensor lies: by the first rule that matches its name, else with its layer."""
     rule = next((r for r in rules if r.matches(tensor)), None)
     return rule.device if rule else home_of(tensor, layers, devices)
 
 
 def device_sums(
-    tensors: Iterable[Tensor], rules: list[Override], layers: int, devices: list[str]
+    tensors: Iterable[Tensor], rules: list[TensorRule], layers: int, devices: list[str]
 ) -> dict[str, int]:
     """Bytes of weights on every device, by what the rules do and not by what was meant."""
     sums = dict.fromkeys([*devices, CPU], 0)
@@ -87,7 +87,7 @@ def device_sums(
     return sums
 
 
-def idle_rules(tensors: Iterable[Tensor], rules: list[Override]) -> list[Override]:
+def idle_rules(tensors: Iterable[Tensor], rules: list[TensorRule]) -> list[TensorRule]:
     """Rules that match no tensor, or only ones that an earlier rule has taken."""
     working = {
         next((i for i, rule in enumerate(rules) if rule.matches(tensor.name)), None)

@@ -21,7 +21,7 @@ _SCALAR = Scheme(name="float32", bits=32)
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorGroup:
     """One tensor, repeated: in how many layers, with how many weights, of which precision."""
 
     name: str
@@ -55,79 +55,81 @@ def _allocated(n_bytes: int) -> int:
     return share(n_bytes, step) * step
 
 
-def parts_of(model: Architecture, engine: str = "") -> list[Part]:
+def parts_of(model: Architecture, engine: str = "") -> list[TensorGroup]:
     """All tensors of a model, and those that an engine adds when it loads them."""
     parts = [*_ends(model), *_attention(model), *_dense(model)]
     if model.moe is not None:
         parts += _experts(model, model.moe, engine)
     if model.vision is not None:
         weights = model.vision.parameters(model.hidden)
-        parts.append(Part("vision tower", 1, weights, model.precision.base, divided=False))
+        parts.append(TensorGroup("vision tower", 1, weights, model.precision.base, divided=False))
     return parts
 
 
-def _ends(model: Architecture) -> Iterator[Part]:
+def _ends(model: Architecture) -> Iterator[TensorGroup]:
     rows = share(model.vocabulary, _VOCABULARY_ROUND) * _VOCABULARY_ROUND
-    yield Part("embedding", 1, rows * model.hidden, model.precision.base)
+    yield TensorGroup("embedding", 1, rows * model.hidden, model.precision.base)
     if not model.tied:
-        yield Part("output head", 1, rows * model.hidden, model.precision.head)
+        yield TensorGroup("output head", 1, rows * model.hidden, model.precision.head)
     norms = (2 * model.layers + 1) * model.hidden
-    yield Part("norms", 1, norms, model.precision.base, divided=False)
+    yield TensorGroup("norms", 1, norms, model.precision.base, divided=False)
 
 
-def _attention(model: Architecture) -> Iterator[Part]:
+def _attention(model: Architecture) -> Iterator[TensorGroup]:
     if isinstance(model.attention, Mla):
         return _mla(model, model.attention)
     return _gqa(model, model.attention)
 
 
-def _mla(model: Architecture, mla: Mla) -> Iterator[Part]:
+def _mla(model: Architecture, mla: Mla) -> Iterator[TensorGroup]:
     scheme, n = model.precision.attention, model.layers
     latent = mla.kv_rank + mla.rope
     queries = mla.heads * (mla.nope + mla.rope)
     down = model.hidden * (mla.q_rank + latent)
-    yield Part("attention, down", n, down, scheme, divided=False)
-    yield Part("attention, queries", n, (mla.q_rank or model.hidden) * queries, scheme)
+    yield TensorGroup("attention, down", n, down, scheme, divided=False)
+    yield TensorGroup("attention, queries", n, (mla.q_rank or model.hidden) * queries, scheme)
     up = mla.kv_rank * mla.heads * (mla.nope + mla.value)
-    yield Part("attention, up", n, up, scheme)
+    yield TensorGroup("attention, up", n, up, scheme)
     # sglang (w_kc, w_vc) and vLLM (W_UK_T, W_UV) keep both halves again, unquantised
-    yield Part("attention, absorbed", 2 * n, up // 2, model.precision.base, in_file=False)
-    yield Part("attention, output", n, mla.heads * mla.value * model.hidden, scheme)
+    yield TensorGroup("attention, absorbed", 2 * n, up // 2, model.precision.base, in_file=False)
+    yield TensorGroup("attention, output", n, mla.heads * mla.value * model.hidden, scheme)
     base = model.precision.base
-    yield Part("attention, norms", n, mla.q_rank + mla.kv_rank, base, divided=False)
+    yield TensorGroup("attention, norms", n, mla.q_rank + mla.kv_rank, base, divided=False)
 
 
-def _gqa(model: Architecture, gqa: Gqa) -> Iterator[Part]:
+def _gqa(model: Architecture, gqa: Gqa) -> Iterator[TensorGroup]:
     scheme, n = model.precision.attention, model.layers
     width = (gqa.heads + 2 * gqa.kv_heads) * gqa.head
-    yield Part("attention, qkv", n, model.hidden * width, scheme)
-    yield Part("attention, output", n, gqa.heads * gqa.head * model.hidden, scheme)
+    yield TensorGroup("attention, qkv", n, model.hidden * width, scheme)
+    yield TensorGroup("attention, output", n, gqa.heads * gqa.head * model.hidden, scheme)
     if gqa.bias:
-        yield Part("attention, bias", n, width, model.precision.base)
+        yield TensorGroup("attention, bias", n, width, model.precision.base)
 
 
-def _dense(model: Architecture) -> Iterator[Part]:
+def _dense(model: Architecture) -> Iterator[TensorGroup]:
     if model.dense_layers:
         weights = model.hidden * model.dense_width
-        yield Part("dense, gate and up", model.dense_layers, 2 * weights, model.precision.dense)
-        yield Part("dense, down", model.dense_layers, weights, model.precision.dense)
+        yield TensorGroup(
+            "dense, gate and up", model.dense_layers, 2 * weights, model.precision.dense
+        )
+        yield TensorGroup("dense, down", model.dense_layers, weights, model.precision.dense)
 
 
-def _experts(model: Architecture, moe: Moe, engine: str) -> Iterator[Part]:
+def _experts(model: Architecture, moe: Moe, engine: str) -> Iterator[TensorGroup]:
     n, one = moe.layers, model.hidden * moe.width
     precision = model.precision
-    yield Part("experts, gate and up", n, moe.experts * 2 * one, precision.experts)
-    yield Part("experts, down", n, moe.experts * one, precision.experts)
-    yield Part("router", n, moe.experts * model.hidden, precision.base, divided=False)
-    yield Part("router, bias", n, moe.experts, _SCALAR, divided=False)
+    yield TensorGroup("experts, gate and up", n, moe.experts * 2 * one, precision.experts)
+    yield TensorGroup("experts, down", n, moe.experts * one, precision.experts)
+    yield TensorGroup("router", n, moe.experts * model.hidden, precision.base, divided=False)
+    yield TensorGroup("router, bias", n, moe.experts, _SCALAR, divided=False)
     if moe.shared:
-        yield Part("shared experts, gate and up", n, moe.shared * 2 * one, precision.shared)
-        yield Part("shared experts, down", n, moe.shared * one, precision.shared)
+        yield TensorGroup("shared experts, gate and up", n, moe.shared * 2 * one, precision.shared)
+        yield TensorGroup("shared experts, down", n, moe.shared * one, precision.shared)
     if engine == "sglang" and precision.experts.name == "nvfp4":
         yield _scale_left_behind(precision.experts, n, moe.experts * one)
 
 
-def _scale_left_behind(scheme: Scheme, layers: int, weights: int) -> Part:
+def _scale_left_behind(scheme: Scheme, layers: int, weights: int) -> TensorGroup:
     """What sglang's NVFP4 loading cannot give back.
 
     create_weights makes the down matrices' scales inside the block that the scratch copy of the
@@ -138,7 +140,7 @@ def _scale_left_behind(scheme: Scheme, layers: int, weights: int) -> Part:
     """
     scales = share(weights, scheme.group or 16)
     fp8 = Scheme(name="fp8", bits=8)
-    return Part("scales the allocator keeps", layers, scales, fp8, in_file=False)
+    return TensorGroup("scales the allocator keeps", layers, scales, fp8, in_file=False)
 
 
 def require_divisible(model: Architecture, tp: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.errors import ModelUnreadable
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.loads import Batch, Load, Machine, loads_of
-from pipeline.fit.override import CPU, Override, device_of, home_of
+from pipeline.fit.override import CPU, TensorRule, device_of, home_of
 from pipeline.fit.units import gib
 
 
@@ -20,7 +20,7 @@ from pipeline.fit.units import gib
 class Layout:
     """Rules, and what they come to."""
 
-    rules: list[Override]
+    rules: list[TensorRule]
     loads: list[Load]
     host_bytes: int
     expert_layers: int  # how many have their experts on a card
@@ -40,7 +40,7 @@ def place(model: GgufModel, machine: Machine, batch: Batch) -> Layout:
     experts = expert_bytes(model)
     if not experts:
         raise ModelUnreadable("this model has no routed experts: there is nothing to place")
-    none = [Override("exps", CPU)]
+    none = [TensorRule("exps", CPU)]
     loads, _ = loads_of(model, machine, batch, none)
     chosen: dict[str, list[int]] = {}
     for load in loads:
@@ -70,17 +70,17 @@ def _fill(candidates: list[int], experts: dict[int, int], room: int) -> list[int
     return sorted(chosen)
 
 
-def _rules(chosen: dict[str, list[int]], experts: dict[int, int]) -> list[Override]:
+def _rules(chosen: dict[str, list[int]], experts: dict[int, int]) -> list[TensorRule]:
     rules = [
-        Override(rf"blk\.({'|'.join(map(str, layers))})\.ffn_.*_exps", device)
+        TensorRule(rf"blk\.({'|'.join(map(str, layers))})\.ffn_.*_exps", device)
         for device, layers in chosen.items()
         if layers
     ]
     everything = sum(map(len, chosen.values())) == len(experts)
-    return rules if everything else [*rules, Override("exps", CPU)]
+    return rules if everything else [*rules, TensorRule("exps", CPU)]
 
 
-def checked(model: GgufModel, machine: Machine, batch: Batch, rules: list[Override]) -> Layout:
+def checked(model: GgufModel, machine: Machine, batch: Batch, rules: list[TensorRule]) -> Layout:
     """A layout with the sums that its rules really give."""
     loads, host = loads_of(model, machine, batch, rules)
     experts = expert_bytes(model)

@@ -28,7 +28,7 @@ from pipeline.verify.signature import judge_signatures
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
 from pipeline.weights.check.backing import Backing, checkout_backing
-from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk.receipt import check_by_receipt
 from pipeline.weights.disk.survey import some
 from pipeline.weights.model import dump
@@ -87,7 +87,7 @@ def _lock(place: Place, checkout: Checkout | None) -> Node:
 
 def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
     if deep:
-        report = verify(place, Request(full=True), neighbours).report
+        report = verify(place, VerifyOptions(full=True), neighbours).report
         damage, unknown = report.damage, 0
         message = f"{report.files_read} read, {log.size(place.lock.size_bytes)}"
     else:

@@ -63,18 +63,18 @@ def _is_on(name: str) -> bool:
     return os.environ.get(name, "").lower() in _YES
 
 
-class _Part(BaseModel):
+class _HubModel(BaseModel):
     """Strict about the fields that are used; the Hub may add others."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class _Lfs(_Part):
+class _Lfs(_HubModel):
     oid: str
     size: int
 
 
-class _Entry(_Part):
+class _Entry(_HubModel):
     """A file as the Hub lists it."""
 
     path: str

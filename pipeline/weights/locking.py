@@ -20,7 +20,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 Fetch = Callable[[FilePin, str], bytes]
 
 
-class Catalogue(Protocol):
+class FileListing(Protocol):
     """The part of the Hub that a lock is made from."""
 
     def commit_of(self, repository: str, revision: str) -> str: ...
@@ -35,7 +35,7 @@ class LockResult(Frozen):
     warnings: list[str]
 
 
-class Move(Frozen):
+class LockChange(Frozen):
     """One file that a new lock would add, drop or change."""
 
     kind: Literal["added", "removed", "changed", "commit"]
@@ -46,7 +46,7 @@ class Move(Frozen):
     after_bytes: int | None = None
 
 
-def look_up(spec: WeightsSpec, hub: Catalogue, fetch: Fetch) -> LockResult:
+def look_up(spec: WeightsSpec, hub: FileListing, fetch: Fetch) -> LockResult:
     """The lock that answers a spec today; `fetch` reads a small file at a commit, as it comes."""
     commit = hub.commit_of(spec.repository, spec.revision)
     # a mirror that answers another commit than the one it was asked for serves other files
@@ -139,25 +139,27 @@ def _split_warnings(wanted: Sequence[FilePin]) -> list[str]:
     ]
 
 
-def diff_locks(old: WeightsLock | None, new: WeightsLock) -> list[Move]:
+def diff_locks(old: WeightsLock | None, new: WeightsLock) -> list[LockChange]:
     """What moves from one lock to the next."""
     before = {pin.path: pin for pin in old.files} if old else {}
     after = {pin.path: pin for pin in new.files}
     rows = (_move(path, before.get(path), after.get(path)) for path in {**before, **after})
     moves = sorted((move for move in rows if move), key=lambda move: move.path)
     if old is None or old.commit != new.commit:
-        head = Move(kind="commit", path="", before=old.commit if old else None, after=new.commit)
+        head = LockChange(
+            kind="commit", path="", before=old.commit if old else None, after=new.commit
+        )
         return [head, *moves]
     return moves
 
 
-def _move(path: str, old: FilePin | None, new: FilePin | None) -> Move | None:
+def _move(path: str, old: FilePin | None, new: FilePin | None) -> LockChange | None:
     if old == new:
         return None
     kind: Literal["added", "removed", "changed"] = "changed"
     if old is None or new is None:
         kind = "added" if old is None else "removed"
-    return Move(
+    return LockChange(
         kind=kind,
         path=path,
         before=old.want if old else None,

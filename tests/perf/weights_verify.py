@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import log
-from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import cores, read_file
 from pipeline.weights.model import FilePin, WeightsSpec, sealed
@@ -95,7 +95,7 @@ def compare_rates(report: Report, place: Place, hub: TestHub) -> None:
     ours, theirs, one_core, inside = [], [], [], []
     for _ in range(ROUNDS):
         one_core.append(hashlib_rate(total // cores()))  # as long as a core works below
-        inside.append(timed(lambda: verify(place, Request(full=True)), total))
+        inside.append(timed(lambda: verify(place, VerifyOptions(full=True)), total))
         ours.append(of(total, run(sm120_verify(place), cwd=ROOT)))
         theirs.append(of(total, hf_verify(place, hub)))
     best, other = max(r.wall for r in ours), max(r.wall for r in theirs)
@@ -267,11 +267,11 @@ def measure_receipt(report: Report, scratch: Path) -> None:
     place = Place(folder, sealed(perf_spec(), "0" * 40, pins))
     place.keep_lock()
     time.sleep(receipt._CLOCK_TICK_NS / 1e9 + 0.1)  # else the files would count as just written
-    assert verify(place, Request()).report.is_whole
+    assert verify(place, VerifyOptions()).report.is_whole
     times = []
     for _ in range(ROUNDS):
         start = time.monotonic()
-        again = verify(place, Request()).report
+        again = verify(place, VerifyOptions()).report
         times.append(time.monotonic() - start)
         assert (again.is_whole, again.files_read) == (True, 0)
     whole = min(

@@ -31,7 +31,7 @@ from pipeline.weights.check.verify import Checked
 from pipeline.weights.disk.hashing import Advance, Reading, identity_of, on_all_cores, read_file
 from pipeline.weights.disk.install import make_way, repair_link, set_aside
 from pipeline.weights.disk.receipt import read_receipt
-from pipeline.weights.disk.survey import Finding, right_size, shown
+from pipeline.weights.disk.survey import FileFinding, right_size, shown
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 from pipeline.weights.transfer.partial_file import Span, missing
@@ -88,7 +88,7 @@ def _fetched(place: Place, pins: list[FilePin], supply: Supply) -> list[Repaired
     ]
 
 
-def _put_aside(place: Place, finding: Finding) -> Repaired:
+def _put_aside(place: Place, finding: FileFinding) -> Repaired:
     kept = set_aside(place, place.snapshot / finding.name)
     return Repaired(path=finding.path, how=shown(f"set aside as {kept.relative_to(place.root)}"))
 

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 
 from pipeline.files import locked, read_plain, write_bytes
 from pipeline.model import Frozen, canonical_json
-from pipeline.weights.check.verify import Report, Request, verify
+from pipeline.weights.check.verify import VerifyOptions, VerifyReport, verify
 from pipeline.weights.disk.hashing import Identity
-from pipeline.weights.disk.survey import Finding, Present, survey
+from pipeline.weights.disk.survey import FileFinding, Present, survey
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -34,26 +34,26 @@ _IDLE_CLASS = 3 << 13
 _MOST_BYTES = 64 << 20  # of scrub.json; 20,000 files take some 5 MB
 
 
-class Page(Frozen):
+class FileHistory(Frozen):
     """What is known of one file: when it was first seen, last read well, or why it is bad."""
 
     want: str
     seen_s: int
     read_s: int | None = None
-    bad: Finding | None = None
+    bad: FileFinding | None = None
     bad_as: Identity | None = None  # the bad file: not read again until it changes
 
 
-class Book(Frozen):
+class ScrubState(Frozen):
     """`scrub.json`: the scrub's position."""
 
     format: int = 1
     last_run_s: int | None = None
     credit_bytes: int = 0  # what may still be read; negative after a file larger than a slice
-    files: dict[str, Page] = {}
+    files: dict[str, FileHistory] = {}
 
 
-class Slice(Frozen):
+class ScrubSlice(Frozen):
     """One night's work on one place."""
 
     name: str
@@ -62,7 +62,7 @@ class Slice(Frozen):
     bytes_read: int
     overdue: list[str]  # not read within the days that were asked for
     oldest_days: float
-    findings: list[Finding]
+    findings: list[FileFinding]
 
 
 @dataclass(frozen=True)
@@ -76,46 +76,48 @@ class Pace:
         return math.ceil(sum(pin.size_bytes for pin in pins) / self.every_days)
 
 
-def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = ()) -> Slice:
+def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = ()) -> ScrubSlice:
     """Read tonight's slice; what was known to be bad stays reported until it is right."""
     with locked(place.state / "scrub.lock"):
         present, odd = survey(place, place.lock.files)
-        book = opened(place, read_book(place), now_s)
-        chosen = tonight(place.lock.files, present, book, pace, now_s)
+        state = updated_state(place, read_state(place), now_s)
+        chosen = tonight(place.lock.files, present, state, pace, now_s)
         names = frozenset(item.pin.path for item in chosen)
         # one file at a time: a scrub runs beside an engine, and has all night
-        request = Request(paths=names, full=True, direct=True, jobs=1)
+        request = VerifyOptions(paths=names, full=True, direct=True, jobs=1)
         report = verify(place, request, neighbours).report
         spent = sum(item.pin.size_bytes for item in chosen)
-        done = Book(
+        done = ScrubState(
             last_run_s=now_s,
-            credit_bytes=earned(book, pace, place.lock.files, now_s) - spent,
-            files=book.files | {i.pin.path: _turned(book, i, report, now_s) for i in chosen},
+            credit_bytes=earned(state, pace, place.lock.files, now_s) - spent,
+            files=state.files | {i.pin.path: _turned(state, i, report, now_s) for i in chosen},
         )
-        write_bytes(_book_file(place), canonical_json(done.model_dump()) + b"\n")
+        write_bytes(_state_file(place), canonical_json(done.model_dump()) + b"\n")
     return _slice(place, pace, done, names, spent, [*odd, *report.findings], now_s)
 
 
-def _turned(book: Book, item: Present, report: Report, now_s: int) -> Page:
-    page = book.files[item.pin.path]
+def _turned(state: ScrubState, item: Present, report: VerifyReport, now_s: int) -> FileHistory:
+    history = state.files[item.pin.path]
     if bad := next((f for f in report.damage if f.path == item.pin.path), None):
-        return page.model_copy(update={"bad": bad, "bad_as": item.identity})
-    return page.model_copy(update={"bad": None, "bad_as": None, "read_s": now_s})
+        return history.model_copy(update={"bad": bad, "bad_as": item.identity})
+    return history.model_copy(update={"bad": None, "bad_as": None, "read_s": now_s})
 
 
 def _slice(
     place: Place,
     pace: Pace,
-    book: Book,
+    state: ScrubState,
     names: Collection[str],
     spent: int,
-    new: list[Finding],
+    new: list[FileFinding],
     now_s: int,
-) -> Slice:
-    ages = {path: now_s - (page.read_s or page.seen_s) for path, page in book.files.items()}
-    known = [page.bad for page in book.files.values() if page.bad]
+) -> ScrubSlice:
+    ages = {
+        path: now_s - (history.read_s or history.seen_s) for path, history in state.files.items()
+    }
+    known = [history.bad for history in state.files.values() if history.bad]
     findings = {(f.path, f.kind): f for f in [*known, *new]}
-    return Slice(
+    return ScrubSlice(
         name=place.lock.name,
         root=str(place.root),
         read=sorted(names),
@@ -126,53 +128,53 @@ def _slice(
     )
 
 
-def _book_file(place: Place) -> Path:
+def _state_file(place: Place) -> Path:
     return place.state / "scrub.json"
 
 
-def read_book(place: Place) -> Book:
+def read_state(place: Place) -> ScrubState:
     """The position; a damaged one is begun anew, which only reads more."""
     try:
-        return Book.model_validate_json(read_plain(_book_file(place), _MOST_BYTES) or b"")
+        return ScrubState.model_validate_json(read_plain(_state_file(place), _MOST_BYTES) or b"")
     except (OSError, ValidationError):
-        return Book()
+        return ScrubState()
 
 
-def opened(place: Place, book: Book, now_s: int) -> Book:
-    """The book with a page for every locked file, as it is locked now, and no other."""
-    pages = {}
+def updated_state(place: Place, state: ScrubState, now_s: int) -> ScrubState:
+    """The state with every locked file, as it is locked now, and no other."""
+    histories = {}
     for pin in place.lock.files:
-        page = book.files.get(pin.path)
-        if page is None or page.want != pin.want or page.seen_s > now_s:
-            page = Page(want=pin.want, seen_s=now_s)
-        elif (page.read_s or 0) > now_s:  # the clock was put back
-            page = page.model_copy(update={"read_s": None})
-        pages[pin.path] = page
-    return book.model_copy(update={"files": pages})
+        history = state.files.get(pin.path)
+        if history is None or history.want != pin.want or history.seen_s > now_s:
+            history = FileHistory(want=pin.want, seen_s=now_s)
+        elif (history.read_s or 0) > now_s:  # the clock was put back
+            history = history.model_copy(update={"read_s": None})
+        histories[pin.path] = history
+    return state.model_copy(update={"files": histories})
 
 
-def earned(book: Book, pace: Pace, pins: Collection[FilePin], now_s: int) -> int:
+def earned(state: ScrubState, pace: Pace, pins: Collection[FilePin], now_s: int) -> int:
     """How much may be read tonight: a slice for every night since the last run, within a limit."""
     nightly = pace.nightly_bytes(pins)
-    passed_s = DAY_S if book.last_run_s is None else max(0, now_s - book.last_run_s)
-    credit = book.credit_bytes + math.ceil(nightly * passed_s / DAY_S)
+    passed_s = DAY_S if state.last_run_s is None else max(0, now_s - state.last_run_s)
+    credit = state.credit_bytes + math.ceil(nightly * passed_s / DAY_S)
     return min(credit, nightly * CATCH_UP_NIGHTS)
 
 
 def tonight(
-    pins: Collection[FilePin], present: list[Present], book: Book, pace: Pace, now_s: int
+    pins: Collection[FilePin], present: list[Present], state: ScrubState, pace: Pace, now_s: int
 ) -> list[Present]:
     """Those read longest ago, never-read ones first; none is begun past the night's limit."""
     limit = pace.budget_bytes if pace.budget_bytes is not None else math.inf
-    credit = earned(book, pace, pins, now_s)
+    credit = earned(state, pace, pins, now_s)
     most = pace.nightly_bytes(pins) * CATCH_UP_NIGHTS
-    pages = book.files
-    fresh = [p for p in present if pages[p.pin.path].bad_as != p.identity]
+    histories = state.files
+    fresh = [p for p in present if histories[p.pin.path].bad_as != p.identity]
     chosen: list[Present] = []
     spent = 0
-    for item in sorted(fresh, key=lambda p: (pages[p.pin.path].read_s or 0, p.pin.path)):
-        page = pages[item.pin.path]
-        is_due = now_s - (page.read_s or page.seen_s) >= pace.every_days * DAY_S
+    for item in sorted(fresh, key=lambda p: (histories[p.pin.path].read_s or 0, p.pin.path)):
+        history = histories[item.pin.path]
+        is_due = now_s - (history.read_s or history.seen_s) >= pace.every_days * DAY_S
         if spent >= min(limit, most if is_due else credit):
             break
         chosen.append(item)

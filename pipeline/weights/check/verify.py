@@ -21,13 +21,13 @@ from pipeline.weights.disk.hashing import (
     on_all_cores,
     read_file,
 )
-from pipeline.weights.disk.survey import Finding, Kind, Present, extras, survey
+from pipeline.weights.disk.survey import FileFinding, Kind, Present, extras, survey
 from pipeline.weights.model import FilePin, WeightsLock, chosen_files, is_chosen
 from pipeline.weights.place import Place
 
 
 @dataclass(frozen=True)
-class Request:
+class VerifyOptions:
     """How to verify."""
 
     only: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Request:
         return chosen_files(lock, self.only)
 
 
-class Report(Frozen):
+class VerifyReport(Frozen):
     """The result of verifying one place."""
 
     name: str
@@ -56,10 +56,10 @@ class Report(Frozen):
     bytes_read: int
     by_receipt: int
     seconds: float
-    findings: list[Finding]
+    findings: list[FileFinding]
 
     @property
-    def damage(self) -> list[Finding]:
+    def damage(self) -> list[FileFinding]:
         return [finding for finding in self.findings if finding.damage]
 
     @property
@@ -71,11 +71,11 @@ class Report(Frozen):
 class Checked:
     """A report, and for a repair what the files that were read hold."""
 
-    report: Report
+    report: VerifyReport
     readings: dict[str, Reading]
 
 
-def verify(place: Place, request: Request, neighbours: Collection[Place] = ()) -> Checked:
+def verify(place: Place, request: VerifyOptions, neighbours: Collection[Place] = ()) -> Checked:
     """Check every chosen file; read those that no receipt proves."""
     start = time.monotonic()
     pins = request.chosen(place.lock)
@@ -86,7 +86,7 @@ def verify(place: Place, request: Request, neighbours: Collection[Place] = ()) -
         log.say(f"  {finding.kind}: {finding.path} {finding.detail}".rstrip())
     known = {} if request.full else receipt.read_receipt(place)
     todo = [p for p in present if not receipt.vouches(known.get(p.pin.path), p.pin, p.identity)]
-    reader = _Reader(request)
+    reader = _FileReader(request)
     try:
         reader.read(todo)
     finally:  # what was proved before a Ctrl-C need not be read again
@@ -96,7 +96,7 @@ def verify(place: Place, request: Request, neighbours: Collection[Place] = ()) -
             good = [receipt.proved(pin, r, since_ns) for pin, r in reader.proved]
             receipt.keep(place, good, bad)
     return Checked(
-        Report(
+        VerifyReport(
             name=place.lock.name,
             commit=place.lock.commit,
             lock=place.lock.seal,
@@ -113,15 +113,15 @@ def verify(place: Place, request: Request, neighbours: Collection[Place] = ()) -
     )
 
 
-class _Reader:
+class _FileReader:
     """Reads files on all cores and sorts them into proved and not."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: VerifyOptions) -> None:
         self._request = request
         self._stop = threading.Event()
         self.proved: list[tuple[FilePin, Reading]] = []
         self.readings: dict[str, Reading] = {}
-        self.findings: list[Finding] = []
+        self.findings: list[FileFinding] = []
         self.unjudged: set[str] = set()  # the machine failed, not the file: an old proof stays
 
     def read(self, todo: list[Present]) -> None:
@@ -165,4 +165,4 @@ class _Reader:
                 self._note([item], "changed", f"locked as {item.pin.want}, is {reading.digest}")
 
     def _note(self, items: list[Present], kind: Kind, detail: str) -> None:
-        self.findings += [Finding(path=i.pin.path, kind=kind, detail=detail) for i in items]
+        self.findings += [FileFinding(path=i.pin.path, kind=kind, detail=detail) for i in items]

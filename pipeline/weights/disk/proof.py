@@ -22,11 +22,11 @@ _FILE_ERRORS = {
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Unfit(Exception):
+class FileUnfit(Exception):
     """Why a file cannot be taken for the locked one."""
 
 
-class Unreadable(Exception):
+class FileUnreadable(Exception):
     """Why the machine could not read a file now; it proves nothing about the file's bytes."""
 
 
@@ -56,14 +56,14 @@ def open_below(root: Path, relative: str) -> int:
         finally:
             os.close(at)
     except FileNotFoundError:
-        raise Unfit("is missing") from None
+        raise FileUnfit("is missing") from None
     except OSError as error:
         if error.errno not in _FILE_ERRORS:
-            raise Unreadable(f"could not be opened now ({error.strerror})") from None
-        raise Unfit(f"cannot be opened as a plain file ({error.strerror})") from None
+            raise FileUnreadable(f"could not be opened now ({error.strerror})") from None
+        raise FileUnfit(f"cannot be opened as a plain file ({error.strerror})") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Unfit("is not a plain file")
+        raise FileUnfit("is not a plain file")
     return handle
 
 
@@ -81,7 +81,7 @@ def hash_open(
         if advance:
             advance(n)
     if identity(handle) != before or at != before.size_bytes:
-        raise Unfit("changed while it was read")
+        raise FileUnfit("changed while it was read")
     return before
 
 
@@ -90,11 +90,11 @@ def check_open(
 ) -> tuple[Identity, str]:
     """Prove an open file against its pin; returns its identity and its SHA-256."""
     if (got := os.fstat(handle).st_size) != pin.size_bytes:
-        raise Unfit(f"has {got} bytes, locked are {pin.size_bytes}")
+        raise FileUnfit(f"has {got} bytes, locked are {pin.size_bytes}")
     wanted, plain = pin.new_hash(), hashlib.sha256()
     seen = hash_open(handle, [wanted] if pin.sha256 else [wanted, plain], advance)
     if wanted.hexdigest() != pin.want:
-        raise Unfit("does not have the locked bytes")
+        raise FileUnfit("does not have the locked bytes")
     return seen, pin.sha256 or plain.hexdigest()
 
 
@@ -104,7 +104,7 @@ def read_checked(handle: int, pin: FilePin) -> bytes:
     wanted = pin.new_hash()
     wanted.update(data)
     if len(data) != pin.size_bytes:
-        raise Unfit(f"does not have the locked {pin.size_bytes} bytes")
+        raise FileUnfit(f"does not have the locked {pin.size_bytes} bytes")
     if wanted.hexdigest() != pin.want:
-        raise Unfit("does not have the locked bytes")
+        raise FileUnfit("does not have the locked bytes")
     return data

@@ -34,7 +34,7 @@ from pipeline.weights.disk.hashing import (
     on_all_cores,
     read_file,
 )
-from pipeline.weights.disk.survey import Finding, extras, right_size, survey
+from pipeline.weights.disk.survey import FileFinding, extras, right_size, survey
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -45,7 +45,7 @@ _MACHINE = Path("/etc/machine-id")
 _LIMITS = "The machine is out of memory or of open files: see `ulimit -n`."
 
 
-class Entry(Frozen):
+class ReceiptEntry(Frozen):
     """One file as it was proved. Without an identity only its marks are of use."""
 
     path: str
@@ -68,7 +68,7 @@ class Receipt(Sealed):
     lock: Digest
     machine: str
     block_bytes: int = BLOCK_BYTES
-    files: list[Entry] = Field(default=[])
+    files: list[ReceiptEntry] = Field(default=[])
     seal: str = ""
 
 
@@ -80,7 +80,7 @@ def machine() -> str:
         return ""
 
 
-def read_receipt(place: Place) -> dict[str, Entry]:
+def read_receipt(place: Place) -> dict[str, ReceiptEntry]:
     """Entries by path; none when the receipt is damaged or for another lock or machine."""
     try:
         data = read_plain(place.receipt_file, _MOST_BYTES)
@@ -106,7 +106,7 @@ def disk_time_ns(place: Place) -> int | None:
         return None
 
 
-def proved(pin: FilePin, reading: Reading, since_ns: int) -> Entry:
+def proved(pin: FilePin, reading: Reading, since_ns: int) -> ReceiptEntry:
     """The entry of a file whose hash was right; reading began after `since_ns`.
 
     A file changed in the same tick of the clock could change once more without a trace ("racily
@@ -115,15 +115,15 @@ def proved(pin: FilePin, reading: Reading, since_ns: int) -> Entry:
     is_settled = reading.identity.ctime_ns < since_ns - _CLOCK_TICK_NS
     identity = reading.identity if is_settled else None
     marks = "".join(reading.marks)
-    return Entry(path=pin.path, want=pin.want, identity=identity, marks=marks)
+    return ReceiptEntry(path=pin.path, want=pin.want, identity=identity, marks=marks)
 
 
-def vouches(entry: Entry | None, pin: FilePin, identity: Identity) -> bool:
+def vouches(entry: ReceiptEntry | None, pin: FilePin, identity: Identity) -> bool:
     """Whether this very file was proved and has not moved since."""
     return entry is not None and entry.want == pin.want and entry.identity == identity
 
 
-def keep(place: Place, entries: Iterable[Entry], doubted: Iterable[str]) -> None:
+def keep(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str]) -> None:
     """Add what was proved, and stop vouching for what was not; the marks stay.
 
     Rot on a disk changes no time and no inode: a file that is bad must not pass by its old entry.
@@ -137,7 +137,7 @@ def keep(place: Place, entries: Iterable[Entry], doubted: Iterable[str]) -> None
         log.say(f"  no receipt is kept: {error}")
 
 
-def _keep(place: Place, entries: Iterable[Entry], doubted: Iterable[str]) -> None:
+def _keep(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str]) -> None:
     with locked(place.state / "receipt.lock"):
         known = read_receipt(place)
         for path in doubted:
@@ -157,7 +157,7 @@ class ReceiptCheck:
 
     proved: list[FilePin]
     unknown: list[FilePin]
-    findings: list[Finding]
+    findings: list[FileFinding]
 
 
 def proved_identities(place: Place) -> dict[str, Identity]:

@@ -58,7 +58,7 @@ def some(paths: list[str]) -> str:
 Shown = Annotated[str, AfterValidator(shown)]
 
 
-class Finding(Frozen):
+class FileFinding(Frozen):
     """One difference from the lock. Not all of them are damage."""
 
     path: Shown
@@ -77,7 +77,7 @@ class Present:
     identity: Identity
 
 
-def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list[Finding]]:
+def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list[FileFinding]]:
     """What is known of each file from its size and kind alone, without reading it."""
     # real paths: a link on the way must not lead the reader to files outside of the folder
     root = os.path.realpath(place.root)
@@ -97,26 +97,26 @@ def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list
         else:
             findings.append(seen)
         if place.hub_cache and (astray := _link_problem(place, pin, real(path))):
-            findings.append(Finding(path=pin.path, kind="name", detail=astray))
+            findings.append(FileFinding(path=pin.path, kind="name", detail=astray))
     return present, findings
 
 
-def _look(pin: FilePin, path: Path, root: str, real: str) -> Present | Finding:
+def _look(pin: FilePin, path: Path, root: str, real: str) -> Present | FileFinding:
     if not Path(real).is_relative_to(root):
-        return Finding(path=pin.path, kind="link", detail=f"leads out of the folder, to {real}")
+        return FileFinding(path=pin.path, kind="link", detail=f"leads out of the folder, to {real}")
     try:
         status = os.lstat(real)
     except (FileNotFoundError, NotADirectoryError):
         detail = "the link is broken" if path.is_symlink() else ""
-        return Finding(path=pin.path, kind="missing", detail=detail)
+        return FileFinding(path=pin.path, kind="missing", detail=detail)
     except OSError as error:
-        return Finding(path=pin.path, kind="unreadable", detail=error.strerror or str(error))
+        return FileFinding(path=pin.path, kind="unreadable", detail=error.strerror or str(error))
     if not stat.S_ISREG(status.st_mode):
-        return Finding(path=pin.path, kind="not a file", detail=_kind_of(status.st_mode))
+        return FileFinding(path=pin.path, kind="not a file", detail=_kind_of(status.st_mode))
     if status.st_size != pin.size_bytes:
         kind: Kind = "short" if status.st_size < pin.size_bytes else "long"
         detail = f"{status.st_size} bytes of {pin.size_bytes}"
-        return Finding(path=pin.path, kind=kind, detail=detail)
+        return FileFinding(path=pin.path, kind=kind, detail=detail)
     return Present(pin, Path(real), identity_of(status))
 
 
@@ -150,7 +150,7 @@ def _link_problem(place: Place, pin: FilePin, blob: str) -> str:
     return "" if target == blob else f"its name leads to {target} instead"
 
 
-def extras(place: Place, neighbours: Iterable[Place] = ()) -> list[Finding]:
+def extras(place: Place, neighbours: Iterable[Place] = ()) -> list[FileFinding]:
     """Files that no lock names. Those that an engine would run or load are damage.
 
     Sets that share a snapshot know each other's files.
@@ -168,13 +168,15 @@ def extras(place: Place, neighbours: Iterable[Place] = ()) -> list[Finding]:
             continue
         if path.endswith("/"):
             detail = "a folder that cannot be listed"
-            findings.append(Finding(path=path, kind="unreadable", detail=detail))
+            findings.append(FileFinding(path=path, kind="unreadable", detail=detail))
             continue
         suffix = Path(path).suffix.lower()
         loads = suffix in _LOADED and path.rpartition("/")[0] in folders
         damage = suffix in _CODE or loads
         detail = "no lock names it, and an engine may load it" if damage else "no lock names it"
-        findings.append(Finding(path=path, kind="extra", detail=detail, damage=damage, name=path))
+        findings.append(
+            FileFinding(path=path, kind="extra", detail=detail, damage=damage, name=path)
+        )
     return findings
 
 

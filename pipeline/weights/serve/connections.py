@@ -26,7 +26,7 @@ _WANTED_FILES = 2 * MOST_CONNECTIONS + MOST_UNKNOWN + _OWN_FILES
 
 
 @dataclass(eq=False)
-class Connection:
+class ClientConnection:
     """One client's connection."""
 
     sock: socket.socket
@@ -57,7 +57,7 @@ class Connection:
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
 
-class Connections:
+class ConnectionLimits:
     """All that are open, and the limits."""
 
     def __init__(
@@ -68,13 +68,13 @@ class Connections:
     ) -> None:
         self.most, self.most_unknown = most, most_unknown
         self.most_unknown_of_one = most_unknown_of_one
-        self._open: set[Connection] = set()
+        self._open: set[ClientConnection] = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """A new client, unknown yet; it may cost another unknown one its connection."""
         with self._lock:
             unknown = [c for c in self._open if not c.may_read]
@@ -88,7 +88,7 @@ class Connections:
                 self._close_longest_waiting(c for c in unknown if c.peer == peer)
             self._open.add(connection)
 
-    def let_read(self, connection: Connection, *, most_of_one: int | None = None) -> bool:
+    def let_read(self, connection: ClientConnection, *, most_of_one: int | None = None) -> bool:
         """The client may read the files; False where all connections for such are busy."""
         with self._lock:
             if connection.may_read:
@@ -110,7 +110,7 @@ class Connections:
             unknown = [c for c in waiting if not c.may_read]
             self._close_longest_waiting(unknown or waiting)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: ClientConnection) -> None:
         """It is over."""
         with self._lock:
             self._open.discard(connection)
@@ -122,7 +122,7 @@ class Connections:
             for connection in self._open:
                 connection.hang_up()
 
-    def _close_longest_waiting(self, connections: Iterable[Connection]) -> bool:
+    def _close_longest_waiting(self, connections: Iterable[ClientConnection]) -> bool:
         oldest = min(connections, key=lambda c: c.since, default=None)
         if oldest is None:
             return False

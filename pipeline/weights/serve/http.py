@@ -51,7 +51,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """A status, headers, and either bytes or a part of an open file."""
 
     status: int

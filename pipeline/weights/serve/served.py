@@ -12,7 +12,7 @@ from pipeline.errors import LockEdited
 from pipeline.files import files_below, read_plain
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place, find_places
-from pipeline.weights.serve.keeper import Held
+from pipeline.weights.serve.prover import ServedFile
 
 MAIN = "main"
 _MOST_REF_BYTES = 256
@@ -32,20 +32,20 @@ class Snapshot:
 
     repository: str
     commit: str
-    files: dict[str, Held] = field(default_factory=dict)
+    files: dict[str, ServedFile] = field(default_factory=dict)
     folders: dict[str, str] = field(default_factory=dict)  # path -> git's id of the folder
 
     def add(self, place: Place) -> None:
         """Take in a set; sets of one commit may share files, but not contradict each other."""
         for pin in place.lock.files:
-            held = self.files.setdefault(pin.path, Held(place, pin))
+            held = self.files.setdefault(pin.path, ServedFile(place, pin))
             if held.pin != pin:
                 raise LockEdited(
                     f"{self.repository}: {pin.path} is locked in two ways at one commit",
                     f"Compare {held.place.lock_file} and {place.lock_file}.",
                 )
 
-    def held(self, path: str) -> Held:
+    def held(self, path: str) -> ServedFile:
         if path not in self.files:
             raise Absent("EntryNotFound", "there is no such file in the set", self.commit)
         return self.files[path]
@@ -106,7 +106,7 @@ class ServedSets:
             snapshot.folders.update((path, i) for path, i in ids.items() if path)
 
     @property
-    def files(self) -> list[Held]:
+    def files(self) -> list[ServedFile]:
         return [held for s in self.snapshots.values() for held in s.files.values()]
 
     def names(self, repository: str) -> dict[str, str]:

@@ -14,27 +14,27 @@ from dataclasses import dataclass, field
 
 from pipeline import log
 from pipeline.errors import AddressUnusable
-from pipeline.weights.serve.connections import Connection, Connections
-from pipeline.weights.serve.http import Answer, Closed, Reader, Refused, Request
+from pipeline.weights.serve.connections import ClientConnection, ConnectionLimits
+from pipeline.weights.serve.http import Closed, Reader, Refused, Request, Response
 from pipeline.weights.serve.send import Incomplete, send_bytes, send_part
 
 _HANDSHAKE_S = 10.0
 _LOG_CHARS = 300
 _END_S = 2.0  # for the threads of open connections when the server stops
-_BUSY = Answer(503, {"Retry-After": "5", "X-Error-Message": "all connections are in use"})
+_BUSY = Response(503, {"Retry-After": "5", "X-Error-Message": "all connections are in use"})
 
 
 @dataclass
 class Server:
     """Listens, and gives each request to `answer`."""
 
-    answer: Callable[[Request], Answer]
+    answer: Callable[[Request], Response]
     host: str = "127.0.0.1"
     port: int = 0
     tls: ssl.SSLContext | None = None
     may_read: Callable[[Request], bool] = lambda request: True
     most_of_one: int | None = None  # connections of one address; where no token is asked for
-    connections: Connections = field(default_factory=Connections)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     requests: int = 0
     sent_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -86,14 +86,14 @@ class Server:
             self.connections.make_room()  # out of file descriptors: close one
             time.sleep(0.05)
             return
-        connection = Connection(sock, str(peer[0]))
+        connection = ClientConnection(sock, str(peer[0]))
         self.connections.add(connection)
         try:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
         except RuntimeError:  # the machine has no thread left: this client must try again
             self.connections.forget(connection)
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: ClientConnection) -> None:
         try:
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sock.settimeout(_HANDSHAKE_S)
@@ -110,7 +110,7 @@ class Server:
         finally:
             self.connections.forget(connection)
 
-    def _talk(self, connection: Connection) -> None:
+    def _talk(self, connection: ClientConnection) -> None:
         sock, peer = connection.sock, connection.peer
         reader = Reader(sock)
         stays = True
@@ -130,21 +130,21 @@ class Server:
             except Refused as refused:
                 request, stays = Request("-", "-"), False
                 message = str(refused)
-                answer = Answer(refused.status, {"X-Error-Message": message}, message.encode())
+                answer = Response(refused.status, {"X-Error-Message": message}, message.encode())
             stays = self._send(sock, request, answer, stays) and stays
             self._log(peer, request, answer, time.monotonic() - start)
 
-    def _let_read(self, connection: Connection) -> bool:
+    def _let_read(self, connection: ClientConnection) -> bool:
         return self.connections.let_read(connection, most_of_one=self.most_of_one)
 
-    def _answered(self, request: Request) -> Answer:
+    def _answered(self, request: Request) -> Response:
         try:
             return self.answer(request)
         except Exception as error:
             self._say(f"internal error: {type(error).__name__}: {error}")
-            return Answer(500, {"X-Error-Message": "internal server error"})
+            return Response(500, {"X-Error-Message": "internal server error"})
 
-    def _send(self, sock: socket.socket, request: Request, answer: Answer, stays: bool) -> bool:
+    def _send(self, sock: socket.socket, request: Request, answer: Response, stays: bool) -> bool:
         part = answer.part
         has_body = request.method != "HEAD" and answer.length > 0 and answer.status != 304
         try:
@@ -166,7 +166,7 @@ class Server:
                 os.close(part.handle)
         return True
 
-    def _log(self, peer: str, request: Request, answer: Answer, seconds: float) -> None:
+    def _log(self, peer: str, request: Request, answer: Response, seconds: float) -> None:
         message = answer.headers.get("X-Error-Message", "")
         size = 0 if request.method == "HEAD" else answer.length
         line = f"{peer} {request.method} {_plain(request.target)} {answer.status} {size}"

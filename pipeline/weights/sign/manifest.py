@@ -12,8 +12,8 @@ from typing import TypeVar
 from pipeline.errors import WeightsDamaged
 from pipeline.weights.disk.hashing import cores
 from pipeline.weights.disk.proof import (
-    Unfit,
-    Unreadable,
+    FileUnfit,
+    FileUnreadable,
     check_open,
     hash_open,
     open_below,
@@ -46,11 +46,13 @@ def files_digests(place: Place, pins: list[FilePin]) -> dict[str, str]:
     return {path: d for path, d in _digests(place, pins).items() if isinstance(d, str)}
 
 
-def _digests(place: Place, pins: list[FilePin]) -> dict[str, str | Unfit | Unreadable]:
+def _digests(place: Place, pins: list[FilePin]) -> dict[str, str | FileUnfit | FileUnreadable]:
     """From the lock, where it has them; git's small files have a SHA-1 there and are read."""
     small = [pin for pin in pins if not pin.sha256]
     read = on_cores(lambda pin: _digest(place, pin), small)
-    locked: dict[str, str | Unfit | Unreadable] = {p.path: p.sha256 for p in pins if p.sha256}
+    locked: dict[str, str | FileUnfit | FileUnreadable] = {
+        p.path: p.sha256 for p in pins if p.sha256
+    }
     return locked | {pin.path: digest for pin, digest in zip(small, read, strict=True)}
 
 
@@ -64,16 +66,16 @@ def _digest(place: Place, pin: FilePin) -> str:
 
 def on_cores(
     work: Callable[[Item], Result], items: list[Item]
-) -> list[Result | Unfit | Unreadable]:
+) -> list[Result | FileUnfit | FileUnreadable]:
     """Do the work on all cores; a file that is unfit or unreadable gives the reason instead."""
 
-    def caught(item: Item) -> Result | Unfit | Unreadable:
+    def caught(item: Item) -> Result | FileUnfit | FileUnreadable:
         try:
             return work(item)
-        except (Unfit, Unreadable) as reason:
+        except (FileUnfit, FileUnreadable) as reason:
             return reason
         except OSError as error:
-            return Unreadable(f"could not be read now ({error.strerror})")
+            return FileUnreadable(f"could not be read now ({error.strerror})")
 
     pool = ThreadPoolExecutor(cores())
     try:
@@ -101,7 +103,7 @@ def sha256_below(root: Path, path: str) -> str:
     """The SHA-256 of a file that lies in a folder; a link may only lead into the same folder."""
     real = (root / path).resolve()
     if (root / path).is_symlink() and not real.is_relative_to(_home(root)):
-        raise Unfit("is a link out of the folder")
+        raise FileUnfit("is a link out of the folder")
     where, name = (real.parent, real.name) if (root / path).is_symlink() else (root, path)
     handle = open_below(where, name)
     try:

@@ -12,9 +12,9 @@ from pipeline.attest.names import WEIGHTS
 from pipeline.attest.predicates import Tool, Weights, WeightsLockName, WeightsVerification
 from pipeline.attest.statement import Statement, stamp, state_about, subject
 from pipeline.model import canonical_json, sha256_of
-from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk.receipt import check_by_receipt
-from pipeline.weights.disk.survey import Finding
+from pipeline.weights.disk.survey import FileFinding
 from pipeline.weights.model import WeightsLock, dump
 from pipeline.weights.place import Place
 
@@ -39,7 +39,7 @@ def verification(
 ) -> WeightsVerification:
     """Check a set. Unless `full`, nothing is read: a file without a receipt is unknown."""
     if full:
-        report = verify(place, Request(full=True), neighbours).report
+        report = verify(place, VerifyOptions(full=True), neighbours).report
         read, why = report.files_read, reasons(report.damage)
         return verification_from(files_read=read, files_by_receipt=0, why=why, now=now)
     checked = check_by_receipt(place, neighbours)
@@ -93,6 +93,6 @@ def weights_statement(place: Place, result: WeightsVerification) -> Statement:
     return state_about(subjects, WEIGHTS, predicate.model_dump(mode="json"))
 
 
-def reasons(findings: Iterable[Finding]) -> list[str]:
+def reasons(findings: Iterable[FileFinding]) -> list[str]:
     """Findings as a statement lists them."""
     return [f"{finding.kind}: {finding.path} {finding.detail}".rstrip() for finding in findings]

@@ -20,8 +20,8 @@ from pipeline.errors import ModelSignatureInvalid, WeightsDamaged
 from pipeline.files import write_bytes
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Hex, stays_below
-from pipeline.weights.check.verify import Request, verify
-from pipeline.weights.disk.proof import Unfit, Unreadable
+from pipeline.weights.check.verify import VerifyOptions, verify
+from pipeline.weights.disk.proof import FileUnfit, FileUnreadable
 from pipeline.weights.disk.survey import some
 from pipeline.weights.place import Place
 from pipeline.weights.sign.manifest import (
@@ -117,7 +117,7 @@ def sign(
     """Sign a set that is whole, and alone in its folder."""
     ignored = [*OWN_PATHS, *GIT_PATHS, *_inside(signature, place.snapshot)]
     known = {pin.path for pin in place.lock.files}
-    report = verify(place, Request(full=full)).report
+    report = verify(place, VerifyOptions(full=full)).report
     if damage := report.damage:
         files = some([f"{finding.path} ({finding.kind})" for finding in damage])
         raise WeightsDamaged(f"{place.lock.name}: not signed, for it is damaged: {files}")
@@ -182,13 +182,13 @@ def check(
     unread = [p for p in here if p not in (known or {})]
     read = dict(zip(unread, on_cores(lambda p: sha256_below(folder, p), unread), strict=True))
     digests = {**read, **{p: d for p, d in (known or {}).items() if p in wanted}}
-    if failed := {p: d for p, d in digests.items() if isinstance(d, Unreadable)}:
+    if failed := {p: d for p, d in digests.items() if isinstance(d, FileUnreadable)}:
         path, reason = min(failed.items())
         raise ModelSignatureInvalid(
             f"{path}: {reason}",
             "Its bytes were not judged. Check the disk and the limit of open files.",
         )
-    bad = {p for p, d in digests.items() if isinstance(d, Unfit) or d != wanted[p]}
+    bad = {p for p, d in digests.items() if isinstance(d, FileUnfit) or d != wanted[p]}
     _compare("changed", bad)
     return Signed(
         signature,

@@ -25,7 +25,7 @@ from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
 from pipeline.net.failures import Lost as ConnectionLost
 from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.weights.model import FilePin
-from pipeline.weights.transfer.routes import AttemptFailed, Body, NotAvailable, wrong_bytes
+from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, NotAvailable, wrong_bytes
 
 STALL_S = 30.0  # without a byte for so long, another route is taken
 _MOST_HOPS = 5  # the Hub needs two: a renamed repository, then its CDN
@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"\d{1,18}")
 
 
 @dataclass(frozen=True)
-class Repository:
+class HubRepository:
     """A repository at a commit, at an endpoint with the Hub's API."""
 
     endpoint: str
@@ -63,14 +63,14 @@ class HttpRoute:
     """Ranges of a repository's files; remembers where the Hub sends us for each."""
 
     def __init__(
-        self, client: Client, repository: Repository, name: str, stall_s: float = STALL_S
+        self, client: Client, repository: HubRepository, name: str, stall_s: float = STALL_S
     ) -> None:
         self.name = name
         self._client, self._repository = client, repository
         self._limits = stall_limits(stall_s)
         self._links: dict[str, str] = {}
 
-    def open(self, pin: FilePin, start: int, stop: int) -> Body:
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         headers = {}
         if (start, stop) != (0, pin.size_bytes):
             headers["Range"] = f"bytes={start}-{stop - 1}"

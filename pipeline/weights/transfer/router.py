@@ -18,7 +18,7 @@ from pipeline.errors import (
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.routes import (
     AttemptFailed,
-    Body,
+    ByteStream,
     NotAvailable,
     Route,
     not_offline,
@@ -121,7 +121,7 @@ class Attempts:
         self._route: Route | None = None
         self._reasons: dict[str, str] = {}  # by route
 
-    def open(self, pin: FilePin, start: int, stop: int, first_turn: int = 0) -> Body:
+    def open(self, pin: FilePin, start: int, stop: int, first_turn: int = 0) -> ByteStream:
         """The range from the route whose turn it is; raises `AttemptFailed`, or the last error."""
         while True:
             route = self._router.pick(pin, first_turn + self._turn)

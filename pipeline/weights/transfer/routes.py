@@ -12,7 +12,7 @@ from pipeline.errors import DigestMismatch, OfflineMiss, PipelineError, SourceUn
 from pipeline.weights.model import FilePin
 
 
-class Body(Protocol):
+class ByteStream(Protocol):
     """Bytes that arrive. `is_whole`: the server ignored the range and sends the whole file."""
 
     is_whole: bool
@@ -29,7 +29,7 @@ class Route(Protocol):
 
     name: str
 
-    def open(self, pin: FilePin, start: int, stop: int) -> Body:
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         """The bytes from `start` up to `stop`; raises `AttemptFailed` or `NotAvailable`."""
         ...
 

@@ -15,8 +15,14 @@ from pipeline.net.failures import BadAddress
 from pipeline.weights import hub
 from pipeline.weights.model import FilePin, WeightsLock
 from pipeline.weights.place import cache_name
-from pipeline.weights.transfer.http_route import STALL_S, HttpRoute, Repository
-from pipeline.weights.transfer.routes import AttemptFailed, Body, NotAvailable, Route, not_offline
+from pipeline.weights.transfer.http_route import STALL_S, HttpRoute, HubRepository
+from pipeline.weights.transfer.routes import (
+    AttemptFailed,
+    ByteStream,
+    NotAvailable,
+    Route,
+    not_offline,
+)
 from pipeline.weights.transfer.xet_route import XetRoute, has_xet
 
 NEIGHBOUR_TOKEN = "SM120_NEIGHBOUR_TOKEN"  # noqa: S105 - the variable's name
@@ -69,9 +75,9 @@ def find_routes(
                 "Name a folder, or http://HOST:PORT of a neighbour.",
             ) from error
         secret = os.environ.get(NEIGHBOUR_TOKEN)
-        there = Repository(address.rstrip("/"), lock.repository, lock.commit, secret)
+        there = HubRepository(address.rstrip("/"), lock.repository, lock.commit, secret)
         routes.append(HttpRoute(client, there, name, stall_s))
-    home = Repository(endpoint, lock.repository, lock.commit, token)
+    home = HubRepository(endpoint, lock.repository, lock.commit, token)
     routes.append(HttpRoute(client, home, "plain HTTP", stall_s))
     if with_xet and has_xet():
         routes.append(XetRoute(client, home, stall_s))
@@ -86,7 +92,7 @@ class FolderRoute:
         self._roots = (folder, folder / "snapshots" / lock.commit)
         self._blobs = (folder / "blobs", folder / cache_name(lock) / "blobs")
 
-    def open(self, pin: FilePin, start: int, stop: int) -> Body:
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         for path in (*(r / pin.path for r in self._roots), *(b / pin.want for b in self._blobs)):
             try:
                 if path.is_file() and path.stat().st_size == pin.size_bytes:

@@ -15,7 +15,7 @@ from pipeline.log import Bar
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.partial_file import PartialFile, Span
 from pipeline.weights.transfer.router import Attempts, Router
-from pipeline.weights.transfer.routes import AttemptFailed, Body, wrong_bytes
+from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, wrong_bytes
 
 PIECE_BYTES = 1 << 18  # read at a time: fits the core's cache, where it is hashed right away
 _MOST_REPORTED = 10  # errors of single files that are shown while the others go on
@@ -185,7 +185,7 @@ class WorkerPool:
     def _write(
         self,
         partial: PartialFile,
-        body: Body,
+        body: ByteStream,
         spans: list[Span],
         attempts: Attempts,
         buffer: memoryview,
@@ -213,7 +213,7 @@ class WorkerPool:
                 spans[0] = (at, stop)
             spans.pop(0)
 
-    def _read(self, body: Body, buffer: memoryview) -> int:
+    def _read(self, body: ByteStream, buffer: memoryview) -> int:
         if self._client.stop.is_set():
             raise Interrupted("stopped")
         self._throttle.take(len(buffer))

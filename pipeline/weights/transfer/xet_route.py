@@ -17,8 +17,8 @@ from pipeline.net.client import MAY_PASS
 from pipeline.net.failures import NetError
 from pipeline.net.timing import Watchdog, asked_wait_s
 from pipeline.weights.model import FilePin
-from pipeline.weights.transfer.http_route import Repository, route_failure, stall_limits
-from pipeline.weights.transfer.routes import AttemptFailed, Body, NotAvailable
+from pipeline.weights.transfer.http_route import HubRepository, route_failure, stall_limits
+from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, NotAvailable
 
 _HASH = "X-Xet-Hash"  # huggingface_hub: HUGGINGFACE_HEADER_X_XET_HASH
 
@@ -36,9 +36,9 @@ class XetRoute:
     def __init__(
         self,
         client: Client,
-        repository: Repository,
+        repository: HubRepository,
         stall_s: float,
-        new_group: Callable[[Repository], Any] | None = None,
+        new_group: Callable[[HubRepository], Any] | None = None,
     ) -> None:
         self._client, self._repository, self._stall_s = client, repository, stall_s
         self._new_group = new_group or _store_group
@@ -46,7 +46,7 @@ class XetRoute:
         self._watch = Watchdog()
         self._guard = threading.Lock()
 
-    def open(self, pin: FilePin, start: int, stop: int) -> Body:
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         name = self._hash_of(pin)
         try:
             with self._guard:
@@ -79,7 +79,7 @@ class XetRoute:
         raise NotAvailable(SourceUnreachable(f"{pin.path}: {why}"), only_this_file=True)
 
 
-def _store_group(repository: Repository) -> Any:
+def _store_group(repository: HubRepository) -> Any:
     import hf_xet
 
     token = {"Authorization": f"Bearer {repository.token}"} if repository.token else {}

@@ -12,7 +12,7 @@ from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.loads import Batch, Machine, offload_from
 from pipeline.fit.override import (
     CPU,
-    Override,
+    TensorRule,
     device_sums,
     home_of,
     idle_rules,
@@ -82,9 +82,9 @@ def test_no_byte_is_lost_or_counted_twice() -> None:
 
 def test_several_rules_may_stand_in_one_argument() -> None:
     assert read_overrides([r"a=CUDA0,b=CPU", "c=CUDA1"], TWO) == [
-        Override("a", "CUDA0"),
-        Override("b", "CPU"),
-        Override("c", "CUDA1"),
+        TensorRule("a", "CUDA0"),
+        TensorRule("b", "CPU"),
+        TensorRule("c", "CUDA1"),
     ]
 
 

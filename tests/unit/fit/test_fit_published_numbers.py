@@ -51,8 +51,8 @@ import pytest
 
 from pipeline.fit.engine import (
     CARD_RESERVED_BYTES,
+    LaunchSettings,
     Room,
-    Settings,
     sglang_default_fraction,
     sglang_room,
     vllm_room,
@@ -96,7 +96,7 @@ def error(ours: float, theirs: float, what: str) -> float:
 def logged_room(repository: str, weights: int, fraction: float) -> Room:
     model = model_of(repository)
     kv = "fp8" if model.precision.kv_fp8 else "bf16"
-    settings = Settings(tp=8, context=262144, kv=kv)  # type: ignore[arg-type]
+    settings = LaunchSettings(tp=8, context=262144, kv=kv)  # type: ignore[arg-type]
     return sglang_room(model, CARD, weights, settings, fraction)
 
 
@@ -118,7 +118,7 @@ def test_weights_on_a_card_are_those_of_the_published_logs(
 
 @pytest.mark.parametrize(("repository", "theirs"), [(THINKING, 0.848), (K25, 0.7714564062499999)])
 def test_the_logged_fractions_are_sglangs_own_choice(repository: str, theirs: float) -> None:
-    settings = Settings(tp=8, context=262144, kv="bf16")
+    settings = LaunchSettings(tp=8, context=262144, kv="bf16")
     ours = sglang_default_fraction(model_of(repository), CARD, settings)
     assert ours == pytest.approx(theirs, abs=1e-12)
 
@@ -156,10 +156,10 @@ def test_what_is_left_after_the_pools_is_what_the_log_says() -> None:
 
 def test_stock_sglang_and_vllm_are_met_within_six_percent() -> None:
     model, weights = model_of(K25), weights_of(K25)
-    long = Settings(tp=8, context=262144, kv="fp8", prefill_tokens=16384)
+    long = LaunchSettings(tp=8, context=262144, kv="fp8", prefill_tokens=16384)
     stock = sglang_room(model, CARD, weights, long, 0.85)
     assert abs(error(stock.kv_tokens, 232_000, "sglang 0.85 fp8, KV tokens")) < 6
-    both = Settings(tp=8, context=262144, kv="fp8")
+    both = LaunchSettings(tp=8, context=262144, kv="fp8")
     community = vllm_room(model, CARD, weights_of(K25, "vllm"), both, 0.94)
     assert abs(error(community.kv_tokens, 478_992, "vLLM 0.94 fp8, KV tokens")) < 3
     divided = both.model_copy(update={"dcp": 8})

@@ -20,7 +20,7 @@ from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import read_item
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.weights import judge_weights
-from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.model import lock_path, write_lock
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing
@@ -41,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     now = time.time_ns()
     with monkeypatch.context() as patch:
         patch.setattr("pipeline.weights.disk.receipt.disk_time_ns", lambda _: now + 3_600 * 10**9)
-        verify(place, Request(full=True))
+        verify(place, VerifyOptions(full=True))
     return place
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pipeline.errors import OfflineMiss, SourceUnreachable
 from pipeline.weights.check.copies import Source
-from pipeline.weights.check.verify import Checked, Report, Request, verify
+from pipeline.weights.check.verify import Checked, VerifyOptions, VerifyReport, verify
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import Place, new_place
 
@@ -114,9 +114,9 @@ class DiskSet:
         return self.place.file(self.pin(path))
 
     def check(self, **request: object) -> Checked:
-        return verify(self.place, Request(**request))  # type: ignore[arg-type]
+        return verify(self.place, VerifyOptions(**request))  # type: ignore[arg-type]
 
-    def report(self, **request: object) -> Report:
+    def report(self, **request: object) -> VerifyReport:
         return self.check(**request).report
 
     def kinds(self, **request: object) -> dict[str, str]:

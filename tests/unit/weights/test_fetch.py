@@ -28,7 +28,7 @@ from pipeline.errors import (
 from pipeline.fetch.http import Client
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import Reading, identity_of, read_file
-from pipeline.weights.disk.receipt import Entry, keep
+from pipeline.weights.disk.receipt import ReceiptEntry, keep
 from pipeline.weights.model import FilePin, sealed
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
@@ -683,7 +683,9 @@ def test_a_file_that_a_receipt_vouches_for_is_not_read_again(
     hashed: list[str] = []
     monkeypatch.setattr("pipeline.weights.disk.receipt.read_file", _noting(hashed))
     pin = next(p for p in place.lock.files if p.path == BIG)
-    entry = Entry(path=BIG, want=pin.want, identity=identity_of(place.file(pin).stat()), marks="")
+    entry = ReceiptEntry(
+        path=BIG, want=pin.want, identity=identity_of(place.file(pin).stat()), marks=""
+    )
     keep(place, [entry], [])
     assert bed.fetch(place) == []
     assert str(place.file(pin)) not in hashed
@@ -697,7 +699,7 @@ def test_a_file_that_moved_since_its_receipt_is_read_again(
     bed.fetch(place)
     pin = next(p for p in place.lock.files if p.path == BIG)
     path = place.file(pin)
-    entry = Entry(path=BIG, want=pin.want, identity=identity_of(path.stat()), marks="")
+    entry = ReceiptEntry(path=BIG, want=pin.want, identity=identity_of(path.stat()), marks="")
     keep(place, [entry], [])
     data = bytearray(path.read_bytes())
     data[MIDDLE] ^= 1

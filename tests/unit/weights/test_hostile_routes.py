@@ -14,7 +14,7 @@ from pipeline.fetch.settings import Settings
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
-from pipeline.weights.transfer.http_route import HttpRoute, Repository
+from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
 from pipeline.weights.transfer.routes import AttemptFailed, NotAvailable
 from pipeline.weights.transfer.sources import find_routes
 from pipeline.weights.transfer.xet_route import XetRoute
@@ -42,7 +42,7 @@ def test_no_hostile_answer_leaves_a_file_or_a_defect(tmp_path: Path) -> None:
     def ask(url: str) -> object:
         folder = tmp_path / url.rpartition(":")[2]
         client, lock = Client(Settings(indexes=())), lock_of(PIN)
-        there = Repository(url, "org/tiny", COMMIT, "hf_secret")
+        there = HubRepository(url, "org/tiny", COMMIT, "hf_secret")
         routes = [HttpRoute(client, there, "plain HTTP", 0.2)]
         place, options = (
             new_place(folder, lock, hub_cache=False),
@@ -60,7 +60,7 @@ def test_no_hostile_answer_about_xet_is_a_defect() -> None:
         if name in hostile.ENDLESS and "head" not in name and "silence" not in name:
             continue  # a HEAD has no body that could be endless
         with hostile_server(script) as url:
-            there = Repository(url, "org/tiny", COMMIT, "hf_secret")
+            there = HubRepository(url, "org/tiny", COMMIT, "hf_secret")
             with pytest.raises((AttemptFailed, NotAvailable)):
                 XetRoute(client, there, 0.2, lambda _: None).open(PIN, 0, 10)
 
@@ -97,7 +97,7 @@ def test_a_range_comes_in_as_many_parts_as_the_server_likes(
     monkeypatch.setattr("pipeline.weights.transfer.router.ATTEMPTS", 3)
     client = Client(Settings(indexes=()))
     with hostile_server(resuming(name)) as url:
-        route = HttpRoute(client, Repository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)
+        route = HttpRoute(client, HubRepository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)
         options = Options(first_wait_s=0.001)
         pieces = fetch_range([route], PINNED, 1000, 4096, client=client, options=options)
         assert b"".join(pieces) == WHOLE[1000:]
@@ -109,7 +109,7 @@ def test_a_range_comes_in_as_many_parts_as_the_server_likes(
 def test_a_range_that_is_not_the_one_asked_for_is_not_used(name: str) -> None:
     client = Client(Settings(indexes=()))
     with hostile_server(resuming(name)) as url:
-        route = HttpRoute(client, Repository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)
+        route = HttpRoute(client, HubRepository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)
         with pytest.raises(PipelineError):
             b"".join(fetch_range([route], PINNED, 1000, 4096, client=client))
 
@@ -124,7 +124,7 @@ def test_a_login_in_the_endpoint_is_sent_where_there_is_no_token() -> None:
     with hostile_server(answer) as url:
         mirror = url.replace("//", "//ann:s3cret@")
         for token in (None, "hf_token"):
-            there = Repository(mirror, "org/tiny", COMMIT, token)
+            there = HubRepository(mirror, "org/tiny", COMMIT, token)
             HttpRoute(Client(Settings(indexes=())), there, "plain HTTP", 0.5).open(PINNED, 0, 4096)
     assert b"Authorization: Basic YW5uOnMzY3JldA==" in heads[0]
     assert b"Authorization: Bearer hf_token" in heads[1]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.weights.check import verify as module
-from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk import hashing, receipt
 from pipeline.weights.disk.hashing import Reading, identity_of
 from pipeline.weights.place import Place
@@ -118,7 +118,7 @@ def test_a_receipt_copied_with_its_folder_vouches_for_nothing(tmp_path: Path) ->
     second = Place(tmp_path / "second", made.place.lock)
     flip(second.root / SHARD, 0)
     os.utime(second.root / SHARD, ns=(0, made.path(SHARD).stat().st_mtime_ns))
-    report = verify(second, Request()).report
+    report = verify(second, VerifyOptions()).report
     assert report.files_read == 6
     assert [f.path for f in report.damage] == [SHARD]
 
@@ -164,7 +164,7 @@ def test_a_receipt_of_rubbish_is_ignored(proved: DiskSet, data: bytes) -> None:
 def test_a_receipt_of_another_lock_is_ignored(proved: DiskSet) -> None:
     others = small_files() | {"config.json": b'{"a": 2}\n'}
     place = Place(proved.place.root, lock_of(others), hub_cache=proved.place.hub_cache)
-    damage = verify(place, Request()).report.damage
+    damage = verify(place, VerifyOptions()).report.damage
     assert "config.json" in {f.path for f in damage}
 
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline.attest.names import WEIGHTS
 from pipeline.attest.predicates import check_predicate
 from pipeline.errors import RecordInvalid
-from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.place import Place, find_places
 from pipeline.weights.sign.record import set_digest, verification, weights_statement
 from tests.testbed.locked_set import SMALL, make_set
@@ -28,7 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def test_a_record_of_one_moment_is_the_same_bytes_every_time(place: Place) -> None:
-    verify(place, Request())
+    verify(place, VerifyOptions())
     first, second = (
         json.dumps(weights_statement(place, verification(place, now=NOON)).as_json())
         for _ in range(2)
@@ -60,7 +60,7 @@ def test_a_receipt_or_a_full_read_makes_it_verified(place: Place) -> None:
 
 @pytest.mark.parametrize("fault", ["flipped", "short", "missing", "extra code", "touched"])
 def test_a_moved_file_is_never_verified(place: Place, fault: str) -> None:
-    verify(place, Request())
+    verify(place, VerifyOptions())
     path = place.root / "model.safetensors"
     data = path.read_bytes()
     if fault == "flipped":

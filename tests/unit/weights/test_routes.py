@@ -14,9 +14,9 @@ from pipeline.net.timing import Watchdog, retry_after_s
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer import xet_route
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
-from pipeline.weights.transfer.http_route import HttpRoute, Repository
+from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
 from pipeline.weights.transfer.router import Router
-from pipeline.weights.transfer.routes import AttemptFailed, Body, NotAvailable, Route
+from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, NotAvailable, Route
 from pipeline.weights.transfer.workers import Throttle
 from pipeline.weights.transfer.xet_route import XetRoute, has_xet
 from tests.testbed import hub_faults as fault
@@ -30,7 +30,7 @@ class Named:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def open(self, pin: FilePin, start: int, stop: int) -> Body:
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         raise AttemptFailed("never")
 
 
@@ -119,7 +119,7 @@ def plain_info(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def both(bed: Bed, client: Client, store: Any, stall_s: float = 0.2) -> tuple[Route, Route]:
-    there = Repository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
+    there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
     http = HttpRoute(client, there, "plain HTTP", stall_s)
     return http, XetRoute(client, there, stall_s, lambda repository: store)
 
@@ -213,7 +213,7 @@ def test_the_real_xet_client_without_a_token_is_a_refusal(
     monkeypatch.undo()
     bed.hub.xet = True
     client = Client(bed.settings)
-    there = Repository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
+    there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
     with pytest.raises(NotAvailable, match="Xet store refuses"):
         XetRoute(client, there, 5).open(bed.pin(), 0, 10)
     token_calls = [a for a in bed.hub.asked if a.stage == "xet"]
@@ -225,7 +225,7 @@ def test_a_connection_that_only_drips_is_cut(bed: Bed) -> None:
     bed.publish({"a.bin": big_bytes(400_000)})
     bed.hub.bytes_per_s = 1_000_000
     client = Client(bed.settings)
-    there = Repository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
+    there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
     route = HttpRoute(client, there, "plain HTTP", 0.15)
     body = route.open(bed.pin("a.bin"), 0, 400_000)
     bed.hub.bytes_per_s = 50_000  # a piece of 256 KiB that takes five seconds

@@ -15,9 +15,9 @@ from pipeline.weights.check.scrub import (
     CATCH_UP_NIGHTS,
     DAY_S,
     Pace,
-    Slice,
+    ScrubSlice,
     lower_priority,
-    read_book,
+    read_state,
     scrub,
 )
 from pipeline.weights.disk import receipt
@@ -47,7 +47,7 @@ def ten(tmp_path: Path) -> DiskSet:
     return make_set(tmp_path, ten_files())
 
 
-def night(a_set: DiskSet | Place, number: float, pace: Pace | None = None) -> Slice:
+def night(a_set: DiskSet | Place, number: float, pace: Pace | None = None) -> ScrubSlice:
     place = a_set.place if isinstance(a_set, DiskSet) else a_set
     return scrub(place, pace or Pace(every_days=5), START_S + int(number * DAY_S))
 
@@ -182,7 +182,7 @@ def test_a_clock_that_was_put_back_stops_nothing(ten: DiskSet) -> None:
         night(ten, n)
     nights = [night(ten, n) for n in range(7)]
     assert {path for n in nights for path in n.read} == set(ten.files)
-    assert read_book(ten.place).last_run_s == START_S + 6 * DAY_S
+    assert read_state(ten.place).last_run_s == START_S + 6 * DAY_S
 
 
 @pytest.fixture

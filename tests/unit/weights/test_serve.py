@@ -24,11 +24,11 @@ from pipeline.files import remove_tree
 from pipeline.weights.disk.proof import identity, open_pin
 from pipeline.weights.place import Place
 from pipeline.weights.serve import http as wire
-from pipeline.weights.serve import keeper as keeping
+from pipeline.weights.serve import prover as proving
 from pipeline.weights.serve import send
-from pipeline.weights.serve.connections import Connection, Connections
-from pipeline.weights.serve.hub import Hub
-from pipeline.weights.serve.keeper import Keeper
+from pipeline.weights.serve.api import HubApi
+from pipeline.weights.serve.connections import ClientConnection, ConnectionLimits
+from pipeline.weights.serve.prover import Prover
 from pipeline.weights.serve.request import Unsatisfiable, wanted_range
 from pipeline.weights.serve.served import folder_ids, served_by
 from pipeline.weights.serve.server import Server
@@ -54,7 +54,7 @@ class Got:
 @dataclass
 class Running:
     server: Server
-    keeper: Keeper
+    prover: Prover
 
     def ask(
         self,
@@ -80,32 +80,32 @@ class Running:
             return b"".join(iter(lambda: sock.recv(65536), b""))
 
     def wait_until_judged(self) -> None:
-        for held in self.keeper.files:
+        for held in self.prover.files:
             assert held.judged.wait(20)
 
 
 @contextmanager
 def running(*folders: Path, tokens: frozenset[str] = frozenset(), **more: Any) -> Iterator[Running]:
     served = served_by(folders)
-    keeper = Keeper(served.files)
-    hub = Hub(served, keeper, tokens)
+    prover = Prover(served.files)
+    hub = HubApi(served, prover, tokens)
     server = Server(hub.answer, may_read=hub.may_read, **more)
     server.listen()
-    keeper.start()
+    prover.start()
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        yield Running(server, keeper)
+        yield Running(server, prover)
     finally:
         server.stop()
-        keeper.stop()
+        prover.stop()
         thread.join(10)
         assert not thread.is_alive()
 
 
 @pytest.fixture(autouse=True)
 def disk_with_a_fine_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_TICK_S", 0.02)
+    monkeypatch.setattr(proving, "_TICK_S", 0.02)
 
 
 @pytest.fixture
@@ -404,8 +404,8 @@ def test_a_file_that_changes_while_it_is_sent_never_arrives_whole(
 def test_before_it_is_proved_a_file_is_answered_with_come_back_later(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "_WAIT_S", 0.05)
-    monkeypatch.setattr(keeping, "_TICK_S", 30.0)  # the proof cannot begin
+    monkeypatch.setattr(proving, "_WAIT_S", 0.05)
+    monkeypatch.setattr(proving, "_TICK_S", 30.0)  # the proof cannot begin
     with running(place.root) as hub:
         got = hub.file("model.safetensors")
         assert (got.status, got.headers["Retry-After"]) == (503, "10")
@@ -420,9 +420,9 @@ def test_a_receipts_word_is_taken_only_for_the_very_file(place: Place) -> None:
     seen = identity(handle)
     os.close(handle)
     for known, state in ((seen, "proved"), (seen._replace(inode=1), "unproved")):
-        keeper = Keeper(served_by([place.root]).files)
-        keeper.trust_receipts(lambda _, known=known: {pin.path: known})  # type: ignore[misc]
-        assert {h.pin.path: h.state for h in keeper.files}[pin.path] == state
+        prover = Prover(served_by([place.root]).files)
+        prover.trust_receipts(lambda _, known=known: {pin.path: known})  # type: ignore[misc]
+        assert {h.pin.path: h.state for h in prover.files}[pin.path] == state
 
 
 def test_a_token_opens_the_server_and_nothing_else_does(place: Place) -> None:
@@ -587,7 +587,7 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 def test_silent_strangers_leave_the_place_of_whoever_has_a_token(place: Place) -> None:
-    few = Connections(most=4, most_unknown=6, most_unknown_of_one=3)
+    few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (hub, crowd):
         silent = [crowd.connect() for _ in range(40)]
         assert crowd.asked(crowd.connect(), b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
@@ -596,7 +596,7 @@ def test_silent_strangers_leave_the_place_of_whoever_has_a_token(place: Place) -
 
 
 def test_strangers_that_keep_asking_do_not_outlast_a_newcomer(place: Place) -> None:
-    few = Connections(most=4, most_unknown=6, most_unknown_of_one=3)
+    few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
         loud = [crowd.connect() for _ in range(3)]
         newcomer = crowd.connect()
@@ -608,9 +608,9 @@ def test_strangers_that_keep_asking_do_not_outlast_a_newcomer(place: Place) -> N
 
 
 def test_one_that_has_asked_and_was_not_read_yet_is_not_sent_away() -> None:
-    few = Connections(most=4, most_unknown=6, most_unknown_of_one=2)
+    few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=2)
     pairs = [socket.socketpair() for _ in range(8)]
-    held = [Connection(ours, "127.0.0.1") for ours, _ in pairs]
+    held = [ClientConnection(ours, "127.0.0.1") for ours, _ in pairs]
     for (_, theirs), connection in zip(pairs[:4], held, strict=False):
         theirs.send(b"GET")
         few.add(connection)
@@ -630,7 +630,7 @@ def test_one_that_has_asked_and_was_not_read_yet_is_not_sent_away() -> None:
 
 
 def test_many_addresses_of_strangers_do_not_shut_out_another(place: Place) -> None:
-    few = Connections(most=4, most_unknown=6, most_unknown_of_one=3)
+    few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (hub, crowd):
         newcomer = crowd.connect("127.0.0.9")
         for n in range(12):
@@ -640,7 +640,7 @@ def test_many_addresses_of_strangers_do_not_shut_out_another(place: Place) -> No
 
 
 def test_a_reader_that_is_silent_makes_way_for_the_next(place: Place) -> None:
-    few = Connections(most=2, most_unknown=6, most_unknown_of_one=6)
+    few = ConnectionLimits(most=2, most_unknown=6, most_unknown_of_one=6)
     with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
         readers = [crowd.connect() for _ in range(3)]
         for sock in readers:
@@ -654,7 +654,7 @@ def test_a_reader_that_is_silent_makes_way_for_the_next(place: Place) -> None:
 
 
 def test_more_readers_than_allowed_are_told_to_wait(place: Place) -> None:
-    few = Connections(most=2, most_unknown=6, most_unknown_of_one=6)
+    few = ConnectionLimits(most=2, most_unknown=6, most_unknown_of_one=6)
     with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
         for _ in range(2):
             crowd.asked(crowd.connect(slow=True), b"model.safetensors", TOKEN_LINE)
@@ -664,7 +664,7 @@ def test_more_readers_than_allowed_are_told_to_wait(place: Place) -> None:
 
 
 def test_one_address_cannot_have_all_places_where_no_token_is_asked_for(place: Place) -> None:
-    few = Connections(most=4, most_unknown=6, most_unknown_of_one=6)
+    few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=6)
     with crowded(place, connections=few, most_of_one=2) as (_, crowd):
         for _ in range(2):
             crowd.asked(crowd.connect(slow=True), b"model.safetensors")
@@ -712,8 +712,8 @@ def test_a_file_that_cannot_be_opened_now_is_not_called_wrong(
 def test_a_file_that_cannot_be_read_while_it_is_judged_is_judged_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(keeping, "_RETRY_S", 0.05)
-    monkeypatch.setattr(keeping, "_WAIT_S", 0.3)
+    monkeypatch.setattr(proving, "_RETRY_S", 0.05)
+    monkeypatch.setattr(proving, "_WAIT_S", 0.3)
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", out_of(number))
         with running(place.root) as hub:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import Interrupted, WeightsUnknown
-from pipeline.weights.check.verify import Request, verify
+from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES, Moved, NotPlain, read_file
 from pipeline.weights.disk.mapped import CHUNK_BYTES, mapped_chunks
@@ -228,7 +228,7 @@ def test_two_sets_of_one_snapshot_know_each_others_files(tmp_path: Path) -> None
     other = new_place(tmp_path / "set", lock_of(other_files, "other"), hub_cache=True)
     write_set(other, other_files)
     assert one.kinds() == {"q4.gguf": "extra"}
-    assert verify(one.place, Request(), [other]).report.is_whole
+    assert verify(one.place, VerifyOptions(), [other]).report.is_whole
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_passed(
@@ -276,7 +276,7 @@ def test_a_disk_that_cannot_read_a_file_leaves_it_unproved(
 def test_a_wrong_lock_finds_everything_wrong(plain: DiskSet) -> None:
     others = {path: random_bytes(9, len(data)) for path, data in plain.files.items()}
     place = Place(plain.place.root, lock_of(others))
-    wrong = {f.path: f.kind for f in verify(place, Request()).report.damage}
+    wrong = {f.path: f.kind for f in verify(place, VerifyOptions()).report.damage}
     assert wrong == {path: "changed" for path, data in plain.files.items() if data}
 
 

@@ -14,8 +14,8 @@ from typing import Literal
 
 from pipeline.weights.disk.hashing import Identity, cores
 from pipeline.weights.disk.proof import (
-    Unfit,
-    Unreadable,
+    FileUnfit,
+    FileUnreadable,
     check_open,
     identity,
     open_pin,
@@ -40,7 +40,7 @@ class NotYet(Exception):
 
 
 @dataclass(eq=False)
-class Held:
+class ServedFile:
     """One file that may be served, and what is known of it."""
 
     place: Place
@@ -58,13 +58,13 @@ class Held:
         return self.pin.size_bytes < SMALL_BYTES
 
 
-class Keeper:
+class Prover:
     """Hashes files in the background, those that clients ask for first."""
 
-    def __init__(self, files: Iterable[Held]) -> None:
+    def __init__(self, files: Iterable[ServedFile]) -> None:
         self.files = list(files)
         self.advance: Callable[[int], None] | None = None
-        self._queue: deque[Held] = deque()
+        self._queue: deque[ServedFile] = deque()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._threads = [
@@ -80,7 +80,7 @@ class Keeper:
             if state not in receipts:
                 receipts[state] = proved(held.place)
             known = receipts[state].get(held.pin.path)
-            with suppress(Unfit, Unreadable):
+            with suppress(FileUnfit, FileUnreadable):
                 handle = open_pin(held.place, held.pin)
                 if identity(handle) == known:
                     self._set(held, "proved", known, "")
@@ -99,7 +99,7 @@ class Keeper:
             self._stopping.set()
             self._changed.notify_all()
 
-    def open(self, held: Held) -> tuple[int, Identity]:
+    def open(self, held: ServedFile) -> tuple[int, Identity]:
         """A large file, open and proved to be what was hashed."""
         handle = self._opened(held)
         try:
@@ -110,20 +110,20 @@ class Keeper:
             if seen != now or state == "unproved":
                 raise NotYet(held.trouble or "is still being checked")
             if state == "wrong":
-                raise Unfit(why)
+                raise FileUnfit(why)
             return handle, now
         except BaseException:
             os.close(handle)
             raise
 
-    def read(self, held: Held) -> bytes:
+    def read(self, held: ServedFile) -> bytes:
         """A small file's bytes, hashed just now."""
         handle = self._opened(held)
         try:
             data = read_checked(handle, held.pin)
             self._set(held, "proved", identity(handle), "")
             return data
-        except Unfit as reason:
+        except FileUnfit as reason:
             self._set(held, "wrong", identity(handle), str(reason))
             raise
         except OSError as error:
@@ -131,21 +131,21 @@ class Keeper:
         finally:
             os.close(handle)
 
-    def _opened(self, held: Held) -> int:
+    def _opened(self, held: ServedFile) -> int:
         try:
             return open_pin(held.place, held.pin)
-        except Unfit as reason:
+        except FileUnfit as reason:
             self._set(held, "wrong", None, str(reason))
             raise
-        except Unreadable as reason:
+        except FileUnreadable as reason:
             raise NotYet(str(reason)) from None
 
-    def _judge_soon(self, held: Held) -> None:
+    def _judge_soon(self, held: ServedFile) -> None:
         held.judged.clear()
         self._enqueue(held, first=True)
         held.judged.wait(_WAIT_S)
 
-    def _enqueue(self, held: Held, *, first: bool) -> None:
+    def _enqueue(self, held: ServedFile, *, first: bool) -> None:
         with self._changed:
             if held.queued and first and held in self._queue:
                 self._queue.remove(held)
@@ -165,7 +165,7 @@ class Keeper:
                 held = self._queue.popleft()
             self._judge(held)
 
-    def _judge(self, held: Held) -> None:
+    def _judge(self, held: ServedFile) -> None:
         seen: Identity | None = None
         try:
             handle = open_pin(held.place, held.pin)
@@ -175,16 +175,16 @@ class Keeper:
                 self._set(held, "proved", check_open(handle, held.pin, self._progress)[0], "")
             finally:
                 os.close(handle)
-        except Unfit as reason:
+        except FileUnfit as reason:
             self._set(held, "wrong", seen, str(reason))
-        except Unreadable as reason:
+        except FileUnreadable as reason:
             self._put_off(held, str(reason))
         except OSError as error:
             self._put_off(held, _not_now(error))
         except _Stopped:
             return
 
-    def _put_off(self, held: Held, trouble: str) -> None:
+    def _put_off(self, held: ServedFile, trouble: str) -> None:
         """Too many open files or a failing disk prove nothing about the bytes: a proof stays."""
         with self._changed:
             held.trouble, held.queued = trouble, False
@@ -194,7 +194,7 @@ class Keeper:
             self._stopping.wait(_RETRY_S)
             self._enqueue(held, first=False)
 
-    def _let_settle(self, held: Held, seen: Identity) -> None:
+    def _let_settle(self, held: ServedFile, seen: Identity) -> None:
         if not held.is_small:
             age_s = time.time() - seen.ctime_ns / 1e9
             self._stopping.wait(min(_TICK_S, max(0.0, _TICK_S - age_s)))
@@ -205,12 +205,12 @@ class Keeper:
         if self.advance:
             self.advance(n_bytes)
 
-    def _verdict(self, held: Held) -> tuple[State, Identity | None, str]:
+    def _verdict(self, held: ServedFile) -> tuple[State, Identity | None, str]:
         """All of it from one moment: half an old verdict and half a new one would be wrong."""
         with self._changed:
             return held.state, held.seen, held.why
 
-    def _set(self, held: Held, state: State, seen: Identity | None, why: str) -> None:
+    def _set(self, held: ServedFile, state: State, seen: Identity | None, why: str) -> None:
         with self._changed:
             held.state, held.seen, held.why, held.queued = state, seen, why, False
             held.trouble, held.retries = "", 0

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from pipeline.weights.disk.proof import Unfit
+from pipeline.weights.disk.proof import FileUnfit
 from pipeline.weights.serve import listing
 from pipeline.weights.serve import request as ask
-from pipeline.weights.serve.http import Answer, FilePart, Refused, Request
-from pipeline.weights.serve.keeper import Held, Keeper, NotYet
+from pipeline.weights.serve.http import FilePart, Refused, Request, Response
 from pipeline.weights.serve.listing import health
+from pipeline.weights.serve.prover import NotYet, Prover, ServedFile
 from pipeline.weights.serve.request import Unsatisfiable, wanted_range
 from pipeline.weights.serve.served import MAIN, Absent, ServedSets, Snapshot
 
@@ -25,16 +25,16 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5
 
 
 @dataclass(frozen=True)
-class Hub:
+class HubApi:
     """A read-only Hub over some locked sets."""
 
     served: ServedSets
-    keeper: Keeper
+    prover: Prover
     tokens: frozenset[str] = frozenset()
     only_loopback: bool = True
     scheme: str = "http"
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Response:
         """The answer to a request; none of them changes anything."""
         try:
             return self._answer(request)
@@ -43,13 +43,13 @@ class Hub:
             return _error(404, str(absent), {"X-Error-Code": absent.code, **extra})
         except NotYet as reason:
             return _error(503, f"the file {reason}: try later", {"Retry-After": str(_RETRY_S)})
-        except Unfit as reason:
+        except FileUnfit as reason:
             # not a 5xx: clients would ask for half a minute more, and the file stays as it is
             return _error(409, f"the file is refused: it {reason}")
         except Refused as refused:
             return _error(refused.status, str(refused), refused.extra)
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: Request) -> Response:
         parts, query = ask.split(request.target)
         self._check_host(request)
         if parts == ["healthz"]:
@@ -72,7 +72,9 @@ class Hub:
         self._check_method(request, "GET", "HEAD", "POST")
         raise Absent("RepoNotFound", "this server has only model repositories, read-only")
 
-    def _api(self, request: Request, repository: str, rest: list[str], query: ask.Query) -> Answer:
+    def _api(
+        self, request: Request, repository: str, rest: list[str], query: ask.Query
+    ) -> Response:
         match rest:
             case [] | ["revision", _]:
                 snapshot = self.served.find(repository, rest[1] if rest else MAIN)
@@ -91,7 +93,7 @@ class Hub:
 
     def _page(
         self, request: Request, rows: list[listing.Json], query: ask.Query, snapshot: Snapshot
-    ) -> Answer:
+    ) -> Response:
         limit = min(ask.number(query, "limit", PAGE_ENTRIES), PAGE_ENTRIES) or PAGE_ENTRIES
         start = ask.number(query, "cursor", 0)
         page, more = rows[start : start + limit], len(rows) > start + limit
@@ -104,7 +106,7 @@ class Hub:
             extra["Link"] = f'<{here}{quote(path, safe="/%")}?{text}>; rel="next"'
         return _json(page, snapshot, extra)
 
-    def _file(self, request: Request, snapshot: Snapshot, held: Held) -> Answer:
+    def _file(self, request: Request, snapshot: Snapshot, held: ServedFile) -> Response:
         pin, etag = held.pin, f'"{held.pin.want}"'
         headers = {
             "Content-Type": "application/octet-stream",
@@ -116,7 +118,7 @@ class Hub:
         if pin.sha256:
             headers |= {"X-Linked-Etag": etag, "X-Linked-Size": str(pin.size_bytes)}
         if etag in request.header("if-none-match"):
-            return Answer(304, headers)
+            return Response(304, headers)
         asked = request.header("range")
         if request.header("if-range") not in ("", etag) or request.method == "HEAD":
             asked = ""
@@ -130,11 +132,11 @@ class Hub:
             headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{pin.size_bytes}"
         status = 206 if span else 200
         if held.is_small:
-            return Answer(status, headers, self.keeper.read(held)[start : start + length])
-        handle, seen = self.keeper.open(held)
-        return Answer(status, headers, part=FilePart(handle, start, length, seen))
+            return Response(status, headers, self.prover.read(held)[start : start + length])
+        handle, seen = self.prover.open(held)
+        return Response(status, headers, part=FilePart(handle, start, length, seen))
 
-    def _denied(self, request: Request) -> Answer | None:
+    def _denied(self, request: Request) -> Response | None:
         if self.may_read(request):
             return None
         extra = {"WWW-Authenticate": "Bearer"}
@@ -169,13 +171,13 @@ class Hub:
 
 def _json(
     value: Any, snapshot: Snapshot | None = None, extra: dict[str, str] | None = None
-) -> Answer:
+) -> Response:
     headers = {"Content-Type": "application/json; charset=utf-8", **(extra or {})}
     if snapshot:
         headers["X-Repo-Commit"] = snapshot.commit
-    return Answer(200, headers, json.dumps(value, ensure_ascii=False).encode())
+    return Response(200, headers, json.dumps(value, ensure_ascii=False).encode())
 
 
-def _error(status: int, message: str, extra: dict[str, str] | None = None) -> Answer:
+def _error(status: int, message: str, extra: dict[str, str] | None = None) -> Response:
     headers = {"X-Error-Message": message, "Content-Type": "application/json", **(extra or {})}
-    return Answer(status, headers, json.dumps({"error": message}).encode())
+    return Response(status, headers, json.dumps({"error": message}).encode())
