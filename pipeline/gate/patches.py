@@ -139,7 +139,7 @@ def judge_patches(gate: ImageGate, card: Card, version: str | None = None) -> li
 def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> PatchVerdict:
     cases = gate.gates.cases(only=spec.gate)
     if not cases:
-        raise GateInvalid(f"{spec.file}: names the gate {spec.gate}, which has no cases")
+        raise GateInvalid(f"{spec.file}: its gate {spec.gate} has no cases")
     others = [w for w in gate.series.patches if w is not spec]
     base, _ = _with_patches(gate, tree, others)
     without = gate.judge(base, card, cases)
@@ -209,17 +209,19 @@ def versions_against(gate: ImageGate, wanted: str) -> list[str]:
     if named:
         return _require_offered(gate, named)
     if not parts:
-        raise GateInvalid(f"{wanted!r}: neither a version nor a range of versions")
+        raise GateInvalid(f"{wanted!r}: is neither a version nor a range of versions")
     try:
         accepted = SpecifierSet(wanted)
     except InvalidSpecifier as error:
-        raise GateInvalid(f"{wanted}: neither a version nor a range of versions") from error
+        raise GateInvalid(f"{wanted}: is neither a version nor a range of versions") from error
     offered = gate.context.make_finder().versions(gate.gates.setup.package)
     versions = [str(v) for v in offered if accepted.contains(v, prereleases=False)]
     if not versions:
-        raise GateInvalid(f"{gate.gates.setup.package}: no version answers {wanted}")
+        raise GateInvalid(f"{gate.gates.setup.package}: no published version matches {wanted}")
     if len(versions) > MOST_VERSIONS:
-        raise GateInvalid(f"{wanted}: {len(versions)} versions; name a range of {MOST_VERSIONS}")
+        raise GateInvalid(
+            f"{wanted}: matches {len(versions)} versions; name a range of at most {MOST_VERSIONS}"
+        )
     return versions
 
 

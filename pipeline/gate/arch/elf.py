@@ -70,11 +70,11 @@ def read_header(head: bytes, file_bytes: int) -> Header:
     if table == 0:
         return Header(machine, 0, entry, 0, names, segments_end)
     if entry != _SECTION.size:
-        raise Unreadable(f"its section headers are of {entry} bytes")
+        raise Unreadable(f"its section headers have {entry} bytes each")
     if table < HEAD_BYTES or table + max(count, 1) * entry > file_bytes:
         raise Unreadable("its section headers lie outside the file")
     if count == 0:
-        raise Unreadable("more sections than can be counted")
+        raise Unreadable("it has too many sections")
     return Header(machine, table, entry, count, names, max(segments_end, table + count * entry))
 
 
@@ -97,7 +97,7 @@ def names_section(header: Header, sections: list[tuple[int, Section]]) -> Sectio
         raise Unreadable("the names of its sections are missing")
     names = sections[header.names_index][1]
     if names.size_bytes > _MAX_NAMES_BYTES:
-        raise Unreadable(f"{names.size_bytes} bytes of section names")
+        raise Unreadable(f"its section names take {names.size_bytes} bytes")
     return names
 
 
@@ -133,7 +133,7 @@ def cubin_target(head: bytes, rest: bytes) -> CubinTarget:
         arch = flags & 0xFF
         return CubinTarget(arch, "a" if flags & 0x800 and arch >= _FIRST_WITH_VARIANTS else "")
     if not head.startswith(_NEW_CUBIN):
-        raise Unreadable(f"a cubin of ABI {head[7]}.{head[8]}, which nobody here knows")
+        raise Unreadable(f"a cubin of ABI {head[7]}.{head[8]}, which this reader does not know")
     arch = flags >> 8 & 0xFF
     if arch < _FIRST_WITH_VARIANTS:
         return CubinTarget(arch, "")

@@ -64,10 +64,10 @@ def entries(reader: ForwardReader, end: int) -> Iterator[Target]:
         if version != _ENTRY_VERSION or not _ENTRY.size <= head_bytes <= _MAX_HEAD_BYTES:
             raise Unreadable(f"a fatbin entry of an unknown form ({version:#x}, {head_bytes})")
         if not _OLDEST <= arch <= _NEWEST:
-            raise Unreadable(f"a fatbin entry for sm_{arch}")
+            raise Unreadable(f"a fatbin entry for an unknown sm_{arch}")
         left = head_bytes - _ENTRY.size + payload
         if reader.position + left > end or reader.skip(left) < left:
-            raise Unreadable("a fatbin entry reaches beyond its fatbin")
+            raise Unreadable("a fatbin entry extends past the end of its fatbin")
         yield Target(kind, arch, _suffix(flags))
 
 

@@ -75,7 +75,7 @@ def _modules(open_file: Opener, reader: ForwardReader, file_bytes: int) -> Count
     if head.startswith(_TEXT_HEADS):
         return Counter()
     if not head.startswith(elf.MAGIC):
-        raise Unreadable("neither ELF nor a fatbin")
+        raise Unreadable("neither an ELF file nor a fatbin")
     reader.skip(len(head))
     if len(head) < elf.HEAD_BYTES:
         raise Unreadable("the ELF header is cut off")
@@ -92,7 +92,7 @@ def _only_fatbins(reader: ForwardReader, file_bytes: int) -> Counter[Module]:
     while reader.position < file_bytes:
         start = reader.position
         if not (head := reader.take(fatbin.HEAD_BYTES)).startswith(fatbin.MAGIC):
-            raise Unreadable("bytes that are no fatbin follow one")
+            raise Unreadable("other bytes follow a fatbin")
         end = fatbin.container_end(head, start, file_bytes)
         scan.add(_entries(reader, end), start, end)
     return Counter(span.module for span in scan.spans)
@@ -116,7 +116,7 @@ def _without_any(reader: ForwardReader) -> Counter[Module]:
 
 def _one_cubin(reader: ForwardReader, head: bytes, file_bytes: int) -> Counter[Module]:
     if file_bytes > _MAX_CUBIN_BYTES:
-        raise Unreadable(f"a cubin of {file_bytes} bytes")
+        raise Unreadable(f"a cubin of {file_bytes} bytes is too large")
     rest = reader.take(file_bytes)
     if len(head) + len(rest) < file_bytes:
         raise Unreadable("the cubin is cut off")
@@ -138,7 +138,7 @@ def _host_object(
         raise Unreadable(scan.doubts[0][1])
     carrying = [s for s in sections if s.name in _SECTIONS and s.size_bytes]
     if len(carrying) > _MAX_SECTIONS:
-        raise Unreadable(f"{len(carrying)} sections for fatbins")
+        raise Unreadable(f"{len(carrying)} sections for fatbins are too many")
     _require_whole(scan, carrying)
     unlinked = [s for s in carrying if s.name == _UNLINKED]
     return Counter(span.module for span in _loadable(scan.spans, unlinked))
@@ -206,9 +206,9 @@ def _require_whole(scan: Scan, sections: list[Section]) -> None:
             if end <= section.offset or start >= section.end:
                 continue
             if start < at or end > section.end:
-                raise Unreadable(f"a fatbin crosses the border of {section.name}")
+                raise Unreadable(f"a fatbin extends past the end of {section.name}")
             if start - at > _ALIGNMENT_BYTES:
                 break
             at = end
         if section.end - at > _ALIGNMENT_BYTES:
-            raise Unreadable(f"{section.name} holds bytes at {at:#x} that are no fatbin")
+            raise Unreadable(f"{section.name} holds bytes at {at:#x} that are not a fatbin")

@@ -81,8 +81,8 @@ def read_image(store: Store, built: Built) -> list[tuple[ImageFile, Facts]]:
     """What every object of an image holds, read on all cores, from notes where there are some."""
     if any(layer.record.is_foreign for layer in built.layers):
         raise GateUnknown(
-            f"{built.name}: stands on a foreign base, whose objects are not read",
-            "The gate judges images on a root of our own.",
+            f"{built.name}: stands on a foreign base image, whose objects are not read",
+            "The gate judges images whose base is assembled here (`debian` in image.yaml).",
         )
     files = sorted(_objects(store, built), key=lambda f: f.path)
     known = {sha: kept_facts(store, sha) for sha in {f.row.sha256 for f in files}}

@@ -129,9 +129,9 @@ def require_isolation(sandbox: Sandbox) -> None:
     """Stop before code runs that no lock names, where it could reach the caller's files."""
     if not sandbox.isolates:
         raise GateEnvironment(
-            f"{sandbox.sentence()}; no lock names the other version's code, so it was not run",
-            "Allow user namespaces or Landlock on this system, or run it as a user or on a machine"
-            " without secrets and say --without-sandbox.",
+            f"{sandbox.sentence()}; the other version's code is in no lock, so it was not run",
+            "Allow user namespaces or Landlock on this system, or pass --without-sandbox as a user"
+            " or on a machine without secrets.",
         )
 
 

@@ -32,7 +32,7 @@ BARRIERS = ("network", "files", "processes", "capabilities", "environment")
 # Programs of the system that compiling calls, and what they are linked with.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-LARGEST_FILE_BYTES = 4 << 30
+LARGEST_FILE_BYTES = 4 << 30  # no compiled kernel comes near it, and it does not fill a disk
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER = 0x20000, 0x4000000, 0x8000000, 0x10000000
 NEWPID, NEWNET = 0x20000000, 0x40000000
@@ -200,24 +200,28 @@ def drop_powers(request: dict[str, Any]) -> None:
         if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) < 0:
             break
     with contextlib.suppress(OSError):
-        prctl(PR_CAP_AMBIENT, 4)
+        prctl(PR_CAP_AMBIENT, 4)  # clear them all
     sets = struct.pack("6I", kept, kept, 0, 0, 0, 0)
+    # the third version of the call, which knows 64 capabilities
     check(_libc.capset(struct.pack("Ii", 0x20080522, 0), sets), "capset")
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def forbid_files(request: dict[str, Any]) -> int:
-    """Landlock: the named folders and the system's programs. Says which version it is."""
+    """Landlock: the named folders and the system's programs. Returns Landlock's version.
+
+    https://docs.kernel.org/userspace-api/landlock.html
+    """
     create = (ctypes.c_void_p(None), ctypes.c_size_t(0), ctypes.c_uint(1))
     version = syscall(SYS_LANDLOCK_CREATE, *create, what="landlock")
+    # every right that the version knows: version 2 added links between folders, 3 truncate, 5 ioctl
     files = (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
-    net = 3 if version >= 4 else 0
-    scoped = 3 if version >= 6 else 0
-    fields = [files, *([net] if version >= 4 else []), *([scoped] if version >= 6 else [])]
+    # 4: to bind and to connect TCP sockets; 6: abstract sockets and signals of other processes
+    fields = [files, *([3] if version >= 4 else []), *([3] if version >= 6 else [])]
     packed = struct.pack(f"{len(fields)}Q", *fields)
     arguments = (packed, ctypes.c_size_t(len(packed)), ctypes.c_uint(0))
     rules = syscall(SYS_LANDLOCK_CREATE, *arguments, what="landlock_create_ruleset")
-    look, look_and_start = 0b1100, 0b1101
+    look, look_and_start = 0b1100, 0b1101  # read files and folders; and execute
     own = f"/proc/{os.getpid()}"
     for path in (*SYSTEM, *request["read"]):
         _allow(rules, path, look_and_start)
@@ -249,8 +253,11 @@ def _allow(rules: int, path: str, access: int) -> None:
 def forbid_calls(refused: Sequence[int], only: dict[int, Sequence[int]]) -> None:
     """seccomp: some system calls not at all, some only with certain first arguments."""
     _, machine = _numbers()
+    # instructions and results of a filter, as linux/bpf_common.h and linux/seccomp.h number them
     load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
     refuse, allow, kill = 0x00050000 | errno.EACCES, 0x7FFF0000, 0x80000000
+    # A call is four bytes of number, four of machine, then its arguments from byte 16. Numbers from
+    # 0x40000000 on are the same calls again for programs with 32-bit pointers.
     steps = [
         (load, 0, 0, 4),
         (equal, 1, 0, machine),
@@ -301,7 +308,7 @@ def restrict(request: dict[str, Any]) -> list[str]:
 
 
 def wait(child: int) -> int:
-    """The child's exit status as a shell tells it; whoever else is handed to us is reaped."""
+    """The child's exit status as a shell reports it; whoever else is handed to us is reaped."""
     while True:
         pid, status = os.wait()
         if pid == child:
@@ -338,7 +345,7 @@ def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:
 def in_restrictions(request: dict[str, Any], command: Sequence[str]) -> int:
     """Run the program, or only try, with what it may not do."""
     # What its children leave behind is handed to us, so that we can end it; also when our caller
-    # is killed, of which only we are told.
+    # is killed, of which only we get a signal.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, end_and_go)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -361,13 +368,13 @@ def in_restrictions(request: dict[str, Any], command: Sequence[str]) -> int:
 
 
 def end_and_go(*_: object) -> NoReturn:
-    """Told to end: nobody is left behind."""
+    """End every child, then this process."""
     end_all_children()
     os._exit(128 + signal.SIGTERM)
 
 
 def end_all_children() -> None:
-    """Until nobody is left: each that dies hands its own children to us."""
+    """Kill children until none is left: each that dies hands its own children to us."""
     while True:
         try:
             text = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")

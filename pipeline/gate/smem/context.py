@@ -42,7 +42,7 @@ class GateContext:
             make_layers(self.store, work, self.make_fetcher(), keep_inputs=False)
         records = [self.store.layer(plan.key) for plan in plans]
         if any(record is None for record in records):
-            raise StoreDamaged("a layer vanished while it was used")
+            raise StoreDamaged("a layer was removed from the store while it was in use")
         return [record for record in records if record is not None]
 
 
@@ -52,7 +52,7 @@ def wheel_layer(plan: ImagePlan, name: str) -> LayerPlan:
         if layer.kind is LayerKind.WHEELS and any(pin.name == name for pin in layer.pins):
             return layer
     raise GateEnvironment(
-        f"{plan.spec.name}: holds no {name}",
+        f"{plan.spec.name}: has no wheel of {name}",
         "The shared-memory gate is for images whose engine has Triton kernels.",
     )
 

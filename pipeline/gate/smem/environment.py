@@ -143,8 +143,8 @@ def _root_layer(context: GateContext, plan: ImagePlan) -> LayerPlan:
     root = plan.chain()[0]
     if root.lock.base_image is not None:
         raise GateEnvironment(
-            f"{plan.spec.name}: stands on a foreign base, whose Python is not ours to start",
-            "The gate judges images on a root of our own.",
+            f"{plan.spec.name}: stands on a foreign base image, whose Python the gate does not run",
+            "The gate judges images whose base is assembled here (`debian` in image.yaml).",
         )
     if context.host != plan.platform:
         try:
@@ -172,7 +172,7 @@ def cuda_of(plan: ImagePlan) -> str:
     for name in ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime"):
         if name in locked:
             return ".".join(locked[name].split(".")[:2])
-    raise GateEnvironment(f"{plan.spec.name}: holds no CUDA runtime, so its torch is not for cards")
+    raise GateEnvironment(f"{plan.spec.name}: has no CUDA runtime, so its torch is not for GPUs")
 
 
 def known_facts(folder: Path) -> EnvironmentFacts | None:

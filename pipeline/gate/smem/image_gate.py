@@ -71,7 +71,7 @@ def _series(context: GateContext, plan: ImagePlan, name: str | None) -> PatchSer
     others = context.checkout.other_series(plan.spec)
     if name not in others:
         known = ", ".join(others) or "none"
-        raise GateInvalid(f"{plan.spec.name}: has no other series {name!r} (there are: {known})")
+        raise GateInvalid(f"{plan.spec.name}: has no patch series {name!r} (it has: {known})")
     return others[name]
 
 
@@ -113,7 +113,7 @@ def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
     chosen = [case for case in cases if only is None or fnmatchcase(case.name, only)]
     if only is not None and not chosen:
         known = ", ".join(case.name for case in cases)
-        raise GateInvalid(f"{only}: no case has such a name (there are: {known})")
+        raise GateInvalid(f"{only}: matches no case (there are: {known})")
     return chosen
 
 
@@ -137,5 +137,5 @@ def find_case(gate: ImageGate, name: str) -> Case:
     """One case by its name."""
     cases = {case.name: case for case in gate.gates.cases()}
     if name not in cases:
-        raise GateInvalid(f"{name}: no such case (there are: {', '.join(cases)})")
+        raise GateInvalid(f"{name}: there is no such case (there are: {', '.join(cases)})")
     return cases[name]

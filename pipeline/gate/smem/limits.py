@@ -68,5 +68,5 @@ CARDS = {
 def card_for(arch: str) -> Card:
     """The card that stands for an architecture."""
     if arch not in CARDS:
-        raise GateInvalid(f"{arch}: not in the table ({', '.join(CARDS)})")
+        raise GateInvalid(f"{arch}: is not a known card (known: {', '.join(CARDS)})")
     return CARDS[arch]

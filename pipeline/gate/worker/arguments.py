@@ -87,7 +87,7 @@ def routed(wanted: Json, made: Json) -> Any:
 
     config = made.get(wanted["config"])
     if not config:
-        raise Stopped(f"{wanted['config']} does not stand above what is sorted for it")
+        raise Stopped(f"{wanted['config']} must come before the arguments that are routed by it")
     block, experts = config["BLOCK_SIZE_M"], wanted["to"]
     pairs: list[int] = []
     owners: list[int] = []

@@ -34,7 +34,7 @@ def prepare(case: Json, package: str) -> tuple[Any, Json]:
     ]
     missing = [name for name in wanted if name not in made]
     if missing:
-        raise Stopped(f"{function.__name__} wants {', '.join(missing)} in this version")
+        raise Stopped(f"{function.__name__} needs {', '.join(missing)} in this version")
     return function, made
 
 

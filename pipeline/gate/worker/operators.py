@@ -49,7 +49,7 @@ def per_token_group_quant_8bit(
 ) -> None:
     """One scale for each group of a row's numbers."""
     if any(how) or any(more.values()):
-        raise Stopped("only plain quantization by groups is known here")
+        raise Stopped("only plain quantization by groups is implemented here")
     groups = input.float().reshape(*input.shape[:-1], -1, group_size)
     scale = groups.abs().amax(-1).clamp_min(eps) / largest
     output_s.copy_(scale)

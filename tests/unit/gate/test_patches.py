@@ -199,7 +199,7 @@ def test_versions_that_the_index_has_are_judged_in_the_order_they_were_named() -
         ("9.9.9", "sglang 9.9.9: no index has a wheel of this version"),
         ("0.5.9,9.9.9", "sglang 9.9.9"),
         ("0.5", "its newest: 0.5.9, 0.5.10"),
-        (">=7", "no version answers >=7"),
+        (">=7", "no published version matches >=7"),
         ("latest", "neither a version nor a range"),
         ("", "neither a version nor a range"),
         (",", "neither a version nor a range"),

@@ -101,7 +101,7 @@ def test_an_engine_without_triton_is_unknown_not_passed(sm120: Command, tmp_path
     make(tmp_path, ["smem"], "mixed.so", **files)
     ended = build(sm120)
     assert ended.error == "GateEnvironment"
-    assert "holds no triton" in ended.err
+    assert "has no wheel of triton" in ended.err
     assert {e["verdict"] for e in record(tmp_path)["results"]} == {"unknown"}
 
 

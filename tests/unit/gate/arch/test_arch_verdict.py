@@ -104,7 +104,7 @@ def test_modules_without_code_for_the_card_are_counted() -> None:
 def test_what_cannot_be_read_says_why_and_did_not_pass() -> None:
     found = judge(read_facts(opener(b"not an object"), 13), "sm_120")
     assert found.verdict is Verdict.UNREADABLE
-    assert found.message == "unreadable: neither ELF nor a fatbin"
+    assert found.message == "unreadable: neither an ELF file nor a fatbin"
 
 
 @pytest.mark.parametrize(

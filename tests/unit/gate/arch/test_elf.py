@@ -49,9 +49,9 @@ def test_a_section_without_bytes_in_the_file_may_be_larger_than_it() -> None:
         (32, "<Q", 1 << 60, "outside the file"),
         (40, "<Q", 1 << 60, "outside the file"),
         (40, "<Q", 8, "outside the file"),
-        (58, "<H", 40, "of 40 bytes"),
+        (58, "<H", 40, "have 40 bytes"),
         (60, "<H", 0xFFFF, "outside the file"),
-        (60, "<H", 0, "counted"),
+        (60, "<H", 0, "too many sections"),
     ],
 )
 def test_a_header_that_lies_is_not_believed(offset: int, form: str, value: int, error: str) -> None:

@@ -54,10 +54,10 @@ def test_an_empty_fatbin_holds_nothing() -> None:
     [
         (container(entry(), claimed=1 << 62), "more than the file has"),
         (container(entry(), claimed=81), "more than the file has"),
-        (container(entry(), claimed=79), "beyond its fatbin"),
+        (container(entry(), claimed=79), "past the end of its fatbin"),
         (container(entry(), claimed=40), "cut off"),
-        (container(entry(claimed=1 << 63)), "beyond its fatbin"),
-        (container(entry(claimed=17)), "beyond its fatbin"),
+        (container(entry(claimed=1 << 63)), "past the end of its fatbin"),
+        (container(entry(claimed=17)), "past the end of its fatbin"),
         (container(entry(claimed=8)), "cut off"),
         (container(entry(head_bytes=0)), "unknown form"),
         (container(entry(head_bytes=63)), "unknown form"),
@@ -82,7 +82,7 @@ def test_half_a_head_is_unreadable(length: int) -> None:
 
 def test_a_file_that_ends_inside_a_payload_is_unreadable() -> None:
     reader = ForwardReader(iter([entry(claimed=100)]))
-    with pytest.raises(Unreadable, match="beyond"):
+    with pytest.raises(Unreadable, match="past the end"):
         list(fatbin.entries(reader, 164))
 
 

@@ -82,20 +82,20 @@ def test_bytes_that_only_look_like_a_fatbin_do_no_harm_outside_its_section() -> 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "neither ELF"),
-        (b"MZ" + bytes(100), "neither ELF"),
-        (b"#!/bin/sh\n", "neither ELF"),
+        (b"", "neither an ELF"),
+        (b"MZ" + bytes(100), "neither an ELF"),
+        (b"#!/bin/sh\n", "neither an ELF"),
         (b"\x7fELF", "cut off"),
         (MIXED[:40], "cut off"),
         (MIXED[:100], "outside the file"),
         (MIXED[:-1], "outside the file"),
         (CUBIN[:100], "outside the file"),
-        (container(entry()) + b"more", "no fatbin"),
+        (container(entry()) + b"more", "other bytes follow"),
         (container(entry())[:-1], "more than the file has"),
-        (host_object({".nv_fatbin": b"\0" * 80}), "no fatbin"),
-        (host_object({".nv_fatbin": container(entry())[8:] + bytes(8)}), "no fatbin"),
-        (host_object({".nv_fatbin": container(entry()) + b"x" * 80}), "no fatbin"),
-        (host_object({".nv_fatbin": bytes(80) + container(entry())}), "no fatbin"),
+        (host_object({".nv_fatbin": b"\0" * 80}), "not a fatbin"),
+        (host_object({".nv_fatbin": container(entry())[8:] + bytes(8)}), "not a fatbin"),
+        (host_object({".nv_fatbin": container(entry()) + b"x" * 80}), "not a fatbin"),
+        (host_object({".nv_fatbin": bytes(80) + container(entry())}), "not a fatbin"),
         (host_object({".nv_fatbin": container(entry(arch=7))}), "sm_7"),
         (host_object({".nv_fatbin": container(entry(), claimed=1 << 40)}), "more than the file"),
         (
@@ -114,7 +114,7 @@ def test_a_damaged_object_is_unreadable_and_says_why(data: bytes, message: str) 
 def test_a_fatbin_that_swallows_the_section_of_another_is_unreadable() -> None:
     inner = container(entry(120))
     liar = container(entry(90, payload=b"", claimed=len(inner)), claimed=64 + len(inner))
-    with pytest.raises(Unreadable, match="crosses the border"):
+    with pytest.raises(Unreadable, match="extends past the end"):
         modules_of(host_object({".rodata": liar, ".nv_fatbin": inner}))
 
 
