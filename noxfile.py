@@ -88,7 +88,7 @@ def build_sm120(session: nox.Session) -> None:
 @nox.session
 def gate(session: nox.Session) -> None:
     """Does an engine image fit SM120? Needs no GPU (-- IMAGE [--unpatched] [--numerics] …)."""
-    run(session, "run", "sm120", "gate", *(session.posargs or ENGINES[:1]))
+    run(session, "run", "sm120", "gate", "run", *(session.posargs or ENGINES[:1]))
 
 
 @nox.session
@@ -149,7 +149,7 @@ def verify_hosts(session: nox.Session) -> None:
 def lock(session: nox.Session) -> None:
     """Move the pins: our own tools, then every image (-- --check: only look)."""
     if "--check" in session.posargs:
-        run(session, "run", "sm120", "lock", *session.posargs)
+        run(session, "run", "sm120", "image", "lock", *session.posargs)
         return
     for group, extra in (
         ("nox", ["--group", "nox"]),
@@ -164,7 +164,7 @@ def lock(session: nox.Session) -> None:
             *("--no-header", "--no-annotate", "--python-version", "3.11", "--upgrade"),
             *(*extra, "--output-file", str(LOCKS / f"{group}.txt")),
         )
-    run(session, "run", "sm120", "lock", *session.posargs)
+    run(session, "run", "sm120", "image", "lock", *session.posargs)
 
 
 @nox.session

@@ -44,7 +44,7 @@ class InputInvalid(PipelineError):
 
 class SpecInvalid(InputInvalid):
     meaning = "an image.yaml or series.yaml is not valid"
-    hint = "Fix the named field; `sm120 schema` prints what the file may hold."
+    hint = "Fix the named field; `sm120 image schema` prints what the file may hold."
 
 
 class GateInvalid(InputInvalid):
@@ -54,7 +54,7 @@ class GateInvalid(InputInvalid):
 
 class TrustInvalid(InputInvalid):
     meaning = "a trust or policy file is missing or not valid"
-    hint = "`sm120 keys show KEY` prints an entry; --trust names the file."
+    hint = "`sm120 evidence show-key KEY` prints an entry; --trust names the file."
 
 
 class FactsUnreadable(InputInvalid):
@@ -81,17 +81,21 @@ class LockUnusable(PipelineError):
 
 class LockMissing(LockUnusable):
     meaning = "an image has no lock for this platform"
-    hint = "Make it with `sm120 lock IMAGE`."
+    hint = "Make it with `sm120 image lock IMAGE`."
 
 
 class LockStale(LockUnusable):
     meaning = "a lock was made for an older spec"
-    hint = "Look at what would move with `sm120 lock --diff`, then `sm120 lock IMAGE`."
+    hint = (
+        "`sm120 image lock --dry-run` shows what would change; `sm120 image lock IMAGE` renews it."
+    )
 
 
 class LockEdited(LockUnusable):
     meaning = "a lock was changed by hand or is damaged"
-    hint = "Take the committed file back (`git checkout lockfiles`), or `sm120 lock` anew."
+    hint = (
+        "Restore the committed file (`git checkout lockfiles`), or lock again (`sm120 image lock`)."
+    )
 
 
 class LocksDisagree(LockEdited):
@@ -120,7 +124,7 @@ class Unreachable(PipelineError):
 class SourceUnreachable(Unreachable):
     meaning = "no configured source could deliver a locked file"
     hint = (
-        "See `sm120 sources`; check proxy and network, then run it again: finished files are kept."
+        "Check the network and `sm120 image sources`, then run it again: finished files are kept."
     )
 
 
@@ -148,12 +152,16 @@ class SourceMismatch(PipelineError):
 
 class DigestMismatch(SourceMismatch):
     meaning = "a source delivered other bytes than the lock names"
-    hint = "Nothing was kept. Upstream changed under a fixed name: compare, then `sm120 lock`."
+    hint = (
+        "Nothing was kept. Upstream changed under a fixed name: compare, then `sm120 image lock`."
+    )
 
 
 class RevisionMoved(SourceMismatch):
     meaning = "a repository changed while it was read, or no longer has the locked commit"
-    hint = "Lock again with `sm120 weights lock NAME --diff`, and look at what moved."
+    hint = (
+        "`sm120 weights lock NAME --dry-run` shows what changed; without --dry-run it locks again."
+    )
 
 
 class SignatureInvalid(SourceMismatch):
@@ -295,7 +303,7 @@ class UnknownName(PipelineError):
 
 class UnknownImage(UnknownName):
     meaning = "there is no such image, or it is not built yet"
-    hint = "`sm120 images` lists them; `sm120 build IMAGE` builds one."
+    hint = "`sm120 image list` lists them; `sm120 build IMAGE` builds one."
 
 
 class WeightsUnknown(UnknownName):
@@ -305,7 +313,7 @@ class WeightsUnknown(UnknownName):
 
 class NotInRegistry(UnknownName):
     meaning = "a registry holds no such repository, tag or digest"
-    hint = "`sm120 registry ls REGISTRY/REPOSITORY` shows its tags."
+    hint = "`sm120 registry tags REGISTRY/REPOSITORY` shows its tags."
 
 
 class ToolUnavailable(PipelineError):
@@ -387,7 +395,7 @@ class KeyUnusable(PipelineError):
 
 class KeyInvalid(KeyUnusable):
     meaning = "a key cannot be read, is of another kind or can be read by others"
-    hint = "`sm120 keys new NAME` makes a good one, its public half beside it."
+    hint = "`sm120 evidence new-key NAME` makes a new key pair."
 
 
 class KeyExists(KeyUnusable):
@@ -397,7 +405,7 @@ class KeyExists(KeyUnusable):
 
 class SigningFailed(KeyUnusable):
     meaning = "there is no key to sign with, or the signing agent gave no valid signature"
-    hint = "`sm120 keys new NAME` makes a key; --key, SM120_SIGNING_KEY or _AGENT name another."
+    hint = "`sm120 evidence new-key NAME` makes a key; --key or SM120_SIGNING_KEY names another."
 
 
 class EvidenceInvalid(PipelineError):
@@ -423,7 +431,7 @@ class ModelSignatureInvalid(EvidenceInvalid):
 class EvidenceUnsigned(PipelineError):
     exit_code = 72
     meaning = "verify: all of the evidence holds, but nobody signed it"
-    hint = "`sm120 keys new NAME` makes a key and signs what was built here; others sign theirs."
+    hint = "`sm120 evidence new-key NAME` makes a key that signs what was built here."
 
 
 class EvidenceIncomplete(PipelineError):
@@ -549,8 +557,8 @@ class Interrupted(PipelineError):
 
 def error_families() -> list[type[PipelineError]]:
     """The classes that have an exit code of their own, in the order of their codes."""
-    families: list[type[PipelineError]] = [PipelineError, *PipelineError.__subclasses__()]
-    return sorted(families, key=lambda family: family.exit_code)
+    below = (kind for kind in PipelineError.__subclasses__() if kind.__module__ == __name__)
+    return sorted([PipelineError, *below], key=lambda family: family.exit_code)
 
 
 def error_kinds(family: type[PipelineError]) -> list[type[PipelineError]]:
@@ -562,5 +570,6 @@ def error_kinds(family: type[PipelineError]) -> list[type[PipelineError]]:
 
 def _below(kind: type[PipelineError]) -> Iterator[type[PipelineError]]:
     for child in kind.__subclasses__():
-        yield child
-        yield from _below(child)
+        if child.__module__ == __name__:  # rooms have private kinds, which they catch themselves
+            yield child
+            yield from _below(child)

@@ -15,57 +15,16 @@ from typing import Any
 import click
 
 from pipeline import __version__
-from pipeline.cli.lazy import Lazily
+from pipeline.cli.verbs import DAILY, GROUPS, Verb, VerbGroup
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.files import explained
 
 _EPILOG = """\b
-The usual way through:
-  sm120 images             what there is
-  sm120 plan sglang-k2     what a build would fetch, and how much disk it needs
-  sm120 build sglang-k2    build it: no Docker, no root, the same digest everywhere
-  sm120 load sglang-k2     put it into Docker
-  sm120 rebuild sglang-k2  prove that it comes out bit for bit the same
-  sm120 verify sglang-k2   check what a build stated: what it is made of, and how
-  sm120 keys new NAME      make a key that signs it, and all that follows
-  sm120 publish sglang-k2 REGISTRY/REPO:TAG   with its evidence
-
-Exit codes are listed in the README; each error says what to try."""
+`sm120 GROUP --help` lists the commands of a group.
+`sm120 completion bash` prints shell completion; each error names what to try."""
 
 
-_COMMANDS = Lazily(
-    {
-        "attest": "records:attest",
-        "build": "images:build",
-        "doctor": "host_facts:doctor",
-        "explain": "records:explain",
-        "export": "images:export",
-        "fetch": "locks:fetch",
-        "gate": "gates:gate",
-        "gate-arch": "arch:gate_arch",
-        "host": "hosts:host",
-        "images": "images:images",
-        "keys": "keys:keys",
-        "load": "images:load",
-        "lock": "locks:lock",
-        "patches": "gates:patches",
-        "plan": "images:plan",
-        "publish": "publish:publish",
-        "pull": "registry:pull",
-        "rebuild": "images:rebuild",
-        "record": "records:record",
-        "registry": "registry:registry",
-        "sbom": "records:sbom",
-        "schema": "locks:schema",
-        "sources": "locks:sources",
-        "store": "stores:store",
-        "verify": "verify:verify",
-        "weights": "weights:weights",
-    }
-)
-
-
-class _Door(click.Group):
+class _Door(VerbGroup):
     """A group that tells a reader who went away (`| head`) from a failure."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -79,20 +38,31 @@ class _Door(click.Group):
 
 @click.group(
     cls=_Door,
-    commands=_COMMANDS,
+    verbs={
+        **DAILY,
+        **{str(each.name): Verb("", str(each.help)) for each in GROUPS},
+        "completion": Verb("completion:completion", "Print completion for bash, zsh or fish."),
+    },
+    parts={
+        "Daily commands": list(DAILY),
+        "Groups of commands": [*(str(each.name) for each in GROUPS), "completion"],
+    },
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=_EPILOG,
 )
 @click.version_option(__version__, prog_name="sm120")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.option("--quiet", "-q", is_flag=True, help="No steps and no progress.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no steps and no progress.")
 @click.option(
     "--checkout",
     type=click.Path(path_type=Path),
-    help="The folder that holds images/ and lockfiles/.",
+    help="Folder that holds images/ and lockfiles/.",
 )
 @click.option(
-    "--store", "store_root", type=click.Path(path_type=Path), help="The store [SM120_STORE]."
+    "--store",
+    "store_root",
+    type=click.Path(path_type=Path),
+    help="Folder of the store [SM120_STORE].",
 )
 @click.pass_context
 def cli(
@@ -107,6 +77,10 @@ def cli(
 
     log.set_quiet(quiet)
     context.obj = {"debug": debug, "checkout": checkout, "store": store_root}
+
+
+for _group in GROUPS:
+    cli.add_command(_group)
 
 
 class _Stops:

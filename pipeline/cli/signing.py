@@ -1,18 +1,28 @@
-"""With what the stages sign the statements that they leave, and how that is said."""
+"""Which key signs the statements that a verb leaves, and which keys a verb trusts.
+
+The modules that hold key material load `cryptography`, a tenth of a second that a build with
+nothing to do and a nightly scrub need not spend: they are imported where a key is really used.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from pipeline import log
-from pipeline.errors import KeyInvalid
+from pipeline.attest.keyring import own_key, own_public_keys, public_id
+from pipeline.cli.context import checkout_or_none
+from pipeline.errors import KeyInvalid, SigningFailed
+from pipeline.store.store import Store
 
 if TYPE_CHECKING:
     from pipeline.attest.keys import Signer
-    from pipeline.store.store import Store
+    from pipeline.attest.trust import Trust
 
 _OFFERED = "key-offered"
 
@@ -34,9 +44,7 @@ class Signing:
 
     @cached_property
     def key_id(self) -> str | None:
-        """The key that would sign, found without loading it."""
-        from pipeline.attest.keyring import own_key, public_id
-
+        """The key that would sign, identified without loading it."""
         if self._is_named:
             return self.signers[0].key_id
         path = own_key(self._environment)
@@ -45,39 +53,59 @@ class Signing:
     @cached_property
     def signers(self) -> Sequence[Signer]:
         """None or one."""
-        from pipeline.attest.keyring import own_key
-
         if not self._is_named and own_key(self._environment) is None:
             return ()
         from pipeline.attest.keys import find_signer
 
         try:
-            found = find_signer(None, self._environment)
+            signer = find_signer(None, self._environment)
         except KeyInvalid as error:
             if self._is_named:
                 raise
             self.reason = str(error)
             return ()
-        return (found,) if found else ()
+        return (signer,) if signer else ()
 
-    def words(self, keys: Sequence[str]) -> str:
-        """How a table says who signed a statement."""
+    def state(self, keys: Sequence[str]) -> str:
+        """Who signed a statement, for a table."""
         if not keys:
             return f"unsigned ({self.reason})" if self.reason else "unsigned"
         names = [_own_name(self._environment, key) or f"{key[:19]}…" for key in keys]
         return f"signed by {', '.join(names)}"
 
     def offer_key(self, store: Store, is_unsigned: bool) -> None:
-        """Say once, for each store, how evidence gets signed."""
+        """Mention once, for each store, how evidence gets signed."""
         path = store.root / _OFFERED
         if not is_unsigned or self.key_id or path.exists():
             return
         store.write(path, b"")
-        log.say("Nobody signed this. `sm120 keys new NAME` makes a key that signs what is here and")
-        log.say("what follows; all of it works without one, too. (This is said once.)")
+        log.say(
+            "This evidence is unsigned. `sm120 evidence new-key NAME` makes a key that signs it"
+        )
+        log.say("and all that follows. A key is optional; this note is shown once.")
 
 
 def _own_name(environment: Mapping[str, str], key_id: str) -> str | None:
-    from pipeline.attest.keyring import own_public_keys, public_id
-
     return next((p.stem for p in own_public_keys(environment) if public_id(p) == key_id), None)
+
+
+def signer_of(key_path: Path | None) -> Signer:
+    """The key that was named or configured; without one there is an error, not a silent skip."""
+    from pipeline.attest.keys import find_signer
+
+    signer = find_signer(key_path, os.environ)
+    if signer is None:
+        raise SigningFailed("there is no key to sign with")
+    return signer
+
+
+def trust_of(context: click.Context, path: Path | None) -> Trust | None:
+    """The trust file that was named, else the checkout's with the user's own keys; or none."""
+    from pipeline.attest.trust import FILE_NAME, read_trust, with_own_keys
+
+    if path is not None:
+        return read_trust(path)
+    checkout = checkout_or_none(context)
+    shared = checkout.root / "lockfiles" / FILE_NAME if checkout else None
+    trust = read_trust(shared) if shared and shared.exists() else None
+    return with_own_keys(trust, own_public_keys(os.environ))

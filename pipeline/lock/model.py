@@ -160,7 +160,7 @@ def sealed(
 def dump(lock: ImageLock) -> str:
     """The lock as text: a line a pin, so that a diff shows only what moved."""
     lines = [
-        "# Written by `sm120 lock`; do not edit: the seal would not match and builds would stop.",
+        "# Written by `sm120 image lock`; do not edit: the seal would not match, and builds stop.",
         f"format: {lock.format}",
         # quoted only where YAML would read a number or a truth value
         f"image: {yaml.safe_dump(lock.image).splitlines()[0]}",

@@ -46,7 +46,7 @@ def _is_base(text: str) -> str:
     if not at:
         raise ValueError(
             f"{text!r} is not an image of this checkout, and no digest is given; a tag can move, so"
-            " write REPOSITORY@sha256:… (`sm120 registry ls` shows the digest of a tag)"
+            " write REPOSITORY@sha256:… (`sm120 registry tags` shows the digest of a tag)"
         )
     if not re.fullmatch(_DIGEST, digest):
         raise ValueError(f"{digest!r} is not a sha256 digest")

@@ -35,7 +35,9 @@ def read_policy(path: Path) -> Policy:
     try:
         return read_yaml(path, Policy)
     except SpecInvalid as error:
-        raise TrustInvalid(str(error), "`sm120 schema policy` prints what it may hold.") from error
+        raise TrustInvalid(
+            str(error), "`sm120 image schema policy` prints what it may hold."
+        ) from error
 
 
 def judge_policy(policy: Policy, walked: Walk, now: datetime) -> Node:

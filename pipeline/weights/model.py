@@ -227,7 +227,7 @@ def current_lock(checkout: Checkout, name: str) -> WeightsLock:
     if lock.spec != spec.lock_digest():
         raise LockStale(
             f"{path.name}: the spec has changed since it was locked",
-            "Look at it with `sm120 weights lock NAME --diff`, then lock again.",
+            "Look at it with `sm120 weights lock NAME --dry-run`, then lock again.",
         )
     return lock
 

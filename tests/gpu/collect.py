@@ -14,10 +14,10 @@ import json
 from pathlib import Path
 
 from pipeline.assemble.plan import plan_image
-from pipeline.cli.common import host_platform
-from pipeline.cli.images import make_fetcher
+from pipeline.cli.context import host_platform
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
+from pipeline.fetch.transport import make_fetcher
 from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.image_gate import ImageGate, open_gate
 from pipeline.gate.smem.wheels import WheelFinder

@@ -53,14 +53,14 @@ def test_verify_from_the_registry_reads_every_byte_and_is_green(site: Site) -> N
 
 
 def test_cosign_and_oras_agree(site: Site, cosign: Path, oras: Path, tmp_path: Path) -> None:
-    sm120(site.built.store, "keys", "new", "other", "--to", str(tmp_path))
+    sm120(site.built.store, "evidence", "new-key", "other", "--to", str(tmp_path))
     require_cosign_agrees(site, cosign, tmp_path / "other.pub")
     require_oras_finds_all(site, oras)
 
 
 def test_a_pull_by_digest_brings_the_bytes_that_were_built(site: Site, tmp_path: Path) -> None:
     folder = tmp_path / "pulled"
-    pull = ("pull", site.by_digest, str(folder), "--evidence")
+    pull = ("registry", "pull", site.by_digest, str(folder), "--evidence")
     sm120(site.built.store, *pull, "--ca", str(site.registry.ca_file), DOCKER_CONFIG=site.config)
     manifest = json.loads(site.blob(site.built.digest).read_bytes())
     parts = [site.built.digest, *(d["digest"] for d in (manifest["config"], *manifest["layers"]))]

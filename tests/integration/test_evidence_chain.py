@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.common import host_platform
-from pipeline.cli.registry import open_registry
+from pipeline.cli.context import host_platform
+from pipeline.cli.registry.look import open_registry
 from pipeline.errors import EvidenceBroken, EvidenceIncomplete, RecordInvalid, TagMoved
 from pipeline.oci.reference import parse_repository
+from pipeline.registry.client import Access
 from tests.integration.built import build_image, run_sm120, sm120
 from tests.integration.published import (
     Site,
@@ -37,7 +38,7 @@ def site(
 ) -> Site:
     """Built, gated, recorded, signed and published."""
     built = build_image(small_store, IMAGE, host_platform())
-    sm120(small_store, "gate-arch", IMAGE)
+    sm120(small_store, "gate", "run", IMAGE, "--only", "arch")
     return publish_site(built, at_the_bridge, keys, tmp_path_factory.mktemp("login"))
 
 
@@ -63,7 +64,7 @@ def test_verify_from_the_registry_is_green_down_to_every_package(site: Site) -> 
 
 
 def test_cosign_agrees_and_no_other_key_does(site: Site, cosign: Path, tmp_path: Path) -> None:
-    sm120(site.built.store, "keys", "new", "other", "--to", str(tmp_path))
+    sm120(site.built.store, "evidence", "new-key", "other", "--to", str(tmp_path))
     require_cosign_agrees(site, cosign, tmp_path / "other.pub")
 
 
@@ -81,9 +82,9 @@ def test_a_layout_pulled_with_its_evidence_is_the_image_built_and_verifies(
     site: Site, tmp_path: Path
 ) -> None:
     folder = tmp_path / "pulled"
-    pull = ("pull", f"{site.place}@{site.built.digest}", str(folder), "--evidence")
+    pull = ("registry", "pull", f"{site.place}@{site.built.digest}", str(folder), "--evidence")
     sm120(site.built.store, *pull, "--ca", str(site.registry.ca_file), DOCKER_CONFIG=site.config)
-    sm120(site.built.store, "export", IMAGE, str(tmp_path / "built"), "--platform", "host")
+    sm120(site.built.store, "image", "export", IMAGE, str(tmp_path / "built"), "--platform", "host")
     built, pulled = layout_blobs(tmp_path / "built"), layout_blobs(folder)
     assert all(name == digest for name, digest in pulled.items())
     assert built.items() <= pulled.items()
@@ -101,7 +102,7 @@ def test_a_tag_that_is_moved_after_signing_is_found_out(site: Site, tmp_path: Pa
     previous = os.environ.get("DOCKER_CONFIG")
     os.environ["DOCKER_CONFIG"] = site.config
     try:
-        repository = open_registry(parse_repository(site.place), False, site.registry.ca_file)
+        repository = open_registry(parse_repository(site.place), Access(site.registry.ca_file))
         real = repository.manifest(site.built.digest)
         changed = json.loads(real.data)
         changed["annotations"]["note"] = "evil"
@@ -125,7 +126,7 @@ def test_a_tag_that_is_moved_after_signing_is_found_out(site: Site, tmp_path: Pa
 
 
 def test_a_stranger_who_trusts_another_key_is_told_so(site: Site, tmp_path: Path) -> None:
-    entry = sm120(site.built.store, "keys", "new", "other", "--to", str(tmp_path)).stdout
+    entry = sm120(site.built.store, "evidence", "new-key", "other", "--to", str(tmp_path)).stdout
     (tmp_path / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
     ca = ("--ca", str(site.registry.ca_file))
     given = ("verify", f"{site.place}:v1", "--trust", f"{tmp_path}/trust.yaml", *ca)

@@ -14,7 +14,7 @@ import docker
 import pytest
 import yaml
 
-from pipeline.cli.common import host_platform
+from pipeline.cli.context import host_platform
 from pipeline.errors import EvidenceIncomplete, RegistryUnreachable, ResolveFailed, UnknownImage
 from tests.integration.built import NO_SOURCE, Built, build_image, sm120
 from tests.testbed.dockerd import DockerDaemon
@@ -85,7 +85,7 @@ def site(base: Built, registry: Registry, tmp_path_factory: pytest.TempPathFacto
     found.spec.write_text(yaml.safe_dump(spec))
     (found.spec.parent / "say.py").write_text(SAY)
     (found.spec.parent / "own").write_text("ours")
-    done = found.run(folder / "store", "lock", "mine")
+    done = found.run(folder / "store", "image", "lock", "mine")
     if done.returncode in (*NO_SOURCE, ResolveFailed.exit_code):
         pytest.skip(f"the wheel cannot be looked up here: {done.stderr.strip()[-200:]}")
     assert done.returncode == 0, done.stderr
@@ -137,17 +137,17 @@ def test_docker_runs_it_loaded_and_pulled_by_digest(
 
 
 def test_a_rebuild_without_network_is_identical(site: Site, store: Path) -> None:
-    out = site.do(store, "rebuild", "mine", "--offline", "--mirror", str(store / "inputs"))
+    out = site.do(store, "image", "rebuild", "mine", "--offline", "--mirror", str(store / "inputs"))
     assert "identical" in out
 
 
 def test_the_chain_leads_to_the_base_and_never_calls_its_contents_valid(
     site: Site, store: Path, base: Built, tmp_path: Path
 ) -> None:
-    entry = site.do(store, "keys", "new", "builder", "--to", str(tmp_path))
+    entry = site.do(store, "evidence", "new-key", "builder", "--to", str(tmp_path))
     key, trust = tmp_path / "builder.pem", tmp_path / "trust.yaml"
     trust.write_text(f"format: 1\nkeys:\n{entry[entry.index('- name:') :]}\n")
-    site.do(store, "record", "mine", "--key", str(key))
+    site.do(store, "evidence", "make", "mine", "--key", str(key))
     done = site.run(store, "verify", "mine", "--trust", str(trust))
     assert done.returncode == EvidenceIncomplete.exit_code, done.stdout + done.stderr
     assert f"base image {REPOSITORY}@{base.digest}" in done.stdout
@@ -155,7 +155,7 @@ def test_the_chain_leads_to_the_base_and_never_calls_its_contents_valid(
     trust.write_text(trust.read_text() + vouched)
     out = site.do(store, "verify", "mine", "--trust", str(trust))
     assert "accepted as published: built and published by us" in out
-    said = site.do(store, "explain", "/usr/bin/python3.11", "--image", "mine")
+    said = site.do(store, "image", "explain", "mine", "/usr/bin/python3.11")
     assert f"from   the base image {REPOSITORY}@{base.digest}" in said
 
 
@@ -197,14 +197,14 @@ def test_an_image_that_docker_made_and_pushed_is_a_base_too(
     }
     site.spec.write_text(yaml.safe_dump(spec))
     (site.spec.parent / "file").write_text("ours\n")
-    site.do(store, "lock", "mine")
+    site.do(store, "image", "lock", "mine")
     built = build_in(site, store)
     site.do(store, "load", "mine", DOCKER_HOST=docker_daemon.socket_url)
     out = client.containers.run(f"sm120/mine:{built[7:19]}", remove=True)
     assert out == b"made\nours\ngone\n7:8 750\n"
-    assert "the base image" in site.do(store, "explain", "/srv/made", "--image", "mine")
+    assert "the base image" in site.do(store, "image", "explain", "mine", "/srv/made")
     assert (
-        site.run(store, "explain", "/usr/bin/tac", "--image", "mine").returncode
+        site.run(store, "image", "explain", "mine", "/usr/bin/tac").returncode
         == UnknownImage.exit_code
     )
     labels = client.images.get(f"sm120/mine:{built[7:19]}").labels

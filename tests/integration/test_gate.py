@@ -21,9 +21,10 @@ PATCH = "0001-extend-attention-sm120-blocks.patch"
 
 def gate(store: Path, *args: str) -> Any:
     """A gate's result, however it ended."""
-    done = run_sm120(store, "gate", *args, "--json")
+    only = () if "--only" in args else ("--only", "smem")
+    done = run_sm120(store, "gate", "run", *args, *only, "--json")
     assert done.returncode in (0, GateFailed.exit_code, GateUnknown.exit_code), done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["smem"]
 
 
 def needs(result: Any) -> dict[str, int]:
@@ -61,7 +62,7 @@ def test_vllm_mla_decode_with_fp8_cache_needs_102400_bytes_and_fits_unspilled_wi
 def test_fp8_experts_without_blocks_need_147456_bytes_in_sglang_0_5_8_and_fit_in_the_newer_one(
     big_store: Path,
 ) -> None:
-    older = gate(big_store, "sglang-k2", "--only", "moe-fp8-*")
+    older = gate(big_store, "sglang-k2", "--case", "moe-fp8-*")
     verdicts = {case["name"]: case["verdict"] for case in older["cases"]}
     for kind in ("tensor", "channel"):
         assert needs(older)[f"moe-fp8-{kind}-e384-4096"] == 147456
@@ -70,12 +71,12 @@ def test_fp8_experts_without_blocks_need_147456_bytes_in_sglang_0_5_8_and_fit_in
     # as many tokens as experts, as the reason advises
     assert verdicts["moe-fp8-channel-e384-384"] == "passed"
     assert verdicts["moe-fp8-blocks-e384-4096"] == "passed"
-    newer = gate(big_store, "sglang", "--only", "moe-fp8-*")
+    newer = gate(big_store, "sglang", "--case", "moe-fp8-*")
     assert newer["verdict"] == "passed"
 
 
 def test_a_tuned_table_for_the_card_decides_what_is_compiled(big_store: Path) -> None:
-    result = gate(big_store, "vllm", "--only", "moe-fp8-tensor-e20-*")
+    result = gate(big_store, "vllm", "--case", "moe-fp8-tensor-e20-*")
     blocks = {c["name"]: c["kernels"][0]["record"]["blocks"] for c in result["cases"]}
     # the default of 4096 tokens would be 128 columns
     assert blocks["moe-fp8-tensor-e20-4096"]["BLOCK_SIZE_N"] == 256
@@ -90,7 +91,7 @@ def test_a_card_with_more_shared_memory_takes_what_sm120_does_not(big_store: Pat
 
 def test_our_patches_are_needed_at_their_version(big_store: Path) -> None:
     for image in ("sglang-k2", "sglang", "vllm"):
-        found = json.loads(run_sm120(big_store, "patches", image, "--json").stdout)
+        found = json.loads(run_sm120(big_store, "gate", "patches", image, "--json").stdout)
         assert [v["state"] for v in found] == ["needed"], found
         assert [v["numerics"] for v in found] == ["right"], found
 
@@ -99,19 +100,21 @@ def test_our_patches_are_needed_at_their_version(big_store: Path) -> None:
 def test_every_kernel_of_an_image_that_has_numerics_computes_the_right_numbers(
     big_store: Path, image: str
 ) -> None:
-    numbers = gate(big_store, image, "--numerics")["numerics"]
+    numbers = gate(big_store, image, "--only", "numerics")["numerics"]
     assert {c["name"]: c["message"] for c in numbers["cases"] if c["verdict"] != "right"} == {}
     assert len(numbers["cases"]) > 30
     assert set(numbers["versions"]) == {"cuda", "numpy", "torch", "triton"}
 
 
 def test_the_seeds_patch_is_superseded_from_0_5_9_on(big_store: Path) -> None:
-    done = run_sm120(big_store, "patches", "sglang-k2", "--against", "0.5.9,0.5.10", "--json")
+    done = run_sm120(
+        big_store, "gate", "patches", "sglang-k2", "--against", "0.5.9,0.5.10", "--json"
+    )
     assert [v["state"] for v in json.loads(done.stdout)] == ["superseded", "superseded"]
 
 
 def test_a_version_that_no_index_has_ends_the_command_with_one_line(big_store: Path) -> None:
-    done = run_sm120(big_store, "patches", "sglang-k2", "--against", "9.9.9")
+    done = run_sm120(big_store, "gate", "patches", "sglang-k2", "--against", "9.9.9")
     assert done.returncode == GateInvalid.exit_code
     assert "sglang 9.9.9: no index has a wheel of this version" in done.stderr
 
@@ -155,7 +158,7 @@ def dead_code_checkout(tmp_path: Path) -> Path:
 
 
 def test_a_second_run_answers_within_five_seconds(big_store: Path) -> None:
-    first, second = (run_sm120(big_store, "gate", "vllm", "--json") for _ in range(2))
+    first, second = (run_sm120(big_store, "gate", "run", "vllm", "--json") for _ in range(2))
     assert json.loads(first.stdout)["verdict"] == json.loads(second.stdout)["verdict"]
     assert json.loads(second.stdout)["seconds"] < 5
     assert all(case["cached"] for case in json.loads(second.stdout)["cases"])

@@ -215,9 +215,9 @@ def test_a_patch_that_computes_wrong_numbers_is_wrong_and_ends_the_commands(
     checkout = wrong_checkout(gates["sglang-k2"], tmp_path)
     command = [sys.executable, "-m", "pipeline", "--checkout", str(checkout)]
     ended = {}
-    for verb in (["patches", "sglang-k2"], ["gate", "sglang-k2", "--numerics"]):
+    for verb in (["patches"], ["run", "--only", "numerics"]):
         done = subprocess.run(
-            [*command, "--store", str(big_store), *verb, "--json"],
+            [*command, "--store", str(big_store), "gate", *verb, "sglang-k2", "--json"],
             capture_output=True,
             text=True,
             cwd=ROOT,
@@ -229,8 +229,8 @@ def test_a_patch_that_computes_wrong_numbers_is_wrong_and_ends_the_commands(
         )
     error, verdicts = ended["patches"]
     assert (error, [v["state"] for v in verdicts]) == ("PatchUnproved", ["wrong"])
-    error, result = ended["gate"]
-    assert (error, result["numerics"]["verdict"]) == ("GateWrong", "wrong")
-    wrong = {c["name"] for c in result["numerics"]["cases"] if c["verdict"] == "wrong"}
+    error, result = ended["run"]
+    assert (error, result["smem"]["numerics"]["verdict"]) == ("GateWrong", "wrong")
+    wrong = {c["name"] for c in result["smem"]["numerics"]["cases"] if c["verdict"] == "wrong"}
     assert MLA in wrong
     assert f"{MLA}-mask" not in wrong

@@ -34,7 +34,7 @@ def test_a_build_leaves_one_record_of_all_its_gates(big_store: Path, image: str)
 
 @pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm"])
 def test_at_least_sixty_kernels_of_each_engine_are_reached(big_store: Path, image: str) -> None:
-    result = json.loads(run_sm120(big_store, "gate", image, "--json").stdout)
+    result = json.loads(run_sm120(big_store, "gate", "run", image, "--json").stdout)["smem"]
     assert result["coverage"]["reached"] >= 60
 
 
@@ -54,32 +54,34 @@ def test_sglang_s_extend_attention_moved_in_0_5_16_and_the_gate_says_where_it_is
 def judged(checkout: Path, store: Path) -> Any:
     command = [sys.executable, "-m", "pipeline", "--checkout", str(checkout), "--store", str(store)]
     done = subprocess.run(
-        [*command, "gate", "sglang", "--json"],
+        [*command, "gate", "run", "sglang", "--json"],
         capture_output=True,
         text=True,
         cwd=ROOT,
         check=False,
     )
     assert done.returncode == GateUnknown.exit_code, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["smem"]
 
 
 @pytest.mark.parametrize("arch", ["sm_100", "sm_90", "sm_89"])
 def test_other_cards_are_judged_too(big_store: Path, arch: str) -> None:
-    result = json.loads(run_sm120(big_store, "gate", "sglang-k2", "--arch", arch, "--json").stdout)
+    result = json.loads(
+        run_sm120(big_store, "gate", "run", "sglang-k2", "--arch", arch, "--json").stdout
+    )["smem"]
     message = {c["name"]: c["verdict"] for c in result["cases"]}
     assert message["extend-mla-576-512"] == "passed"
 
 
 def test_the_assembler_of_triton_3_5_does_not_know_sm_121(big_store: Path) -> None:
-    some = ("--only", "extend-*")
-    done = run_sm120(big_store, "gate", "sglang-k2", "--arch", "sm_121", *some, "--json")
+    some = ("--case", "extend-*")
+    done = run_sm120(big_store, "gate", "run", "sglang-k2", "--arch", "sm_121", *some, "--json")
     assert done.returncode == GateUnknown.exit_code
-    result = json.loads(done.stdout)
+    result = json.loads(done.stdout)["smem"]
     assert all("'sm_121a' is not defined" in c["message"] for c in result["cases"])
 
 
 def test_an_unknown_card_is_refused_with_the_known(big_store: Path) -> None:
-    done = run_sm120(big_store, "gate", "sglang-k2", "--arch", "sm_999")
+    done = run_sm120(big_store, "gate", "run", "sglang-k2", "--arch", "sm_999")
     assert done.returncode == GateInvalid.exit_code
     assert "sm_120, sm_121, sm_100, sm_90, sm_89, sm_86" in done.stderr

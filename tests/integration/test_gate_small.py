@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import log
-from pipeline.cli.common import host_platform
+from pipeline.cli.context import host_platform
 from pipeline.gate.files import EngineSetup
 from pipeline.gate.numerics.cases import NumericsSpec, numeric
 from pipeline.gate.numerics.check import check_numbers
@@ -74,7 +74,7 @@ def environment() -> Environment:
             continue
         if told.platform == host_platform():
             return Environment(facts.parent, told, ())
-    pytest.skip("No gate has made an environment with Triton here: run `sm120 gate sglang-k2`.")
+    pytest.skip("No gate has made an environment with Triton here: run `sm120 gate run sglang-k2`.")
 
 
 def judge(environment: Environment, root: Path, gate: str, change: tuple[str, str]) -> str:

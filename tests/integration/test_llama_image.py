@@ -8,7 +8,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from pipeline.cli.common import host_platform
+from pipeline.cli.context import host_platform
 from tests.integration.built import Built, build_image, sm120
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat, chat_many, running_container
@@ -39,7 +39,7 @@ def test_the_loaded_image_answers_eight_streams_with_the_known_text(
 def test_the_image_pulled_from_a_registry_by_digest_is_the_image_built(
     image: Built, docker_daemon: DockerDaemon, registry: Registry, tiny_model: Path, tmp_path: Path
 ) -> None:
-    sm120(image.store, "export", "llama-cpp-cpu", str(tmp_path / "layout"))
+    sm120(image.store, "image", "export", "llama-cpp-cpu", str(tmp_path / "layout"))
     repository = f"{registry.host_port}/llama-cpp-cpu"
     copy_to_registry(tmp_path / "layout", f"{repository}:test")
     client = docker.DockerClient(base_url=docker_daemon.socket_url)

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from pipeline.cli.common import host_platform
-from pipeline.cli.registry import open_registry
+from pipeline.cli.context import host_platform
+from pipeline.cli.registry.look import open_registry
 from pipeline.errors import (
     DeleteDisabled,
     NotInRegistry,
@@ -30,6 +30,7 @@ from pipeline.errors import (
 )
 from pipeline.oci.reference import parse_repository
 from pipeline.publish.attachment import Attachment, Content, attach
+from pipeline.registry.client import Access
 from pipeline.registry.referrers import fallback_tag
 from tests.integration.bench import Bench, complete_digest
 from tests.integration.built import Built, build_image, run_sm120, sm120
@@ -96,9 +97,15 @@ def test_through_tls_and_password_and_back_every_byte_is_the_same(
     assert json.loads(again.stdout)["sent_bytes"] == 0
     reference = f"{place}@{done['digest']}"
     sm120(
-        image.store, "pull", reference, str(tmp_path / "out"), *options, DOCKER_CONFIG=docker_config
+        image.store,
+        "registry",
+        "pull",
+        reference,
+        str(tmp_path / "out"),
+        *options,
+        DOCKER_CONFIG=docker_config,
     )
-    sm120(image.store, "export", IMAGE, str(tmp_path / "built"))
+    sm120(image.store, "image", "export", IMAGE, str(tmp_path / "built"))
     pulled, built = layout_blobs(tmp_path / "out"), layout_blobs(tmp_path / "built")
     assert all(name == digest for name, digest in pulled.items())
     assert built.items() <= pulled.items()
@@ -157,7 +164,7 @@ def test_oras_reads_what_was_attached_and_its_own_pull_agrees(
     copy = ("cp", "--to-oci-layout", f"{place}:v1", f"{tmp_path}/oras:v1")
     ask(*copy, ca_option="--from-ca-file")
     sm120(
-        *(image.store, "pull", f"{place}:v1", str(tmp_path / "ours")),
+        *(image.store, "registry", "pull", f"{place}:v1", str(tmp_path / "ours")),
         *("--ca", str(guarded.ca_file)),
         DOCKER_CONFIG=docker_config,
     )
@@ -180,7 +187,15 @@ def test_what_oras_attached_is_found_by_us_and_stays_when_we_attach(
         capture_output=True,
     )
     sm120(image.store, *one, "--attach", f"{tmp_path}/note.txt:text/ours")
-    out = sm120(image.store, "pull", f"{place}:v1", str(tmp_path / "out"), "--evidence", "--json")
+    out = sm120(
+        image.store,
+        "registry",
+        "pull",
+        f"{place}:v1",
+        str(tmp_path / "out"),
+        "--evidence",
+        "--json",
+    )
     layout = json.loads((tmp_path / "out" / "index.json").read_bytes())
     kinds = [m.get("artifactType") for m in layout["manifests"]]
     assert sorted(kinds[1:]) == ["text/ours", "text/theirs"]
@@ -194,7 +209,7 @@ def test_cosign_verifies_a_signature_that_was_attached_under_its_tag_and_no_othe
     said = bench.run("publish", "tiny", f"{place}:v1", "--json")
     digest = json.loads(said.stdout)["digest"]
     key, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    repository = open_registry(parse_repository(place), False, None)
+    repository = open_registry(parse_repository(place), Access())
     attach(repository, repository.manifest(digest), [signature(key, place, digest)])
 
     def verify(public: ec.EllipticCurvePrivateKey) -> int:
@@ -370,16 +385,16 @@ def test_clearing_leaves_kept_images_pullable_and_their_evidence_in_place(
     kept = bench.publish(door, "v1", "--attach", f"{tmp_path}/note.txt:text/plain")
     gone = bench.publish(door, "old", "--index")
     at = f"{door.host_port}/app"
-    planned = json.loads(bench.run("registry", "gc", at, "--keep", "v*", "--json").stdout)
+    planned = json.loads(bench.run("registry", "clean", at, "--keep", "v*", "--json").stdout)
     assert [h["digest"] for h in planned[0]["gone"]] == [gone["digest"]]
     assert door.count("DELETE") == 0
-    assert bench.run("registry", "gc", at, "--keep", "v*", "--really").returncode == 0
+    assert bench.run("registry", "clean", at, "--keep", "v*", "--yes").returncode == 0
     assert complete_digest(door) == kept["digest"]
     assert (
-        bench.run("pull", f"{at}@{gone['digest']}", str(tmp_path / "a")).returncode
+        bench.run("registry", "pull", f"{at}@{gone['digest']}", str(tmp_path / "a")).returncode
         == NotInRegistry.exit_code
     )
-    pulled = bench.run("pull", f"{at}:v1", str(tmp_path / "b"), "--evidence", "--json")
+    pulled = bench.run("registry", "pull", f"{at}:v1", str(tmp_path / "b"), "--evidence", "--json")
     assert len(json.loads(pulled.stdout)["evidence"]) == 1
 
 
@@ -389,6 +404,6 @@ def test_a_registry_that_does_not_delete_says_what_it_needs(bench: Bench, tmp_pa
         door = stack.enter_context(oci_door(behind(registry.host_port)))
         bench.publish(door)
         bench.publish(door, "old", "--index")
-        ended = bench.run("registry", "gc", f"{door.host_port}/app", "--keep", "v1", "--really")
+        ended = bench.run("registry", "clean", f"{door.host_port}/app", "--keep", "v1", "--yes")
         assert ended.returncode == DeleteDisabled.exit_code
         assert "delete: enabled: true" in ended.stderr

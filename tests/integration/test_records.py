@@ -17,7 +17,7 @@ from pipeline.attest.envelope import enclose, read_envelope
 from pipeline.attest.keys import LocalSigner, new_key, public_pem, write_key
 from pipeline.attest.names import HOST_FACTS, PROVENANCE
 from pipeline.attest.statement import make_statement, moment
-from pipeline.cli.common import host_platform
+from pipeline.cli.context import host_platform
 from pipeline.errors import EvidenceBroken
 from pipeline.model import canonical_json, sha256_of
 from tests.integration.built import Built, build_image, run_sm120, sm120
@@ -64,9 +64,9 @@ def recorded(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Rec
     """The small llama.cpp image, built, recorded and signed."""
     built = build_image(small_store, "llama-cpp-cpu", host_platform())
     home = tmp_path_factory.mktemp("keys")
-    entry = sm120(small_store, "keys", "new", "builder", "--to", str(home)).stdout
+    entry = sm120(small_store, "evidence", "new-key", "builder", "--to", str(home)).stdout
     (home / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
-    sm120(small_store, "record", built.name, "--spdx", "--key", str(home / "builder.pem"))
+    sm120(small_store, "evidence", "make", built.name, "--spdx", "--key", str(home / "builder.pem"))
     return Recorded(built, home / "builder.pem", home / "trust.yaml")
 
 
@@ -84,7 +84,9 @@ def test_a_real_images_evidence_is_valid_down_to_every_package(recorded: Recorde
 def test_a_real_image_is_not_valid_with_another_trust_file(
     recorded: Recorded, tmp_path: Path
 ) -> None:
-    entry = sm120(recorded.built.store, "keys", "new", "other", "--to", str(tmp_path)).stdout
+    entry = sm120(
+        recorded.built.store, "evidence", "new-key", "other", "--to", str(tmp_path)
+    ).stdout
     (tmp_path / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
     done = run_sm120(
         recorded.built.store, "verify", recorded.built.name, "--trust", f"{tmp_path}/trust.yaml"

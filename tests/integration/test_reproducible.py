@@ -34,7 +34,7 @@ def test_a_rebuild_in_another_time_zone_locale_and_hash_seed_is_identical(
 ) -> None:
     for platform in ("linux/amd64", "linux/arm64"):
         built = build_image(small_store, IMAGE, platform)
-        done = sm120(small_store, "rebuild", IMAGE, "--platform", platform, **STRANGE)
+        done = sm120(small_store, "image", "rebuild", IMAGE, "--platform", platform, **STRANGE)
         assert done.stdout.strip() == f"{IMAGE}: identical, {built.digest}"
 
 
@@ -66,7 +66,7 @@ def collected(store: Path, tmp_path: Path) -> Path:
     """Every locked file of the image in a folder, as for a machine without network."""
     build_image(store, IMAGE, "linux/amd64")
     folder = tmp_path / "air-gapped"
-    sm120(store, "fetch", IMAGE, "--to", str(folder))
+    sm120(store, "image", "collect", IMAGE, "--to", str(folder))
     return folder
 
 

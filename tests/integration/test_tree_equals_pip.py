@@ -69,9 +69,25 @@ def image_tree(image: Built) -> Tree:
 def pip_install(image: Built, folder: Path, ours: Tree) -> dict[str, Path]:
     """Install the exported lock with pip for the image's platform; paths as in the image."""
     wheels, target = folder / "wheels", folder / "target"
-    sm120(image.store, "fetch", image.name, "--platform", image.platform, "--to", str(wheels))
+    sm120(
+        image.store,
+        "image",
+        "collect",
+        image.name,
+        "--platform",
+        image.platform,
+        "--to",
+        str(wheels),
+    )
     exported = sm120(
-        image.store, "lock", image.name, "--platform", image.platform, "--export", "requirements"
+        image.store,
+        "image",
+        "lock",
+        image.name,
+        "--platform",
+        image.platform,
+        "--export",
+        "requirements",
     )
     (folder / "requirements.txt").write_text(exported.stdout, encoding="utf-8")
     platforms = {t.platform for t in tag_ranks("3.11", image.platform)} - {"any"}

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import log
-from pipeline.cli.common import host_platform
+from pipeline.cli.context import host_platform
 from pipeline.store.store import Store, open_store
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch
 from tests.perf.measure import Report, run, tree_cpu_s
@@ -131,7 +131,7 @@ def ours(store: Store, registry: Registry, image: str, platform: str) -> Push:
 def skopeo_way(store: Store, layout: Path, image: str) -> Ways:
     """skopeo, from an OCI layout of the same blobs."""
     ensure_debian_packages(["skopeo"])
-    sm120(store, ROOT, "export", image, str(layout))
+    sm120(store, ROOT, "image", "export", image, str(layout))
 
     def push(registry: Registry) -> Push:
         trust = ["--dest-tls-verify=false"]
@@ -214,7 +214,7 @@ def measure_edit(
 ) -> None:
     """Publish, edit, build and publish again: seconds, and every byte that was sent."""
     sm120(store, ROOT, "build", image, "--platform", platform)
-    sm120(store, ROOT, "keys", "new", "perf", "--to", str(scratch))
+    sm120(store, ROOT, "evidence", "new-key", "perf", "--to", str(scratch))
     # no gate has seen the edited image; what is measured here is sending
     more = ("--platform", platform, "--key", str(scratch / "perf.pem"), "--force-ungated", "perf")
     with oci_registry(scratch) as registry:

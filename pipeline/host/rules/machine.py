@@ -96,7 +96,7 @@ def driver_branch(facts: HostFacts, cuda: str | None) -> Iterator[RuleResult]:
 
 def xids(facts: HostFacts) -> Iterator[RuleResult]:
     """Errors of cards in the kernel log."""
-    fix = "`sm120 host doctor` names what each one means."
+    fix = "`sm120 doctor` names what each one means."
     if isinstance(facts.xids, Unknown):
         yield result("Xid", "host", facts.xids, "", fix)
         return

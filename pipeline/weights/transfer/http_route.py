@@ -225,5 +225,5 @@ def _error(status: int, code: str, pin: FilePin) -> PipelineError:
         return HubRefused(f"{pin.path}: the server answers {status}: this user has no access")
     return HubRefused(
         f"{pin.path}: the server answers {status} {code}".rstrip(),
-        "It has no such file at the locked commit; see `sm120 weights lock NAME --diff`.",
+        "It has no such file at the locked commit; see `sm120 weights lock NAME --dry-run`.",
     )

@@ -65,7 +65,7 @@ def wrong_bytes(message: str) -> DigestMismatch:
     return DigestMismatch(
         message,
         "Nothing wrong was kept. Try another --from or HF_ENDPOINT; if upstream itself changed,"
-        " `sm120 weights lock NAME --diff` shows it.",
+        " `sm120 weights lock NAME --dry-run` shows it.",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.cli.host_verify import ROLES
+from pipeline.cli.host.verify import ROLES
 from pipeline.host.fleet.promised import Roles
 from pipeline.host.fleet.verify import PROMISES
 from pipeline.host.promises.owned import LEFT, OWNED

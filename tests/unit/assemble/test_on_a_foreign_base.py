@@ -48,7 +48,7 @@ from tests.testbed.foreign_image import (
 
 
 def pinned(place: Path, image: ForeignImage, store: Store) -> Any:
-    """The base as `sm120 lock` pins it, from a folder."""
+    """The base as `sm120 image lock` pins it, from a folder."""
     image.write(place)
     bases = Bases(store, BaseSettings(folders=(place,)))
     return bases.resolve(ForeignBase(repository=REPOSITORY, digest=image.digest), AMD64)

@@ -98,10 +98,10 @@ def test_an_error_of_a_command_that_answers_in_json_is_json_with_its_class(sm120
 
 
 def test_images_lists_what_there_is(sm120: Command, checkout: Checkout) -> None:
-    (row,) = sm120("images", "--json").json
+    (row,) = sm120("image", "list", "--json").json
     assert row["image"] == "tiny"
     assert (row["locked"], row["built"]) == (True, None)
-    assert "tiny" in sm120("images").out
+    assert "tiny" in sm120("image", "list").out
 
 
 def test_plan_fetches_nothing(sm120: Command, checkout: Checkout) -> None:
@@ -117,11 +117,11 @@ def test_the_way_through(sm120: Command, checkout: Checkout, tmp_path: Path) -> 
     (again,) = json.loads(build_tiny(sm120, "--json").out)
     assert (again["digest"], again["cached"]) == (built["digest"], True)
     assert "nothing to do" in build_tiny(sm120).out
-    assert sm120("images", "--json").json[0]["built"] == built["digest"]
+    assert sm120("image", "list", "--json").json[0]["built"] == built["digest"]
     assert sm120("plan", "--json").json["layers_missing"] == []
-    assert built["digest"] in sm120("export", "tiny", tmp_path / "layout").out
+    assert built["digest"] in sm120("image", "export", "tiny", tmp_path / "layout").out
     assert (tmp_path / "layout" / "index.json").exists()
-    rebuilt = sm120("rebuild", "tiny", "--offline", "--json").json
+    rebuilt = sm120("image", "rebuild", "tiny", "--offline", "--json").json
     assert (rebuilt["digest"], rebuilt["identical"]) == (built["digest"], True)
 
 
@@ -172,13 +172,13 @@ def test_errors_are_two_lines_with_their_code(
     ended = sm120("build", "tinny")
     assert is_plain_error(ended, "UnknownImage")
     assert "there are: tiny" in ended.err
-    assert is_plain_error(sm120("export", "tiny", tmp_path / "x"), "UnknownImage")
+    assert is_plain_error(sm120("image", "export", "tiny", tmp_path / "x"), "UnknownImage")
     assert is_plain_error(sm120("build", "tiny", "--platform", "linux/arm64"), "SpecInvalid")
-    assert is_plain_error(sm120("lock", "--export", "pylock"), "SpecInvalid")
+    assert is_plain_error(sm120("image", "lock", "--export", "pylock"), "SpecInvalid")
     write_spec(checkout, tiny_spec(python={"requirements": ["thing==2"]}))
     assert is_plain_error(sm120("build", "tiny"), "LockStale")
-    assert is_plain_error(sm120("lock", "--check"), "LockStale")
-    assert is_plain_error(sm120("fetch", "tiny", "--to", tmp_path / "y"), "LockStale")
+    assert is_plain_error(sm120("image", "lock", "--check"), "LockStale")
+    assert is_plain_error(sm120("image", "collect", "tiny", "--to", tmp_path / "y"), "LockStale")
     path = checkout.lock_path("tiny", AMD64)
     path.write_text(path.read_text().replace("thing", "thang"))
     assert is_plain_error(sm120("build", "tiny"), "LockEdited")
@@ -200,7 +200,9 @@ def test_a_source_that_is_down_is_two_lines_with_its_code(
     assert SECRET not in ended.err
 
 
-@pytest.mark.parametrize("args", [["images"], ["build"], ["plan"], ["lock"], ["build", "tiny"]])
+@pytest.mark.parametrize(
+    "args", [["image", "list"], ["build"], ["plan"], ["image", "lock"], ["build", "tiny"]]
+)
 def test_a_missing_checkout_is_two_lines(sm120: Command, tmp_path: Path, args: list[str]) -> None:
     assert is_plain_error(sm120(*args), "UnknownImage")
     assert is_plain_error(sm120("--checkout", tmp_path / "gone", *args), "UnknownImage")
@@ -237,13 +239,16 @@ def test_any_error_is_two_lines(
         raise error
 
     monkeypatch.setattr(Checkout, "images", fail)
-    assert is_plain_error(sm120("images"), kind)
-    assert "Traceback" in sm120("--debug", "images").err
+    assert is_plain_error(sm120("image", "list"), kind)
+    assert "Traceback" in sm120("--debug", "image", "list").err
 
 
 def test_a_reader_that_goes_away_is_no_failure_to_speak_of() -> None:
     child = subprocess.Popen(
-        command("schema", "image"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command("image", "schema", "image"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert child.stdout is not None
     assert child.stderr is not None
@@ -289,8 +294,8 @@ def test_sources_shows_no_password(sm120: Command, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SM120_DEBIAN_MIRROR", f"http://me:{SECRET}@deb.example.invalid/debian")
     pip = f":env:.proxy='me:{SECRET}@proxy.example.invalid:3128'"
     monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: pip)
-    found = sm120("sources", "--json")
-    assert SECRET not in found.out + sm120("sources").out
+    found = sm120("image", "sources", "--json")
+    assert SECRET not in found.out + sm120("image", "sources").out
     assert found.json["proxy"] == "***@proxy.example.invalid:3128"
     assert found.json["mirrors"] == ["http://***@mirror.example.invalid", "/folder"]
     assert len(found.json["indexes"]) == 2
@@ -298,14 +303,16 @@ def test_sources_shows_no_password(sm120: Command, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("what", ["image", "series"])
 def test_the_schema_is_json(sm120: Command, what: str) -> None:
-    assert sm120("schema", what).json["type"] == "object"
+    assert sm120("image", "schema", what).json["type"] == "object"
 
 
 @pytest.mark.usefixtures("no_slow_helpers")
 def test_fetch_collects_for_a_machine_without_network(
     sm120: Command, checkout: Checkout, tmp_path: Path
 ) -> None:
-    ended = sm120("fetch", "tiny", "--to", tmp_path / "usb", "--mirror", tmp_path / "mirror")
+    ended = sm120(
+        "image", "collect", "tiny", "--to", tmp_path / "usb", "--mirror", tmp_path / "mirror"
+    )
     assert "1 files" in ended.out
     (tmp_path / "mirror" / "thing-1.0-py3-none-any.whl").unlink()
     ended = sm120("build", "--accept", "--offline", "--mirror", tmp_path / "usb")
@@ -337,9 +344,12 @@ def test_lock_diff_says_what_would_move_and_writes_nothing(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
     before = locks(checkout)
-    ended = sm120("lock", "--diff")
-    assert "2 would move" in ended.out
-    moves = [(m["name"], m["before"], m["after"]) for m in sm120("lock", "--diff", "--json").json]
+    ended = sm120("image", "lock", "--dry-run")
+    assert "2 would change" in ended.out
+    moves = [
+        (m["name"], m["before"], m["after"])
+        for m in sm120("image", "lock", "--dry-run", "--json").json
+    ]
     assert moves == [("dep-a", None, "1.0"), ("thing", "1.0", "2.0")]
     assert locks(checkout) == before
 
@@ -348,15 +358,15 @@ def test_lock_diff_says_what_would_move_and_writes_nothing(
 def test_lock_writes_and_the_second_time_nothing_moves(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
-    assert "2 moved" in sm120("lock").out
+    assert "2 changed" in sm120("image", "lock").out
     written = locks(checkout)
-    assert "nothing moved" in sm120("lock").out
+    assert "nothing changed" in sm120("image", "lock").out
     assert locks(checkout) == written
     assert "://" not in "".join(written.values())
-    (row,) = sm120("lock", "--check", "--json").json
+    (row,) = sm120("image", "lock", "--check", "--json").json
     assert (row["image"], row["wheels"]) == ("tiny", 2)
-    assert "dep-a==1.0" in sm120("lock", "tiny", "--export", "requirements").out
-    assert 'lock-version = "1.0"' in sm120("lock", "tiny", "--export", "pylock").out
+    assert "dep-a==1.0" in sm120("image", "lock", "tiny", "--export", "requirements").out
+    assert 'lock-version = "1.0"' in sm120("image", "lock", "tiny", "--export", "pylock").out
     assert sm120("build", "--accept", "--json").json[0]["image"] == "tiny"
 
 
@@ -365,9 +375,9 @@ def test_an_edited_lock_can_be_made_anew(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
     checkout.lock_path("tiny", AMD64).write_text("format: 1\n")
-    assert is_plain_error(sm120("lock", "--check"), "LockEdited")
-    assert sm120("lock").code == 0
-    assert sm120("lock", "--check").code == 0
+    assert is_plain_error(sm120("image", "lock", "--check"), "LockEdited")
+    assert sm120("image", "lock").code == 0
+    assert sm120("image", "lock", "--check").code == 0
 
 
 @pytest.mark.usefixtures("no_slow_helpers")
@@ -376,7 +386,7 @@ def test_a_first_diff_needs_no_lock_of_the_base(
 ) -> None:
     checkout.lock_path("tiny", AMD64).unlink()
     write_spec(checkout, tiny_spec("upper", base="tiny", debian=None))
-    touched = {m["image"] for m in sm120("lock", "--diff", "--json").json}
+    touched = {m["image"] for m in sm120("image", "lock", "--dry-run", "--json").json}
     assert touched == {"tiny", "upper"}
     assert locks(checkout) == {}
 
@@ -387,7 +397,7 @@ def test_a_requirement_that_nothing_answers_is_told_in_two_lines(
 ) -> None:
     before = locks(checkout)
     write_spec(checkout, tiny_spec(python={"requirements": ["thing==9"]}))
-    ended = sm120("lock")
+    ended = sm120("image", "lock")
     assert is_plain_error(ended, "ResolveFailed")
     assert "thing==9" in ended.err
     assert locks(checkout) == before
@@ -399,8 +409,8 @@ def test_locks_of_images_on_one_another_are_made_in_order(
 ) -> None:
     write_spec(checkout, tiny_spec("above", base="tiny", debian=None))
     lock_to(checkout, "above", [])
-    assert sm120("lock", "above", "tiny").code == 0
-    assert sm120("lock", "--check").code == 0
+    assert sm120("image", "lock", "above", "tiny").code == 0
+    assert sm120("image", "lock", "--check").code == 0
 
 
 def test_the_store_option_wins_over_the_variable(sm120: Command, tmp_path: Path) -> None:

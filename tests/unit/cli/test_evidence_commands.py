@@ -36,7 +36,7 @@ def tiny() -> TinyRegistry:
 @pytest.fixture
 def trust(checkout: Checkout, sm120: Command, tmp_path: Path) -> Path:
     """A key, and a trust file that knows it where a checkout keeps one."""
-    entry = sm120("keys", "new", "builder", "--to", tmp_path / "keys").out
+    entry = sm120("evidence", "new-key", "builder", "--to", tmp_path / "keys").out
     path = checkout.root / "lockfiles" / "trust.yaml"
     path.write_text(f"format: 1\nkeys:\n{entry}")
     return path
@@ -63,7 +63,7 @@ def test_with_a_key_an_image_is_recorded_signed_published_and_verified(
         assert (found.code, found.json["verdict"]) == (0, "valid"), found.err
     deep = sm120("verify", f"{at}:v1", "--deep", "--platform", "linux/amd64")
     assert "every byte read" in deep.out
-    sm120("pull", f"{at}:v1", tmp_path / "out", "--evidence")
+    sm120("registry", "pull", f"{at}:v1", tmp_path / "out", "--evidence")
     assert sm120("verify", tmp_path / "out").code == 0
     policy = tmp_path / "policy.yaml"
     policy.write_text("format: 1\nrequire: [provenance, cyclonedx]\n")
@@ -142,11 +142,11 @@ def test_without_a_key_it_says_what_is_missing(
 ) -> None:
     at = f"{door.host_port}/{PLACE}"
     said = sm120("publish", "tiny", f"{at}:v1")
-    assert (said.code, "has no signed record" in said.err) == (0, True)
+    assert (said.code, "has no signed statements" in said.err) == (0, True)
     assert sm120("verify", f"{at}:v1").error == "EvidenceIncomplete"
-    sm120("record", "tiny", *key_in(tmp_path))
+    sm120("evidence", "make", "tiny", *key_in(tmp_path))
     said = sm120("publish", "tiny", f"{at}:v1")
-    assert "nothing signs that tiny goes by this tag" in said.err
+    assert "the tag of tiny is not signed" in said.err
     assert sm120("verify", f"{at}:v1").error == "EvidenceIncomplete"
     assert sm120("verify", f"{at}@{built}").code == 0
     bare = sm120("publish", "tiny", f"{at}-bare:v1", "--no-evidence", "--json")
@@ -230,7 +230,7 @@ def test_a_folder_that_is_nothing_is_refused(sm120: Command, tmp_path: Path) -> 
 def test_a_statement_alone_is_judged_but_never_valid(
     built: str, sm120: Command, tmp_path: Path
 ) -> None:
-    sm120("record", "tiny", *key_in(tmp_path))
+    sm120("evidence", "make", "tiny", *key_in(tmp_path))
     folder = evidence_folder(open_store(default_root()), "tiny", "linux/amd64", built)
     for path in sorted(folder.glob("*.dsse.json")):
         alone = sm120("verify", path)
@@ -250,7 +250,7 @@ def test_a_statement_beside_its_file_is_judged_with_it(
     report.write_text("# Numbers\n")
     predicate.write_text(json.dumps({"title": "Numbers", "numbers": [], "runs": []}))
     said = ("--type", "report", "--predicate", predicate, *key_in(tmp_path))
-    path = sm120("attest", report, *said).out.strip()
+    path = sm120("evidence", "attest", report, *said).out.strip()
     assert sm120("verify", path).code == sm120("verify", report).code == 0
     report.write_text("# Other numbers\n")
     assert sm120("verify", path).error == "EvidenceBroken"
@@ -278,7 +278,7 @@ def test_weights_are_judged_by_lock_signature_and_record(
     assert sm120("weights", "sign", place, *key_in(tmp_path)).code == 0
     signed = sm120("verify", place)
     assert (signed.code, "model signature  valid: by builder" in signed.out) == (0, True)
-    assert sm120("weights", "record", place, *key_in(tmp_path)).code == 0
+    assert sm120("weights", "attest", place, *key_in(tmp_path)).code == 0
     both = sm120("verify", place, "--deep", "--json")
     assert (both.code, both.json["verdict"]) == (0, "valid")
     titles = [child["title"] for child in both.json["children"]]
@@ -291,7 +291,7 @@ def test_weights_that_changed_since_are_not_valid(
 ) -> None:
     place = str(weights.root)
     sm120("weights", "verify", place)
-    sm120("weights", "record", place, *key_in(tmp_path))
+    sm120("weights", "attest", place, *key_in(tmp_path))
     sm120("weights", "sign", place, *key_in(tmp_path))
     signature, receipt = weights.state / "model.sig", weights.receipt_file
     kept = receipt.read_bytes()
@@ -335,11 +335,11 @@ def test_weights_signed_by_a_stranger_or_judged_without_trust_are_not_valid(
     place = str(weights.root)
     sm120("weights", "verify", place)
     sm120("weights", "sign", place, *key_in(tmp_path))
-    entry = sm120("keys", "new", "other", "--to", tmp_path / "more").out
+    entry = sm120("evidence", "new-key", "other", "--to", tmp_path / "more").out
     known = trust.read_text()
     trust.write_text(f"format: 1\nkeys:\n{entry}")
     assert "another key" in sm120("verify", place).err
-    second = sm120("keys", "new", "third", "--to", tmp_path / "more").out
+    second = sm120("evidence", "new-key", "third", "--to", tmp_path / "more").out
     trust.write_text(f"format: 1\nkeys:\n{entry}{second}")
     assert "no key of the trust file" in sm120("verify", place).err
     trust.write_text(known.replace("weights, ", ""))

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline.cli.fleet_options import fleet_of
+from pipeline.cli.host.fleet import fleet_of
 from pipeline.errors import FleetUnready
 from pipeline.host.fleet.playbook import ansible_program, promises_of
 from pipeline.host.fleet.promised import Promised
@@ -23,7 +23,7 @@ NOTHING = {
     **dict.fromkeys(("limit", "user", "private_key", "vault_password_file", "records"), None),
     **dict.fromkeys(("become_password_file", "connection_password_file"), None),
     **dict.fromkeys(("ask_become_pass", "ask_pass", "ask_vault_pass"), False),
-    **{"extra_vars": (), "vault_ids": ()},
+    **{"extra_vars": (), "vault_ids": (), "jobs": 20},
 }
 
 
@@ -89,7 +89,7 @@ def test_a_program_may_stand_in_the_place_of_a_password_file(
         return
     ended = sm120("host", "verify", "-i", "a", "--connection-password-file", tmp_path / "ask")
     assert ended.code == code
-    assert "no password can be read: its program failed" in ended.err
+    assert "no password can be read: the program failed" in ended.err
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o700])
@@ -198,7 +198,7 @@ def test_a_rollback_plays_its_own_playbook_and_says_what_the_next_provision_does
         played.append([name, *words])
         return 0 if len(played) < 3 else 2
 
-    monkeypatch.setattr("pipeline.host.fleet.playbook.stream_playbook", play)
+    monkeypatch.setattr("pipeline.cli.host.provision.stream_playbook", play)
     inventory = tmp_path / "hosts.yml"
     inventory.touch()
     asked = ("--checkout", ROOT, "host", "rollback", "-i", inventory)
@@ -218,7 +218,7 @@ def test_a_rollback_plays_its_own_playbook_and_says_what_the_next_provision_does
 @pytest.fixture
 def key(sm120: Command, tmp_path: Path) -> Path:
     """A key, known to a trust file beside it."""
-    entry = sm120("keys", "new", "fleet", "--to", tmp_path / "keys").out
+    entry = sm120("evidence", "new-key", "fleet", "--to", tmp_path / "keys").out
     (tmp_path / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
     return tmp_path / "keys" / "fleet.pem"
 
@@ -228,7 +228,7 @@ def test_a_host_record_can_be_signed_and_a_changed_one_is_found_out(
 ) -> None:
     record, trust = tmp_path / "n1.json", tmp_path / "trust.yaml"
     record.write_text(facts(blackwell(2), name="n1").model_dump_json())
-    ended = sm120("host", "record", record, "--key", key)
+    ended = sm120("host", "attest", record, "--key", key)
     assert ended.code == 0, ended.err
     assert Path(ended.out.strip()) == tmp_path / "n1.json.dsse.json"
     assert sm120("host", "drift", record, record).code == 0
@@ -240,8 +240,8 @@ def test_a_host_record_can_be_signed_and_a_changed_one_is_found_out(
 def test_what_is_no_record_is_not_signed(sm120: Command, tmp_path: Path, key: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text("{}")
-    assert sm120("host", "record", path, "--key", key).error == "FactsUnreadable"
-    assert sm120("host", "record", path).error == "SigningFailed"
+    assert sm120("host", "attest", path, "--key", key).error == "FactsUnreadable"
+    assert sm120("host", "attest", path).error == "SigningFailed"
 
 
 @pytest.mark.parametrize("busy", [True, False])
@@ -254,8 +254,8 @@ def test_work_on_the_gpus_is_ended_only_where_the_user_says_so(
         seen.extend(arguments)
         return 2
 
-    monkeypatch.setattr("pipeline.host.fleet.playbook.stream_playbook", stream)
-    monkeypatch.setattr("pipeline.cli.host_provision._require_lock", lambda _: None)
+    monkeypatch.setattr("pipeline.cli.host.provision.stream_playbook", stream)
+    monkeypatch.setattr("pipeline.cli.host.provision._require_lock", lambda _: None)
     words = ["--even-if-busy"] if busy else []
     ended = sm120("--checkout", ROOT, "host", "provision", "-i", tmp_path / "hosts.yml", *words)
     assert ended.error == "ProvisionFailed"

@@ -60,7 +60,7 @@ def test_lock_plan_build_explain(
     sm120: Command, checkout: Checkout, image: ForeignImage, door: Door
 ) -> None:
     place = ("--base-registry", door.host_port)
-    done = sm120("lock", "mine", *place)
+    done = sm120("image", "lock", "mine", *place)
     assert done.code == 0, done.err
     assert f"base  {REPOSITORY}" in done.out
     text = checkout.lock_path("mine", AMD64).read_text()
@@ -71,9 +71,9 @@ def test_lock_plan_build_explain(
     assert [x["title"] for x in built.json[0]["layers"]] == [
         *("base layer 1", "base layer 2", "mine files")
     ]
-    said = sm120("explain", "/etc/more", "--image", "mine")
+    said = sm120("image", "explain", "mine", "/etc/more")
     assert f"from   the base image {REPOSITORY}@{image.digest}" in said.out
-    assert sm120("lock", "mine", *place).out == "locked; nothing moved\n"
+    assert sm120("image", "lock", "mine", *place).out == "locked; nothing changed\n"
 
 
 def _pin(checkout: Checkout) -> BasePin:
@@ -86,15 +86,15 @@ def _pin(checkout: Checkout) -> BasePin:
 def test_the_registry_may_come_from_the_environment(
     sm120: Command, checkout: Checkout, door: Door
 ) -> None:
-    assert sm120("lock", "mine").code == 0
+    assert sm120("image", "lock", "mine").code == 0
     assert sm120("build", "mine", "--accept").code == 0
-    assert f"base registries: {door.host_port}" in sm120("sources").out
+    assert f"base registries: {door.host_port}" in sm120("image", "sources").out
 
 
 def test_without_a_registry_the_error_says_how_to_name_one(
     sm120: Command, checkout: Checkout
 ) -> None:
-    done = sm120("lock", "mine")
+    done = sm120("image", "lock", "mine")
     assert done.error == "BaseUnplaced"
     assert "--base-registry" in done.err
     assert not checkout.lock_path("mine", AMD64).exists()
@@ -102,7 +102,7 @@ def test_without_a_registry_the_error_says_how_to_name_one(
 
 @pytest.mark.usefixtures("at_door")
 def test_offline_is_one_error_where_the_store_is_empty(sm120: Command, checkout: Checkout) -> None:
-    sm120("lock", "mine")
+    sm120("image", "lock", "mine")
     done = sm120("build", "mine", "--accept", "--offline")
     assert done.error == "OfflineMiss"
     assert "this part of the base image is not in the store" in done.err
@@ -112,9 +112,9 @@ def test_offline_is_one_error_where_the_store_is_empty(sm120: Command, checkout:
 def test_a_collected_folder_builds_the_same_image_without_network(
     sm120: Command, checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: Door
 ) -> None:
-    sm120("lock", "mine")
+    sm120("image", "lock", "mine")
     first = sm120("build", "mine", "--accept", "--json").json[0]["digest"]
-    assert sm120("fetch", "mine", "--to", tmp_path / "usb").code == 0
+    assert sm120("image", "collect", "mine", "--to", tmp_path / "usb").code == 0
     monkeypatch.delenv("SM120_BASE_REGISTRIES")
     before = len(door.asked)
     store = ("--store", tmp_path / "other")
@@ -127,29 +127,29 @@ def test_a_collected_folder_builds_the_same_image_without_network(
 def test_a_rebuild_needs_no_registry_for_its_base(
     sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sm120("lock", "mine")
+    sm120("image", "lock", "mine")
     sm120("build", "mine", "--accept")
     monkeypatch.delenv("SM120_BASE_REGISTRIES")
-    done = sm120("rebuild", "mine", "--offline")
+    done = sm120("image", "rebuild", "mine", "--offline")
     assert (done.code, "identical" in done.out) == (0, True), done.err
 
 
 @pytest.mark.usefixtures("at_door")
 def test_gates_do_not_judge_what_they_cannot_read(sm120: Command, checkout: Checkout) -> None:
-    sm120("lock", "mine")
+    sm120("image", "lock", "mine")
     sm120("build", "mine", "--accept")
-    done = sm120("gate-arch", "mine", "--arch", "sm_120")
+    done = sm120("gate", "run", "mine", "--only", "arch", "--arch", "sm_120")
     assert done.error == "GateUnknown", done.err
     assert "foreign base" in done.err
 
 
 @pytest.mark.usefixtures("at_door")
 def test_the_store_can_be_looked_after(sm120: Command, checkout: Checkout) -> None:
-    sm120("lock", "mine")
+    sm120("image", "lock", "mine")
     sm120("build", "mine", "--accept")
     assert sm120("store", "check").code == 0
     assert sm120("store", "trim", "--yes").code == 0
-    assert sm120("explain", "/etc/more", "--image", "mine").code == 0
+    assert sm120("image", "explain", "mine", "/etc/more").code == 0
 
 
 @pytest.mark.usefixtures("at_door")
@@ -170,7 +170,7 @@ def test_a_spec_that_cannot_be_locked_says_why(
 ) -> None:
     path = checkout.folder("mine") / "image.yaml"
     write_spec(checkout, {**yaml.safe_load(path.read_text()), **change})
-    done = sm120("lock", "mine")
+    done = sm120("image", "lock", "mine")
     assert done.error == error, done.err
     assert message in done.err
     assert len(done.err.strip().splitlines()) <= 4

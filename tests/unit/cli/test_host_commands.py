@@ -35,7 +35,7 @@ def test_facts_of_a_machine_without_cards_say_so(sm120: Command, tmp_path: Path)
     (tmp_path / "tree").mkdir()
     words = sm120("host", "facts", "--root", tmp_path / "tree")
     assert words.code == 0
-    assert "no cards: not run: this is a copied tree" in words.out
+    assert "no GPUs: not run: this is a copied tree" in words.out
 
 
 def test_a_capture_can_be_redacted(sm120: Command, tmp_path: Path) -> None:

@@ -29,13 +29,13 @@ def test_an_image_is_published_listed_pulled_and_cleared(
     assert (done["digest"], done["tag"]) == (built, "v1")
     assert done["gates"] == [{"platform": "linux/amd64", "state": "no gates", "message": ""}]
     assert sm120("publish", "tiny", at, "--json").json["tag"] == built[7:19]
-    listed = sm120("registry", "ls", at, "--json").json
+    listed = sm120("registry", "tags", at, "--json").json
     assert {row["tag"] for row in listed} == {"v1", built[7:19]}
-    pulled = sm120("pull", f"{at}:v1", tmp_path / "out", "--json").json
+    pulled = sm120("registry", "pull", f"{at}:v1", tmp_path / "out", "--json").json
     assert pulled["digest"] == built
     layout = json.loads((tmp_path / "out/index.json").read_bytes())
     assert layout["manifests"][0]["digest"] == built
-    cleared = sm120("registry", "gc", at, "--keep", "v1", "--json").json
+    cleared = sm120("registry", "clean", at, "--keep", "v1", "--json").json
     assert cleared[0]["gone"] == []
 
 
@@ -45,9 +45,9 @@ def test_what_a_person_reads(built: str, sm120: Command, door: Door, tmp_path: P
     assert "tiny for linux/amd64 has no gates" in done.err
     assert f"{at}:v1 is {built}" in done.out
     assert "attached a/b" in done.out
-    assert built in sm120("registry", "ls", at).out
-    assert built in sm120("pull", f"{at}@{built}", tmp_path / "out", "--evidence").out
-    assert "would go" in sm120("registry", "gc", at, "--keep", "v1").out
+    assert built in sm120("registry", "tags", at).out
+    assert built in sm120("registry", "pull", f"{at}@{built}", tmp_path / "out", "--evidence").out
+    assert "would go" in sm120("registry", "clean", at, "--keep", "v1").out
     assert "would be sent" in sm120("publish", "tiny", f"{at}:v2", "--dry-run").out
 
 
@@ -93,4 +93,4 @@ def test_an_image_whose_gates_were_not_run_is_refused_until_a_reason_is_given(
 
 
 def test_clearing_needs_to_know_what_stays(sm120: Command, door: Door) -> None:
-    assert sm120("registry", "gc", f"{door.host_port}/{PLACE}").code == 2
+    assert sm120("registry", "clean", f"{door.host_port}/{PLACE}").code == 2

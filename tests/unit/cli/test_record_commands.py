@@ -32,7 +32,7 @@ class Desk:
         self.checkout = made.checkout_copy(place)
         shutil.copytree(made.store.root, place / "store")
         self.key, self.trust = place / "keys" / "me.pem", place / "trust.yaml"
-        entry = self("keys", "new", "me", "--to", place / "keys").out
+        entry = self("evidence", "new-key", "me", "--to", place / "keys").out
         self.trust.write_text(f"format: 1\nkeys:\n{entry}")
 
     def __call__(self, *args: str | Path) -> Ended:
@@ -40,7 +40,7 @@ class Desk:
         return self._sm120("--checkout", root, "--store", self.place / "store", *args)
 
     def record(self, *more: str | Path) -> Ended:
-        return self("record", "engine", "--key", self.key, *more)
+        return self("evidence", "make", "engine", "--key", self.key, *more)
 
     def verify(self, *more: str | Path) -> Ended:
         return self("verify", "engine", "--trust", self.trust, *more)
@@ -75,8 +75,8 @@ def test_answers_can_be_had_as_json(desk: Desk) -> None:
 
 
 def test_a_record_needs_a_key_or_the_word_unsigned(desk: Desk) -> None:
-    assert desk("record", "engine").error == "SigningFailed"
-    assert desk("record", "engine", "--unsigned").code == 0
+    assert desk("evidence", "make", "engine").error == "SigningFailed"
+    assert desk("evidence", "make", "engine", "--unsigned").code == 0
     ended = desk.verify()
     assert ended.error == "EvidenceUnsigned"
     assert "nobody signed it" in ended.err
@@ -84,7 +84,7 @@ def test_a_record_needs_a_key_or_the_word_unsigned(desk: Desk) -> None:
 
 def test_a_key_comes_from_the_environment(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SM120_SIGNING_KEY", desk.key.read_text())
-    assert desk("record", "engine").code == 0
+    assert desk("evidence", "make", "engine").code == 0
     assert desk.verify().code == 0
 
 
@@ -97,7 +97,7 @@ def test_the_checkouts_own_trust_file_is_used(desk: Desk) -> None:
     desk.record()
     shutil.copy(desk.trust, desk.checkout.root / "lockfiles" / "trust.yaml")
     assert desk("verify", "engine").code == 0
-    assert desk("keys", "list").out.splitlines()[-1].startswith("me ")
+    assert desk("evidence", "list-keys").out.splitlines()[-1].startswith("me ")
 
 
 def test_an_edited_patch_makes_it_stale(desk: Desk) -> None:
@@ -161,9 +161,11 @@ def test_a_policy_is_asked_after_the_walk(desk: Desk) -> None:
 
 def test_two_keys_sign_one_statement(desk: Desk) -> None:
     desk.record()
-    entry = desk("keys", "new", "second", "--to", desk.place / "keys").out
+    entry = desk("evidence", "new-key", "second", "--to", desk.place / "keys").out
     desk.trust.write_text(f"{desk.trust.read_text()}{entry}")
-    again = desk("record", "engine", "--key", desk.place / "keys" / "second.pem", "--json").json
+    again = desk(
+        "evidence", "make", "engine", "--key", desk.place / "keys" / "second.pem", "--json"
+    ).json
     assert all(len(r["keys"]) == 2 for r in again["records"])
     policy = desk.place / "policy.yaml"
     policy.write_text("require: [provenance]\nsignatures: 2\n")
@@ -189,7 +191,7 @@ def test_any_file_can_be_attested(desk: Desk) -> None:
     file, said = desk.place / "report.txt", desk.place / "said.json"
     file.write_text("numbers")
     said.write_text(json.dumps(REPORT))
-    attest = ("attest", file, "--predicate", said, "--key", desk.key, "--type")
+    attest = ("evidence", "attest", file, "--predicate", said, "--key", desk.key, "--type")
     assert desk(*attest, "report").code == 0
     assert desk("verify", file, "--trust", desk.trust).code == 0
     file.write_text("other numbers")
@@ -201,28 +203,28 @@ def test_any_file_can_be_attested(desk: Desk) -> None:
 
 @pytest.mark.parametrize(("form", "mark"), [("cyclonedx", "CycloneDX"), ("spdx", "SPDX-2.3")])
 def test_a_bill_is_printed(desk: Desk, form: str, mark: str) -> None:
-    said = desk("sbom", "engine", "--format", form)
+    said = desk("evidence", "sbom", "engine", "--format", form)
     assert mark in json.dumps(said.json)
 
 
 def test_a_file_is_explained(desk: Desk) -> None:
     site = "/opt/venv/lib/python3.11/site-packages"
-    said = desk("explain", f"{site}/pkg/code.py", "--image", "engine").out
+    said = desk("image", "explain", "engine", f"{site}/pkg/code.py").out
     assert "changed by a patch of engine" in said
     assert "0001.patch" in said
-    linked = desk("explain", "/bin/tool", "--image", "engine")
+    linked = desk("image", "explain", "engine", "/bin/tool")
     assert linked.out.startswith("/bin → usr/bin\n")
-    assert desk("explain", "/bin/tool", "--image", "engine", "--json").json["origin"] == "tool"
-    assert desk("explain", "/nothing", "--image", "engine").error == "UnknownImage"
+    assert desk("image", "explain", "engine", "/bin/tool", "--json").json["origin"] == "tool"
+    assert desk("image", "explain", "engine", "/nothing").error == "UnknownImage"
 
 
 def test_a_rebuild_is_attested(desk: Desk) -> None:
     shutil.copytree(desk.made.place / "mirror", desk.place / "mirror")
     with mock.patch.object(pinned, "_workers", threads):
         more = ("--offline", "--mirror", desk.place / "mirror")
-        done = desk("rebuild", "engine", "--attest", "--key", desk.key, *more)
+        done = desk("image", "rebuild", "engine", "--attest", "--key", desk.key, *more)
         assert done.code == 0, done.err
-        plain = desk("rebuild", "engine", *more)
+        plain = desk("image", "rebuild", "engine", *more)
         assert plain.code == 0, plain.err
     desk.record()
     found = desk.verify()
@@ -234,12 +236,12 @@ def test_a_rebuild_that_differs_is_attested_too(desk: Desk) -> None:
     from pipeline.errors import NotReproducible
 
     differs = mock.Mock(side_effect=NotReproducible("layer 'x': /a differs in mode"))
-    with mock.patch("pipeline.assemble.rebuild.rebuild", differs):
+    with mock.patch("pipeline.cli.image.build.build_again", differs):
         assert (
-            desk("rebuild", "engine", "--attest", "--key", desk.key, "--offline").error
+            desk("image", "rebuild", "engine", "--attest", "--key", desk.key, "--offline").error
             == "NotReproducible"
         )
-        assert desk("rebuild", "engine", "--offline").error == "NotReproducible"
+        assert desk("image", "rebuild", "engine", "--offline").error == "NotReproducible"
     desk.record()
     ended = desk.verify()
     assert ended.error == "EvidenceBroken"
@@ -247,43 +249,46 @@ def test_a_rebuild_that_differs_is_attested_too(desk: Desk) -> None:
 
 
 def test_a_rebuild_needs_a_key_before_it_begins(desk: Desk) -> None:
-    assert desk("rebuild", "engine", "--attest", "--offline").error == "SigningFailed"
+    assert desk("image", "rebuild", "engine", "--attest", "--offline").error == "SigningFailed"
 
 
 def test_keys_are_made_shown_and_never_overwritten(desk: Desk) -> None:
-    again = desk("keys", "new", "me", "--to", desk.place / "keys")
+    again = desk("evidence", "new-key", "me", "--to", desk.place / "keys")
     assert again.error == "KeyExists"
-    shown = desk("keys", "show", desk.place / "keys" / "me.pub")
+    shown = desk("evidence", "show-key", desk.place / "keys" / "me.pub")
     want = key_id(read_private_file(desk.key).public_key())
     assert f"id: {want}" in shown.out
     assert "PRIVATE" not in shown.out
-    assert desk("keys", "new", "Bad Name").error == "KeyInvalid"
-    assert desk("keys", "show", "nobody").error == "KeyInvalid"
+    assert desk("evidence", "new-key", "Bad Name").error == "KeyInvalid"
+    assert desk("evidence", "show-key", "nobody").error == "KeyInvalid"
 
 
 def test_keys_lie_in_the_users_own_folder_unless_told_otherwise(sm120: Command) -> None:
-    made = sm120("keys", "new", "mine")
+    made = sm120("evidence", "new-key", "mine")
     assert made.code == 0
     path = Path(os.environ["HOME"]) / ".config" / "sm120" / "keys" / "mine.pem"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert sm120("keys", "show", "mine").out.startswith("- name: mine\n")
+    assert sm120("evidence", "show-key", "mine").out.startswith("- name: mine\n")
 
 
 def test_a_passphrase_is_taken_from_the_environment(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SM120_KEY_PASSPHRASE", "secret")
-    assert desk("keys", "new", "guarded", "--passphrase", "--to", desk.place / "keys").code == 0
+    assert (
+        desk("evidence", "new-key", "guarded", "--passphrase", "--to", desk.place / "keys").code
+        == 0
+    )
     path = desk.place / "keys" / "guarded.pem"
     assert "ENCRYPTED" in path.read_text()
-    assert desk("record", "engine", "--key", path).code == 0
+    assert desk("evidence", "make", "engine", "--key", path).code == 0
     monkeypatch.delenv("SM120_KEY_PASSPHRASE")
-    assert desk("record", "engine", "--key", path).error == "KeyInvalid"
+    assert desk("evidence", "make", "engine", "--key", path).error == "KeyInvalid"
 
 
 def test_a_passphrase_is_asked_for(desk: Desk) -> None:
     with mock.patch("click.prompt", return_value="secret"):
-        desk("keys", "new", "asked", "--passphrase", "--to", desk.place / "keys")
+        desk("evidence", "new-key", "asked", "--passphrase", "--to", desk.place / "keys")
     assert "ENCRYPTED" in (desk.place / "keys" / "asked.pem").read_text()
 
 
@@ -291,8 +296,8 @@ def test_a_passphrase_is_asked_for(desk: Desk) -> None:
     ("change", "state"),
     [
         ({}, "trusted"),
-        ({"until": "2020"}, "ended"),
-        ({"not_before": "2999"}, "not yet"),
+        ({"until": "2020"}, "expired"),
+        ({"not_before": "2999"}, "not valid yet"),
         ({"revoked": True}, "revoked: was stolen"),
     ],
 )
@@ -309,15 +314,15 @@ def test_the_state_of_a_key_is_listed(desk: Desk, change: dict[str, Any], state:
         gone = "{since: 2026-01-01T00:00:00Z, reason: was stolen, compromised: true}"
         lines.append(f"  revoked: {gone}")
     desk.trust.write_text("\n".join(lines) + "\n")
-    found = desk("keys", "list", "--trust", desk.trust, "--json").json
+    found = desk("evidence", "list-keys", "--trust", desk.trust, "--json").json
     assert [k["state"] for k in found] == [state]
 
 
 def test_an_empty_list_of_keys_says_what_to_do(desk: Desk, sm120: Command) -> None:
-    assert "sm120 keys new NAME" in desk("keys", "list").out
-    assert "sm120 keys new NAME" in sm120("keys", "list").out
+    assert "sm120 evidence new-key NAME" in desk("evidence", "list-keys").out
+    assert "sm120 evidence new-key NAME" in sm120("evidence", "list-keys").out
 
 
 @pytest.mark.parametrize("kind", ["trust", "policy", "host-facts", "benchmark-run", "report"])
 def test_schemas_are_printed(sm120: Command, kind: str) -> None:
-    assert sm120("schema", kind).json["type"] == "object"
+    assert sm120("image", "schema", kind).json["type"] == "object"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli.numerics import require_right, show_numbers
+from pipeline.cli.gate.kernels import require_right, show_numbers
 from pipeline.errors import GateUnknown, GateWrong
 from pipeline.gate.smem.limits import card_for
 from pipeline.gate.smem.results import GateResult, NumericsResults
@@ -43,7 +43,7 @@ def test_wrong_and_unknown_say_why_and_have_their_own_endings() -> None:
     assert "1 wrong, 1 unknown" in show_numbers(wrong)
     with pytest.raises(GateWrong, match="1 cases compute wrong numbers: decode-8"):
         require_right(wrong)
-    with pytest.raises(GateUnknown, match="are not known"):
+    with pytest.raises(GateUnknown, match="could not be judged"):
         require_right(result(results(judged())))
     with pytest.raises(GateUnknown):
         require_right(result(results()))

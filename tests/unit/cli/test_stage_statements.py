@@ -14,9 +14,9 @@ import pytest
 from pipeline.assemble.image import Built
 from pipeline.attest.envelope import Envelope, countersigned, enclose, read_envelope
 from pipeline.attest.keys import LocalSigner, new_key, write_key
-from pipeline.cli.host_provision import say_moves
+from pipeline.cli.file_statements import leave_host_statement
+from pipeline.cli.host.provision import show_changes
 from pipeline.cli.signing import Signing
-from pipeline.cli.statements import leave_host_statement
 from pipeline.errors import GateFailed
 from pipeline.evidence.evidence_set import evidence_folder
 from pipeline.gate.evidence import Evidence, Row, keep_evidence
@@ -84,7 +84,7 @@ def test_what_was_just_built_is_valid_but_unsigned_with_its_whole_tree(
     ended = sm120("verify", "tiny")
     assert ended.error == "EvidenceUnsigned"
     assert "valid but unsigned" in ended.err
-    assert "sm120 keys new NAME" in ended.err
+    assert "sm120 evidence new-key NAME" in ended.err
     for words in ("layers", "builder", "wheels", "Debian packages", "patches", "golden digest"):
         assert words in ended.out
     assert "there is no evidence" not in ended.out
@@ -93,7 +93,7 @@ def test_what_was_just_built_is_valid_but_unsigned_with_its_whole_tree(
 
 
 def test_with_a_key_made_in_one_command_it_is_valid(built: str, sm120: Command) -> None:
-    made = sm120("keys", "new", "me")
+    made = sm120("evidence", "new-key", "me")
     assert made.code == 0, made.err
     assert "tiny for linux/amd64: its statements are signed" in made.err
     assert made.out.startswith("- name: me\n")
@@ -105,11 +105,11 @@ def test_with_a_key_made_in_one_command_it_is_valid(built: str, sm120: Command) 
 def test_with_a_key_the_next_build_is_signed_as_it_finishes(
     checkout: Checkout, sm120: Command
 ) -> None:
-    sm120("keys", "new", "me")
+    sm120("evidence", "new-key", "me")
     ended = build_tiny(sm120, "--accept")
     assert "tiny   signed by me  provenance" in ended.out
     assert sm120("verify", "tiny").code == 0
-    sm120("keys", "new", "second")
+    sm120("evidence", "new-key", "second")
     again = build_tiny(sm120)
     assert "signed by me  " in again.out, "the first key goes on signing"
 
@@ -129,7 +129,7 @@ def test_a_build_by_an_earlier_version_is_stated_when_it_is_built_again(
     for path in folder(built).iterdir():
         path.unlink()
     folder(built).rmdir()
-    assert "no evidence of it; `sm120 build tiny` states" in sm120("verify", "tiny").err
+    assert "there is no evidence for it; `sm120 build tiny` states" in sm120("verify", "tiny").err
     assert "nothing to do" in build_tiny(sm120).out
     assert sm120("verify", "tiny").error == "EvidenceUnsigned"
 
@@ -176,12 +176,12 @@ def test_the_same_lock_gives_the_same_statements_elsewhere_but_for_the_time(
 
 def test_a_key_is_offered_once(checkout: Checkout, sm120: Command) -> None:
     offered = [build_tiny(sm120, *more).err for more in (("--accept",), (), ())]
-    assert ["sm120 keys new NAME" in err for err in offered] == [True, False, False]
+    assert ["sm120 evidence new-key NAME" in err for err in offered] == [True, False, False]
     assert all(ended.code == 0 for ended in [build_tiny(sm120)])
 
 
 def test_with_a_key_none_is_offered(checkout: Checkout, sm120: Command) -> None:
-    sm120("keys", "new", "me")
+    sm120("evidence", "new-key", "me")
     assert "keys new" not in build_tiny(sm120, "--accept").err
 
 
@@ -198,7 +198,7 @@ def test_an_own_key_that_needs_its_passphrase_leaves_a_build_unsigned_and_says_w
     checkout: Checkout, sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SM120_KEY_PASSPHRASE", "secret")
-    sm120("keys", "new", "guarded")
+    sm120("evidence", "new-key", "guarded")
     monkeypatch.delenv("SM120_KEY_PASSPHRASE")
     ended = build_tiny(sm120, "--accept")
     assert ended.code == 0, ended.err
@@ -213,7 +213,7 @@ def test_an_own_key_that_needs_its_passphrase_leaves_a_build_unsigned_and_says_w
 
 
 def test_an_open_own_key_signs_nothing(checkout: Checkout, sm120: Command) -> None:
-    sm120("keys", "new", "me")
+    sm120("evidence", "new-key", "me")
     (own_keys() / "me.pem").chmod(0o644)
     assert "others can read it" in build_tiny(sm120, "--accept").out
     assert sm120("verify", "tiny").error == "EvidenceUnsigned"
@@ -222,22 +222,22 @@ def test_an_open_own_key_signs_nothing(checkout: Checkout, sm120: Command) -> No
 def test_a_key_made_elsewhere_is_neither_used_nor_trusted_by_itself(
     built: str, sm120: Command, tmp_path: Path
 ) -> None:
-    sm120("keys", "new", "me", "--to", tmp_path / "usb")
+    sm120("evidence", "new-key", "me", "--to", tmp_path / "usb")
     assert "unsigned" in build_tiny(sm120).out
-    sm120("record", "tiny", "--key", tmp_path / "usb" / "me.pem")
+    sm120("evidence", "make", "tiny", "--key", tmp_path / "usb" / "me.pem")
     assert sm120("verify", "tiny").error == "EvidenceIncomplete"
 
 
 def test_a_trust_file_has_the_last_word_on_an_own_key(
     checkout: Checkout, built: str, sm120: Command
 ) -> None:
-    entry = sm120("keys", "new", "me").out
+    entry = sm120("evidence", "new-key", "me").out
     assert sm120("verify", "tiny").code == 0
     gone = "  revoked: {since: 2026-01-01T00:00:00Z, reason: was stolen, compromised: true}\n"
     path = checkout.root / "lockfiles" / "trust.yaml"
     path.write_text(f"format: 1\nkeys:\n{entry}{gone}")
     assert sm120("verify", "tiny").error == "EvidenceBroken"
-    other = sm120("keys", "new", "other", "--to", checkout.root / "x").out
+    other = sm120("evidence", "new-key", "other", "--to", checkout.root / "x").out
     path.write_text(f"format: 1\nkeys:\n{other.replace('- name: other', '- name: me')}")
     assert sm120("verify", "tiny").code == 0, "a stranger of the same name takes nothing away"
     assert sm120("verify", "tiny", "--trust", path).error == "EvidenceBroken", (
@@ -342,7 +342,7 @@ def test_a_new_key_signs_nothing_that_is_not_true(
     built: str, sm120: Command, lie: Callable[[str], None], words: str
 ) -> None:
     lie(built)
-    made = sm120("keys", "new", "me")
+    made = sm120("evidence", "new-key", "me")
     assert made.code == 0, made.err
     assert f"not signed: {words}" in made.err
     for path in folder(built).glob("*.dsse.json"):
@@ -357,8 +357,8 @@ def test_what_was_not_signed_is_valid_once_it_is_recorded_anew(
     built: str, sm120: Command, lie: Callable[[str], None]
 ) -> None:
     lie(built)
-    assert "`sm120 record tiny` states it anew" in sm120("keys", "new", "me").err
-    assert sm120("record", "tiny").code == 0
+    assert "`sm120 evidence make tiny` replaces it" in sm120("evidence", "new-key", "me").err
+    assert sm120("evidence", "make", "tiny").code == 0
     ended = sm120("verify", "tiny")
     assert ended.code == 0, ended.err
 
@@ -369,22 +369,22 @@ def test_a_statement_of_nobody_is_to_be_removed_and_its_name_stays_on_its_line(
     envelope = enclose(kept(built)["provenance"].statement)
     planted = folder(built) / "gate\ntiny: its statements are signed.dsse.json"
     planted.write_bytes(envelope.dump())
-    (line,) = [x for x in sm120("keys", "new", "me").err.splitlines() if "tiny" in x]
-    assert f"look at it in {folder(built)}, and remove it there" in line
+    (line,) = [x for x in sm120("evidence", "new-key", "me").err.splitlines() if "tiny" in x]
+    assert f"look at it in {folder(built)}, and remove it" in line
     planted.unlink()
-    assert sm120("record", "tiny").code == 0
+    assert sm120("evidence", "make", "tiny").code == 0
     assert sm120("verify", "tiny").code == 0
 
 
 def test_a_false_signature_under_ones_own_name_is_replaced(built: str, sm120: Command) -> None:
-    assert sm120("keys", "new", "me").code == 0
+    assert sm120("evidence", "new-key", "me").code == 0
     for path in folder(built).glob("*.dsse.json"):
         envelope = read_envelope(path.read_bytes(), path.name)
         (mine,) = envelope.signatures
         false = replace(envelope, signatures=(replace(mine, sig=b"0" * 70),))
         path.write_bytes(false.dump())
     assert sm120("verify", "tiny").error == "EvidenceBroken"
-    assert sm120("record", "tiny").code == 0
+    assert sm120("evidence", "make", "tiny").code == 0
     assert sm120("verify", "tiny").code == 0
 
 
@@ -416,7 +416,7 @@ def test_more_statements_than_a_set_can_name_are_told_in_one_line(
     for number in range(1001):
         other = statement.model_copy(update={"predicate": {"number": number}})
         (folder(built) / f"x{number}.dsse.json").write_bytes(enclose(other).dump())
-    ended = sm120("record", "tiny", "--unsigned")
+    ended = sm120("evidence", "make", "tiny", "--unsigned")
     assert (ended.error, "1003 statements, more than 1000" in ended.err) == (
         "RecordInvalid",
         True,
@@ -427,8 +427,8 @@ def test_a_new_key_signs_no_image_that_the_checkout_no_longer_describes(
     checkout: Checkout, built: str, sm120: Command
 ) -> None:
     write_spec(checkout, spec_of(labels={"made": "later"}))
-    made = sm120("keys", "new", "me")
-    assert "not signed: it is not what the checkout describes" in made.err
+    made = sm120("evidence", "new-key", "me")
+    assert "not signed: the checkout has changed since" in made.err
     assert all(not e.signatures for e in kept(built).values())
 
 
@@ -460,7 +460,7 @@ def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
         bad = GateFailed("too much") if verdict == "failed" else None
         return Staged(kept, {}, None, bad)
 
-    monkeypatch.setattr("pipeline.gate.stage.judge_built", judge)
+    monkeypatch.setattr("pipeline.cli.gate.stage.judge_built", judge)
     write_spec(checkout, spec_of(gates=["smem"]))
     built = build_tiny(sm120, "--accept", "--json")
     not_run = sm120("verify", "tiny")
@@ -471,7 +471,7 @@ def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
     assert "gate-smem-sm_120" in kept(built.json[0]["digest"])
     ended = sm120("verify", "tiny")
     assert ended.error == unsigned, ended.out
-    assert sm120("keys", "new", "me").code == 0
+    assert sm120("evidence", "new-key", "me").code == 0
     assert sm120("verify", "tiny").error == signed
 
 
@@ -483,7 +483,7 @@ def test_a_damaged_record_of_gates_is_told_and_replaced_by_gates_that_run(
         kept = keep_evidence(shop.store, built.name, built.platform, built.digest, gates)
         return Staged(kept, {}, None, None)
 
-    monkeypatch.setattr("pipeline.gate.stage.judge_built", judge)
+    monkeypatch.setattr("pipeline.cli.gate.stage.judge_built", judge)
     write_spec(checkout, spec_of(gates=["smem"]))
     assert build_tiny(sm120, "--accept").code == 0
     (store().image_folder("tiny", AMD64) / "gates.json").write_text("{")
@@ -496,7 +496,7 @@ def test_a_damaged_record_of_gates_is_told_and_replaced_by_gates_that_run(
 def test_a_failed_result_deleted_from_the_store_is_missed(
     checkout: Checkout, sm120: Command
 ) -> None:
-    sm120("keys", "new", "me")
+    sm120("evidence", "new-key", "me")
     digest = build_tiny(sm120, "--accept", "--json").json[0]["digest"]
     keep_evidence(store(), "tiny", AMD64, digest, [(found("failed", "numerics"), 1.0)])
     build_tiny(sm120)
@@ -504,7 +504,7 @@ def test_a_failed_result_deleted_from_the_store_is_missed(
     (folder(digest) / "gate-numerics-sm_120.dsse.json").unlink()
     ended = sm120("verify", "tiny")
     assert ended.error == "EvidenceBroken"
-    assert "numerics on sm_120, failed: is named by the set, but is missing" in ended.err
+    assert "numerics on sm_120, failed: is listed in the set, but missing" in ended.err
 
 
 @pytest.fixture
@@ -528,7 +528,7 @@ def test_a_verify_of_weights_states_what_it_found(weights: Place, sm120: Command
     said = statement_of(weights).statement.predicate["verification"]
     assert (said["result"], said["how"]) == ("verified", "full")
     assert sm120("verify", str(weights.root)).error == "EvidenceUnsigned"
-    sm120("keys", "new", "me")
+    sm120("evidence", "new-key", "me")
     assert "signed by me" in verified(sm120, weights).out
     assert statement_of(weights).statement.predicate["verification"]["how"] == "receipt"
     assert sm120("verify", str(weights.root)).code == 0
@@ -558,7 +558,7 @@ def test_what_somebody_else_signed_of_weights_is_left_as_it_is(
     theirs = countersigned(statement_of(weights), LocalSigner(new_key())).dump()
     record_path(weights).write_bytes(theirs)
     assert "left as it was, signed by sha256:" in verified(sm120, weights, "--full").out
-    sm120("keys", "new", "me")
+    sm120("evidence", "new-key", "me")
     assert "left as it was" in verified(sm120, weights).out
     assert record_path(weights).read_bytes() == theirs
 
@@ -595,7 +595,7 @@ def test_a_host_is_stated_beside_its_record(tmp_path: Path, sm120: Command) -> N
     record.write_text(facts(blackwell(2), name="n1").model_dump_json())
     assert leave_host_statement(record, Signing()).state == "unsigned"
     assert sm120("verify", record).error == "EvidenceUnsigned"
-    sm120("keys", "new", "fleet")
+    sm120("evidence", "new-key", "fleet")
     assert leave_host_statement(record, Signing()).state == "signed by fleet"
     assert sm120("verify", record).code == 0
     record.write_text(record.read_text().replace("n1", "n2", 1))
@@ -612,8 +612,8 @@ def test_statements_beside_host_records_are_not_taken_for_records(
     files = sorted(tmp_path.glob("*.json"))
     assert len(files) == 4
     assert sm120("host", "outliers", *files).error in ("", "HostOutlier")
-    sm120("keys", "new", "fleet")
-    signed = sm120("host", "record", *files)
+    sm120("evidence", "new-key", "fleet")
+    signed = sm120("host", "attest", *files)
     assert (signed.code, len(signed.out.splitlines())) == (0, 2), signed.err
 
 
@@ -641,7 +641,7 @@ def test_a_provisioning_run_states_each_host_that_came_to_its_end(
     for name in ("n1.before", "n1.after", "n2.before"):
         text = blackwell(2).model_dump_json(exclude_none=True)
         (captures / f"{name}.json").write_text(text)
-    say_moves(tmp_path / "records", Signing())
+    show_changes(tmp_path / "records", Signing())
     said = capfd.readouterr().out
     assert f"statement: {tmp_path}/records/n1.json.dsse.json, unsigned" in said
     assert "n2" not in said
@@ -659,18 +659,18 @@ def test_a_user_without_a_home_has_no_key_and_is_told_so_only_when_making_one(
     monkeypatch.setattr(Path, "expanduser", nobody)
     assert "unsigned" in build_tiny(sm120).out
     assert sm120("verify", "tiny").error == "EvidenceUnsigned"
-    ended = sm120("keys", "new", "me")
+    ended = sm120("evidence", "new-key", "me")
     assert (ended.error, "Set HOME" in ended.err) == ("KeyInvalid", True)
-    assert sm120("keys", "new", "me", "--to", tmp_path / "keys").code == 0
+    assert sm120("evidence", "new-key", "me", "--to", tmp_path / "keys").code == 0
 
 
 @pytest.mark.parametrize("junk", [b"", b"no key", bytes(1 << 17)])
 def test_a_public_half_that_is_none_is_passed_over(built: str, sm120: Command, junk: bytes) -> None:
-    sm120("keys", "new", "me")
+    sm120("evidence", "new-key", "me")
     (own_keys() / "other.pem").write_bytes(junk)
     (own_keys() / "other.pub").write_bytes(junk)
     assert sm120("verify", "tiny").code == 0
-    assert [row["name"] for row in sm120("keys", "list", "--json").json] == ["me"]
+    assert [row["name"] for row in sm120("evidence", "list-keys", "--json").json] == ["me"]
     (own_keys() / "me.pub").write_bytes(junk)
     assert build_tiny(sm120).code == 0
     assert sm120("verify", "tiny").error == "EvidenceIncomplete", "nobody is trusted any more"

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline.cli.lazy import Lazily
 from pipeline.cli.main import cli
+from pipeline.cli.verbs import GROUPS, Verb, VerbGroup
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.support import ROOT
 
@@ -35,7 +35,7 @@ def loaded_by(*words: str) -> set[str]:
     return SLOW & set(done.stderr.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("words", ["--version", "--help", "weights verify --help", "build --help"])
+@pytest.mark.parametrize("words", ["--version", "--help", "weights --help", "completion bash"])
 def test_what_only_speaks_of_commands_loads_none_of_their_libraries(words: str) -> None:
     assert loaded_by(*words.split()) == set()
 
@@ -45,21 +45,16 @@ def test_a_verify_of_weights_loads_its_own_libraries_alone(tmp_path: Path) -> No
     assert loaded_by("weights", "verify", str(tmp_path)) == {"pydantic", "yaml"}
 
 
-@pytest.mark.parametrize("words", [[], ["weights"]], ids=["sm120", "weights"])
-def test_a_command_goes_by_the_name_it_is_listed_under(words: list[str]) -> None:
-    group: click.Command = cli
-    for word in words:
-        assert isinstance(group, click.Group)
-        group = group.commands[word]
-    assert isinstance(group, click.Group)
-    assert {name: one.name for name, one in group.commands.items()} == {
-        n: n for n in group.commands
-    }
+@pytest.mark.parametrize("group", [cli, *GROUPS], ids=lambda group: group.name)
+def test_a_command_goes_by_the_name_it_is_listed_under(group: VerbGroup) -> None:
+    names = group.list_commands(click.Context(group))
+    commands = [group.get_command(click.Context(group), name) for name in names]
+    assert [command.name for command in commands if command] == names
 
 
 def test_a_command_is_loaded_once_and_an_unknown_one_not_at_all() -> None:
-    commands = Lazily({"verify": "weights_check:verify"})
-    assert commands["verify"] is commands["verify"]
-    assert commands.get("build") is None
-    with pytest.raises(KeyError):
-        commands["build"]
+    group = VerbGroup("weights", verbs={"verify": Verb("weights.check:verify", "Check files.")})
+    context = click.Context(group)
+    assert group.commands == {}
+    assert group.get_command(context, "verify") is group.get_command(context, "verify")
+    assert group.get_command(context, "build") is None

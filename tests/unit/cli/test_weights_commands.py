@@ -64,7 +64,7 @@ def test_from_a_spec_to_files_in_two_commands(hub: TestHub, sm120: Command) -> N
 
 
 def test_a_diff_writes_nothing(hub: TestHub, sm120: Command) -> None:
-    ended = sm120("weights", "lock", "tiny", "--diff")
+    ended = sm120("weights", "lock", "tiny", "--dry-run")
     assert ended.code == 0
     assert "model.safetensors" in ended.out
     assert not lock_file(sm120).exists()
@@ -73,7 +73,7 @@ def test_a_diff_writes_nothing(hub: TestHub, sm120: Command) -> None:
 def test_a_diff_shows_what_moved(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "tiny")
     hub.add("org/tiny", {**FILES, "config.json": b"{}"})
-    (answer,) = sm120("weights", "lock", "tiny", "--diff", "--json").json
+    (answer,) = sm120("weights", "lock", "tiny", "--dry-run", "--json").json
     assert [(m["kind"], m["path"]) for m in answer["moves"]] == [
         ("commit", ""),
         ("changed", "config.json"),
@@ -156,13 +156,13 @@ def test_a_subset_and_a_folder_and_offline(hub: TestHub, sm120: Command) -> None
 
 @pytest.mark.parametrize("limit", ["0", "fast", "-1MB/s", "1TB/s", "MB/s"])
 def test_a_rate_that_is_none_is_a_usage_error(hub: TestHub, sm120: Command, limit: str) -> None:
-    assert sm120("weights", "fetch", "tiny", "--to", "w", "--limit", limit).code == 2
+    assert sm120("weights", "fetch", "tiny", "--to", "w", "--limit-rate", limit).code == 2
 
 
 @pytest.mark.parametrize("limit", ["200MB/s", "1.5 GB/s", "3000KiB", "5000000", "10M"])
 def test_a_rate_may_be_written_in_several_ways(hub: TestHub, sm120: Command, limit: str) -> None:
     sm120("weights", "lock", "tiny")
-    ended = sm120("weights", "fetch", "tiny", "--to", "w", "--limit", limit, "--jobs", "2")
+    ended = sm120("weights", "fetch", "tiny", "--to", "w", "--limit-rate", limit, "--jobs", "2")
     assert ended.code == 0, ended.err
 
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-from pipeline.cli.locks import uv_environment
 from pipeline.errors import SourceUnreachable
 from pipeline.fetch import http
 from pipeline.fetch.http import Client
@@ -24,6 +23,7 @@ from pipeline.fetch.settings import (
     with_login,
 )
 from pipeline.fetch.sources import Sources, debian_mirror, read_below
+from pipeline.fetch.transport import uv_environment
 from pipeline.net.address import masked, parts_of
 from pipeline.net.timing import Limits
 from tests.testbed import fault_server as faults

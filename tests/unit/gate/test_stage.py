@@ -63,7 +63,7 @@ def test_an_image_that_fails_is_kept_with_what_was_found(sm120: Command, tmp_pat
     assert "hopper.so: no kernel image" in ended.err
     assert "arch" in ended.out  # the table is shown all the same
     assert record(tmp_path)["results"][0]["verdict"] == "failed"
-    assert sm120("--store", tmp_path / "store", "images", "--json").json[0]["built"]
+    assert sm120("--store", tmp_path / "store", "image", "list", "--json").json[0]["built"]
 
 
 def test_what_is_accepted_is_named_in_the_record_with_the_file_that_accepts_it(
@@ -125,8 +125,11 @@ def test_gate_arch_alone_puts_its_result_into_the_same_record(
     make(tmp_path, [], "mixed.so")
     build(sm120)
     store = tmp_path / "store"
-    assert sm120("--store", store, "gate-arch", "engine").code == 0
-    assert sm120("--store", store, "gate-arch", "engine", "--arch", "sm_90").code == 0
+    assert sm120("--store", store, "gate", "run", "engine", "--only", "arch").code == 0
+    assert (
+        sm120("--store", store, "gate", "run", "engine", "--only", "arch", "--arch", "sm_90").code
+        == 0
+    )
     assert [e["arch"] for e in record(tmp_path)["results"]] == ["sm_120"]  # the promised card
 
 
@@ -135,6 +138,6 @@ def test_a_card_that_does_not_exist_is_refused_with_those_that_do(
     sm120: Command, tmp_path: Path, card: str
 ) -> None:
     make(tmp_path, [], "mixed.so")
-    ended = sm120("gate-arch", "engine", "--arch", card)
+    ended = sm120("gate", "run", "engine", "--only", "arch", "--arch", card)
     assert ended.code == 2
     assert "sm_121" in ended.err

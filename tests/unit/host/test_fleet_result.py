@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.host_verify import end, say_result
+from pipeline.cli.host.verify import require_verified, show_result
 from pipeline.errors import (
     FleetUnready,
     HostDrifted,
@@ -70,35 +70,35 @@ def test_one_host_that_is_not_well_sets_the_ending(
     second: dict[str, Any], error_class: type[PipelineError]
 ) -> None:
     with pytest.raises(error_class) as error:
-        end(fleet(**second))
+        require_verified(fleet(**second))
     assert error_class is HostUnknown or "n2" in str(error.value)
 
 
 @pytest.mark.parametrize("second", [{}, {"drift": [GAINED]}, {"rows": [GOOD, MOOT]}])
 def test_a_fleet_that_keeps_its_promises_ends_well(second: dict[str, Any]) -> None:
-    end(fleet(**second))
+    require_verified(fleet(**second))
     assert fleet(**second).verdict == "passed"
 
 
 def test_a_broken_promise_outweighs_a_host_that_is_down() -> None:
     down = HostResult(host="n3", unreached="No route to host")
     with pytest.raises(PromiseBroken):
-        end(FleetResult(hosts=[*fleet(rows=[BAD]).hosts, down]))
+        require_verified(FleetResult(hosts=[*fleet(rows=[BAD]).hosts, down]))
 
 
 def test_a_known_failure_comes_with_cause_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
     result = fleet(rows=[BAD])
     assert [f.issue.id for f in result.hosts[1].findings] == ["aspm-link-down"]
-    say_result(result, VerifyOptions(), brief=True)
+    show_result(result, VerifyOptions(), brief=True)
     output = capsys.readouterr().out
     assert "n2: links are kept awake\n  fix: x" in output
     assert "n2, aspm-link-down" in output
     assert "n1    passed" not in output
-    assert "The cards were not tested" in output
+    assert "The GPUs were not tested" in output
 
 
 def test_a_host_that_is_down_is_one_row_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    say_result(fleet(rows=[], unreached="No route to host"), VerifyOptions())
+    show_result(fleet(rows=[], unreached="No route to host"), VerifyOptions())
     assert "n2    not reached  -     -" in capsys.readouterr().out
 
 

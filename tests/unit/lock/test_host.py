@@ -282,11 +282,11 @@ def test_the_command_locks_one_system_after_the_other(
 ) -> None:
     place = ("--repository", repository.root, "--keyring", repository.keyring)
     assert sm120("host", "lock", "--check").error == "LockMissing"
-    assert "8 would move" in sm120("host", "lock", "--target", DEBIAN, *place, "--diff").out
+    assert "8 would change" in sm120("host", "lock", "--target", DEBIAN, *place, "--dry-run").out
     assert sm120("host", "lock", "--check").error == "LockMissing"
-    assert "8 moved" in sm120("host", "lock", "--target", DEBIAN, *place).out
-    assert "9 moved" in sm120("host", "lock", "--target", UBUNTU, *place).out
-    assert "nothing moved" in sm120("host", "lock", "--target", DEBIAN, *place).out
+    assert "8 changed" in sm120("host", "lock", "--target", DEBIAN, *place).out
+    assert "9 changed" in sm120("host", "lock", "--target", UBUNTU, *place).out
+    assert "nothing changed" in sm120("host", "lock", "--target", DEBIAN, *place).out
     done = sm120("host", "lock", "--check")
     assert done.out == f"{DEBIAN}: 8 packages, current\n{UBUNTU}: 9 packages, current\n"
     text = (checkout / "lockfiles" / "host.lock.yaml").read_text()

@@ -168,7 +168,7 @@ def test_a_debs_path_stays_below_the_mirror(path: str) -> None:
 def test_a_missing_lock_says_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(LockMissing) as caught:
         read_lock(tmp_path / "tiny.amd64.lock.yaml")
-    assert "sm120 lock" in caught.value.hint
+    assert "sm120 image lock" in caught.value.hint
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 from packaging import _manylinux, tags
 from packaging.utils import parse_wheel_filename
 
-from pipeline.cli.locks import _size_finder, uv_environment
 from pipeline.errors import ResolveFailed
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import Settings
+from pipeline.fetch.transport import size_finder, uv_environment
 from pipeline.lock.wheels import choose_wheels, resolve_wheels, tag_ranks
 from pipeline.spec.image import PythonSpec
 from tests.testbed import fault_server as faults
@@ -164,7 +164,7 @@ def resolve(
     scratch.mkdir()
     args = [] if settings.indexes else ["--no-index"]
     env = {**uv_environment(settings), "UV_CACHE_DIR": str(scratch / "cache")}
-    finder = _size_finder(client)
+    finder = size_finder(client)
     pins = resolve_wheels(spec, platform, finder, args, scratch, env, needs_cuda=needs_cuda)
     return {p.name: (p.file, p.size_bytes) for p in pins}
 

@@ -91,7 +91,7 @@ def test_a_folder_that_is_no_store_is_refused_and_left_as_it_is(
 
 
 @pytest.mark.parametrize(
-    "args", [["build"], ["images"], ["plan"], ["store", "trim", "--yes"], ["store", "check"]]
+    "args", [["build"], ["image", "list"], ["plan"], ["store", "trim", "--yes"], ["store", "check"]]
 )
 def test_no_command_touches_a_folder_that_is_no_store(
     tmp_path: Path, sm120: Command, args: list[str]
@@ -172,7 +172,9 @@ def test_a_store_whose_own_folder_is_a_link_is_refused(tmp_path: Path, name: str
     assert tree(elsewhere) == {"in": False, HEX: b"mine"}
 
 
-@pytest.mark.parametrize("command", [["images"], ["store", "show"], ["store", "trim"], ["build"]])
+@pytest.mark.parametrize(
+    "command", [["image", "list"], ["store", "show"], ["store", "trim"], ["build"]]
+)
 @pytest.mark.parametrize("place", ["loop", "nowhere", "file", "x" * 300, "y/" * 3000])
 def test_a_place_where_no_folder_can_be_is_told_in_one_line(
     tmp_path: Path, sm120: Command, place: str, command: list[str]

@@ -245,12 +245,12 @@ def answers(world: World, out: Path, run: Callable[..., int]) -> dict[str, int]:
     """How each command that only looks ends."""
     options = ("--checkout", world.checkout.root, "--store", world.store.root)
     asked: dict[str, tuple[str | Path, ...]] = {
-        "images": ("images",),
-        "explain": ("explain", f"/{MODULE}", "--image", "child"),
+        "images": ("image", "list"),
+        "explain": ("image", "explain", "child", f"/{MODULE}"),
         "verify": ("verify", "child"),
-        "export": ("export", "child", out),
+        "export": ("image", "export", "child", out),
         "plan": ("plan",),
-        "sbom": ("sbom", "child"),
+        "sbom": ("evidence", "sbom", "child"),
         "store show": ("store", "show"),
         "store check": ("store", "check"),
     }

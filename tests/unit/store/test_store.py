@@ -429,7 +429,7 @@ def test_a_read_only_store_cannot_be_built_into_but_looked_at(
         ended = sm120("--store", small_disk, *args)
         assert ended.error == "StoreUnwritable"
         assert "SM120_STORE" in ended.err
-    for args in (["images"], ["plan"], ["store", "show"], ["store", "check"]):
+    for args in (["image", "list"], ["plan"], ["store", "show"], ["store", "check"]):
         assert sm120("--store", small_disk, *args).code == 0
 
 

@@ -60,7 +60,7 @@ class Bed:
 
     def trust(self, name: str = "builder", **changes: object) -> Path:
         """A key of that name, and a trust file that knows it."""
-        assert self.sm120("keys", "new", name, "--to", "keys").code == 0
+        assert self.sm120("evidence", "new-key", name, "--to", "keys").code == 0
         self.make_checkout()
         public = read_key_file(self.sm120.cwd / "keys" / f"{name}.pub")
         key = read_public(public, name)
@@ -168,7 +168,7 @@ def test_nothing_is_signed_recorded_served_or_scrubbed_by_a_resealed_lock(bed: B
     bed.forge(SHARD, b"x" * 300_000)
     commands = {
         "sign": ("--key", str(key)),
-        "record": ("--full",),
+        "attest": ("--full",),
         "serve": ("--port", "0"),
         "scrub": (),
     }
@@ -185,7 +185,7 @@ def test_a_scrub_goes_on_where_the_checkout_has_moved_to_another_revision(bed: B
     assert error == ""
     assert "f" * 40 in err
     assert NOTHING in err
-    assert bed.weights_command("record", "--full")[0] == "LockStale"
+    assert bed.weights_command("attest", "--full")[0] == "LockStale"
 
 
 def test_the_evidence_of_a_resealed_lock_is_broken_and_not_only_stale(bed: Bed) -> None:
@@ -251,7 +251,7 @@ def test_a_signature_by_nobody_who_is_trusted_vouches_for_nothing(
 
 def recorded(bed: Bed) -> None:
     key = bed.trust()
-    assert bed.weights_command("record", "--full", "--key", str(key))[0] == ""
+    assert bed.weights_command("attest", "--full", "--key", str(key))[0] == ""
 
 
 def test_a_trusted_record_of_the_same_lock_is_named_but_does_not_vouch_for_it(bed: Bed) -> None:

@@ -410,13 +410,13 @@ def test_the_other_commands_take_the_same_paths(
 ) -> None:
     at, sm120 = str(path(stock)), stock.sm120
     assert stock.verify(at=Path(at)).code == 0
-    assert sm120("keys", "new", "k", "--to", "keys").code == 0
+    assert sm120("evidence", "new-key", "k", "--to", "keys").code == 0
     private, public = "keys/k.pem", "keys/k.pub"
     commands: dict[str, Any] = {
         "scrub": ("weights", "scrub", at),
         "sign": ("weights", "sign", at, "--key", private),
         "check-signature": ("weights", "check-signature", at, "--public-key", public),
-        "record": ("weights", "record", at),
+        "attest": ("weights", "attest", at),
         "fit": ("weights", "fit", at, "--gpus", "1", "--ctx", "64"),
     }
     for name, command in commands.items():

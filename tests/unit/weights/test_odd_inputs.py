@@ -97,7 +97,7 @@ def test_odd_names_are_spelled_out_and_set_aside(
 ) -> None:
     path = a_set.place.root / os.fsdecode(name)
     path.write_bytes(b"x")
-    for command in (("verify",), ("verify", "--json"), ("scrub",), ("record", "--full")):
+    for command in (("verify",), ("verify", "--json"), ("scrub",), ("attest", "--full")):
         ended = sm120("weights", command[0], a_set.place.root, *command[1:])
         assert ended.error == "WeightsDamaged", (command, ended.err)
         assert "\x1b" not in ended.out + ended.err
@@ -130,7 +130,7 @@ def test_folders_deeper_than_the_stack_are_walked(a_set: DiskSet, sm120: Command
 
 
 @pytest.mark.parametrize("size", [2**44 + 1, 10**30, 10**400])
-@pytest.mark.parametrize("command", ["verify", "scrub", "record"])
+@pytest.mark.parametrize("command", ["verify", "scrub", "attest"])
 def test_a_lock_with_an_absurd_size_is_refused(
     a_set: DiskSet, sm120: Command, size: int, command: str
 ) -> None:

@@ -113,9 +113,9 @@ def test_a_record_says_why_even_where_there_is_nothing_to_say(place: Place) -> N
 
 
 def test_the_command_prints_it_and_fails_on_damage(place: Place, sm120: Command) -> None:
-    done = sm120("weights", "record", str(place.root), "--full")
+    done = sm120("weights", "attest", str(place.root), "--full")
     assert (done.code, json.loads(done.out)["predicate"]["lock"]["seal"]) == (0, place.lock.seal)
     (place.root / "config.json").unlink()
-    bad = sm120("weights", "record", str(place.root))
+    bad = sm120("weights", "attest", str(place.root))
     assert bad.error == "WeightsDamaged"
     assert json.loads(bad.out)["predicate"]["verification"]["result"] == "damaged"

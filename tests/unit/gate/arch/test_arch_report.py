@@ -181,7 +181,7 @@ def test_the_shipped_files_are_valid_and_demand_something(name: str) -> None:
 
 def gate_arch(sm120: Command, gate: Gate, *args: str) -> Any:
     sm120.cwd = gate.checkout.root
-    return sm120("--store", gate.store.root, "gate-arch", "engine", *args)
+    return sm120("--store", gate.store.root, "gate", "run", "engine", "--only", "arch", *args)
 
 
 def test_the_command_prints_a_table_and_ends_well(sm120: Command, gate: Gate) -> None:
@@ -208,7 +208,7 @@ def test_the_command_fails_with_its_own_code_and_names_the_object(
 
 def test_the_command_answers_for_another_card_and_as_json(sm120: Command, gate: Gate) -> None:
     gate.make(compiled("hopper.so"))
-    report = gate_arch(sm120, gate, "--arch", "sm_90", "--json").json["reports"][0]
+    report = gate_arch(sm120, gate, "--arch", "sm_90", "--json").json["arch"]["reports"][0]
     objects = {x["path"]: x for x in report["objects"]}
     assert report["passed"]
     assert objects[HOPPER]["code"] == ["sm_90a"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.gates import show
+from pipeline.cli.gate.kernels import show_kernels
 from pipeline.errors import GateInvalid
 from pipeline.gate.files import EngineSetup
 from pipeline.gate.numerics.check import add_numbers
@@ -118,13 +118,13 @@ def test_a_built_image_is_named_only_by_a_whole_run_of_its_own_patches(
 def test_passed_cases_without_a_number_check_are_counted(gate: ImageGate) -> None:
     silent = run_gate(gate, CARD)
     assert silent.without_numbers == ["decode-1", "decode-64"]
-    assert "No numbers were compared for the 2 passed" in show(silent)
+    assert "The numbers of the 2 passed cases were not checked" in show_kernels(silent)
     told = add_numbers(gate, run_gate(gate, CARD))
     assert told.numerics is not None
     assert told.numerics.verdict == "right"
     # every size of a case counts as checked with it; `extend` failed and is not counted
     assert told.without_numbers == []
-    assert "0 of the 2 passed have no number check" in show(told)
+    assert "0 of the 2 passed cases have no check of their numbers" in show_kernels(told)
 
 
 @pytest.mark.parametrize("verdict", ["wrong", "unknown"])
@@ -134,7 +134,7 @@ def test_numbers_that_are_not_right_are_no_check(gate: ImageGate, verdict: str) 
     bad = [case.model_copy(update={"verdict": verdict}) for case in told.numerics.cases]
     result = told.model_copy(update={"numerics": told.numerics.model_copy(update={"cases": bad})})
     assert result.without_numbers == ["decode-1", "decode-64"]
-    assert "2 of the 2 passed have no number check" in show(result)
+    assert "2 of the 2 passed cases have no check of their numbers" in show_kernels(result)
 
 
 def test_cases_are_chosen_by_pattern(gate: ImageGate) -> None:

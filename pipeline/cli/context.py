@@ -1,0 +1,83 @@
+"""What a verb works on: the checkout, the store and the platforms; and how it answers."""
+
+from __future__ import annotations
+
+import json
+import platform as host
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline.errors import SpecInvalid, UnknownImage
+from pipeline.spec.checkout import Checkout, find_checkout
+from pipeline.spec.image import ImageSpec
+from pipeline.store.store import Store, open_store, open_to_read
+
+
+def checkout_of(context: click.Context) -> Checkout:
+    """The checkout named by --checkout, else the one around the current folder."""
+    chosen: Path | None = context.obj["checkout"]
+    return find_checkout((chosen or Path.cwd()).resolve())
+
+
+def checkout_or_none(context: click.Context) -> Checkout | None:
+    """The same, for verbs that also work outside a checkout."""
+    try:
+        return checkout_of(context)
+    except UnknownImage:
+        return None
+
+
+def store_of(context: click.Context) -> Store:
+    """The store named by --store or SM120_STORE, else the user's own."""
+    return open_store(context.obj["store"])
+
+
+def store_to_read(context: click.Context) -> Store:
+    """The same store for a verb that only looks: it may be read-only, or not there yet."""
+    return open_to_read(context.obj["store"])
+
+
+def platforms_of(spec: ImageSpec, chosen: str | None) -> list[str]:
+    """The platforms to work on: all of an image's, or the one that was chosen."""
+    if chosen is None:
+        return list(spec.platforms)
+    platform = named_platform(chosen)
+    if platform not in spec.platforms:
+        raise SpecInvalid(
+            f"{spec.name}: is not for {platform} (only {', '.join(spec.platforms)})",
+            "Choose one of its platforms, or leave --platform out.",
+        )
+    return [str(platform)]
+
+
+def pick_platform(spec: ImageSpec, chosen: str | None) -> str:
+    """One platform for verbs about one image: the host's where the image has it."""
+    platforms = platforms_of(spec, chosen)
+    return host_platform() if chosen is None and host_platform() in platforms else platforms[0]
+
+
+def named_platform(chosen: str | None) -> str | None:
+    """What --platform names, where no spec says which there are."""
+    return host_platform() if chosen == "host" else chosen
+
+
+def host_platform() -> str:
+    """This machine, as images name it."""
+    names = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+    return f"linux/{names.get(host.machine(), host.machine())}"
+
+
+def own_name() -> str:
+    """How to call this command again: by its path where it lies below the current folder."""
+    here = Path(sys.argv[0])
+    if here.name == "sm120" and here.is_absolute() and here.is_relative_to(Path.cwd()):
+        return str(here.relative_to(Path.cwd()))
+    return "sm120"
+
+
+def say_json(value: Any) -> None:
+    """A result for programs, on stdout."""
+    click.echo(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False))

@@ -1,0 +1,137 @@
+"""The keys that sign evidence: making one, showing it, and those that are trusted."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline import log
+from pipeline.attest.keyring import default_folder, use_first_key
+from pipeline.attest.keys import (
+    LocalSigner,
+    Signer,
+    key_id,
+    public_pem,
+    read_key_file,
+    read_public,
+    write_key,
+)
+from pipeline.attest.keys import (
+    new_key as make_key,
+)
+from pipeline.attest.trust import (
+    TrustedKey,
+    trust_entry,
+)
+from pipeline.cli.context import checkout_of, say_json, store_of
+from pipeline.cli.image_statements import sign_store
+from pipeline.cli.options import ANY_PATH, json_option, trust_option
+from pipeline.cli.signing import trust_of
+from pipeline.errors import KeyInvalid, UnknownImage
+from pipeline.model import Name
+from pipeline.store.store import default_root
+
+
+@click.command("new-key")
+@click.argument("name")
+@click.option(
+    "--to",
+    "folder",
+    type=ANY_PATH,
+    help="Folder for the key [default: your own keys].",
+)
+@click.option(
+    "--passphrase", "ask", is_flag=True, help="Ask for a passphrase [SM120_KEY_PASSPHRASE]."
+)
+@click.pass_context
+def new_key(context: click.Context, name: str, folder: Path | None, ask: bool) -> None:
+    """Make a key (ECDSA P-256) that only you can read. An old key is never overwritten.
+
+    Your first key signs the statements of every later command, and now those in the store that
+    are unsigned and still true. On this machine it is trusted without an entry. With --to, the
+    key is only written.
+    """
+    _require_plain(name)
+    secret = os.environ.get("SM120_KEY_PASSPHRASE")
+    if ask and not secret:
+        secret = click.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
+    key = make_key()
+    path = (folder or default_folder(os.environ)) / f"{name}.pem"
+    public = write_key(path, key, secret.encode() if secret else None)
+    log.say(f"{path}: the private key, keep it secret")
+    log.say(f"{public}: the public key, for those who verify\n")
+    log.say("Entry for their trust file, under `keys:` (shorten `for` to what it may sign):")
+    click.echo(_entry(name, public))
+    if folder is None and use_first_key(os.environ, name):
+        _sign_store(context, LocalSigner(key))
+
+
+def _sign_store(context: click.Context, signer: Signer) -> None:
+    """Sign the statements of all images that the store holds and the checkout still describes."""
+    root = context.obj["store"] or default_root()
+    try:
+        checkout = checkout_of(context)
+    except UnknownImage:
+        return
+    if (root / "images").is_dir():
+        for line in sign_store(checkout, store_of(context), signer):
+            log.say(line)
+
+
+def _require_plain(name: str) -> None:
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        raise KeyInvalid(
+            f"{name!r}: a key name has lower case letters, digits, . and - only"
+        ) from error
+
+
+def _entry(name: str, public: Path) -> str:
+    key = read_public(read_key_file(public), str(public))
+    return trust_entry(name, public_pem(key), key_id(key), datetime.now(UTC))
+
+
+@click.command("show-key")
+@click.argument("name", metavar="NAME|FILE.pub")
+def show_key(name: str) -> None:
+    """Print the entry of a key for a trust file: its id, its public half, what it may sign."""
+    path = Path(name)
+    if not path.exists():
+        path = default_folder(os.environ) / f"{name}.pub"
+    click.echo(_entry(path.stem, path.with_suffix(".pub")))
+
+
+@click.command("list-keys")
+@trust_option
+@json_option
+@click.pass_context
+def list_keys(context: click.Context, trust_path: Path | None, as_json: bool) -> None:
+    """List the keys of the trust file, what each is trusted for and until when."""
+    trust = trust_of(context, trust_path)
+    now = datetime.now(UTC)
+    rows = [_row(key, now) for key in trust.keys] if trust else []
+    if as_json:
+        return say_json(rows)
+    if not rows:
+        return click.echo("no key is trusted here; `sm120 evidence new-key NAME` makes one")
+    head = ["name", "id", "state", "until", "for"]
+    table = [[r["name"], r["id"], r["state"], r["until"], ", ".join(r["for"])] for r in rows]
+    click.echo(log.table(head, table))
+
+
+def _row(key: TrustedKey, now: datetime) -> dict[str, Any]:
+    state = "trusted"
+    if key.revoked:
+        state = f"revoked: {key.revoked.reason}"
+    elif now > key.until:
+        state = "expired"
+    elif now < key.not_before:
+        state = "not valid yet"
+    until = f"{key.until:%Y-%m-%d}"
+    return {"name": key.name, "id": key.id, "state": state, "until": until, "for": key.kinds}

@@ -1,0 +1,243 @@
+"""`sm120 verify`: follow the evidence of an artifact back to its parts, and judge it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.attest.envelope import SUFFIX
+from pipeline.cli.context import (
+    checkout_or_none,
+    named_platform,
+    pick_platform,
+    say_json,
+    store_of,
+    store_to_read,
+)
+from pipeline.cli.options import (
+    ANY_PATH,
+    json_option,
+    platform_option,
+    registry_options,
+    trust_option,
+)
+from pipeline.cli.registry.look import open_registry
+from pipeline.cli.signing import trust_of
+from pipeline.errors import (
+    DiskFull,
+    PolicyRefused,
+    ReferenceInvalid,
+    StoreUnwritable,
+    UnknownImage,
+    WeightsUnknown,
+)
+from pipeline.evidence.evidence_set import kept
+from pipeline.oci.reference import Reference, parse_reference
+from pipeline.registry.client import Access
+from pipeline.registry.repository import Repository
+from pipeline.verify.artifact import open_file, open_image, open_layout
+from pipeline.verify.chain import Chain, Judge, judge_attached, judge_remote, judge_statement
+from pipeline.verify.evidence import attached_in, beside, gather
+from pipeline.verify.naming import Memory
+from pipeline.verify.policy import judge_policy, read_policy
+from pipeline.verify.remote import open_remote
+from pipeline.verify.verdict import Node, Verdict, error_of, show
+from pipeline.verify.walk import walk
+from pipeline.verify.weights import judge_weights
+from pipeline.weights.model import kept_locks
+from pipeline.weights.place import find_places
+from pipeline.weights.sign.record import record_path
+
+
+@click.command()
+@click.argument("artifact", metavar="IMAGE|FILE|DIR|REGISTRY/REPO:TAG|@DIGEST")
+@click.option(
+    "--evidence",
+    "places",
+    multiple=True,
+    type=ANY_PATH,
+    help="Statement file or folder of them [default: those beside it]. Repeatable.",
+)
+@trust_option
+@click.option(
+    "--policy", "policy_path", type=ANY_PATH, help="File of what the evidence must hold, for CI."
+)
+@click.option("--deep", is_flag=True, help="Read every layer in a registry and every weights file.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Show every package, not only what is wrong."
+)
+@platform_option
+@registry_options
+@json_option
+@click.pass_context
+def verify(
+    context: click.Context,
+    artifact: str,
+    places: tuple[Path, ...],
+    trust_path: Path | None,
+    policy_path: Path | None,
+    deep: bool,
+    everything: bool,
+    platform: str | None,
+    access: Access,
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Check evidence: who signed it, whether it is about these bytes, and what is behind it.
+
+    Works offline; for an image in a registry, only that registry is asked. The store remembers
+    which image a tag named last, so that a tag which was moved back is noticed.
+
+    The exit code is 0 only when everything holds. Stale, incomplete, unsigned, moved and broken
+    have their own exit codes; what could not be checked never counts as valid.
+    """
+    now = datetime.now(UTC)
+    trust = trust_of(context, trust_path)
+    policy = read_policy(policy_path) if policy_path else None
+    judge = Judge(trust, checkout_or_none(context), now, deep, jobs)
+    chosen = named_platform(platform)
+    with log.step(f"Reading {artifact}"):
+        if reference := _reference(artifact):
+            judge = replace(judge, memory=_memory(context) if reference.tag else None)
+            repository = open_registry(reference, access)
+            chain = _remote(repository, reference, chosen, judge, places)
+        else:
+            chain = _local(context, artifact, places, chosen, judge)
+    asked = [judge_policy(policy, w, now) for w in chain.walks] if policy else []
+    if as_json:
+        answer = chain.node.as_json()
+        if asked:
+            # one for each image; most references name one
+            judged = [a.as_json() for a in asked]
+            answer["policy"] = judged[0] if len(judged) == 1 else judged
+        say_json(answer)
+    else:
+        click.echo("\n".join(show(n, everything=everything) for n in (chain.node, *asked)))
+    if error := error_of(chain.node):
+        raise error
+    for each in asked:
+        if each.verdict is not Verdict.VALID:
+            culprit = each.culprit()
+            raise PolicyRefused(f"{policy_path}: {culprit.title}: {culprit.message}")
+
+
+def _reference(artifact: str) -> Reference | None:
+    """A place in a registry; what exists on this disk, or is an image's plain name, is none."""
+    if Path(artifact).exists() or "/" not in artifact:
+        return None
+    try:
+        return parse_reference(artifact)
+    except ReferenceInvalid as error:
+        reason = str(error).removeprefix(f"{artifact}: ")
+        message = f"{artifact}: no such file or folder, and no image in a registry ({reason})"
+        raise ReferenceInvalid(message) from error
+
+
+def _remote(
+    repository: Repository,
+    reference: Reference,
+    platform: str | None,
+    judge: Judge,
+    places: tuple[Path, ...],
+) -> Chain:
+    try:
+        remote = open_remote(repository, reference, platform)
+        return judge_remote(remote, judge, gather(places))
+    except KeyboardInterrupt:
+        repository.client.hang_up()
+        raise
+
+
+def _memory(context: click.Context) -> Memory | None:
+    """What was seen of tags before; a machine that cannot remember still verifies, and says so."""
+    try:
+        return Memory(store_of(context))
+    except (StoreUnwritable, DiskFull) as error:
+        log.say(f"nothing new is remembered of this tag: {error}")
+    with suppress(StoreUnwritable):
+        return Memory(store_to_read(context), is_kept=False)
+    return None
+
+
+def _local(
+    context: click.Context,
+    artifact: str,
+    places: tuple[Path, ...],
+    platform: str | None,
+    judge: Judge,
+) -> Chain:
+    path = Path(artifact)
+    if path.is_dir():
+        return _folder(path, places, platform, judge)
+    if path.exists():
+        about = path.with_name(path.name.removesuffix(SUFFIX))
+        if about != path and not about.exists():
+            walked = judge_statement(gather([path])[0], judge)
+            return Chain(walked.node, (walked,))
+        if about != path:
+            path, places = about, (path,)
+        items = gather(places or beside(path))
+        walked = walk(open_file(path), items, judge.trust, judge.checkout, judge.now)
+        return Chain(walked.node, (walked,))
+    return _built(context, artifact, places, platform, judge)
+
+
+def _folder(path: Path, places: tuple[Path, ...], platform: str | None, judge: Judge) -> Chain:
+    """An OCI layout, or weights."""
+    if not (path / "index.json").exists():
+        return _weights(path, places, judge)
+    opened = open_layout(path, platform)
+    attached = attached_in(path, opened.digest)
+    attached.items += gather(places or beside(path))
+    walked = judge_attached(opened, attached, judge)
+    return Chain(walked.node, (walked,))
+
+
+def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
+    try:
+        sets = find_places(path, kept_locks(judge.checkout) if judge.checkout else ())
+    except WeightsUnknown as error:
+        raise UnknownImage(
+            f"{path}: is neither an OCI layout nor a locked set of weights",
+            "Name a folder that `image export`, `registry pull` or `weights fetch` made.",
+        ) from error
+    walks = []
+    for place in sets:
+        kept = [record_path(place)] if record_path(place).exists() else []
+        walks.append(judge_weights(place, sets, gather(places or kept), judge))
+    if len(walks) == 1:
+        return Chain(walks[0].node, tuple(walks))
+    return Chain(Node(str(path), children=tuple(w.node for w in walks)), tuple(walks))
+
+
+def _built(
+    context: click.Context,
+    artifact: str,
+    places: tuple[Path, ...],
+    platform: str | None,
+    judge: Judge,
+) -> Chain:
+    if judge.checkout is None:
+        raise UnknownImage(
+            f"{artifact}: no such file, and no checkout is here that could name an image"
+        )
+    store = store_to_read(context)
+    chosen = pick_platform(judge.checkout.spec(artifact), platform)
+    record = store.image_record(artifact, chosen)
+    if record is None:
+        raise UnknownImage(f"{artifact} for {chosen} is not built")
+    digest = record.digest
+    with store.in_use():
+        items = gather(places or kept(store, artifact, chosen, digest))
+        opened = open_image(store.blob_path(digest).parent, digest, f"{artifact} {chosen}")
+    given = (judge.trust, judge.checkout, judge.now)
+    walked = walk(opened, items, *given, gates_may_wait=not places)
+    if not items:
+        message = f"{walked.node.message}; `sm120 build {artifact}` states what it is made of"
+        walked = replace(walked, node=replace(walked.node, message=message))
+    return Chain(walked.node, (walked,))

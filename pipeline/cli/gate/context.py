@@ -1,0 +1,51 @@
+"""What the verbs about gates share: their options, and an image opened for its gates."""
+
+from __future__ import annotations
+
+import click
+
+from pipeline.assemble.plan import plan_image
+from pipeline.cli.context import checkout_of, host_platform, pick_platform, store_of
+from pipeline.fetch.http import Client
+from pipeline.fetch.settings import read_settings
+from pipeline.fetch.transport import make_fetcher
+from pipeline.gate.smem.context import GateContext
+from pipeline.gate.smem.image_gate import ImageGate, open_gate
+from pipeline.gate.smem.wheels import WheelFinder
+from pipeline.gate.stage import DEFAULT_ARCH
+
+arch_option = click.option(
+    "--arch",
+    metavar="sm_NNN",
+    default=DEFAULT_ARCH,
+    show_default=True,
+    help="Architecture of the target card: sm_120, sm_121, sm_100, …",
+)
+series_option = click.option(
+    "--series",
+    metavar="NAME",
+    help="Use the patches of patches/NAME.yaml instead of the image's own.",
+)
+
+
+def make_gate_context(
+    context: click.Context, mirrors: tuple[str, ...] = (), offline: bool = False
+) -> GateContext:
+    """What gates need to make environments; clients only when a gate downloads something."""
+    store = store_of(context)
+    return GateContext(
+        checkout_of(context),
+        store,
+        host_platform(),
+        lambda: make_fetcher(store, mirrors, offline),
+        lambda: WheelFinder(Client(read_settings(mirrors))),
+        offline,
+    )
+
+
+def open_image_gate(
+    gate_context: GateContext, name: str, platform: str | None, series: str | None = None
+) -> ImageGate:
+    """An image with its cases, its patches and the environment that compiles its kernels."""
+    chosen = pick_platform(gate_context.checkout.spec(name), platform)
+    return open_gate(gate_context, plan_image(gate_context.checkout, name, chosen), series)

@@ -1,0 +1,136 @@
+"""Results of the gates that run an image's kernels: shared memory and numbers, as tables."""
+
+from __future__ import annotations
+
+from pipeline import log
+from pipeline.errors import GateFailed, GateUnknown, GateWrong
+from pipeline.gate.smem.results import CaseResult, GateResult, NumericsResult
+
+_HEAD = ["case", "reference", "verdict", "largest error", "allowed", "seconds", "blocks"]
+
+
+def require_passed(result: GateResult) -> None:
+    """Raise the error that belongs to a verdict."""
+    bad = [case for case in result.cases if case.verdict == result.verdict]
+    named = ", ".join(case.name for case in bad[:4]) + (" …" if len(bad) > 4 else "")
+    if result.verdict == "failed":
+        raise GateFailed(f"{result.image}: {len(bad)} cases fail on {result.card.arch}: {named}")
+    if result.verdict == "unknown":
+        raise GateUnknown(f"{result.image}: {len(bad)} cases could not be judged: {named}")
+
+
+def show_kernels(result: GateResult) -> str:
+    """The result as a table, one line a case: the kernel that needs most."""
+    head = ["case", "kernel", "shared", "limit", "verdict", "regs", "spill", "warps", "stages"]
+    rows = [_row(case, result.card.shared_bytes) for case in result.cases]
+    facts, covered = result.environment, result.coverage
+    lines = [log.table([*head, "blocks"], rows), ""]
+    lines += [f"{case.name}: {case.message}" for case in result.cases if case.message]
+    where = "the image's own files" if facts.kind == "image" else f"wheels for {facts.platform}"
+    held = {0: "unpatched", 1: "with 1 patch"}.get(
+        len(result.patches), f"with {len(result.patches)} patches"
+    )
+    lines.append(
+        f"{result.engine} {result.engine_version} {held}, Triton {facts.triton},"
+        f" torch {facts.torch} ({where}, GPU libraries are stubs)"
+    )
+    if facts.stand_in:
+        lines.append(facts.stand_in)
+    if result.sandbox and result.sandbox.missing:
+        lines.append(result.sandbox.sentence())
+    if covered:
+        lines.append(
+            f"{covered.reached} of the engine's {covered.kernels} Triton kernels are reached;"
+            f" `sm120 gate run {result.image} --discover` names the rest"
+        )
+    counts = {v: sum(c.verdict == v for c in result.cases) for v in _VERDICTS}
+    summary = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
+    lines.append(
+        f"{result.image} on {result.card.arch}: {summary} in {log.seconds(result.seconds)}"
+    )
+    if counts["passed"]:
+        lines.append(_unchecked(result, counts["passed"]))
+    return "\n".join(lines)
+
+
+def _unchecked(result: GateResult, passed: int) -> str:
+    """How much of what fits was also seen to compute the right thing."""
+    if result.numerics is None:
+        return f"The numbers of the {passed} passed cases were not checked (--only numerics)"
+    return (
+        f"{len(result.without_numbers)} of the {passed} passed cases have no check of their numbers"
+    )
+
+
+_VERDICTS = ("passed", "accepted", "failed", "unknown")
+
+
+def _row(case: CaseResult, limit: int) -> list[str]:
+    worst = case.worst
+    if worst is None:
+        return [case.name, "–", "–", str(limit), case.verdict, "–", "–", "–", "–", ""]
+    record = worst.record
+    blocks = " ".join(f"{k}={v}" for k, v in record.blocks.items() if "BLOCK" in k)
+    numbers = [record.registers, record.spill_bytes, record.num_warps, record.num_stages]
+    return [
+        *(case.name, record.kernel, str(record.shared_bytes), str(limit), case.verdict),
+        *("–" if n is None else str(n) for n in numbers),
+        blocks,
+    ]
+
+
+def show_unreached(result: GateResult) -> str:
+    """The kernels of the engine that no case reaches yet."""
+    covered = result.coverage
+    assert covered is not None
+    rows = [[k.module, k.name, str(k.line), ", ".join(k.launched_by)] for k in covered.rest]
+    summary = (
+        f"{covered.reached} of {covered.kernels} kernels are reached by cases; the rest are below."
+        f" Not counted: {covered.elsewhere} for other makers' cards or tests, {covered.helpers}"
+        f" helpers that only kernels call, {covered.idle} that nothing launches."
+    )
+    return "\n".join([summary, "", log.table(["module", "kernel", "line", "launched by"], rows)])
+
+
+def show_numbers(result: GateResult) -> str:
+    """The check of numbers as a table, one line a case; empty where it was not done."""
+    numerics = result.numerics
+    if numerics is None:
+        return ""
+    lines = ["", log.table(_HEAD, [_numbers_row(case) for case in numerics.cases]), ""]
+    lines += [f"{case.name}: {case.message}" for case in numerics.cases if case.message]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(numerics.versions.items()))
+    counts = {v: sum(c.verdict == v for c in numerics.cases) for v in ("right", "wrong", "unknown")}
+    summary = ", ".join(f"{n} {v}" for v, n in counts.items() if n) or "no case has numerics"
+    lines += [
+        "An error is relative to the sum of the magnitudes that were added up.",
+        f"Triton's interpreter on the CPU, with {len(numerics.repairs)} fixes ({versions})",
+        f"{result.image}'s numbers: {summary} in {log.seconds(numerics.seconds)}",
+    ]
+    return "\n".join(lines)
+
+
+def _numbers_row(case: NumericsResult) -> list[str]:
+    shares = [c.max_share for c in case.computed]
+    worst = None if None in shares else max((s for s in shares if s is not None), default=None)
+    blocks = case.launches[0].blocks if case.launches else {}
+    return [
+        *(case.name, case.reference, case.verdict),
+        "–" if worst is None else f"{worst:.2e}",
+        *(f"{case.tolerance:.2e}", f"{case.seconds:.1f}"),
+        " ".join(f"{k}={v}" for k, v in blocks.items() if "BLOCK" in k),
+    ]
+
+
+def require_right(result: GateResult) -> None:
+    """Raise the error that belongs to a verdict on numbers."""
+    numerics = result.numerics
+    if numerics is None or numerics.verdict == "right":
+        return
+    bad = [case.name for case in numerics.cases if case.verdict == numerics.verdict]
+    named = ", ".join(bad[:4]) + (" …" if len(bad) > 4 else "")
+    if numerics.verdict == "wrong":
+        raise GateWrong(f"{result.image}: {len(bad)} cases compute wrong numbers: {named}")
+    raise GateUnknown(
+        f"{result.image}: the numbers of {len(bad)} cases could not be judged: {named}"
+    )

@@ -1,0 +1,79 @@
+"""Results of the architecture gate: which objects of an image hold code that a card can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipeline import log
+from pipeline.gate.arch.fatbin import CUBIN, PTX, Target
+from pipeline.gate.arch.report import ArchReport, JudgedObject
+from pipeline.gate.arch.spec import ArchSpec
+from pipeline.gate.arch.verdict import Verdict
+
+_PACKAGES = "site-packages/"
+
+
+def failure(report: ArchReport) -> str:
+    """Why a report did not pass, in one line."""
+    if report.unmatched:
+        return f"gates/arch.yaml demands {report.unmatched[0]}, and no object matches it"
+    first, *more = report.failures
+    others = f", and {len(more)} more" if more else ""
+    return f"/{first.path}: {first.judgement.message} on {report.arch}{others}"
+
+
+def show_objects(name: str, report: ArchReport, spec: ArchSpec) -> str:
+    """A report as a table of the objects that hold CUDA code, and what was accepted."""
+    carrying = [x for x in report.objects if x.judgement.verdict is not Verdict.NO_CUDA_CODE]
+    head = ["object", "machine code (sm_)", "PTX (compute_)", "modules that run", "verdict"]
+    lines = [log.table(head, _rows(carrying)), ""]
+    counts = [f"{number} {verdict}" for verdict, number in report.summary.items() if number]
+    accepted = sum(x.accepted is not None for x in report.objects)
+    lines.append(f"{name} on {report.arch}: {', '.join(counts)}; {accepted} accepted")
+    lines += [f"  accepted: {g}: {spec.accepted[g]}" for g in _used_globs(report)]
+    lines += [f"  accepted without need: {glob}" for glob in report.unused]
+    lines += [f"  demanded, but no object matches: {glob}" for glob in report.unmatched]
+    return "\n".join(lines)
+
+
+def _used_globs(report: ArchReport) -> list[str]:
+    return list(dict.fromkeys(x.accepted for x in report.objects if x.accepted))
+
+
+def _rows(objects: list[JudgedObject]) -> list[list[str]]:
+    """The worst first; objects that one line of arch.yaml accepts are one row, though thousands."""
+    order = list(Verdict)
+    groups: dict[tuple[str, str], list[JudgedObject]] = {}
+    for judged in objects:
+        key = (judged.accepted or judged.path, judged.judgement.message)
+        groups.setdefault(key, []).append(judged)
+    ranked = sorted(
+        groups.values(),
+        key=lambda g: (not g[0].failed, order.index(g[0].judgement.verdict), g[0].path),
+    )
+    return [_row(group) for group in ranked]
+
+
+def _row(group: list[JudgedObject]) -> list[str]:
+    first = group[0]
+    name = first.path.rpartition(_PACKAGES)[2]
+    if len(group) > 1:
+        name = f"{str(first.accepted).removeprefix('*/')} ({len(group)} objects)"
+    targets = {t for judged in group for t in judged.facts.targets}
+    verdict = first.judgement.message + (", accepted" if first.accepted else "")
+    return [name, _short(targets, CUBIN), _short(targets, PTX), _modules(group), verdict]
+
+
+def _modules(group: list[JudgedObject]) -> str:
+    judgements = [x.judgement for x in group]
+    jitted = sum(x.jitted for x in judgements)
+    more = f" + {jitted} jit" if jitted else ""
+    return f"{sum(x.running for x in judgements)}{more} of {sum(x.modules for x in judgements)}"
+
+
+def _short(targets: Iterable[Target], kind: int) -> str:
+    """`75 80 90a 120f`: the numbers are what differs."""
+    names = sorted(
+        {(t.arch, "?" if t.suffix is None else t.suffix) for t in targets if t.kind == kind}
+    )
+    return " ".join(f"{arch}{suffix}" for arch, suffix in names) or "–"

@@ -1,0 +1,176 @@
+"""Working on patches: whether each is needed, and which launch parameters fit instead."""
+
+from __future__ import annotations
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import say_json
+from pipeline.cli.gate.context import (
+    arch_option,
+    make_gate_context,
+    open_image_gate,
+    series_option,
+)
+from pipeline.cli.options import json_option, mirror_option, offline_option, platform_option
+from pipeline.errors import GateInvalid, GateUnknown, PatchUnproved
+from pipeline.gate.patches import (
+    PatchVerdict,
+    judge_against,
+    judge_patches,
+    unproved,
+    versions_against,
+)
+from pipeline.gate.sandbox.sandbox import find_sandbox, require_isolation
+from pipeline.gate.smem.image_gate import find_case
+from pipeline.gate.smem.limits import card_for
+from pipeline.gate.smem.tune import tune as sweep
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.option(
+    "--against",
+    metavar="VERSION",
+    help="Judge against another engine version or range, such as >=0.5.9.",
+)
+@click.option(
+    "--without-sandbox",
+    is_flag=True,
+    help="With --against, run the other version although there is no sandbox.",
+)
+@series_option
+@arch_option
+@platform_option
+@mirror_option
+@offline_option
+@json_option
+@click.pass_context
+def patches(
+    context: click.Context,
+    name: str,
+    against: str | None,
+    without_sandbox: bool,
+    series: str | None,
+    arch: str,
+    platform: str | None,
+    mirrors: tuple[str, ...],
+    offline: bool,
+    as_json: bool,
+) -> None:
+    """Judge each patch: needed, upstreamed, superseded, inert or in conflict.
+
+    At a version older than the locked one a patch may also be not needed yet.
+
+    The gate decides, with the patch and without it. `--against 0.5.9` or `--against ">=0.5.9"`
+    judges other versions on the index and downloads only the engine's own wheel.
+    """
+    card = card_for(arch)
+    sandbox = find_sandbox()
+    if against is not None and not without_sandbox:
+        require_isolation(sandbox)
+    gate_context = make_gate_context(context, mirrors, offline)
+    with gate_context.store.in_use():
+        opened = open_image_gate(gate_context, name, platform, series)
+        if against is None:
+            with log.step(f"Judging the patches of {name} for {arch}"):
+                verdicts = judge_patches(opened, card)
+        else:
+            verdicts = judge_against(opened, card, versions_against(opened, against), log.say)
+    if as_json:
+        say_json([v.model_dump(mode="json") for v in verdicts])
+    else:
+        head = ["patch", "version", "verdict", "requires", "why"]
+        click.echo(log.table(head, [_row(v) for v in verdicts]))
+        facts = opened.environment.facts
+        click.echo(
+            f"\nAll judged with Triton {facts.triton} and torch {facts.torch}, to which {name} is"
+            " locked; `requires` is what each version itself asks for."
+        )
+    if sandbox.missing:
+        log.say(sandbox.sentence())
+    unknown = [v for v in verdicts if v.state == "unknown"]
+    if against is not None and unknown:
+        named = ", ".join(f"{v.patch} at {v.version}" for v in unknown[:4])
+        raise GateUnknown(f"{name}: {len(unknown)} verdicts are unknown: {named}")
+    if against is None and unproved(verdicts):
+        named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(verdicts))
+        raise PatchUnproved(f"{name}: {named}")
+
+
+def _row(verdict: PatchVerdict) -> list[str]:
+    asks = ", ".join(verdict.requires) or "–"
+    return [verdict.patch, verdict.version, verdict.state, asks, verdict.message[:120]]
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.argument("case", metavar="CASE")
+@arch_option
+@click.option(
+    "--warps",
+    default="4,8",
+    show_default=True,
+    help="Numbers of warps to try, separated by commas.",
+)
+@click.option(
+    "--stages",
+    default="1,2",
+    show_default=True,
+    help="Numbers of pipeline stages to try, separated by commas.",
+)
+@click.option("--top", default=20, show_default=True, help="Number of rows to show.")
+@platform_option
+@json_option
+@click.pass_context
+def tune(
+    context: click.Context,
+    name: str,
+    case: str,
+    arch: str,
+    warps: str,
+    stages: str,
+    top: int,
+    platform: str | None,
+    as_json: bool,
+) -> None:
+    """Try other block sizes, warps and stages for one case, and rank them.
+
+    Shows what fits and what spills registers. Which is fastest, only a card can show.
+    """
+    card = card_for(arch)
+    gate_context = make_gate_context(context)
+    with gate_context.store.in_use():
+        opened = open_image_gate(gate_context, name, platform)
+        chosen = find_case(opened, case)
+        with log.step(f"Trying other launch parameters for {case}"):
+            tuning = sweep(opened, card, chosen, _numbers(warps), _numbers(stages))
+    if as_json:
+        return say_json(tuning.model_dump(mode="json"))
+    shown = [c for i, c in enumerate(tuning.choices) if i < top or c.who]
+    names = list(tuning.choices[0].values)
+    head = [*names, "shared", "fits", "regs", "spill", "tile", "blocks/SM", "used by"]
+    rows = [
+        [
+            *(str(c.values[n]) for n in names),
+            *("–" if n is None else str(n) for n in (c.shared_bytes,)),
+            "yes" if c.fits else "no",
+            *("–" if n is None else str(n) for n in (c.registers, c.spill_bytes)),
+            *(str(c.tile), "–" if c.blocks_per_sm is None else str(c.blocks_per_sm)),
+            ", ".join(c.who) or c.message[:60],
+        ]
+        for c in shown
+    ]
+    click.echo(log.table(head, rows))
+    fitting = sum(c.fits for c in tuning.choices)
+    click.echo(
+        f"\n{tuning.kernel} of {case}: {fitting} of {len(tuning.choices)} fit"
+        f" {tuning.limit_bytes} bytes on {arch}"
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise GateInvalid(f"{text}: not a list of numbers, e.g. 4,8") from error

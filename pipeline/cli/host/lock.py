@@ -1,0 +1,179 @@
+"""`sm120 host lock`: the packages that hosts get, from a signed repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import checkout_of, say_json
+from pipeline.cli.options import json_option, lock_check_option, locking_dry_run_option
+from pipeline.errors import LockEdited, LockMissing, SpecInvalid
+from pipeline.fetch.http import Client
+from pipeline.fetch.settings import read_settings
+from pipeline.fetch.sources import read_below
+from pipeline.lock.host import Repository, lock_target, read_package_index, refused_key
+from pipeline.lock.host_model import (
+    HostLock,
+    TargetLock,
+    current_host_lock,
+    host_lock_path,
+    read_host_lock,
+    sealed_host,
+    write_host_lock,
+)
+from pipeline.spec.checkout import Checkout
+from pipeline.spec.host import HostSpec, read_host_spec
+
+Row = dict[str, str | None]
+
+
+@click.command()
+@click.option("--target", help="System and processor, such as ubuntu-24.04/amd64.")
+@click.option(
+    "--repository",
+    "address",
+    envvar="SM120_HOST_REPOSITORY",
+    help="URL or folder of NVIDIA's repository for that system, or of a mirror.",
+)
+@click.option(
+    "--keyring",
+    type=click.Path(path_type=Path),
+    envvar="SM120_HOST_KEYRING",
+    help="Public key of the repository, armored or binary.",
+)
+@click.option("--suite", help="Suite of the repository, where it is not a flat one.")
+@click.option(
+    "--component",
+    "components",
+    multiple=True,
+    default=["main"],
+    show_default=True,
+    help="Component of the suite. Repeatable.",
+)
+@locking_dry_run_option
+@lock_check_option
+@json_option
+@click.pass_context
+def lock(
+    context: click.Context,
+    target: str | None,
+    address: str | None,
+    keyring: Path | None,
+    suite: str | None,
+    components: tuple[str, ...],
+    dry_run: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Look up exact packages for lockfiles/host.yaml and write lockfiles/host.lock.yaml.
+
+    One run locks one system; the others in the lock stay as they are. The lock names no download
+    address, so a mirror in a closed network serves as well as NVIDIA's own repository.
+    """
+    checkout = checkout_of(context)
+    spec = read_host_spec(checkout)
+    if check:
+        return _check(checkout, spec, target, as_json)
+    if target is None or address is None or keyring is None:
+        raise SpecInvalid(
+            "a lock needs a system, a repository and its key",
+            "sm120 host lock --target ubuntu-24.04/amd64 --repository ADDRESS --keyring KEY",
+        )
+    _require_target(spec, target)
+    with log.step(f"Locking the packages of {target}"):
+        repository = _repository(address, keyring, suite, components)
+        index = read_package_index(repository, target.partition("/")[2])
+        new = lock_target(spec, target, index)
+    _warn_of_key(target, refused_key(target, index))
+    moves = _written(checkout, spec, target, new, dry_run)
+    if as_json:
+        return say_json(moves)
+    _show(moves, dry_run)
+
+
+def _warn_of_key(target: str, key: str) -> None:
+    """Warn before hosts are touched that apt there would refuse this repository."""
+    if key:
+        log.say(
+            f"Warning: apt on {target} will refuse this repository: its key {key} is bound by\n"
+            "SHA-1 only, which apt there rejects since 2026-02-01. Use the repository that NVIDIA\n"
+            "signs with a newer key for this system, or a mirror that you sign yourself;\n"
+            "ansible/README.md shows the ways."
+        )
+
+
+def _require_target(spec: HostSpec, target: str) -> None:
+    if target not in spec.targets:
+        raise SpecInvalid(
+            f"lockfiles/host.yaml does not name {target} (only {', '.join(spec.targets)})",
+            "Choose one of its targets, or add this one.",
+        )
+
+
+def _repository(
+    address: str, keyring: Path, suite: str | None, components: tuple[str, ...]
+) -> Repository:
+    client = Client(read_settings())
+    return Repository(
+        lambda path, most_bytes: read_below(client, [address], path, most_bytes),
+        keyring,
+        suite,
+        tuple(components),
+    )
+
+
+def _written(
+    checkout: Checkout, spec: HostSpec, target: str, new: TargetLock, dry_run: bool
+) -> list[Row]:
+    """Put the new pins beside those of the other systems; what moved."""
+    path = host_lock_path(checkout)
+    old = _old_lock(path)
+    before = old.targets.get(target) if old else None
+    # pins that answer another spec are dropped, not kept beside the new ones
+    others = old.targets if old and old.spec == spec.digest() else {}
+    if not dry_run:
+        write_host_lock(path, sealed_host(spec, {**others, target: new}))
+    return _moves(before, new)
+
+
+def _old_lock(path: Path) -> HostLock | None:
+    try:
+        return read_host_lock(path)
+    except (LockMissing, LockEdited):
+        return None
+
+
+def _moves(before: TargetLock | None, after: TargetLock) -> list[Row]:
+    old = before.pins() if before else {}
+    new = after.pins()
+    rows: list[Row] = []
+    for name in sorted({*old, *new}):
+        was, now = old.get(name), new.get(name)
+        if was != now:
+            before_it = was.version if was else None
+            rows.append({"name": name, "before": before_it, "after": now.version if now else None})
+    return rows
+
+
+def _show(moves: list[Row], dry_run: bool) -> None:
+    if not moves:
+        click.echo("nothing would change" if dry_run else "locked; nothing changed")
+        return
+    rows = [[str(m["name"]), m["before"] or "-", m["after"] or "-"] for m in moves]
+    click.echo(log.table(["package", "before", "after"], rows))
+    click.echo(f"\n{len(moves)} {'would change' if dry_run else 'changed'}")
+
+
+def _check(checkout: Checkout, spec: HostSpec, target: str | None, as_json: bool) -> None:
+    lock_file = current_host_lock(host_lock_path(checkout), spec)
+    if target is not None and target not in lock_file.targets:
+        raise LockMissing(
+            f"host.lock.yaml: has no packages for {target}", "Make them with `sm120 host lock`."
+        )
+    rows = {name: len(each.pins()) for name, each in lock_file.targets.items()}
+    if as_json:
+        return say_json({"seal": lock_file.seal, "spec": lock_file.spec, "targets": rows})
+    for name, count in rows.items():
+        click.echo(f"{name}: {count} packages, current")

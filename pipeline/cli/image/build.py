@@ -1,0 +1,193 @@
+"""Building images, and proving that they come out the same again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline import log
+from pipeline.assemble.image import Built, build_images
+from pipeline.assemble.rebuild import rebuild as build_again
+from pipeline.attest.keys import Signer
+from pipeline.attest.statement import moment
+from pipeline.cli.context import checkout_of, own_name, say_json, store_of
+from pipeline.cli.gate.stage import judge_images, require_all_passed, stage_json, stage_table
+from pipeline.cli.image_statements import evidence_table, leave_statements
+from pipeline.cli.images import find_image, plans_of
+from pipeline.cli.options import (
+    base_options,
+    json_option,
+    key_option,
+    mirror_option,
+    offline_option,
+    platform_option,
+)
+from pipeline.cli.signing import Signing, signer_of
+from pipeline.errors import NotReproducible, StoreDamaged
+from pipeline.evidence.image import record_rebuild
+from pipeline.fetch.base import BaseSettings
+from pipeline.fetch.transport import make_fetcher
+from pipeline.store.store import Store, open_store
+
+
+@click.command()
+@click.argument("names", metavar="[IMAGE]...", nargs=-1)
+@platform_option
+@click.option("--accept", is_flag=True, help="Keep the result as the new golden digest.")
+@click.option("--keep-inputs", is_flag=True, help="Keep wheels after they became layers.")
+@click.option(
+    "--gate",
+    "gated",
+    is_flag=True,
+    help="Then run the gates: shared memory, numbers, patches, machine code.",
+)
+@mirror_option
+@offline_option
+@base_options
+@json_option
+@click.pass_context
+def build(
+    context: click.Context,
+    names: tuple[str, ...],
+    platform: str | None,
+    accept: bool,
+    keep_inputs: bool,
+    gated: bool,
+    mirrors: tuple[str, ...],
+    offline: bool,
+    bases: BaseSettings,
+    as_json: bool,
+) -> None:
+    """Build images into the store; without IMAGE, all of them.
+
+    Needs no Docker, no root and no emulation. It can be interrupted: run again, it continues. A
+    digest that differs from the committed one is an error. With --gate, so is an image that does
+    not fit its card; the image is kept, with the results of its gates.
+
+    What each image is made of, and the results of its gates, are stated beside it: signed where
+    there is a key, unsigned otherwise. `sm120 verify IMAGE` checks them.
+    """
+    start = time.monotonic()
+    checkout, store, signing = checkout_of(context), store_of(context), Signing()
+    plans = plans_of(checkout, names, platform)
+    with store.in_use():
+        built = build_images(
+            checkout,
+            store,
+            plans,
+            lambda: make_fetcher(store, mirrors, offline, bases),
+            keep_inputs=keep_inputs,
+            accept=accept,
+        )
+        # a damaged record of gates is an error, unless gates run now and replace it
+        with suppress(*([StoreDamaged] if gated else [])):
+            left = leave_statements(checkout, store, built, signing)
+    stages = judge_images(context, built, mirrors, offline) if gated else {}
+    if gated:
+        with store.in_use():
+            left = leave_statements(checkout, store, built, signing)
+    elapsed = time.monotonic() - start
+    if as_json:
+        rows = [{**_built_json(b), "evidence": left[b].as_json()} for b in built]
+        say_json([{**row, **stage_json(stages.get(b))} for row, b in zip(rows, built, strict=True)])
+        return require_all_passed(stages)
+    click.echo(_built_table(built))
+    if stages:
+        click.echo(f"\n{stage_table(stages)}")
+    click.echo(f"\n{evidence_table(left.values(), signing)}")
+    signing.offer_key(store, any(not x.stated.signed_by for x in left.values()))
+    require_all_passed(stages)
+    what = "nothing to do" if all(b.cached for b in built) else "done"
+    click.echo(f"\n{what} in {log.seconds(elapsed)}; store {store.root}")
+    me, name = own_name(), built[0].name
+    click.echo(f"Next: {me} load {name}               loads it into Docker")
+    click.echo(f"      {me} image export {name} DIR   writes an OCI layout")
+
+
+def _built_table(built: list[Built]) -> str:
+    rows = [
+        [
+            b.name,
+            b.platform,
+            b.digest,
+            log.size(b.size_bytes),
+            log.size(b.record.unpacked_bytes),
+            str(len(b.layers)),
+            "cached" if b.cached else log.seconds(b.time_s),
+        ]
+        for b in built
+    ]
+    return log.table(["image", "platform", "digest", "size", "unpacked", "layers", "time"], rows)
+
+
+def _built_json(built: Built) -> dict[str, Any]:
+    return {
+        "image": built.name,
+        "platform": built.platform,
+        "digest": built.digest,
+        "size_bytes": built.size_bytes,
+        "unpacked_bytes": built.record.unpacked_bytes,
+        "cached": built.cached,
+        "time_s": round(built.time_s, 3),
+        "layers": [{"title": x.title, **x.record.model_dump()} for x in built.layers],
+    }
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.option("--attest", is_flag=True, help="Sign and keep the result, good or bad.")
+@key_option
+@platform_option
+@mirror_option
+@offline_option
+@base_options
+@json_option
+@click.pass_context
+def rebuild(
+    context: click.Context,
+    name: str,
+    attest: bool,
+    key_path: Path | None,
+    platform: str | None,
+    mirrors: tuple[str, ...],
+    offline: bool,
+    bases: BaseSettings,
+    as_json: bool,
+) -> None:
+    """Build an image again in an empty store, and compare every byte with the first build.
+
+    Prints `identical`, or names the first file that differs. Inputs that the store still has are
+    used; everything else is fetched again. With --attest the result is signed: a proof of equal
+    bytes, not of a hosted builder.
+    """
+    checkout, store = checkout_of(context), store_of(context)
+    signer = signer_of(key_path) if attest else None
+    with store.in_use(), store.scratch() as folder:
+        first = find_image(checkout, store, name, platform)
+        empty = open_store(folder / "store")
+        # kept inputs, and the layers of a foreign base
+        near = (str(store.root / "inputs"), str(store.root / "oci"))
+        fetcher = make_fetcher(empty, (*mirrors, *near), offline, bases)
+        with _attested(store, first, signer):
+            second = build_again(checkout, first, store, empty, fetcher)
+    if as_json:
+        return say_json({"image": name, "digest": second.digest, "identical": True})
+    click.echo(f"{name}: identical, {second.digest}")
+
+
+@contextmanager
+def _attested(store: Store, first: Built, signer: Signer | None) -> Iterator[None]:
+    """State how a rebuild ended, where somebody signs; a difference is stated like a success."""
+    try:
+        yield
+    except NotReproducible as error:
+        if signer is not None:
+            record_rebuild(store, first, signer, str(error), moment())
+        raise
+    if signer is not None:
+        record_rebuild(store, first, signer, "", moment())

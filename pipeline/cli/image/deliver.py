@@ -1,0 +1,95 @@
+"""Bringing images elsewhere: into Docker, into a folder, or their inputs to a machine offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import checkout_of, platforms_of, say_json, store_of, store_to_read
+from pipeline.cli.images import find_image
+from pipeline.cli.options import ANY_PATH, base_options, json_option, mirror_option, platform_option
+from pipeline.fetch.base import BaseSettings
+from pipeline.fetch.inputs import collect as collect_files
+from pipeline.fetch.inputs import collect_base
+from pipeline.fetch.transport import make_fetcher
+from pipeline.lock.model import current_lock
+from pipeline.oci.layout import export_layout
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.option("--tag", "tags", multiple=True, help="Name of the image in Docker. Repeatable.")
+@platform_option
+@json_option
+@click.pass_context
+def load(
+    context: click.Context,
+    name: str,
+    tags: tuple[str, ...],
+    platform: str | None,
+    as_json: bool,
+) -> None:
+    """Load a built image into the Docker daemon that DOCKER_HOST names."""
+    # loads Docker's library, which the other verbs here do not need
+    from pipeline.oci.docker import default_tag
+    from pipeline.oci.docker import load as load_image
+
+    checkout, store = checkout_of(context), store_to_read(context)
+    with store.in_use():
+        built = find_image(checkout, store, name, platform)
+        names = list(tags) or [default_tag(name, built.digest)]
+        image_id = load_image(store, name, built.digest, names)
+    if as_json:
+        return say_json({"image": name, "digest": built.digest, "id": image_id, "tags": names})
+    click.echo(f"{names[0]} is in Docker as {image_id}")
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.argument("folder", metavar="DIR", type=ANY_PATH)
+@platform_option
+@click.pass_context
+def export(context: click.Context, name: str, folder: Path, platform: str | None) -> None:
+    """Write a built image to a new folder as an OCI layout."""
+    checkout, store = checkout_of(context), store_to_read(context)
+    with store.in_use():
+        built = find_image(checkout, store, name, platform)
+        export_layout(store, built.record, folder)
+    click.echo(f"{folder}: {built.digest}")
+
+
+@click.command()
+@click.argument("names", metavar="IMAGE...", nargs=-1, required=True)
+@click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
+@platform_option
+@mirror_option
+@base_options
+@click.pass_context
+def collect(
+    context: click.Context,
+    names: tuple[str, ...],
+    folder: Path,
+    platform: str | None,
+    mirrors: tuple[str, ...],
+    bases: BaseSettings,
+) -> None:
+    """Download every locked file of images into a folder, for a machine without network.
+
+    On that machine: sm120 build IMAGE --offline --mirror DIR
+    """
+    checkout, store = checkout_of(context), store_of(context)
+    pins, foreign = {}, {}
+    for name in names:
+        for spec in checkout.chain(name):
+            for each in platforms_of(checkout.spec(name), platform):
+                lock = current_lock(checkout, spec, each)
+                pins.update({p.sha256: p for p in lock.pins})
+                if lock.base_image:
+                    foreign[str(lock.base_image)] = lock.base_image
+    with store.in_use():
+        fetcher = make_fetcher(store, mirrors, False, bases)
+        total = collect_files(store, fetcher, list(pins.values()), folder)
+        sizes = [n for pin in foreign.values() for n in collect_base(store, fetcher, pin, folder)]
+    click.echo(f"{folder}: {len(pins) + len(sizes)} files, {log.size(total + sum(sizes))}")

@@ -1,0 +1,119 @@
+"""Where a file in an image and where downloads come from, and what a spec may hold."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+
+import click
+from pydantic import BaseModel
+
+from pipeline import log
+from pipeline.attest.names import KINDS
+from pipeline.attest.predicates import MODELS
+from pipeline.attest.trust import Trust
+from pipeline.cli.context import checkout_of, say_json, store_to_read
+from pipeline.cli.images import find_image
+from pipeline.cli.options import json_option, platform_option
+from pipeline.errors import MirrorUnknown
+from pipeline.evidence.inventory import explain as find_origin
+from pipeline.fetch.settings import read_settings
+from pipeline.fetch.sources import debian_mirror
+from pipeline.gate.arch.spec import ArchSpec
+from pipeline.gate.files import EngineSetup
+from pipeline.gate.numerics.cases import NumericsFile
+from pipeline.gate.smem.case_spec import GateFile
+from pipeline.net.address import masked
+from pipeline.spec.image import ImageSpec, PatchSeries
+from pipeline.verify.policy import Policy
+from pipeline.yaml_file import schema as schema_text
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.argument("path", metavar="FILE")
+@platform_option
+@json_option
+@click.pass_context
+def explain(
+    context: click.Context, name: str, path: str, platform: str | None, as_json: bool
+) -> None:
+    """Show where a file of a built image comes from: which wheel, .deb or patch.
+
+    FILE is a path in the image, such as /usr/bin/python3.
+    """
+    checkout, store = checkout_of(context), store_to_read(context)
+    with store.in_use():
+        built = find_image(checkout, store, name, platform)
+        origin = find_origin(checkout, store, built, path)
+    if as_json:
+        return say_json(asdict(origin))
+    for link in origin.links:
+        click.echo(link)
+    digest = f" sha256:{origin.sha256}" if origin.sha256 else ""
+    click.echo(f"{origin.path}: {origin.kind}, {log.size(origin.size_bytes)}{digest}")
+    click.echo(f"  from   {origin.origin}")
+    if origin.package:
+        click.echo(f"         {origin.package} sha256:{origin.package_sha256}")
+    for patch in origin.patches:
+        click.echo(f"  patch  {patch}")
+    click.echo(f"  layer  {origin.layer} {origin.layer_digest}")
+
+
+@click.command()
+@json_option
+def sources(as_json: bool) -> None:
+    """Show where this machine downloads from: indexes, folders, mirrors, certificates."""
+    settings = read_settings()
+    registries = os.environ.get("SM120_BASE_REGISTRIES", "").split()
+    try:
+        mirror = debian_mirror()
+        debian = [*mirror.main, *mirror.security]
+    except MirrorUnknown as error:
+        debian = [f"unknown: {error}"]
+    places = {
+        "indexes": [masked(u) for u in settings.indexes],
+        "folders": [str(f) for f in settings.folders],
+        "mirrors": [masked(m) for m in settings.mirrors],
+        "debian": [masked(u) for u in debian],
+        "base registries": registries,
+        "certificates": settings.ca_file or "the client library's own",
+        "proxy": masked(settings.proxy) if settings.proxy else "from the environment",
+    }
+    if as_json:
+        return say_json(places)
+    for name, value in places.items():
+        click.echo(f"{name}: {', '.join(value) if isinstance(value, list) else value}")
+
+
+_SCHEMAS = ("image", "series", "gate", "numerics", "engine", "arch", "trust", "policy")
+_PREDICATES = (
+    "rebuild",
+    "weights",
+    "host-facts",
+    "benchmark-run",
+    "report",
+    "ungated",
+    "evidence-set",
+)
+
+
+@click.command()
+@click.argument("what", type=click.Choice([*_SCHEMAS, *_PREDICATES]))
+def schema(what: str) -> None:
+    """Print the JSON schema of a file that you write, or of a predicate that statements hold.
+
+    Editors use it to complete and check image.yaml and its neighbours.
+    """
+    models: dict[str, type[BaseModel]] = {
+        "image": ImageSpec,
+        "series": PatchSeries,
+        "gate": GateFile,
+        "numerics": NumericsFile,
+        "engine": EngineSetup,
+        "arch": ArchSpec,
+        "trust": Trust,
+        "policy": Policy,
+        **{kind: MODELS[KINDS[kind]] for kind in _PREDICATES},
+    }
+    click.echo(schema_text(models[what]), nl=False)

@@ -1,0 +1,153 @@
+"""`sm120 image lock`: from specs to exact versions and hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import checkout_of, platforms_of, say_json, store_of
+from pipeline.cli.options import (
+    base_options,
+    json_option,
+    lock_check_option,
+    locking_dry_run_option,
+    platform_option,
+)
+from pipeline.errors import LockEdited, LockMissing, SpecInvalid
+from pipeline.fetch.base import Bases, BaseSettings
+from pipeline.fetch.settings import folder_of, named_mirrors
+from pipeline.fetch.transport import make_transport
+from pipeline.lock import export
+from pipeline.lock.export import Move, diff_locks
+from pipeline.lock.make import FindBase, Transport, make_lock
+from pipeline.lock.model import BasePin, ImageLock, current_lock, read_lock, write_lock
+from pipeline.spec.base import ForeignBase
+from pipeline.spec.checkout import Checkout
+
+
+@click.command()
+@click.argument("names", metavar="[IMAGE]...", nargs=-1)
+@platform_option
+@locking_dry_run_option
+@lock_check_option
+@click.option(
+    "--export",
+    "export_as",
+    type=click.Choice(["pylock", "requirements"]),
+    help="Print the locked wheels of one image for other tools.",
+)
+@base_options
+@json_option
+@click.pass_context
+def lock(
+    context: click.Context,
+    names: tuple[str, ...],
+    platform: str | None,
+    dry_run: bool,
+    check: bool,
+    export_as: str | None,
+    bases: BaseSettings,
+    as_json: bool,
+) -> None:
+    """Look up exact versions and hashes of images, and write their locks; without IMAGE, of all.
+
+    This is the only command that asks what is newest. A lock holds no download address: the index
+    comes from the settings of pip and uv, the Debian mirror from apt's, foreign base images from
+    --base-registry.
+    """
+    checkout = checkout_of(context)
+    if export_as:
+        return _export(checkout, names, platform, export_as)
+    if check:
+        return _check(checkout, names, platform, as_json)
+    moves: list[Move] = []
+    transport = replace(make_transport(), find_base=_base_finder(context, bases))
+    fresh: dict[str, dict[str, ImageLock]] = {}
+    for name in _in_order(checkout, names):
+        spec = checkout.spec(name)
+        for each in platforms_of(spec, platform):
+            known = fresh.setdefault(each, {})
+            with log.step(f"Locking {name} for {each}"):
+                known[name], changed = _lock_one(checkout, name, each, transport, known, dry_run)
+            moves += changed
+    if as_json:
+        return say_json([m.model_dump() for m in moves])
+    _show_moves(moves, dry_run)
+
+
+def _lock_one(
+    checkout: Checkout,
+    name: str,
+    platform: str,
+    transport: Transport,
+    fresh: Mapping[str, ImageLock],
+    dry_run: bool,
+) -> tuple[ImageLock, list[Move]]:
+    path = checkout.lock_path(name, platform)
+    new = make_lock(checkout, name, platform, transport, fresh)
+    try:
+        old = read_lock(path)
+    except (LockMissing, LockEdited):
+        old = None
+    if not dry_run:
+        write_lock(path, new)
+    return new, diff_locks(old, new)
+
+
+def _in_order(checkout: Checkout, names: tuple[str, ...]) -> list[str]:
+    """Base images before those that stand on them."""
+    chosen = names or tuple(checkout.images())
+    return sorted(dict.fromkeys(chosen), key=lambda n: (len(checkout.chain(n)), n))
+
+
+def _show_moves(moves: list[Move], dry_run: bool) -> None:
+    if not moves:
+        click.echo("nothing would change" if dry_run else "locked; nothing changed")
+        return
+    rows = [[m.image, m.platform, m.kind, m.name, m.before or "-", m.after or "-"] for m in moves]
+    click.echo(log.table(["image", "platform", "kind", "name", "before", "after"], rows))
+    touched = sorted({m.image for m in moves})
+    verb = "would change" if dry_run else "changed"
+    click.echo(f"\n{len(moves)} {verb}; images concerned: {', '.join(touched)}")
+
+
+def _check(checkout: Checkout, names: tuple[str, ...], platform: str | None, as_json: bool) -> None:
+    rows = []
+    for name in names or tuple(checkout.images()):
+        spec = checkout.spec(name)
+        for each in platforms_of(spec, platform):
+            current = current_lock(checkout, spec, each)
+            counts = {"wheels": len(current.wheels), "debs": len(current.debs)}
+            rows.append({"image": name, "platform": each, "seal": current.seal, **counts})
+    if as_json:
+        return say_json(rows)
+    for row in rows:
+        click.echo("{image} {platform}: {wheels} wheels, {debs} debs, current".format(**row))
+
+
+def _export(checkout: Checkout, names: tuple[str, ...], platform: str | None, form: str) -> None:
+    if len(names) != 1:
+        raise SpecInvalid(
+            "--export takes exactly one image", "sm120 image lock IMAGE --export pylock"
+        )
+    spec = checkout.spec(names[0])
+    current = current_lock(checkout, spec, platforms_of(spec, platform)[0])
+    if spec.python is None:
+        raise SpecInvalid(f"{spec.name}: has no wheels to export")
+    if form == "requirements":
+        click.echo(export.requirements(current), nl=False)
+    else:
+        click.echo(export.pylock(current, spec.python), nl=False)
+
+
+def _base_finder(context: click.Context, bases: BaseSettings) -> FindBase:
+    """Looks foreign bases up, first in the store and in folders that SM120_MIRRORS names."""
+
+    def find(base: ForeignBase, platform: str) -> BasePin:
+        folders = tuple(f for m in named_mirrors() if (f := folder_of(m)))
+        return Bases(store_of(context), replace(bases, folders=folders)).resolve(base, platform)
+
+    return find

@@ -1,0 +1,94 @@
+"""Which images there are, and what building them would take."""
+
+from __future__ import annotations
+
+import click
+
+from pipeline import log
+from pipeline.assemble.plan import Work, layer_bytes_guess, work_for
+from pipeline.cli.context import checkout_of, say_json, store_to_read
+from pipeline.cli.images import plans_of
+from pipeline.cli.options import json_option, platform_option
+from pipeline.lock.model import BasePin
+
+
+@click.command("list")
+@json_option
+@click.pass_context
+def list_images(context: click.Context, as_json: bool) -> None:
+    """List the images of this checkout, and whether they are locked and built."""
+    checkout, store = checkout_of(context), store_to_read(context)
+    rows = []
+    for name in checkout.images():
+        spec = checkout.spec(name)
+        for platform in spec.platforms:
+            record = store.image_record(name, platform)
+            rows.append(
+                {
+                    "image": name,
+                    "platform": platform,
+                    "locked": checkout.lock_path(name, platform).exists(),
+                    "built": record.digest if record else None,
+                    "summary": spec.summary,
+                }
+            )
+    if as_json:
+        return say_json(rows)
+    table = [
+        [
+            str(r["image"]),
+            str(r["platform"]),
+            str(r["built"])[7:19] if r["built"] else ("locked" if r["locked"] else "no lock"),
+            str(r["summary"]),
+        ]
+        for r in rows
+    ]
+    click.echo(log.table(["image", "platform", "built", "summary"], table))
+
+
+@click.command()
+@click.argument("names", metavar="[IMAGE]...", nargs=-1)
+@platform_option
+@json_option
+@click.pass_context
+def plan(
+    context: click.Context, names: tuple[str, ...], platform: str | None, as_json: bool
+) -> None:
+    """Show what a build would fetch, what is cached and how much disk it needs.
+
+    Nothing is fetched. Without IMAGE, all images are planned.
+    """
+    checkout, store = checkout_of(context), store_to_read(context)
+    plans = plans_of(checkout, names, platform)
+    work = work_for(plans, store)
+    if as_json:
+        return say_json(
+            {
+                "images": [p.spec.name for p in plans],
+                "fetch_files": len(work.fetch),
+                "fetch_bytes": work.fetch_bytes,
+                "base_bytes": work.base_bytes,
+                "disk_bytes": work.disk_bytes,
+                "layers_missing": [x.title for x in work.missing],
+                "layers_cached": [x.title for x in work.cached],
+            }
+        )
+    rows = [
+        [x.title, log.size(layer_bytes_guess(x)), "cached" if x in work.cached else "to build"]
+        for x in [*work.cached, *work.missing]
+    ]
+    rows += [[str(b), log.size(_size_of(b)), "to fetch"] for b in work.bases]
+    click.echo(log.table(["layer", "size (about)", "state"], rows))
+    click.echo(
+        f"\n{len(work.fetch)} files to fetch, {log.size(work.fetch_bytes)}{_base_part(work)};"
+        f" disk needed {log.size(work.disk_bytes)};"
+        f" store {store.root}"
+    )
+
+
+def _base_part(work: Work) -> str:
+    return f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
+
+
+def _size_of(base: BasePin) -> int:
+    return sum(blob.size_bytes for blob in base.blobs)

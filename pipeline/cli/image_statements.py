@@ -1,0 +1,113 @@
+"""Statements about images, which builds and gates leave in the store by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import log
+from pipeline.assemble.image import Built, find_built
+from pipeline.assemble.plan import ImagePlan, plan_image
+from pipeline.attest.keys import Signer
+from pipeline.attest.strict import plain
+from pipeline.cli.signing import Signing
+from pipeline.errors import (
+    PipelineError,
+)
+from pipeline.evidence.evidence_set import folder_of
+from pipeline.evidence.stated import (
+    OF_NOBODY,
+    Stated,
+    find_stated,
+    sign_stated,
+    state_image,
+)
+from pipeline.spec.checkout import Checkout
+from pipeline.store.store import Store
+
+
+@dataclass(frozen=True)
+class Left:
+    """The statements beside an image, as a verb names them at its end."""
+
+    image: str
+    folder: Path
+    stated: Stated
+
+    def signed(self, signing: Signing) -> str:
+        return signing.state(self.stated.signed_by)
+
+    def row(self, signing: Signing) -> list[str]:
+        names = ", ".join(self.stated.statements)
+        return [self.image, self.signed(signing), names, str(self.folder)]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), **self.stated.model_dump(exclude={"inputs"})}
+
+
+def leave_statements(
+    checkout: Checkout,
+    store: Store,
+    images: Iterable[Built],
+    signing: Signing,
+) -> dict[Built, Left]:
+    """State every image that has no current statements, or whose statements lack our key."""
+    left = {}
+    for built in images:
+        stated = find_stated(checkout, store, built)
+        if stated is None or _can_sign(stated, signing):
+            stated = state_image(checkout, store, built, signing.signers)
+        left[built] = Left(built.name, folder_of(store, built), stated)
+    return left
+
+
+def _can_sign(stated: Stated, signing: Signing) -> bool:
+    return signing.key_id not in (None, *stated.signed_by) and bool(signing.signers)
+
+
+def evidence_table(left: Iterable[Left], signing: Signing) -> str:
+    """Which statements there are, who signed them and where they are."""
+    return log.table(["image", "evidence", "statements", "folder"], [x.row(signing) for x in left])
+
+
+def leave_gate_statements(
+    checkout: Checkout, store: Store, plan: ImagePlan, signing: Signing
+) -> None:
+    """State the result of a gate that has just run, good or bad."""
+    built = find_built(store, plan)
+    if built is None:
+        return
+    (left,) = leave_statements(checkout, store, [built], signing).values()
+    log.say(f"{left.folder}: {len(left.stated.statements)} statements, {left.signed(signing)}")
+
+
+def sign_store(checkout: Checkout, store: Store, signer: Signer) -> Iterator[str]:
+    """Sign the statements of this checkout's images in the store; a line about each."""
+    for name in checkout.images():
+        for platform in checkout.spec(name).platforms:
+            if store.image_record(name, platform) is not None:
+                yield f"{name} for {platform}: {_signed(checkout, store, name, platform, signer)}"
+
+
+def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: Signer) -> str:
+    try:
+        plan = plan_image(checkout, name, platform)
+        built = find_built(store, plan)
+        if built is None:
+            return f"not signed: the checkout has changed since (`sm120 build {name}`)"
+        with store.in_use():
+            if not folder_of(store, built).is_dir():
+                stated = state_image(checkout, store, built, [signer])
+                return f"{len(stated.statements)} statements made and signed"
+            wrong = sign_stated(checkout, store, built, signer)
+    except PipelineError as error:
+        return f"not signed: {error}"
+    if not wrong:
+        return "its statements are signed"
+    first, why = next(iter(wrong.items()))
+    fix = f"`sm120 evidence make {name}` replaces it"
+    if why == OF_NOBODY:
+        fix = f"look at it in {folder_of(store, built)}, and remove it"
+    return f"not signed: {plain(first)} {why} ({fix})".replace("\n", " ")

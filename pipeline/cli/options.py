@@ -1,0 +1,127 @@
+"""Options that several verbs share, so that one word means one thing everywhere."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from pipeline.registry.client import Access
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+ANY_PATH = click.Path(path_type=Path)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+offline_option = click.option(
+    "--offline",
+    is_flag=True,
+    envvar="SM120_OFFLINE",
+    help="Use the store and folders only, no network [SM120_OFFLINE].",
+)
+mirror_option = click.option(
+    "--mirror",
+    "mirrors",
+    multiple=True,
+    metavar="FOLDER|URL",
+    help="Look for locked files here first. Repeatable [SM120_MIRRORS].",
+)
+platform_option = click.option(
+    "--platform",
+    type=click.Choice(["linux/amd64", "linux/arm64", "host"]),
+    help="Platform of the image; `host` is that of this machine.",
+)
+key_option = click.option(
+    "--key",
+    "key_path",
+    type=ANY_PATH,
+    help="Private key to sign with [SM120_SIGNING_KEY, SM120_SIGNING_AGENT].",
+)
+trust_option = click.option(
+    "--trust",
+    "trust_path",
+    envvar="SM120_TRUST",
+    type=ANY_PATH,
+    help="Trust file [SM120_TRUST; default: lockfiles/trust.yaml and your own keys].",
+)
+locking_dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Show what would change and write nothing."
+)
+lock_check_option = click.option(
+    "--check", is_flag=True, help="Only check that locks match their specs; needs no network."
+)
+
+
+def jobs_option(help_text: str, most: int, default: int | None = None) -> Callable[[Any], Any]:
+    """How many things a verb does at the same time."""
+    option: Callable[[Any], Any] = click.option(
+        "--jobs",
+        type=click.IntRange(1, most),
+        default=default,
+        show_default=default is not None,
+        help=help_text,
+    )
+    return option
+
+
+def all_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
+    """Several options as one decorator, listed in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def registry_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How a registry is reached; the command gets it as `access` and `jobs`."""
+    with_jobs = jobs_option("Parallel transfers.", most=32, default=4)
+    reached: Callable[..., Any] = with_jobs(_access_options(command))
+    return reached
+
+
+def base_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Where foreign base images are fetched from; the command gets it as `bases`."""
+
+    @click.option(
+        "--base-registry",
+        "registries",
+        metavar="REGISTRY[/PREFIX]",
+        multiple=True,
+        envvar="SM120_BASE_REGISTRIES",
+        help="Registry of foreign base images. Repeatable, in order [SM120_BASE_REGISTRIES].",
+    )
+    @_access_options
+    @functools.wraps(command)
+    def packed(*args: Any, registries: tuple[str, ...], access: Access, **rest: Any) -> Any:
+        from pipeline.fetch.base import BaseSettings  # loads the HTTP client, as Access does
+
+        return command(*args, bases=BaseSettings(registries=registries, access=access), **rest)
+
+    return packed
+
+
+def _access_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    @click.option(
+        "--ca",
+        type=EXISTING_FILE,
+        help="CA of the registry, besides the system's and Docker's certs.d.",
+    )
+    @click.option("--insecure-http", is_flag=True, help="Use plain HTTP for the registry.")
+    @functools.wraps(command)
+    def packed(*args: Any, ca: Path | None, insecure_http: bool, **rest: Any) -> Any:
+        # loads the HTTP client, which most verbs with these options need only now and then
+        from pipeline.registry.client import Access
+
+        access = Access(ca_file=ca, insecure_http=insecure_http)
+        return command(*args, access=access, **rest)
+
+    return packed

@@ -1,0 +1,92 @@
+"""`sm120 store`: how much it holds, whether it is undamaged, and what can go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import checkout_of, say_json, store_of, store_to_read
+from pipeline.cli.options import json_option
+from pipeline.errors import StoreDamaged, UnknownImage
+from pipeline.gate import upkeep as gate_upkeep
+from pipeline.gate.upkeep import gate_leftovers, gate_sections
+from pipeline.store import upkeep
+from pipeline.store.store import Store
+from pipeline.store.upkeep import sections
+
+
+@click.command()
+@json_option
+@click.pass_context
+def show(context: click.Context, as_json: bool) -> None:
+    """Show how much the store holds, and where it is."""
+    store = store_to_read(context)
+    parts = [*sections(store), *gate_sections(store)]
+    if as_json:
+        return say_json({"root": str(store.root), "sections": [p.model_dump() for p in parts]})
+    rows = [[p.name, str(p.files), log.size(p.size_bytes)] for p in parts]
+    click.echo(log.table(["part", "files", "size"], rows))
+    click.echo(f"\n{store.root}")
+
+
+@click.command()
+@click.option(
+    "--repair", is_flag=True, help="Remove damaged files; the next build makes them again."
+)
+@json_option
+@click.pass_context
+def check(context: click.Context, repair: bool, as_json: bool) -> None:
+    """Read every file of the store again and compare it with the hash in its name."""
+    store = store_of(context) if repair else store_to_read(context)
+    with store.alone() if repair else store.in_use():
+        total = upkeep.total_bytes(store)
+        with log.step(f"Reading {log.size(total)}"), log.progress("read", total) as bar:
+            bad = upkeep.damaged(store, bar.advance)
+        if repair:
+            upkeep.repair(bad)
+    if as_json:
+        say_json({"damaged": [str(p) for p in bad], "repaired": repair})
+    else:
+        for path in bad:
+            click.echo(f"{'removed' if repair else 'damaged'}: {path}")
+    if bad and not repair:
+        raise StoreDamaged(f"{len(bad)} damaged files")
+    if as_json:
+        return
+    click.echo("the store is undamaged" if not bad else f"{len(bad)} damaged files removed")
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Remove; without it, only show what would go.")
+@click.pass_context
+def trim(context: click.Context, yes: bool) -> None:
+    """Remove what no built image needs: old layers, kept inputs, stale downloads.
+
+    Environments, engines and results of gates go, too, where no lock of this checkout needs them.
+    Without --yes nothing is removed.
+    """
+    store = store_of(context)
+    with store.alone():
+        gates = _gate_leftovers(context, store)
+        if yes:
+            click.echo(f"{log.size(upkeep.trim(store) + gate_upkeep.remove(gates))} freed")
+            return
+        paths = upkeep.unreachable(store)
+        total = sum(p.lstat().st_size for p in paths)
+        left = sum(map(gate_upkeep.size_of, gates))
+    click.echo(
+        f"{len(paths)} files ({log.size(total)}) and {len(gates)} leftovers of gates"
+        f" ({log.size(left)}) can go; `sm120 store trim --yes` removes them"
+    )
+
+
+def _gate_leftovers(context: click.Context, store: Store) -> list[Path]:
+    """None where there is no checkout: only locks say what is still wanted."""
+    try:
+        checkout = checkout_of(context)
+    except UnknownImage:
+        log.say("This is not a checkout: leftovers of gates are not looked at.")
+        return []
+    return gate_leftovers(store, checkout)

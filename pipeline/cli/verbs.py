@@ -1,0 +1,187 @@
+"""Every verb of `sm120`: its group, its sentence in the help, and the module that is loaded for it.
+
+The sentences stand here and not beside the verbs, so that `sm120 --help` and shell completion
+answer without loading the modules: those import what their verbs need, which takes a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+
+class Verb(NamedTuple):
+    """Where a command is, as `module:function` below pipeline.cli, and what it does."""
+
+    where: str
+    summary: str
+
+
+_PLAN = Verb("image.plan:plan", "Show what a build would fetch and how much disk it needs.")
+_BUILD = Verb("image.build:build", "Build images into the store: no Docker, no root.")
+_LOAD = Verb("image.deliver:load", "Load a built image into Docker.")
+_PUBLISH = Verb("registry.publish:publish", "Push a built image and its evidence to a registry.")
+_VERIFY = Verb("evidence.verify:verify", "Check the evidence of an image, a file or weights.")
+_DOCTOR = Verb("host.facts:doctor", "Recognise known problems in logs and on this host.")
+
+# in the order of a first day
+DAILY = {
+    "plan": _PLAN,
+    "build": _BUILD,
+    "load": _LOAD,
+    "verify": _VERIFY,
+    "publish": _PUBLISH,
+    "doctor": _DOCTOR,
+}
+
+IMAGE = {
+    "list": Verb("image.plan:list_images", "List the images, and which are locked and built."),
+    "plan": _PLAN,
+    "build": _BUILD,
+    "load": _LOAD,
+    "export": Verb("image.deliver:export", "Write a built image as an OCI layout folder."),
+    "collect": Verb("image.deliver:collect", "Download all inputs for a machine without network."),
+    "lock": Verb("image.lock:lock", "Resolve exact versions and hashes; write the locks."),
+    "rebuild": Verb("image.build:rebuild", "Build again from nothing and compare every byte."),
+    "explain": Verb("image.explain:explain", "Show which package or patch a file comes from."),
+    "sources": Verb("image.explain:sources", "Show where this machine downloads files from."),
+    "schema": Verb("image.explain:schema", "Print the JSON schema of a file or statement."),
+}
+GATE = {
+    "run": Verb("gate.run:run", "Judge an image: shared memory, numbers, machine code."),
+    "patches": Verb("gate.patches:patches", "Judge whether each patch of an image is needed."),
+    "tune": Verb("gate.patches:tune", "Rank other launch parameters for one gate case."),
+}
+WEIGHTS = {
+    "list": Verb("weights.lock:list_sets", "List the weights that this checkout knows."),
+    "fit": Verb("weights.fit:fit", "Calculate whether a model fits your GPUs."),
+    "lock": Verb("weights.lock:lock_sets", "Look up the size and hash of every file."),
+    "fetch": Verb("weights.fetch:fetch_set", "Download locked weights and check every byte."),
+    "verify": Verb("weights.check:verify", "Check files against their lock; repair them."),
+    "scrub": Verb("weights.check:scrub", "Read some files again, for a nightly timer."),
+    "serve": Verb("weights.serve:serve", "Serve weights to other machines as a Hub."),
+    "sign": Verb("weights.sign:sign", "Sign a set in the model-signing format."),
+    "check-signature": Verb("weights.sign:check_signature", "Check a model-signing signature."),
+    "attest": Verb("weights.sign:attest", "State what a set is and how it was verified."),
+}
+HOST = {
+    "lock": Verb("host.lock:lock", "Look up the exact packages that hosts get."),
+    "provision": Verb("host.provision:provision", "Bring the hosts of an inventory to the lock."),
+    "verify": Verb("host.verify:verify", "Prove that hosts have what their roles promise."),
+    "rollback": Verb("host.provision:rollback", "Bring back the driver that worked last."),
+    "facts": Verb("host.facts:facts", "Show what this host is: GPUs, driver, bus, kernel."),
+    "check": Verb("host.check:check", "Judge this host and test what its GPUs do."),
+    "doctor": _DOCTOR,
+    "tune-nccl": Verb("host.check:tune_nccl", "Measure NCCL settings and keep the best."),
+    "drift": Verb("host.facts:drift", "Compare a host with its recorded facts."),
+    "outliers": Verb("host.facts:outliers", "Find the host or GPU that differs from the rest."),
+    "attest": Verb("host.provision:attest", "Sign recorded facts of hosts."),
+}
+EVIDENCE = {
+    "verify": _VERIFY,
+    "make": Verb("evidence.make:make", "State and sign what a built image is made of."),
+    "attest": Verb("evidence.make:attest", "Sign a statement about any file."),
+    "sbom": Verb("evidence.make:sbom", "Print the bill of materials of a built image."),
+    "new-key": Verb("evidence.keys:new_key", "Make a key that signs evidence."),
+    "list-keys": Verb("evidence.keys:list_keys", "List the trusted keys and what they may sign."),
+    "show-key": Verb("evidence.keys:show_key", "Print a key's entry for a trust file."),
+}
+REGISTRY = {
+    "publish": _PUBLISH,
+    "pull": Verb("registry.look:pull", "Fetch an image by digest into an OCI layout folder."),
+    "tags": Verb("registry.look:tags", "List the tags of a repository."),
+    "clean": Verb("registry.look:clean", "Delete what no kept tag needs."),
+}
+STORE = {
+    "show": Verb("store:show", "Show how much the store holds."),
+    "check": Verb("store:check", "Read every file again and compare it with its hash."),
+    "trim": Verb("store:trim", "Remove what no built image needs."),
+}
+
+
+class VerbGroup(click.Group):
+    """A group whose verbs are loaded when they are asked for."""
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        verbs: Mapping[str, Verb],
+        parts: Mapping[str, Sequence[str]] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(name, **settings)
+        self.verbs = dict(verbs)
+        self.parts = parts or {"Commands": list(verbs)}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.verbs]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, whose module is loaded now."""
+        if cmd_name not in self.commands and cmd_name in self.verbs:
+            self.add_command(_load(self.verbs[cmd_name]), cmd_name)
+        return self.commands.get(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table, each verb with a whole sentence."""
+        width = max(map(len, self.verbs))
+        for title, names in self.parts.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{n:{width}}", self.verbs[n].summary) for n in names])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Without loading every verb, as click's own does."""
+        items = [
+            CompletionItem(name, help=verb.summary)
+            for name, verb in self.verbs.items()
+            if name.startswith(incomplete)
+        ]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def _load(verb: Verb) -> click.Command:
+    module, _, attribute = verb.where.partition(":")
+    command: click.Command = getattr(import_module(f"pipeline.cli.{module}"), attribute)
+    return command
+
+
+_WEIGHTS_EPILOG = """\b
+From a name to served weights:
+  sm120 weights fit kimi-k2.6 --gpus 8
+  sm120 weights lock kimi-k2.6
+  sm120 weights fetch kimi-k2.6 --to /models/k26
+  sm120 weights serve /models/k26"""
+_HOST_EPILOG = """\b
+Once for each system of your hosts, then for all of them:
+  sm120 host lock --target ubuntu-24.04/amd64 --repository ADDRESS --keyring KEY
+  sm120 host provision -i INVENTORY
+  sm120 host verify -i INVENTORY"""
+
+GROUPS = (
+    VerbGroup("image", verbs=IMAGE, help="Lock, build, load and export engine images."),
+    VerbGroup("gate", verbs=GATE, help="Check without a GPU that an image runs on its card."),
+    VerbGroup(
+        "weights",
+        verbs=WEIGHTS,
+        help="Lock, fetch, verify, serve and fit model weights.",
+        epilog=_WEIGHTS_EPILOG,
+    ),
+    VerbGroup(
+        "host",
+        verbs=HOST,
+        help="Provision GPU hosts and prove that they work.",
+        epilog=_HOST_EPILOG,
+    ),
+    VerbGroup(
+        "evidence",
+        verbs=EVIDENCE,
+        help="Make, sign and check statements about what was built.",
+    ),
+    VerbGroup("registry", verbs=REGISTRY, help="Publish, pull and clean up images in a registry."),
+    VerbGroup("store", verbs=STORE, help="Show, check and trim the store of layers and downloads."),
+)

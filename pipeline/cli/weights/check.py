@@ -1,0 +1,258 @@
+"""`sm120 weights verify` and `scrub`: whether files are still as locked."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import say_json
+from pipeline.cli.file_statements import LeftBeside, leave_weights_statement, show_statement
+from pipeline.cli.options import (
+    ANY_PATH,
+    EXISTING_FOLDER,
+    jobs_option,
+    json_option,
+    offline_option,
+    trust_option,
+)
+from pipeline.cli.signing import Signing
+from pipeline.cli.weights.places import backing_of, places_in, signed_backing_of
+from pipeline.errors import SpecInvalid, WeightsDamaged
+from pipeline.weights.check.backing import Backing
+from pipeline.weights.check.scrub import Pace, lower_priority
+from pipeline.weights.check.scrub import scrub as read_slice
+from pipeline.weights.check.verify import Checked, VerifyOptions, VerifyReport
+from pipeline.weights.check.verify import verify as prove
+from pipeline.weights.disk.hashing import cores
+from pipeline.weights.disk.survey import FileFinding
+from pipeline.weights.model import read_lock
+from pipeline.weights.place import Place, lock_place
+from pipeline.weights.sign.record import reasons
+
+if TYPE_CHECKING:
+    from pipeline.weights.check.repair import Repaired
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=EXISTING_FOLDER)
+@click.option("--lock", "lock_file", type=ANY_PATH, help="Lock file to use instead of its own.")
+@click.option(
+    "--only", multiple=True, metavar="PATTERN", help="Check only matching files. Repeatable."
+)
+@click.option("--full", is_flag=True, help="Read every file again, whatever its receipt says.")
+@click.option(
+    "--repair", "wants_repair", is_flag=True, help="Download what is damaged, and only that."
+)
+@click.option(
+    "--from",
+    "neighbours",
+    multiple=True,
+    metavar="FOLDER|URL",
+    help="For --repair: folder or `weights serve` to ask first. Repeatable.",
+)
+@offline_option
+@jobs_option("Files to read in parallel [default: one for each core].", most=256)
+@trust_option
+@json_option
+@click.pass_context
+def verify(
+    context: click.Context,
+    folder: Path,
+    lock_file: Path | None,
+    only: tuple[str, ...],
+    full: bool,
+    wants_repair: bool,
+    neighbours: tuple[str, ...],
+    offline: bool,
+    jobs: int | None,
+    trust_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Check the files of a folder against their lock: offline, on all cores.
+
+    A lock beside the files is not used if the checkout's lock or a trusted signature contradicts
+    it; if neither knows it, the result says that nothing vouches for the lock.
+
+    The result, good or bad, is stated beside the files (.sm120/record.dsse.json), signed where
+    there is a key. A statement that somebody else signed is left as it is.
+    """
+    signing = Signing()
+    request = VerifyOptions(only=only, full=full, jobs=jobs or cores())
+    places = _places(context, folder, lock_file)
+    if lock_file is None:
+        backings = [signed_backing_of(context, place, trust_path) for place in places]
+    else:
+        backings = [Backing(lock_from="given") for _ in places]
+    checked = [_verified(place, request, places) for place in places]
+    repaired: list[Repaired] = []
+    if wants_repair:
+        # loads the HTTP client, which a verify that finds nothing wrong does not need
+        from pipeline.cli.weights.repair import repair_set
+
+        for i, place in enumerate(places):
+            if not checked[i].report.is_whole:
+                repaired += repair_set(place, checked[i], neighbours, offline)
+                again = VerifyOptions(only=only, jobs=request.jobs)
+                checked[i] = _verified(place, again, places)
+    reports = [c.report for c in checked]
+    # a part of a set, or a lock that was named here, gives no statement about the whole set
+    is_all = not only and lock_file is None
+    stated = [_stated(p, r, signing) for p, r in zip(places, reports, strict=True) if is_all]
+    if as_json:
+        return _answer_json(reports, repaired, backings, stated)
+    for each in stated:
+        show_statement(each)
+    _answer(reports, repaired, backings)
+
+
+def _stated(place: Place, report: VerifyReport, signing: Signing) -> LeftBeside:
+    return leave_weights_statement(
+        place,
+        signing,
+        read=report.files_read,
+        by_receipt=report.by_receipt,
+        why=reasons(report.damage),
+    )
+
+
+def _places(context: click.Context, folder: Path, lock_file: Path | None) -> list[Place]:
+    if lock_file is None:
+        return places_in(context, folder)
+    return [lock_place(folder, read_lock(lock_file))]
+
+
+def _verified(place: Place, request: VerifyOptions, places: list[Place]) -> Checked:
+    with log.step(f"Verifying {place.lock.name}, {log.size(place.lock.size_bytes)}"):
+        return prove(place, request, [p for p in places if p != place])
+
+
+def _answer(
+    reports: Sequence[VerifyReport], repaired: Sequence[Repaired], backings: Sequence[Backing]
+) -> None:
+    if repaired:
+        rows = [[m.path, m.error or m.how, log.size(m.fetched_bytes)] for m in repaired]
+        click.echo(log.table(["file", "repair", "fetched"], rows) + "\n")
+    findings = [finding for report in reports for finding in report.findings]
+    if findings:
+        click.echo(_table(findings) + "\n")
+    for report, backing in zip(reports, backings, strict=True):
+        if report.is_whole:
+            read = f"{report.files_read} read, {report.by_receipt} by receipt"
+            click.echo(
+                f"{report.name}: {report.files} files, {log.size(report.size_bytes)}, as locked"
+                f" ({read}, {log.seconds(report.seconds)})"
+            )
+        click.echo(f"{report.name}: {backing.sentence()}")
+    _require_whole(reports)
+
+
+def _table(findings: Sequence[FileFinding]) -> str:
+    rows = [[f.kind, f.path, f.detail] for f in findings]
+    return log.table(["problem", "file", "reason"], rows)
+
+
+def _require_whole(reports: Sequence[Any]) -> None:
+    for report in reports:
+        damage = [finding for finding in report.findings if finding.damage]
+        if damage:
+            raise WeightsDamaged(f"{report.name}: {_counted(damage)} ({report.root})")
+
+
+def _counted(damage: Sequence[FileFinding]) -> str:
+    counts = Counter(finding.kind for finding in damage)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    return f"{len({f.path for f in damage})} files are not as locked: {kinds}"
+
+
+def _answer_json(
+    reports: Sequence[VerifyReport],
+    repaired: Sequence[Repaired],
+    backings: Sequence[Backing],
+    stated: Sequence[LeftBeside],
+) -> None:
+    whole = all(report.is_whole for report in reports)
+    say_json(
+        {
+            "whole": whole,
+            "sets": [
+                report.model_dump() | {"whole": report.is_whole} | backing.model_dump()
+                for report, backing in zip(reports, backings, strict=True)
+            ],
+            "repaired": [m.model_dump() for m in repaired],
+            "statements": [each._asdict() for each in stated],
+        }
+    )
+    _require_whole(reports)
+
+
+@click.command()
+@click.argument("folders", metavar="DIR...", type=EXISTING_FOLDER, nargs=-1, required=True)
+@click.option(
+    "--every-days",
+    type=click.IntRange(1, 3650),
+    default=30,
+    show_default=True,
+    help="Days in which every file is read once.",
+)
+@click.option("--budget", metavar="SIZE", help="Begin no file after this much was read (500G).")
+@json_option
+@click.pass_context
+def scrub(
+    context: click.Context,
+    folders: tuple[Path, ...],
+    every_days: int,
+    budget: str | None,
+    as_json: bool,
+) -> None:
+    """Read a part of the files from the disk, so that all are read every N days.
+
+    Meant for a nightly timer: it runs at low priority and remembers what it has read.
+    """
+    left = None if budget is None else _bytes(budget)
+    lower_priority()
+    slices = []
+    for folder in folders:
+        places = places_in(context, folder)
+        for place in places:
+            log.say(f"{place.lock.name}: {backing_of(context, place, strict=False).sentence()}")
+            with log.step(f"Scrubbing {place.lock.name}"):
+                others = [p for p in places if p != place]
+                done = read_slice(place, Pace(every_days, left), int(time.time()), others)
+            left = None if left is None else max(0, left - done.bytes_read)
+            slices.append(done)
+    damaged = any(finding.damage for s in slices for finding in s.findings)
+    if as_json:
+        say_json({"whole": not damaged, "sets": [s.model_dump() for s in slices]})
+        return _require_whole(slices)
+    findings = [finding for s in slices for finding in s.findings]
+    if findings:
+        click.echo(_table(findings) + "\n")
+    for s in slices:
+        late = f", {len(s.overdue)} files are overdue" if s.overdue else ""
+        click.echo(
+            f"{s.name}: {len(s.read)} files, {log.size(s.bytes_read)} read;"
+            f" the longest unread file was read {s.oldest_days} days ago{late}"
+        )
+    _require_whole(slices)
+
+
+def _bytes(text: str) -> int:
+    """500G -> 500000000000."""
+    number, unit = text.lower().removesuffix("b"), ""
+    if number and number[-1] in _UNITS:
+        number, unit = number[:-1], number[-1]
+    try:
+        n_bytes = int(float(number) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        n_bytes = -1
+    if n_bytes < 0:
+        raise SpecInvalid(f"--budget {text}: is not a size", "Write it as 500G or 20000000.")
+    return n_bytes

@@ -1,0 +1,123 @@
+"""`sm120 weights fetch`: from a lock to files with the right bytes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import checkout_of, say_json
+from pipeline.cli.file_statements import leave_weights_statement, show_statement
+from pipeline.cli.options import ANY_PATH, jobs_option, json_option, offline_option
+from pipeline.cli.signing import Signing
+from pipeline.errors import StoreUnwritable
+from pipeline.weights.disk.install import name_revision
+from pipeline.weights.model import chosen_files, current_lock, read_spec
+from pipeline.weights.place import new_place
+from pipeline.weights.transfer.fetch import JOBS, Options, fetch_files
+from pipeline.weights.transfer.sources import open_routes
+
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+}
+
+
+class Rate(click.ParamType[float]):
+    """A bandwidth such as 200MB/s."""
+
+    name = "rate"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Bytes a second."""
+        rate = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMG]i?|)B?(?:/s)?", str(value))
+        if rate is None or float(rate[1]) <= 0:
+            self.fail(f"{value!r}: write a rate as 200MB/s", param, ctx)
+        return float(rate[1]) * _UNITS[rate[2]]
+
+
+@click.command("fetch")
+@click.argument("name", metavar="NAME")
+@click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
+@click.option(
+    "--hub-cache", is_flag=True, help="Use the layout of the Hub's own cache; --to is that cache."
+)
+@click.option(
+    "--from",
+    "neighbours",
+    multiple=True,
+    metavar="FOLDER|URL",
+    help="Folder, or `weights serve` of another machine, to ask first. Repeatable.",
+)
+@click.option(
+    "--limit-rate", type=Rate(), help="Most bandwidth of all connections, such as 200MB/s."
+)
+@jobs_option("Parallel transfers.", most=64, default=JOBS)
+@click.option(
+    "--only", multiple=True, metavar="PATTERN", help="Fetch only matching files. Repeatable."
+)
+@offline_option
+@json_option
+@click.pass_context
+def fetch_set(
+    context: click.Context,
+    name: str,
+    folder: Path,
+    hub_cache: bool,
+    neighbours: tuple[str, ...],
+    limit_rate: float | None,
+    jobs: int,
+    only: tuple[str, ...],
+    offline: bool,
+    as_json: bool,
+) -> None:
+    """Download locked weights to a folder. A file appears there only when its hash is right.
+
+    What an earlier run downloaded, even one that was killed, is not downloaded again. The result
+    is stated beside the files (.sm120/record.dsse.json), signed where there is a key. Another
+    machine gets the token in SM120_NEIGHBOUR_TOKEN, never the Hub's.
+    """
+    checkout, signing = checkout_of(context), Signing()
+    lock = current_lock(checkout, name)
+    pins = chosen_files(lock, only)
+    place = new_place(folder, lock, hub_cache=hub_cache)
+    client, routes = open_routes(lock, neighbours=neighbours, offline=offline)
+    options = Options(jobs=jobs, limit_bytes_per_s=limit_rate)
+    try:
+        brought = fetch_files(place, pins, routes, client=client, options=options)
+        place.keep_lock()
+        name_revision(place, read_spec(checkout, name).revision)
+    except StoreUnwritable as error:
+        if error.hint != StoreUnwritable.hint:
+            raise
+        raise StoreUnwritable(str(error), "Choose a folder you may write with --to.") from error
+    size, statement = sum(pin.size_bytes for pin in brought), None
+    if not only:
+        kept = len(pins) - len(brought)
+        statement = leave_weights_statement(place, signing, read=len(brought), by_receipt=kept)
+    if as_json:
+        return say_json(
+            {
+                "statement": statement._asdict() if statement else None,
+                "name": name,
+                "folder": str(place.snapshot),
+                "commit": lock.commit,
+                "files": len(pins),
+                "brought": [pin.path for pin in brought],
+                "brought_bytes": size,
+            }
+        )
+    summary = f"{len(pins)} files are right, {len(brought)} of them new ({log.size(size)})"
+    click.echo(f"{place.snapshot}: {summary}")
+    if statement:
+        show_statement(statement)

@@ -1,0 +1,220 @@
+"""`sm120 weights fit`: does a model fit, with how much context, and where do its experts go?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from pipeline.cli.context import checkout_of, say_json
+from pipeline.cli.options import json_option
+from pipeline.cli.weights.fit_text import answer_text, disk_lines, heading, layout_lines, room_words
+from pipeline.errors import DoesNotFit, ModelUnreadable
+from pipeline.fit.answer import Question, answer
+from pipeline.fit.gguf_model import GgufModel
+from pipeline.fit.launch import layout_json
+from pipeline.fit.loads import Batch, Machine
+from pipeline.fit.override import read_overrides
+from pipeline.fit.placement import checked, place, shortage
+from pipeline.fit.shape import Architecture
+from pipeline.fit.source import Source, find_source
+from pipeline.fit.units import gib, read_size
+
+
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else read_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+def _finite(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    if value is not None and not math.isfinite(value):  # click's ranges let nan through
+        raise click.BadParameter(f"{value} is not a number.", context, parameter)
+    return value
+
+
+_ENGINE = click.Choice(["sglang", "vllm", "ik_llama"])
+_COUNT = click.IntRange(1, 1024)
+_TOKENS = click.IntRange(1, 1 << 24)
+_RATE = click.FloatRange(0, min_open=True)
+_SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
+
+
+@click.command("fit")
+@click.argument("model", metavar="NAME|DIR|FILE")
+@click.option("--gpus", type=_COUNT, default=8, show_default=True, help="Number of GPUs.")
+@click.option(
+    "--vram",
+    callback=_size,
+    metavar="SIZE",
+    default="96GiB",
+    show_default=True,
+    help="Memory per GPU.",
+)
+@click.option(
+    "--ram", callback=_size, metavar="SIZE", help="Memory of the host, for experts that stay there."
+)
+@click.option("--ctx", type=_TOKENS, default=65536, show_default=True, help="Tokens per request.")
+@click.option(
+    "--kv", type=click.Choice(["bf16", "fp8"]), help="Type of the KV cache [default: the model's]."
+)
+@click.option("--tp", type=_COUNT, help="GPUs that share the model [default: all].")
+@click.option("--dcp", type=_COUNT, help="vLLM: GPUs that share the tokens of a request.")
+@click.option(
+    "--engine", type=_ENGINE, help="Engine [default: sglang, or ik_llama for GGUF files]."
+)
+@click.option(
+    "--mem-fraction",
+    type=_SHARE,
+    callback=_finite,
+    help="sglang: its --mem-fraction-static.",
+)
+@click.option(
+    "--gpu-util", type=_SHARE, callback=_finite, help="vLLM: its --gpu-memory-utilization."
+)
+@click.option(
+    "--prefill", type=_TOKENS, default=8192, show_default=True, help="Tokens per prefill step."
+)
+@click.option(
+    "--weights-per-gpu",
+    callback=_size,
+    metavar="SIZE",
+    help="Measured weights per GPU, from the engine's log.",
+)
+@click.option(
+    "--batch", type=_TOKENS, default=2048, show_default=True, help="ik_llama: batch size (-b)."
+)
+@click.option(
+    "--ubatch", type=_TOKENS, default=512, show_default=True, help="ik_llama: micro-batch (-ub)."
+)
+@click.option(
+    "--headroom",
+    callback=_size,
+    metavar="SIZE",
+    default="2GiB",
+    show_default=True,
+    help="ik_llama: memory to leave free per GPU.",
+)
+@click.option(
+    "--check-ot", multiple=True, help="ik_llama: judge this -ot rule. Repeatable, in order."
+)
+@click.option("--mbps", type=_RATE, callback=_finite, help="Download speed, in MB per second.")
+@json_option
+@click.pass_context
+def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) -> None:
+    """Calculate what a model needs on each GPU, on the host and on the disk. No GPU is needed.
+
+    sglang and vLLM divide the model among the GPUs (tensor parallelism). ik_llama runs GGUF files
+    on GPUs and host together; for it, a placement of the experts is calculated, as -ot lines.
+    """
+    source = find_source(model, lambda: checkout_of(context))
+    engine = _engine(options, isinstance(source.model, GgufModel))
+    if engine == "ik_llama":
+        assert isinstance(source.model, GgufModel)
+        _hybrid(source, source.model, options, as_json)
+    else:
+        _parallel(source, _question(options, engine), options, as_json)
+
+
+def _engine(options: dict[str, Any], is_gguf: bool) -> str:
+    engine: str = options["engine"] or ("ik_llama" if is_gguf else "sglang")
+    if is_gguf != (engine == "ik_llama"):
+        raise ModelUnreadable(
+            f"{engine} is judged here with {'safetensors' if is_gguf else 'GGUF files'} only",
+            "sglang and vLLM take a checkpoint with its config.json; ik_llama takes GGUF files.",
+        )
+    for flag, belongs in _ONLY:
+        if options[flag] and engine != belongs:
+            raise click.UsageError(
+                f"--{flag.replace('_', '-')} is for {belongs}; this is {engine}."
+            )
+    return engine
+
+
+_ONLY = (
+    ("mem_fraction", "sglang"),
+    ("gpu_util", "vllm"),
+    ("dcp", "vllm"),
+    ("check_ot", "ik_llama"),
+)
+
+
+def _question(options: dict[str, Any], engine: str) -> Question:
+    tp = options["tp"] or options["gpus"]
+    if tp > options["gpus"]:
+        raise click.UsageError(f"--tp {tp}: there are only {options['gpus']} cards.")
+    dcp = options["dcp"] or 1
+    if tp % dcp:
+        raise click.UsageError(f"--dcp {dcp}: it must divide the {tp} cards of a model.")
+    return Question.model_validate(
+        {
+            "gpus": options["gpus"],
+            "vram_bytes": options["vram"],
+            "tp": tp,
+            "dcp": dcp,
+            "context": options["ctx"],
+            "engine": engine,
+            "kv": options["kv"],
+            "fraction": options["mem_fraction"] or options["gpu_util"],
+            "prefill_tokens": options["prefill"],
+            "measured_bytes": options["weights_per_gpu"],
+        }
+    )
+
+
+def _parallel(source: Source, question: Question, options: dict[str, Any], as_json: bool) -> None:
+    assert isinstance(source.model, Architecture)
+    result = answer(source.model, question)
+    if as_json:
+        say_json(_about(source, options) | result.model_dump() | {"fits": not result.short})
+    else:
+        _print(heading(source, question.engine, options), answer_text(result, question))
+        if options["ram"] is not None:
+            _print(
+                f"--ram: {question.engine} keeps all weights on the cards; the host is not judged."
+            )
+        _print(*disk_lines(source, options))
+        verdict = "fits" if not result.short else "does not fit"
+        _print(f"{source.name} {verdict}: {result.short or room_words(result, question)}.")
+    if result.short:
+        raise DoesNotFit(f"{source.name}: {result.short}")
+
+
+def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
+    machine = Machine(options["gpus"], options["vram"], options["headroom"], options["ram"])
+    batch = Batch(options["ctx"], options["kv"] or "bf16", options["ubatch"], options["batch"])
+    if batch.context > model.context:
+        raise DoesNotFit(f"--ctx {batch.context}: the model knows only {model.context} positions")
+    try:
+        given = options["check_ot"]
+        rules = read_overrides(given, machine.devices) if given else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--check-ot") from error
+    layout = checked(model, machine, batch, rules) if rules else place(model, machine, batch)
+    if as_json:
+        fits = {"fits": not shortage(layout, machine)}
+        say_json(_about(source, options) | layout_json(model, batch, layout, machine) | fits)
+    else:
+        _print(heading(source, "ik_llama", options))
+        _print(*layout_lines(model, batch, layout, machine), "", *disk_lines(source, options))
+    if short := shortage(layout, machine):
+        raise DoesNotFit(f"{source.name}: {short}")
+    if not as_json:
+        _print(f"{source.name} fits, with {gib(machine.headroom_bytes)} kept free on each card.")
+
+
+def _about(source: Source, options: dict[str, Any]) -> dict[str, Any]:
+    seconds = source.disk_bytes / options["mbps"] / 1e6 if options["mbps"] else None
+    return {
+        "name": source.name,
+        "origin": source.origin,
+        "disk_bytes": source.disk_bytes,
+        "disk_is_estimate": source.is_estimate,
+        "download_s": seconds,
+    }
+
+
+def _print(*lines: str) -> None:
+    click.echo("\n".join(lines))

@@ -1,0 +1,64 @@
+"""What `sm120 weights fit` says to a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline import log
+from pipeline.fit.answer import FitAnswer, Question
+from pipeline.fit.engine import WEIGHTS_ERROR
+from pipeline.fit.gguf_model import GgufModel
+from pipeline.fit.launch import launch_lines, layout_notes, layout_rows
+from pipeline.fit.loads import Batch, Machine
+from pipeline.fit.placement import Layout
+from pipeline.fit.source import Source
+from pipeline.fit.units import GIB, gib
+
+
+def answer_text(result: FitAnswer, question: Question) -> str:
+    """The table of a card, the KV cache and what to know."""
+    rows = [[row.what, f"{row.n_bytes / GIB:10.2f}"] for row in result.rows]
+    measured = question.measured_bytes is not None
+    between = (
+        f"{result.low_tokens:,} to {result.high_tokens:,} if that sum is off by {WEIGHTS_ERROR:.1%}"
+    )
+    return "\n".join(
+        [
+            log.table(["on each card", "       GiB"], rows),
+            "",
+            f"KV cache in {result.kv}: {result.room.kv_token_bytes:,} bytes a token on each card,"
+            f" room for {result.room.kv_tokens:,} tokens{'' if measured else f' ({between})'}.",
+            *result.notes,
+        ]
+    )
+
+
+def room_words(result: FitAnswer, question: Question) -> str:
+    """How much of what was asked for has room."""
+    times = result.low_tokens // question.context
+    return f"room for at least {times} request{'s' * (times > 1)} of {question.context:,} tokens"
+
+
+def layout_lines(model: GgufModel, batch: Batch, layout: Layout, machine: Machine) -> list[str]:
+    """The table of cards and host, what to know, and the flags."""
+    head = ["GiB", "weights", "KV cache", "buffers", "together", "still free"]
+    flags = " \\\n  ".join(launch_lines(model, batch, layout))
+    rows = layout_rows(layout, machine)
+    return [log.table(head, rows), "", *layout_notes(model, batch, layout), "", f"  {flags}"]
+
+
+def heading(source: Source, engine: str, options: dict[str, Any]) -> str:
+    """What is asked, and where the answer comes from."""
+    cards = f"{options['gpus']} card{'s' * (options['gpus'] > 1)} of {gib(options['vram'])}"
+    return f"{source.name} on {cards} with {engine}\nread from: {source.origin}\n"
+
+
+def disk_lines(source: Source, options: dict[str, Any]) -> list[str]:
+    """What it takes on a disk, and how long to bring it."""
+    about = " by the sum of its tensors" if source.is_estimate else ""
+    lines = [f"Disk: {log.size(source.disk_bytes)} ({gib(source.disk_bytes)}){about}."]
+    if options["mbps"]:
+        seconds = source.disk_bytes / options["mbps"] / 1e6
+        hours, minutes = divmod(round(seconds / 60), 60)
+        lines.append(f"Download at {options['mbps']:g} MB/s: {hours} h {minutes:02} min.")
+    return lines

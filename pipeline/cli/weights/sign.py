@@ -1,0 +1,191 @@
+"""`sm120 weights sign`, `check-signature` and `attest`: what others can check a set by."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.attest.envelope import enclose
+from pipeline.attest.keys import (
+    ANY_NIST,
+    Signer,
+    find_signer,
+    read_key_file,
+    read_private_file,
+    read_public,
+)
+from pipeline.attest.statement import Statement
+from pipeline.cli.context import say_json
+from pipeline.cli.options import EXISTING_FILE, EXISTING_FOLDER, json_option, key_option
+from pipeline.cli.weights.places import backing_of, places_in
+from pipeline.errors import KeyInvalid, WeightsDamaged, WeightsUnknown
+from pipeline.files import write_bytes
+from pipeline.weights.disk.receipt import check_by_receipt
+from pipeline.weights.place import Place
+from pipeline.weights.sign import record as records
+from pipeline.weights.sign import signing
+from pipeline.weights.sign.record import record_path
+from pipeline.weights.sign.signing import NAME
+
+_folder = click.argument("folder", metavar="DIR", type=EXISTING_FOLDER)
+_set = click.option("--set", "name", help="Name of the set, where a Hub cache holds several.")
+_full = click.option("--full", is_flag=True, help="Read every file again, whatever receipts say.")
+_signature = click.option(
+    "--signature",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Signature file [default: .sm120/model.sig].",
+)
+
+
+@click.command()
+@_folder
+@click.option("--key", required=True, type=EXISTING_FILE, help="Private key, PEM (P-256 or P-384).")
+@click.option(
+    "--password-file", type=EXISTING_FILE, help="File with its password [SM120_KEY_PASSPHRASE]."
+)
+@_signature
+@_set
+@_full
+@json_option
+@click.pass_context
+def sign(
+    context: click.Context,
+    folder: Path,
+    key: Path,
+    password_file: Path | None,
+    signature: Path | None,
+    name: str | None,
+    full: bool,
+    as_json: bool,
+) -> None:
+    """Sign a whole set in the OpenSSF model-signing format.
+
+    Files that a receipt vouches for are not read again. The stock tool accepts the signature:
+    `model_signing verify key DIR --signature SIG --public_key KEY.pub`.
+    """
+    place = _one(places_in(context, folder), folder, name)
+    log.say(f"{place.lock.name}: {backing_of(context, place).sentence()}")
+    loaded = read_private_file(key, _password(password_file), ANY_NIST)
+    target = signature or signing.default_signature(place)
+    done = signing.sign(place, loaded, target, full=full)
+    if as_json:
+        return say_json({**asdict(done), "signature": str(done.signature)})
+    for path in done.not_covered:
+        log.say(f"not covered by the format: {path}")
+    links = " --allow_symlinks" if place.hub_cache else ""
+    click.echo(f"signed {done.files} files ({done.files_read} read) with key {done.key[:16]}")
+    log.say("to check it with the format's own tool:")
+    log.say(
+        f"  model_signing verify key {place.snapshot} --signature {target}"
+        f" --public_key KEY.pub{links}"
+    )
+
+
+@click.command("check-signature")
+@_folder
+@click.option(
+    "--public-key", required=True, type=EXISTING_FILE, help="Public key of the signer, PEM."
+)
+@_signature
+@_set
+@_full
+@json_option
+@click.pass_context
+def check_signature(
+    context: click.Context,
+    folder: Path,
+    public_key: Path,
+    signature: Path | None,
+    name: str | None,
+    full: bool,
+    as_json: bool,
+) -> None:
+    """Check a folder against a model-signing signature, whoever made it."""
+    place = _place_or_none(context, folder, name, needed=signature is None)
+    target = signature or (signing.default_signature(place) if place else folder / signing.NAME)
+    known: dict[str, str] = {}
+    if place and not full:
+        known = {pin.path: pin.sha256 for pin in check_by_receipt(place).proved if pin.sha256}
+    where = place.snapshot if place else folder
+    signer = read_public(read_key_file(public_key), str(public_key), ANY_NIST)
+    done = signing.check(where, target, signer, known)
+    if as_json:
+        return say_json({**asdict(done), "signature": str(done.signature)})
+    for path in done.not_covered:
+        log.say(f"not covered by the signature: {path}")
+    click.echo(f"{done.files} files are as signed ({done.files_read} read), key {done.key[:16]}")
+
+
+@click.command()
+@_folder
+@_set
+@_full
+@key_option
+@click.option("--json", "as_json", is_flag=True, help="Changes nothing: a statement is JSON.")
+@click.pass_context
+def attest(
+    context: click.Context,
+    folder: Path,
+    name: str | None,
+    full: bool,
+    key_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Print what a set is and how it was verified, as an in-toto statement.
+
+    With a key it is also signed and kept beside the set, where `sm120 verify DIR` looks for it,
+    in place of the one that `fetch` or `verify` left.
+    """
+    sets = places_in(context, folder)
+    place = _one(sets, folder, name)
+    backing_of(context, place)
+    verification = records.verification(place, sets, full=full)
+    statement = records.weights_statement(place, verification)
+    say_json(statement.as_json())
+    if signer := find_signer(key_path, os.environ):
+        _keep(place, statement, signer)
+    if verification.result == "damaged":
+        raise WeightsDamaged(f"{place.lock.name}: {'; '.join(verification.why)}")
+    if verification.result != "verified":
+        log.say(f"{verification.result}: {'; '.join(verification.why)}")
+
+
+def _keep(place: Place, statement: Statement, signer: Signer) -> None:
+    write_bytes(record_path(place), enclose(statement, [signer]).dump())
+    log.say(f"signed and kept as {record_path(place)}")
+
+
+def _one(sets: list[Place], folder: Path, name: str | None) -> Place:
+    chosen = [p for p in sets if name in (None, p.lock.name)]
+    names = ", ".join(p.lock.name for p in sets)
+    if not chosen:
+        raise WeightsUnknown(f"{folder}: holds no set {name!r}", f"There are: {names}.")
+    if len(chosen) > 1:
+        raise WeightsUnknown(f"{folder}: holds several sets", f"Choose with --set: {names}.")
+    return chosen[0]
+
+
+def _place_or_none(
+    context: click.Context, folder: Path, name: str | None, *, needed: bool
+) -> Place | None:
+    """A signed folder need not be a locked one, where its signature is named or beside it."""
+    try:
+        return _one(places_in(context, folder), folder, name)
+    except WeightsUnknown:
+        if name or (needed and not (folder / NAME).exists()):
+            raise
+        return None
+
+
+def _password(path: Path | None) -> bytes | None:
+    if path is None:
+        given = os.environ.get("SM120_KEY_PASSPHRASE")
+        return given.encode() if given else None
+    password = path.read_bytes().rstrip(b"\r\n")
+    if not password:
+        raise KeyInvalid(f"{path.name}: is empty", "Write the key's password into it.")
+    return password
