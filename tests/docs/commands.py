@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from functools import cache
 
 import click
@@ -35,6 +36,12 @@ def complaint(words: list[str]) -> str:
 
 
 def _of_sm120(words: list[str]) -> str:
+    """Also of several at once: `sm120 weights lock|fetch`."""
+    each = itertools.product(*(word.split("|") for word in words))
+    return next(filter(None, (_of_one(list(one)) for one in each)), "")
+
+
+def _of_one(words: list[str]) -> str:
     context, rest = click.Context(cli, info_name="sm120"), list(words)
     while rest and isinstance(context.command, click.Group):
         group = context.command

@@ -39,7 +39,8 @@ def demo(sm120: Command, door: Door, tmp_path: Path) -> World:
     image = makers.wheel_image("demo", [wheel], patches="patches/series.yaml")
     image.spec["summary"] = "A small image to try the commands on"
     image.files |= makers.patch_files(edit, applies_to="greeter==1.0")
-    makers.make_checkout(tmp_path, makers.root_image([tool]), image)
+    base = makers.root_image([tool], summary="A small base for it")
+    makers.make_checkout(tmp_path, base, image)
     here = {STORE: os.environ["SM120_STORE"], REGISTRY: door.host_port, "/work": str(tmp_path)}
     return World(sm120, {**here, "/home/you": os.environ["HOME"]})
 
