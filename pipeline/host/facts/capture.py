@@ -24,8 +24,10 @@ from glob import glob as paths_like
 from pathlib import Path
 from typing import Any
 
+# of one file or output; a kernel log on a machine in trouble grows without end
 _LIMIT_BYTES = 8 * 1024 * 1024
 _PIECE_BYTES = 64 * 1024
+# nvidia-smi takes seconds on sixteen cards and never returns on a driver that hangs
 _TIME_LIMIT_S = 30.0
 _GRACE_S = 5.0
 _STUCK = "; it cannot be killed and was left behind"
@@ -39,10 +41,13 @@ FILES = (
     "/proc/cmdline",
     "/proc/cpuinfo",
     "/proc/driver/nvidia/gpus/*/information",
+    # registry keys are read here: sysfs shows NVreg_RegistryDwords empty even where it is set
+    # (noonghunna/club-3090#885)
     "/proc/driver/nvidia/params",
     "/proc/driver/nvidia/version",
     "/proc/meminfo",
     "/proc/modules",
+    # the locked memory that a program started by this login may have
     "/proc/self/limits",
     "/proc/sys/kernel/hostname",
     "/proc/sys/kernel/numa_balancing",
@@ -72,6 +77,7 @@ COMMANDS = {
     "nvidia-smi": ["nvidia-smi", "-q", "-x"],
     "nvidia-smi topo": ["nvidia-smi", "topo", "-m"],
     "nvidia-smi p2p": ["nvidia-smi", "topo", "-p2p", "r"],
+    # -q -x does not name the compute capability
     "nvidia-smi capability": [
         "nvidia-smi",
         "--query-gpu=pci.bus_id,compute_cap",
@@ -80,6 +86,7 @@ COMMANDS = {
     "lsblk": ["lsblk", "-J", "-b", "-o", "NAME,TYPE,SIZE,ROTA,MODEL,FSTYPE,MOUNTPOINTS"],
     "shm": ["df", "-B1", "--output=size", "/dev/shm"],  # noqa: S108
     "dmesg": ["dmesg"],
+    # also Xids of earlier boots: a card that fell off the bus is often reset by a reboot
     "journal": [
         *("journalctl", "-k", "-b", "all", "--no-pager", "-o", "short-iso", "-n", "4000"),
         *("--grep", "NVRM|AER:|pcieport"),

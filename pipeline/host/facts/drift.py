@@ -84,6 +84,7 @@ def _keyed(values: list[Any]) -> dict[str, Any]:
 
 
 def _key(value: Any, place: int) -> str:
+    # cards by their address: an index changes with the number of cards
     if not isinstance(value, Frozen):
         return str(value)
     code = getattr(value, "code", "")

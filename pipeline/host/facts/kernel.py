@@ -23,6 +23,7 @@ def read_driver(capture: Capture) -> Driver:
     loaded = capture.text("/proc/driver/nvidia/version")
     log = capture.output("nvidia-smi")
     parameters = then(capture.text("/proc/driver/nvidia/params"), _parameters)
+    # the loaded module's own version; nvidia-smi reports that of the library
     version = then(loaded, _version)
     if isinstance(version, Unknown):
         reported = then(log, lambda x: read_field(x, "driver_version"))
@@ -85,6 +86,7 @@ def find_xids(text: str) -> list[Xid]:
     """Every kind of Xid in a kernel log."""
     times: Counter[tuple[int, str]] = Counter()
     last: dict[tuple[int, str], str] = {}
+    # a failing card repeats one Xid thousands of times: count them, and keep the last text
     for match in _XID.finditer(text):
         key = (int(match[2]), match[1].lower())
         times[key] += 1

@@ -29,6 +29,7 @@ def read_cpu(capture: Capture) -> Cpu:
         family=then(field("cpu family"), int),
         model=then(field("model"), int),
         sockets=then(blocks, lambda b: len({x["physical id"] for x in b})),
+        # core ids repeat on each socket
         cores=then(blocks, lambda b: len({(x["physical id"], x["core id"]) for x in b})),
         threads=then(blocks, len),
         microcode=field("microcode"),
@@ -91,6 +92,7 @@ def _disk(device: dict[str, Any]) -> Disk:
 
 
 def _file_systems(device: dict[str, Any]) -> list[tuple[str, str]]:
+    # lsblk before util-linux 2.37 has one `mountpoint`
     places = device.get("mountpoints") or [device.get("mountpoint")]
     here = [(p, device.get("fstype") or "unknown") for p in places if p]
     return here + [x for child in device.get("children", []) for x in _file_systems(child)]

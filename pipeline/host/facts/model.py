@@ -27,7 +27,7 @@ class Link(Frozen):
     generation_device_max: Known[Count]  # of the card alone
     width: Known[Count]
     width_max: Known[Count]
-    replays: Known[Count] = Field(json_schema_extra=VOLATILE)
+    replays: Known[Count] = Field(json_schema_extra=VOLATILE)  # a riser or cable that is at fault
 
 
 class Power(Frozen):
@@ -76,6 +76,7 @@ class Gpu(Frozen):
     ecc: Known[bool]
     ecc_errors: EccErrors
     recovery_action: Known[str]
+    # reasons of nvidia-smi other than idle, such as hw_thermal_slowdown
     slowed_by: Known[list[str]] = Field(json_schema_extra=VOLATILE)
     link: Link
     power: Power
@@ -87,6 +88,7 @@ class Topology(Frozen):
 
     links: Known[dict[str, str]]
     numa: Known[dict[str, str]]
+    # only a claim: it is OK also where the first all_reduce hangs (NVIDIA/nccl#2079)
     peers_claimed: Known[dict[str, str]]
 
 
@@ -100,7 +102,7 @@ class Driver(Frozen):
     parameters: Known[dict[str, str]]
     # From /proc/driver/nvidia/params: sysfs shows it empty even where it is set.
     registry: Known[dict[str, str]]
-    hmm_disabled: Known[bool]
+    hmm_disabled: Known[bool]  # uvm_disable_hmm of nvidia_uvm
 
 
 class PciGpu(Frozen):
@@ -143,7 +145,7 @@ class Kernel(Frozen):
     command_line: Known[str]
     swappiness: Known[Count]
     numa_balancing: Known[Count]
-    memlock: Known[str]
+    memlock: Known[str]  # bytes, or unlimited
     shm_bytes: Known[Count]
 
 
@@ -158,7 +160,7 @@ class Cpu(Frozen):
     cores: Known[Count]
     threads: Known[Count]
     microcode: Known[str]
-    governors: Known[list[str]]
+    governors: Known[list[str]]  # each that some processor has
     numa_nodes: Known[dict[str, str]]
 
 

@@ -20,7 +20,6 @@ _ACS = 0x000D
 # (vllm-project/vllm#33041, NVIDIA/nccl#2079); source validation and forwarding do no harm.
 _REDIRECT = 0x0004 | 0x0008  # request redirect, completion redirect
 _ASPM = {0: "off", 1: "L0s", 2: "L1", 3: "L0s L1"}
-_BRIDGE = "0x0604"
 
 
 def extended_capability(config: bytes, wanted: int) -> Known[int | None]:

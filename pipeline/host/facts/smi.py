@@ -10,6 +10,7 @@ from xml.parsers import expat
 from pipeline.host.facts.model import Clocks, EccErrors, Gpu, Link, Power
 from pipeline.known import Known, Unknown, then, unknown
 
+# Sixteen cards make some 400 KB of XML, six levels deep; captures may come from anybody.
 _LIMIT = 16 * 1024 * 1024
 _DEEPEST = 40
 # What nvidia-smi prints where there is no value; a lost card reports "[Unknown Error]".
@@ -113,6 +114,7 @@ def read_gpus(text: str, capabilities: Known[dict[str, str]]) -> Known[list[Gpu]
         return root
     cards = root.findall("gpu")
     count = then(text_at(root, "attached_gpus"), _whole)
+    # a driver that loses a card while it answers leaves its element out
     if not isinstance(count, Unknown) and count != len(cards):
         return unknown(f"nvidia-smi counts {count} GPUs and describes {len(cards)}")
     return [_gpu(i, card, capabilities) for i, card in enumerate(cards)]
@@ -174,6 +176,7 @@ def _ecc_errors(card: Element) -> EccErrors:
 
 def _slowed_by(card: Element) -> Known[list[str]]:
     """Why the clocks are held down now; an idle card is not held down."""
+    # renamed by R535
     for parent in ("clocks_event_reasons", "clocks_throttle_reasons"):
         node = card.find(parent)
         if node is not None:

@@ -70,6 +70,7 @@ class Capture(Frozen):
         if command.unknown is not None:
             return unknown(command.unknown)
         if command.code != 0:
+            # programs name the error first and then print their help
             first = " ".join((command.err or command.out).strip().splitlines()[:1])
             return unknown(f"{name} ended with code {command.code}: {first or 'no output'}")
         return command.out if command.out.strip() else unknown(f"{name}: no output")

@@ -6,6 +6,7 @@ import re
 
 from pipeline.known import Known, unknown
 
+# nvidia-smi underlines the head of the table, also where it writes to a pipe
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _NAME = re.compile(r"^GPU(\d+)$")
 _LINK = re.compile(r"^(X|SYS|NODE|PHB|PXB|PIX|NV\d+)$")
@@ -31,6 +32,7 @@ def read_matrix(text: str, *, peers: bool = False) -> Known[dict[str, str]]:
             if a != b:
                 matrix[f"{a}-{b}"] = cell
     uneven = [k for k in matrix if matrix[k] != matrix["-".join(reversed(k.split("-")))]]
+    # peer access may differ by direction, a distance may not
     if uneven and not peers:
         return unknown(f"nvidia-smi topo: {uneven[0]} differs between its two directions")
     return matrix

@@ -53,7 +53,7 @@ def promises_of(checkout: Checkout, arguments: Sequence[str]) -> Iterator[list[P
     """
     with tempfile.TemporaryDirectory(prefix="sm120-") as name:
         place = Path(name, "promised")
-        place.mkdir(mode=0o700)
+        place.mkdir(mode=0o700)  # connection and sudo passwords are written into it
         command = [ansible_program("ansible-playbook")]
         command.append(str(checkout.root / "ansible" / "promises.yml"))
         command += [*arguments, "--extra-vars", f"sm120_promises_to={place}"]

@@ -48,6 +48,7 @@ def keep_records(folder: Path) -> list[HostChanges]:
         before = after.with_name(f"{host}.before.json")
         changes = compare(gather(read_capture(before), host), now) if before.exists() else []
         hosts.append(HostChanges(host=host, changes=changes))
+        # a capture that stayed would be taken for one of the next run
         after.unlink()
         before.unlink(missing_ok=True)
     return hosts

@@ -23,6 +23,7 @@ from pipeline.model import Frozen
 
 CONNECT_S = 10
 LIMIT_S = 120.0
+# ssh, sudo and the start of Python on a busy host
 _START_S = 60.0
 _PROMPT = "sm120-sudo-password:"
 # The program that ssh asks for the password. ssh also asks it whether to trust an unknown host and
@@ -140,6 +141,7 @@ def connect_command(to: Connection) -> list[str]:
         raise Unreached(f"ansible_connection {to.kind} is not supported, only ssh and local")
     if to.become_method != "sudo":
         raise Unreached(f"become_method {to.become_method} is not supported, only sudo")
+    # unbuffered: replies must not wait in a pipe
     code = f"python3 -u -c {shlex.quote(one_line(Path(shell.__file__)))}"
     sudo = f"sudo -S -p {shlex.quote(_PROMPT)} -- {code}"
     script = f'if [ "$(id -u)" = 0 ]; then exec {code}; else exec {sudo}; fi'

@@ -17,6 +17,7 @@ from typing import Any
 
 READY = "sm120 ready"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# until a killed command is gone
 _GRACE_S = 5.0
 _LEFT_CODE = 124  # as timeout(1) ends
 # kept referenced, so that Python does not warn about a child that nobody waited for

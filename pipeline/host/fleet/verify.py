@@ -28,6 +28,7 @@ from pipeline.model import Frozen
 
 PROMISES = Path(__file__).resolve().parents[1] / "promises"
 _ROOT = PROMISES.parents[2]
+# of all promises of a host; a verification of large weights takes minutes
 _LIMIT_S = 1800.0
 _ROWS = TypeAdapter(list[Row])
 
@@ -71,6 +72,7 @@ def verify_host(promised: Promised, options: VerifyOptions) -> HostResult:
         place = Path(name)
         try:
             with Remote(promised.connection) as remote:
+                # a host that is down is reported once, not by every check
                 remote.run("true")
                 rows = _rows(promised, options, place)
                 facts = _facts(promised, place)

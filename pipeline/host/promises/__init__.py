@@ -2,5 +2,5 @@
 
 In come a host's promises and a root shell on it; out come rows of promise, verdict, reason and
 fix. Files are named test_*.py because pytest collects them (plugin.py); the project's own test
-suite does not. May import host.facts and host.fleet.
+suite does not. May import all other parts of host.
 """

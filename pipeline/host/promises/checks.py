@@ -46,6 +46,7 @@ def require_same_file(host: Host, path: str, source: Path) -> None:
         raise Undecided(f"{source} is not on this controller to compare with")
     if not host.file(path).exists:
         raise Broken(f"{path} is missing")
+    # by digest: a file may be large or secret
     want, got = hashlib.sha256(source.read_bytes()).hexdigest(), host.file(path).sha256sum
     if got != want:
         raise Broken(f"{path} has other bytes ({got[:12]}… instead of {want[:12]}…)")

@@ -27,6 +27,7 @@ from pipeline.host.promises.checks import locked_target
 from pipeline.host.promises.outcome import Outcome, Undecided
 from pipeline.lock.host_model import TargetLock
 
+# parts of the host lock, and the role that installs each
 _PARTS = {
     "driver": "nvidia_driver",
     "cuda": "cuda",
@@ -35,6 +36,7 @@ _PARTS = {
 }
 # tests that are made for each role in that state
 _BY_ROLE = {"of_role": "present", "undone": "absent"}
+# pytest's own place for a plugin's data
 _ROWS = pytest.StashKey[list[Row]]()
 _FIX = "Run the playbook again; it puts this back (`--tags {role}` for this role alone)."
 

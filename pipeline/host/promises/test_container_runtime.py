@@ -23,6 +23,7 @@ from pipeline.host.promises.checks import (
 from pipeline.host.promises.outcome import Broken, not_applicable, require, require_none
 
 _DAEMON = "/etc/docker/daemon.json"
+# a name in the middle, so that a site can override ours with a later file
 _PODMAN = "/etc/containers/containers.conf.d/60-sm120.conf"
 _SPECS = "/var/run/cdi/nvidia.yaml /etc/cdi/nvidia.yaml /run/cdi/nvidia.yaml"
 

@@ -25,6 +25,7 @@ from pipeline.known import Unknown, unknown
 
 OURS = "/etc/sysctl.d/60-sm120.conf"
 _HEAD = re.compile(r"# /\S*/sysctl\.d/\S+\.conf$")
+# prefixes of packages that the lock decides about
 _KEPT_AWAY = ("nvidia-", "libnvidia-", "cuda-", "libnccl")
 
 

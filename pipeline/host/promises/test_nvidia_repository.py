@@ -10,6 +10,7 @@ from pipeline.host.promises.checks import Host, require_same_file, text_of, text
 from pipeline.host.promises.outcome import require, require_none
 
 _SOURCE = "/etc/apt/sources.list.d/sm120-nvidia.sources"
+# options of a source by which apt does not require a signature, see sources.list(5)
 _WITHOUT = ("trusted", "allow-insecure", "allow-weak", "allow-downgrade-to-insecure")
 _OPTIONS = re.compile(r"^\s*deb(?:-src)?\s+\[([^\]]*)\]")
 # settings of apt: unsigned sources, checks of certificates, another judge of signatures

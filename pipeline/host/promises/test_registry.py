@@ -7,6 +7,7 @@ from pipeline.host.promises.checks import Host, require_unit, require_untouched_
 from pipeline.host.promises.outcome import Broken, require
 from pipeline.proc import last_line
 
+# long enough to notice it and to renew
 _DAYS = 30
 _DROP_IN = "/etc/systemd/system/docker-registry.service.d/sm120.conf"
 # asks the registry as a client would: by its own name, trusting only its own CA, without a password

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.errors import WeightsDamaged, WeightsUnknown
 from pipeline.host.fleet.promised import WeightsPromise
 from pipeline.host.promises.checks import (
     Host,
@@ -14,7 +15,8 @@ from pipeline.host.promises.checks import (
 )
 from pipeline.host.promises.outcome import Broken, not_applicable, require, require_none
 
-_DAMAGED, _NOT_KNOWN = 71, 70
+# of `sm120 weights verify`, which on the host is the controller's own version
+_DAMAGED = (WeightsDamaged.exit_code, WeightsUnknown.exit_code)
 
 
 def test_the_program_is_the_controllers_wheel_and_runs(host: Host, wanted: WeightsPromise) -> None:
@@ -43,7 +45,7 @@ def test_every_set_is_what_its_lock_says(host: Host, wanted: WeightsPromise) -> 
     for name in wanted.sets:
         command = f"{wanted.command} --checkout {wanted.home}/checkout"
         done = host.run(f"{command} weights verify {wanted.root}/{name}")
-        if done.rc in (_DAMAGED, _NOT_KNOWN):
+        if done.rc in _DAMAGED:
             damaged.append(f"{name} ({done.stderr.strip().splitlines()[0]})")
         elif done.rc != 0:
             raise Broken(f"{name}: verify ended with {done.rc}: {done.stderr.strip()[:200]}")

@@ -118,11 +118,13 @@ def health(facts: HostFacts) -> Iterator[RuleResult]:
     """Memory errors, and clocks held down by heat or power."""
     for gpu in gpus_of(facts):
         subject, count = f"GPU {gpu.index}", gpu.ecc_errors.uncorrectable_ever
+        # without ECC errors are not counted: nothing to judge
         if gpu.ecc is not False:
             good = first_unknown(count) or count == 0
             fix = "Take the card out of service and contact its vendor."
             yield result("ECC", subject, good, f"{count} uncorrectable errors", fix)
         held = gpu.slowed_by
+        # a software power cap is a limit that somebody set; these are the board protecting itself
         bad = {"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
         fine = held if isinstance(held, Unknown) else not bad & set(held)
         fix = "Check the cooling and the power cables."

@@ -112,6 +112,7 @@ def tuning(facts: HostFacts) -> Iterator[RuleResult]:
     yield result("governor", "host", good, f"{governors}", "Set it to performance (`host_tuning`).")
     yield _locked_memory(facts)
     line = facts.kernel.command_line
+    # some rigs set it (local-inference-lab/rtx6kpro); engines run code of model repositories
     safe = line if isinstance(line, Unknown) else "mitigations=off" not in line.split()
     fix = "Remove mitigations=off: it gains little and leaves the machine open to attacks."
     yield result("mitigations", "host", safe, "the kernel's mitigations", fix)
@@ -121,6 +122,7 @@ def _locked_memory(facts: HostFacts) -> RuleResult:
     """What engines may lock: a container has its own limit, a program that of its login."""
     lock, software = facts.kernel.memlock, facts.software
     engines = (software.docker, software.podman)
+    # NCCL and pinned buffers need it; the default of a login is a few MiB
     if lock != "unlimited" and any(not isinstance(engine, Unknown) for engine in engines):
         why = "containers have their own limit, set by the role `container_runtime`"
         return not_applicable("memlock", "host", why)

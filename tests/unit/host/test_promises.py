@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.errors import WeightsDamaged, WeightsUnknown
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import (
     CudaPromise,
@@ -620,12 +621,12 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
             saying(
                 "/opt/sm120/venv/bin/sm120 --checkout /opt/sm120/checkout weights verify",
                 "damaged: x\n",
-                71,
+                WeightsDamaged.exit_code,
             ),
             saying(
                 "/opt/sm120/venv/bin/sm120 --checkout /opt/sm120/checkout weights verify",
                 "no set\n",
-                70,
+                WeightsUnknown.exit_code,
             ),
             saying(
                 "/opt/sm120/venv/bin/sm120 --checkout /opt/sm120/checkout weights verify",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .steps import Job, StepLog
+import torch
+
+from .processes import Job, StepLog
 
 # Knuth's multiplicative hash: neighbouring values look unrelated.
 _SEED = 2654435761
@@ -24,8 +25,6 @@ def run(log: StepLog, job: Job) -> None:
 
 
 def _pair(log: StepLog, job: Job, source: int, target: int) -> dict[str, Any]:
-    import torch
-
     result: dict[str, Any] = {"claims_peer": None}
     if _cuda(job) and source != target:
         result["claims_peer"] = torch.cuda.can_device_access_peer(source, target)
@@ -48,8 +47,6 @@ def _place(job: Job, index: int) -> str:
 
 
 def _sync(job: Job, *indexes: int) -> None:
-    import torch
-
     if _cuda(job):
         for index in indexes:
             torch.cuda.synchronize(index)
@@ -57,15 +54,11 @@ def _sync(job: Job, *indexes: int) -> None:
 
 def _pattern(place: str, count: int, seed: int) -> Any:
     """Every value differs from its neighbours and from those of other copies."""
-    import torch
-
     numbers = torch.arange(count, dtype=torch.int64, device=place)
     return ((numbers * _SEED + seed) % 2147483647).to(torch.int32)
 
 
 def _wrong_values(job: Job, source: int, target: int, count: int) -> int:
-    import torch
-
     wrong = 0
     for turn in range(3):
         seed = 7919 * (source * 64 + target) + turn
@@ -88,8 +81,6 @@ def _wrong_through_host(job: Job, index: int) -> int:
 
 def _rate(job: Job, flows: list[tuple[int, int]]) -> float:
     """Gigabytes per second of all flows together, each on streams of its own."""
-    import torch
-
     count = job["bulk_bytes"] // 4
     sent = [torch.ones(count, dtype=torch.int32, device=_place(job, s)) for s, _ in flows]
     kept = [torch.zeros(count, dtype=torch.int32, device=_place(job, t)) for _, t in flows]

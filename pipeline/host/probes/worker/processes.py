@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ _POLL_S = 0.05
 # Ranks that wait for a dead one get this long to notice it themselves.
 _GRACE_S = 3.0
 _KEPT_OUTPUT = 2000
+
+
+Job = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class _Rank:
 
 
 def run_processes(
-    jobs: list[dict[str, Any]], limits: Limits, settings: dict[str, str] | None = None
+    jobs: list[Job], limits: Limits, settings: dict[str, str] | None = None
 ) -> list[RankResult]:
     """Start a process for each job and wait until each has ended, one way or another."""
     with tempfile.TemporaryDirectory(prefix="probe-") as name:
@@ -67,7 +71,7 @@ def run_processes(
         return [_result(rank) for rank in ranks]
 
 
-def _started(folder: Path, number: int, job: dict[str, Any], settings: dict[str, str]) -> _Rank:
+def _started(folder: Path, number: int, job: Job, settings: dict[str, str]) -> _Rank:
     job_file, log, output = (folder / f"{number}.{x}" for x in ("job", "log", "output"))
     whole = {**job, "rank": number, "rendezvous": str(folder / "rendezvous")}
     job_file.write_text(json.dumps(whole), encoding="utf-8")
@@ -138,3 +142,36 @@ def _result(rank: _Rank) -> RankResult:
                 step = ""
     output = rank.output.read_text(encoding="utf-8", errors="replace")[-_KEPT_OUTPUT:]
     return RankResult(rank.number, rank.outcome, step, rank.process.returncode, steps, output)
+
+
+class StepLog:
+    """A line when a step begins and another when it ends: a hang is in the step that did not end.
+
+    A fault (`--fault`) makes one rank misbehave on purpose, so that the tests can be tested.
+    """
+
+    def __init__(self, path: Path, job: Job) -> None:
+        self._path, self._fault = path, job.get("fault") or {}
+        self._mine = self._fault.get("rank") == job["rank"]
+
+    def step(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
+        self._write({"begin": name})
+        self._misbehave(name)
+        self._write({"end": name, **work()})
+
+    def faulty(self, kind: str) -> bool:
+        """Whether this rank has to misbehave in this way."""
+        return self._mine and self._fault.get("kind") == kind
+
+    def _misbehave(self, name: str) -> None:
+        if not name.startswith(self._fault.get("step", "values")):
+            return
+        if self.faulty("hang"):
+            time.sleep(86400)
+        if self.faulty("die"):
+            # as the kernel ends a process: no exception, no clean-up
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(line) + "\n")

@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import copies, reduce
-from .steps import StepLog
+from .processes import StepLog
 
 
 def main(job_path: str, log_path: str) -> None:
     """Run the job."""
     _end_with_parent()
-    import torch  # noqa: F401 -- slow on a cold disk, so it belongs to the start, not to a step
+    # they import torch: slow on a cold disk, so it belongs to the start, not to a step
+    from . import copies, reduce
 
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     log = StepLog(Path(log_path), job)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .steps import Job, StepLog
+import torch
+import torch.distributed as dist
+
+from .processes import Job, StepLog
 
 
 def run(log: StepLog, job: Job) -> None:
@@ -19,17 +22,10 @@ def run(log: StepLog, job: Job) -> None:
     if job["bulk_bytes"]:
         log.step("bandwidth", lambda: _bandwidth(log, job))
     log.step("mapped", lambda: {"libraries": _mapped("libnccl.so")})
-    import torch.distributed as dist
-
     dist.destroy_process_group()
 
 
 def _join(job: Job) -> dict[str, Any]:
-    from datetime import timedelta
-
-    import torch
-    import torch.distributed as dist
-
     cuda = job["device"] == "cuda"
     extra: dict[str, Any] = {}
     if cuda:
@@ -52,15 +48,11 @@ def _place(job: Job) -> str:
 
 
 def _sync(job: Job) -> None:
-    import torch
-
     if job["device"] == "cuda":
         torch.cuda.synchronize()
 
 
 def _values(log: StepLog, job: Job) -> dict[str, Any]:
-    import torch
-
     kinds = [torch.float32] + ([torch.bfloat16] if job["device"] == "cuda" else [])
     wrong = sum(
         _wrong(job, count, kind, turn)
@@ -73,9 +65,6 @@ def _values(log: StepLog, job: Job) -> dict[str, Any]:
 
 def _wrong(job: Job, count: int, kind: Any, turn: int) -> int:
     """How many sums are wrong; small whole numbers are exact in bfloat16 too."""
-    import torch
-    import torch.distributed as dist
-
     base = (torch.arange(count, device=_place(job)) + turn) % 13
     numbers = (base + job["rank"] % 4 + 1).to(kind)
     dist.all_reduce(numbers)
@@ -86,9 +75,6 @@ def _wrong(job: Job, count: int, kind: Any, turn: int) -> int:
 
 
 def _latency(log: StepLog, job: Job, size: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
     kind = torch.bfloat16 if job["device"] == "cuda" else torch.float32
     count = size // torch.finfo(kind).bits * 8
     wrong = _wrong(job, count, kind, 5)
@@ -116,8 +102,6 @@ def _latency(log: StepLog, job: Job, size: int) -> dict[str, Any]:
 
 def _in_a_row(job: Job, numbers: Any) -> float:
     """Microseconds each, when they follow one another as in a model's layers."""
-    import torch.distributed as dist
-
     _sync(job)
     start = time.perf_counter()
     for _ in range(job["rounds"]):
@@ -127,8 +111,6 @@ def _in_a_row(job: Job, numbers: Any) -> float:
 
 
 def _bandwidth(log: StepLog, job: Job) -> dict[str, Any]:
-    import torch
-
     numbers = torch.zeros(job["bulk_bytes"] // 4, dtype=torch.float32, device=_place(job))
     few = {**job, "rounds": max(2, job["rounds"] // 10)}
     _in_a_row(few, numbers)
