@@ -1,4 +1,4 @@
-"""What the gates found in an image, kept beside it: `images/<name>/<platform>/gates.json`.
+"""The results of an image's gates, kept beside it: `images/<name>/<platform>/gates.json`.
 
 The same findings give the same bytes, wherever and whenever they were made; how long it took and
 when it was lies in `gates.times.json`. A failure is kept like a success.
@@ -7,6 +7,7 @@ when it was lies in `gates.times.json`. A failure is kept like a success.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -91,16 +92,8 @@ def evidence_path(store: Store, image: str, platform: str) -> Path:
     return store.image_folder(image, platform) / "gates.json"
 
 
-def kept_evidence(store: Store, image: str, platform: str, digest: str) -> ImageGates | None:
-    """The results of this very image; those of another one, or a damaged file, are none."""
-    try:
-        return read_evidence(store, image, platform, digest)
-    except StoreDamaged:
-        return None
-
-
 def read_evidence(store: Store, image: str, platform: str, digest: str) -> ImageGates | None:
-    """As `kept_evidence`, for those who must not take a damaged file for none."""
+    """The results of this very image; none where there are only those of another one."""
     path = evidence_path(store, image, platform)
     try:
         gates = ImageGates.model_validate_json(read_own(path))
@@ -121,7 +114,9 @@ def keep_evidence(
 ) -> ImageGates:
     """Put results, each with its seconds, in the place of older ones of the same gate and card."""
     with store.locked(f"gates-{image}-{platform.replace('/', '-')}"):
-        before = kept_evidence(store, image, platform, digest)
+        before = None
+        with suppress(StoreDamaged):  # what cannot be read is replaced
+            before = read_evidence(store, image, platform, digest)
         results = {(e.gate, e.arch): e for e in (before.results if before else [])}
         results |= {(e.gate, e.arch): e for e, _ in new}
         ordered = sorted(results.values(), key=lambda e: (_ORDER.index(e.gate), e.arch))

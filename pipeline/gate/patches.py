@@ -1,7 +1,7 @@
-"""Is a patch still needed? Its gate says so, with it and without it, at any version.
+"""Is a patch still needed? Its gate decides, with it and without it, at any version.
 
-`git apply` and reverse-apply only compare text, so they miss a fix that upstream wrote in other
-words. A gate compares what the kernels need:
+`git apply` and reverse-apply only compare text, so they miss a fix that upstream wrote differently
+(sglang PR 17908 was superseded that way by PR 14311). A gate compares what the kernels need:
 
     needed      fails without the patch, passes with it
     upstreamed  passes without it, and upstream's file holds the patch's own lines
@@ -69,7 +69,7 @@ class PatchVerdict(Frozen):
     state: State
     message: str
     judged_with: dict[str, str] = {}  # the image's own Triton and torch, whatever the version
-    requires: list[str] = []  # what this version itself asks for of those, as its METADATA says
+    requires: list[str] = []  # what this version's METADATA requires of those
     without: dict[str, int] = {}  # case → the most shared memory a kernel of it needs
     with_patch: dict[str, int] = {}
     numerics: NumericsVerdict | None = None  # of the patched kernels; none where not asked for
@@ -84,9 +84,9 @@ def decide(
     is_older: bool = False,
     is_absent: bool = False,
 ) -> tuple[State, str]:
-    """The verdict, from what the gate found; `with_patch` is none where it does not apply.
+    """The verdict, from the gate's results; `with_patch` is none where it does not apply.
 
-    `is_older` says that the version is before the locked one, `is_absent` that no function the
+    `is_older`: the version is before the locked one; `is_absent`: no function that the
     gate calls is anywhere in it.
     """
     before = overall(without)

@@ -84,7 +84,7 @@ def promised_archs(spec: ImageSpec) -> list[str]:
 
 @dataclass(frozen=True)
 class Staged:
-    """What the gates found in one image, and the error that a build with it ends with."""
+    """The results of one image's gates, and the error that a build with it ends with."""
 
     gates: ImageGates
     seconds: dict[str, float]  # of this run's gates, by gate and card

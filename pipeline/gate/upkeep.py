@@ -2,8 +2,8 @@
 
 gate/environments/   interpreters with torch and Triton, unpacked: gigabytes
 gate/engines/        engines' own files, as published and patched
-gate/answers/        what workers said about cases
-gate/kernels/        what Triton and ptxas said about single kernels, for any version
+gate/answers/        workers' answers to cases
+gate/kernels/        what single kernels need, by Triton and ptxas, for any version
 gate/kernels-unlocked/  the same of engines that no lock names, each for itself
 gate/kernels-of/     which kernels an engine's code has
 gates/arch/          which machine code an object holds

@@ -113,16 +113,10 @@ def _name(names: bytes, at: int) -> str:
     return names[at : at + _MAX_NAME_BYTES].partition(b"\0")[0].decode("latin-1")
 
 
-@dataclass(frozen=True)
-class CubinTarget:
-    """What a cubin was compiled for; the suffix is None where it is not known."""
+def cubin_target(head: bytes, rest: bytes) -> tuple[int, str | None]:
+    """What a cubin was compiled for: `(120, "a")`; the suffix is none where it is not known.
 
-    arch: int
-    suffix: str | None
-
-
-def cubin_target(head: bytes, rest: bytes) -> CubinTarget:
-    """The target of a cubin from its header and, for the new ABI, the options in its notes.
+    It is in the header and, for the new ABI, in the options that the notes repeat.
 
     Old ABI (up to CUDA 12 for sm_90): SM in the low byte, `a` in bit 11, no `f` yet. New ABI: SM
     in the second byte; ptxas 12 still sets bit 3 for `a`, ptxas 13 sets nothing, and for `f`
@@ -131,14 +125,14 @@ def cubin_target(head: bytes, rest: bytes) -> CubinTarget:
     (flags,) = struct.unpack_from("<I", head, 48)
     if head.startswith(_OLD_CUBIN):
         arch = flags & 0xFF
-        return CubinTarget(arch, "a" if flags & 0x800 and arch >= _FIRST_WITH_VARIANTS else "")
+        return arch, "a" if flags & 0x800 and arch >= _FIRST_WITH_VARIANTS else ""
     if not head.startswith(_NEW_CUBIN):
         raise Unreadable(f"a cubin of ABI {head[7]}.{head[8]}, which this reader does not know")
     arch = flags >> 8 & 0xFF
     if arch < _FIRST_WITH_VARIANTS:
-        return CubinTarget(arch, "")
+        return arch, ""
     written = {(int(m[1]), m[2].decode()) for m in _OPTION.finditer(rest)}
     suffixes = {suffix for number, suffix in written if number == arch}
     if len(suffixes) == 1:
-        return CubinTarget(arch, suffixes.pop())
-    return CubinTarget(arch, "a" if flags & 0x8 else None)
+        return arch, suffixes.pop()
+    return arch, "a" if flags & 0x8 else None

@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Scan:
-    """What was found on the way, in the file's order, and what only looked like a module."""
+    """The modules on the way, in the file's order, and what only looked like one."""
 
     spans: list[Span] = field(default_factory=list)
     doubts: list[tuple[int, str]] = field(default_factory=list)
@@ -99,12 +99,12 @@ def _only_fatbins(reader: ForwardReader, file_bytes: int) -> Counter[Module]:
 
 
 def _entries(reader: ForwardReader, end: int) -> Module:
-    found = []
+    targets = []
     for target in fatbin.entries(reader, end):
-        found.append(target)
-        if len(found) > _MAX_TARGETS:
+        targets.append(target)
+        if len(targets) > _MAX_TARGETS:
             raise _Endless("more fatbin entries than any real library has")
-    return tuple(found)
+    return tuple(targets)
 
 
 def _without_any(reader: ForwardReader) -> Counter[Module]:
@@ -120,8 +120,7 @@ def _one_cubin(reader: ForwardReader, head: bytes, file_bytes: int) -> Counter[M
     rest = reader.take(file_bytes)
     if len(head) + len(rest) < file_bytes:
         raise Unreadable("the cubin is cut off")
-    found = elf.cubin_target(head, rest)
-    return Counter({(Target(fatbin.CUBIN, found.arch, found.suffix),): 1})
+    return Counter({(Target(fatbin.CUBIN, *elf.cubin_target(head, rest)),): 1})
 
 
 def _host_object(
@@ -148,13 +147,13 @@ def _sections(
     open_file: Opener, reader: ForwardReader, header: elf.Header, near: int, file_bytes: int
 ) -> list[Section]:
     """The sections with their names, which may need a second pass."""
-    found = elf.read_sections(header, reader.kept(header.table_offset), file_bytes)
-    where = elf.names_section(header, found)
+    unnamed = elf.read_sections(header, reader.kept(header.table_offset), file_bytes)
+    where = elf.names_section(header, unnamed)
     if near <= where.offset and where.end <= header.table_offset:
-        return elf.named(found, reader.kept(near)[where.offset - near : where.end - near])
+        return elf.named(unnamed, reader.kept(near)[where.offset - near : where.end - near])
     again = ForwardReader(open_file())
     again.skip(where.offset)
-    return elf.named(found, again.take(where.size_bytes))
+    return elf.named(unnamed, again.take(where.size_bytes))
 
 
 def _loadable(spans: list[Span], unlinked: list[Section]) -> list[Span]:
@@ -191,8 +190,8 @@ def _loose_cubin(scan: Scan, reader: ForwardReader, start: int, file_bytes: int)
     if header.machine != elf.EM_CUDA:
         return
     rest = reader.take(min(max(0, header.end - elf.HEAD_BYTES), _MAX_NOTES_BYTES))
-    found = elf.cubin_target(head, rest)
-    scan.add((Target(fatbin.CUBIN, found.arch, found.suffix),), start, reader.position)
+    target = Target(fatbin.CUBIN, *elf.cubin_target(head, rest))
+    scan.add((target,), start, reader.position)
 
 
 def _require_whole(scan: Scan, sections: list[Section]) -> None:

@@ -14,7 +14,15 @@ from pydantic import Field, RootModel
 
 from pipeline.errors import GateInvalid, SpecInvalid
 from pipeline.gate.files import gate_files
-from pipeline.gate.smem.case_spec import Argument, CaseSpec, Fill, Reference, Rounding, Word, called
+from pipeline.gate.smem.case_spec import (
+    Argument,
+    CaseSpec,
+    Fill,
+    Identifier,
+    Reference,
+    Rounding,
+    called,
+)
 from pipeline.gate.smem.cases import Case, Gates, Numerics, expanded, require_small
 from pipeline.model import Frozen, Name
 from pipeline.spec.checkout import Checkout
@@ -28,12 +36,12 @@ class NumericsSpec(Frozen):
     """
 
     reference: Reference
-    outputs: list[Word] = Field(min_length=1)
+    outputs: list[Identifier] = Field(min_length=1)
     rounds_to: Rounding = "bfloat16"
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
-    dims: dict[Word, int] = {}
-    each: dict[Word, list[int]] | None = None
-    arguments: dict[Word, Argument] = {}
+    dims: dict[Identifier, int] = {}
+    each: dict[Identifier, list[int]] | None = None
+    arguments: dict[Identifier, Argument] = {}
     timeout_s: Annotated[int, Field(gt=0, le=1800)] = 240
 
 

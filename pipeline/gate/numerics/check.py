@@ -1,7 +1,7 @@
 """Do the kernels compute the right thing? Each case's result beside a float64 reference.
 
 Triton's interpreter runs the engine's own code on the CPU, with the block sizes that the engine
-chooses for the card. It knows no registers and no shared memory, so this says nothing about fit;
+chooses for the card. It knows no registers and no shared memory, so this does not judge fit;
 the other gates do that.
 """
 

@@ -1,12 +1,12 @@
 """`gates/smem-*.yaml`: which engine functions are called, with what, and for which models.
 
-A case says how to call one of the engine's own wrapper functions, so that the engine's own choice
-of block sizes is what gets compiled. It is data: nothing in it runs but functions of the engine's
-own package, and arguments are tensors, numbers and plain words.
+A case describes how to call one of the engine's own wrapper functions, so that the engine's own
+choice of block sizes is what gets compiled. It is data: nothing in it runs but functions of the
+engine's own package, and arguments are tensors, numbers and names.
 
 An image may share its files with others of the same engine (`shared` in gates/engine.yaml). A file
 of its own with the same name then adds to the shared one: a case of a new name is one more, a case
-of a known name changes what it says of it, and what it accepts is accepted for this image alone.
+of a known name changes the fields that it sets, and what it accepts is for this image alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pydantic_core import CoreSchema
 
 from pipeline.model import Frozen, Name
 
-Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 
 
 def _is_plain(name: str) -> str:
@@ -90,7 +90,7 @@ class TensorArgument(Frozen):
 class ViewArgument(Frozen):
     """The first columns of another argument's last dimension, as MLA's V is a view of K."""
 
-    of: Word
+    of: Identifier
     columns: Size
 
 
@@ -103,7 +103,7 @@ class RouteArgument(Frozen):
 
     part: Literal["pairs", "experts", "count"]
     to: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, max_length=256)
-    config: Word = "config"
+    config: Identifier = "config"
 
 
 class CallArgument(Frozen):
@@ -113,7 +113,7 @@ class CallArgument(Frozen):
     """
 
     function: Function | Annotated[list[Function], Field(min_length=1, max_length=8)]
-    arguments: dict[Word, Argument] = {}
+    arguments: dict[Identifier, Argument] = {}
 
 
 class Argument(Frozen):
@@ -128,14 +128,14 @@ class Argument(Frozen):
     triton_dtype: Dtype | None = None
     device: Literal["cuda", "cpu"] | None = None
     items: list[Argument] | None = Field(default=None, max_length=64)
-    mapping: dict[Word, Argument] | None = None
-    value: float | int | bool | Word | None = None
+    mapping: dict[Identifier, Argument] | None = None
+    value: float | int | bool | Identifier | None = None
     none: Literal[True] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, given: Any) -> Any:
-        """`null`, numbers, truth values and words may stand for themselves."""
+        """`null`, numbers, truth values and names may stand for themselves."""
         if given is None:
             return {"none": True}
         return {"value": given} if isinstance(given, bool | int | float | str) else given
@@ -154,7 +154,7 @@ class Argument(Frozen):
         return made
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> Argument:
+    def _is_one_thing(self) -> Argument:
         if len(self.model_fields_set) != 1:
             raise ValueError("an argument is exactly one thing")
         return self
@@ -163,7 +163,7 @@ class Argument(Frozen):
 class AcceptedKernel(Frozen):
     """A kernel known to be over the limit, with the reason and where it is being fixed."""
 
-    kernel: Word
+    kernel: Identifier
     case: str | list[str] | None = None  # all cases, where none is named
     most_bytes: Annotated[int, Field(gt=0)]
     reason: Reason
@@ -180,7 +180,7 @@ class AcceptedKernel(Frozen):
 class CaseSpec(Frozen):
     """One call, or with `each` one for every combination of dimensions.
 
-    With `like`, what is not said here is as in a case above it; arguments and dimensions one by
+    With `like`, what is not set here is as in a case above it; arguments and dimensions one by
     one, everything else as a whole. Of several functions, the first that the version has is called.
     """
 
@@ -188,17 +188,17 @@ class CaseSpec(Frozen):
     like: Name | None = None
     stands_for: list[str] = []
     function: list[Function] = Field(default=[], max_length=8)
-    dims: dict[Word, int] = {}
-    each: dict[Word, list[int]] = {}
-    arguments: dict[Word, Argument] = {}
+    dims: dict[Identifier, int] = {}
+    each: dict[Identifier, list[int]] = {}
+    arguments: dict[Identifier, Argument] = {}
     # arguments that other versions of the function do not know and may be left out for them
-    optional: list[Word] = []
-    kernels: list[Word] = []
-    spill_free: list[Word] = []
+    optional: list[Identifier] = []
+    kernels: list[Identifier] = []
+    spill_free: list[Identifier] = []
     timeout_s: Annotated[int, Field(gt=0, le=1800)] = 240
 
     def filled(self, other: CaseSpec) -> CaseSpec:
-        """This case with what it does not say taken from another."""
+        """This case, with what it does not set taken from another."""
         stated = {name: getattr(self, name) for name in self.model_fields_set - {"like"}}
         for name in ("arguments", "dims"):
             stated[name] = {**getattr(other, name), **stated.get(name, {})}

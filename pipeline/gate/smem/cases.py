@@ -82,7 +82,7 @@ class Gates(Frozen):
 
 
 def read_gates(checkout: Checkout, image: str) -> Gates:
-    """Every gate of an image; an image without any is an error that says so."""
+    """Every gate of an image; an image without any is an error."""
     try:
         setup = read_setup(checkout, image)
         gates: dict[str, GateFile] = {}

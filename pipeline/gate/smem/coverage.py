@@ -1,4 +1,4 @@
-"""Which Triton kernels an engine has, found by reading its code without running it.
+"""Which Triton kernels an engine has, by reading its code without running it.
 
 A function under @triton.jit is a kernel where host code launches it or hands it on, a helper where
 only other kernels call it, and idle where nobody in the package does. `jit` of other compilers
@@ -52,7 +52,7 @@ class EngineKernels(Frozen):
 
 @cache
 def kernels_key(digest: str) -> str:
-    """Under which what is found in code is kept: by the code, and by this reader's own."""
+    """The name under which an engine's kernels are kept: by its code, and by this reader's own."""
     reader = sha256_of(Path(__file__).read_bytes())
     return sha256_of(canonical_json([reader, digest])).removeprefix("sha256:")
 

@@ -6,9 +6,9 @@ no gate calls, are replaced by stubs. The image need not be built: the few layer
 matter are made or fetched if the store does not have them.
 
 On another processor than the image's, the same versions of Triton, torch and the rest come from
-the index for this one, and the result says so. Where torch, which only carries the tensors, has no
-such wheel in this version, the nearest one stands in for it; nothing stands in for Triton. The
-engine's files are always the image's own.
+the index for this one, and the result records it. Where torch, which only carries the tensors,
+has no such wheel in this version, the nearest one stands in for it; nothing stands in for Triton.
+The engine's files are always the image's own.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
 
 
 def _kernels(store: Store, tree: EngineTree) -> EngineKernels:
-    """What reading an engine's code found, kept by the code's digest and the reader's own."""
+    """The kernels in an engine's code, kept by the code's digest and the reader's own."""
     path = store.root / "gate" / "kernels-of" / f"{kernels_key(tree.digest)}.json"
     try:
         return EngineKernels.model_validate_json(path.read_bytes())

@@ -21,7 +21,6 @@ from pipeline.gate.evidence import (
     error_of,
     evidence_path,
     keep_evidence,
-    kept_evidence,
     read_evidence,
 )
 from pipeline.gate.findings import ptxas_version, ptxas_versions, unjudged
@@ -54,7 +53,7 @@ def keep(store: Store, *found: Evidence, digest: str = DIGEST, seconds: float = 
 def test_results_of_several_gates_stand_in_one_file(store: Store) -> None:
     keep(store, evidence("arch"))
     keep(store, evidence("smem"), evidence("patches", "failed"))
-    found = kept_evidence(store, IMAGE, PLATFORM, DIGEST)
+    found = read_evidence(store, IMAGE, PLATFORM, DIGEST)
     assert found
     assert [e.gate for e in found.results] == ["smem", "patches", "arch"]
     assert found.verdict == "failed"
@@ -75,7 +74,7 @@ def test_a_newer_result_takes_the_place_of_the_older_one_of_its_gate_and_card(
 ) -> None:
     keep(store, evidence("smem", "failed"), evidence("smem", "failed", "sm_90"))
     keep(store, evidence("smem", "passed"))
-    found = kept_evidence(store, IMAGE, PLATFORM, DIGEST)
+    found = read_evidence(store, IMAGE, PLATFORM, DIGEST)
     assert found
     assert [(e.arch, e.verdict) for e in found.results] == [
         ("sm_120", "passed"),
@@ -85,22 +84,21 @@ def test_a_newer_result_takes_the_place_of_the_older_one_of_its_gate_and_card(
 
 def test_another_image_s_results_are_not_taken_over(store: Store) -> None:
     keep(store, evidence("smem"))
-    assert kept_evidence(store, IMAGE, PLATFORM, OTHER) is None
+    assert read_evidence(store, IMAGE, PLATFORM, OTHER) is None
     keep(store, evidence("arch"), digest=OTHER)
-    found = kept_evidence(store, IMAGE, PLATFORM, OTHER)
+    found = read_evidence(store, IMAGE, PLATFORM, OTHER)
     assert found
     assert [e.gate for e in found.results] == ["arch"]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"format": 1}', "[]"])
-def test_a_damaged_or_older_file_counts_as_none(store: Store, text: str) -> None:
+def test_a_damaged_or_older_file_is_an_error_and_is_replaced(store: Store, text: str) -> None:
     keep(store, evidence("smem"))
     evidence_path(store, IMAGE, PLATFORM).write_text(text)
-    assert kept_evidence(store, IMAGE, PLATFORM, DIGEST) is None
     with pytest.raises(StoreDamaged, match="cannot be read"):
         read_evidence(store, IMAGE, PLATFORM, DIGEST)
     keep(store, evidence("arch"))
-    assert kept_evidence(store, IMAGE, PLATFORM, DIGEST)
+    assert read_evidence(store, IMAGE, PLATFORM, DIGEST)
 
 
 def test_the_same_findings_give_the_same_bytes_whatever_time_they_took(store: Store) -> None:
