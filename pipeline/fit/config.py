@@ -41,7 +41,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     family = _family(config)
     text = config.get("text_config", config)
     if not isinstance(text, Mapping):
-        raise ModelUnreadable("text_config: is not a table")
+        raise ModelUnreadable("text_config: is not a JSON object")
     _require_agreement(config, text)
     try:
         return Architecture(
@@ -78,7 +78,9 @@ def _family(config: Mapping[str, Any]) -> str:
 def _require_agreement(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
     for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"):
         if key in config and key in text and config[key] != text[key]:
-            raise ModelUnreadable(f"{key}: is {config[key]} outside and {text[key]} in text_config")
+            raise ModelUnreadable(
+                f"{key}: is {config[key]} at the top and {text[key]} in text_config"
+            )
 
 
 def _mla(text: Mapping[str, Any]) -> Mla:
@@ -124,7 +126,9 @@ def _moe(text: Mapping[str, Any], family: str) -> Moe | None:
 
 def _dense_layers(text: Mapping[str, Any], layers: int) -> int:
     if text.get("moe_layer_freq", 1) != 1 or text.get("decoder_sparse_step", 1) != 1:
-        raise ModelUnreadable("moe_layer_freq: only models with experts in every layer are known")
+        raise ModelUnreadable(
+            "moe_layer_freq: only models with experts in every layer are supported"
+        )
     first, only = text.get("first_k_dense_replace", 0), text.get("mlp_only_layers") or []
     if not isinstance(first, int) or not isinstance(only, list):
         raise ModelUnreadable("first_k_dense_replace: is not a number of layers")
@@ -172,11 +176,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = read_at_most(path, MOST_BYTES)
         if data is None:
-            raise ValueError("is larger than any config")
+            raise ValueError("is larger than 16 MiB")
         # as engines read it, not strictly: published configs do hold Infinity and 10**30
         value = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnreadable(f"{path}: cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise ModelUnreadable(f"{path}: is not a table")
+        raise ModelUnreadable(f"{path}: is not a JSON object")
     return value

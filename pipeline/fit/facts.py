@@ -68,7 +68,7 @@ def recipe_of(repository: str, quant: str) -> tuple[Fact, Recipe] | None:
 def from_recipe(model: Architecture, recipe: Recipe) -> GgufModel:
     """The tensors that a published recipe gives for a DeepSeek-like model."""
     if not isinstance(model.attention, Mla) or model.moe is None:
-        raise ModelUnreadable(f"{recipe.repository}: recipes are known for MLA models with experts")
+        raise ModelUnreadable(f"{recipe.repository}: recipes need an MLA model with experts")
     tensors = [
         Tensor(name, shape, BY_NAME[kind], BY_NAME[kind].size(math.prod(shape)))
         for name, shape in _deepseek2(model, model.attention)

@@ -168,7 +168,7 @@ def _listed(reader: _HeaderReader) -> _Listed:
     number, offset = reader.number("I", name), reader.number("Q", name)
     kind = BY_NUMBER.get(number)
     if kind is None:
-        raise reader.fail(f"{name} is of type {number}, which this tool does not know")
+        raise reader.fail(f"{name} is of type {number}, which is not supported")
     if min(shape) < 1 or math.prod(shape) > 1 << 50 or shape[0] % kind.values:
         raise reader.fail(f"{name} of shape {list(shape)} cannot be {kind.name}")
     return _Listed(name, shape, kind, offset)

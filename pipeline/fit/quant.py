@@ -40,7 +40,7 @@ _KINDS = ("base", "attention", "experts", "shared", "dense", "head")
 
 def _quantised(quant: Any, base: Scheme) -> Precision:
     if not isinstance(quant, Mapping):
-        raise ModelUnreadable("quantization_config: is not a table")
+        raise ModelUnreadable("quantization_config: is not a JSON object")
     method = str(quant.get("quant_method", quant.get("quant_algo", ""))).lower()
     reader = _READERS.get(method)
     if reader is None:

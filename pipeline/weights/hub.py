@@ -105,7 +105,7 @@ class Hub:
         info = _value(repository, self._ask(repository, place), any_int=True)
         commit = info.get("sha") if isinstance(info, dict) else None
         if not isinstance(commit, str) or len(commit) != 40 or set(commit) - _HEX:
-            raise HubBroken(f"{repository}: {revision} has no commit but {str(commit)[:50]!r}")
+            raise HubBroken(f"{repository}: the commit of {revision} is {str(commit)[:50]!r}")
         return commit
 
     def files(self, repository: str, commit: str) -> list[FilePin]:

@@ -190,10 +190,10 @@ def read_spec(checkout: Checkout, name: str) -> WeightsSpec:
     path = spec_path(checkout, name)
     if name not in spec_names(checkout):
         known = ", ".join(spec_names(checkout)) or "none"
-        raise WeightsUnknown(f"there are no weights {name!r} (there are: {known})")
+        raise WeightsUnknown(f"there is no weights spec {name!r} (there are: {known})")
     spec = read_yaml(path, WeightsSpec)
     if spec.name != name:
-        raise SpecInvalid(f"{path}: name: is {spec.name!r}, its file is {path.name}")
+        raise SpecInvalid(f"{path}: the name in it is {spec.name!r}, not that of its file")
     return spec
 
 

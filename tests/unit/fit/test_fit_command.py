@@ -135,7 +135,7 @@ def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("nothing",), 41, "no weights 'nothing'"),
+        (("nothing",), 41, "no weights spec 'nothing'"),
         (("no/such/folder",), 41, "no such file or folder"),
         (("kimi-k2.6-eagle3",), 30, "nothing about lightseekorg/kimi-k2.6-eagle3 is shipped"),
         (("kimi-k2.6", "--gpus", "7"), 61, "64 cannot be divided among 7 cards"),
