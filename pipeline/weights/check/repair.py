@@ -9,15 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import stat
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from pipeline import log
 from pipeline.errors import (
-    DigestMismatch,
     DiskFull,
     Interrupted,
     PipelineError,
@@ -26,15 +22,14 @@ from pipeline.errors import (
 from pipeline.files import locked
 from pipeline.model import Frozen
 from pipeline.weights.check.copies import Source, Supply, find_copies
-from pipeline.weights.check.patching import copy_range, open_both, patch_file, wrong_by_size
+from pipeline.weights.check.rebuild import NewFile
 from pipeline.weights.check.verify import Checked
-from pipeline.weights.disk.hashing import Advance, Reading, identity_of, on_all_cores, read_file
+from pipeline.weights.disk.hashing import Advance, Reading, identity_of, on_all_cores
 from pipeline.weights.disk.install import make_way, repair_link, set_aside
 from pipeline.weights.disk.receipt import read_receipt
 from pipeline.weights.disk.survey import FileFinding, right_size, shown
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
-from pipeline.weights.transfer.partial_file import Span, missing
 
 _JOBS = 4  # files at a time: enough for a disk and a source to be busy together
 _LARGE_SHARE = 0.5  # of a set: more than this is worth a second thought before it is fetched
@@ -98,7 +93,7 @@ def _relink(place: Place, pin: FilePin) -> Repaired:
 
 
 class _Repairer:
-    """Puts files together from what is here and what a source has."""
+    """Decides for each wrong file where its bytes come from, and puts it in its place."""
 
     def __init__(self, place: Place, readings: dict[str, Reading], supply: Supply) -> None:
         self._place, self._readings, self._supply = place, readings, supply
@@ -168,7 +163,7 @@ class _Repairer:
 
     def _prove(self, pin: FilePin) -> None:
         """Its bytes may be here whole: from a run that was killed, or as another file."""
-        if self._is_right(pin, self._partial(pin)):
+        if self._new_file(pin).is_right():
             self._here.add(pin.path)
 
     def _halt(self) -> None:
@@ -186,13 +181,15 @@ class _Repairer:
         self.done.append(result)
         advance(pin.size_bytes)
 
-    def _partial(self, pin: FilePin) -> Path:
+    def _new_file(self, pin: FilePin) -> NewFile:
+        # two names of one content are two files, so the name is part of the partial file's
         name = hashlib.sha256(pin.path.encode()).hexdigest()[:16]
-        return self._place.partial_folder / f"{pin.want}.{name}.repair"
+        path = self._place.partial_folder / f"{pin.want}.{name}.repair"
+        return NewFile(pin, path, self._stop)
 
     def _find_here(self, pin: FilePin) -> None:
         """Its bytes may lie here under the name of another: two files that were swapped."""
-        partial = self._partial(pin)
+        partial = self._new_file(pin).path
         partial.parent.mkdir(parents=True, exist_ok=True)
         path, reading = self._by_digest.get(pin.want, (partial, None))
         if reading and path != self._place.file(pin) and _is_still(path, reading):
@@ -200,18 +197,18 @@ class _Repairer:
             os.link(path, partial)
 
     def _one(self, pin: FilePin) -> Repaired:
-        partial = self._partial(pin)
+        new = self._new_file(pin)
         if pin.path in self._here:
-            return self._install(pin, partial, "was here already", 0)
+            return self._install(new, "was here already", 0)
         self._require_space(pin)
         if copy := self._copies.get(pin.want):
-            self._copy(copy, pin, partial, [(0, pin.size_bytes)])
-            if self._is_right(pin, partial):
-                return self._install(pin, partial, f"copied from {copy}", 0)
+            new.copy(copy, [(0, pin.size_bytes)])
+            if new.is_right():
+                return self._install(new, f"copied from {copy}", 0)
         last: PipelineError = SourceUnreachable(f"{pin.path}: there is no source to fetch it from")
         for source in self._supply.sources():
             try:
-                return self._from(source, pin, partial)
+                return self._from(source, pin, new)
             except (Interrupted, DiskFull):
                 raise
             except PipelineError as error:
@@ -226,112 +223,20 @@ class _Repairer:
                 "A file is put together beside the damaged one, so that nothing is lost.",
             )
 
-    def _from(self, source: Source, pin: FilePin, partial: Path) -> Repaired:
-        asked = self._patched(source, pin, partial)
-        if asked is not None and self._is_right(pin, partial):
+    def _from(self, source: Source, pin: FilePin, new: NewFile) -> Repaired:
+        asked = new.patch(self._place.file(pin), self._marks(pin), source)
+        if asked is not None and new.is_right():
             fetched = sum(stop - start for start, stop in asked)
-            return self._install(pin, partial, f"{len(asked)} ranges fetched", fetched)
+            return self._install(new, f"{len(asked)} ranges fetched", fetched)
         if asked is not None:
-            partial.unlink(missing_ok=True)
-        fetched = self._fetch_whole(source, pin, partial)
-        return self._install(pin, partial, "fetched whole", fetched)
+            new.path.unlink(missing_ok=True)
+        return self._install(new, "fetched whole", new.fetch_whole(source))
 
-    def _patched(self, source: Source, pin: FilePin, partial: Path) -> list[Span] | None:
-        """From what is here; None where nothing of it can be kept, or it is not known what."""
-        damaged = self._place.file(pin)
-        marks = self._marks(pin)
-        try:
-            status = os.lstat(damaged)
-        except OSError:
-            return None
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        if marks:
-            self._own(partial)
-            return patch_file(
-                damaged,
-                partial,
-                pin.size_bytes,
-                pin.new_hash(),
-                marks,
-                lambda start, stop: self._pieces(source, pin, start, stop),
-            )
-        ranges = wrong_by_size(pin.size_bytes, status.st_size)
-        if ranges == [(0, pin.size_bytes)]:
-            return None
-        self._copy(self._place.file(pin), pin, partial, missing(ranges, pin.size_bytes))
-        self._fill(source, pin, partial, ranges)
-        return ranges
-
-    def _own(self, partial: Path) -> None:
-        """What a killed run left may be used; a hard link to a file that is kept may not."""
-        with suppress(FileNotFoundError):
-            if partial.lstat().st_nlink != 1:
-                partial.unlink()
-
-    def _copy(self, source: Path, pin: FilePin, partial: Path, ranges: list[Span]) -> None:
-        partial.unlink(missing_ok=True)
-        with open_both(source, partial, pin.size_bytes) as (taken, made):
-            for start, stop in ranges:
-                copy_range(taken, made, start, stop)
-            os.fsync(made)
-
-    def _fetch_whole(self, source: Source, pin: FilePin, partial: Path) -> int:
-        """Goes on where a killed run stopped; once more from the start if that proves wrong."""
-        fetched = 0
-        for again in (True, False):
-            begun = partial.stat().st_size if again and partial.exists() else 0
-            if not 0 < begun < pin.size_bytes or partial.stat().st_nlink != 1:
-                partial.unlink(missing_ok=True)
-                begun = 0
-            self._fill(source, pin, partial, [(begun, pin.size_bytes)])
-            fetched += pin.size_bytes - begun
-            if self._is_right(pin, partial):
-                return fetched
-            partial.unlink()
-            if not begun:
-                break
-        raise DigestMismatch(f"{pin.path}: the source has other bytes than the lock names")
-
-    def _fill(self, source: Source, pin: FilePin, partial: Path, ranges: list[Span]) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(partial, flags, 0o644)
-        try:
-            for start, stop in ranges:
-                at = start
-                for data in self._pieces(source, pin, start, stop):
-                    os.pwrite(handle, data, at)
-                    at += len(data)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-    def _pieces(self, source: Source, pin: FilePin, start: int, stop: int) -> Iterator[bytes]:
-        """All of a range, and nothing beyond it."""
-        at = start
-        for data in source(pin, start, stop):
-            if self._stop.is_set():
-                raise Interrupted("stopped")
-            yield data[: max(0, stop - at)]
-            at += len(data)
-        if at != stop:
-            raise SourceUnreachable(
-                f"{pin.path}: {at - start} bytes came, {stop - start} were asked for"
-            )
-
-    def _is_right(self, pin: FilePin, partial: Path) -> bool:
-        try:
-            if partial.lstat().st_size != pin.size_bytes:
-                return False
-            return read_file(partial, pin.new_hash(), stop=self._stop).digest == pin.want
-        except OSError:
-            return False
-
-    def _install(self, pin: FilePin, partial: Path, how: str, fetched: int) -> Repaired:
-        target = self._place.file(pin)
+    def _install(self, new: NewFile, how: str, fetched: int) -> Repaired:
+        target = self._place.file(new.pin)
         make_way(self._place, target)  # only now: until here the damaged file stayed in place
-        os.replace(partial, target)
-        return Repaired(path=pin.path, how=how, fetched_bytes=fetched)
+        os.replace(new.path, target)
+        return Repaired(path=new.pin.path, how=how, fetched_bytes=fetched)
 
 
 def _counted(pins: list[FilePin]) -> str:

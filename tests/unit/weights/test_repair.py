@@ -15,9 +15,9 @@ import pytest
 
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
-from pipeline.weights.check import patching, repair
+from pipeline.weights.check import rebuild, repair
 from pipeline.weights.check.copies import RouteSupply
-from pipeline.weights.check.patching import wrong_by_size
+from pipeline.weights.check.rebuild import wrong_by_size
 from pipeline.weights.check.repair import Repaired
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES
@@ -161,8 +161,9 @@ def test_a_partial_file_of_other_bytes_is_not_believed(big: DiskSet) -> None:
     flip(big.path(BIG), 5)
     pin = big.place.lock.files[0]
     repairer = repair._Repairer(big.place, {}, Copies([]))
-    repairer._partial(pin).parent.mkdir(parents=True, exist_ok=True)
-    repairer._partial(pin).write_bytes(random_bytes(9, BIG_BYTES))
+    partial = repairer._new_file(pin).path
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_bytes(random_bytes(9, BIG_BYTES))
     source = Counting(big.source)
     mend(big, source)
     assert source.asked == [(BIG, 0, BLOCK_BYTES)]
@@ -221,7 +222,7 @@ def test_marks_that_hide_the_damage_are_not_believed(
     big: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(big.path(BIG), 3)
-    monkeypatch.setattr(patching, "mark_of", lambda hasher: "0" * 16)
+    monkeypatch.setattr(rebuild, "mark_of", lambda hasher: "0" * 16)
     known = read_receipt(big.place)[BIG]
     keep(big.place, [known.model_copy(update={"marks": "0" * len(known.marks)})], [])
     source = Counting(big.source)
@@ -259,7 +260,7 @@ def test_no_swapped_file_is_moved_before_all_are_proved(
     one.rename(tmp_path / "x")
     two.rename(one)
     (tmp_path / "x").rename(two)
-    monkeypatch.setattr(repair, "read_file", noting("proved", hashing.read_file))
+    monkeypatch.setattr(rebuild, "read_file", noting("proved", hashing.read_file))
     monkeypatch.setattr(repair._Repairer, "_install", noting("moved", repair._Repairer._install))
     mend(a_set, Counting(a_set.source))
     assert events == ["proved", "proved", "moved", "moved"]

@@ -1,4 +1,4 @@
-"""A new file from a damaged file's good blocks and a source's bytes for the others.
+"""Putting a file together: from a copy, from good blocks and fetched ranges, or fetched whole.
 
 The receipt's marks are what the hash was after each block. So it is known at each block whether
 the bytes here are right, and whether those of a source are.
@@ -7,16 +7,126 @@ the bytes here are right, and whether those of a source are.
 from __future__ import annotations
 
 import os
+import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.weights.disk.hashing import BLOCK_BYTES, Hasher, mark_of
+from pipeline.errors import DigestMismatch, Interrupted, SourceUnreachable
+from pipeline.weights.check.copies import Source
+from pipeline.weights.disk.hashing import BLOCK_BYTES, Hasher, mark_of, read_file
+from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.partial_file import Span, merged, missing
 
 _MOST_BLOCKS = 16  # in one request: 64 MB, as a fetch asks for
 
 Ask = Callable[[int, int], Iterator[bytes]]
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """A file that is put together beside the one it is to replace; its hash decides at the end."""
+
+    pin: FilePin
+    path: Path
+    stop: threading.Event
+
+    def is_right(self) -> bool:
+        """Whether it has the locked bytes."""
+        try:
+            if self.path.lstat().st_size != self.pin.size_bytes:
+                return False
+            return read_file(self.path, self.pin.new_hash(), stop=self.stop).digest == self.pin.want
+        except OSError:
+            return False
+
+    def copy(self, source: Path, ranges: list[Span]) -> None:
+        """Begin anew, with some ranges of another file."""
+        self.path.unlink(missing_ok=True)
+        with open_both(source, self.path, self.pin.size_bytes) as (taken, made):
+            for start, stop in ranges:
+                copy_range(taken, made, start, stop)
+            os.fsync(made)
+
+    def patch(self, damaged: Path, marks: tuple[str, ...], source: Source) -> list[Span] | None:
+        """What is right of the damaged file, and the rest from a source; returns that rest.
+
+        None where nothing of the file can be kept, or it is not known what.
+        """
+        size_bytes = self.pin.size_bytes
+        try:
+            status = os.lstat(damaged)
+        except OSError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if marks:
+            self._drop_hard_link()
+            return patch_file(
+                damaged,
+                self.path,
+                size_bytes,
+                self.pin.new_hash(),
+                marks,
+                lambda start, stop: self._pieces(source, start, stop),
+            )
+        ranges = wrong_by_size(size_bytes, status.st_size)
+        if ranges == [(0, size_bytes)]:
+            return None
+        self.copy(damaged, missing(ranges, size_bytes))
+        self._fill(source, ranges)
+        return ranges
+
+    def _drop_hard_link(self) -> None:
+        """What a killed run left may be used; a hard link to a file that is kept may not."""
+        with suppress(FileNotFoundError):
+            if self.path.lstat().st_nlink != 1:
+                self.path.unlink()
+
+    def fetch_whole(self, source: Source) -> int:
+        """Goes on where a killed run stopped; once more from the start if that proves wrong."""
+        fetched, size_bytes = 0, self.pin.size_bytes
+        for again in (True, False):
+            begun = self.path.stat().st_size if again and self.path.exists() else 0
+            if not 0 < begun < size_bytes or self.path.stat().st_nlink != 1:
+                self.path.unlink(missing_ok=True)
+                begun = 0
+            self._fill(source, [(begun, size_bytes)])
+            fetched += size_bytes - begun
+            if self.is_right():
+                return fetched
+            self.path.unlink()
+            if not begun:
+                break
+        raise DigestMismatch(f"{self.pin.path}: the source has other bytes than the lock names")
+
+    def _fill(self, source: Source, ranges: list[Span]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(self.path, flags, 0o644)
+        try:
+            for start, stop in ranges:
+                at = start
+                for data in self._pieces(source, start, stop):
+                    os.pwrite(handle, data, at)
+                    at += len(data)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _pieces(self, source: Source, start: int, stop: int) -> Iterator[bytes]:
+        """All of a range, and nothing beyond it."""
+        at = start
+        for data in source(self.pin, start, stop):
+            if self.stop.is_set():
+                raise Interrupted("stopped")
+            yield data[: max(0, stop - at)]
+            at += len(data)
+        if at != stop:
+            raise SourceUnreachable(
+                f"{self.pin.path}: {at - start} bytes came, {stop - start} were asked for"
+            )
 
 
 def patch_file(
