@@ -1,4 +1,4 @@
-"""Statements, and who is believed: the one way in which this project says and signs something.
+"""Statements, signatures and trust: the one way in which this project claims and signs something.
 
 In: findings of any room (an image's provenance, a gate's result, host facts, a set of weights) and
 a key. Out: in-toto statements in DSSE envelopes, cosign payloads, Sigstore bundles; read back from

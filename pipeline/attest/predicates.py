@@ -1,4 +1,4 @@
-"""Predicates of our own, small and versioned. A field without a value says why it has none."""
+"""Predicates of our own, small and versioned. A field without a value has the reason."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Tool(Frozen):
 
 
 class Weights(Frozen):
-    """A set of model files, as locked and as found on a disk."""
+    """A set of model files, as locked and as they are on a disk."""
 
     lock: WeightsLockName
     repository: HubRepository

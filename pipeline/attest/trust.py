@@ -103,7 +103,7 @@ class Trust(Frozen):
 
 
 def read_trust(path: Path) -> Trust:
-    """The trust file, or an error that says why it cannot be used."""
+    """The trust file, or an error with the reason why it cannot be used."""
     if not path.exists():
         raise TrustInvalid(f"{path}: no such trust file")
     try:

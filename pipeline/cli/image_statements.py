@@ -18,7 +18,7 @@ from pipeline.errors import (
 )
 from pipeline.evidence.evidence_set import folder_of
 from pipeline.evidence.stated import (
-    OF_NOBODY,
+    UNSIGNED_FOREIGN,
     Stated,
     find_stated,
     sign_stated,
@@ -108,6 +108,6 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
         return "its statements are signed"
     first, why = next(iter(wrong.items()))
     fix = f"`sm120 evidence make {name}` replaces it"
-    if why == OF_NOBODY:
+    if why == UNSIGNED_FOREIGN:
         fix = f"look at it in {folder_of(store, built)}, and remove it"
     return f"not signed: {plain(first)} {why} ({fix})".replace("\n", " ")

@@ -119,18 +119,18 @@ def _purl(pin: Pin, suite: str) -> str:
 
 def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
     """Our own files and patches, of the whole chain, as the checkout has them now."""
-    found = []
+    files = []
     for each in plan.chain():
         spec, folder = each.spec, PurePosixPath("images") / each.spec.name
         for source in dict.fromkeys(file.source for file in spec.files):
             path = str(folder / source)
             # one file may lie in several places; it is one material all the same
             to = ", ".join(file.to for file in spec.files if file.source == source)
-            found.append(OwnFile(spec.name, path, _digest(checkout, path), to=to))
+            files.append(OwnFile(spec.name, path, _digest(checkout, path), to=to))
         for patch in checkout.series(spec).patches:
             path = str((folder / (spec.patches or "")).parent / patch.file)
-            found.append(OwnFile(spec.name, path, _digest(checkout, path), patch=patch))
-    return found
+            files.append(OwnFile(spec.name, path, _digest(checkout, path), patch=patch))
+    return files
 
 
 def _digest(checkout: Checkout, path: str) -> str:
@@ -158,10 +158,10 @@ def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin
     """Where a file came from; links are followed inside the image."""
     layers = placed_layers(built)
     tree = see(((x, store.table(x.layer.record)) for x in layers), first_folders=True)
-    found, links = follow({name: row for name, (_, row) in tree.items()}, path)
-    if found not in tree:
-        raise UnknownImage(f"/{found}: the image holds no such file", "Give its whole path.")
-    placed, row = tree[found]
+    name, links = follow({file: row for file, (_, row) in tree.items()}, path)
+    if name not in tree:
+        raise UnknownImage(f"/{name}: no such file in the image", "Give its whole path.")
+    placed, row = tree[name]
     owned = [p for p in parts_of(built) if p.pin.name == row.owner]
     part = owned[0] if owned and not placed.base else None
     patches: tuple[str, ...] = ()
@@ -170,10 +170,10 @@ def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin
         patches = tuple(
             f"{f.path} {f.digest}"
             for f in ours
-            if f.patch and any(found.endswith(f"/{p.path}") for p in f.patch.files)
+            if f.patch and any(name.endswith(f"/{p.path}") for p in f.patch.files)
         )
     return Origin(
-        path=f"/{found}",
+        path=f"/{name}",
         links=tuple(links),
         kind=row.kind,
         size_bytes=row.size_bytes,

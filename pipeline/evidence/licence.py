@@ -1,4 +1,8 @@
-"""Which licence a package declares, in SPDX's words where they are certain, else why not."""
+"""Which licence a package declares: an SPDX expression where that is certain, else why not.
+
+https://packaging.python.org/en/latest/specifications/core-metadata/ and
+https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,7 @@ _LICENSE_LINE = re.compile(r"^License:[ \t]*(\S.*)$", re.M)
 
 @dataclass(frozen=True)
 class Licence:
-    """What a package says of its licence: an SPDX expression, or a name, or neither and why."""
+    """A package's declared licence: an SPDX expression, or a name, or neither and why."""
 
     expression: str | None = None
     name: str | None = None
@@ -65,15 +69,17 @@ class Licence:
 def wheel_licence(metadata: bytes) -> Licence:
     """From a wheel's METADATA: the expression, else the free text, else the classifiers."""
     fields, _ = parse_email(metadata)
-    if said := fields.get("license_expression"):
-        if found := _expression(said):
-            return Licence(found, reason="METADATA License-Expression")
-        return Licence(name=_short(said), reason="METADATA License-Expression, not SPDX's words")
+    if declared := fields.get("license_expression"):
+        if expression := _expression(declared):
+            return Licence(expression, reason="METADATA License-Expression")
+        return Licence(
+            name=_short(declared), reason="METADATA License-Expression, not SPDX's words"
+        )
     text = (fields.get("license") or "").strip()
-    if found := _expression(text) or _SPELLINGS.get(text.lower()):
-        return Licence(found, reason="METADATA License")
-    if found := _title(text):
-        return Licence(found, reason="METADATA License, the title of its text")
+    if expression := _expression(text) or _SPELLINGS.get(text.lower()):
+        return Licence(expression, reason="METADATA License")
+    if expression := _title(text):
+        return Licence(expression, reason="METADATA License, the title of its text")
     named = [c.rpartition(" :: ")[2] for c in fields.get("classifiers", ()) if _is_licence(c)]
     certain = [_CLASSIFIERS[n] for n in named if n in _CLASSIFIERS]
     if named and len(certain) == len(named):
@@ -115,14 +121,14 @@ def deb_licence(copyright_file: bytes) -> Licence:
     text = copyright_file.decode("utf-8", errors="replace")
     if not re.match(r"\s*Format(-Specification)?:", text):
         return Licence(reason="its copyright file is not machine-readable")
-    said = list(dict.fromkeys(line.strip() for line in _LICENSE_LINE.findall(text)))
-    if not said:
+    names = list(dict.fromkeys(line.strip() for line in _LICENSE_LINE.findall(text)))
+    if not names:
         return Licence(reason="its copyright file names no licence")
-    terms = [_debian_terms(line) for line in said]
+    terms = [_debian_terms(line) for line in names]
     known = [term for term in terms if term]
-    if len(known) == len(terms) and (found := _expression(_joined(known))):
-        return Licence(found, reason="copyright file, all of the source package")
-    name = _short(", ".join(said), _LONGEST_LIST)
+    if len(known) == len(terms) and (expression := _expression(_joined(known))):
+        return Licence(expression, reason="copyright file, all of the source package")
+    name = _short(", ".join(names), _LONGEST_LIST)
     return Licence(name=name, reason="copyright file, Debian's names, not all of them SPDX's")
 
 
@@ -133,7 +139,7 @@ def _joined(terms: list[str]) -> str:
 
 
 def _debian_terms(line: str) -> str | None:
-    """`GPL-2+ or Expat` in SPDX's words; none where one of them has none."""
+    """`GPL-2+ or Expat` as an SPDX expression; none where a term has no SPDX name."""
     alternatives = []
     for alternative in re.split(r"\s+or\s+", line):
         terms = [_debian_name(t) for t in re.split(r",?\s+and\s+|,\s*", alternative) if t]
@@ -145,8 +151,8 @@ def _debian_terms(line: str) -> str | None:
 
 
 def _debian_name(name: str) -> str | None:
-    if found := _DEBIAN.get(name.lower()):
-        return found
+    if known := _DEBIAN.get(name.lower()):
+        return known
     if gnu := _GNU.match(name):
         kind, major, minor, plus = gnu.groups()
         return f"{kind}-{major}.{minor or 0}-{'or-later' if plus else 'only'}"

@@ -43,7 +43,7 @@ DEFAULT_CARD = "sm_120"
 
 
 class Resource(Frozen):
-    """An in-toto resource descriptor; without a digest, an annotation says why."""
+    """An in-toto resource descriptor; without a digest, an annotation has the reason."""
 
     uri: Identity
     name: str

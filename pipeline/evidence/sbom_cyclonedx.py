@@ -100,7 +100,7 @@ def _base(base: BaseImage) -> dict[str, Any]:
 
 def _part(billed: BilledPart, root: Path) -> dict[str, Any]:
     part = billed.part
-    found: dict[str, Any] = {
+    component: dict[str, Any] = {
         "type": "library",
         "bom-ref": part.purl,
         "name": part.pin.name,
@@ -115,11 +115,11 @@ def _part(billed: BilledPart, root: Path) -> dict[str, Any]:
         ],
     }
     if licences := _licences(billed.licence):
-        found["licenses"] = licences
+        component["licenses"] = licences
     if billed.patches:
-        found["modified"] = True
-        found["pedigree"] = {"patches": [_patch(p, root) for p in billed.patches]}
-    return found
+        component["modified"] = True
+        component["pedigree"] = {"patches": [_patch(p, root) for p in billed.patches]}
+    return component
 
 
 def _source(licence: Licence) -> str:

@@ -45,14 +45,14 @@ def spdx(bill: Bill) -> dict[str, Any]:
 
 def _references(bill: Bill) -> list[dict[str, str]]:
     """Licences that packages name by a reference of their own; SPDX wants them declared."""
-    said = " ".join(x.licence.expression or "" for x in bill.parts)
+    expressions = " ".join(x.licence.expression or "" for x in bill.parts)
     return [
         {
             "licenseId": reference,
             "name": reference.removeprefix("LicenseRef-"),
             "extractedText": "Not extracted: the text is in the licence files of the packages.",
         }
-        for reference in sorted(set(re.findall(r"LicenseRef-[A-Za-z0-9.-]+", said)))
+        for reference in sorted(set(re.findall(r"LicenseRef-[A-Za-z0-9.-]+", expressions)))
     ]
 
 
@@ -62,18 +62,18 @@ def spdx_bytes(bill: Bill) -> bytes:
 
 
 def _relationships(bill: Bill) -> list[dict[str, str]]:
-    found = [_relation(_DOCUMENT, "DESCRIBES", IMAGE_ID)]
+    relations = [_relation(_DOCUMENT, "DESCRIBES", IMAGE_ID)]
     layers = dict.fromkeys(_layer_id(x.layer.record.digest) for x in bill.layers)
-    found += [_relation(IMAGE_ID, "CONTAINS", layer) for layer in layers]
+    relations += [_relation(IMAGE_ID, "CONTAINS", layer) for layer in layers]
     for billed in bill.parts:
         layer, part = _layer_id(billed.part.layer.record.digest), _part_id(billed)
-        found.append(_relation(layer, "CONTAINS", part))
-        found += [_relation(_file_id(p), "PATCH_FOR", part) for p in billed.patches]
+        relations.append(_relation(layer, "CONTAINS", part))
+        relations += [_relation(_file_id(p), "PATCH_FOR", part) for p in billed.patches]
     if bill.base:
-        found.append(_relation(IMAGE_ID, "DESCENDANT_OF", _BASE))
+        relations.append(_relation(IMAGE_ID, "DESCENDANT_OF", _BASE))
         own = dict.fromkeys(_layer_id(layer.digest) for layer in bill.base.pin.layers)
-        found += [_relation(_BASE, "CONTAINS", layer) for layer in own]
-    return found + [_relation(IMAGE_ID, "CONTAINS", _file_id(x)) for x in bill.files]
+        relations += [_relation(_BASE, "CONTAINS", layer) for layer in own]
+    return relations + [_relation(IMAGE_ID, "CONTAINS", _file_id(x)) for x in bill.files]
 
 
 def _relation(one: str, kind: str, other: str) -> dict[str, str]:
@@ -154,7 +154,7 @@ def _layer(placed: PlacedLayer) -> dict[str, Any]:
 
 def _part(billed: BilledPart) -> dict[str, Any]:
     part, licence = billed.part, billed.licence
-    words = licence.reason if licence.expression else f"{licence.name or _NONE}: {licence.reason}"
+    comment = licence.reason if licence.expression else f"{licence.name or _NONE}: {licence.reason}"
     return _package(
         _part_id(billed),
         part.pin.name,
@@ -163,7 +163,7 @@ def _part(billed: BilledPart) -> dict[str, Any]:
         packageFileName=part.pin.file,
         primaryPackagePurpose="LIBRARY",
         licenseDeclared=licence.expression or _NONE,
-        licenseComments=words,
+        licenseComments=comment,
         externalRefs=[_purl(part.purl)],
     )
 
@@ -177,12 +177,12 @@ def _purl(purl: str) -> dict[str, str]:
 
 
 def _own_file(file: OwnFile) -> dict[str, Any]:
-    words = plain(file.patch.why) if file.patch else f"lies at {file.to}"
+    comment = plain(file.patch.why) if file.patch else f"lies at {file.to}"
     return _package(
         _file_id(file),
         file.path.rpartition("/")[2],
         file.digest,
         packageFileName=file.path,
         primaryPackagePurpose="SOURCE" if file.patch else "FILE",
-        comment=words,
+        comment=comment,
     )

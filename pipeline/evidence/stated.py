@@ -1,7 +1,7 @@
-"""What a build leaves beside an image by itself: its statements, made once for the same inputs.
+"""The statements that a build leaves beside an image, made once for the same inputs.
 
-`stated.json` remembers from what the statements were made and who signed them all, so that a build
-with nothing to do has nothing to state. It is a memory, no evidence: nobody verifies by it.
+`stated.json` remembers which inputs they were made from and which keys signed all of them, so that
+a build with nothing to do states nothing. It is a cache, not evidence: no verifier reads it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipeline.evidence.image import Recorded
 
 FILE = "stated.json"
-OF_NOBODY = "is of nobody, and cannot be found out again"
+UNSIGNED_FOREIGN = "is unsigned, and cannot be checked against the image"
 
 
 class Stated(Frozen):
@@ -51,30 +51,32 @@ def find_stated(checkout: Checkout, store: Store, built: Built) -> Stated | None
     """The statements that lie there, if all do and they were made from the same."""
     folder = folder_of(store, built)
     try:
-        found = Stated.model_validate_json(read_own(folder / FILE))
+        stated = Stated.model_validate_json(read_own(folder / FILE))
     except (OSError, StoreDamaged, ValidationError):
         return None
-    if found.inputs != _inputs(checkout, store, built) or not found.is_whole(folder):
+    if stated.inputs != _inputs(checkout, store, built) or not stated.is_whole(folder):
         return None
-    return found
+    return stated
 
 
 def state_image(
     checkout: Checkout, store: Store, built: Built, signers: Sequence[Signer]
 ) -> Stated:
-    """State and sign all there is to say of an image; what says the same already stays."""
+    """State and sign everything about an image; an equal statement that is there stays."""
     from pipeline.attest.statement import moment
     from pipeline.evidence.image import record_image
 
-    found = record_image(checkout, store, built, signers, moment())
-    return _remember(checkout, store, built, found)
+    recorded = record_image(checkout, store, built, signers, moment())
+    return _remember(checkout, store, built, recorded)
 
 
-def _remember(checkout: Checkout, store: Store, built: Built, found: Sequence[Recorded]) -> Stated:
+def _remember(
+    checkout: Checkout, store: Store, built: Built, recorded: Sequence[Recorded]
+) -> Stated:
     stated = Stated(
         inputs=_inputs(checkout, store, built),
-        statements=[each.name for each in found],
-        signed_by=signed_by_all([each.envelope for each in found]),
+        statements=[each.name for each in recorded],
+        signed_by=signed_by_all([each.envelope for each in recorded]),
     )
     data = canonical_json(stated.model_dump()) + b"\n"
     store.write(folder_of(store, built) / FILE, data)
@@ -82,7 +84,7 @@ def _remember(checkout: Checkout, store: Store, built: Built, found: Sequence[Re
 
 
 def signed_by_all(envelopes: Sequence[Envelope]) -> list[str]:
-    """The keys whose signature is on every envelope, by their own word."""
+    """The keys that every envelope names as a signer; the signatures are not checked."""
     keys = [{s.key_id for s in e.signatures if s.key_id} for e in envelopes]
     return sorted(set.intersection(*keys)) if keys else []
 
@@ -104,7 +106,7 @@ def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
     except FileNotFoundError:
         judged = None
     except StoreDamaged:
-        judged = "damaged"  # whoever states the image anew says so, and what to do
+        judged = "damaged"  # reported, with what to do, when the image is stated again
     must_be = golden.digest if golden else None
     made_by = [code_digest(), __version__]
     return sha256_of(
@@ -113,9 +115,9 @@ def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
 
 
 def sign_stated(checkout: Checkout, store: Store, built: Built, signer: Signer) -> dict[str, str]:
-    """Sign the statements of an image if they still say what it is; which do not, and why.
+    """Sign the statements of an image if they still match it; the names of those that do not.
 
-    What can be found out again is compared with what is written, all but the time. One that is
+    Each that can be made again is compared with the kept one, all but the time. One that is
     wrong, or cannot be judged, keeps the others from being signed: the set is theirs together.
     """
     from pipeline.attest.statement import moment, read_stamp
@@ -128,9 +130,9 @@ def sign_stated(checkout: Checkout, store: Store, built: Built, signer: Signer) 
     when = moment()
     wrong = _wrong(folder, built, kept, true, read_stamp(when.at))
     if not wrong:
-        said = {name: e.statement for name, e in kept.items() if name in true}
-        found = keep_all(store, built, said, [signer], when)
-        _remember(checkout, store, built, [x for x in found if x.name in (*said, NAME)])
+        statements = {name: e.statement for name, e in kept.items() if name in true}
+        recorded = keep_all(store, built, statements, [signer], when)
+        _remember(checkout, store, built, [x for x in recorded if x.name in (*statements, NAME)])
     return wrong
 
 
@@ -141,21 +143,21 @@ def _wrong(
     true: Mapping[str, Statement],
     now: datetime,
 ) -> dict[str, str]:
-    """Statements that are not true of an image, or of which nobody here can tell."""
+    """Statements that do not match an image, or that cannot be checked."""
     from pipeline.evidence.evidence_set import NAME, set_statement
 
-    found = dict.fromkeys(sorted(true.keys() - kept.keys()), "is missing")
+    problems = dict.fromkeys(sorted(true.keys() - kept.keys()), "is missing")
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         name = path.name.removesuffix(SUFFIX)
         if name not in kept:
-            found[name] = "cannot be read"
+            problems[name] = "cannot be read"
         elif name in true and true[name].core() != kept[name].statement.core():
-            found[name] = "does not say what the image is"
+            problems[name] = "does not match the image"
         elif name in (*true, NAME) and not kept[name].statement.has_happened(now):
-            found[name] = "is dated in the future"
+            problems[name] = "is dated in the future"
         elif name not in (*true, NAME) and not kept[name].signatures:
-            found[name] = OF_NOBODY
+            problems[name] = UNSIGNED_FOREIGN
     every = set_statement(built.name, built.platform, built.digest, kept.values())
     if NAME in kept and kept[NAME].statement.core() != every.core():
-        found[NAME] = "names other statements than are there"
-    return found
+        problems[NAME] = "lists other statements than there are"
+    return problems

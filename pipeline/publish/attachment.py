@@ -1,7 +1,7 @@
-"""What is attached to a published image: statements, an SBOM, signatures, or any file.
+"""Attachments of a published image: statements, an SBOM, signatures, or any file.
 
-Each becomes an OCI 1.1 artifact whose subject is the image. Nothing in it says when it was made,
-so attaching the same thing twice changes nothing.
+Each becomes an OCI 1.1 artifact whose subject is the image. It holds no time of its own, so that
+attaching the same thing twice changes nothing.
 """
 
 from __future__ import annotations
@@ -100,21 +100,21 @@ class Attached(Frozen):
     artifact_type: str
     subject: str
     found_by: str
-    says: str | None = None  # a statement's predicate type
+    predicate_type: str | None = None  # of a statement
     sent_bytes: int = 0  # of its blobs; those that were there are not sent again
 
 
-def file_attachment(message: str, platforms: list[str]) -> Attachment:
+def file_attachment(text: str, platforms: list[str]) -> Attachment:
     """`[PLATFORM=]FILE:TYPE` as a value."""
-    platform, equals, rest = message.partition("=")
+    platform, equals, rest = text.partition("=")
     if not equals or platform not in platforms:
-        platform, rest = "", message
+        platform, rest = "", text
     name, _, kind = rest.rpartition(":")
     if not name or not MEDIA_TYPE.fullmatch(kind):
-        raise AttachmentInvalid(f"{message}: names no type")
+        raise AttachmentInvalid(f"{text}: does not name a media type")
     path = Path(name)
     if not path.is_file():
-        raise AttachmentInvalid(f"{path}: there is no such file")
+        raise AttachmentInvalid(f"{path}: no such file")
     data = read_at_most(path, MOST_BYTES)
     if data is None:
         raise AttachmentInvalid(f"{path}: is larger than {MOST_BYTES >> 20} MiB")
@@ -126,31 +126,31 @@ def attach(
     repository: Repository, subject: Document, attachments: list[Attachment]
 ) -> list[Attached]:
     """Push artifacts for one image and make them findable from it."""
-    found, unlisted = [], []
+    attached, unlisted = [], []
     for attachment in attachments:
         document = attachment.manifest(subject)
         sent = sum(_bring(repository, content) for content in attachment.contents)
         names = [document.digest, *([attachment.tag] if attachment.tag else [])]
         answers = [repository.put_manifest(n, document.data, OCI_MANIFEST) for n in names]
-        # a registry that lists referrers itself says so in its answer
+        # a registry with the referrers API confirms it with this header
         is_listed = answers[0].header("OCI-Subject") == subject.digest
         if not is_listed and attachment.is_referrer:
             unlisted.append(document)
         how = "referrers API" if is_listed else "fallback tag"
         how = how if attachment.is_referrer else f"tag {attachment.tag}"
-        found.append(
+        attached.append(
             Attached(
                 digest=document.digest,
                 artifact_type=kind_of(document),
                 subject=subject.digest,
                 found_by=how,
-                says=document.annotations.get(PREDICATE_NOTE),
+                predicate_type=document.annotations.get(PREDICATE_NOTE),
                 sent_bytes=sent,
             )
         )
     if unlisted:
         list_in_fallback_tag(repository, subject.digest, [_entry(d) for d in unlisted])
-    return found
+    return attached
 
 
 def _bring(repository: Repository, content: Content) -> int:

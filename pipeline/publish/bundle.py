@@ -1,4 +1,4 @@
-"""What is signed of an image when it is published: kept statements, or new ones where a key is."""
+"""The evidence that goes with a publish: kept statements, or new ones where there is a key."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def record_all(
     *,
     spdx: bool = False,
 ) -> None:
-    """State and sign what is not; what says the same and has this signature stays as it is."""
-    # half of the time it takes to start: only who signs pays for it
+    """State and sign each image; an equal statement with this signature stays as it is."""
+    # loads slowly: only who signs pays for it
     from pipeline.evidence.image import record_image
 
     for image in built:
@@ -47,10 +47,10 @@ def record_all(
 def signed_records(store: Store, image: Built) -> list[Envelope]:
     """The statements of an image that somebody signed, and all that a signed set names.
 
-    A damaged file ends it, named.
+    A damaged file is an error that names it.
     """
-    found = kept(store, image.name, image.platform, image.digest)
-    envelopes = [read_envelope(read_own(path), path.name) for path in found]
+    paths = kept(store, image.name, image.platform, image.digest)
+    envelopes = [read_envelope(read_own(path), path.name) for path in paths]
     about = [e for e in envelopes if e.statement.is_about(image.digest)]
     named = {
         each.payload
@@ -72,16 +72,16 @@ def make_bundle(
     *,
     spdx: bool = False,
 ) -> EvidenceBundle:
-    """All evidence for a publish; that gates were passed over is signed with the rest."""
+    """All evidence for a publish; that gates did not pass is signed with the rest."""
     when = moment()
     if signer is not None:
         record_all(checkout, store, built, signer, when, spdx=spdx)
     envelopes = {image.platform: signed_records(store, image) for image in built}
     for gates in forced if signer is not None else ():
         image = next(b for b in built if b.platform == gates.platform)
-        said = _ungated(image, gates, reason, reference)
+        ungated = _ungated(image, gates, reason, reference)
         known = envelopes[gates.platform]
-        envelopes[gates.platform] = _with_ungated(store, image, known, said, signer, when)
+        envelopes[gates.platform] = _with_ungated(store, image, known, ungated, signer, when)
     return EvidenceBundle(envelopes, signer, read_stamp(when.at))
 
 
@@ -89,17 +89,17 @@ def _with_ungated(
     store: Store,
     image: Built,
     known: Sequence[Envelope],
-    said: Ungated,
+    ungated: Ungated,
     signer: Signer | None,
     when: Moment,
 ) -> list[Envelope]:
     """An image's statements with one more, and the set of those in the place of the image's own."""
-    folder, signers = _published(store, image, said.reference), [signer] if signer else []
+    folder, signers = _published(store, image, ungated.reference), [signer] if signer else []
     subject = (image.name, image.platform, image.digest)
-    statement = make_statement(image.name, image.digest, UNGATED, said.model_dump(), when)
+    statement = make_statement(image.name, image.digest, UNGATED, ungated.model_dump(), when)
     every = [e for e in known if not is_set(e)]
     every.append(keep(store, folder, "ungated", statement, signers))
-    named = set_statement(*subject, every, said.reason, when)
+    named = set_statement(*subject, every, ungated.reason, when)
     return [*every, keep_set(store, folder, named, signers)]
 
 

@@ -1,7 +1,7 @@
 """Clearing a repository: what no kept tag and no evidence of a kept image reaches.
 
 First a plan from reading only; an error while reading ends it before anything is deleted. A
-registry lists tags but not manifests, so manifests without a tag are found only where an index,
+registry lists tags but not manifests, so manifests without a tag are known only where an index,
 a referrer or this store's own memory names them.
 """
 
@@ -52,10 +52,10 @@ class _Reader:
 
     def find(self, digest: str) -> Document | None:
         if digest not in self.documents:
-            found = self._repository.find_manifest(digest)
-            if found is None:
+            document = self._repository.find_manifest(digest)
+            if document is None:
                 return None
-            self.documents[digest] = found
+            self.documents[digest] = document
         return self.documents[digest]
 
     def referrers(self, digest: str) -> list[str]:
@@ -87,30 +87,30 @@ def plan_gc(store: Store, repository: Repository, patterns: Sequence[str], jobs:
 
 def _evidence_tags(named: dict[str, Document]) -> dict[str, list[str]]:
     """For each image, the manifests behind the tags that carry its digest."""
-    found: dict[str, list[str]] = {}
+    tags: dict[str, list[str]] = {}
     for tag, document in named.items():
         if match := _EVIDENCE_TAG.fullmatch(tag):
-            found.setdefault(f"sha256:{match[1]}", []).append(document.digest)
-    return found
+            tags.setdefault(f"sha256:{match[1]}", []).append(document.digest)
+    return tags
 
 
 def reach(reader: _Reader, evidence: dict[str, list[str]], roots: Iterable[str]) -> set[str]:
     """All manifests that a root leads to: below it, attached to it, or its subject."""
-    found: set[str] = set()
+    reached: set[str] = set()
     todo = list(roots)
     while todo:
         digest = todo.pop()
-        if digest in found:
+        if digest in reached:
             continue
         document = reader.find(digest)
         if document is None:
             continue
-        found.add(digest)
+        reached.add(digest)
         todo += [d.digest for d in document.manifests]
         todo += [document.subject.digest] if document.subject else []
         todo += evidence.get(digest, [])
         todo += reader.referrers(digest)
-    return found
+    return reached
 
 
 def _plan(

@@ -40,7 +40,7 @@ class KnownRepository:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Held while a repository is published to or cleared; says so where it has to wait."""
+        """Held while a repository is published to or cleared; logs where it has to wait."""
         lock = f"published-{self._key[:32]}"
         if not is_free(self._store.root / "locks" / lock):
             log.say(f"Another command works on {self._registry}/{self._name}; waiting for it")

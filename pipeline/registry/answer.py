@@ -1,4 +1,4 @@
-"""Where a registry's answers lead, and how it refuses."""
+"""A registry's redirects and refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.net.address import clean, shown
 
 
 class Head(Protocol):
-    """What is known of an answer before its body."""
+    """An answer before its body is read."""
 
     @property
     def status(self) -> int: ...
@@ -23,7 +23,7 @@ class Head(Protocol):
 
 
 def location_of(answer: Head) -> str:
-    """Where to go on, as a whole address."""
+    """The `Location` of an answer as a whole address."""
     place = answer.header("Location")
     if not place:
         raise RegistryBroken(f"{shown(answer.url)}: answers {answer.status} without a Location")
@@ -36,7 +36,7 @@ def location_of(answer: Head) -> str:
 
 
 class Refusal(RegistryBroken):
-    """A status that no step expects; some steps know what to make of it."""
+    """An unexpected status; some callers can handle it by its status or codes."""
 
     def __init__(self, message: str, status: int, codes: frozenset[str]) -> None:
         super().__init__(message)
@@ -46,12 +46,15 @@ class Refusal(RegistryBroken):
 MOST_ERROR_BYTES = 8192
 
 
-def error_words(data: bytes) -> tuple[str, frozenset[str]]:
-    """The registry's own words, and its error codes."""
+def error_message(data: bytes) -> tuple[str, frozenset[str]]:
+    """The message of a registry's error body, and its error codes.
+
+    https://github.com/opencontainers/distribution-spec/blob/main/spec.md#error-codes
+    """
     try:
-        found = read_json(data, most_bytes=MOST_ERROR_BYTES)["errors"]
-        rows = [(str(e.get("code", "")), str(e.get("message", ""))) for e in found[:3]]
+        errors = read_json(data, most_bytes=MOST_ERROR_BYTES)["errors"]
+        rows = [(str(e.get("code", "")), str(e.get("message", ""))) for e in errors[:3]]
     except (JsonInvalid, KeyError, TypeError, AttributeError):
         return "", frozenset()
-    told = "; ".join(" ".join(row) for row in rows)
-    return (f" ({clean(told)})" if told else ""), frozenset(code for code, _ in rows)
+    text = "; ".join(" ".join(row) for row in rows)
+    return (f" ({clean(text)})" if text else ""), frozenset(code for code, _ in rows)

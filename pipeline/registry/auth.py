@@ -1,4 +1,4 @@
-"""From a registry's challenge to the header that answers it.
+"""Authentication: from a registry's `WWW-Authenticate` to the header that answers it.
 
 A password goes only to the registry itself (basic) or to the token service that the registry
 names (bearer); a token goes only to the registry that it was made for.
@@ -31,12 +31,12 @@ class Scope:
     actions: str = "pull"
     also_from: str = ""
 
-    def words(self) -> list[str]:
-        """As token services spell it."""
+    def as_list(self) -> list[str]:
+        """As token services expect it."""
         if not self.repository:
             return []
-        found = [f"repository:{self.repository}:{self.actions}"]
-        return [*found, f"repository:{self.also_from}:pull"] if self.also_from else found
+        scopes = [f"repository:{self.repository}:{self.actions}"]
+        return [*scopes, f"repository:{self.also_from}:pull"] if self.also_from else scopes
 
 
 class Authority:
@@ -72,10 +72,12 @@ class Authority:
                 return "Bearer " + self._token(scope, challenge)
         if any(c.scheme == "basic" for c in challenges):
             if self._login is None or not self._login.user:
-                raise RegistryRefused("the registry wants a login, and there is none for it")
+                raise RegistryRefused("the registry requires a login, and there is none for it")
             return self._login.basic
         named = ", ".join(c.scheme for c in challenges) or "nothing"
-        raise RegistryBroken(f"the registry refuses and asks for {named}, which is no way in")
+        raise RegistryBroken(
+            f"the registry refuses access and asks for {named}, which is not supported"
+        )
 
     def _token(self, scope: Scope, challenge: Challenge) -> str:
         realm = challenge.get("realm")
@@ -85,7 +87,7 @@ class Authority:
                 f"the registry's token service {shown(realm)} is not reached by https",
                 "Nothing was sent to it.",
             )
-        wanted = dict.fromkeys([*scope.words(), *challenge.get("scope").split()])
+        wanted = dict.fromkeys([*scope.as_list(), *challenge.get("scope").split()])
         query = [("service", challenge.get("service"))] if challenge.get("service") else []
         query += [("scope", word) for word in wanted]
         answer = self._ask(realm, "&" if service.query else "?", query)
@@ -120,12 +122,12 @@ def _service(realm: str) -> SplitResult:
 
 def _token_in(data: bytes, realm: str) -> str:
     try:
-        found = read_json(data, most_bytes=MOST_TOKEN_BYTES)
-        token = found.get("token") or found.get("access_token")
+        body = read_json(data, most_bytes=MOST_TOKEN_BYTES)
+        token = body.get("token") or body.get("access_token")
     except (JsonInvalid, AttributeError):
         token = None
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
-        raise RegistryBroken(f"the token service {realm} gives no token")
+        raise RegistryBroken(f"the token service {realm} returned no token")
     return token
 
 
@@ -136,7 +138,7 @@ _LONGEST = 4096
 
 @dataclass(frozen=True)
 class Challenge:
-    """One way in: its scheme in small letters, and its parameters."""
+    """One way to authenticate: its scheme in lower case, and its parameters."""
 
     scheme: str
     parameters: dict[str, str]
@@ -146,24 +148,24 @@ class Challenge:
 
 
 def read_challenges(headers: list[str]) -> list[Challenge]:
-    """All challenges of an answer; what cannot be read is passed over."""
-    return [found for header in headers for found in _read(header[:_LONGEST])]
+    """All challenges of an answer; unreadable ones are skipped."""
+    return [challenge for header in headers for challenge in _read(header[:_LONGEST])]
 
 
 def _read(header: str) -> list[Challenge]:
-    found: list[Challenge] = []
+    challenges: list[Challenge] = []
     at = 0
     while at < len(header):
         parameter = _PARAMETER.match(header, at)
-        if parameter and found:
+        if parameter and challenges:
             name, quoted, plain = parameter.groups()
             value = re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else plain
-            found[-1].parameters.setdefault(name.lower(), value)
+            challenges[-1].parameters.setdefault(name.lower(), value)
             at = parameter.end()
             continue
         scheme = _SCHEME.match(header, at)
         if not scheme:
             break
-        found.append(Challenge(scheme[1].lower(), {}))
+        challenges.append(Challenge(scheme[1].lower(), {}))
         at = scheme.end()
-    return found
+    return challenges

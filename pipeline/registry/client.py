@@ -1,4 +1,4 @@
-"""One registry: requests that are tried again where that may help, and never where it harms."""
+"""One registry: requests with login, redirects and retries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pipeline.net.failures import (
 )
 from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.oci.reference import Reference
-from pipeline.registry.answer import MOST_ERROR_BYTES, Refusal, error_words, location_of
+from pipeline.registry.answer import MOST_ERROR_BYTES, Refusal, error_message, location_of
 from pipeline.registry.auth import MOST_TOKEN_BYTES, Authority, Scope
 from pipeline.registry.docker_config import certificate_files, find_login, tls_context
 
@@ -43,10 +43,10 @@ Result = TypeVar("Result")
 ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0
 LONGEST_ASKED_S = 300.0
-_SAID_FROM_S = 1.0  # shorter waits nobody wonders about
+_REPORT_FROM_S = 1.0  # shorter waits are not worth a line
 _MOST_REDIRECTS = 5
 MOST_ANSWER_BYTES = 1 << 16
-# a registry on slow storage is silent for minutes while it closes a layer of gigabytes
+# a registry on slow storage is silent for minutes while it hashes an uploaded layer of gigabytes
 _LIMITS = Limits(silence_s=300.0, head_s=300.0)
 
 
@@ -66,7 +66,7 @@ class Client:
     def __init__(self, reference: Reference, access: Access | None = None) -> None:
         self._access = access or Access()
         self.name = reference.registry
-        self._guard, self._said_at = threading.Lock(), 0.0
+        self._guard, self._reported_at = threading.Lock(), 0.0
         self._host_port = reference.host_port
         self._http = HttpClient(
             make_context=lambda: tls_context(self._host_port, self._access.ca_file),
@@ -110,7 +110,7 @@ class Client:
         body: Body | None = None,
         most_bytes: int = MOST_ANSWER_BYTES,
     ) -> Reply:
-        """A whole answer with a good status; what may pass is tried again, the rest is an error."""
+        """A whole answer with a good status; temporary failures are tried again."""
         failed: Lost | None = None
         for attempt in range(ATTEMPTS):
             if failed:
@@ -210,26 +210,26 @@ class Client:
             raise RegistryBroken(f"{self.name}: {error}") from error
 
     def _failure(self, method: str, answer: Answer) -> Exception:
-        said, codes = error_words(_error_body(answer))
+        reason, codes = error_message(_error_body(answer))
         what = f"{method} {shown(answer.url)}"
         if answer.status in MAY_PASS:
             wait_s = asked_wait_s(answer.headers)
-            return Lost(f"{what}: answers {answer.status}{said}", wait_s=wait_s)
+            return Lost(f"{what}: answers {answer.status}{reason}", wait_s=wait_s)
         if answer.status in (401, 403):
-            return RegistryRefused(f"{what}: refused with {answer.status}{said}")
+            return RegistryRefused(f"{what}: refused with {answer.status}{reason}")
         if answer.status == 404:
-            return NotInRegistry(f"{what}: not there{said}")
-        return Refusal(f"{what}: answers {answer.status}{said}", answer.status, codes)
+            return NotInRegistry(f"{what}: not found{reason}")
+        return Refusal(f"{what}: answers {answer.status}{reason}", answer.status, codes)
 
     def read(self, answer: Answer, most_bytes: int) -> bytes:
-        """A small body, whole; `Lost` where it broke off."""
+        """A small body, whole; `Lost` where the connection broke."""
         try:
             return answer.read(most_bytes)
         except BadAnswer as error:
             raise RegistryBroken(str(error)) from error
 
     def pages(self, what: str, most_pages: int) -> _Pages:
-        """A list that comes page by page, and ends."""
+        """A bound on the pages of a list."""
         return _Pages(what, most_pages, self._access.limits.pages_s)
 
     def pause(self, attempt: int, lost: Lost | None = None) -> None:
@@ -237,18 +237,18 @@ class Client:
         wait_s = self._access.first_wait_s * 2**attempt
         asked_s = lost.wait_s if lost else None
         wait_s = min(wait_s, LONGEST_WAIT_S) if asked_s is None else min(asked_s, LONGEST_ASKED_S)
-        if lost and wait_s >= _SAID_FROM_S:
-            self._say_once(f"  {lost}; trying again in {wait_s:.0f} s")
+        if lost and wait_s >= _REPORT_FROM_S:
+            self._report_once(f"  {lost}; trying again in {wait_s:.0f} s")
         if self.stop.wait(wait_s):
             raise Interrupted("stopped")
 
-    def _say_once(self, words: str) -> None:
-        """What several threads meet at once is told once."""
+    def _report_once(self, message: str) -> None:
+        """One line for what several threads run into at the same time."""
         now = time.monotonic()
         with self._guard:
-            is_new, self._said_at = now - self._said_at >= _SAID_FROM_S, now
+            is_new, self._reported_at = now - self._reported_at >= _REPORT_FROM_S, now
         if is_new:
-            log.say(words)
+            log.say(message)
 
     def each(
         self, jobs: int, items: Iterable[Item], work: Callable[[Item], Result]

@@ -1,4 +1,4 @@
-"""Logins from Docker's configuration and its credential helpers."""
+"""What Docker keeps for a registry: logins, credential helpers, and certificates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from pipeline.oci.reference import Reference
 _HELPER = re.compile(r"[A-Za-z0-9._-]+")
 _HUB_KEY = "https://index.docker.io/v1/"
 _HUB_NAMES = ("docker.io", "index.docker.io", "registry-1.docker.io")
-# how helpers say that they know no login, in Docker's own library for them
+# how a helper reports that it has no login:
+# https://github.com/docker/docker-credential-helpers/blob/master/credentials/error.go
 _NOT_FOUND = ("credentials not found", "no credentials server url")
 _HELPER_NEEDS = ("DOCKER_CONFIG", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "GNUPGHOME", "GPG_TTY")
 
@@ -40,12 +41,12 @@ class Login:
 
 
 def find_login(reference: Reference) -> Login | None:
-    """The login that `docker login` kept for a registry; none is anonymous."""
+    """The login that `docker login` kept for a registry; none means anonymous."""
     config = _read_config()
     key = _HUB_KEY if reference.registry in _HUB_NAMES else reference.registry
     helper = _text(_table(config, "credHelpers").get(key)) or _text(config.get("credsStore"))
-    found = _ask_helper(helper, key) if helper else None
-    return found or _from_auths(_table(config, "auths"), key)
+    login = _ask_helper(helper, key) if helper else None
+    return login or _from_auths(_table(config, "auths"), key)
 
 
 def config_path() -> Path:
@@ -57,17 +58,17 @@ def config_path() -> Path:
 def _read_config() -> dict[str, Any]:
     path = config_path()
     try:
-        found = json.loads(path.read_bytes())
+        config = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise RegistryRefused(f"{path}: cannot be read", "Repair it, or log in again.") from error
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _table(config: dict[str, Any], name: str) -> dict[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, dict) else {}
+    table = config.get(name)
+    return table if isinstance(table, dict) else {}
 
 
 def _text(value: Any) -> str:
@@ -104,19 +105,19 @@ def _decoded(auth: str, key: str) -> tuple[str, str]:
 
 def _ask_helper(name: str, key: str) -> Login | None:
     if not _HELPER.fullmatch(name):
-        raise RegistryRefused(f"{config_path()}: {name!r} is no name of a credential helper")
+        raise RegistryRefused(f"{config_path()}: {name!r} is not the name of a credential helper")
     program = proc.find_tool(
         f"docker-credential-{name}", f"{config_path()} names it; install it or take that out."
     )
-    said = proc.read([program, "get"], env=proc.environment(*_HELPER_NEEDS), stdin=key.encode())
-    words = " ".join(said.stdout.decode(errors="replace").split())
-    if said.returncode != 0:
-        if any(known in words.lower() for known in _NOT_FOUND):
+    done = proc.read([program, "get"], env=proc.environment(*_HELPER_NEEDS), stdin=key.encode())
+    output = " ".join(done.stdout.decode(errors="replace").split())
+    if done.returncode != 0:
+        if any(known in output.lower() for known in _NOT_FOUND):
             return None
-        raise RegistryRefused(f"docker-credential-{name}: {words[:200] or 'failed'}")
+        raise RegistryRefused(f"docker-credential-{name}: {output[:200] or 'failed'}")
     try:
-        found = json.loads(said.stdout)
-        user, secret = str(found["Username"]), str(found["Secret"])
+        credentials = json.loads(done.stdout)
+        user, secret = str(credentials["Username"]), str(credentials["Secret"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RegistryRefused(f"docker-credential-{name}: its answer cannot be read") from error
     return Login(identity_token=secret) if user == "<token>" else Login(user, secret)
@@ -131,25 +132,27 @@ _PLACES = (
 
 
 def certificate_files(host_port: str, places: tuple[str, ...] = _PLACES) -> list[Path]:
-    """What Docker and Podman were given for a registry: `.crt` is a CA, `.cert` is our own."""
+    """Docker's and Podman's files for a registry: `.crt` is a CA, `.cert` a client certificate."""
     folders = [Path(place).expanduser() / host_port for place in places]
     return [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]
 
 
 def tls_context(host_port: str, ca_file: Path | None) -> ssl.SSLContext:
-    """A context that believes the system's CAs and those added for this registry."""
+    """A context that trusts the system's CAs and those added for this registry."""
     context = system_context()
     files = certificate_files(host_port)
     for path in [*([ca_file] if ca_file else []), *(p for p in files if p.suffix == ".crt")]:
         try:
             context.load_verify_locations(cafile=path)
         except (OSError, ssl.SSLError) as error:
-            raise RegistryUnreachable(f"{path}: is no readable CA certificate") from error
+            raise RegistryUnreachable(f"{path}: is not a readable CA certificate") from error
     for path in files:
         key = path.with_suffix(".key")
         if path.suffix == ".cert" and key in files:
             try:
                 context.load_cert_chain(path, key)
             except (OSError, ssl.SSLError) as error:
-                raise RegistryUnreachable(f"{path}: is no readable client certificate") from error
+                raise RegistryUnreachable(
+                    f"{path}: is not a readable client certificate"
+                ) from error
     return context

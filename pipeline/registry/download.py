@@ -1,4 +1,4 @@
-"""One blob from a registry: resumed when cut, and kept only if it is what its digest says."""
+"""One blob from a registry: resumed after a break, and kept only if its digest matches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_blob(repository: Repository, blob: Descriptor, most_bytes: int) -> byte
 
 
 def check_blob(repository: Repository, blob: Descriptor, bar: Bar) -> None:
-    """Read a blob of any size to its end and keep nothing: are its bytes what its digest says?"""
+    """Read a blob of any size and compare its digest; nothing is kept."""
     gauge = Gauge(bar)
     for attempt in range(ATTEMPTS):
         try:
@@ -64,7 +64,7 @@ def _stream(repository: Repository, blob: Descriptor, gauge: Gauge) -> str:
 
 
 def pull_blob(repository: Repository, blob: Descriptor, partial: Path, bar: Bar) -> None:
-    """Bring `partial` to the whole, verified blob; what is there already is gone on with."""
+    """Complete `partial` to the verified blob; what is there already is resumed."""
     failures, started_over, gauge = 0, False, Gauge(bar)
     while True:
         before = size_so_far(partial)
@@ -83,7 +83,7 @@ def pull_blob(repository: Repository, blob: Descriptor, partial: Path, bar: Bar)
         gauge.at(0)
         if started_over or not before:
             _require_digest(got, blob)
-        # the beginning that was kept may be what is wrong: once more, from the first byte
+        # the kept beginning may be the damaged part: once more, from the first byte
         started_over = True
 
 
@@ -146,7 +146,7 @@ def _pour(answer: Answer, blob: Descriptor, partial: Path, gauge: Gauge) -> str:
 
 
 def _pieces(answer: Answer, blob: Descriptor, got: int) -> Iterator[memoryview]:
-    """What comes after the bytes that are here; never more than the blob is said to have."""
+    """The rest of the bytes; never more than the blob's descriptor allows."""
     for piece in answer.pieces():
         got += len(piece)
         if got > blob.size_bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline import log
-from pipeline.errors import NotInRegistry, PipelineError, RegistryBroken, StoreUnwritable
+from pipeline.errors import NotInRegistry, RegistryBroken, StoreUnwritable
 from pipeline.files import locked, os_errors_explained, sha256_of_file, write_bytes
 from pipeline.model import Frozen
 from pipeline.oci.document import (
@@ -18,7 +17,6 @@ from pipeline.oci.document import (
     Descriptor,
     Document,
     index_json,
-    read_document,
 )
 from pipeline.oci.layout import LAYOUT
 from pipeline.oci.reference import Reference
@@ -49,7 +47,7 @@ class LayoutBlobs:
 
 
 class Pulled(Frozen):
-    """What a pull brought."""
+    """The result of a pull."""
 
     digest: str
     platforms: tuple[str, ...]
@@ -79,7 +77,7 @@ def fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs:
 
 
 def _is_there(blobs: BlobFolder, blob: Descriptor) -> bool:
-    """Anything may lie under a blob's name, also in a store: it came from a backup, or rotted."""
+    """Whether a blob is there and intact: a backup or a bad disk can leave other bytes."""
     path = blobs.blob_path(blob.digest)
     is_there = path.is_file() and path.stat().st_size == blob.size_bytes
     return is_there and sha256_of_file(path) == blob.digest
@@ -136,25 +134,10 @@ def _pulled(wanted: Wanted, received: int) -> Pulled:
 def _require_ours(folder: Path) -> None:
     """A new or empty folder, or a layout that an earlier pull began."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise StoreUnwritable(f"{folder}: is no folder", "Name a new or empty folder.")
+        raise StoreUnwritable(f"{folder}: is not a folder", "Name a new or empty folder.")
     known = {"blobs", ".partial", "oci-layout", "index.json"}
     if folder.exists() and not {p.name for p in folder.iterdir()} <= known:
         raise StoreUnwritable(f"{folder}: holds other files", "Name a new or empty folder.")
-
-
-def read_kept(blobs: BlobFolder, digest: str) -> Document:
-    """A kept document, checked again."""
-    path = blobs.blob_path(digest)
-    try:
-        if path.stat().st_size > MOST_MANIFEST_BYTES:
-            raise PipelineError(f"{path}: is too large for a manifest")
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise NotInRegistry(f"{path}: is not there") from None
-    document = read_document(data)
-    if document.digest != digest:
-        raise RegistryBroken(f"{os.fspath(path)}: does not match its digest")
-    return document
 
 
 MOST_BYTES = 200 << 30
@@ -170,8 +153,8 @@ class Wanted(Frozen):
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
-        found = [b for d in (*self.documents, *self.evidence) for b in d.blobs]
-        return tuple({b.digest: b for b in found}.values())
+        blobs = [b for d in (*self.documents, *self.evidence) for b in d.blobs]
+        return tuple({b.digest: b for b in blobs}.values())
 
     @property
     def size_bytes(self) -> int:
@@ -211,14 +194,14 @@ def plan_pull(
             chosen = document
         if platform is not None:
             documents = {chosen.digest: chosen}
-    found = tuple(documents.values())
+    chosen_documents = tuple(documents.values())
     evidence = _evidence(repository, {root.digest: root, **documents}) if with_evidence else ()
     root = chosen if platform is not None else root
-    wanted = Wanted(root=root, documents=found, platform=platform, evidence=evidence)
+    wanted = Wanted(root=root, documents=chosen_documents, platform=platform, evidence=evidence)
     if wanted.size_bytes > most_bytes:
         limit = log.size(most_bytes)
         raise RegistryBroken(
-            f"{repository}: the image is said to be {log.size(wanted.size_bytes)}",
+            f"{repository}: the image claims to be {log.size(wanted.size_bytes)}",
             f"The limit is {limit}; nothing was fetched.",
         )
     return wanted
@@ -230,19 +213,19 @@ def _entries(root: Document, platform: str | None) -> list[Descriptor]:
 
 def choose(root: Document, platform: str) -> Descriptor:
     """The one image of an index that is for a platform."""
-    found = [d for d in root.manifests if _fits(d.platform, platform)]
-    if len(found) != 1:
+    matches = [d for d in root.manifests if _fits(d.platform, platform)]
+    if len(matches) != 1:
         there = ", ".join(str(d.platform) for d in root.manifests) or "none"
         raise NotInRegistry(
-            f"{root.digest}: has {len(found)} images for {platform} (there are: {there})"
+            f"{root.digest}: has {len(matches)} images for {platform} (there are: {there})"
         )
-    return found[0]
+    return matches[0]
 
 
-def _fits(found: str | None, wanted: str) -> bool:
-    return found == wanted or (wanted == "linux/arm64" and found == "linux/arm64/v8")
+def _fits(platform: str | None, wanted: str) -> bool:
+    return platform == wanted or (wanted == "linux/arm64" and platform == "linux/arm64/v8")
 
 
 def _evidence(repository: Repository, subjects: dict[str, Document]) -> tuple[Document, ...]:
-    found = [d for digest in subjects for d in referrers(repository, digest)]
-    return tuple({d.digest: d for d in found if d.kind == "manifest"}.values())
+    attached = [d for digest in subjects for d in referrers(repository, digest)]
+    return tuple({d.digest: d for d in attached if d.kind == "manifest"}.values())

@@ -1,7 +1,8 @@
-"""What is attached to an image: OCI 1.1 referrers, or the fallback tag where there is no such API.
+"""Attachments of an image: OCI 1.1 referrers, or the fallback tag where there is no such API.
 
 A registry's list is a hint, never evidence: each manifest is read by its digest, and counts only
-if it says itself that the image is its subject.
+if it names the image as its subject.
+https://github.com/opencontainers/distribution-spec/blob/main/spec.md#listing-referrers
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def fallback_tag(digest: str) -> str:
 
 def listed_referrers(repository: Repository, digest: str) -> tuple[list[Descriptor], str]:
     """What the registry lists for an image, unproved, and where: `api` or `tag`."""
-    found = _from_api(repository, digest)
-    if found is not None:
-        return found, "api"
+    listed = _from_api(repository, digest)
+    if listed is not None:
+        return listed, "api"
     index = _fallback_index(repository, digest)
     return list(index.manifests) if index else [], "tag"
 
@@ -45,25 +46,25 @@ def referrers(
 ) -> list[Document]:
     """The manifests that really have this image as their subject, in order of digest."""
     listed, _ = listed_referrers(repository, digest)
-    found = []
+    documents = []
     for entry in sorted({d.digest for d in listed}):
         document = repository.find_manifest(entry)
         if document is None or document.subject is None or document.subject.digest != digest:
             continue
         if artifact_type in (None, kind_of(document)):
-            found.append(document)
-    return found
+            documents.append(document)
+    return documents
 
 
 def everything_listed(repository: Repository, digest: str) -> list[Descriptor]:
-    """By the API and by the fallback tag: a registry may have learned the API only since."""
+    """By the API and by the fallback tag: the registry may have gained the API after a push."""
     index = _fallback_index(repository, digest)
-    found = [*(_from_api(repository, digest) or []), *(index.manifests if index else ())]
-    return list({d.digest: d for d in found}.values())
+    listed = [*(_from_api(repository, digest) or []), *(index.manifests if index else ())]
+    return list({d.digest: d for d in listed}.values())
 
 
 def kind_of(document: Document) -> str:
-    """The artifact's type, as the specification finds it."""
+    """The artifact's type: of the manifest, else of its config, as the specification says."""
     config = document.config.media_type if document.config else ""
     return document.artifact_type or config
 
@@ -72,7 +73,7 @@ def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
     """All pages of the referrers API; none where the registry has no such API."""
     place: str | None = f"{repository.path}/referrers/{digest}"
     pages = repository.client.pages(f"{repository}: its list of referrers", _MOST_PAGES)
-    found: list[Descriptor] = []
+    listed: list[Descriptor] = []
     is_later = False
     while place is not None:
         pages.take(place)
@@ -84,24 +85,26 @@ def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
         page = read_document(answer.data, answer.header("Content-Type"))
         if page.kind != "index":
             raise RegistryBroken(f"{repository}: lists referrers in a {page.kind}")
-        found += page.manifests
-        if len(found) > _MOST_LISTED:
-            raise RegistryBroken(f"{repository}: lists more than {_MOST_LISTED} things of {digest}")
+        listed += page.manifests
+        if len(listed) > _MOST_LISTED:
+            raise RegistryBroken(
+                f"{repository}: lists more than {_MOST_LISTED} referrers of {digest}"
+            )
         place, is_later = next_page(answer), True
-    return found
+    return listed
 
 
 def _fallback_index(repository: Repository, digest: str) -> Document | None:
-    found = repository.find_manifest(fallback_tag(digest))
-    if found is not None and found.kind != "index":
-        raise RegistryBroken(f"{repository}: the tag {fallback_tag(digest)} is no index")
-    return found
+    index = repository.find_manifest(fallback_tag(digest))
+    if index is not None and index.kind != "index":
+        raise RegistryBroken(f"{repository}: the tag {fallback_tag(digest)} is not an index")
+    return index
 
 
 def list_in_fallback_tag(repository: Repository, subject: str, new: list[Descriptor]) -> None:
     """Add entries to the fallback tag, keep those of others, and look whether they stayed.
 
-    Two writers at once can undo each other, as the specification admits: each looks again.
+    Two writers at once can undo each other, as the specification admits: each checks again.
     """
     wanted = {d.digest for d in new}
     for attempt in range(_TRIES):
@@ -124,8 +127,8 @@ def _entries(index: Document | None) -> list[dict[str, Any]]:
     """Entries as they were written, with fields that we do not know."""
     if index is None:
         return []
-    found: list[dict[str, Any]] = json.loads(index.data)["manifests"]
-    return found
+    entries: list[dict[str, Any]] = json.loads(index.data)["manifests"]
+    return entries
 
 
 def _index(entries: list[dict[str, Any]]) -> dict[str, Any]:

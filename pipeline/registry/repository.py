@@ -17,7 +17,7 @@ from pipeline.oci.document import (
     read_document,
     read_json,
 )
-from pipeline.oci.reference import TAG, Reference
+from pipeline.oci.reference import TAG
 from pipeline.registry.answer import Refusal
 from pipeline.registry.auth import Scope
 from pipeline.registry.client import Client
@@ -45,10 +45,10 @@ class Repository:
 
     def manifest(self, name: str, most_bytes: int = MOST_MANIFEST_BYTES) -> Document:
         """The manifest behind a tag or digest; of a digest, exactly those bytes."""
-        found = self.find_manifest(name, most_bytes)
-        if found is None:
+        document = self.find_manifest(name, most_bytes)
+        if document is None:
             raise NotInRegistry(f"{self}: holds no {name}")
-        return found
+        return document
 
     def find_manifest(self, name: str, most_bytes: int = MOST_MANIFEST_BYTES) -> Document | None:
         """As `manifest`, but nothing where there is none."""
@@ -93,7 +93,7 @@ class Repository:
         """All tags, page by page."""
         place: str | None = f"{self.path}/tags/list?n=1000"
         pages = self.client.pages(f"{self}: its list of tags", _MOST_PAGES)
-        found: list[str] = []
+        tags: list[str] = []
         is_later = False
         while place is not None:
             pages.take(place)
@@ -102,14 +102,14 @@ class Repository:
                 raise RegistryBroken(f"{self}: its list of tags ends in the middle")
             if answer is None:
                 raise NotInRegistry(f"{self}: there is no such repository")
-            found += _tags_in(answer.data, str(self))
-            if len(found) > _MOST_TAGS:
+            tags += _tags_in(answer.data, str(self))
+            if len(tags) > _MOST_TAGS:
                 raise RegistryBroken(f"{self}: lists more than {_MOST_TAGS} tags")
             place, is_later = next_page(answer), True
-        return sorted(set(found))
+        return sorted(set(tags))
 
     def delete_manifest(self, digest: str) -> None:
-        """Take a manifest out; a registry that does not allow it says so."""
+        """Delete a manifest; many registries do not allow it."""
         try:
             self.client.ask(
                 "DELETE",
@@ -123,18 +123,13 @@ class Repository:
             raise
 
 
-def open_repository(client: Client, reference: Reference) -> Repository:
-    """The repository that a name speaks of."""
-    return Repository(client, reference.repository)
-
-
 def _tags_in(data: bytes, name: str) -> list[str]:
-    found = read_json(data, f"{name}: the list of tags")
-    tags = found.get("tags") if isinstance(found, dict) else None
-    if tags is None and isinstance(found, dict):
+    body = read_json(data, f"{name}: the list of tags")
+    tags = body.get("tags") if isinstance(body, dict) else None
+    if tags is None and isinstance(body, dict):
         return []
     if not isinstance(tags, list) or not all(isinstance(t, str) and TAG.fullmatch(t) for t in tags):
-        raise RegistryBroken(f"{name}: the list of tags holds what is no tag")
+        raise RegistryBroken(f"{name}: the list of tags holds an invalid tag")
     return tags
 
 
@@ -155,6 +150,6 @@ def next_page(answer: Reply) -> str | None:
 
 
 def require_same(document: Document, want: Descriptor, where: str) -> None:
-    """A manifest that was promised with a digest and a size is exactly that."""
+    """A manifest has the digest and size of the descriptor that names it."""
     if document.digest != want.digest or len(document.data) != want.size_bytes:
-        raise RegistryBroken(f"{where}: {want.digest} is not what names it")
+        raise RegistryBroken(f"{where}: {want.digest} differs from the descriptor that names it")

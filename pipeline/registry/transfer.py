@@ -1,4 +1,4 @@
-"""Bytes of ours on their way to a registry, and how far they are."""
+"""A blob of ours on its way to a registry, and the progress of one transfer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import StoreDamaged as BlobDamaged
+from pipeline.errors import StoreDamaged
 from pipeline.log import Bar
 
 _PIECE_BYTES = 1 << 18
@@ -32,21 +32,21 @@ class LocalBlob:
             while length > 0:
                 piece = handle.read(min(_PIECE_BYTES, length))
                 if not piece:
-                    raise BlobDamaged(f"{self.path}: is shorter than {self.size_bytes} bytes")
+                    raise StoreDamaged(f"{self.path}: is shorter than {self.size_bytes} bytes")
                 length -= len(piece)
                 yield piece
 
     def require_whole(self) -> None:
-        """Ask the disk again when a registry says that the bytes are others."""
+        """Hash the bytes again when a registry reports another digest."""
         sha = hashlib.sha256()
         for piece in self.pieces(0, self.size_bytes):
             sha.update(piece)
         if f"sha256:{sha.hexdigest()}" != self.digest:
-            raise BlobDamaged(f"{self.path}: does not match its digest")
+            raise StoreDamaged(f"{self.path}: does not match its digest")
 
 
 class Gauge:
-    """How far one blob is, told to a bar that several blobs share."""
+    """The progress of one blob in a bar that several blobs share."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar, self._at = bar, 0
@@ -57,5 +57,5 @@ class Gauge:
         self._at = n_bytes
 
     def advance(self, n_bytes: int) -> None:
-        """So much further."""
+        """Further by so many bytes."""
         self.at(self._at + n_bytes)

@@ -1,4 +1,4 @@
-"""Blobs on their way to a registry: asked for first, mounted where possible, resumed when cut."""
+"""Blobs to a registry: asked for first, mounted where possible, resumed after a break."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def push_blob(repository: Repository, blob: LocalBlob, bar: Bar, mount_from: str
     except (RegistryRefused, Refusal):
         if not mount_from:
             raise
-        # the neighbour may be closed to us: then the blob is sent
+        # we may not be allowed to read the other repository: then the blob is sent
         location = _begin(repository, blob)
     if location is None:
         gauge.at(blob.size_bytes)
@@ -120,16 +120,16 @@ class _Upload:
                 if failures == ATTEMPTS:
                     raise RegistryUnreachable(f"{self._repository}: {lost}") from lost
                 self._client.pause(failures - 1, lost)
-            found = self._where_it_stands()
-            if found == "there":
+            resumed = self._where_it_stands()
+            if resumed == "there":
                 return
-            if found is None:
+            if resumed is None:
                 sessions += 1
                 if sessions > _MOST_SESSIONS:
-                    raise RegistryUnreachable(f"{self._repository}: loses every upload")
+                    raise RegistryUnreachable(f"{self._repository}: lost every upload session")
                 self._offset = 0
-                found = _begin(self._repository, self._blob) or ""
-            place = found
+                resumed = _begin(self._repository, self._blob) or ""
+            place = resumed
             self._gauge.at(self._offset)
 
     def _send_rest(self, place: str) -> str:
@@ -144,16 +144,16 @@ class _Upload:
             self._place, before = location_of(answer), self._offset
             self._offset = self._confirmed(answer, before + length)
             if self._offset <= before:
-                raise Lost(f"{self._repository}: took {length} bytes and kept none")
+                raise Lost(f"{self._repository}: accepted {length} bytes and kept none")
         return self._place
 
     def _finish(self, place: str) -> None:
         joint = "&" if "?" in place else "?"
         length = self._blob.size_bytes - self._offset
         answer = self._request("PUT", f"{place}{joint}digest={self._blob.digest}", (201,), length)
-        said = answer.header("Docker-Content-Digest")
-        if said and said != self._blob.digest:
-            raise RegistryBroken(f"{self._repository}: received {self._blob.digest} as {said}")
+        claimed = answer.header("Docker-Content-Digest")
+        if claimed and claimed != self._blob.digest:
+            raise RegistryBroken(f"{self._repository}: received {self._blob.digest} as {claimed}")
 
     def _request(
         self,
@@ -188,10 +188,10 @@ class _Upload:
         if refused.status == 413 and self._chunk_bytes > SMALL_CHUNK_BYTES:
             self._chunk_bytes = SMALL_CHUNK_BYTES
             self._in_one, self._offset, self._place = False, 0, ""
-            return Lost(f"{self._repository}: takes smaller pieces only")
+            return Lost(f"{self._repository}: accepts only smaller chunks")
         if method == "PATCH" and refused.status in (400, 405, 411, 501) and not self._in_one:
             self._in_one, self._offset, self._place = True, 0, ""
-            return Lost(f"{self._repository}: takes no chunks")
+            return Lost(f"{self._repository}: accepts no chunks")
         if "DIGEST_INVALID" in refused.codes:
             self._blob.require_whole()
         return refused
@@ -215,15 +215,15 @@ class _Upload:
             return None
         self._offset = self._confirmed(answer, self._blob.size_bytes)
         if not self._offset:
-            # nothing, or one byte: registries write both as 0-0
+            # nothing, or one byte: registries report both as 0-0
             return None
         return location_of(answer) if answer.header("Location") else self._place
 
     def _confirmed(self, answer: Head, most: int) -> int:
-        """How many bytes the registry says it has; it cannot have more than were sent."""
-        found = _RANGE.fullmatch(answer.header("Range").strip())
-        count = int(found[1]) + 1 if found and found[1] != "0" else 0
-        if not found:
+        """The bytes that the registry confirms; it cannot have more than were sent."""
+        span = _RANGE.fullmatch(answer.header("Range").strip())
+        count = int(span[1]) + 1 if span and span[1] != "0" else 0
+        if not span:
             count = most if answer.status == 202 else 0
         if count > most:
             raise RegistryBroken(f"{self._repository}: claims {count} bytes of {most} sent")

@@ -1,4 +1,4 @@
-"""Evidence as it is found: envelopes beside an artifact, and whatever is attached to an image.
+"""Collecting evidence: envelopes beside an artifact, and whatever is attached to an image.
 
 Anybody who may push can attach anything to an image. What is about another image, or of an unknown
 kind, is skipped and named; what is about this image and cannot be read breaks the chain.
@@ -107,7 +107,7 @@ class AttachedBlob:
 
 @dataclass
 class Attached:
-    """Everything that was found for one image."""
+    """Everything that is attached to one image."""
 
     items: list[EvidenceItem] = field(default_factory=list)
     signatures: list[AttachedBlob] = field(default_factory=list)

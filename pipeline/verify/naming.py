@@ -1,7 +1,7 @@
 """Signatures of an image's digest and name, as cosign writes them; and tags that moved since.
 
 Whoever publishes signs the name anew whenever the tag moves, with the time, just before it moves.
-So a tag that was once seen on an image must not be found on one that was named earlier.
+So a tag that was seen on one image must not later be on one that was named earlier.
 """
 
 from __future__ import annotations

@@ -175,7 +175,8 @@ def _say_evidence(name: str, done: Published) -> None:
 
 
 def _kind(attached: Attached) -> str:
-    return f"statement {kind_of(attached.says)}" if attached.says else attached.artifact_type
+    kind = attached.predicate_type
+    return f"statement {kind_of(kind)}" if kind else attached.artifact_type
 
 
 def _shown(done: Published) -> str:

@@ -325,8 +325,8 @@ def change_the_set(digest: str) -> None:
 @pytest.mark.parametrize(
     ("lie", "words"),
     [
-        (lie_about_a_wheel, "provenance does not say what the image is"),
-        (drop_from_the_bill, "sbom-cyclonedx does not say what the image is"),
+        (lie_about_a_wheel, "provenance does not match the image"),
+        (drop_from_the_bill, "sbom-cyclonedx does not match the image"),
         (damage, "sbom-cyclonedx cannot be read"),
         (delete, "sbom-cyclonedx is missing"),
         (plant_a_result, "gate-numerics-sm_120 is of nobody"),
@@ -335,7 +335,7 @@ def change_the_set(digest: str) -> None:
         (date_the_bill, "sbom-cyclonedx is dated in the future"),
         (date_the_set, "evidence-set is dated in the future"),
         (add_beside_the_time, "evidence-set names other statements"),
-        (add_beside_the_run, "provenance does not say what the image is"),
+        (add_beside_the_run, "provenance does not match the image"),
     ],
 )
 def test_a_new_key_signs_nothing_that_is_not_true(

@@ -57,7 +57,7 @@ def test_what_is_true_is_signed_and_what_is_not_keeps_all_from_it(stated_world: 
     lie = make_statement("engine", world.built.digest, "urn:of:others", {"it": "lies"})
     (folder / "note.dsse.json").write_bytes(enclose(lie, []).dump())
     wrong = sign_stated(*about, signer)
-    assert wrong.pop("note") == "is of nobody, and cannot be found out again"
+    assert wrong.pop("note") == "is unsigned, and cannot be checked against the image"
     assert set(wrong) <= {"evidence-set"}
     assert not any(e.signatures for e in readable(folder).values())
     (folder / "note.dsse.json").unlink()

@@ -417,7 +417,7 @@ MUST_FAIL: Corpus = {
     "config changed": (config_changed, RegistryBroken, "received sha256"),
     "image answered wrongly": (wrong_digest, RegistryBroken, "asked for sha256"),
     "referrer answered wrongly": (wrong_referrer, RegistryBroken, "asked for sha256"),
-    "fallback tag is an image": (fallback_is_no_index, RegistryBroken, "is no index"),
+    "fallback tag is an image": (fallback_is_no_index, RegistryBroken, "is not an index"),
     "statements gone": (all_statements_gone, Verdict.BROKEN, "evidence set that is missing"),
     "tag gone": (tag_gone, NotInRegistry, "holds no v1"),
 }
