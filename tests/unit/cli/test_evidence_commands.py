@@ -12,6 +12,7 @@ from pipeline.attest.envelope import enclose
 from pipeline.attest.names import REPORT
 from pipeline.attest.statement import make_statement
 from pipeline.evidence.evidence_set import evidence_folder
+from pipeline.gate.evidence import Evidence, GateKind, keep_evidence
 from pipeline.registry.referrers import fallback_tag
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import default_root, open_store
@@ -24,6 +25,7 @@ from tests.unit.support import Command, build_tiny, write_spec
 from tests.unit.support import tiny_spec as spec_of
 
 PLACE = "team/tiny"
+GATES: tuple[GateKind, ...] = ("smem", "numerics")
 
 pytestmark = pytest.mark.usefixtures("no_slow_helpers")
 
@@ -191,10 +193,12 @@ def test_a_series_without_patches_needs_no_proof_of_them(
     write_spec(checkout, spec_of(gates=["smem"], patches="series.yaml"))
     (checkout.folder("tiny") / "series.yaml").write_text("patches: []\n")
     digest = build_tiny(sm120, "--accept", "--json").json[0]["digest"]
-    results = [{"gate": g, "arch": "sm_120", "verdict": "passed"} for g in ("smem", "numerics")]
-    record = {"format": 2, "image_digest": digest, "results": results}
-    path = open_store(default_root()).image_folder("tiny", "linux/amd64") / "gates.json"
-    path.write_text(json.dumps(record))
+    results = [
+        Evidence(gate=gate, arch="sm_120", verdict="passed", inputs={}, made_by={})
+        for gate in GATES
+    ]
+    store = open_store(default_root())
+    keep_evidence(store, "tiny", "linux/amd64", digest, [(result, 1.0) for result in results])
     done = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1", "--json")
     assert done.code == 0, done.err
     assert done.json["gates"][0]["message"] == "smem on sm_120: passed; numerics on sm_120: passed"

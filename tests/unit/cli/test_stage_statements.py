@@ -329,12 +329,12 @@ def change_the_set(digest: str) -> None:
         (drop_from_the_bill, "sbom-cyclonedx does not match the image"),
         (damage, "sbom-cyclonedx cannot be read"),
         (delete, "sbom-cyclonedx is missing"),
-        (plant_a_result, "gate-numerics-sm_120 is of nobody"),
-        (change_the_set, "evidence-set names other statements"),
+        (plant_a_result, "gate-numerics-sm_120 is unsigned"),
+        (change_the_set, "evidence-set lists other statements"),
         (date_the_provenance, "provenance is dated in the future"),
         (date_the_bill, "sbom-cyclonedx is dated in the future"),
         (date_the_set, "evidence-set is dated in the future"),
-        (add_beside_the_time, "evidence-set names other statements"),
+        (add_beside_the_time, "evidence-set lists other statements"),
         (add_beside_the_run, "provenance does not match the image"),
     ],
 )
@@ -394,7 +394,7 @@ def test_a_pipe_in_the_place_of_what_gates_found_is_told_with_what_to_do(
     os.mkfifo(store().image_folder("tiny", AMD64) / "gates.json")
     ended = sm120("build", "tiny", "--offline")
     assert ended.error == "StoreDamaged"
-    assert "what the gates found cannot be read" in ended.err
+    assert "the record of its gates cannot be read" in ended.err
     assert "sm120 build tiny --gate" in ended.err
 
 
