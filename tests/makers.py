@@ -17,6 +17,7 @@ from unittest import mock
 
 from pipeline.assemble import locked_layers as pinned
 from pipeline.assemble.image import Built, build_images
+from pipeline.assemble.layer import read_file
 from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
@@ -25,7 +26,7 @@ from pipeline.fetch.sources import Sources
 from pipeline.lock.model import BasePin, DebPin, ImageLock, WheelPin, sealed, write_lock
 from pipeline.model import sha256_of
 from pipeline.oci.document import OCI_MANIFEST, Descriptor
-from pipeline.oci.record import ImageRecord, LayerRecord, TitledLayer
+from pipeline.oci.record import ImageRecord, Kind, LayerRecord, TitledLayer
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import DebianSpec, ImageSpec
 from pipeline.store.store import Store
@@ -276,3 +277,21 @@ def built_image(name: str, platform: str, digest: str) -> Built:
     lock = sealed(name, platform, spec.lock_digest(), None, [], [])
     plan = ImagePlan(spec, platform, lock, (), None, {})
     return Built(plan, image_record(digest), cached=True)
+
+
+def file_in_image(store: Store, built: Built, path: str) -> bytes | None:
+    """A file as a container would see it, from the last layer that has it; links not followed.
+
+    The layers of a foreign base lie below all others and are not looked into.
+    """
+    for layer in reversed(built.layers):
+        if layer.record.is_foreign:
+            break
+        rows = {row.path: row for row in store.contents(layer.record.digest)}
+        row = rows.get(path.lstrip("/"))
+        if row is not None and row.kind == Kind.HARDLINK:
+            row = rows[row.target]
+        if row is not None:
+            blob = store.blob_path(layer.record.digest)
+            return read_file(blob, row) if row.kind == Kind.FILE else None
+    return None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.assemble.image import Built, build_images
-from pipeline.assemble.layer import read_file
 from pipeline.errors import NotReproducible
-from pipeline.oci.record import FileRow, Kind
+from pipeline.oci.record import FileRow
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
@@ -48,21 +47,3 @@ def _file_difference(a: FileRow | None, b: FileRow | None) -> str:
         if getattr(a, field) != getattr(b, field):
             return f"differs in {field}: {getattr(a, field)} against {getattr(b, field)}"
     return ""
-
-
-def file_in_image(store: Store, built: Built, path: str) -> bytes | None:
-    """A file as a container would see it, from the last layer that has it; links not followed.
-
-    The layers of a foreign base lie below all others and are not looked into.
-    """
-    for layer in reversed(built.layers):
-        if layer.record.is_foreign:
-            break
-        rows = {row.path: row for row in store.contents(layer.record.digest)}
-        row = rows.get(path.lstrip("/"))
-        if row is not None and row.kind == Kind.HARDLINK:
-            row = rows[row.target]
-        if row is not None:
-            blob = store.blob_path(layer.record.digest)
-            return read_file(blob, row) if row.kind == Kind.FILE else None
-    return None

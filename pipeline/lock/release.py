@@ -72,13 +72,11 @@ def read_release(
     return release
 
 
-def verified_text(inrelease: bytes, keyring: Path) -> str:
-    """The signed text as gpgv wrote it out, never the bytes that came over the wire."""
-    return verify(inrelease, keyring).text
-
-
 def verify(inrelease: bytes, keyring: Path) -> Verified:
-    """The signed text with its signers; at least one good signature with a strong digest."""
+    """The signed text with its signers; at least one good signature with a strong digest.
+
+    The text is what gpgv wrote out, never the bytes that came over the wire.
+    """
     _require_one_signed_block(inrelease)
     gpgv = proc.find_tool("gpgv", "Install it: `apt-get install gpgv`.")
     keys = read_keyring(keyring)

@@ -10,13 +10,14 @@ from pipeline.assemble import locked_layers as pinned
 from pipeline.assemble.entry import Entry, with_parents
 from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.plan import LayerPlan
-from pipeline.assemble.rebuild import difference, file_in_image, rebuild
+from pipeline.assemble.rebuild import difference, rebuild
 from pipeline.errors import NotReproducible, StoreDamaged
 from pipeline.oci.record import Kind
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.makers import (
     build,
+    file_in_image,
     folder_fetcher,
     make_checkout,
     make_deb,

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.assemble.image import Built
-from pipeline.assemble.rebuild import file_in_image
 from pipeline.errors import (
     EvidenceIncomplete,
     OfflineMiss,
@@ -31,6 +30,7 @@ from pipeline.oci.document import read_document
 from pipeline.oci.layout import export_layout
 from pipeline.store.store import Store, open_store
 from tests import makers
+from tests.makers import file_in_image
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import ROOT, Command, command, misnamed, pin_for
 
