@@ -18,8 +18,10 @@ from typing import BinaryIO
 
 from pipeline.errors import DiskFull, Interrupted, PipelineError, StoreUnwritable
 
+# flock(2) has no time limit: who can be stopped asks again this often.
 _ASK_AGAIN_S = 0.1
 _PIECE_BYTES = 1 << 20
+# Errors that say something about the place, so that trying again would not help.
 _UNWRITABLE = (
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ELOOP, errno.ENAMETOOLONG),
@@ -54,7 +56,9 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             with os.fdopen(handle, "wb") as out:
                 yield out
                 out.flush()
+                # before the rename: after a power cut a name must not stand for half a file
                 os.fsync(out.fileno())
+            # mkstemp makes it private, but a store may be shared by several users
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:
@@ -120,7 +124,7 @@ def _moved_up(path: Path, top: Path, prefix: str) -> Path:
 
 
 def read_plain(path: Path, most_bytes: int) -> bytes | None:
-    """The same of a file beside others' files, where anything may lie: no pipe is waited for."""
+    """A small file in a place where anything may lie: no pipe is waited for."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     info = os.fstat(handle)
     if not stat.S_ISREG(info.st_mode):

@@ -6,8 +6,11 @@ import json
 import re
 from typing import Any
 
+# Python's own parser calls itself for each level, and ends with a RecursionError
 MOST_DEPTH = 48
+# Readers in Go, Rust or C hold 64 bits: beyond that they disagree on what was written.
 _LARGEST_INT = 2**63
+# int() takes quadratic time
 _MOST_DIGITS = 1000
 # Strings and brackets; a string that never ends is taken whole, so that this stays linear.
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.S)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+# Often enough to see that a long download goes on, seldom enough for the log of a CI run.
 QUIET_LINE_EVERY_S = 5.0
 
 _state = {"quiet": False}

@@ -14,6 +14,7 @@ from pipeline.errors import MissingTool
 
 # What children may see by default: enough to find programs, homes and networks.
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+# How long a killed process may take to go.
 _GRACE_S = 5.0
 # held, so that Python does not complain about a child that nobody waited for
 _LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
@@ -98,6 +99,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
+            # a group of its own, so that what it starts ends with it
             start_new_session=True,
         )
     try:

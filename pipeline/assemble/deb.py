@@ -23,6 +23,7 @@ from pipeline.lock.debian import read_stanza
 from pipeline.oci.record import Kind
 from pipeline.oci.tar_header import BLOCK, header_name, header_size, read_number
 
+# Far above any package of Debian's, and still an end to what a bomb may write.
 MAX_DATA_BYTES = 16 * 1024**3
 MAX_CONTROL_BYTES = 64 * 1024**2
 # dpkg's own strongest setting, xz -9, needs 65 MiB to unpack.

@@ -20,8 +20,11 @@ from isal import isal_zlib
 from pipeline.errors import CorruptArchive, MissingTool
 from pipeline.model import sha256_of
 
+# No name, no time, no operating system: RFC 1952.
 GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
+# An empty last block in fixed codes.
 FINAL_BLOCK = b"\x03\x00"
+# Part of every digest: another level is another FORMAT.
 LEVEL = 6
 CHUNK_BYTES = 1 << 20
 _INFLATE_STEP_BYTES = 4 << 20

@@ -22,6 +22,7 @@ from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
 _MOST_PASSWD_BYTES = 1 << 20
+# PyPI's manylinux wheels need glibc; Alpine and its like have musl.
 _MUSL = re.compile(r"(usr/)?lib/ld-musl-[a-z0-9_]+\.so\.1")
 # glibc has carried its version in this name up to 2.33; newer ones do not tell it so
 _OLD_GLIBC = re.compile(r"(?:usr/)?lib(?:64)?/(?:[a-z0-9_-]+/)?libc-2\.(\d+)\.so")

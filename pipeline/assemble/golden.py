@@ -67,6 +67,7 @@ def _first_difference(want: GoldenImage, got: GoldenImage) -> str:
 
 def accept(path: Path, name: str, got: GoldenImage) -> None:
     """Write a new expected digest."""
+    # two builds with --accept at once would each lose the other's entry
     with locked(path.parent / ".golden.lock"):
         images = {**read_golden(path).images, name: got}
         body = {k: images[k].model_dump() for k in sorted(images)}

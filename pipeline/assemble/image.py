@@ -28,7 +28,6 @@ from pipeline.assemble.own_layers import (
     own_entries,
     patched_entries,
     refresh_series,
-    wheel_tree,
 )
 from pipeline.assemble.plan import (
     ImagePlan,
@@ -155,7 +154,7 @@ def _make_parts(
 
 def _accept_patches(checkout: Checkout, store: Store, plan: ImagePlan) -> ImagePlan:
     """Take edited patches as they are now, and plan again with what they give."""
-    refresh_series(checkout, plan, wheel_tree(store, _wheel_records(store, plan)))
+    refresh_series(checkout, plan, WheelTree(store, _wheel_records(store, plan)))
     return plan_image(checkout, plan.spec.name, plan.platform)
 
 
@@ -173,6 +172,7 @@ def _finish(
         layers={x.title: x.record.digest for x in built.layers},
     )
     label = f"{plan.spec.name}.{plan.architecture}"
+    # before the image gets its name: one that is refused must not be found as built
     if accept:
         golden.accept(checkout.golden_path, label, got)
     if judge:
@@ -187,7 +187,7 @@ def _finish(
 def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[ImageRecord, str]:
     layers = _chain_layers(checkout, store, plan)
     foreign = Foreign(store, plan.foreign) if plan.foreign else None
-    tree = wheel_tree(store, _wheel_records(store, plan))
+    tree = WheelTree(store, _wheel_records(store, plan))
     own = _own_layer(checkout, store, plan, layers, tree, foreign)
     if own:
         layers.append(TitledLayer(title=f"{plan.spec.name} files", record=own))
@@ -258,6 +258,7 @@ def _own_layer(
     entries = own_entries(checkout, plan, tree, foreign)
     if not entries:
         return None
+    # a layer replaces the folders it names, so they are written as they are below
     entries += folders_above(entries, [store.table(x.record) for x in lower], plan)
     return _thin_layer(store, entries, key)
 

@@ -32,10 +32,12 @@ from pipeline.errors import CorruptArchive, HostileArchive, StoreDamaged
 from pipeline.oci.record import FileRow, Kind, LayerRecord, WrittenLayer
 from pipeline.oci.tar_header import END, padding
 
+# A wheel has thousands of small files: hashed and written one by one, the calls are the work.
 _FLUSH_BYTES = 1 << 20
+# Folders and links have no content; so many bytes of headers wait for the next file's member.
 _PENDING_BYTES = 1 << 15
-_LONGEST_TARGET_BYTES = 4095
-_TRAILER_BYTES = 8
+_LONGEST_TARGET_BYTES = 4095  # PATH_MAX without the closing NUL
+_TRAILER_BYTES = 8  # CRC-32 and size, RFC 1952
 _STEP_BYTES = 4 << 20
 
 

@@ -129,6 +129,7 @@ def _named(store: Store, pin: Pin, scratch: Path) -> Path:
 def _workers(store: Store) -> Iterator[ProcessPoolExecutor]:
     """A process a core; Ctrl-C is the parent's to handle."""
     shield_from_ctrl_c()
+    # not fork: a copy of this process would have the locks of its threads and not the threads
     context = multiprocessing.get_context("forkserver")
     count = min(len(os.sched_getaffinity(0)), 8)
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=end_with_parent)

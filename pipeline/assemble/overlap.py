@@ -80,6 +80,7 @@ def misplaced(layers: Sequence[list[FileRow]], prefer: Sequence[str]) -> list[Cl
                 claims.setdefault(row.path, []).append(Claim(position, row))
     _require_files(folders & claims.keys())
     lost = []
+    # in a container the last layer wins, whatever `prefer` names
     for path, rivals in sorted(claims.items()):
         if len({(c.row.kind, c.row.sha256, c.row.target) for c in rivals}) == 1:
             continue

@@ -35,7 +35,7 @@ class WheelTree:
     """The wheel layers of an image, seen as one tree: the last layer that has a path wins."""
 
     store: Store
-    layers: tuple[LayerRecord, ...]
+    layers: Sequence[LayerRecord]
 
     @cached_property
     def contents(self) -> tuple[list[FileRow], ...]:
@@ -54,11 +54,6 @@ class WheelTree:
 
     def paths(self) -> list[str]:
         return [r.path for rows in self.contents for r in rows if r.kind == Kind.FILE]
-
-
-def wheel_tree(store: Store, layers: Sequence[LayerRecord]) -> WheelTree:
-    """Some layers of the store as one tree."""
-    return WheelTree(store, tuple(layers))
 
 
 def own_entries(
@@ -148,6 +143,7 @@ def patched_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Pat
                 originals[path] = (layer, row, tree.read(layer, row))
                 current[path] = originals[path][2]
         _apply(checkout, plan, spec, site, current)
+    # patches that undo each other leave nothing to ship
     changed = {path: data for path, data in current.items() if data != originals[path][2]}
     entries = [
         Entry(path, Kind.FILE, originals[path][1].mode, data, owner=originals[path][1].owner)

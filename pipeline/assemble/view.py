@@ -12,6 +12,7 @@ from pipeline.oci.record import FileRow, Kind
 
 # Rows of foreign layers that are no files: a path that is gone, a folder whose contents are.
 WHITEOUT, OPAQUE = "whiteout", "opaque"
+# Linux, too, gives up after 40 links on one path.
 _MOST_LINKS = 40
 
 Layer = TypeVar("Layer")

@@ -43,6 +43,7 @@ from pipeline.spec.base import ForeignBase
 from pipeline.store.store import Store
 
 Found = TypeVar("Found")
+# Failures of one registry after which the next one is asked.
 _ELSEWHERE = (NotInRegistry, RegistryUnreachable, RegistryRefused, RegistryBroken)
 
 

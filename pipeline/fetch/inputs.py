@@ -245,6 +245,7 @@ def _place(source: Path, target: Path) -> None:
     """A link where the disk allows it; else a copy that gets its name only when whole."""
     if target.is_dir():
         raise StoreUnwritable(f"{target}: is a folder", "Move it, or name another folder.")
+    # beside the target, so that the rename stays on one disk
     partial = target.with_name(f".{target.name}.partial")
     partial.unlink(missing_ok=True)
     link_or_copy(source, partial)

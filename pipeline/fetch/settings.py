@@ -15,6 +15,7 @@ from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from pipeline import proc
 
+# Where Debian, Fedora and Alpine keep them.
 _SYSTEM_BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",

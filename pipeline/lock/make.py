@@ -81,6 +81,7 @@ def _debs(
     if not spec.debs or root.debian is None:
         return []
     there = {pin.name for lock in below for pin in lock.debs}
+    # resolved together with what the base has: its packages may already satisfy a dependency
     rows = resolve_debs(
         sorted({*spec.debs, *there}),
         list(root.debian.exclude),

@@ -124,7 +124,7 @@ class ImageLock(Sealed):
     base_image: BasePin | None = None
     wheels: list[WheelPin] = []
     debs: list[DebPin] = []
-    seal: Digest
+    seal: Digest  # last in the file: it covers all above
 
     def unsealed(self) -> set[str]:
         """A lock without a foreign base is sealed as before there was such a thing."""

@@ -14,6 +14,7 @@ from pipeline.lock.debian import read_stanza
 from pipeline.lock.openpgp import STRONG_DIGESTS, KeyUnreadable, binary_keyring
 from pipeline.model import Frozen
 
+# Shipped with us, so that a lock can be made on any system.
 DEBIAN_12_KEYRING = Path(__file__).parent / "keys" / "debian-12.gpg"
 
 _BEGIN = b"-----BEGIN PGP SIGNED MESSAGE-----"

@@ -9,6 +9,7 @@ from pipeline.errors import LockEdited, LockMissing, SpecInvalid
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.yaml_file import read_yaml
 
+# Of a draft, until `sealed` has computed the real one.
 UNSEALED = "sha256:" + "0" * 64
 
 
@@ -20,6 +21,7 @@ class Sealed(Frozen):
 
     def computed_seal(self) -> str:
         """The digest of all else in the lock."""
+        # over the values, not the text: comments and layout of the file may change
         return sha256_of(canonical_json(self.model_dump(exclude={"seal", *self.unsealed()})))
 
     def unsealed(self) -> set[str]:

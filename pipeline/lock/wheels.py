@@ -25,6 +25,7 @@ GLIBC_MINOR = 36
 _MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 # As PyTorch's own indexes name builds for other machines; CUDA's are `cu130` and the like.
 _NO_CUDA = ("cpu", "rocm", "xpu", "hpu")
+# PEP 600: what the older names of manylinux mean in glibc versions.
 _LEGACY = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 
@@ -84,6 +85,7 @@ def _ask_uv(
     answer.unlink(missing_ok=True)  # uv would keep the versions in it
     args = [
         *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-progress"),
+        # no sdist: building one would run foreign code, and give other bytes on every machine
         *("--format", "pylock.toml", "--only-binary", ":all:", "--no-annotate"),
         *("--python-version", spec.version),
         *("--python-platform", f"{_MACHINES[platform]}-manylinux_2_{GLIBC_MINOR}"),

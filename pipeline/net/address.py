@@ -40,6 +40,7 @@ def reason_of(error: BaseException) -> str:
     return clean(masked(str(error))) or type(error).__name__
 
 
+# Signed links of object stores may have some thousand characters.
 _LONGEST = 16_384
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _SPAN = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")

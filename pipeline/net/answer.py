@@ -52,6 +52,7 @@ def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
 # half the CPU and wall time of taking each TLS record as it comes, measured on 267 MB
 PIECE_BYTES = 1 << 18
 _SMALL_BYTES = 1 << 16
+# Reading a short rest is cheaper than a new connection with TLS.
 _MOST_LEFT_BYTES = 8192
 BREAKS = (OSError, HTTPException, urllib3.exceptions.HTTPError, ValueError)
 

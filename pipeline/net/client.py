@@ -26,9 +26,11 @@ from pipeline.net.timing import Limits
 
 USER_AGENT = "sm120-pipeline"
 REDIRECTS = (301, 302, 303, 307, 308)
+# Answers that another try may turn: overload, limits, a gateway without its server.
 MAY_PASS = (408, 425, 429, 500, 502, 503, 504)
 # A thread that waits for a connection cannot be stopped; the process does not wait for it.
 _LONGEST_GOODBYE_S = 3.0
+# Ports that a step up from http to https does not change.
 _DEFAULT = tuple((http, https) for http in (None, 80) for https in (None, 443))
 
 

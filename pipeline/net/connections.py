@@ -22,6 +22,7 @@ from pipeline.net.address import parts_of
 from pipeline.net.route import Proxies, Proxy, tls_context
 from pipeline.net.timing import Limits, Watchdog
 
+# More than the threads of any command: a connection beyond that would be closed after one use.
 _KEPT_A_SERVER = 32
 _SERVERS = 32
 _MOST_LINE_BYTES = 1 << 16

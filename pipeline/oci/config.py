@@ -22,6 +22,7 @@ from pipeline.net.address import clean
 from pipeline.oci.document import read_json
 
 MOST_CONFIG_BYTES = 4 << 20
+# Of variables, layers or steps; real images have some dozens of each.
 _MOST = 10_000
 _LONGEST = 1 << 17  # of a variable: what Linux itself allows
 

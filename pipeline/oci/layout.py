@@ -17,6 +17,7 @@ from pipeline.oci.record import ImageRecord
 
 # The file that makes a folder an OCI layout, as this project has always written it.
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
+# What an export that was killed may have left in its own folder, and nothing else.
 _NAMES = {"blobs", "oci-layout", "index.json"}
 
 

@@ -12,6 +12,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _REGISTRY = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:.]+\])(?::[0-9]{{1,5}})?")
 _REPOSITORY = re.compile(REPOSITORY)
+# Registry and repository together, as Docker and the OCI specification bound them.
 _LONGEST = 255
 # Docker's own name for its registry, and where that answers
 _ALIASES = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}

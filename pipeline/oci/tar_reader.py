@@ -26,6 +26,7 @@ from pipeline.oci.tar_header import (
 )
 
 _CHUNK_BYTES = 1 << 20
+# Far above any image, and still an end: a gzip bomb of a few megabytes unpacks to terabytes.
 _MOST_BYTES = 512 << 30
 _MOST_ENTRIES = 5_000_000
 _MOST_PAX_BYTES = 4 << 20  # file capabilities and other attributes come this way

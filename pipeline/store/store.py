@@ -269,6 +269,7 @@ class NewBlob:
         """Give the finished file its name."""
         final = self._store.blob_path(digest)
         with os_errors_explained(final):
+            # a blob's name is taken for its bytes, also after a power cut
             with self.path.open("rb") as handle:
                 os.fsync(handle.fileno())
             self.path.chmod(0o644)

@@ -15,6 +15,7 @@ from pipeline.files import os_errors_explained, sha256_of_file
 from pipeline.model import Frozen
 from pipeline.store.store import Store, read_image_record, read_table
 
+# A download that nobody went on with for a week.
 _STALE_S = 7 * 24 * 3600
 # What a store puts into its folders is named by hashes; a file of any other name is not its own.
 _OWN_NAME = re.compile(r"[0-9a-f]{64}(\.foreign)?(\.json)?")

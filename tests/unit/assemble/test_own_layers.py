@@ -18,7 +18,6 @@ from pipeline.assemble.own_layers import (
     own_entries,
     patched_entries,
     refresh_series,
-    wheel_tree,
 )
 from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.assemble.venv import Venv, record_row, wheel_entries
@@ -72,7 +71,7 @@ class Bench:
         layers = [
             self.layer(wheel_entries(open_wheel(w, w.name), Venv())) for w in self.image.wheels
         ]
-        return checkout, plan_image(checkout, "child", AMD64), wheel_tree(self.store, layers)
+        return checkout, plan_image(checkout, "child", AMD64), WheelTree(self.store, layers)
 
     def own(self, **spec: Any) -> dict[str, Entry]:
         return {entry.path: entry for entry in own_entries(*self.opened(**spec))}
