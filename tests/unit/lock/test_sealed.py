@@ -52,10 +52,14 @@ def test_no_other_seal_will_do(tmp_path: Path, seal: str) -> None:
     [
         (read_image_lock, MISSING, EDITED),
         (read_weights_lock, "Make it with `sm120 weights lock NAME`.", EDITED),
-        (read_host_lock, "Make it with `sm120 host lock`.", "Make it anew with `sm120 host lock`."),
+        (
+            read_host_lock,
+            "Make it with `sm120 host lock`.",
+            "Make it again with `sm120 host lock`.",
+        ),
     ],
 )
-def test_each_lock_says_how_to_make_it_anew(
+def test_each_lock_names_the_command_that_makes_it(
     tmp_path: Path, read: Callable[[Path], Sealed], missing: str, edited: str
 ) -> None:
     path = tmp_path / "x.lock.yaml"
