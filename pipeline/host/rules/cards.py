@@ -126,6 +126,9 @@ def health(facts: HostFacts) -> Iterator[RuleResult]:
         held = gpu.slowed_by
         # a software power cap is a limit that somebody set; these are the board protecting itself
         bad = {"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
-        fine = held if isinstance(held, Unknown) else not bad & set(held)
+        reasons = [] if isinstance(held, Unknown) else held
+        fine = first_unknown(held) or not bad & set(reasons)
         fix = "Check the cooling and the power cables."
-        yield result("clocks", subject, fine, f"held down by: {held or 'nothing'}", fix)
+        yield result(
+            "clocks", subject, fine, f"held down by: {', '.join(reasons) or 'nothing'}", fix
+        )

@@ -108,8 +108,10 @@ def xids(facts: HostFacts) -> Iterator[RuleResult]:
 def tuning(facts: HostFacts) -> Iterator[RuleResult]:
     """Settings of the host itself."""
     governors = facts.cpu.governors
-    good = first_unknown(governors) or governors == ["performance"]
-    yield result("governor", "host", good, f"{governors}", "Set it to performance (`host_tuning`).")
+    names = [] if isinstance(governors, Unknown) else governors
+    good = first_unknown(governors) or names == ["performance"]
+    fix = "Set it to performance (`host_tuning`)."
+    yield result("governor", "host", good, ", ".join(names), fix)
     yield _locked_memory(facts)
     line = facts.kernel.command_line
     # some rigs set it (local-inference-lab/rtx6kpro); engines run code of model repositories
