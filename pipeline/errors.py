@@ -463,7 +463,7 @@ class PolicyRefused(RefusedByPolicy):
 
 class PublishRefused(RefusedByPolicy):
     meaning = "an image was not published: its gates did not pass, or were not run on it"
-    hint = "`sm120 build IMAGE --gate` judges it; `--force-ungated REASON` publishes and says so."
+    hint = "`sm120 build IMAGE --gate` judges it; `--force-ungated REASON` publishes it anyway."
 
 
 class HostNotFit(PipelineError):

@@ -60,7 +60,7 @@ def pick_platform(spec: ImageSpec, chosen: str | None) -> str:
 
 
 def named_platform(chosen: str | None) -> str | None:
-    """What --platform names, where no spec says which there are."""
+    """What --platform names, for a verb that has no spec to compare it with."""
     return host_platform() if chosen == "host" else chosen
 
 

@@ -1,4 +1,4 @@
-"""The `sm120` command: one place where endings become exit codes."""
+"""The `sm120` command: its options, and the one place where errors become exit codes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _EPILOG = """\b
 
 
 class _Door(VerbGroup):
-    """A group that tells a reader who went away (`| head`) from a failure."""
+    """A group that does not take a closed pipe (`| head`) for a failure."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # nothing to say, and nobody to say it to; click would call it a failure
+            # nobody reads any more, so nothing is printed; 141 is what a shell gives for SIGPIPE
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
 
@@ -86,14 +86,14 @@ for _group in GROUPS:
 class _Stops:
     """Whether a signal asked this process to stop.
 
-    A library may turn the KeyboardInterrupt into an error of its own: pydantic does where it comes
-    while a model is being made.
+    A library may turn the KeyboardInterrupt into an error of its own: pydantic does, where it is
+    raised while a model is being made.
     """
 
     def __init__(self) -> None:
         self.asked = False
         for number in (signal.SIGINT, signal.SIGTERM):
-            # who started us in the background may have told us to ignore Ctrl-C
+            # a shell that starts a command in the background has Ctrl-C ignored
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._stop)
 
@@ -103,16 +103,16 @@ class _Stops:
 
 
 def main() -> None:
-    """Run, and end with the code that belongs to what happened."""
+    """Run a command line, and exit with the code of its error."""
     stops, debug = _Stops(), "--debug" in sys.argv
     try:
         _run()
     except (KeyboardInterrupt, click.Abort):
         _end(Interrupted("stopped"), debug)
     except Exception as error:
-        told = _ending(error)
-        is_lost = stops.asked and not isinstance(told, Interrupted)
-        _end(Interrupted("stopped") if is_lost else told, debug)
+        ours = _as_ours(error)
+        was_stopped = stops.asked and not isinstance(ours, Interrupted)
+        _end(Interrupted("stopped") if was_stopped else ours, debug)
 
 
 def _run() -> None:
@@ -123,8 +123,8 @@ def _run() -> None:
         sys.exit(error.exit_code)
 
 
-def _ending(error: Exception) -> PipelineError:
-    """The error of our own that an exception is told as."""
+def _as_ours(error: Exception) -> PipelineError:
+    """The same as an error with an exit code and a hint."""
     if isinstance(error, PipelineError):
         return error
     if isinstance(error, OSError):
@@ -132,11 +132,12 @@ def _ending(error: Exception) -> PipelineError:
             return explained(error, Path(error.filename or "."))
         except OSError:
             return PipelineError(f"{type(error).__name__}: {error}", "--debug shows where.")
-    words = " ".join(f"{type(error).__name__}: {error}".split())
-    return PipelineError(words, "This is a defect; --debug shows where. Please report it.")
+    message = f"{type(error).__name__}: {error}"
+    return PipelineError(message, "This is a defect; --debug shows where. Please report it.")
 
 
 def _end(error: PipelineError, debug: bool) -> None:
+    # a second Ctrl-C must not cut off the message about the first
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(BrokenPipeError):

@@ -158,7 +158,7 @@ From a name to served weights:
   sm120 weights serve /models/k26"""
 _HOST_EPILOG = """\b
 Once for each system of your hosts, then for all of them:
-  sm120 host lock --target ubuntu-24.04/amd64 --repository ADDRESS --keyring KEY
+  sm120 host lock --target ubuntu-24.04/amd64 --repository URL --keyring KEY
   sm120 host provision -i INVENTORY
   sm120 host verify -i INVENTORY"""
 

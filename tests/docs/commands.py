@@ -42,7 +42,7 @@ def _of_sm120(words: list[str]) -> str:
 
 
 def _of_one(words: list[str]) -> str:
-    context, rest = click.Context(cli, info_name="sm120"), list(words)
+    context, rest = click.Context(cli, info_name="sm120", **cli.context_settings), list(words)
     while rest and isinstance(context.command, click.Group):
         group = context.command
         if rest[0].startswith("-"):

@@ -73,7 +73,7 @@ def kinds(family: type[PipelineError]) -> list[type[PipelineError]]:
 
 
 def _commands() -> Iterator[str]:
-    top = click.Context(cli, info_name="sm120")
+    top = click.Context(cli, info_name="sm120", **cli.context_settings)
     yield _section("## sm120", top)
     first: dict[int, str] = {}
     for context in below(top):

@@ -71,7 +71,10 @@ def _row_json(recorded: Recorded) -> dict[str, object]:
 @click.command()
 @click.argument("artifact", metavar="FILE", type=EXISTING_FILE)
 @click.option(
-    "--type", "kind", required=True, help="Kind of statement: host-facts, benchmark-run, report, …"
+    "--type",
+    "kind",
+    required=True,
+    help="Kind of statement, such as host-facts, benchmark-run or report.",
 )
 @click.option(
     "--predicate",

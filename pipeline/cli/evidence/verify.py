@@ -154,7 +154,7 @@ def _remote(
 
 
 def _memory(context: click.Context) -> Memory | None:
-    """What was seen of tags before; a machine that cannot remember still verifies, and says so."""
+    """Which image each tag named before; a machine that cannot keep that verifies without it."""
     try:
         return Memory(store_of(context))
     except (StoreUnwritable, DiskFull) as error:

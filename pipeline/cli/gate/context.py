@@ -19,7 +19,7 @@ arch_option = click.option(
     metavar="sm_NNN",
     default=DEFAULT_ARCH,
     show_default=True,
-    help="Architecture of the target card: sm_120, sm_121, sm_100, …",
+    help="Architecture of the target card, such as sm_120 or sm_100.",
 )
 series_option = click.option(
     "--series",

@@ -67,7 +67,7 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _Objects:
-    """What the architecture gate found in a built image."""
+    """Reports of the architecture gate on a built image, one for each card."""
 
     built: Built
     spec: ArchSpec
@@ -213,7 +213,7 @@ def _texts(
 
 
 def _require(choice: _Choice, kernels: GateResult | None, objects: _Objects | None) -> None:
-    """Raise the first error; every gate has run by now, whatever the one before it found."""
+    """Raise the first error; every gate has run by now, also after one that failed."""
     if kernels and choice.only != ("numerics",):
         require_passed(kernels)
     if kernels:

@@ -219,6 +219,6 @@ def _show_findings(issues: list[Finding]) -> None:
         click.echo("no known issue was recognised; that does not prove that there is none")
 
 
-def show_fix(found: Finding) -> None:
+def show_fix(finding: Finding) -> None:
     """Cause and fix of a known issue."""
-    click.echo(f"  cause: {found.issue.cause}\n  fix:   {found.issue.fix}")
+    click.echo(f"  cause: {finding.issue.cause}\n  fix:   {finding.issue.fix}")

@@ -108,7 +108,7 @@ class Fleet:
         return [argument for pair in pairs for argument in pair]
 
     def reach(self, promised: Promised) -> Promised:
-        """Fill in what only the command line says."""
+        """Fill in what only the command line names."""
         to = promised.connection
         filled = {
             "user": to.user or self.user or "",

@@ -39,6 +39,7 @@ ROLES = (
     "roles",
     multiple=True,
     type=click.Choice(ROLES),
+    metavar="ROLE",
     help="Check this role only. Repeatable.",
 )
 @click.option(

@@ -47,7 +47,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option(
     "--only", multiple=True, metavar="PATTERN", help="Check only matching files. Repeatable."
 )
-@click.option("--full", is_flag=True, help="Read every file again, whatever its receipt says.")
+@click.option("--full", is_flag=True, help="Read every file again, even with a receipt.")
 @click.option(
     "--repair", "wants_repair", is_flag=True, help="Download what is damaged, and only that."
 )
@@ -79,7 +79,7 @@ def verify(
     """Check the files of a folder against their lock: offline, on all cores.
 
     A lock beside the files is not used if the checkout's lock or a trusted signature contradicts
-    it; if neither knows it, the result says that nothing vouches for the lock.
+    it; if neither knows it, the result warns that nothing vouches for the lock.
 
     The result, good or bad, is stated beside the files (.sm120/record.dsse.json), signed where
     there is a key. A statement that somebody else signed is left as it is.

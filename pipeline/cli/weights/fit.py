@@ -9,7 +9,7 @@ import click
 
 from pipeline.cli.context import checkout_of, say_json
 from pipeline.cli.options import json_option
-from pipeline.cli.weights.fit_text import answer_text, disk_lines, heading, layout_lines, room_words
+from pipeline.cli.weights.fit_text import answer_text, disk_lines, heading, layout_lines, room_text
 from pipeline.errors import DoesNotFit, ModelUnreadable
 from pipeline.fit.answer import Question, answer
 from pipeline.fit.gguf_model import GgufModel
@@ -61,7 +61,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     "--kv", type=click.Choice(["bf16", "fp8"]), help="Type of the KV cache [default: the model's]."
 )
 @click.option("--tp", type=_COUNT, help="GPUs that share the model [default: all].")
-@click.option("--dcp", type=_COUNT, help="vLLM: GPUs that share the tokens of a request.")
+@click.option("--dcp", type=_COUNT, help="GPUs that share the tokens of a request (vLLM).")
 @click.option(
     "--engine", type=_ENGINE, help="Engine [default: sglang, or ik_llama for GGUF files]."
 )
@@ -69,10 +69,10 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     "--mem-fraction",
     type=_SHARE,
     callback=_finite,
-    help="sglang: its --mem-fraction-static.",
+    help="Value of --mem-fraction-static (sglang).",
 )
 @click.option(
-    "--gpu-util", type=_SHARE, callback=_finite, help="vLLM: its --gpu-memory-utilization."
+    "--gpu-util", type=_SHARE, callback=_finite, help="Value of --gpu-memory-utilization (vLLM)."
 )
 @click.option(
     "--prefill", type=_TOKENS, default=8192, show_default=True, help="Tokens per prefill step."
@@ -84,10 +84,14 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     help="Measured weights per GPU, from the engine's log.",
 )
 @click.option(
-    "--batch", type=_TOKENS, default=2048, show_default=True, help="ik_llama: batch size (-b)."
+    "--batch", type=_TOKENS, default=2048, show_default=True, help="Batch size, -b (ik_llama)."
 )
 @click.option(
-    "--ubatch", type=_TOKENS, default=512, show_default=True, help="ik_llama: micro-batch (-ub)."
+    "--ubatch",
+    type=_TOKENS,
+    default=512,
+    show_default=True,
+    help="Micro-batch size, -ub (ik_llama).",
 )
 @click.option(
     "--headroom",
@@ -95,10 +99,10 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     metavar="SIZE",
     default="2GiB",
     show_default=True,
-    help="ik_llama: memory to leave free per GPU.",
+    help="Memory to leave free per GPU (ik_llama).",
 )
 @click.option(
-    "--check-ot", multiple=True, help="ik_llama: judge this -ot rule. Repeatable, in order."
+    "--check-ot", multiple=True, help="Judge this -ot rule (ik_llama). Repeatable, in order."
 )
 @click.option("--mbps", type=_RATE, callback=_finite, help="Download speed, in MB per second.")
 @json_option
@@ -177,7 +181,7 @@ def _parallel(source: Source, question: Question, options: dict[str, Any], as_js
             )
         _print(*disk_lines(source, options))
         verdict = "fits" if not result.short else "does not fit"
-        _print(f"{source.name} {verdict}: {result.short or room_words(result, question)}.")
+        _print(f"{source.name} {verdict}: {result.short or room_text(result, question)}.")
     if result.short:
         raise DoesNotFit(f"{source.name}: {result.short}")
 

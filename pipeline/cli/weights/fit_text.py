@@ -1,4 +1,4 @@
-"""What `sm120 weights fit` says to a person."""
+"""The answer of `sm120 weights fit` as text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def answer_text(result: FitAnswer, question: Question) -> str:
     )
 
 
-def room_words(result: FitAnswer, question: Question) -> str:
+def room_text(result: FitAnswer, question: Question) -> str:
     """How much of what was asked for has room."""
     times = result.low_tokens // question.context
     return f"room for at least {times} request{'s' * (times > 1)} of {question.context:,} tokens"

@@ -1,4 +1,4 @@
-"""Repairing a set: fetching what a verify found wrong, and only that."""
+"""Repairing a set: downloading what is damaged, and only that."""
 
 from __future__ import annotations
 

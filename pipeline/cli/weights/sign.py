@@ -33,7 +33,7 @@ from pipeline.weights.sign.signing import NAME
 
 _folder = click.argument("folder", metavar="DIR", type=EXISTING_FOLDER)
 _set = click.option("--set", "name", help="Name of the set, where a Hub cache holds several.")
-_full = click.option("--full", is_flag=True, help="Read every file again, whatever receipts say.")
+_full = click.option("--full", is_flag=True, help="Read every file again, even with a receipt.")
 _signature = click.option(
     "--signature",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -6,10 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
-import click
 import pytest
 
-from pipeline.cli.main import cli
 from pipeline.errors import PipelineError, UnknownImage, error_families, error_kinds
 from pipeline.fetch import http
 from pipeline.spec.checkout import Checkout
@@ -36,27 +34,6 @@ def is_plain_error(ended: Ended, error: str) -> bool:
     lines = ended.err.splitlines()
     says_it = lines[-2].startswith("sm120: ") and lines[-1].startswith("       ")
     return ended.error == error and ended.out == "" and says_it and "Traceback" not in ended.err
-
-
-def all_commands() -> list[list[str]]:
-    found = []
-    for name, one in cli.commands.items():
-        below = one.commands if isinstance(one, click.Group) else {}
-        found += [[name], *([name, sub] for sub in below)]
-    return found
-
-
-@pytest.mark.parametrize("words", [[], *all_commands()], ids=" ".join)
-def test_help_says_what_a_command_is_for(sm120: Command, words: list[str]) -> None:
-    ended = sm120(*words, "--help")
-    assert ended.code == 0
-    found: click.Command = cli
-    for word in words:
-        assert isinstance(found, click.Group)
-        found = found.commands[word]
-    first = (found.help or "").split(".")[0].split("\n")[0]
-    assert len(first) > 20
-    assert first[:40] in " ".join(ended.out.split())
 
 
 @pytest.mark.parametrize("words", [["bild"], ["build", "--fast"], ["store", "empty"], ["load"]])

@@ -1,0 +1,130 @@
+"""Every command explains itself: a sentence in the list, a page of help, completion in a shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.shell_completion import BashComplete
+
+from pipeline.cli.main import cli
+from pipeline.cli.verbs import GROUPS, VerbGroup
+from tests.unit.support import ROOT, Command
+
+WIDTH, HEIGHT = 80, 24
+
+
+def paths(group: VerbGroup = cli, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command, without loading any."""
+    for name in group.verbs:
+        yield (*before, name)
+        inner = group.commands.get(name)
+        if isinstance(inner, VerbGroup):
+            yield from paths(inner, (*before, name))
+
+
+def command_at(path: tuple[str, ...]) -> click.Command:
+    found: click.Command = cli
+    for name in path:
+        assert isinstance(found, click.Group)
+        inner = found.get_command(click.Context(found), name)
+        assert inner is not None
+        found = inner
+    return found
+
+
+PATHS = list(paths())
+
+
+@pytest.mark.parametrize("path", [(), *PATHS], ids=" ".join)
+def test_help_begins_with_a_sentence_and_no_line_is_wider_than_a_terminal(
+    sm120: Command, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    ended = sm120(*path, "--help")
+    assert ended.code == 0
+    text = command_at(path).help or ""
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    assert paragraph.endswith(".")
+    assert 20 < len(paragraph.split(". ")[0]) < 100
+    assert paragraph[:40] in " ".join(ended.out.split())
+    assert [line for line in ended.out.splitlines() if len(line) > WIDTH] == []
+
+
+@pytest.mark.parametrize("path", [(), *PATHS], ids=" ".join)
+def test_every_option_has_help_in_a_whole_phrase(path: tuple[str, ...]) -> None:
+    options = [p for p in command_at(path).params if isinstance(p, click.Option)]
+    helps = {option.name: (option.help or "").strip() for option in options}
+    assert [n for n, text in helps.items() if not text[:1].isupper()] == []
+    assert [name for name, text in helps.items() if not text.endswith(".")] == []
+
+
+@pytest.mark.parametrize("group", [cli, *GROUPS], ids=lambda group: group.name)
+def test_a_list_of_commands_fits_a_screen_and_no_sentence_is_cut(
+    sm120: Command, monkeypatch: pytest.MonkeyPatch, group: VerbGroup
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    path = () if group is cli else (str(group.name),)
+    lines = sm120(*path, "--help").out.splitlines()
+    for name, verb in group.verbs.items():
+        assert verb.summary.endswith(".")
+        (line,) = [line for line in lines if line.startswith(f"  {name} ")]
+        assert line.endswith(verb.summary)
+    first = next(n for n, line in enumerate(lines) if line.endswith(":") and "ommands" in line)
+    assert len(lines) - first <= HEIGHT
+
+
+def test_one_word_names_one_thing() -> None:
+    """The same option has the same meaning, and help, wherever it stands."""
+    helps: dict[str, set[str]] = {}
+    for path in PATHS:
+        for option in command_at(path).params:
+            if isinstance(option, click.Option):
+                helps.setdefault(option.opts[-1], set()).add(option.help or "")
+    shared = ("--json", "--offline", "--mirror", "--platform", "--key-path", "--trust", "--limit")
+    assert {name: helps[name] for name in shared if len(helps.get(name, ())) > 2} == {}
+    gone = {"--really", "--forks", "--only-diff", "--numerics", "--most-gb", "--force"}
+    assert gone & set(helps) == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "expected"),
+    [
+        ([], "we", ["weights"]),
+        ([], "p", ["plan", "publish"]),
+        (["weights"], "ve", ["verify"]),
+        (["image", "schema"], "im", ["image"]),
+        (["build"], "--off", ["--offline"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_choices(
+    words: list[str], incomplete: str, expected: list[str]
+) -> None:
+    shell = BashComplete(cli, {}, "sm120", "_SM120_COMPLETE")
+    assert [item.value for item in shell.get_completions(words, incomplete)] == expected
+
+
+def test_completion_loads_only_the_command_that_is_completed() -> None:
+    code = "import sys; from pipeline.cli.main import main; sys.argv = ['sm120']; main()"
+    names = {"_SM120_COMPLETE": "bash_complete", "COMP_WORDS": "sm120 host ", "COMP_CWORD": "2"}
+    watch = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{watch}; {code}"],
+        env={**os.environ, **names},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "plain,provision" in done.stdout.splitlines()
+    assert "pydantic" not in done.stderr.split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_of_a_shell_is_printed(sm120: Command, shell: str) -> None:
+    script = sm120("completion", shell).out
+    assert f"_SM120_COMPLETE={shell}_complete" in script
