@@ -135,7 +135,7 @@ def promise_of(item: pytest.Item) -> str:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, None, None]:
-    """One row a test: from what it raised, or that it raised nothing."""
+    """One row for each test: from what it raised, or that it raised nothing."""
     yield
     error = call.excinfo.value if call.excinfo else None
     if call.when == "teardown" or (call.when == "setup" and error is None):

@@ -17,7 +17,7 @@ from pipeline.known import Unknown, unknown
 _MIB = 1 << 20
 # Watts that each edition is made for (local-inference-lab/rtx6kpro, gpu-configs.md); for other
 # cards the range that the driver accepts counts.
-_POWER = {"Max-Q": (250.0, 325.0), "Server": (300.0, 600.0), "Workstation": (150.0, 600.0)}
+POWER_RANGES_W = {"Max-Q": (250.0, 325.0), "Server": (300.0, 600.0), "Workstation": (150.0, 600.0)}
 _BLACKWELL = ("10", "12")  # major compute capabilities: data centre, and SM120/SM121
 
 
@@ -77,10 +77,10 @@ def persistence(facts: HostFacts) -> Iterator[RuleResult]:
 def power(facts: HostFacts) -> Iterator[RuleResult]:
     """A limit outside of what the board is made for."""
     for gpu in gpus_of(facts):
-        kind = next((k for k in _POWER if k in str(gpu.name)), None)
+        kind = next((k for k in POWER_RANGES_W if k in str(gpu.name)), None)
         limit, low, high = gpu.power.limit_w, gpu.power.min_w, gpu.power.max_w
         if kind is not None:
-            low, high = _POWER[kind]
+            low, high = POWER_RANGES_W[kind]
         if isinstance(limit, Unknown) or isinstance(low, Unknown) or isinstance(high, Unknown):
             good: object = first_unknown(limit, low, high)
         else:

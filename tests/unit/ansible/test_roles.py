@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.host.rules.cards import POWER_RANGES_W
+from pipeline.host.rules.machine import DRIVER_OF_CUDA
 from tests.testbed.playbook import PLAYBOOK, ROOT, ansible_environment, ansible_program
 
 ROLES = sorted((ROOT / "ansible" / "roles").iterdir())
@@ -143,3 +145,11 @@ def test_a_playbook_passes_the_syntax_check(playbook: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_roles_and_rules_know_the_same_power_ranges_and_driver_branches() -> None:
+    ranges = yaml_of(ROOT / "ansible/roles/host_tuning/vars/main.yml")["host_tuning_ranges_w"]
+    rules = {name.lower(): list(limits) for name, limits in POWER_RANGES_W.items()}
+    assert {**rules, "none": [0, 0]} == ranges
+    spec = yaml_of(ROOT / "lockfiles" / "host.yaml")
+    assert spec["cuda"]["oldest_branches"] == DRIVER_OF_CUDA

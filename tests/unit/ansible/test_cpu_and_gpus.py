@@ -10,13 +10,13 @@ import pytest
 from tests.testbed.packages import system_environment
 from tests.testbed.playbook import ROOT
 
-LOOK = ROOT / "ansible" / "roles" / "nccl" / "files" / "look.sh"
+SCRIPT = ROOT / "ansible" / "roles" / "nccl" / "files" / "cpu_and_gpus.sh"
 ZEN_5 = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n"
 
 
 def look(root: Path) -> list[str]:
     done = subprocess.run(
-        ["/bin/sh", str(LOOK), str(root)],
+        ["/bin/sh", str(SCRIPT), str(root)],
         env=system_environment(),
         capture_output=True,
         text=True,

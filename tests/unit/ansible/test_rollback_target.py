@@ -11,7 +11,7 @@ import pytest
 from tests.testbed.packages import system_environment
 from tests.testbed.playbook import ROOT
 
-BACK = ROOT / "ansible" / "roles" / "nvidia_driver" / "files" / "back.sh"
+SCRIPT = ROOT / "ansible" / "roles" / "nvidia_driver" / "files" / "rollback_target.sh"
 OLD, NEW, THIRD = ("580.82.07-1", "580.95.05-1", "590.48.01-1")
 
 
@@ -30,7 +30,7 @@ def chosen(tmp_path: Path, pinned: str | None, **records: str) -> str:
 
 def output(folder: Path, preferences: Path) -> str:
     done = subprocess.run(
-        ["/bin/sh", "-c", BACK.read_text(), "back.sh", str(folder), str(preferences)],
+        ["/bin/sh", "-c", SCRIPT.read_text(), "rollback_target.sh", str(folder), str(preferences)],
         env=system_environment(),
         capture_output=True,
         text=True,

@@ -1,5 +1,5 @@
 #!/bin/sh
-# back.sh FOLDER PREFERENCES: the recorded driver to go back to, as JSON. One that a rollback chose and did not finish; else
+# rollback_target.sh FOLDER PREFERENCES: the recorded driver to go back to, as JSON. One that a rollback chose and did not finish; else
 # the one that worked last; else, where apt is pinned to that one, the one before it. Reads only.
 cd "$1" 2>/dev/null || exit 1
 [ ! -s rollback.json ] || exec cat rollback.json

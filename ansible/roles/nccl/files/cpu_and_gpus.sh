@@ -1,5 +1,5 @@
 #!/bin/sh
-# look.sh [ROOT]: the processor's maker and family, then how many GPUs of NVIDIA's are on the bus. Reads only.
+# cpu_and_gpus.sh [ROOT]: the processor's vendor and family, then how many GPUs of NVIDIA's are on the bus. Reads only.
 # By the bus: on a fresh host the driver is loaded only after the reboot that comes at the end of a run.
 awk -F': *' '/^vendor_id/ {maker=$2} /^cpu family/ {print maker, $2; exit}' "${1:-}/proc/cpuinfo"
 count=0

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the next boot would miss (grub, initramfs), then why a reboot is waited for. Reads only.
-# By their times: a run that was cut off after writing a file left nothing else to know it by.
+# What the next boot would miss (grub, initramfs), then the reasons for a pending reboot. Reads only.
+# By file times: an interrupted run leaves no other sign that it has written a file.
 newer() { # newer THAN FILE...
     than=$1
     shift
