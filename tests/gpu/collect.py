@@ -71,12 +71,12 @@ def copy_engine(gate: ImageGate, source: str, folder: Path) -> dict[str, object]
 def collect(folder: Path) -> None:
     """Every engine's file, and a table of what they are."""
     context = gate_context(open_store(default_root()))
-    told = {}
+    report = {}
     with context.store.in_use():
         for image, source in FILES.items():
             plan = plan_image(context.checkout, image, "linux/amd64")
-            told[image] = copy_engine(open_gate(context, plan), source, folder / image)
-    text = json.dumps(told, indent=2, sort_keys=True) + "\n"
+            report[image] = copy_engine(open_gate(context, plan), source, folder / image)
+    text = json.dumps(report, indent=2, sort_keys=True) + "\n"
     (folder / "engines.json").write_text(text, encoding="utf-8")
 
 

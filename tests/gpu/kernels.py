@@ -34,7 +34,7 @@ def facts(interpret: bool) -> Json:
     import torch
     import triton
 
-    told: Json = {
+    report: Json = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,
@@ -43,7 +43,7 @@ def facts(interpret: bool) -> Json:
     }
     if not interpret:
         card = torch.cuda.get_device_properties(0)
-        told.update(
+        report.update(
             card=card.name,
             capability=f"{card.major}.{card.minor}",
             multiprocessors=card.multi_processor_count,
@@ -53,7 +53,7 @@ def facts(interpret: bool) -> Json:
             like_sm120=os.environ.get("DISABLE_MMA_V3") == "1",
             note="shared_bytes, registers and spills are of this card's machine code, not SM120's",
         )
-    return told
+    return report
 
 
 def compare(got: Any, expected: Any, tolerance: float) -> Json:
@@ -99,12 +99,12 @@ def timed(call: Any) -> Json:
     from triton.testing import do_bench, do_bench_cudagraph
 
     middle, low, high = do_bench(call, warmup=50, rep=200, quantiles=[0.5, 0.2, 0.8])
-    told = {"ms": middle, "ms_low": low, "ms_high": high}
+    report = {"ms": middle, "ms_low": low, "ms_high": high}
     try:
-        told["graph_ms"] = do_bench_cudagraph(call, rep=50, return_mode="median")
+        report["graph_ms"] = do_bench_cudagraph(call, rep=50, return_mode="median")
     except Exception as error:
         print(f"no graph: {error}", file=sys.stderr)
-    return told
+    return report
 
 
 def with_ratios(rows: list[Json]) -> list[Json]:
@@ -165,8 +165,10 @@ def run(out: Path, folder: Path, only: str, *, interpret: bool, candidates: bool
                 rows.append(measure(subject, shape, variant, folder, given, want))
                 with_ratios(rows)
                 say(rows[-1])
-                told = {"facts": facts(interpret), "engines": engines, "rows": rows}
-                out.write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+                report = {"facts": facts(interpret), "engines": engines, "rows": rows}
+                out.write_text(
+                    json.dumps(report, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+                )
     bad = [row for row in rows if "failed" in row or not row["right"]]
     print(f"{len(rows)} measured, {len(bad)} wrong or failed: {out}")
     return 1 if bad or not rows else 0

@@ -17,20 +17,20 @@ def watched(override: Json) -> Iterator[dict[str, Json]]:
     of the kernel it names (`{"kernel": …, "num_stages": 1}`)."""
     from triton.runtime.jit import JITFunction
 
-    real, found = JITFunction.run, {}
+    real, result = JITFunction.run, {}
 
     def run(function: Any, *args: Any, **kwargs: Any) -> Any:
         name = function.fn.__name__
         if override.get("kernel") == name:
             kwargs.update({k: v for k, v in override.items() if k != "kernel"})
         compiled = real(function, *args, **kwargs)
-        if name not in found and compiled is not None:
-            found[name] = _told(compiled)
+        if name not in result and compiled is not None:
+            result[name] = _told(compiled)
         return compiled
 
     JITFunction.run = run
     try:
-        yield found
+        yield result
     finally:
         JITFunction.run = real
 

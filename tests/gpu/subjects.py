@@ -178,17 +178,17 @@ def make_decode(shape: Shape, device: Any) -> dict[str, Any]:
 def expect_decode(a: dict[str, Any]) -> Expected:
     import torch
 
-    found = []
+    result = []
     for row in range(a["q"].shape[0]):
         length = int(a["b_seq_len"][row])
         latent = picked(a["k_buffer"], a["req_to_token"][row]).flatten(0, 1)[:length]
         if latent.dtype == torch.float8_e4m3fn:
             # the cache is brought to the queries' type before it is multiplied
             latent = rounded(latent.float() * a["k_scale"], torch.bfloat16)
-        found.append(
+        result.append(
             attend([Keys(a["q"][row : row + 1], latent, latent[..., :512])], a["sm_scale"])
         )
-    return Expected(torch.cat([f.want for f in found]), torch.cat([f.size for f in found]))
+    return Expected(torch.cat([f.want for f in result]), torch.cat([f.size for f in result]))
 
 
 def make_prefill(shape: Shape, device: Any) -> dict[str, Any]:
@@ -215,13 +215,13 @@ def make_prefill(shape: Shape, device: Any) -> dict[str, Any]:
 def expect_prefill(a: dict[str, Any]) -> Expected:
     import torch
 
-    found = []
+    result = []
     for start, length in zip(a["b_start_loc"].tolist(), a["b_seq_len"].tolist(), strict=True):
         rows = slice(start, start + length)
-        found.append(
+        result.append(
             attend([Keys(a["q"][rows], a["k"][rows], a["v"][rows])], a["q"].shape[-1] ** -0.5)
         )
-    return Expected(torch.cat([f.want for f in found]), torch.cat([f.size for f in found]))
+    return Expected(torch.cat([f.want for f in result]), torch.cat([f.size for f in result]))
 
 
 def extend_variants(tried: Sequence[tuple[int, int, int, int]]) -> list[Variant]:

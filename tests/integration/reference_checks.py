@@ -36,13 +36,13 @@ def by_hand(attention: Any) -> None:
     q = torch.tensor([[[1.0]]])
     k = torch.tensor([[[0.0]], [[math.log(3)]]], dtype=torch.float64)
     v = torch.tensor([[[8.0, 0.0]], [[0.0, -4.0]]])
-    found = attention.attend([attention.Keys(q, k, v)], 1.0)
-    assert torch.allclose(found.want, torch.tensor([[[2.0, -3.0]]], dtype=torch.float64))
-    assert torch.allclose(found.size, torch.tensor([[[2.0, 3.0]]], dtype=torch.float64))
-    assert abs(float(found.weight) - math.log(4)) < 1e-12
+    result = attention.attend([attention.Keys(q, k, v)], 1.0)
+    assert torch.allclose(result.want, torch.tensor([[[2.0, -3.0]]], dtype=torch.float64))
+    assert torch.allclose(result.size, torch.tensor([[[2.0, 3.0]]], dtype=torch.float64))
+    assert abs(float(result.weight) - math.log(4)) < 1e-12
     # the same keys in two parts are the same keys
     parts = [attention.Keys(q, k[:1], v[:1]), attention.Keys(q, k[1:], v[1:])]
-    assert torch.equal(attention.attend(parts, 1.0).want, found.want)
+    assert torch.equal(attention.attend(parts, 1.0).want, result.want)
 
 
 def against_torch(attention: Any) -> None:
@@ -52,12 +52,12 @@ def against_torch(attention: Any) -> None:
     torch.manual_seed(3)
     q, k, v = (torch.randn(n, h, 24).double() for n, h in ((7, 6), (19, 2), (19, 2)))
     seen = attention.causal(7, 19)
-    found = attention.attend([attention.Keys(q, k, v, seen)], 0.3).want
+    result = attention.attend([attention.Keys(q, k, v, seen)], 0.3).want
     wide_k, wide_v = (x.repeat_interleave(3, dim=1).transpose(0, 1) for x in (k, v))
     want = theirs(q.transpose(0, 1), wide_k, wide_v, attn_mask=seen, scale=0.3).transpose(0, 1)
-    assert torch.allclose(found, want, atol=1e-12)
+    assert torch.allclose(result, want, atol=1e-12)
     wrong = theirs(q.transpose(0, 1), wide_k, wide_v, scale=0.3).transpose(0, 1)
-    assert not torch.allclose(found, wrong, atol=1e-3)
+    assert not torch.allclose(result, wrong, atol=1e-3)
 
 
 def masks(attention: Any) -> None:
@@ -95,15 +95,15 @@ def layouts(references: Any) -> None:
     extend = {**plain, "q_extend": q, "k_extend": keys[5:], "v_extend": values[5:]}
     extend.update(qo_indptr=torch.tensor([0, 1]), kv_indptr=torch.tensor([0, 5]))
     extend.update(custom_mask=None, is_causal=True)
-    found = references.extend_attention(extend)["o_extend"].want
-    assert torch.allclose(found, want, atol=1e-12)
+    result = references.extend_attention(extend)["o_extend"].want
+    assert torch.allclose(result, want, atol=1e-12)
     # the paged-attention layout: keys in groups of eight numbers
     old_k = paged_k.permute(0, 2, 3, 1).reshape(3, 2, 2, 8, 2).transpose(3, 4).contiguous()
     old_v = paged_v.permute(0, 2, 3, 1).contiguous()
     prefix = {**ones, "q": q, "k": keys[5:], "v": values[5:], "k_cache": old_k, "v_cache": old_v}
     prefix.update(b_start_loc=torch.tensor([0, 1]), b_seq_len=torch.tensor([6]), b_loc=pages)
-    found = references.prefix_prefill({**prefix, "sm_scale": 0.25})["o"].want
-    assert torch.allclose(found, want, atol=1e-12)
+    result = references.prefix_prefill({**prefix, "sm_scale": 0.25})["o"].want
+    assert torch.allclose(result, want, atol=1e-12)
 
 
 def mixture(references: Any) -> None:
@@ -120,8 +120,8 @@ def mixture(references: Any) -> None:
         "num_tokens_post_padded": torch.tensor([6]),
         **{"config": {"BLOCK_SIZE_M": 2}, "mul_routed_weight": False},
     }
-    found = references.fused_moe(given)["C"].want
-    assert found.reshape(-1).tolist() == [200.0, 2.0, 30.0, 300.0]
+    result = references.fused_moe(given)["C"].want
+    assert result.reshape(-1).tolist() == [200.0, 2.0, 30.0, 300.0]
     weighed = references.fused_moe({**given, "mul_routed_weight": True})["C"].want
     assert weighed.reshape(-1).tolist() == [100.0, 2.0, 60.0, 1200.0]
     # fp8: one scale for the tokens, one for each expert
@@ -147,8 +147,8 @@ def narrow_mixtures(references: Any) -> None:
     rows = torch.tensor([[1.0, 2.0, 4.0, 8.0]], dtype=torch.bfloat16)
 
     def product(**more: Any) -> list[float]:
-        found: list[float] = references.fused_moe({**one, "A": rows, **more})["C"].want[0, 0]
-        return [float(x) for x in found]
+        result: list[float] = references.fused_moe({**one, "A": rows, **more})["C"].want[0, 0]
+        return [float(x) for x in result]
 
     # 0x98: first 8 (zero), then 9 (one); 0xA7: first 7 (minus one), then 10 (two)
     packed = torch.tensor([[[0x98, 0xA7]]], dtype=torch.uint8)
@@ -179,8 +179,8 @@ def routes(arguments: Any) -> None:
 
     def part(name: str) -> list[int]:
         wanted = {"part": name, "to": [2, 0, 1, 2], "config": "config"}
-        found: list[int] = arguments.routed(wanted, made).tolist()
-        return found
+        result: list[int] = arguments.routed(wanted, made).tolist()
+        return result
 
     assert part("pairs") == [1, 4, 2, 4, 0, 3]
     assert part("experts") == [0, 1, 2]

@@ -91,9 +91,9 @@ def test_a_card_with_more_shared_memory_takes_what_sm120_does_not(big_store: Pat
 
 def test_our_patches_are_needed_at_their_version(big_store: Path) -> None:
     for image in ("sglang-k2", "sglang", "vllm"):
-        found = json.loads(run_sm120(big_store, "gate", "patches", image, "--json").stdout)
-        assert [v["state"] for v in found] == ["needed"], found
-        assert [v["numerics"] for v in found] == ["right"], found
+        result = json.loads(run_sm120(big_store, "gate", "patches", image, "--json").stdout)
+        assert [v["state"] for v in result] == ["needed"], result
+        assert [v["numerics"] for v in result] == ["right"], result
 
 
 @pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm"])

@@ -40,7 +40,7 @@ CARD = card_for("sm_120")
 
 @dataclass(frozen=True)
 class Finding:
-    """What a gate said of a defect, or of none."""
+    """What a gate reported of a defect, or of none."""
 
     planted: str
     gate: str
@@ -72,8 +72,8 @@ def changed(
     No other run shares it, and no kept answer is about it.
     """
     text = (tree.folder / file).read_text(encoding="utf-8")
-    found = text.count(old)
-    assert found == 1, f"{old!r} is found {found} times in {file}, not once"
+    result = text.count(old)
+    assert result == 1, f"{old!r} is found {result} times in {file}, not once"
     own = f"{text.replace(old, new)}\n# {uuid.uuid4()}\n".encode()
     made = with_files(tree, {file: own}, gate.context)
     try:
@@ -154,11 +154,13 @@ def foreign_objects() -> list[Finding]:
         "object that holds PTX alone": (ptx_only, Verdict.WRONG_VARIANT),
         "object whose fatbin is cut off": (lie, Verdict.UNREADABLE),
     }
-    found = []
+    result = []
     for name, (data, want) in planted.items():
-        said = judge_object(read_facts(opener(data), len(data)), "sm_120", "sm_120")
-        found.append(Finding(name, "arch", said.verdict.value, said.message, said.verdict is want))
-    return found
+        output = judge_object(read_facts(opener(data), len(data)), "sm_120", "sm_120")
+        result.append(
+            Finding(name, "arch", output.verdict.value, output.message, output.verdict is want)
+        )
+    return result
 
 
 def test_every_planted_defect_is_caught_and_nothing_is_found_where_none_is(
@@ -171,16 +173,16 @@ def test_every_planted_defect_is_caught_and_nothing_is_found_where_none_is(
         k2 = gates["sglang-k2"]
         planted += [pool.submit(f, k2) for f in (dropped_patch, dead_branch, wrong_patch)]
         controls = [pool.submit(control, gates[image], which, case) for image, which, case in clean]
-        found = [future.result() for future in planted]
+        result = [future.result() for future in planted]
         untouched = [future.result() for future in controls]
-    found += foreign_objects()
+    result += foreign_objects()
     with capsys.disabled():
-        print("\n" + log.table(["planted", "gate", "", "what it said"], [f.row() for f in found]))
-        print(f"{sum(f.caught for f in found)} of {len(found)} planted defects caught")
+        print("\n" + log.table(["planted", "gate", "", "result"], [f.row() for f in result]))
+        print(f"{sum(f.caught for f in result)} of {len(result)} planted defects caught")
         print(
             f"{sum(f.caught for f in untouched)} of {len(untouched)} untouched cases complained of"
         )
-    assert [f for f in found if not f.caught] == []
+    assert [f for f in result if not f.caught] == []
     assert [f for f in untouched if f.caught] == []
 
 

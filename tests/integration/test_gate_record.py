@@ -21,13 +21,13 @@ NEW = "sglang.kernels.ops.attention.extend_attention"
 @pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm"])
 def test_a_build_leaves_one_record_of_all_its_gates(big_store: Path, image: str) -> None:
     (built,) = json.loads(sm120(big_store, "build", image, "--gate", "--json").stdout)
-    found = {e["gate"]: e for e in built["gates"]["results"] if e["arch"] == "sm_120"}
-    assert found.keys() == {"smem", "numerics", "patches", "arch"}
-    assert {e["verdict"] for e in found.values()} <= {"passed", "accepted"}
-    made_by = found["smem"]["made_by"]
+    result = {e["gate"]: e for e in built["gates"]["results"] if e["arch"] == "sm_120"}
+    assert result.keys() == {"smem", "numerics", "patches", "arch"}
+    assert {e["verdict"] for e in result.values()} <= {"passed", "accepted"}
+    made_by = result["smem"]["made_by"]
     assert {"sm120-pipeline", "triton", "torch", "python", "ptxas", "worker"} <= made_by.keys()
-    assert found["smem"]["card"]["shared_bytes"] == 101376
-    assert all(row["facts"]["kernels"] for row in found["smem"]["rows"])
+    assert result["smem"]["card"]["shared_bytes"] == 101376
+    assert all(row["facts"]["kernels"] for row in result["smem"]["rows"])
     beside = big_store / "images" / image / "linux-amd64" / "gates.json"
     assert json.loads(beside.read_text())["image_digest"] == built["digest"]
 

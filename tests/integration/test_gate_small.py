@@ -1,7 +1,7 @@
 """The gate on an engine of one kernel: fit, numbers and planted defects, in half a minute.
 
 torch and Triton for amd64 are more than a gigabyte, so nothing is fetched for this: it runs where
-some gate has already made an environment, and says so where none has.
+some gate has already made an environment, and skips with a reason where none has.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ MUTANTS = {
 def environment() -> Environment:
     """Any environment that a gate has made on this machine."""
     for facts in sorted((default_root() / "gate" / "environments").glob("*/facts.json")):
-        told = known_facts(facts.parent)
-        if told is None:
+        report = known_facts(facts.parent)
+        if report is None:
             continue
-        if told.platform == host_platform():
-            return Environment(facts.parent, told, ())
+        if report.platform == host_platform():
+            return Environment(facts.parent, report, ())
     pytest.skip("No gate has made an environment with Triton here: run `sm120 gate run sglang-k2`.")
 
 
@@ -103,22 +103,22 @@ def test_planted_defects_are_caught_and_an_untouched_engine_passes(
     same = (MUTANTS["function renamed"][0],) * 2
     asked = {**MUTANTS, "nothing": (*same, "smem"), "nothing at all": (*same, "numerics")}
     with ThreadPoolExecutor(2) as pool:
-        found = {
+        result = {
             name: pool.submit(
                 judge, environment, tmp_path / name.replace(" ", "-"), gate, (old, new)
             )
             for name, (old, new, gate) in asked.items()
         }
-    assert found["nothing"].result() == "passed "
-    assert found["nothing at all"].result() == "right "
+    assert result["nothing"].result() == "passed "
+    assert result["nothing at all"].result() == "right "
     rows, missed = [], []
     for name, (_, _, gate) in MUTANTS.items():
-        said = found[name].result()
-        caught = said.startswith(("failed", "wrong", "unknown"))
-        rows.append([name, gate, "caught" if caught else "MISSED", said[:90]])
+        output = result[name].result()
+        caught = output.startswith(("failed", "wrong", "unknown"))
+        rows.append([name, gate, "caught" if caught else "MISSED", output[:90]])
         missed += [] if caught else [name]
     with capsys.disabled():
-        print("\n" + log.table(["planted", "gate", "", "what it said"], rows))
+        print("\n" + log.table(["planted", "gate", "", "result"], rows))
     assert missed == []
 
 

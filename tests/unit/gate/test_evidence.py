@@ -1,4 +1,4 @@
-"""What gates said of an image, kept beside it."""
+"""The results of an image's gates, kept beside it."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "store")
 
 
-def keep(store: Store, *found: Evidence, digest: str = DIGEST, seconds: float = 1.0) -> None:
-    keep_evidence(store, IMAGE, PLATFORM, digest, [(e, seconds) for e in found])
+def keep(store: Store, *evidence: Evidence, digest: str = DIGEST, seconds: float = 1.0) -> None:
+    keep_evidence(store, IMAGE, PLATFORM, digest, [(e, seconds) for e in evidence])
 
 
 def test_results_of_several_gates_stand_in_one_file(store: Store) -> None:
     keep(store, evidence("arch"))
     keep(store, evidence("smem"), evidence("patches", "failed"))
-    found = read_evidence(store, IMAGE, PLATFORM, DIGEST)
-    assert found
-    assert [e.gate for e in found.results] == ["smem", "patches", "arch"]
-    assert found.verdict == "failed"
+    result = read_evidence(store, IMAGE, PLATFORM, DIGEST)
+    assert result
+    assert [e.gate for e in result.results] == ["smem", "patches", "arch"]
+    assert result.verdict == "failed"
 
 
 @pytest.mark.parametrize("arch", CARDS)
 def test_what_was_judged_for_a_card_can_be_read_again(store: Store, arch: str) -> None:
     judged = evidence("smem", arch=arch).model_copy(update={"card": card_for(arch)})
     keep(store, judged)
-    found = read_evidence(store, IMAGE, PLATFORM, DIGEST)
-    assert found
-    assert found.results == [judged]
+    result = read_evidence(store, IMAGE, PLATFORM, DIGEST)
+    assert result
+    assert result.results == [judged]
     assert '"registers_per_sm": 65536' in evidence_path(store, IMAGE, PLATFORM).read_text()
 
 
@@ -74,9 +74,9 @@ def test_a_newer_result_takes_the_place_of_the_older_one_of_its_gate_and_card(
 ) -> None:
     keep(store, evidence("smem", "failed"), evidence("smem", "failed", "sm_90"))
     keep(store, evidence("smem", "passed"))
-    found = read_evidence(store, IMAGE, PLATFORM, DIGEST)
-    assert found
-    assert [(e.arch, e.verdict) for e in found.results] == [
+    result = read_evidence(store, IMAGE, PLATFORM, DIGEST)
+    assert result
+    assert [(e.arch, e.verdict) for e in result.results] == [
         ("sm_120", "passed"),
         ("sm_90", "failed"),
     ]
@@ -86,9 +86,9 @@ def test_another_image_s_results_are_not_taken_over(store: Store) -> None:
     keep(store, evidence("smem"))
     assert read_evidence(store, IMAGE, PLATFORM, OTHER) is None
     keep(store, evidence("arch"), digest=OTHER)
-    found = read_evidence(store, IMAGE, PLATFORM, OTHER)
-    assert found
-    assert [e.gate for e in found.results] == ["arch"]
+    result = read_evidence(store, IMAGE, PLATFORM, OTHER)
+    assert result
+    assert [e.gate for e in result.results] == ["arch"]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"format": 1}', "[]"])
@@ -135,9 +135,9 @@ def test_passed_and_accepted_let_a_build_go_on() -> None:
 
 
 def test_a_gate_that_could_not_begin_is_unknown_and_says_why() -> None:
-    found = unjudged("smem", "sm_120", PipelineError("no Triton in it"))
-    assert found.verdict == "unknown"
-    assert "no Triton in it" in str(error_of(IMAGE, found))
+    result = unjudged("smem", "sm_120", PipelineError("no Triton in it"))
+    assert result.verdict == "unknown"
+    assert "no Triton in it" in str(error_of(IMAGE, result))
 
 
 def test_nothing_at_all_is_unknown() -> None:
@@ -154,6 +154,6 @@ def test_the_assembler_is_asked_for_its_version(tmp_path: Path) -> None:
     (folder / "ptxas-mute").write_text("#!/bin/sh\nexit 1\n")
     for program in folder.iterdir():
         program.chmod(0o755)
-    found = ptxas_versions(tmp_path)
-    assert found == {"ptxas": "12.8.93", "ptxas-mute": "unknown"}
+    result = ptxas_versions(tmp_path)
+    assert result == {"ptxas": "12.8.93", "ptxas-mute": "unknown"}
     assert "unknown (" in ptxas_version(folder / "none")

@@ -72,8 +72,8 @@ class Place:
         return Environment(path.parent, facts, ())
 
     def left(self) -> list[str]:
-        found = gate_leftovers(self.store, self.checkout)
-        return [str(path.relative_to(self.store.root)) for path in found]
+        result = gate_leftovers(self.store, self.checkout)
+        return [str(path.relative_to(self.store.root)) for path in result]
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_outside_a_checkout_nothing_of_the_gates_is_touched(
     sm120.cwd = tmp_path.parent
     ended = sm120("--store", place.store.root, "store", "trim", "--yes")
     assert ended.code == 0
-    assert "Not in a checkout" in ended.err
+    assert "not a checkout" in ended.err
     assert old.is_dir()
 
 

@@ -1,4 +1,4 @@
-"""What a patch is, from what its gate found with it and without it."""
+"""What a patch is, from the results of its gate with it and without it."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_the_same_lines_are_no_proof_while_the_gate_fails() -> None:
 
 
 def test_a_patch_that_does_not_apply_where_it_is_wanted_is_a_conflict() -> None:
-    found, message = decide([judged(OVER)], None, applied=False, conflict="line 64 is other")
-    assert (found, message) == ("conflict", "line 64 is other")
+    result, message = decide([judged(OVER)], None, applied=False, conflict="line 64 is other")
+    assert (result, message) == ("conflict", "line 64 is other")
 
 
 @pytest.mark.parametrize("after", [[judged(FITS)], [judged()], None])
@@ -71,9 +71,9 @@ def test_unknown_with_the_patch_is_not_needed() -> None:
 
 def test_only_a_needed_patch_may_be_in_a_build() -> None:
     states = get_args(State)
-    found = [PatchVerdict(patch=s, gate="smem", version="1", state=s, message="") for s in states]
+    result = [PatchVerdict(patch=s, gate="smem", version="1", state=s, message="") for s in states]
     assert states[0] == "needed"
-    assert [v.state for v in unproved(found)] == list(states[1:])
+    assert [v.state for v in unproved(result)] == list(states[1:])
 
 
 def test_a_fix_that_upstream_took_over_is_recognised_wherever_it_stands(tmp_path: Path) -> None:
@@ -126,11 +126,11 @@ def test_what_a_version_asks_for_is_read_from_its_own_metadata(
         f"Requires-Dist: {line}\n" for line in lines
     )
     (info / "METADATA").write_text(f"{head}\nRequires-Dist: torch==0.1\n")
-    found = compiler_requirements(EngineTree(tmp_path, "engine", "1.0", "sha256:" + "0" * 64))
+    result = compiler_requirements(EngineTree(tmp_path, "engine", "1.0", "sha256:" + "0" * 64))
     if want is None:
-        assert found == ['torch==2.9.1; platform_machine == "x86_64"']
+        assert result == ['torch==2.9.1; platform_machine == "x86_64"']
     else:
-        assert found == want
+        assert result == want
 
 
 def test_a_version_without_metadata_asks_for_nothing(tmp_path: Path) -> None:
@@ -147,22 +147,22 @@ def test_a_gate_that_passes_before_the_locked_version_does_not_need_the_patch_ye
 def test_code_that_an_older_version_does_not_have_yet_is_not_unknown_there() -> None:
     gone = [judged(ended="function gone")]
 
-    def said(*, is_older: bool, is_absent: bool) -> str:
+    def state(*, is_older: bool, is_absent: bool) -> str:
         age = {"is_older": is_older, "is_absent": is_absent}
         return decide(gone, None, applied=False, conflict="", **age)[0]
 
-    assert said(is_older=True, is_absent=True) == "not needed yet"
+    assert state(is_older=True, is_absent=True) == "not needed yet"
     # moved elsewhere, or gone from a newer version: nobody has seen whether it fits
-    assert said(is_older=True, is_absent=False) == "unknown"
-    assert said(is_older=False, is_absent=True) == "unknown"
+    assert state(is_older=True, is_absent=False) == "unknown"
+    assert state(is_older=False, is_absent=True) == "unknown"
 
 
-@pytest.mark.parametrize("found", [judged(OVER), judged(ended="died"), judged()])
+@pytest.mark.parametrize("result", [judged(OVER), judged(ended="died"), judged()])
 def test_an_older_version_that_fails_or_was_not_judged_is_no_better_for_its_age(
-    found: CaseResult,
+    result: CaseResult,
 ) -> None:
-    newer = decide([found], [found], applied=False, conflict="")[0]
-    assert decide([found], [found], applied=False, conflict="", is_older=True)[0] == newer
+    newer = decide([result], [result], applied=False, conflict="")[0]
+    assert decide([result], [result], applied=False, conflict="", is_older=True)[0] == newer
     assert newer in ("inert", "unknown")
 
 

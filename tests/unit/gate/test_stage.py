@@ -1,4 +1,4 @@
-"""Gates as a stage of a build: whatever they say, the image and what they said are kept."""
+"""Gates as a stage of a build: whatever they find, the image and their results are kept."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_an_image_that_passes_has_its_results_in_the_answer_and_beside_it(
     assert built["verdict"] == "passed"
     assert built["gates"] == record(tmp_path)
     assert record(tmp_path)["image_digest"] == built["digest"]
-    (found,) = record(tmp_path)["results"]
-    assert (found["gate"], found["arch"]) == ("arch", "sm_120")
-    assert found["made_by"].keys() == {"sm120-pipeline", "reader"}
-    assert [row["verdict"] for row in found["rows"]] == ["passed"]
+    (result,) = record(tmp_path)["results"]
+    assert (result["gate"], result["arch"]) == ("arch", "sm_120")
+    assert result["made_by"].keys() == {"sm120-pipeline", "reader"}
+    assert [row["verdict"] for row in result["rows"]] == ["passed"]
 
 
 def test_an_image_that_fails_is_kept_with_what_was_found(sm120: Command, tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_what_is_accepted_is_named_in_the_record_with_the_file_that_accepts_it(
     text = json.dumps({"accepted": {"*/engine/hopper.so": WHY}})
     make(tmp_path, ["arch"], "hopper.so", arch=text)
     (built,) = build(sm120, "--json").json
-    (found,) = built["gates"]["results"]
-    assert found["verdict"] == "accepted"
-    assert found["inputs"].keys() == {"gates/arch.yaml"}
-    assert found["rows"][0]["facts"]["accepted_by"] == "*/engine/hopper.so"
+    (result,) = built["gates"]["results"]
+    assert result["verdict"] == "accepted"
+    assert result["inputs"].keys() == {"gates/arch.yaml"}
+    assert result["rows"][0]["facts"]["accepted_by"] == "*/engine/hopper.so"
 
 
 def test_a_gate_that_cannot_begin_is_recorded_as_unknown_and_the_next_one_still_runs(
@@ -84,10 +84,10 @@ def test_a_gate_that_cannot_begin_is_recorded_as_unknown_and_the_next_one_still_
     make(tmp_path, ["smem", "arch"], "mixed.so")
     ended = build(sm120)
     assert ended.error == "GateInvalid"  # it has no cases
-    found = {e["gate"]: e for e in record(tmp_path)["results"]}
-    assert found["smem"]["verdict"] == found["patches"]["verdict"] == "unknown"
-    assert "has no gates" in found["smem"]["message"]
-    assert found["arch"]["verdict"] == "passed"
+    result = {e["gate"]: e for e in record(tmp_path)["results"]}
+    assert result["smem"]["verdict"] == result["patches"]["verdict"] == "unknown"
+    assert "has no gates" in result["smem"]["message"]
+    assert result["arch"]["verdict"] == "passed"
 
 
 def test_an_engine_without_triton_is_unknown_not_passed(sm120: Command, tmp_path: Path) -> None:

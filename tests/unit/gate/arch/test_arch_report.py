@@ -53,8 +53,8 @@ class Gate:
         return judge_image(read_image(self.store, self.built), spec or ArchSpec(), card)
 
     def verdicts(self) -> dict[str, Verdict]:
-        found = {x.path.rpartition("/")[2]: x.judgement.verdict for x in self.judge().objects}
-        return {name: verdict for name, verdict in found.items() if name in self.names}
+        result = {x.path.rpartition("/")[2]: x.judgement.verdict for x in self.judge().objects}
+        return {name: verdict for name, verdict in result.items() if name in self.names}
 
     names = ("mixed.so", "hopper.so", "plain.so", "odd.so", "run", "script", "empty.so", "lib.so.1")
 
@@ -98,8 +98,8 @@ def test_links_are_not_objects_but_a_hard_link_is_the_file_it_names(gate: Gate) 
         symlink("./usr/lib/round.so", "round.so"),
     )
     gate.make({}, items=items)
-    found = {x.path: x.judgement.verdict for x in gate.judge().objects}
-    assert found == {
+    result = {x.path: x.judgement.verdict for x in gate.judge().objects}
+    assert result == {
         "usr/lib/a.so": Verdict.NO_KERNEL_IMAGE,
         "usr/lib/b.so": Verdict.NO_KERNEL_IMAGE,
     }
@@ -127,14 +127,14 @@ def test_a_damaged_or_older_note_is_made_again(gate: Gate, note: bytes) -> None:
 
 def test_a_damaged_layer_is_an_error_and_leaves_no_note(gate: Gate) -> None:
     gate.make(compiled("mixed.so"))
-    found = next(f for f in arch._objects(gate.store, gate.built) if f.path.endswith("mixed.so"))
-    blob = gate.store.blob_path(found.layer)
+    result = next(f for f in arch._objects(gate.store, gate.built) if f.path.endswith("mixed.so"))
+    blob = gate.store.blob_path(result.layer)
     data = bytearray(blob.read_bytes())
-    data[found.row.offset + 3000] ^= 0x55
+    data[result.row.offset + 3000] ^= 0x55
     blob.write_bytes(data)
     with pytest.raises(StoreDamaged, match=r"mixed\.so"):
         gate.judge()
-    assert not (gate.store.root / "gates" / "arch" / f"{found.row.sha256}.json").exists()
+    assert not (gate.store.root / "gates" / "arch" / f"{result.row.sha256}.json").exists()
 
 
 def test_an_accepted_object_does_not_fail_and_keeps_its_verdict(gate: Gate) -> None:

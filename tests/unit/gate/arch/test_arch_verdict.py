@@ -9,8 +9,10 @@ from tests.unit.gate.arch.arch_files import DATA, opener
 
 
 def facts(*modules: list[Target]) -> Facts:
-    found = [ModuleFacts(targets=[(t.kind, t.arch, t.suffix) for t in m], times=1) for m in modules]
-    return Facts(reader="test", modules=found)
+    result = [
+        ModuleFacts(targets=[(t.kind, t.arch, t.suffix) for t in m], times=1) for m in modules
+    ]
+    return Facts(reader="test", modules=result)
 
 
 def sm(arch: int, suffix: str | None = "") -> Target:
@@ -97,14 +99,14 @@ def test_the_verdict_on_an_object(modules: list[list[Target]], verdict: Verdict)
 
 
 def test_modules_without_code_for_the_card_are_counted() -> None:
-    found = judge(facts([sm(120)], [sm(90), compute(90)], [sm(90, "a")]), "sm_120")
-    assert (found.running, found.jitted, found.modules) == (1, 1, 3)
+    result = judge(facts([sm(120)], [sm(90), compute(90)], [sm(90, "a")]), "sm_120")
+    assert (result.running, result.jitted, result.modules) == (1, 1, 3)
 
 
 def test_what_cannot_be_read_says_why_and_did_not_pass() -> None:
-    found = judge(read_facts(opener(b"not an object"), 13), "sm_120")
-    assert found.verdict is Verdict.UNREADABLE
-    assert found.message == "unreadable: neither an ELF file nor a fatbin"
+    result = judge(read_facts(opener(b"not an object"), 13), "sm_120")
+    assert result.verdict is Verdict.UNREADABLE
+    assert result.message == "unreadable: neither an ELF file nor a fatbin"
 
 
 @pytest.mark.parametrize(
@@ -119,14 +121,14 @@ def test_what_cannot_be_read_says_why_and_did_not_pass() -> None:
     ],
 )
 def test_the_wrong_variant_is_named(have: list[Target], want: str, message: str) -> None:
-    found = judge(facts(have), "sm_120", want)
-    assert (found.verdict, found.message) == (Verdict.WRONG_VARIANT, message)
+    result = judge(facts(have), "sm_120", want)
+    assert (result.verdict, result.message) == (Verdict.WRONG_VARIANT, message)
 
 
 def test_a_demand_on_an_object_without_cuda_code_is_not_met() -> None:
-    found = judge(facts(), "sm_120", "sm_120a")
-    assert found.verdict is Verdict.WRONG_VARIANT
-    assert found.message == "no CUDA code where sm_120a is needed"
+    result = judge(facts(), "sm_120", "sm_120a")
+    assert result.verdict is Verdict.WRONG_VARIANT
+    assert result.message == "no CUDA code where sm_120a is needed"
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ def changed(data: bytes, offset: int, form: str, value: int) -> bytes:
 
 def sections_of(data: bytes) -> list[elf.Section]:
     header = header_of(data)
-    found = elf.read_sections(header, data[header.table_offset :][: header.table_bytes], len(data))
-    names = elf.names_section(header, found)
-    return elf.named(found, data[names.offset : names.end])
+    result = elf.read_sections(header, data[header.table_offset :][: header.table_bytes], len(data))
+    names = elf.names_section(header, result)
+    return elf.named(result, data[names.offset : names.end])
 
 
 def test_sections_have_their_names() -> None:
@@ -153,8 +153,8 @@ def test_no_section_table_crashes_the_reader(noise: bytes) -> None:
     table = noise[: len(noise) // 64 * 64]
     header = elf.Header(62, 64, 64, len(table) // 64, 1, 0)
     try:
-        found = elf.read_sections(header, table, 1 << 20)
-        names = elf.named(found, b"\0" * elf.names_section(header, found).size_bytes)
+        result = elf.read_sections(header, table, 1 << 20)
+        names = elf.named(result, b"\0" * elf.names_section(header, result).size_bytes)
     except elf.Unreadable:
         return
     assert [s.name for s in names] == [""] * header.sections

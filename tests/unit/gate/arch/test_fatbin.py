@@ -21,8 +21,8 @@ def targets_of(data: bytes) -> list[Target]:
 
 @pytest.mark.parametrize("name", [n for n in CUOBJDUMP if n.endswith(".fatbin")])
 def test_compiled_fatbins_read_as_nvidias_tool_reads_them(name: str) -> None:
-    found = targets_of((DATA / name).read_bytes())
-    assert sorted(map(str, found)) == CUOBJDUMP[name]
+    result = targets_of((DATA / name).read_bytes())
+    assert sorted(map(str, result)) == CUOBJDUMP[name]
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_a_file_that_ends_inside_a_payload_is_unreadable() -> None:
 def test_no_bytes_crash_the_reader_or_keep_it_busy(noise: bytes) -> None:
     data = fatbin.MAGIC + struct.pack("<Q", len(noise)) + noise
     try:
-        found = targets_of(data)
+        result = targets_of(data)
     except Unreadable:
         return
-    assert len(found) <= len(noise) // 64
+    assert len(result) <= len(noise) // 64
 
 
 @given(st.data())
@@ -102,7 +102,7 @@ def test_no_flipped_bit_crashes_the_reader(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, 200))] ^= 1 << data.draw(st.integers(0, 7))
     try:
-        found = targets_of(bytes(whole))
+        result = targets_of(bytes(whole))
     except Unreadable:
         return
-    assert len(found) <= len(whole) // 64
+    assert len(result) <= len(whole) // 64

@@ -30,14 +30,14 @@ def test_taking_and_skipping_is_slicing_whatever_the_chunks(
 @given(st.binary(max_size=200), st.integers(1, 220))
 def test_every_needle_is_found_across_the_borders_of_chunks(noise: bytes, chunk_bytes: int) -> None:
     data = noise.replace(b"<", b"") + b"<one>" + noise.replace(b"<", b"") + b"<three>" + b"<one>"
-    reader, found = new_reader(data, chunk_bytes), []
+    reader, result = new_reader(data, chunk_bytes), []
     while needle := reader.find(b"<one>", b"<three>"):
-        found.append((reader.position, needle))
+        result.append((reader.position, needle))
         reader.skip(1)
     want = [
         (i, n) for i in range(len(data)) for n in (b"<one>", b"<three>") if data.startswith(n, i)
     ]
-    assert found == want
+    assert result == want
     assert reader.position == len(data)
 
 

@@ -35,8 +35,8 @@ def test_every_compiled_file_reads_as_nvidias_tool_reads_it(name: str, chunk_byt
 
 def test_modules_are_counted_and_told_apart() -> None:
     one, other = container(entry(90)), container(entry(90), entry(120))
-    found = modules_of(host_object({".nv_fatbin": one + other + one}))
-    assert sorted(([str(t) for t in m], n) for m, n in found.items()) == [
+    result = modules_of(host_object({".nv_fatbin": one + other + one}))
+    assert sorted(([str(t) for t in m], n) for m, n in result.items()) == [
         (["sm_120", "sm_90"], 1),
         (["sm_90"], 2),
     ]
@@ -184,11 +184,11 @@ def test_no_damage_crashes_the_reader_or_invents_code(data: st.DataObject) -> No
         whole[at : at + 8] = data.draw(st.binary(min_size=8, max_size=8))
     cut = data.draw(st.integers(0, len(whole)))
     try:
-        found = modules_of(bytes(whole[:cut]), data.draw(st.sampled_from([7, 1000, 1 << 20])))
+        result = modules_of(bytes(whole[:cut]), data.draw(st.sampled_from([7, 1000, 1 << 20])))
     except Unreadable:
         return
     # every target takes a header of 64 bytes at least
-    assert sum(times * max(len(module), 1) for module, times in found.items()) <= cut // 64
+    assert sum(times * max(len(module), 1) for module, times in result.items()) <= cut // 64
 
 
 @pytest.mark.parametrize("name", ["mixed.so", "relocatable.o", "sm_120.cubin", "sm_120.fatbin"])

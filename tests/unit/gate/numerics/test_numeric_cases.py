@@ -103,8 +103,8 @@ def test_numerics_of_cases_that_are_not_there_are_refused(tmp_path: Path, specs:
 @pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm"])
 def test_every_gate_that_proves_a_patch_also_has_its_numbers_compared(image: str) -> None:
     checkout = Checkout(Path(__file__).resolve().parents[4])
-    found = read_numeric_cases(checkout, image, read_gates(checkout, image))
+    result = read_numeric_cases(checkout, image, read_gates(checkout, image))
     patches = checkout.series(checkout.spec(image)).patches
     assert patches
     for patch in patches:
-        assert patch.gate in {case.gate for case in found}, patch.file
+        assert patch.gate in {case.gate for case in result}, patch.file

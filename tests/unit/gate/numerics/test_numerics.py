@@ -27,8 +27,8 @@ def computed(share: float | None = 0.001, **changes: Any) -> dict[str, Any]:
 
 
 def judged(*found: dict[str, Any], ended: str = "called", **changes: Any) -> NumericsResult:
-    told = {"case": "decode-8", "ended": ended, "computed": found, "records": [record(None)]}
-    answer = Answer.model_validate({**told, **changes})
+    report = {"case": "decode-8", "ended": ended, "computed": found, "records": [record(None)]}
+    answer = Answer.model_validate({**report, **changes})
     return judge_numbers(case(), answer, cached=False)
 
 
@@ -45,8 +45,8 @@ def test_a_number_within_the_tolerance_is_right_and_beyond_it_is_wrong() -> None
 
 
 def test_a_number_that_was_never_written_is_wrong() -> None:
-    found = judged(computed(None, unwritten=3))
-    assert (found.verdict, found.message) == ("wrong", "3 of 64 numbers of o are missing")
+    result = judged(computed(None, unwritten=3))
+    assert (result.verdict, result.message) == ("wrong", "3 of 64 numbers of o are missing")
     assert judged(computed(0.0, unwritten=1)).verdict == "wrong"
     assert judged(computed(None)).verdict == "wrong"
 
@@ -64,9 +64,9 @@ def test_an_output_that_was_not_compared_is_unknown() -> None:
 
 def test_one_wrong_output_is_enough() -> None:
     both = make_case(numerics={**NUMERICS, "outputs": ["o", "lse"]})
-    found = [computed(), computed(0.5, output="lse")]
-    told = {"case": "decode-8", "ended": "called", "computed": found, "records": [record(None)]}
-    verdict = judge_numbers(both, Answer.model_validate(told), cached=False)
+    result = [computed(), computed(0.5, output="lse")]
+    report = {"case": "decode-8", "ended": "called", "computed": result, "records": [record(None)]}
+    verdict = judge_numbers(both, Answer.model_validate(report), cached=False)
     assert (verdict.verdict, verdict.message[:11]) == ("wrong", "lse is off ")
 
 
@@ -76,8 +76,8 @@ def test_a_call_that_did_not_end_well_is_unknown_whatever_it_computed(ended: str
 
 
 def test_numbers_that_another_kernel_computed_are_unknown() -> None:
-    found = judged(computed(0.0), records=[record(None, kernel="_other")])
-    assert (found.verdict, found.message) == ("unknown", "_fwd was not run by this call")
+    result = judged(computed(0.0), records=[record(None, kernel="_other")])
+    assert (result.verdict, result.message) == ("unknown", "_fwd was not run by this call")
     assert judged(computed(0.0), records=[]).verdict == "unknown"
 
 

@@ -217,13 +217,13 @@ def escaped(
     tree = EngineTree(folder, "engine", "1", f"sha256:{'1' * 64}")
     (answer,) = run.ask(replace(target, tree=tree), cases("a"))
     assert answer.ended == "stopped", answer.message
-    found: dict[str, list[str]] = json.loads(answer.message)
+    result: dict[str, list[str]] = json.loads(answer.message)
     alive = target.folder("kernels") / "alive"
     before = alive.read_text()
     time.sleep(0.4)
-    found["daemon"] = [] if alive.read_text() == before else ["still running"]
+    result["daemon"] = [] if alive.read_text() == before else ["still running"]
     assert (target.folder("kernels") / "own").read_text() == "x"
-    return found
+    return result
 
 
 @pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
@@ -239,11 +239,11 @@ def test_an_engine_that_tries_to_get_out_reaches_nothing(
     inside = of_kind(kind)
     if inside.missing:
         pytest.skip(f"This kernel's {kind} do not cover: {', '.join(inside.missing)}.")
-    found = escaped(replace(target, sandbox=inside), places, tmp_path)
-    assert found["reached"] == []
-    assert found["daemon"] == []
+    result = escaped(replace(target, sandbox=inside), places, tmp_path)
+    assert result["reached"] == []
+    assert result["daemon"] == []
     own = {"HOME", "TMPDIR", "TRITON_HOME", "OMP_NUM_THREADS", "LC_ALL", "PATH", "LC_CTYPE"}
-    assert set(found["environment"]) <= own
+    assert set(result["environment"]) <= own
     assert Path(str(places["key"])).read_text() == "secret"
 
 
@@ -257,14 +257,14 @@ def test_without_a_sandbox_the_same_engine_reaches_nearly_everything(
     # what would harm this machine or the test itself
     places["spared"] = ["mount the root again", "read the system's passwords"]
     monkeypatch.setattr(run, "hide_environment", lambda: None)
-    found = escaped(replace(target, sandbox=NO_SANDBOX), places, tmp_path)
+    result = escaped(replace(target, sandbox=NO_SANDBOX), places, tmp_path)
     assert {
         *("connect to loopback", "connect to a socket file", "connect to an abstract socket"),
         *("read a key in the home", "write to the home", "write to the engine"),
         *("read the caller's environment", "signal the caller"),
         *("attach the caller's memory", "change the engine's mode", "date a key back"),
-    } <= set(found["reached"])
-    assert found["daemon"] == ["still running"]
+    } <= set(result["reached"])
+    assert result["daemon"] == ["still running"]
 
 
 @pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
@@ -344,15 +344,15 @@ def test_where_namespaces_are_forbidden_restrictions_stand_in_and_the_reason_is_
         "restrictions": (["files", "capabilities", "environment"], ""),
     }
     monkeypatch.setattr(sandbox, "_tried", answers.__getitem__)
-    found = sandbox.find_sandbox.__wrapped__()
-    assert (found.kind, found.missing) == ("restrictions", ["network", "processes"])
-    assert not found.isolates
-    assert "unshare: Operation not permitted" in found.sentence()
-    assert "network and processes" in found.sentence()
+    result = sandbox.find_sandbox.__wrapped__()
+    assert (result.kind, result.missing) == ("restrictions", ["network", "processes"])
+    assert not result.isolates
+    assert "unshare: Operation not permitted" in result.sentence()
+    assert "network and processes" in result.sentence()
     answers["restrictions"] = (None, "not written for riscv64")
-    found = sandbox.find_sandbox.__wrapped__()
-    assert (found.kind, found.held) == ("none", ["environment"])
-    assert "riscv64" in found.sentence()
+    result = sandbox.find_sandbox.__wrapped__()
+    assert (result.kind, result.held) == ("none", ["environment"])
+    assert "riscv64" in result.sentence()
 
 
 @pytest.mark.parametrize("held", [[], ["network"], ["files"], ["processes", "capabilities"]])
@@ -386,8 +386,8 @@ def test_an_engine_that_no_lock_names_keeps_its_kernels_for_itself(target: run.G
 
 
 def test_this_machine_is_tried_and_not_guessed() -> None:
-    found = sandbox.find_sandbox()
-    assert found.kind == "none" or found.run(["/bin/true"]).returncode == 0
+    result = sandbox.find_sandbox()
+    assert result.kind == "none" or result.run(["/bin/true"]).returncode == 0
 
 
 @pytest.mark.parametrize("kind", ["namespaces", "restrictions"])
@@ -527,8 +527,8 @@ def test_where_the_system_forbids_user_namespaces_most_of_it_still_holds() -> No
     of_kind("restrictions")
     forbid = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all"
     imported = "from pipeline.gate.sandbox.sandbox import find_sandbox"
-    told = f"{imported}; print(find_sandbox().model_dump_json())"
-    text = f"{forbid} --inh-caps -all --no-new-privs {sys.executable} -c '{told}'"
+    report = f"{imported}; print(find_sandbox().model_dump_json())"
+    text = f"{forbid} --inh-caps -all --no-new-privs {sys.executable} -c '{report}'"
     try:
         done = subprocess.run(
             ["unshare", "--user", "--map-root-user", "/bin/sh", "-c", text],
@@ -540,10 +540,10 @@ def test_where_the_system_forbids_user_namespaces_most_of_it_still_holds() -> No
         pytest.skip("There is no unshare here.")
     if done.returncode:
         pytest.skip(f"This machine has no such namespace: {done.stderr.strip()[-100:]}.")
-    found = Sandbox.model_validate_json(done.stdout)
-    assert found.kind == "restrictions"
-    assert "namespaces: unshare" in found.reason
-    assert found.isolates
+    result = Sandbox.model_validate_json(done.stdout)
+    assert result.kind == "restrictions"
+    assert "namespaces: unshare" in result.reason
+    assert result.isolates
 
 
 SNOOP = """

@@ -50,22 +50,22 @@ def find(root: Path, **files: str) -> EngineKernels:
     return find_kernels(root, "engine")
 
 
-def names(found: EngineKernels) -> list[str]:
-    return [kernel.name for kernel in found.kernels]
+def names(engine: EngineKernels) -> list[str]:
+    return [kernel.name for kernel in engine.kernels]
 
 
 def test_kernels_are_those_that_host_code_launches_or_hands_on(tmp_path: Path) -> None:
     broken, other = "@triton.jit\ndef (:\n", "def plain(): pass\n"
-    found = find(tmp_path, ops=CODE, broken=broken, other=other)
-    assert names(found) == ["_kernel", "_tuned"]
-    assert [k.launched_by for k in found.kernels] == [["launch"], ["Layer.forward"]]
-    assert found.kernels[0].module == "engine.ops"
+    result = find(tmp_path, ops=CODE, broken=broken, other=other)
+    assert names(result) == ["_kernel", "_tuned"]
+    assert [k.launched_by for k in result.kernels] == [["launch"], ["Layer.forward"]]
+    assert result.kernels[0].module == "engine.ops"
 
 
 def test_helpers_and_idle_functions_are_counted_apart(tmp_path: Path) -> None:
-    found = find(tmp_path, ops=CODE)
-    assert found.helpers == [("engine.ops", "_helper")]
-    assert found.idle == [("engine.ops", "_idle")]
+    result = find(tmp_path, ops=CODE)
+    assert result.helpers == [("engine.ops", "_helper")]
+    assert result.idle == [("engine.ops", "_idle")]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_helpers_and_idle_functions_are_counted_apart(tmp_path: Path) -> None:
     ],
 )
 def test_what_other_compilers_compile_is_not_triton_s(tmp_path: Path, text: str) -> None:
-    found = find(tmp_path, ops=text)
-    assert (found.kernels, found.helpers, found.idle) == ([], [], [])
+    result = find(tmp_path, ops=text)
+    assert (result.kernels, result.helpers, result.idle) == ([], [], [])
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_triton_s_jit_is_known_by_where_it_comes_from(tmp_path: Path, head: str)
 def test_a_launch_from_another_file_is_seen_through_the_files_that_pass_the_name_on(
     tmp_path: Path,
 ) -> None:
-    found = find(
+    result = find(
         tmp_path,
         **{
             "ops/deep": "import triton\n@triton.jit\ndef _kernel(x): pass\n",
@@ -101,15 +101,15 @@ def test_a_launch_from_another_file_is_seen_through_the_files_that_pass_the_name
             "layer": "from engine import ops\ndef run(x): ops._kernel[(1,)](x)\n",
         },
     )
-    assert names(found) == ["_kernel"]
-    assert found.kernels[0].launched_by == ["engine.layer:run"]
+    assert names(result) == ["_kernel"]
+    assert result.kernels[0].launched_by == ["engine.layer:run"]
 
 
 def test_a_name_that_two_files_use_is_told_apart(tmp_path: Path) -> None:
     code = "import triton\n@triton.jit\ndef _kernel(x): pass\n"
-    found = find(tmp_path, a=code + "def run(x): _kernel[(1,)](x)\n", b=code)
-    assert [k.module for k in found.kernels] == ["engine.a"]
-    assert found.idle == [("engine.b", "_kernel")]
+    result = find(tmp_path, a=code + "def run(x): _kernel[(1,)](x)\n", b=code)
+    assert [k.module for k in result.kernels] == ["engine.a"]
+    assert result.idle == [("engine.b", "_kernel")]
 
 
 def test_a_kernel_in_a_class_is_launched_by_its_base(tmp_path: Path) -> None:
@@ -120,13 +120,13 @@ def test_a_kernel_in_a_class_is_launched_by_its_base(tmp_path: Path) -> None:
 
 def test_kernels_for_other_makers_cards_and_tests_are_counted_apart(tmp_path: Path) -> None:
     names = ("amd/ops", "rocm_ops", "test/ops", "hipster")
-    found = find(tmp_path, **dict.fromkeys(names, CODE))
-    assert {k.module for k in found.kernels} == {"engine.hipster"}
-    assert len(found.elsewhere) == 6
+    result = find(tmp_path, **dict.fromkeys(names, CODE))
+    assert {k.module for k in result.kernels} == {"engine.hipster"}
+    assert len(result.elsewhere) == 6
 
 
 def test_the_rest_is_named(tmp_path: Path) -> None:
-    found = coverage(find(tmp_path, ops=CODE), {("engine.ops", "_kernel")})
-    assert (found.kernels, found.reached) == (2, 1)
-    assert (found.helpers, found.idle, found.elsewhere) == (1, 1, 0)
-    assert [k.name for k in found.rest] == ["_tuned"]
+    result = coverage(find(tmp_path, ops=CODE), {("engine.ops", "_kernel")})
+    assert (result.kernels, result.reached) == (2, 1)
+    assert (result.helpers, result.idle, result.elsewhere) == (1, 1, 0)
+    assert [k.name for k in result.rest] == ["_tuned"]

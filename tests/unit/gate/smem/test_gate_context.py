@@ -49,20 +49,20 @@ def all_below(row: FileRow) -> str:
 
 def test_files_and_near_links_are_written_each_with_its_mode(store: Store, tmp_path: Path) -> None:
     size = unpack(store, [kept(store, LOWER)], all_below, tmp_path / "to")
-    found = {
+    result = {
         str(p.relative_to(tmp_path / "to")): p
         for p in (tmp_path / "to").rglob("*")
         if not p.is_dir()
     }
     # links that lead out, and hard links, are left out
-    assert sorted(found) == [
+    assert sorted(result) == [
         *("root/bin/near", "root/bin/tool", "root/lib/deep/empty", "root/lib/large.so")
     ]
-    assert found["root/bin/near"].readlink() == Path("tool")
-    assert found["root/bin/tool"].read_bytes() == b"old"
-    assert found["root/bin/tool"].stat().st_mode & 0o777 == 0o755
-    assert found["root/lib/large.so"].read_bytes() == BIG
-    assert found["root/lib/large.so"].stat().st_mode & 0o777 == 0o644
+    assert result["root/bin/near"].readlink() == Path("tool")
+    assert result["root/bin/tool"].read_bytes() == b"old"
+    assert result["root/bin/tool"].stat().st_mode & 0o777 == 0o755
+    assert result["root/lib/large.so"].read_bytes() == BIG
+    assert result["root/lib/large.so"].stat().st_mode & 0o777 == 0o644
     assert size == len(b"old") + len(BIG)
 
 

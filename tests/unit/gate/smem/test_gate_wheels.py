@@ -63,8 +63,8 @@ def test_a_wheel_for_any_machine_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_nearest_torch_stands_in_for_one_that_is_not_published(tmp_path: Path) -> None:
-    found = look_up(pin("torch", "2.9.1"), Finder("2.8.0", "2.10.0"), tmp_path)
-    assert found.version == "2.10.0"
+    result = look_up(pin("torch", "2.9.1"), Finder("2.8.0", "2.10.0"), tmp_path)
+    assert result.version == "2.10.0"
 
 
 def test_nothing_stands_in_for_triton(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_no_torch_at_all_is_said_plainly(tmp_path: Path) -> None:
 
 
 def test_nearness_is_by_published_versions_the_newer_first_and_never_a_prerelease() -> None:
-    found = nearest(Version("2.9.1"), Finder().versions("torch"))
-    assert [str(v) for v in found] == ["2.9.0", "2.10.0", "2.8.0", "2.11.0"]
+    result = nearest(Version("2.9.1"), Finder().versions("torch"))
+    assert [str(v) for v in result] == ["2.9.0", "2.10.0", "2.8.0", "2.11.0"]
 
 
 class Plan:

@@ -81,9 +81,9 @@ def test_what_is_accepted_for_one_kernel_is_not_for_another() -> None:
 
 def test_an_autotuned_kernel_fails_only_if_no_configuration_fits() -> None:
     small, big = record(1000, group="_fwd#0"), record(200000, group="_fwd#0")
-    found = judged(big, small)
-    assert found.verdict == "passed"
-    assert [k.verdict for k in found.kernels] == ["spare", "fits"]
+    result = judged(big, small)
+    assert result.verdict == "passed"
+    assert [k.verdict for k in result.kernels] == ["spare", "fits"]
     assert judged(big, record(150000, group="_fwd#0")).verdict == "failed"
 
 
@@ -106,15 +106,15 @@ def test_a_call_that_compiled_nothing_is_unknown() -> None:
 
 
 def test_a_kernel_that_was_expected_and_not_seen_makes_the_case_unknown() -> None:
-    found = judged(record(kernel="_other"))
-    assert found.verdict == "unknown"
-    assert "_fwd was not compiled" in found.message
+    result = judged(record(kernel="_other"))
+    assert result.verdict == "unknown"
+    assert "_fwd was not compiled" in result.message
 
 
 def test_a_kernel_that_does_not_compile_makes_the_case_unknown() -> None:
-    found = judged(record(), record(None, kernel="_two", error="CompilationError: at 3:1"))
-    assert found.verdict == "unknown"
-    assert "CompilationError" in found.message
+    result = judged(record(), record(None, kernel="_two", error="CompilationError: at 3:1"))
+    assert result.verdict == "unknown"
+    assert "CompilationError" in result.message
 
 
 def test_spills_fail_where_the_case_forbids_them() -> None:
@@ -190,8 +190,8 @@ def test_another_case_is_not_accepted_along_with_it(accepted: str | list[str], n
     answer = Answer.model_validate(
         {"case": name, "ended": "called", "records": [record(LIMIT + 1)]}
     )
-    found = judge_case(case(name=name), answer, CARD, [accepting(accepted)], cached=False)
-    assert found.verdict == "failed"
+    result = judge_case(case(name=name), answer, CARD, [accepting(accepted)], cached=False)
+    assert result.verdict == "failed"
 
 
 def accepting(case: str | list[str] | None) -> AcceptedKernel:

@@ -84,10 +84,11 @@ def cases(*names: str, timeout_s: int = 30) -> list[Case]:
 
 
 def verdicts(target: run.GateTarget, asked: list[Case]) -> dict[str, str]:
-    found = run.ask(target, asked)
+    result = run.ask(target, asked)
     by_name = {c.name: c for c in asked}
     return {
-        a.case: judge_case(by_name[a.case], a, target.card, [], cached=False).verdict for a in found
+        a.case: judge_case(by_name[a.case], a, target.card, [], cached=False).verdict
+        for a in result
     }
 
 
@@ -105,8 +106,8 @@ def test_a_worker_that_dies_costs_the_case_it_was_at_and_no_other(
     dies = "    if case['name'] == 'b': os.kill(os.getpid(), 9)\n"
     text = HEAD + "for case in job['cases']:\n    begin(case)\n" + dies + "    answer(case)\n"
     worker(monkeypatch, tmp_path, text)
-    found = verdicts(target, cases("a", "b", "c", "d"))
-    assert found == {"a": "passed", "b": "unknown", "c": "passed", "d": "passed"}
+    result = verdicts(target, cases("a", "b", "c", "d"))
+    assert result == {"a": "passed", "b": "unknown", "c": "passed", "d": "passed"}
 
 
 def test_a_case_that_hangs_is_stopped_and_unknown(
@@ -115,17 +116,17 @@ def test_a_case_that_hangs_is_stopped_and_unknown(
     hangs = "    if case['name'] == 'b': time.sleep(600)\n"
     text = HEAD + "for case in job['cases']:\n    begin(case)\n" + hangs + "    answer(case)\n"
     worker(monkeypatch, tmp_path, text)
-    found = verdicts(target, cases("a", "b", "c", timeout_s=1))
-    assert found == {"a": "passed", "b": "unknown", "c": "passed"}
+    result = verdicts(target, cases("a", "b", "c", timeout_s=1))
+    assert result == {"a": "passed", "b": "unknown", "c": "passed"}
 
 
 def test_a_worker_that_cannot_start_makes_everything_unknown_with_its_last_line(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker(monkeypatch, tmp_path, "raise ImportError('no torch here')\n")
-    found = run.ask(target, cases("a", "b", "c"))
-    assert [a.ended for a in found] == ["died"] * 3
-    assert "no torch here" in found[0].message
+    result = run.ask(target, cases("a", "b", "c"))
+    assert [a.ended for a in result] == ["died"] * 3
+    assert "no torch here" in result[0].message
 
 
 def test_a_worker_that_ends_quietly_in_the_middle_has_not_passed(
@@ -270,11 +271,13 @@ def test_the_worker_can_be_started_as_a_folder_and_leaves_no_names_on_the_import
 def test_only_a_case_with_numerics_is_interpreted(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, numerics: Any
 ) -> None:
-    told = (
+    report = (
         "say({'case': 'a', 'ended': 'called', 'message': os.environ.get('TRITON_INTERPRET', 'no')"
     )
     worker(
-        monkeypatch, tmp_path, HEAD + f"begin(job['cases'][0])\n{told} + str(job['interpret'])}})\n"
+        monkeypatch,
+        tmp_path,
+        HEAD + f"begin(job['cases'][0])\n{report} + str(job['interpret'])}})\n",
     )
     spec = numerics and {**numerics, "rounds_to": "float32", "seed": 1}
     (answer,) = run.ask(target, [make_case(name="a", timeout_s=30, numerics=spec)])
@@ -293,8 +296,8 @@ def test_what_engine_code_says_does_not_steer_a_terminal(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     message = '"\\x1b]0;title\\x07\\x9b2J\\u202egood\\n"'
-    said = f'say({{"case": job["cases"][0]["name"], "ended": "stopped", "message": {message}}})'
-    worker(monkeypatch, tmp_path, f"{HEAD}\nbegin(job['cases'][0])\n{said}\n")
+    output = f'say({{"case": job["cases"][0]["name"], "ended": "stopped", "message": {message}}})'
+    worker(monkeypatch, tmp_path, f"{HEAD}\nbegin(job['cases'][0])\n{output}\n")
     (answer,) = run.ask(target, cases("a"))
     assert answer.message.replace("\n", "").isprintable()
     assert "good" in answer.message

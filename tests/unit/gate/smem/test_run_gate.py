@@ -119,20 +119,22 @@ def test_passed_cases_without_a_number_check_are_counted(gate: ImageGate) -> Non
     silent = run_gate(gate, CARD)
     assert silent.without_numbers == ["decode-1", "decode-64"]
     assert "The numbers of the 2 passed cases were not checked" in show_kernels(silent)
-    told = add_numbers(gate, run_gate(gate, CARD))
-    assert told.numerics is not None
-    assert told.numerics.verdict == "right"
+    report = add_numbers(gate, run_gate(gate, CARD))
+    assert report.numerics is not None
+    assert report.numerics.verdict == "right"
     # every size of a case counts as checked with it; `extend` failed and is not counted
-    assert told.without_numbers == []
-    assert "0 of the 2 passed cases have no check of their numbers" in show_kernels(told)
+    assert report.without_numbers == []
+    assert "0 of the 2 passed cases have no check of their numbers" in show_kernels(report)
 
 
 @pytest.mark.parametrize("verdict", ["wrong", "unknown"])
 def test_numbers_that_are_not_right_are_no_check(gate: ImageGate, verdict: str) -> None:
-    told = add_numbers(gate, run_gate(gate, CARD))
-    assert told.numerics is not None
-    bad = [case.model_copy(update={"verdict": verdict}) for case in told.numerics.cases]
-    result = told.model_copy(update={"numerics": told.numerics.model_copy(update={"cases": bad})})
+    report = add_numbers(gate, run_gate(gate, CARD))
+    assert report.numerics is not None
+    bad = [case.model_copy(update={"verdict": verdict}) for case in report.numerics.cases]
+    result = report.model_copy(
+        update={"numerics": report.numerics.model_copy(update={"cases": bad})}
+    )
     assert result.without_numbers == ["decode-1", "decode-64"]
     assert "2 of the 2 passed cases have no check of their numbers" in show_kernels(result)
 

@@ -147,9 +147,9 @@ def test_what_stands_behind_the_end_of_the_dynamic_table_is_not_read(
     row = next(r for r in rows_of(linked) if struct.unpack_from("<I", r, 4)[0] == DYNAMIC)
     at = struct.unpack_from("<Q", row, 24)[0]
     ended = linked[:at] + bytes(8) + linked[at + 8 :]
-    found = links_of(tmp_path, ended)
-    assert found is not None
-    assert found.needed == []
+    result = links_of(tmp_path, ended)
+    assert result is not None
+    assert result.needed == []
 
 
 @pytest.mark.parametrize(
