@@ -65,8 +65,8 @@ BAD: dict[str, tuple[str | bytes, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_file_is_an_error_in_one_line_that_names_it(tmp_path: Path, name: str) -> None:
-    text, words = BAD[name]
-    with pytest.raises(SpecInvalid, match=words) as caught:
+    text, message = BAD[name]
+    with pytest.raises(SpecInvalid, match=message) as caught:
         read(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "image.yaml"))
     assert "\n" not in str(caught.value)

@@ -104,11 +104,11 @@ def digests(built: Built) -> dict[str, str]:
 
 def seen(store: Store, built: Built) -> dict[str, tarfile.TarInfo]:
     """Paths as a container would see them."""
-    found: dict[str, tarfile.TarInfo] = {}
+    infos: dict[str, tarfile.TarInfo] = {}
     for layer in built.layers:
         with tarfile.open(store.blob_path(layer.record.digest)) as tar:
-            found |= {info.name: info for info in tar}
-    return found
+            infos |= {info.name: info for info in tar}
+    return infos
 
 
 def bytes_at(store: Store, built: Built, path: str) -> bytes:

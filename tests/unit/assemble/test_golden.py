@@ -80,8 +80,8 @@ def test_accepting_keeps_the_others_and_can_be_read_back(tmp_path: Path) -> None
     accept(path, "y.amd64", image("1"))
     accept(path, "x.amd64", image("2"))
     accept(path, "y.amd64", image("3"))
-    found = read_golden(path).images
-    assert found == {"x.amd64": image("2"), "y.amd64": image("3")}
+    images = read_golden(path).images
+    assert images == {"x.amd64": image("2"), "y.amd64": image("3")}
     assert path.read_text().index("x.amd64") < path.read_text().index("y.amd64")
     assert {p.name for p in tmp_path.iterdir()} == {"golden.yaml", ".golden.lock"}
 

@@ -110,16 +110,16 @@ def test_pythons_tarfile_reads_every_entry_back(
     place: Path, entries: list[Entry], made: WrittenLayer
 ) -> None:
     with tarfile.open(place / "blob") as tar:
-        found = {info.name: info for info in tar}
+        infos = {info.name: info for info in tar}
         for entry in with_parents(entries):
-            info = found.pop(entry.path)
+            info = infos.pop(entry.path)
             assert (info.mode, info.uid, info.gid) == (entry.mode, entry.uid, entry.gid)
             assert info.linkname == entry.target
             if entry.kind is Kind.FILE:
                 handle = tar.extractfile(info)
                 assert handle is not None
                 assert handle.read() == plain(entry)
-    assert not found
+    assert not infos
 
 
 @pytest.mark.parametrize("command", [["gzip", "-tv"], ["tar", "-tzf"]])

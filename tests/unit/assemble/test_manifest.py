@@ -46,14 +46,14 @@ def plan(platform: str = AMD64, base: ImagePlan | None = None, **spec: Any) -> I
         fields["base"] = base.spec.name
     else:
         fields["debian"] = {}
-    found = ImageSpec.model_validate(fields)
-    lock = sealed(found.name, platform, found.lock_digest(), None, [], [])
-    return ImagePlan(found, platform, lock, (), base, {})
+    image_spec = ImageSpec.model_validate(fields)
+    lock = sealed(image_spec.name, platform, image_spec.lock_digest(), None, [], [])
+    return ImagePlan(image_spec, platform, lock, (), base, {})
 
 
 def config(image: ImagePlan) -> dict[str, Any]:
-    found: dict[str, Any] = image_config(image, LAYERS)["config"]
-    return found
+    settings: dict[str, Any] = image_config(image, LAYERS)["config"]
+    return settings
 
 
 ROOT_SPEC = {k: v for k, v in root_image([]).spec.items() if k not in ("platforms", "debian")}

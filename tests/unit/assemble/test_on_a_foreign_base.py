@@ -81,8 +81,8 @@ def built_on(place: Path, image: ForeignImage, *names: str, **more: Any) -> tupl
 
 
 def config(store: Store, built: Built) -> dict[str, Any]:
-    found: dict[str, Any] = store.read_json(store.read_json(built.digest)["config"]["digest"])
-    return found
+    config_json: dict[str, Any] = store.read_json(store.read_json(built.digest)["config"]["digest"])
+    return config_json
 
 
 def test_the_bases_layers_lie_unchanged_at_the_bottom(tmp_path: Path) -> None:
@@ -116,11 +116,11 @@ def test_a_base_of_our_own_layers_gives_the_same_digest_where_it_was_built(tmp_p
         tmp_path / "a", foreign_image(), files=[{"from": "tool", "to": "/home/app/tool"}]
     )
     manifest = first.read_blob(ours.digest)
-    found = json.loads(manifest)
-    blobs = [first.blob_path(x["digest"]).read_bytes() for x in found["layers"]]
+    document = json.loads(manifest)
+    blobs = [first.blob_path(x["digest"]).read_bytes() for x in document["layers"]]
     ids = config(first, ours)["rootfs"]["diff_ids"]
     layers = tuple(Layer(b, d) for b, d in zip(blobs, ids, strict=True))
-    image = ForeignImage(layers, first.read_blob(found["config"]["digest"]), manifest)
+    image = ForeignImage(layers, first.read_blob(document["config"]["digest"]), manifest)
     own_table = first.contents(ours.layers[-1].record.digest)
     more = {"files": [{"from": "tool", "to": "/home/app/other"}]}
     checkout = checkout_on(tmp_path / "b", image, **more)
@@ -211,9 +211,9 @@ def test_folders_above_our_files_keep_the_bases_owner_and_mode(tmp_path: Path) -
     files = [{"from": "tool", "to": "/home/app/tool"}, {"from": "tool", "to": "/srv/tool"}]
     built, store = built_on(tmp_path, foreign_image(), files=files)
     with tarfile.open(store.blob_path(built.layers[-1].record.digest)) as archive:
-        found = {m.name: (m.mode, m.uid, m.gid) for m in archive if m.isdir()}
-    assert found["home/app"] == (0o750, 1001, 1002)
-    assert found["srv"] == (0o1777, 0, 0)
+        folders = {m.name: (m.mode, m.uid, m.gid) for m in archive if m.isdir()}
+    assert folders["home/app"] == (0o750, 1001, 1002)
+    assert folders["srv"] == (0o1777, 0, 0)
 
 
 def test_an_owner_with_a_large_number_is_kept_and_the_layer_stays_readable(tmp_path: Path) -> None:
@@ -223,9 +223,9 @@ def test_an_owner_with_a_large_number_is_kept_and_the_layer_stays_readable(tmp_p
     built, store = built_on(tmp_path, image, files=files)
     blob = store.blob_path(built.layers[-1].record.digest)
     with tarfile.open(blob) as archive:
-        found = {m.name: (m.mode, m.uid, m.gid) for m in archive}
-    assert found["srv/big"] == (0o750, 3_000_000, 4_000_000_000)
-    assert "srv/big/tool" in found
+        members = {m.name: (m.mode, m.uid, m.gid) for m in archive}
+    assert members["srv/big"] == (0o750, 3_000_000, 4_000_000_000)
+    assert "srv/big/tool" in members
     listed = subprocess.run(["tar", "-tzf", blob], capture_output=True, text=True, check=True)
     assert "srv/big/tool" in listed.stdout.split()
 
@@ -267,11 +267,13 @@ def test_a_layer_of_a_base_that_changed_since_is_not_believed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("to", "words"),
+    ("to", "message"),
     [("/bin/mine", "below /bin, a symlink"), ("/home", "would replace /home, a dir")],
 )
-def test_what_would_hide_a_part_of_the_base_is_refused(tmp_path: Path, to: str, words: str) -> None:
-    with pytest.raises(SpecInvalid, match=words):
+def test_what_would_hide_a_part_of_the_base_is_refused(
+    tmp_path: Path, to: str, message: str
+) -> None:
+    with pytest.raises(SpecInvalid, match=message):
         built_on(tmp_path, foreign_image(), files=[{"from": "tool", "to": to}])
 
 
@@ -317,7 +319,7 @@ def test_our_own_PATH_wins_over_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "words"),
+    ("layers", "message"),
     [
         ((layer_of(folder("opt")),), "no python3.11"),
         ((system_layer(), layer_of(Thing("usr/bin/.wh.python3.11"))), "no python3.11"),
@@ -331,9 +333,9 @@ def test_our_own_PATH_wins_over_all(tmp_path: Path) -> None:
     ],
 )
 def test_wheels_that_do_not_fit_the_base_are_refused_with_a_reason(
-    tmp_path: Path, layers: tuple[Layer, ...], words: str
+    tmp_path: Path, layers: tuple[Layer, ...], message: str
 ) -> None:
-    with pytest.raises(SpecInvalid, match=f"mine: python: .*{words}"):
+    with pytest.raises(SpecInvalid, match=f"mine: python: .*{message}"):
         with_wheel(tmp_path, foreign_image(*layers))
 
 
@@ -403,7 +405,7 @@ BAD_TAR = tar_of(Thing("etc/a", b"a" * 2000))
 
 
 @pytest.mark.parametrize(
-    ("layer", "error", "words"),
+    ("layer", "error", "message"),
     [
         (layer_of(Thing("../etc/passwd", b"x")), HostileArchive, "leaves the image"),
         (layer_of(Thing("a/../../b", b"x")), HostileArchive, "leaves the image"),
@@ -436,11 +438,11 @@ BAD_TAR = tar_of(Thing("etc/a", b"a" * 2000))
     ],
 )
 def test_a_layer_that_is_hostile_or_broken_is_refused(
-    tmp_path: Path, layer: Layer, error: type[Exception], words: str
+    tmp_path: Path, layer: Layer, error: type[Exception], message: str
 ) -> None:
     if layer.diff_id == gzipped(BAD_TAR[:700] + b"!" + BAD_TAR[701:]).diff_id:
         layer = replace(layer, diff_id=gzipped(BAD_TAR).diff_id)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         built_on(tmp_path, foreign_image(layer))
 
 

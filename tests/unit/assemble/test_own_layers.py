@@ -78,8 +78,8 @@ class Bench:
 
     def patched(self, *edits: Edit, **more: Any) -> dict[str, Entry]:
         self.image.files = patch_files(*edits, **more)
-        found = patched_entries(*self.opened(patches="patches/series.yaml"))
-        return {entry.path: entry for entry in found.entries}
+        patched = patched_entries(*self.opened(patches="patches/series.yaml"))
+        return {entry.path: entry for entry in patched.entries}
 
     def refused(self, match: str, *edits: Edit, **more: Any) -> None:
         with pytest.raises(PatchConflict, match=match):
@@ -147,8 +147,8 @@ def above(bench: Bench, path: str, *below: FileRow, kind: Kind = Kind.FILE) -> d
 
 
 def test_folders_keep_the_mode_and_owner_they_have_below(bench: Bench) -> None:
-    found = above(bench, "tmp/x", row("tmp", mode=0o1777))
-    assert found["tmp"].mode == 0o1777
+    folders = above(bench, "tmp/x", row("tmp", mode=0o1777))
+    assert folders["tmp"].mode == 0o1777
     home = above(bench, "home/engine/.x", row("home"), row("home/engine"))["home/engine"]
     assert (home.mode, home.uid, home.gid) == (0o755, 1000, 1000)
 
@@ -201,16 +201,16 @@ def test_a_patch_changes_its_file_and_nothing_else(bench: Bench) -> None:
 
 
 def test_a_patched_file_keeps_its_RECORD_hash_true(bench: Bench) -> None:
-    found = record_of(bench.patched(EDIT), "pkg")
-    assert found["pkg/mod.py"] == record_row("pkg/mod.py", EDIT.after).strip()
-    assert found["pkg-1.0.dist-info/RECORD"] == "pkg-1.0.dist-info/RECORD,,"
+    record = record_of(bench.patched(EDIT), "pkg")
+    assert record["pkg/mod.py"] == record_row("pkg/mod.py", EDIT.after).strip()
+    assert record["pkg-1.0.dist-info/RECORD"] == "pkg-1.0.dist-info/RECORD,,"
 
 
 def test_the_other_rows_of_RECORD_stay_as_they_are(bench: Bench) -> None:
     tree = bench.opened()[2]
-    found = tree.find(f"{SITE}/pkg-1.0.dist-info/RECORD")
-    assert found is not None
-    text = tree.read(*found).decode()
+    place = tree.find(f"{SITE}/pkg-1.0.dist-info/RECORD")
+    assert place is not None
+    text = tree.read(*place).decode()
     want = {r[0]: ",".join(r) for r in csv.reader(io.StringIO(text))}
     got = record_of(bench.patched(EDIT), "pkg")
     assert {k for k in want if want[k] != got[k]} == {"pkg/mod.py"}
@@ -231,10 +231,10 @@ def test_patches_of_one_file_are_applied_one_on_the_other(bench: Bench) -> None:
         "patches/0001.patch": EDIT.diff,
         "patches/0002.patch": SECOND.diff,
     }
-    found = patched_entries(*bench.opened(patches="patches/series.yaml"))
-    assert {e.path: e.content for e in found.entries}[f"{SITE}/pkg/mod.py"] == SECOND.after
-    assert "+zwei" in found.diff
-    assert "+vier" in found.diff
+    patched = patched_entries(*bench.opened(patches="patches/series.yaml"))
+    assert {e.path: e.content for e in patched.entries}[f"{SITE}/pkg/mod.py"] == SECOND.after
+    assert "+zwei" in patched.diff
+    assert "+vier" in patched.diff
 
 
 def test_an_image_without_patches_has_no_patched_files(bench: Bench) -> None:

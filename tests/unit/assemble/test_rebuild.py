@@ -90,7 +90,7 @@ def test_a_rebuild_that_differs_names_the_file(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"pkg.py": b"2", "q.py": b""}, r"small wheels': .*RECORD differs in sha256"),
         ({"pkg.py": b"1"}, "differs in size_bytes"),
@@ -98,12 +98,12 @@ def test_a_rebuild_that_differs_names_the_file(
     ],
 )
 def test_the_first_difference_is_named(
-    world: World, tmp_path: Path, change: dict[str, bytes], words: str
+    world: World, tmp_path: Path, change: dict[str, bytes], message: str
 ) -> None:
     place, world.place = world.place, tmp_path
     store, second = world.other(change)
     world.place = place
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         raise AssertionError(difference(world.store, world.first, store, second))
 
 
@@ -112,8 +112,8 @@ def test_other_numbers_of_layers_and_other_configs_are_named(world: World) -> No
     fewer = replace(first, record=first.record.model_copy(update={"layers": first.layers[:-1]}))
     assert difference(store, first, store, fewer) == "3 layers against 2"
     assert difference(store, fewer, store, first) == "2 layers against 3"
-    words = "all layers are equal, the config or manifest differs"
-    assert difference(store, first, store, first) == words
+    message = "all layers are equal, the config or manifest differs"
+    assert difference(store, first, store, first) == message
 
 
 def test_a_file_is_read_as_a_container_would_see_it(world: World) -> None:

@@ -21,9 +21,9 @@ PATHS = st.lists(NAMES.filter(lambda n: n not in (".", "..")), min_size=1, max_s
 def read_back(entry: Entry, size: int = 0) -> tarfile.TarInfo:
     archive = io.BytesIO(header(entry, size) + END)
     with tarfile.open(fileobj=archive) as tar:
-        found = tar.next()
-    assert found is not None
-    return found
+        info = tar.next()
+    assert info is not None
+    return info
 
 
 def long_path(length: int) -> str:
@@ -39,8 +39,8 @@ def test_any_path_is_read_back_as_it_was(path: str) -> None:
 
 @given(PATHS)
 def test_any_link_target_is_read_back_as_it_was(target: str) -> None:
-    found = read_back(Entry("a", Kind.SYMLINK, 0o777, target=target))
-    assert (found.linkname, found.issym()) == (target, True)
+    info = read_back(Entry("a", Kind.SYMLINK, 0o777, target=target))
+    assert (info.linkname, info.issym()) == (target, True)
 
 
 @pytest.mark.parametrize("length", [99, 100, 101, 155, 156, 255, 256, 257, 400])
@@ -48,8 +48,8 @@ def test_paths_around_the_limits_of_ustar_are_read_back(length: int) -> None:
     path = long_path(length)
     assert len(path) == length
     assert read_back(Entry(path, Kind.FILE, 0o644)).name == path
-    found = read_back(Entry(path, Kind.DIR, 0o755))
-    assert (found.name, found.isdir()) == (path, True)
+    info = read_back(Entry(path, Kind.DIR, 0o755))
+    assert (info.name, info.isdir()) == (path, True)
 
 
 def test_a_path_that_ustar_can_say_needs_no_pax_record() -> None:
@@ -58,24 +58,24 @@ def test_a_path_that_ustar_can_say_needs_no_pax_record() -> None:
 
 
 def test_mode_owner_and_time_are_what_they_should_be() -> None:
-    found = read_back(Entry("tmp", Kind.DIR, 0o1777, uid=1000, gid=1001))
-    assert (found.mode, found.uid, found.gid) == (0o1777, 1000, 1001)
-    assert (found.mtime, found.uname, found.gname) == (MTIME, "", "")
+    info = read_back(Entry("tmp", Kind.DIR, 0o1777, uid=1000, gid=1001))
+    assert (info.mode, info.uid, info.gid) == (0o1777, 1000, 1001)
+    assert (info.mtime, info.uname, info.gname) == (MTIME, "", "")
 
 
 @pytest.mark.parametrize("uid", [0, 8**7 - 1, 8**7, 8**8, 2**32 - 2])
 @pytest.mark.parametrize("gid", [0, 8**7 - 1, 8**7, 2**32 - 2])
 def test_any_owner_is_read_back_as_it_was(uid: int, gid: int) -> None:
     entry = Entry("a", Kind.DIR, 0o755, uid=uid, gid=gid)
-    found = read_back(entry)
-    assert (found.name, found.isdir(), found.uid, found.gid) == ("a", True, uid, gid)
+    info = read_back(entry)
+    assert (info.name, info.isdir(), info.uid, info.gid) == ("a", True, uid, gid)
     has_record = uid >= 8**7 or gid >= 8**7
     assert len(header(entry, 0)) == (3 * BLOCK if has_record else BLOCK)
 
 
 def test_a_hard_link_names_its_file() -> None:
-    found = read_back(Entry("b", Kind.HARDLINK, 0o644, target="a" * 120))
-    assert (found.islnk(), found.linkname, found.size) == (True, "a" * 120, 0)
+    info = read_back(Entry("b", Kind.HARDLINK, 0o644, target="a" * 120))
+    assert (info.islnk(), info.linkname, info.size) == (True, "a" * 120, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1, 8**11 - 1])

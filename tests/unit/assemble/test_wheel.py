@@ -197,13 +197,13 @@ def test_every_row_of_the_new_RECORD_is_true_and_sorted(tmp_path: Path) -> None:
         "pkg/with, comma.txt": b"1",
     }
     entries = placed(make_wheel(tmp_path, "pkg", parts))
-    found = rows(entries)
+    recorded = rows(entries)
     for path, entry in entries.items():
-        row = found.pop(os.path.relpath(path, SITE))
+        row = recorded.pop(os.path.relpath(path, SITE))
         if not path.endswith("RECORD"):
             data = content(entry)
             assert row == next(csv.reader([record_line("", data)]))[1:]
-    assert not found
+    assert not recorded
     lines = content(entries[f"{SITE}/{INFO}/RECORD"]).decode().splitlines()
     assert lines == sorted(lines)
 
@@ -228,8 +228,8 @@ def test_a_wheel_known_for_its_untrue_RECORD_gets_a_true_one(tmp_path: Path) -> 
     wheel = lying(tmp_path, LIES["wrong hash"])
     entries = wheel_entries(opened(wheel), VENV, rewrite_record=True)
     write_layer(with_parents(entries), io.BytesIO())
-    found = rows({e.path: e for e in entries})
-    assert found["pkg/mod.py"] == next(csv.reader([record_line("", MODULE)]))[1:]
+    recorded = rows({e.path: e for e in entries})
+    assert recorded["pkg/mod.py"] == next(csv.reader([record_line("", MODULE)]))[1:]
 
 
 def test_an_untrue_RECORD_is_no_excuse_for_damaged_bytes(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def pip_install(prefix: Path, wheels: list[Path]) -> dict[str, Path]:
 
 def comparable_rows(text: str, base: str) -> dict[str, list[str]]:
     """RECORD's rows, less those about files that differ for a known reason."""
-    found = {row[0]: row[1:] for row in csv.reader(io.StringIO(text))}
+    recorded = {row[0]: row[1:] for row in csv.reader(io.StringIO(text))}
     other = re.compile(r"(INSTALLER|REQUESTED|direct_url\.json|/bin/(hello|extra|tool))$")
-    return {path: row for path, row in found.items() if not other.search(path)}
+    return {path: row for path, row in recorded.items() if not other.search(path)}
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="pip installs for its own version.")
@@ -320,8 +320,8 @@ def edited(path: Path, name: str, at: int, form: str, value: int, *, local: bool
 
 def field_of(path: Path, name: str, at: int, form: str = "<I") -> int:
     raw = path.read_bytes()
-    found: int = struct.unpack_from(form, raw, header_at(raw, name, local=False) + at)[0]
-    return found
+    number: int = struct.unpack_from(form, raw, header_at(raw, name, local=False) + at)[0]
+    return number
 
 
 FLAGS, METHOD, CRC, PACKED, SIZE, ATTRIBUTES, OFFSET = 8, 10, 16, 20, 24, 38, 42
@@ -472,7 +472,7 @@ LIES = {
     "empty hash": TRUE.replace(DIGEST, "sha256="),
     "short hash": TRUE.replace(DIGEST, "sha256=abcd"),
     "not base64": TRUE.replace(DIGEST, "sha256=a"),
-    "says two things": TRUE + record_line("pkg/mod.py", b"other"),
+    "contradicts itself": TRUE + record_line("pkg/mod.py", b"other"),
     "not CSV": TRUE + '"' + "x" * 200_000,
     "a path that leaves": TRUE + record_line("../../etc/passwd", b""),
 }
@@ -748,8 +748,8 @@ def test_metadata_of_another_package_is_refused(tmp_path: Path, name: str) -> No
     "name", ["pkg/_vendor/other-9.dist-info/METADATA", "pkg.egg-info/PKG-INFO", "PKG-1.0.egg-info"]
 )
 def test_metadata_below_a_package_or_of_ones_own_is_fine(tmp_path: Path, name: str) -> None:
-    found = written(make_wheel(tmp_path, "pkg", {**GOOD, name: OTHER}))
-    assert f"{SITE}/{name}" in {row.path for row in found.rows}
+    layer = written(make_wheel(tmp_path, "pkg", {**GOOD, name: OTHER}))
+    assert f"{SITE}/{name}" in {row.path for row in layer.rows}
 
 
 @pytest.mark.parametrize("info", ["pkg-1.1.dist-info", "pkg.dist-info", "pkg-x.dist-info"])
@@ -782,8 +782,8 @@ def test_metadata_that_names_another_release_is_refused(tmp_path: Path, text: st
     "text", ["Name: PKG\r\nVersion: 1.0.0\r\n\r\nName: x\n", "name:pkg\nversion:v1.0"]
 )
 def test_metadata_may_be_written_otherwise(tmp_path: Path, text: str) -> None:
-    found = written(make_wheel(tmp_path, "pkg", {**GOOD, f"{INFO}/METADATA": text.encode()}))
-    assert f"{SITE}/pkg/mod.py" in {row.path for row in found.rows}
+    layer = written(make_wheel(tmp_path, "pkg", {**GOOD, f"{INFO}/METADATA": text.encode()}))
+    assert f"{SITE}/pkg/mod.py" in {row.path for row in layer.rows}
 
 
 # Entry points without end.
@@ -800,12 +800,12 @@ def test_more_scripts_than_anybody_ships_are_refused_at_once(tmp_path: Path, cou
 
 def test_a_thousand_scripts_are_fine(tmp_path: Path) -> None:
     lines = "".join(f"t{number}=pkg.mod:main\n" for number in range(1_000))
-    found = placed(make_wheel(tmp_path, "pkg", with_points("[console_scripts]\n" + lines)))
-    assert "opt/venv/bin/t999" in found
+    paths = placed(make_wheel(tmp_path, "pkg", with_points("[console_scripts]\n" + lines)))
+    assert "opt/venv/bin/t999" in paths
 
 
 def test_no_section_of_entry_points_adds_to_the_others(tmp_path: Path) -> None:
     text = "[DEFAULT]\nevil = pkg.mod:main\n[console_scripts]\ngood = pkg.mod:main\n"
-    found = placed(make_wheel(tmp_path, "pkg", with_points(text)))
-    assert "opt/venv/bin/good" in found
-    assert "opt/venv/bin/evil" not in found
+    paths = placed(make_wheel(tmp_path, "pkg", with_points(text)))
+    assert "opt/venv/bin/good" in paths
+    assert "opt/venv/bin/evil" not in paths

@@ -179,7 +179,7 @@ def typed(kind: str) -> Layer:
 
 
 @pytest.mark.parametrize(
-    ("layer", "words"),
+    ("layer", "message"),
     [
         (typed(f"{OCI}.layer.nondistributable.v1.tar+gzip"), "registries may not distribute"),
         (
@@ -193,9 +193,9 @@ def typed(kind: str) -> Layer:
     ],
 )
 def test_a_layer_of_an_unsupported_kind_is_refused_when_it_is_locked(
-    store: Store, door: Door, tiny: TinyRegistry, layer: Layer, words: str
+    store: Store, door: Door, tiny: TinyRegistry, layer: Layer, message: str
 ) -> None:
-    with pytest.raises(BaseUnusable, match=words):
+    with pytest.raises(BaseUnusable, match=message):
         locked(store, door, tiny, foreign_image(system_layer(), layer))
 
 
@@ -222,7 +222,7 @@ def test_an_artifact_that_is_no_image_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         ({"rootfs": {"type": "layers", "diff_ids": []}}, "rootfs"),
         ({"rootfs": {"type": "layers", "diff_ids": ["sha256:" + "0" * 64] * 2}}, "2 in its config"),
@@ -234,9 +234,9 @@ def test_an_artifact_that_is_no_image_is_refused(
     ],
 )
 def test_a_config_that_contradicts_its_layers_is_refused(
-    store: Store, door: Door, tiny: TinyRegistry, config: dict[str, Any], words: str
+    store: Store, door: Door, tiny: TinyRegistry, config: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(BaseUnusable, match=words):
+    with pytest.raises(BaseUnusable, match=message):
         locked(store, door, tiny, foreign_image(**config))
 
 

@@ -1,4 +1,4 @@
-"""A page cut down to one file says the same of it as the whole page."""
+"""A page cut down to one file lists the same as the whole page."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PAGE = b"""<!DOCTYPE html><html><head><title>thing</title></head><body>
 
 
 def entries(page: bytes) -> list[DistributionPackage]:
-    found = ProjectPage.from_html("thing", page, BASE).packages
-    return [p for p in found if p.filename == FILE]
+    packages = ProjectPage.from_html("thing", page, BASE).packages
+    return [p for p in packages if p.filename == FILE]
 
 
 def test_one_files_link_is_kept_with_all_it_says() -> None:

@@ -90,8 +90,8 @@ def fetch(store: Store, settings: Settings, pin: Pin | None = None) -> int:
 
 
 def kept_partials(store: Store) -> list[bytes]:
-    found = [path.read_bytes() for path in (store.root / "partial").iterdir()]
-    return [data for data in found if data]
+    contents = [path.read_bytes() for path in (store.root / "partial").iterdir()]
+    return [data for data in contents if data]
 
 
 @pytest.mark.parametrize("page", [faults.JSON_PAGE, faults.HTML_PAGE])

@@ -42,8 +42,8 @@ def test_the_environment_beats_install_and_install_beats_global() -> None:
     )
     lines = listing.splitlines()
     for best in ("env", "install", "download", "global"):
-        found = pip_settings("\n".join(lines))
-        assert found["index-url"] == [f"https://{best}"]
+        result = pip_settings("\n".join(lines))
+        assert result["index-url"] == [f"https://{best}"]
         lines = [line for line in lines if best not in line.partition("=")[2]]
 
 
@@ -79,8 +79,8 @@ def test_real_pip_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     config.write_text(f"[global]\nindex-url = {INDEX}\nproxy = h:1\n[install]\nproxy = h:2\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", OTHER)
-    found = read_settings()
-    assert (found.indexes, found.proxy) == ((INDEX, OTHER), "h:2")
+    result = read_settings()
+    assert (result.indexes, result.proxy) == ((INDEX, OTHER), "h:2")
 
 
 def test_a_python_without_pip_has_no_pip_settings(
@@ -99,9 +99,9 @@ def pip_says(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_nothing_configured_means_the_public_index(pip_says: list[str]) -> None:
-    found = read_settings()
-    assert found.indexes == (PYPI_SIMPLE_ENDPOINT,)
-    assert (found.folders, found.proxy, found.mirrors) == ((), None, ())
+    result = read_settings()
+    assert result.indexes == (PYPI_SIMPLE_ENDPOINT,)
+    assert (result.folders, result.proxy, result.mirrors) == ((), None, ())
 
 
 @pytest.mark.parametrize("word", ["1", "true", "True", "yes", "on"])
@@ -123,10 +123,10 @@ def test_file_addresses_and_find_links_are_folders(pip_says: list[str]) -> None:
         "global.extra-index-url='file:///opt/a%20b/simple https://other.example.invalid/simple'",
         "global.find-links='/wheels ~/more file:///wheels'",
     ]
-    found = read_settings()
-    assert found.indexes == (PYPI_SIMPLE_ENDPOINT, OTHER)
+    result = read_settings()
+    assert result.indexes == (PYPI_SIMPLE_ENDPOINT, OTHER)
     expected = (Path("/wheels"), Path("~/more").expanduser(), Path("/opt/a b/simple"))
-    assert found.folders == expected
+    assert result.folders == expected
 
 
 def test_uvs_environment_beats_its_files_and_pip(

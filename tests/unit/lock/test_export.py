@@ -57,10 +57,12 @@ def test_the_pylock_is_valid_and_says_the_same(lock: ImageLock) -> None:
         (w.name, w.version) for w in lock.wheels
     ]
     module = pytest.importorskip("packaging.pylock", reason="This packaging has no pylock module.")
-    found = module.Pylock.from_dict(tomllib.loads(text))
-    found.validate()
-    assert [p.wheels[0].hashes["sha256"] for p in found.packages] == [w.sha256 for w in lock.wheels]
-    assert [p.wheels[0].size for p in found.packages] == [w.size_bytes for w in lock.wheels]
+    parsed = module.Pylock.from_dict(tomllib.loads(text))
+    parsed.validate()
+    assert [p.wheels[0].hashes["sha256"] for p in parsed.packages] == [
+        w.sha256 for w in lock.wheels
+    ]
+    assert [p.wheels[0].size for p in parsed.packages] == [w.size_bytes for w in lock.wheels]
 
 
 def test_the_pylock_names_a_place_where_one_is_known(lock: ImageLock) -> None:

@@ -95,7 +95,7 @@ def test_the_seal_does_not_hang_on_the_order_in_which_pins_were_found() -> None:
 
 def changed_fields() -> list[tuple[str, str]]:
     """A lock's text with each value in it changed, one at a time."""
-    text, found = dump(LOCK), []
+    text, edits = dump(LOCK), []
     for field in ("image", "platform", "spec", "seal", "base_lock", "format"):
         line = next(row for row in text.splitlines() if row.startswith(f"{field}:"))
         other = {
@@ -104,16 +104,16 @@ def changed_fields() -> list[tuple[str, str]]:
             "base_lock": f"base_lock: {DIGEST}",
             "format": "format: 2",
         }.get(field, f"{field}: sha256:{'cd' * 32}")
-        found.append((field, text.replace(line, other)))
+        edits.append((field, text.replace(line, other)))
     for pin in (WHEEL, DEB):
         row = json.dumps(pin.model_dump())
         for field, value in pin.model_dump().items():
             changed = value + 1 if isinstance(value, int) else f"{value[:-1]}9"
             edited = json.dumps({**pin.model_dump(), field: changed})
-            found.append((f"{pin.name}.{field}", text.replace(row, edited)))
-        found.append((f"no {pin.name}", text.replace(f"- {row}\n", "")))
-        found.append((f"{pin.name} twice", text.replace(f"- {row}\n", f"- {row}\n- {row}\n")))
-    return found
+            edits.append((f"{pin.name}.{field}", text.replace(row, edited)))
+        edits.append((f"no {pin.name}", text.replace(f"- {row}\n", "")))
+        edits.append((f"{pin.name} twice", text.replace(f"- {row}\n", f"- {row}\n- {row}\n")))
+    return edits
 
 
 @pytest.mark.parametrize(("field", "text"), changed_fields(), ids=lambda v: "" if "\n" in v else v)

@@ -1,4 +1,4 @@
-"""Keys that stand on SHA-1 alone are told apart from those that do not."""
+"""Keys that stand on SHA-1 alone are distinguished from those that do not."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_a_subkey_that_is_bound_by_sha1_is_found_under_a_good_key() -> None:
     with new_signer("new@example.invalid", "rsa3072") as new:
         add = ("--quick-add-key", new.fingerprint(), "rsa3072", "encr", "never")
         new.gpg(*UNLOCKED, "--cert-digest-algo", "SHA1", *add)
-        found = sha1_bound(new.gpg("--export"))
-        assert len(found) == 1
-        assert found != {new.fingerprint()}
+        weak = sha1_bound(new.gpg("--export"))
+        assert len(weak) == 1
+        assert weak != {new.fingerprint()}
 
 
 def test_a_key_that_signed_itself_again_with_sha512_is_good(old: Signer) -> None:

@@ -36,8 +36,8 @@ def archive() -> Iterator[Signer]:
 
 
 @pytest.fixture(scope="module")
-def stranger() -> Iterator[Signer]:
-    with new_signer("stranger@example.invalid") as signer:
+def unknown() -> Iterator[Signer]:
+    with new_signer("unknown@example.invalid") as signer:
         yield signer
 
 
@@ -57,9 +57,9 @@ def test_a_release_is_good_until_its_last_day(archive: Signer) -> None:
 
 
 def test_a_second_signature_by_an_unknown_key_does_no_harm(
-    archive: Signer, stranger: Signer
+    archive: Signer, unknown: Signer
 ) -> None:
-    both = _sign_with_both(archive, stranger, TEXT)
+    both = _sign_with_both(archive, unknown, TEXT)
     assert verify(both, archive.keyring).text == TEXT
 
 
@@ -93,9 +93,9 @@ def test_an_added_hash_is_found(archive: Signer) -> None:
         verify(changed, archive.keyring)
 
 
-def test_a_strangers_signature_is_refused(archive: Signer, stranger: Signer) -> None:
+def test_a_signature_by_an_unknown_key_is_refused(archive: Signer, unknown: Signer) -> None:
     with pytest.raises(SignatureInvalid, match="unknown key"):
-        verify(stranger.sign(TEXT), archive.keyring)
+        verify(unknown.sign(TEXT), archive.keyring)
 
 
 def test_debians_keyring_does_not_know_a_throwaway_key(archive: Signer) -> None:
@@ -104,13 +104,13 @@ def test_debians_keyring_does_not_know_a_throwaway_key(archive: Signer) -> None:
 
 
 def test_one_good_signature_does_not_excuse_a_bad_one(
-    archive: Signer, stranger: Signer, tmp_path: Path
+    archive: Signer, unknown: Signer, tmp_path: Path
 ) -> None:
     keyring = tmp_path / "both.gpg"
-    keyring.write_bytes(archive.keyring.read_bytes() + stranger.keyring.read_bytes())
-    assert verify(_sign_with_both(archive, stranger, TEXT), keyring).text == TEXT
+    keyring.write_bytes(archive.keyring.read_bytes() + unknown.keyring.read_bytes())
+    assert verify(_sign_with_both(archive, unknown, TEXT), keyring).text == TEXT
     with pytest.raises(SignatureInvalid, match="changed after it was signed"):
-        verify(_sign_with_both(archive, stranger, TEXT, "other text\n"), keyring)
+        verify(_sign_with_both(archive, unknown, TEXT, "other text\n"), keyring)
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
@@ -186,12 +186,12 @@ def test_a_signed_release_that_contradicts_itself_is_refused(archive: Signer, te
 
 
 def _sign_with_both(
-    archive: Signer, stranger: Signer, text: str, strangers_text: str = "", weak: str = ""
+    archive: Signer, unknown: Signer, text: str, unknowns_text: str = "", weak: str = ""
 ) -> bytes:
     """One text with two signatures, as Debian signs with this release's key and the next's."""
     one = archive.sign(text, *(("--digest-algo", weak) if weak else ()))
     when = THEN if weak else ()
-    two = stranger.gpg(*when, "--detach-sign", stdin=_as_signed(strangers_text or text))
+    two = unknown.gpg(*when, "--detach-sign", stdin=_as_signed(unknowns_text or text))
     head, marker, armor = one.partition(b"-----BEGIN PGP SIGNATURE-----")
     packets = archive.gpg("--dearmor", stdin=marker + armor) + two
     enarmored = archive.gpg("--enarmor", stdin=packets)
@@ -232,9 +232,9 @@ def test_a_changed_release_by_a_key_bound_by_sha1_is_found(old: Signer) -> None:
         verify(changed, old.keyring)
 
 
-def test_a_key_bound_by_sha1_is_no_pass_for_a_stranger(old: Signer, stranger: Signer) -> None:
+def test_a_key_bound_by_sha1_is_no_pass_for_an_unknown_key(old: Signer, unknown: Signer) -> None:
     with pytest.raises(SignatureInvalid, match="unknown key"):
-        verify(stranger.sign(TEXT), old.keyring)
+        verify(unknown.sign(TEXT), old.keyring)
 
 
 def test_a_strong_signature_by_an_expired_key_does_not_lift_a_weak_one(
@@ -270,23 +270,23 @@ def test_an_armored_key_is_as_good_as_a_binary_one(archive: Signer, tmp_path: Pa
     armored = tmp_path / "3bf863cc.pub"
     armored.write_bytes(archive.armored())
     assert verify(archive.sign(TEXT), armored).text == TEXT
-    # from a web page: a header, Windows' line ends, words around it, two keys in one file
+    # from a web page: a header, Windows' line ends, text around it, two keys in one file
     lines = archive.armored().replace(b"BLOCK-----\n\n", b"BLOCK-----\nVersion: 1\n\n", 1)
     armored.write_bytes(b"# the key\r\n" + lines.replace(b"\n", b"\r\n"))
     assert verify(archive.sign(TEXT), armored).text == TEXT
 
 
 def test_two_armored_keys_in_one_file_are_both_known(
-    archive: Signer, stranger: Signer, tmp_path: Path
+    archive: Signer, unknown: Signer, tmp_path: Path
 ) -> None:
     both = tmp_path / "both.asc"
-    both.write_bytes(stranger.armored() + archive.armored())
-    for signer in (archive, stranger):
+    both.write_bytes(unknown.armored() + archive.armored())
+    for signer in (archive, unknown):
         assert verify(signer.sign(TEXT), both).text == TEXT
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"<html>404 Not Found</html>", "holds no OpenPGP public key"),
         (b"", "holds no OpenPGP public key"),
@@ -298,10 +298,10 @@ def test_two_armored_keys_in_one_file_are_both_known(
     ],
 )
 def test_a_file_that_is_no_public_key_is_named_with_what_to_give_instead(
-    archive: Signer, tmp_path: Path, data: bytes, words: str
+    archive: Signer, tmp_path: Path, data: bytes, message: str
 ) -> None:
     wrong = tmp_path / "key.gpg"
     wrong.write_bytes(data)
-    with pytest.raises(SignatureInvalid, match=f"key.gpg .*{words}") as caught:
+    with pytest.raises(SignatureInvalid, match=f"key.gpg .*{message}") as caught:
         verify(archive.sign(TEXT), wrong)
     assert "public key" in caught.value.hint

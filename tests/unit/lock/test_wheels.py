@@ -124,8 +124,8 @@ def test_a_wheel_may_be_known_by_its_address_only() -> None:
     url = "https://example.invalid/a/thing-1.0%2Bcu130-py3-none-any.whl"
     lock = {"packages": [{"name": "Thing", "version": "1.0+cu130", "wheels": [{"url": url}]}]}
     lock["packages"][0]["wheels"][0]["hashes"] = {"sha256": "0" * 64}  # type: ignore[index]
-    (found,) = choose_wheels(lock, SPEC, AMD64)
-    assert found[:3] == ("thing", "1.0+cu130", "thing-1.0+cu130-py3-none-any.whl")
+    (chosen,) = choose_wheels(lock, SPEC, AMD64)
+    assert chosen[:3] == ("thing", "1.0+cu130", "thing-1.0+cu130-py3-none-any.whl")
 
 
 def test_what_is_left_out_on_purpose_needs_no_wheel() -> None:
@@ -176,11 +176,11 @@ def test_uv_resolves_for_any_platform_from_any_index(
 ) -> None:
     index.page_type = page
     index.says_size = False
-    found = resolve(["thing"], Settings(indexes=(index.index,)), tmp_path / "s", platform)
+    chosen = resolve(["thing"], Settings(indexes=(index.index,)), tmp_path / "s", platform)
     machine = "x86_64" if platform == AMD64 else "aarch64"
     files = [f"thing-1.0-cp311-cp311-manylinux_2_28_{machine}.whl", "dep_a-1.5-py3-none-any.whl"]
     sizes = {name: len(index.files[f"/files/{name}"]) for name in files}
-    assert found == {"thing": (files[0], sizes[files[0]]), "dep-a": (files[1], sizes[files[1]])}
+    assert chosen == {"thing": (files[0], sizes[files[0]]), "dep-a": (files[1], sizes[files[1]])}
 
 
 @pytest.mark.parametrize("wanted", ["absent", "thing==9", "old", "dep-a<1"])
@@ -220,20 +220,20 @@ def two_kinds(index: FaultServer, tmp_path: Path) -> Settings:
 def test_an_image_with_CUDA_gets_no_build_for_another_machine(
     two_kinds: Settings, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = resolve(["engine"], two_kinds, tmp_path / "s", needs_cuda=True)
-    assert found["torch"][0] == "torch-2.13.0-py3-none-any.whl"
+    chosen = resolve(["engine"], two_kinds, tmp_path / "s", needs_cuda=True)
+    assert chosen["torch"][0] == "torch-2.13.0-py3-none-any.whl"
     assert "skipped, because the image needs CUDA: torch==2.13.0+xpu" in capfd.readouterr().err
 
 
 def test_an_image_without_CUDA_gets_what_uv_chooses(two_kinds: Settings, tmp_path: Path) -> None:
-    found = resolve(["engine"], two_kinds, tmp_path / "s")
-    assert found["torch"][0].startswith("torch-2.13.0+")
+    chosen = resolve(["engine"], two_kinds, tmp_path / "s")
+    assert chosen["torch"][0].startswith("torch-2.13.0+")
 
 
 def test_a_build_for_CUDA_is_taken(two_kinds: Settings, tmp_path: Path) -> None:
     make_wheel(tmp_path / "links", "torch", "2.13.0+cu130")
-    found = resolve(["engine"], two_kinds, tmp_path / "s", needs_cuda=True)
-    assert found["torch"][0] == "torch-2.13.0+cu130-py3-none-any.whl"
+    chosen = resolve(["engine"], two_kinds, tmp_path / "s", needs_cuda=True)
+    assert chosen["torch"][0] == "torch-2.13.0+cu130-py3-none-any.whl"
 
 
 @pytest.mark.parametrize("wanted", ["torch==2.13.0+cpu", "torch===2.13.0+rocm6.4"])

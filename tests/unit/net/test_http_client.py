@@ -126,7 +126,7 @@ def test_the_connections_of_a_client_close_with_its_last_use() -> None:
 
 
 def test_a_kept_connection_that_the_server_closed_is_no_failure() -> None:
-    asker, rude = client(), hostile.body(b"{}")  # says nothing of closing, and closes
+    asker, rude = client(), hostile.body(b"{}")  # closes without announcing it
     with hostile_server(rude) as url:
         for _ in range(20):
             assert asker.fetch(url, most_bytes=9).data == b"{}"

@@ -43,14 +43,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def files(raw: bytes) -> dict[str, bytes]:
-    found = {}
+    contents = {}
     with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
         for info in tar:
             handle = tar.extractfile(info)
             assert handle is not None
-            assert info.name not in found
-            found[info.name] = handle.read()
-    return found
+            assert info.name not in contents
+            contents[info.name] = handle.read()
+    return contents
 
 
 def read(raw: bytes, name: str) -> Any:
@@ -68,19 +68,19 @@ def test_every_blob_is_there_under_its_digest(world: World) -> None:
 
 def test_the_layout_leads_to_the_manifest(world: World) -> None:
     raw = world.archive(TAG)
-    (found,) = read(raw, "index.json")["manifests"]
-    data = files(raw)["blobs/" + found["digest"].replace(":", "/")]
-    assert (found["digest"], found["size"]) == (world.built.digest, len(data))
+    (entry,) = read(raw, "index.json")["manifests"]
+    data = files(raw)["blobs/" + entry["digest"].replace(":", "/")]
+    assert (entry["digest"], entry["size"]) == (world.built.digest, len(data))
     assert read(raw, "oci-layout") == {"imageLayoutVersion": "1.0.0"}
-    assert found["annotations"] == {"io.containerd.image.name": TAG}
+    assert entry["annotations"] == {"io.containerd.image.name": TAG}
 
 
 def test_dockers_own_manifest_names_config_layers_and_tags(world: World) -> None:
     raw = world.archive(TAG, "other:1")
-    (found,) = read(raw, "manifest.json")
-    assert found["RepoTags"] == [TAG, "other:1"]
-    assert all(name in files(raw) for name in [found["Config"], *found["Layers"]])
-    assert len(found["Layers"]) == len(world.built.layers)
+    (entry,) = read(raw, "manifest.json")
+    assert entry["RepoTags"] == [TAG, "other:1"]
+    assert all(name in files(raw) for name in [entry["Config"], *entry["Layers"]])
+    assert len(entry["Layers"]) == len(world.built.layers)
 
 
 def test_an_archive_without_tags_is_fine(world: World) -> None:
@@ -110,8 +110,8 @@ def test_it_comes_in_pieces_and_about_as_long_as_promised(world: World) -> None:
 
 def test_every_entry_is_the_same_age_and_nobodys(world: World) -> None:
     with tarfile.open(fileobj=io.BytesIO(world.archive(TAG))) as tar:
-        found = {(i.mtime, i.mode, i.uid, i.gid, i.uname) for i in tar}
-    assert found == {(315532800, 0o644, 0, 0, "")}
+        heads = {(i.mtime, i.mode, i.uid, i.gid, i.uname) for i in tar}
+    assert heads == {(315532800, 0o644, 0, 0, "")}
 
 
 def damaged(world: World, digest: str, raw: bytes | None) -> None:

@@ -20,14 +20,14 @@ from tests.unit.registry.support import EMPTY_INDEX, manifest_json
 GOOD = manifest_json(b"config", b"layer")
 
 
-def read(found: Any, claimed: str = "") -> Any:
-    return read_document(json.dumps(found).encode(), claimed)
+def read(document: Any, claimed: str = "") -> Any:
+    return read_document(json.dumps(document).encode(), claimed)
 
 
 def test_a_manifest_is_read_with_its_parts() -> None:
-    found = read(GOOD, f"{OCI_MANIFEST}; charset=utf-8")
-    assert found.kind == "manifest"
-    assert [b.size_bytes for b in found.blobs] == [6, 5]
+    document = read(GOOD, f"{OCI_MANIFEST}; charset=utf-8")
+    assert document.kind == "manifest"
+    assert [b.size_bytes for b in document.blobs] == [6, 5]
 
 
 def test_an_index_is_read() -> None:
@@ -39,7 +39,7 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "claimed", "words"),
+    ("document", "claimed", "message"),
     [
         ([], "", "not a JSON object"),
         ("text", "", "not a JSON object"),
@@ -69,9 +69,9 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(layers=[GOOD["config"]] * 1001), "", "too long"),
     ],
 )
-def test_a_document_that_is_not_sound_is_refused(found: Any, claimed: str, words: str) -> None:
-    with pytest.raises(RegistryBroken, match=words):
-        read(found, claimed)
+def test_a_document_that_is_not_sound_is_refused(document: Any, claimed: str, message: str) -> None:
+    with pytest.raises(RegistryBroken, match=message):
+        read(document, claimed)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ JSON = st.recursive(
 @given(st.sampled_from(sorted(GOOD)), JSON)
 def test_any_value_in_any_field_is_read_or_an_error_of_ours(name: str, value: Any) -> None:
     try:
-        found = read({**GOOD, name: value})
+        document = read({**GOOD, name: value})
     except RegistryBroken:
         return
-    assert found.kind == "manifest"
-    assert json.loads(found.data)[name] == value
+    assert document.kind == "manifest"
+    assert json.loads(document.data)[name] == value

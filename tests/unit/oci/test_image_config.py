@@ -1,4 +1,4 @@
-"""A config as strangers write it: what is used of it is sound, or it is refused."""
+"""Somebody else's config: what is used of it is sound, or it is refused."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ DIGEST = "sha256:" + "a" * 64
 def test_a_name_is_taken_apart_and_put_together_again(
     text: str, parts: tuple[str | None, ...]
 ) -> None:
-    found = parse_reference(text)
-    assert (found.registry, found.repository, found.tag, found.digest) == parts
-    assert str(found) == text
+    reference = parse_reference(text)
+    assert (reference.registry, reference.repository, reference.tag, reference.digest) == parts
+    assert str(reference) == text
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_other_machines_are_not_this_one(host: str) -> None:
 @given(st.text(max_size=60))
 def test_any_text_is_a_name_that_writes_itself_or_an_error(text: str) -> None:
     try:
-        found = parse_reference(text)
+        reference = parse_reference(text)
     except ReferenceInvalid:
         return
-    assert str(found) == text
+    assert str(reference) == text

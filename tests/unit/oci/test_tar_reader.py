@@ -39,26 +39,26 @@ THINGS = (
 def read(data: bytes, pieces: int = 4096) -> tuple[list[tuple[Header, bytes]], str]:
     source = (data[i : i + pieces] for i in range(0, len(data), pieces))
     stream = TarStream(source, "it")
-    found = [(h, b"".join(stream.content(h))) for h in stream.entries()]
-    return found, stream.diff_id
+    entries = [(h, b"".join(stream.content(h))) for h in stream.entries()]
+    return entries, stream.diff_id
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 @pytest.mark.parametrize("pieces", [1, 100, 512, 1 << 20])
 def test_entries_are_those_that_pythons_own_reader_finds(form: int, pieces: int) -> None:
     data = tar_of(*THINGS, form=form)
-    found, diff_id = read(data, pieces)
+    entries, diff_id = read(data, pieces)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         members = archive.getmembers()
-        said = [(m.name.strip("./"), m.mode, m.uid, m.gid, m.size) for m in members]
+        expected = [(m.name.strip("./"), m.mode, m.uid, m.gid, m.size) for m in members]
         bodies = [archive.extractfile(m).read() if m.isreg() else b"" for m in members]  # type: ignore[union-attr]
-    assert [(h.path, h.mode, h.uid, h.gid, h.size_bytes) for h, _ in found] == said
-    assert [body for _, body in found] == bodies
+    assert [(h.path, h.mode, h.uid, h.gid, h.size_bytes) for h, _ in entries] == expected
+    assert [body for _, body in entries] == bodies
     assert diff_id == f"sha256:{hashlib.sha256(data).hexdigest()}"
-    kinds = [h.kind for h, _ in found]
+    kinds = [h.kind for h, _ in entries]
     assert kinds[4:9] == ["symlink", "symlink", "hardlink", "device", "fifo"]
-    assert found[6][0].target == "usr/short"
-    assert found[5][0].target == "x" * 150
+    assert entries[6][0].target == "usr/short"
+    assert entries[5][0].target == "x" * 150
 
 
 def test_content_that_nobody_reads_is_passed_over() -> None:
@@ -81,15 +81,15 @@ def test_what_was_packed_with_the_largest_window_is_read(tmp_path: Path) -> None
     far = random.Random(1).randbytes(30_000)
     data = tar_of(Thing("far", far + far))
     packed = gzip.compress(data)
-    assert len(packed) < 40_000  # the second half is found in the first
+    assert len(packed) < 40_000  # the second half repeats the first
     (tmp_path / "blob").write_bytes(packed)
     with open_layer(tmp_path / "blob", GZIP_LAYER) as stream:
         assert [b"".join(stream.content(header)) for header in stream.entries()] == [far + far]
 
 
 def test_names_that_would_steer_a_terminal_are_shown_by_their_numbers() -> None:
-    found, _ = read(tar_of(Thing("a\x1b[2J\nb", b"x")))
-    assert found[0][0].path == r"a\x1b[2J\x0ab"
+    entries, _ = read(tar_of(Thing("a\x1b[2J\nb", b"x")))
+    assert entries[0][0].path == r"a\x1b[2J\x0ab"
 
 
 def test_a_name_that_is_no_UTF8_is_kept_apart() -> None:
@@ -154,9 +154,9 @@ def pax_header(body: bytes) -> bytes:
 @pytest.mark.parametrize("body", [b"6 a=b\n" * 650_000, b"8 a=bcd\n" * 500_000])
 def test_a_pax_header_takes_time_by_its_length_only(body: bytes) -> None:
     start = time.process_time()
-    found, _ = read(pax_header(body) + tar_of(Thing("a")), 1 << 20)
+    entries, _ = read(pax_header(body) + tar_of(Thing("a")), 1 << 20)
     assert time.process_time() - start < 5
-    assert found[0][0].path == "a"
+    assert entries[0][0].path == "a"
 
 
 def test_pax_headers_in_a_row_take_no_more_memory_than_one() -> None:
@@ -183,8 +183,8 @@ def pax_line(key: str, value: bytes) -> bytes:
 
 def test_the_last_of_several_pax_headers_counts() -> None:
     first, last = pax_line("path", b"f" * 100), pax_line("path", b"l" * 100)
-    found, _ = read(pax_header(first) + pax_header(last) + tar_of(Thing("a")))
-    assert found[0][0].path == "l" * 100
+    entries, _ = read(pax_header(first) + pax_header(last) + tar_of(Thing("a")))
+    assert entries[0][0].path == "l" * 100
 
 
 def test_an_empty_blob_is_no_layer(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_no_damage_ends_in_anything_but_an_error_of_ours(
     for place, value in flips:
         data[place] = value
     try:
-        found, _ = read(bytes(data[:end]))
+        entries, _ = read(bytes(data[:end]))
     except (CorruptArchive, HostileArchive):
         return
-    assert all(".." not in h.path.split("/") and not h.path.startswith("/") for h, _ in found)
+    assert all(".." not in h.path.split("/") and not h.path.startswith("/") for h, _ in entries)

@@ -22,20 +22,20 @@ def problems(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str =
     """What is wrong with a value; empty when it fits."""
     if "type" in schema and not _fits("type", schema["type"], value):
         return [f"{at}: is no {schema['type']}"]
-    found: list[str] = []
+    result: list[str] = []
     for keyword, wanted in schema.items():
         if keyword in _WORDS:
             continue
         if keyword == "$ref":
-            found += problems(value, root["$defs"][wanted.rpartition("/")[2]], root, at)
+            result += problems(value, root["$defs"][wanted.rpartition("/")[2]], root, at)
         elif keyword == "anyOf":
             options = [problems(value, option, root, at) for option in wanted]
-            found += [] if [] in options else options[0]
+            result += [] if [] in options else options[0]
         elif keyword in _INSIDE:
-            found += _inside(keyword, value, schema, root, at)
+            result += _inside(keyword, value, schema, root, at)
         elif not _fits(keyword, wanted, value):
-            found.append(f"{at}: {keyword} {wanted!r}")
-    return found
+            result.append(f"{at}: {keyword} {wanted!r}")
+    return result
 
 
 def _inside(

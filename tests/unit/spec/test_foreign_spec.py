@@ -34,19 +34,19 @@ def spec(base: Any) -> ImageSpec:
     ],
 )
 def test_repository_and_digest_are_a_foreign_base(base: str, repository: str) -> None:
-    found = spec(base)
-    assert found.foreign is not None
-    assert (found.foreign.repository, found.foreign.digest) == (repository, DIGEST)
-    assert found.parent is None
+    image = spec(base)
+    assert image.foreign is not None
+    assert (image.foreign.repository, image.foreign.digest) == (repository, DIGEST)
+    assert image.parent is None
 
 
 def test_a_plain_name_is_an_image_of_this_checkout() -> None:
-    found = spec("debian-python")
-    assert (found.parent, found.foreign) == ("debian-python", None)
+    image = spec("debian-python")
+    assert (image.parent, image.foreign) == ("debian-python", None)
 
 
 @pytest.mark.parametrize(
-    ("base", "words"),
+    ("base", "message"),
     [
         ("team/python:3.11", "no digest is given"),
         ("python:3.11", "no digest is given"),
@@ -72,8 +72,8 @@ def test_a_plain_name_is_an_image_of_this_checkout() -> None:
         ({"image": "x"}, "valid string"),
     ],
 )
-def test_what_does_not_pin_a_base_is_refused_with_a_reason(base: Any, words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
+def test_what_does_not_pin_a_base_is_refused_with_a_reason(base: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         spec(base)
 
 

@@ -76,7 +76,7 @@ class World:
     def record(self) -> Path:
         return self.store.image_folder("child", makers.AMD64) / "image.json"
 
-    def found(self) -> object:
+    def find(self) -> object:
         return find_built(self.store, plan_image(self.checkout, "child", makers.AMD64))
 
 
@@ -92,7 +92,7 @@ def test_a_record_of_an_image_that_is_none_is_damaged_and_made_again(
     put(world.record)
     with pytest.raises(StoreDamaged):
         read_image_record(world.record)
-    assert world.found() is None
+    assert world.find() is None
     assert world.record in damaged(world.store, lambda _: None)
     if put is folder:
         with pytest.raises(FolderInTheWay, match="is a folder"):
@@ -108,7 +108,7 @@ def test_a_manifest_that_is_none_is_damaged_and_made_again(world: World, put: Pu
     put(world.store.blob_path(digest))
     with pytest.raises(StoreDamaged):
         world.store.read_json(digest)
-    assert world.found() is None
+    assert world.find() is None
     if put is not huge:  # a check reads it whole, as it does a layer
         assert world.store.blob_path(digest) in damaged(world.store, lambda _: None)
     if put is not folder:
@@ -142,7 +142,7 @@ def test_a_table_of_contents_that_is_none_is_said_to_be_damaged(world: World, pu
 @odd
 def test_what_gates_found_that_is_none_is_said_to_be_damaged(world: World, put: Put) -> None:
     put(evidence_path(world.store, "child", makers.AMD64))
-    with pytest.raises(StoreDamaged, match="what the gates found cannot be read"):
+    with pytest.raises(StoreDamaged, match="the record of its gates cannot be read"):
         read_evidence(world.store, "child", makers.AMD64, str(world.built))
 
 

@@ -20,11 +20,11 @@ def row(path: str, target: str = "", owner: str = "w") -> FileRow:
 
 @given(st.lists(st.tuples(NAMES, NAMES, NAMES), max_size=8), NAMES)
 def test_a_search_finds_what_a_full_read_finds(
-    names: list[tuple[str, str, str]], ending: str
+    names: list[tuple[str, str, str]], suffix: str
 ) -> None:
     rows = [row(*n) for n in names]
-    wanted = [r for r in rows if r.path.endswith(ending)]
-    assert search_table(dump_table(rows), ending) == wanted
+    wanted = [r for r in rows if r.path.endswith(suffix)]
+    assert search_table(dump_table(rows), suffix) == wanted
 
 
 def test_a_link_target_or_an_owner_of_that_name_is_no_hit() -> None:

@@ -61,8 +61,8 @@ def kept_layer(store: Store, data: bytes = b"layer") -> WrittenLayer:
 
 
 def all_files(root: Path) -> dict[str, bytes]:
-    found = [p for p in root.rglob("*") if p.is_file() and "locks" not in p.parts]
-    return {str(p.relative_to(root)): p.read_bytes() for p in found}
+    paths = [p for p in root.rglob("*") if p.is_file() and "locks" not in p.parts]
+    return {str(p.relative_to(root)): p.read_bytes() for p in paths}
 
 
 # Files that are whole or not there.
@@ -102,7 +102,7 @@ def test_a_file_that_says_the_same_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "ending"),
+    ("number", "error"),
     [
         (errno.ENOSPC, DiskFull),
         (errno.EDQUOT, DiskFull),
@@ -115,8 +115,8 @@ def test_a_file_that_says_the_same_is_left_alone(tmp_path: Path) -> None:
         (errno.ENAMETOOLONG, StoreUnwritable),
     ],
 )
-def test_the_disks_refusals_have_endings(number: int, ending: type[PipelineError]) -> None:
-    assert type(explained(OSError(number, "x"), Path("/p"))) is ending
+def test_the_disks_refusals_have_their_own_errors(number: int, error: type[PipelineError]) -> None:
+    assert type(explained(OSError(number, "x"), Path("/p"))) is error
 
 
 def test_an_error_without_an_ending_stays_what_it_is() -> None:
@@ -183,9 +183,9 @@ def test_a_small_blob_is_checked_when_it_is_read(store: Store) -> None:
 
 def test_a_kept_layer_is_found_with_its_contents(store: Store) -> None:
     facts = kept_layer(store)
-    found = store.layer(KEY)
-    assert found is not None
-    assert found.digest == facts.record.digest
+    layer = store.layer(KEY)
+    assert layer is not None
+    assert layer.digest == facts.record.digest
     assert store.contents(facts.record.digest) == ROWS
 
 
