@@ -69,6 +69,7 @@ def answer(model: Architecture, question: Question) -> FitAnswer:
     card = question.vram_bytes - eng.CARD_RESERVED_BYTES
     of_engine = eng.sglang_room if question.engine == "sglang" else eng.vllm_room
     room = of_engine(model, card, weights, settings, question.fraction)
+    # measured weights have no error; our own sum may be off by what it missed in published logs
     error = 0.0 if question.measured_bytes else eng.WEIGHTS_ERROR
     return FitAnswer(
         engine=question.engine,

@@ -14,17 +14,17 @@ from pipeline.files import read_at_most
 from pipeline.fit.quant import read_precision
 from pipeline.fit.shape import Architecture, Gqa, Mla, Moe, Vision
 
-MOST_BYTES = 16 << 20
+MOST_BYTES = 16 << 20  # of a config.json; real ones have some kilobytes
 _MLA = {"DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration"}
 _GQA = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"}
 _VISION = {"KimiK25ForConditionalGeneration"}
-_MOST = 1 << 24
+_MOST = 1 << 24  # of any count in it, so that no sum here becomes absurd
 
 
 def read_config(path: Path) -> Architecture:
     """The architecture that a config.json describes, and hf_quant_config.json beside it."""
     config = _read_json(path)
-    beside = path.with_name("hf_quant_config.json")
+    beside = path.with_name("hf_quant_config.json")  # NVIDIA's modelopt may put it there only
     if "quantization_config" not in config and beside.is_file():
         quantization = _read_json(beside).get("quantization")
         if not isinstance(quantization, dict):
@@ -39,6 +39,7 @@ def read_config(path: Path) -> Architecture:
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """A parsed config.json as an architecture."""
     family = _family(config)
+    # models with a vision tower keep the language model's numbers in text_config
     text = config.get("text_config", config)
     if not isinstance(text, Mapping):
         raise ModelUnreadable("text_config: is not a JSON object")
@@ -76,6 +77,7 @@ def _family(config: Mapping[str, Any]) -> str:
 
 
 def _require_agreement(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    # engines differ in which of the two they read, so a contradiction has no right answer
     for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"):
         if key in config and key in text and config[key] != text[key]:
             raise ModelUnreadable(
@@ -108,6 +110,7 @@ def _gqa(text: Mapping[str, Any]) -> Gqa:
 
 
 def _moe(text: Mapping[str, Any], family: str) -> Moe | None:
+    # Qwen and DeepSeek name the same number differently
     key = "num_experts" if family == "Qwen3MoeForCausalLM" else "n_routed_experts"
     if family in _GQA and family != "Qwen3MoeForCausalLM":
         return None

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from pipeline.errors import ModelUnreadable
 from pipeline.fit.ggml import BY_NUMBER, GgmlType
 
+# Version 1 had 32-bit counts and no file of today has it (ggml/docs/gguf.md).
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 # Far above any model (Kimi K2.6 has 1,096 tensors), far below what would fill the memory.
 _MOST_TENSORS, _MOST_KEYS, _MOST_DIMENSIONS = 200_000, 20_000, 4
@@ -178,7 +179,7 @@ def _placed(
     reader: _HeaderReader, listed: list[_Listed], metadata: dict[str, Any], size: int
 ) -> Iterator[Tensor]:
     """Tensors with their bytes: none outside the file, none inside another."""
-    alignment = metadata.get("general.alignment", 32)
+    alignment = metadata.get("general.alignment", 32)  # 32 is the format's default
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & alignment - 1:
         raise reader.fail(f"general.alignment is {alignment!r}")
     if len({tensor.name for tensor in listed}) != len(listed):
@@ -192,6 +193,7 @@ def _placed(
             raise reader.fail(f"{tensor.name} begins at {tensor.offset}, which is not aligned")
         if tensor.offset + n_bytes > end:
             raise reader.fail(f"{tensor.name} does not fit at its offset")
+        # their rows carry a few bytes more than the blocks: the next tensor's offset shows how many
         if tensor.kind.row_scaled:
             n_bytes = end - tensor.offset
         yield Tensor(tensor.name, tensor.shape, tensor.kind, n_bytes)

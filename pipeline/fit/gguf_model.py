@@ -98,7 +98,7 @@ def _model(name: str, metadata: dict[str, Any], tensors: list[Tensor]) -> GgufMo
     if embedding.shape[0] != hidden:
         raise ModelUnreadable(f"{name}: embedding_length {hidden}, token_embd {embedding.shape[0]}")
     _require_layers(name, layers, tensors)
-    is_mla = family == "deepseek2"
+    is_mla = family == "deepseek2"  # Kimi K2 is converted as that, too
     experts = number("expert_count", 0)
     return GgufModel(
         tensors=tensors,

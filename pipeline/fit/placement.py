@@ -40,6 +40,7 @@ def place(model: GgufModel, machine: Machine, batch: Batch) -> Layout:
     experts = expert_bytes(model)
     if not experts:
         raise ModelUnreadable("this model has no routed experts: there is nothing to place")
+    # first with all experts on the host: what is left on each card is room for experts
     none = [TensorRule("exps", CPU)]
     loads, _ = loads_of(model, machine, batch, none)
     chosen: dict[str, list[int]] = {}
@@ -57,6 +58,7 @@ def _candidates(
     """A card's own layers: from the first on, but from the end on the last of several cards."""
     devices = machine.devices
     own = [i for i in sorted(experts) if home_of(f"blk.{i}.", model.layers, devices) == device]
+    # the head and tail split of "Running Kimi-K2.6 Locally"
     return own[::-1] if device == devices[-1] and len(devices) > 1 else own
 
 

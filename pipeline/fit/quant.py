@@ -11,7 +11,8 @@ from pipeline.errors import ModelUnreadable
 from pipeline.fit.shape import Precision, Scheme
 
 _FLOATS = {"bfloat16": 16, "float16": 16, "float32": 32}
-# one module of each kind, as checkpoints name them
+# One module of each kind, as checkpoints name them: whether it is quantised is asked by name, for
+# the lists of exceptions are patterns.
 _ATTENTION = "model.layers.1.self_attn.o_proj"
 _EXPERT = "model.layers.1.mlp.experts.0.down_proj"
 _SHARED = "model.layers.1.mlp.shared_experts.down_proj"
@@ -72,6 +73,7 @@ def _ignored(quant: Mapping[str, Any]) -> Callable[[str], bool]:
     tests = [_test(name) for name in names]
 
     def is_ignored(module: str) -> bool:
+        # exporters differ in whether the outer model's prefix is part of the name
         spelled = (module, f"language_model.{module}", module.replace("model.", "", 1))
         return any(test(s) for test in tests for s in spelled)
 
@@ -101,6 +103,7 @@ def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
         return Scheme(name="fp8", bits=8)
     if kind != "int" or bits not in (4, 8) or weights.get("strategy") != "group":
         raise ModelUnreadable(f"quantization_config: weights of {kind} {bits} are not supported")
+    # each group has a 16-bit scale, and unless it is symmetric a zero point as wide as a weight
     zero = 0.0 if weights.get("symmetric") else bits / 8
     return Scheme(name=f"int{bits}", bits=bits, group=_group(group), group_bytes=2 + zero)
 

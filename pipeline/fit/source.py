@@ -66,6 +66,7 @@ def _from_folder(folder: Path) -> Source:
     if (folder / "config.json").is_file():
         return _from_config(folder / "config.json")
     ggufs = sorted([*folder.glob("*.gguf"), *folder.glob("*/*.gguf")])
+    # mmproj is llama.cpp's name for a vision tower beside the model
     models = {parts_of(path)[0] for path in ggufs if not path.name.startswith("mmproj")}
     if len(models) == 1:
         return _from_file(models.pop())

@@ -120,6 +120,7 @@ def _files_by_size(
     by_size: dict[int, list[Path]] = {}
     partial = place.partial_folder.relative_to(place.root).as_posix()
     for path in (place.root / name for name in walk(place.root, [partial])):
+        # a blob's name is its hash, so one with another name need not be read
         is_blob = path.parent.name == "blobs" and _BLOB_NAME.fullmatch(path.name)
         if path in judged or (is_blob and path.name not in wanted):
             continue

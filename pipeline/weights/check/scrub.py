@@ -167,6 +167,7 @@ def tonight(
     """Those read longest ago, never-read ones first; none is begun past the night's limit."""
     limit = pace.budget_bytes if pace.budget_bytes is not None else math.inf
     credit = earned(state, pace, pins, now_s)
+    # overdue files may use the catch-up limit, so that a long pause does not postpone them further
     most = pace.nightly_bytes(pins) * CATCH_UP_NIGHTS
     histories = state.files
     fresh = [p for p in present if histories[p.pin.path].bad_as != p.identity]

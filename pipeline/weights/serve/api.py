@@ -18,8 +18,8 @@ from pipeline.weights.serve.prover import NotYet, Prover, ServedFile
 from pipeline.weights.serve.request import Unsatisfiable, wanted_range
 from pipeline.weights.serve.served import MAIN, Absent, ServedSets, Snapshot
 
-PAGE_ENTRIES = 1000
-_RETRY_S = 10
+PAGE_ENTRIES = 1000  # as the Hub has on a page
+_RETRY_S = 10  # a shard of 5 GB is hashed in less
 _LOOPBACK = re.compile(r"(127\.[0-9.]+|localhost|\[::1\])(:[0-9]+)?", re.I)
 _HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 
@@ -152,6 +152,7 @@ class HubApi:
     def _knows(self, request: Request) -> bool:
         kind, _, given = request.header("authorization").partition(" ")
         token = given.strip().encode("latin-1", "replace")
+        # all are compared, in constant time: the answer's delay must not show how much was right
         matches = [hmac.compare_digest(token, known.encode()) for known in self.tokens]
         return kind.lower() == "bearer" and any(matches)
 

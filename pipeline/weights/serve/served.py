@@ -80,7 +80,7 @@ def folder_ids(pins: Iterable[FilePin]) -> dict[str, str]:
         while folder:
             folder = folder.rpartition("/")[0]
             rows.setdefault(folder, [])
-    ids: dict[str, str] = {}
+    ids: dict[str, str] = {}  # deepest first: a folder's id is made of those inside it
     for folder in sorted(rows, key=lambda f: (-f.count("/"), not f, f)):
         lines = sorted(rows[folder], key=lambda r: r[0].encode() + b"/" * (r[1] == "40000"))
         tree = b"".join(f"{m} {n}\0".encode() + bytes.fromhex(i) for n, m, i in lines)

@@ -52,6 +52,7 @@ class Server:
             where = f"{self.host}:{self.port}"
             raise AddressUnusable(f"cannot listen on {where}: {error}") from error
         self.port = self._listener.getsockname()[1]
+        # `stop` may come from any thread or signal handler: a byte here ends the waiting in `run`
         self._wake, self._woken = socket.socketpair()
 
     def run(self) -> None:
@@ -95,6 +96,7 @@ class Server:
 
     def _serve(self, connection: ClientConnection) -> None:
         try:
+            # heads of answers are small: they must not wait for a full packet
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sock.settimeout(_HANDSHAKE_S)
             if self.tls:

@@ -116,5 +116,6 @@ def sha256_below(root: Path, path: str) -> str:
 
 def _home(root: Path) -> Path:
     """What links may lead to: the folder, or of a Hub cache's snapshot the repository."""
+    # a snapshot is all links: its blobs lie beside it in the same repository
     real = root.resolve()
     return real.parent.parent if real.parent.name == "snapshots" else real

@@ -126,7 +126,7 @@ def sign(
             f"{place.lock.name}: not in the lock, but in the folder to be signed: {some(extra)}",
             "Move what is not part of the set out of the folder.",
         )
-    digests = locked_digests(place)
+    digests = locked_digests(place)  # after verify: large files need not be read again
     covered = {p: d for p, d in digests.items() if not is_below(p, ignored)}
     if not covered:
         raise WeightsDamaged(f"{place.lock.name}: the set has no file that a signature covers")

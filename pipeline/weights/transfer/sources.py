@@ -63,6 +63,7 @@ def find_routes(
     folders = [f for place in neighbours if (f := folder_of(place))]
     if missing := [f for f in folders if not f.is_dir()]:
         raise SpecInvalid(f"--from {missing[0]}: is not a folder", "Name a folder or an address.")
+    # cheapest first: a disk here, then the local network, then the internet
     routes: list[Route] = [FolderRoute(folder, lock) for folder in folders]
     if offline:
         return routes
@@ -79,6 +80,7 @@ def find_routes(
         routes.append(HttpRoute(client, there, name, stall_s))
     home = HubRepository(endpoint, lock.repository, lock.commit, token)
     routes.append(HttpRoute(client, home, "plain HTTP", stall_s))
+    # after plain HTTP, which needs no native code and shares one connection pool
     if with_xet and has_xet():
         routes.append(XetRoute(client, home, stall_s))
     return routes

@@ -133,5 +133,6 @@ class _XetBody:
         return piece
 
     def close(self) -> None:
+        # a stream that is dropped half read goes on in hf_xet's own threads
         if self._left:
             self._stream.cancel()
