@@ -36,7 +36,6 @@ from pipeline.oci.document import (
 )
 from pipeline.oci.reference import parse_repository
 from pipeline.registry.client import Access, Client
-from pipeline.registry.download import read_blob
 from pipeline.registry.pull import MOST_BYTES, Wanted, choose, pull_into
 from pipeline.registry.repository import Repository
 from pipeline.spec.base import ForeignBase
@@ -123,7 +122,7 @@ class Bases:
         return self._from_registries(
             repository,
             f"{repository}@{blob.digest}",
-            lambda there: read_blob(there, blob, MOST_CONFIG_BYTES),
+            lambda there: there.read_blob(blob, MOST_CONFIG_BYTES),
         )
 
     def _require_online(self, repository: str, digest: str) -> None:

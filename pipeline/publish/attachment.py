@@ -24,8 +24,7 @@ from pipeline.oci.document import (
 )
 from pipeline.registry.referrers import kind_of, list_in_fallback_tag
 from pipeline.registry.repository import Repository
-from pipeline.registry.transfer import LocalBlob
-from pipeline.registry.upload import has_blob, push_blob
+from pipeline.registry.upload import LocalBlob, push_blob
 
 MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
 MOST_BYTES = 64 << 20
@@ -131,7 +130,7 @@ def attach(
         document = attachment.manifest(subject)
         sent = sum(_bring(repository, content) for content in attachment.contents)
         names = [document.digest, *([attachment.tag] if attachment.tag else [])]
-        answers = [repository.put_manifest(n, document.data, OCI_MANIFEST) for n in names]
+        answers = [repository.put_document(n, document) for n in names]
         # a registry with the referrers API confirms it with this header
         is_listed = answers[0].header("OCI-Subject") == subject.digest
         if not is_listed and attachment.is_referrer:
@@ -156,7 +155,7 @@ def attach(
 def _bring(repository: Repository, content: Content) -> int:
     """The bytes that had to be sent."""
     described = content.descriptor
-    if has_blob(repository, described.digest, described.size_bytes):
+    if repository.has_blob(described.digest, described.size_bytes):
         return 0
     blob = LocalBlob(described.digest, described.size_bytes, data=content.data)
     push_blob(repository, blob, NoBar())

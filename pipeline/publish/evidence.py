@@ -31,7 +31,6 @@ from pipeline.evidence.evidence_set import is_set
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.document import OCI_CONFIG, Descriptor, Document
 from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, Content
-from pipeline.registry.download import read_blob
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
 
@@ -107,7 +106,7 @@ def _own_names(
             continue
         try:
             signature = read_base64(layer.annotations.get(SIGNATURE_NOTE, ""), "signature")
-            data = read_blob(repository, layer, _MOST_PAYLOAD_BYTES)
+            data = repository.read_blob(layer, _MOST_PAYLOAD_BYTES)
             if is_valid_signature(signer.public, signature, data):
                 yield read_payload(data)
         except (RecordInvalid, RegistryBroken, NotInRegistry):

@@ -1,7 +1,7 @@
 """An image from the store to a registry: what is missing first, its name last.
 
-Blobs, then manifests by digest, then attachments; then everything is read back and compared, and
-only then does the tag move. Killed anywhere before that, the tag names what it named before.
+Blobs, then manifests by digest, then attachments, each read back and compared; only then does the
+tag move. Killed anywhere before that, the tag names what it named before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.attest.cosign import UNGATED_MEDIA
-from pipeline.errors import RegistryBroken, StoreDamaged
+from pipeline.errors import StoreDamaged
 from pipeline.model import Frozen, canonical_json
 from pipeline.oci.document import Descriptor, Document, index_json, read_document
 from pipeline.publish.attachment import Attached, Attachment, Content, attach
@@ -29,8 +29,7 @@ from pipeline.publish.evidence import (
 from pipeline.publish.gates import GateState
 from pipeline.publish.known import KnownRepository
 from pipeline.registry.repository import Repository
-from pipeline.registry.transfer import LocalBlob
-from pipeline.registry.upload import Way, has_blob, push_blob
+from pipeline.registry.upload import LocalBlob, Way, push_blob
 from pipeline.store.store import Store
 
 EvidenceState = Literal["signed", "statements only", "none", "left out"]
@@ -136,12 +135,10 @@ def publish(store: Store, order: Order) -> Published:
         # remembered before they are put: after a kill, clearing finds what no tag names
         known.remember(manifests=[d.digest for d in shipment.documents])
         for document in shipment.documents:
-            repository.put_manifest(document.digest, document.data, document.media_type)
+            repository.put_document(document.digest, document)
         attached = _attach(order)
         known.remember(manifests=[a.digest for a in attached])
-        _read_back(order, attached)
-        repository.put_manifest(order.tag, shipment.root.data, shipment.root.media_type)
-        _require_same(repository, shipment.root, order.tag)
+        repository.put_document(order.tag, shipment.root)
     sent_bytes = sum(b.size_bytes for b, way in zip(missing, ways, strict=True) if way == "sent")
     return _published(order, ways, sent_bytes, time.monotonic() - start, attached)
 
@@ -158,7 +155,7 @@ def find_missing(order: Order) -> list[LocalBlob]:
     """The blobs that the registry lacks; the largest first, so that none is waited for last."""
     repository, blobs = order.repository, order.shipment.blobs
     there = repository.client.each(
-        order.jobs, blobs, lambda b: has_blob(repository, b.digest, b.size_bytes)
+        order.jobs, blobs, lambda b: repository.has_blob(b.digest, b.size_bytes)
     )
     missing = [blob for blob, is_there in zip(blobs, there, strict=True) if not is_there]
     return sorted(missing, key=lambda b: -b.size_bytes)
@@ -240,21 +237,6 @@ def _ungated_note(order: Order, gates: GateState, reason: str) -> Content:
     digest = order.shipment.images[gates.platform].digest
     data = {"image": digest, "gates": gates.message, "reason": reason}
     return Content(media_type=UNGATED_MEDIA, data=canonical_json(data))
-
-
-def _read_back(order: Order, attached: Sequence[Attached]) -> None:
-    """The registry returns what it was given, byte for byte."""
-    for document in order.shipment.documents:
-        _require_same(order.repository, document, document.digest)
-    # asked by digest, the client accepts exactly those bytes
-    digests = [a.digest for a in attached]
-    order.repository.client.each(order.jobs, digests, order.repository.manifest)
-
-
-def _require_same(repository: Repository, document: Document, name: str) -> None:
-    back = repository.manifest(name)
-    if back.data != document.data:
-        raise RegistryBroken(f"{repository}: {name} came back as {back.digest}")
 
 
 def _published(

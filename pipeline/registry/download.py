@@ -7,30 +7,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable
+from pipeline.errors import RegistryBroken, RegistryUnreachable
 from pipeline.files import hash_so_far, os_errors_explained, size_so_far
 from pipeline.log import Bar
-from pipeline.model import sha256_of
 from pipeline.net.address import goes_on
 from pipeline.net.answer import Answer
 from pipeline.net.failures import Lost
 from pipeline.oci.document import Descriptor
 from pipeline.registry.client import ATTEMPTS
 from pipeline.registry.repository import Repository
-from pipeline.registry.transfer import Gauge
+from pipeline.registry.upload import Gauge
 
 _PROGRESS_BYTES = 1 << 20
-
-
-def read_blob(repository: Repository, blob: Descriptor, most_bytes: int) -> bytes:
-    """A small blob in memory."""
-    if blob.size_bytes > most_bytes:
-        raise RegistryBroken(f"{blob.digest}: {blob.size_bytes} bytes, more than {most_bytes}")
-    answer = repository.look(f"{repository.path}/blobs/{blob.digest}", blob.size_bytes)
-    if answer is None:
-        raise NotInRegistry(f"{repository}: holds no {blob.digest}")
-    _require_digest(sha256_of(answer.data), blob)
-    return answer.data
 
 
 def check_blob(repository: Repository, blob: Descriptor, bar: Bar) -> None:

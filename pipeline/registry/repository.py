@@ -1,4 +1,4 @@
-"""One repository of a registry: its manifests and tags."""
+"""One repository of a registry: its manifests, tags and small blobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from urllib.parse import urljoin
 
 from pipeline.errors import DeleteDisabled, NotInRegistry, RegistryBroken
-from pipeline.net.address import clean, linked_page, parts_of, shown
+from pipeline.model import sha256_of
+from pipeline.net.address import clean, linked_page, number_in, parts_of, shown
 from pipeline.net.client import Reply, Small
 from pipeline.net.failures import BadAddress
 from pipeline.oci.document import (
@@ -77,6 +78,37 @@ class Repository:
             most_bytes=most_bytes,
         )
         return answer if answer.status == 200 else None
+
+    def has_blob(self, digest: str, size_bytes: int) -> bool:
+        """Whether the registry has a blob already; one of another size is a contradiction."""
+        answer = self.client.ask(
+            "HEAD", f"{self.path}/blobs/{digest}", scope=self.may("pull"), good=(200, 404)
+        )
+        if answer.status == 404:
+            return False
+        length = number_in(answer.header("Content-Length"))
+        if length is not None and length != size_bytes:
+            raise RegistryBroken(f"{self}: has {digest} with {length} bytes, not {size_bytes}")
+        return True
+
+    def read_blob(self, blob: Descriptor, most_bytes: int) -> bytes:
+        """A small blob in memory."""
+        if blob.size_bytes > most_bytes:
+            raise RegistryBroken(f"{blob.digest}: {blob.size_bytes} bytes, more than {most_bytes}")
+        answer = self.look(f"{self.path}/blobs/{blob.digest}", blob.size_bytes)
+        if answer is None:
+            raise NotInRegistry(f"{self}: holds no {blob.digest}")
+        if (got := sha256_of(answer.data)) != blob.digest:
+            raise RegistryBroken(f"{blob.digest}: received {got}")
+        return answer.data
+
+    def put_document(self, name: str, document: Document) -> Reply:
+        """Put a document under its digest or a tag, and read it back: the same, byte for byte."""
+        answer = self.put_manifest(name, document.data, document.media_type)
+        back = self.manifest(name)
+        if back.data != document.data:
+            raise RegistryBroken(f"{self}: {name} came back as {back.digest}")
+        return answer
 
     def put_manifest(self, name: str, data: bytes, media_type: str) -> Reply:
         """Put a manifest under its digest or a tag."""

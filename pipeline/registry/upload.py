@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
@@ -13,23 +16,71 @@ from pipeline.errors import (
     RegistryBroken,
     RegistryRefused,
     RegistryUnreachable,
+    StoreDamaged,
 )
 from pipeline.log import Bar
-from pipeline.net.address import number_in
 from pipeline.net.failures import Lost
 from pipeline.registry.answer import Head, Refusal, location_of
 from pipeline.registry.client import ATTEMPTS, MOST_ANSWER_BYTES
 from pipeline.registry.repository import Repository
-from pipeline.registry.transfer import Gauge, LocalBlob
 
 # What is sent in one request; smaller blobs go in one go, which spares the registry a sync to disk.
 # Where a proxy finds that too much, it is cut into the smaller size.
 CHUNK_BYTES = 256 << 20
 SMALL_CHUNK_BYTES = 32 << 20
 _MOST_SESSIONS = 5
+_PIECE_BYTES = 1 << 18
 _RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
 
 Way = Literal["there", "mounted", "sent"]
+
+
+@dataclass(frozen=True)
+class LocalBlob:
+    """Bytes that we have, as a file or in memory."""
+
+    digest: str
+    size_bytes: int
+    path: Path | None = None
+    data: bytes = b""
+
+    def pieces(self, start: int, length: int) -> Iterator[bytes]:
+        """Some of the bytes; a file that changed under us is an error, not an upload."""
+        if self.path is None:
+            yield self.data[start : start + length]
+            return
+        with self.path.open("rb") as handle:
+            handle.seek(start)
+            while length > 0:
+                piece = handle.read(min(_PIECE_BYTES, length))
+                if not piece:
+                    raise StoreDamaged(f"{self.path}: is shorter than {self.size_bytes} bytes")
+                length -= len(piece)
+                yield piece
+
+    def require_whole(self) -> None:
+        """Hash the bytes again when a registry reports another digest."""
+        sha = hashlib.sha256()
+        for piece in self.pieces(0, self.size_bytes):
+            sha.update(piece)
+        if f"sha256:{sha.hexdigest()}" != self.digest:
+            raise StoreDamaged(f"{self.path}: does not match its digest")
+
+
+class Gauge:
+    """The progress of one blob in a bar that several blobs share."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._at = bar, 0
+
+    def at(self, n_bytes: int) -> None:
+        """Also backwards, when bytes must be sent again."""
+        self._bar.advance(n_bytes - self._at)
+        self._at = n_bytes
+
+    def advance(self, n_bytes: int) -> None:
+        """Further by so many bytes."""
+        self.at(self._at + n_bytes)
 
 
 class _Part:
@@ -50,22 +101,6 @@ class _Part:
             yield piece
             at += len(piece)
             self._gauge.at(at)
-
-
-def has_blob(repository: Repository, digest: str, size_bytes: int) -> bool:
-    """Whether the registry has a blob already; one of another size is a contradiction."""
-    answer = repository.client.ask(
-        "HEAD",
-        f"{repository.path}/blobs/{digest}",
-        scope=repository.may("pull"),
-        good=(200, 404),
-    )
-    if answer.status == 404:
-        return False
-    length = number_in(answer.header("Content-Length"))
-    if length is not None and length != size_bytes:
-        raise RegistryBroken(f"{repository}: has {digest} with {length} bytes, not {size_bytes}")
-    return True
 
 
 def push_blob(repository: Repository, blob: LocalBlob, bar: Bar, mount_from: str = "") -> Way:
@@ -198,7 +233,7 @@ class _Upload:
 
     def _where_it_stands(self) -> str | None:
         """`there`, the address to go on at, or none where the session is lost."""
-        if has_blob(self._repository, self._blob.digest, self._blob.size_bytes):
+        if self._repository.has_blob(self._blob.digest, self._blob.size_bytes):
             return "there"
         if not self._place:
             return None

@@ -18,11 +18,10 @@ from pipeline.errors import (
 )
 from pipeline.oci.document import MOST_MANIFEST_BYTES, Document
 from pipeline.oci.reference import Reference
-from pipeline.registry.download import check_blob, read_blob
+from pipeline.registry.download import check_blob
 from pipeline.registry.pull import plan_pull
 from pipeline.registry.referrers import everything_listed, fallback_tag
 from pipeline.registry.repository import Repository
-from pipeline.registry.upload import has_blob
 from pipeline.verify.artifact import Artifact, make_artifact, require_manifest, require_platform
 from pipeline.verify.evidence import MOST_FILES, Attached, read_attached
 from pipeline.verify.naming import TrustedName, believed_names
@@ -66,14 +65,14 @@ def open_remote_image(remote: Remote, image: Document, *, deep: bool, jobs: int)
     repository = remote.repository
     title = str(repository)
     require_manifest(image, title)
-    config = read_blob(repository, image.blobs[0], MOST_MANIFEST_BYTES)
+    config = repository.read_blob(image.blobs[0], MOST_MANIFEST_BYTES)
     artifact = make_artifact(title, image, config)
     listed = (d.platform for d in remote.root.manifests if d.digest == image.digest)
     require_platform(artifact, next(listed, None))
     layers = list({d.digest: d for d in image.layers}.values())
     if not deep:
         there = repository.client.each(
-            jobs, layers, lambda b: has_blob(repository, b.digest, b.size_bytes)
+            jobs, layers, lambda b: repository.has_blob(b.digest, b.size_bytes)
         )
         for layer, is_there in zip(layers, there, strict=True):
             if not is_there:
@@ -108,7 +107,7 @@ def attached_to(remote: Remote, image: Document, jobs: int) -> Attached:
     for suffix in ("sig", "att"):
         document = repository.find_manifest(f"{fallback_tag(image.digest)}.{suffix}")
         documents += [document] if document else []
-    attached = read_attached(image.digest, documents, lambda d: read_blob(repository, d, MAX_BYTES))
+    attached = read_attached(image.digest, documents, lambda d: repository.read_blob(d, MAX_BYTES))
     attached.skipped[:0] = strays
     return attached
 
@@ -140,5 +139,5 @@ def _names_under(
     wanted = [x for x in layers if x.media_type == SIGNATURE_MEDIA]
     if document is None or not wanted:
         return []
-    attached = read_attached(digest, [document], lambda d: read_blob(repository, d, MAX_BYTES))
+    attached = read_attached(digest, [document], lambda d: repository.read_blob(d, MAX_BYTES))
     return [n for n in believed_names(attached.signatures, trust, now)[0] if n.digest == digest]

@@ -13,8 +13,7 @@ from pipeline.oci.document import OCI_MANIFEST, Document, read_document
 from pipeline.oci.reference import parse_reference
 from pipeline.registry.client import Access, Client
 from pipeline.registry.repository import Repository
-from pipeline.registry.transfer import LocalBlob
-from pipeline.registry.upload import Way, push_blob
+from pipeline.registry.upload import LocalBlob, Way, push_blob
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
 

@@ -16,7 +16,7 @@ from pipeline.log import NoBar
 from pipeline.oci.document import Descriptor, read_document
 from pipeline.oci.reference import parse_reference
 from pipeline.registry.client import Access, Client
-from pipeline.registry.download import check_blob, pull_blob, read_blob
+from pipeline.registry.download import check_blob, pull_blob
 from pipeline.registry.pull import plan_pull
 from pipeline.registry.referrers import referrers
 from pipeline.registry.repository import Repository
@@ -62,7 +62,7 @@ ASKS: dict[str, Callable[[Repository, Path], object]] = {
     "tags": lambda repository, _: repository.tags(),
     "manifest": lambda repository, _: repository.manifest("v1"),
     "referrers": lambda repository, _: referrers(repository, BLOB.digest),
-    "small blob": lambda repository, _: read_blob(repository, BLOB, 9999),
+    "small blob": lambda repository, _: repository.read_blob(BLOB, 9999),
     "checked blob": lambda repository, _: check_blob(repository, BLOB, NoBar()),
     "pulled blob": lambda repository, path: pull_blob(repository, BLOB, path, NoBar()),
     "upload": lambda repository, _: push_blob(repository, blob_of(DATA), NoBar()),

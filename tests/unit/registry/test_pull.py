@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, StoreUnwritable
 from pipeline.oci.document import Document
 from pipeline.oci.reference import parse_reference
-from pipeline.registry.download import pull_blob, read_blob
+from pipeline.registry.download import pull_blob
 from pipeline.registry.pull import (
     plan_pull,
     pull_into,
@@ -335,16 +335,16 @@ def test_a_small_blob_is_read_into_memory_and_checked(
     repository: Repository, image: Document, door: Door
 ) -> None:
     layer = image.layers[0]
-    assert read_blob(repository, layer, 5000) == LAYER
+    assert repository.read_blob(layer, 5000) == LAYER
     with pytest.raises(RegistryBroken, match="more than"):
-        read_blob(repository, layer, 4999)
+        repository.read_blob(layer, 4999)
     for body in (LAYER[:-1] + b"x", LAYER + b"x", b""):
         door.fail("GET", layer.digest, with_body(body))
         with pytest.raises(RegistryBroken):
-            read_blob(repository, layer, 5000)
+            repository.read_blob(layer, 5000)
     gone = layer.model_copy(update={"digest": digest_of(b"gone")})
     with pytest.raises(NotInRegistry):
-        read_blob(repository, gone, 5000)
+        repository.read_blob(gone, 5000)
 
 
 def test_a_link_or_file_in_the_folders_place_is_refused(

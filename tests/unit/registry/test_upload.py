@@ -7,11 +7,9 @@ import pytest
 
 from pipeline.errors import PipelineError, RegistryBroken, RegistryUnreachable, StoreDamaged
 from pipeline.log import NoBar
-from pipeline.registry import transfer as local
 from pipeline.registry import upload
 from pipeline.registry.repository import Repository
-from pipeline.registry.transfer import LocalBlob
-from pipeline.registry.upload import has_blob, push_blob
+from pipeline.registry.upload import LocalBlob, push_blob
 from tests.testbed.oci_door import Door, Reply, cut, drop, lose_answer, oci_door, status
 from tests.testbed.oci_door import changed as changed_answer
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
@@ -25,7 +23,7 @@ DATA = random.Random(2).randbytes(10 * KB - 1) + b"."  # the same in every run
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "CHUNK_BYTES", 4 * KB)
     monkeypatch.setattr(upload, "SMALL_CHUNK_BYTES", KB)
-    monkeypatch.setattr(local, "_PIECE_BYTES", KB)
+    monkeypatch.setattr(upload, "_PIECE_BYTES", KB)
 
 
 class CountingBar:
@@ -309,9 +307,9 @@ def test_a_blob_that_is_there_with_another_size_is_a_contradiction(
     repository: Repository, tiny: TinyRegistry
 ) -> None:
     tiny.blobs[NAME, digest_of(DATA)] = DATA
-    assert has_blob(repository, digest_of(DATA), len(DATA))
+    assert repository.has_blob(digest_of(DATA), len(DATA))
     with pytest.raises(RegistryBroken, match="bytes"):
-        has_blob(repository, digest_of(DATA), len(DATA) + 1)
+        repository.has_blob(digest_of(DATA), len(DATA) + 1)
 
 
 @pytest.mark.parametrize("seed", range(20))
