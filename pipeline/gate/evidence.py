@@ -30,6 +30,7 @@ from pipeline.model import Digest, Frozen, canonical_json
 from pipeline.store.store import Store, read_own
 
 GateKind = Literal["smem", "numerics", "patches", "arch"]
+# The order in which they are run, and in which files list them.
 _ORDER = ("smem", "numerics", "patches", "arch")
 _FAILURES: dict[GateKind, type[PipelineError]] = {
     "smem": GateFailed,

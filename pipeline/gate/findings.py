@@ -24,8 +24,11 @@ from pipeline.gate.smem.run import worker_digest
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
 
+# Left out of evidence: the same findings must give the same bytes, whenever they are made.
 _TIMES = {"seconds", "cached"}
+# Up to so many objects that one line of arch.yaml accepts are listed one by one.
 _FEW = 8
+# What a patch's state means for a build that holds it; every other state is a failure.
 _STATES: dict[str, CaseVerdict] = {"needed": "passed", "unknown": "unknown"}
 
 

@@ -57,6 +57,7 @@ State = Literal[
     "wrong",
     "unknown",
 ]
+# Each version is a wheel to fetch and every case of the patch to compile.
 MOST_VERSIONS = 40
 
 

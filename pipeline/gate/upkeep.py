@@ -32,6 +32,7 @@ from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_image_record
 from pipeline.store.upkeep import StoreSection
 
+# Kernels are kept by their content, so no lock leads to them: they go by their age.
 _KERNEL_AGE_S = 90 * 24 * 3600
 _PARTS = {
     "gate environments": "gate/environments",

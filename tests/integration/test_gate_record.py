@@ -69,8 +69,8 @@ def test_other_cards_are_judged_too(big_store: Path, arch: str) -> None:
     result = json.loads(
         run_sm120(big_store, "gate", "run", "sglang-k2", "--arch", arch, "--json").stdout
     )["smem"]
-    message = {c["name"]: c["verdict"] for c in result["cases"]}
-    assert message["extend-mla-576-512"] == "passed"
+    verdicts = {c["name"]: c["verdict"] for c in result["cases"]}
+    assert verdicts["extend-mla-576-512"] == "passed"
 
 
 def test_the_assembler_of_triton_3_5_does_not_know_sm_121(big_store: Path) -> None:

@@ -6,20 +6,24 @@ import re
 import struct
 from dataclasses import dataclass
 
+# Field by field as in the ELF specification (elf.h). What NVIDIA puts into a cubin is documented
+# nowhere: it is as ptxas 12.8 to 13.4 write it.
 MAGIC = b"\x7fELF"
 HEAD_BYTES = 64
 EM_CUDA = 190
 # 64 bits, little-endian: the only kind that is or carries CUDA code
 MAGIC64 = MAGIC + b"\x02\x01\x01"
 
+# the seventh byte is the ABI of the operating system, the eighth its version
 _OLD_CUBIN = MAGIC64 + b"\x33\x07"
 _NEW_CUBIN = MAGIC64 + b"\x41\x08"
 _HEAD = struct.Struct("<16xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+# limits against files that are made to cost time and memory
 _MAX_SECTIONS = 100_000
 _MAX_NAMES_BYTES = 8 << 20
 _MAX_NAME_BYTES = 64
-_FIRST_WITH_VARIANTS = 90
+_FIRST_WITH_VARIANTS = 90  # `a` came with Hopper, `f` with Blackwell
 _NO_BYTES_IN_FILE = 8  # SHT_NOBITS
 # A cubin of the new ABI names its target only in the options that ptxas was called with.
 _OPTION = re.compile(rb"-arch sm_(\d{2,3})([af]?)[ \0]")

@@ -22,7 +22,8 @@ PTX, CUBIN, NVVM = 1, 2, 8
 _HEAD = struct.Struct("<8sQ")
 _ENTRY = struct.Struct("<HHIQ12xI8xQ16x")
 _ENTRY_VERSION = 0x0101
-_MAX_HEAD_BYTES = 1 << 20
+_MAX_HEAD_BYTES = 1 << 20  # compile options may follow the fixed part
+# `a`: for this card only; `f`: for its family (CUDA 12.9 and later)
 _ARCH_SPECIFIC = 1 << 20
 _FAMILY_SPECIFIC = 1 << 21
 _OLDEST, _NEWEST = 10, 999

@@ -15,9 +15,12 @@ from pipeline.gate.arch.forward_reader import ForwardReader
 Module = tuple[Target, ...]
 Opener = Callable[[], Iterator[bytes]]
 
+# nvcc -rdc=true puts code that is still to be linked into a section of its own.
 _UNLINKED = "__nv_relfatbin"
 _SECTIONS = (".nv_fatbin", _UNLINKED)
 _ALIGNMENT_BYTES = 64  # the most that a linker leaves between two fatbins
+# Limits against files that are made to cost time and memory; the largest library seen (cuFFT) has
+# 24,000 modules.
 _MAX_MODULES = 100_000
 _MAX_TARGETS = 200_000
 _MAX_LOOKS = 200_000
@@ -25,6 +28,7 @@ _MAX_SECTIONS = 16
 _MAX_CUBIN_BYTES = 64 << 20
 _MAX_NOTES_BYTES = 4 << 20
 _NAMES_NEAR_BYTES = 1 << 16  # linkers put the names right before the section headers
+# Some files named .so are text that tells the linker where to look.
 _TEXT_HEADS = (b"/* GNU ld script", b"INPUT", b"GROUP", b"OUTPUT_FORMAT")
 
 

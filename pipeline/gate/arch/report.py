@@ -26,6 +26,7 @@ from pipeline.store.store import Store
 # Names that promise an object, and names that only might: those are asked for their first bytes.
 _OBJECT = re.compile(r"\.so(\.\d+)*$|\.(cubin|fatbin)$")
 _PERHAPS = re.compile(r"\.so\.|\.o$")
+# A wrong variant cannot be accepted: arch.yaml itself demands the right one.
 _FAILING = (Verdict.UNREADABLE, Verdict.NO_KERNEL_IMAGE, Verdict.WRONG_VARIANT)
 _FORGIVABLE = (Verdict.UNREADABLE, Verdict.NO_KERNEL_IMAGE)
 

@@ -28,6 +28,8 @@ class Verdict(Enum):
     UNREADABLE = "unreadable"
     NO_KERNEL_IMAGE = "no kernel image"
     WRONG_VARIANT = "wrong variant"
+    # It starts, but late: the driver compiles every kernel at first, and needs to be as new as the
+    # toolkit that wrote the PTX (https://github.com/NVIDIA/nvbandwidth/issues/61).
     JIT = "jit"
     RUNS = "runs"
     NO_CUDA_CODE = "no CUDA code"

@@ -25,7 +25,7 @@ from pipeline.gate.sandbox.start import BARRIERS
 from pipeline.model import Frozen
 
 START = Path(__file__).with_name("start.py")
-_PROBE_S = 30.0
+_PROBE_S = 30.0  # a machine under load takes seconds; one that hangs must not hang the gate
 _PR_SET_DUMPABLE = 4
 _KINDS: tuple[Literal["namespaces", "restrictions"], ...] = ("namespaces", "restrictions")
 

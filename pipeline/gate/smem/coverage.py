@@ -17,6 +17,7 @@ from pathlib import Path
 from pipeline.gate.smem.results import Coverage, Kernel
 from pipeline.model import Frozen, canonical_json, sha256_of
 
+# Parsing takes far longer than searching: only files that can matter are parsed.
 _MENTIONS_JIT = re.compile(r"^\s*@(\w+\.)*jit\b", re.M)
 _COMPILERS = ("triton", "gluon")
 _LONGEST_WAY = 5  # of a name through modules that pass it on

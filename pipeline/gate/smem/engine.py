@@ -22,6 +22,7 @@ from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import FileRow
 from pipeline.spec.image import PatchSpec
 
+# Part of every tree's key: raised when the same wheel is unpacked differently.
 FORMAT = 1
 # What importing and choosing block sizes reads: code, tables of tuned configurations, and sources
 # of kernels that are compiled at run time, whose folders some modules look for.
@@ -29,7 +30,7 @@ _KEPT_SUFFIXES = (
     *(".py", ".json", ".yaml", ".yml", ".toml", ".txt", "METADATA"),
     *(".cu", ".cuh", ".h", ".hpp", ".cpp", ".cc"),
 )
-_LARGEST_BYTES = 4 << 20
+_LARGEST_BYTES = 4 << 20  # larger ones are bundled data
 
 
 @dataclass(frozen=True)

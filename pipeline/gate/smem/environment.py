@@ -42,6 +42,7 @@ _BASE_WHEELS = (
 )
 # Of torch: its linear algebra on GPUs, which it loads only when that is called.
 _LEFT_OUT_FILES = ("libtorch_cuda_linalg.so",)
+# For compiling C++ and CUDA against torch, and for profiling: nothing that a gate does.
 _LEFT_OUT_SUFFIXES = (".a", ".h", ".hpp", ".cuh", ".cuinc", ".cmake")
 _LEFT_OUT_FOLDERS = ("/cupti/", "/cupti-blackwell/", "torch/test/")
 _TRIPLES = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
@@ -87,12 +88,14 @@ class Environment:
         paths = f"{self.folder / 'stubs'}:{system}"
         python = self.folder / "root" / "usr" / "bin" / f"python{self.facts.python}"
         loader = [str(system / _LINKERS[architecture]), "--library-path", paths]
+        # -S: site.py would look for the image's folders, which are not here
         return [*loader, str(python), "-S", *args]
 
     def variables(self) -> dict[str, str]:
         return {
             "PYTHONHOME": str(self.folder / "root" / "usr"),
             "PYTHONPATH": str(self.folder / "site"),
+            # sets have the same order in every run
             "PYTHONHASHSEED": "0",
         }
 
@@ -100,7 +103,7 @@ class Environment:
 def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str]) -> Environment:
     """The environment of an image on this machine; made once, then taken by its key."""
     for name in ("triton", "torch"):
-        wheel_layer(plan, name)
+        wheel_layer(plan, name)  # an error where the image has none
     locked = {pin.name: pin for pin in plan.lock.wheels}
     wanted = [locked[n] for n in sorted({*_BASE_WHEELS, *wheels}) if n in locked]
     same = context.host == plan.platform

@@ -33,12 +33,14 @@ from pipeline.store.store import Store
 WORKER = Path(__file__).parent.with_name("worker")
 # From the start of a process to its first case: importing torch, Triton and the engine's parts.
 START_S = 180.0
+# How often a worker's answers are read again; cases take seconds.
 _LOOK_EVERY_S = 0.05
 # The longest real answers, with thousands of kernels, are a few megabytes.
 _MOST_BYTES = 128 << 20
 _MOST_LINE_BYTES = 16 << 20
 # A worker takes a few seconds to import torch; more cases to one make the last one's wait longer.
 CASES_A_WORKER = 24
+# A name like `forward` is in many modules; more places than these help nobody.
 _MOST_PLACES = 3
 
 
@@ -242,7 +244,9 @@ def _one_process(
 
 def _variables(target: GateTarget, work: Path, *, interpret: bool) -> dict[str, str]:
     """Everything that a worker's environment holds."""
+    # Triton writes its cache below TRITON_HOME and C sources to TMPDIR
     homes = dict.fromkeys(("HOME", "TMPDIR", "TRITON_HOME"), str(work))
+    # one thread each: there is a worker for every core
     fixed = {"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
     variables = {**target.environment.variables(), **homes, **fixed}
     return {**variables, "TRITON_INTERPRET": "1"} if interpret else variables

@@ -126,6 +126,7 @@ def _choice(
 def _resident(record: Record, card: Card) -> int:
     """How many blocks a multiprocessor can hold at once."""
     threads = 32 * (record.num_warps or 4)
+    # the driver takes a kilobyte for each block, and hands out registers in eights
     by_shared = card.shared_bytes_per_sm // ((record.shared_bytes or 0) + 1024)
     registers = -(-(record.registers or 1) // 8) * 8
     by_registers = card.registers_per_sm // (threads * registers)

@@ -51,6 +51,7 @@ def prepare_vllm(card: Json) -> None:
     platforms._current_platform = Card()
 
 
+# By package; sglang asks torch alone, which `card` has prepared.
 PREPARE = {"vllm": prepare_vllm}
 
 

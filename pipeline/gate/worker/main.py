@@ -26,6 +26,8 @@ def main(job_path: str, answers_path: str) -> None:
     judge = interpreting(card) if job["interpret"] else compiling(card, job["cache"])
     stand_ins = StandIns(job["absent"])
     bare = BarePackages(job["engine"], job["bare"])
+    # bare packages before Python's own finders, which would run their __init__.py; stand-ins after
+    # them, for what they do not find
     sys.meta_path.insert(0, bare)
     sys.meta_path.append(stand_ins)
     prepare = PREPARE.get(job["package"])

@@ -52,6 +52,7 @@ def _judge(case: Json, package: str, launches: list[Json]) -> Json:
         import torch
 
         wanted = case["numerics"]
+        # the same inputs in every run, so that an answer can be kept
         torch.manual_seed(wanted["seed"])
         function, made = prepare(case, package)
         # before the call, which may write to its inputs

@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import Stopped
 
+# The largest finite float8_e4m3fn (OCP 8-bit Floating Point Specification).
 _LARGEST_E4M3 = 448.0
 _SMALLEST_SCALE = 1e-12
 

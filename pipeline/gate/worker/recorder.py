@@ -35,6 +35,7 @@ class Recorder:
 
         driver.set_active(compiling_driver(self.card))
         driver._default = driver._active
+        # modules take `compile` by three names, depending on how they import Triton
         self._real = triton.compiler.compiler.compile
         for place in (triton.compiler.compiler, triton.compiler, triton):
             place.compile = self.compile

@@ -77,6 +77,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec: Any) -> types.ModuleType:
         module = types.ModuleType(spec.name)
         module.__path__ = []
+        # engines compare versions while they are imported, and want a new one
         module.__version__ = "9999"  # type: ignore[attr-defined]
 
         def missing(name: str) -> Any:
