@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -17,6 +16,7 @@ from pipeline.host.facts.gather import gather
 from pipeline.host.facts.model import Gpu, HostFacts
 from pipeline.host.facts.redact import redact as redact_capture
 from pipeline.host.facts.source import read_capture
+from pipeline.host.probes.runner import read_rows
 from pipeline.host.rules.issues import Finding, findings, match_lines, match_rules
 from pipeline.host.rules.judge import judge
 from pipeline.host.rules.outliers import find_outliers
@@ -155,7 +155,7 @@ def outliers(files: tuple[Path, ...], checks: tuple[Path, ...], as_json: bool) -
         raise FactsUnreadable("two of the files have the same name", "Name each after its host.")
     if checks and len(checks) != len(files):
         raise FactsUnreadable(f"{len(files)} hosts, but {len(checks)} checks")
-    probes = {f.stem: _functions(c) for f, c in zip(files, checks, strict=False)}
+    probes = {f.stem: read_rows(c) for f, c in zip(files, checks, strict=False)}
     result = find_outliers(hosts, probes)
     if as_json:
         say_json(result.model_dump())
@@ -169,18 +169,6 @@ def outliers(files: tuple[Path, ...], checks: tuple[Path, ...], as_json: bool) -
     if result.outliers:
         first = result.outliers[0]
         raise HostOutlier(f"{first.subject}: {first.field} is {first.value}, not {first.others}")
-
-
-def _functions(path: Path) -> dict[str, object]:
-    """The function tests of a saved check, or their bare result."""
-    try:
-        value = json.loads(path.read_bytes())
-        tests = value.get("functions", value)
-        assert isinstance(tests, dict)
-        assert isinstance(tests["rows"], list)
-    except (OSError, ValueError, RecursionError, AssertionError, KeyError, AttributeError) as error:
-        raise FactsUnreadable(f"{path}: is not a result of `host check --json`") from error
-    return tests
 
 
 @click.command("doctor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from pipeline import proc
 from pipeline.errors import FactsUnreadable, ProbeUnstarted
@@ -76,6 +77,16 @@ def parse_report(data: bytes, name: str) -> ProbeReport:
     except (ValidationError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise FactsUnreadable(f"{name}: not a report of the function tests: {reason}") from error
+
+
+def read_rows(path: Path) -> list[ProbeRow]:
+    """The function tests of a saved `host check --json`, or of a report of theirs alone."""
+    try:
+        value = json.loads(path.read_bytes())
+        tests = value.get("functions", value)
+        return TypeAdapter(list[ProbeRow]).validate_python(tests["rows"])
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise FactsUnreadable(f"{path}: is not a result of `host check --json`") from error
 
 
 def run_probes(

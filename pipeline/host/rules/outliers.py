@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median, median_low
 from typing import Any
 
 from pipeline.host.facts.model import SAME_MEMORY, HostFacts
+from pipeline.host.probes.runner import ProbeRow
 from pipeline.host.rules.verdict import gpus_of
 from pipeline.known import Unknown
 from pipeline.model import Frozen
@@ -49,7 +50,7 @@ class Comparison(Frozen):
 
 
 def find_outliers(
-    hosts: Mapping[str, HostFacts], probes: Mapping[str, dict[str, Any]] | None = None
+    hosts: Mapping[str, HostFacts], probes: Mapping[str, Sequence[ProbeRow]] | None = None
 ) -> Comparison:
     """Cards against cards of the same name, hosts against hosts with the same cards."""
     settings: Observations = {}
@@ -59,7 +60,7 @@ def find_outliers(
         _observe(settings, name, facts)
         for field in _HOST_NEARLY:
             nearly.setdefault((_kind(facts), field), {})[name] = _at(facts, field)
-        for key, value in _measured((probes or {}).get(name, {})):
+        for key, value in _measured((probes or {}).get(name, ())):
             measured.setdefault((_kind(facts), key), {})[name] = value
     outliers: list[Outlier] = []
     unjudged: list[str] = []
@@ -94,15 +95,14 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-def _measured(probe: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def _measured(rows: Sequence[ProbeRow]) -> Iterator[tuple[str, float]]:
     """Numbers of function tests by row, so that larger is worse: rates become seconds per GB."""
-    for row in probe.get("rows", []):
-        numbers = row.get("measured", {})
-        name = f"{row['check']} {row['subject']}"
-        if row["check"] == "latency" and "in_a_row_us" in numbers:
+    for row in rows:
+        numbers, name = row.measured, f"{row.check} {row.subject}"
+        if row.check == "latency" and "in_a_row_us" in numbers:
             yield name, float(numbers["in_a_row_us"])
         rate = numbers.get("bus_gb_per_s") or numbers.get("gb_per_s")
-        if row["check"] in ("copy", "bandwidth") and rate:
+        if row.check in ("copy", "bandwidth") and rate:
             yield f"{name} (s/GB)", 1.0 / float(rate)
 
 

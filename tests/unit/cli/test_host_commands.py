@@ -117,8 +117,10 @@ def test_checks_of_a_fleet_are_compared_too(sm120: Command, tmp_path: Path, good
     assert ended.error == "HostOutlier"
     assert "n2" in ended.out
     deep = keep(tmp_path / "deep.json", "[" * 100_000)
-    for wrong in (files[0], deep):
-        assert sm120("host", "outliers", *files, "--checks", wrong).error == "FactsUnreadable"
+    odd = keep(tmp_path / "odd.json", json.dumps({"functions": {"rows": [1]}}))
+    for wrong in (files[0], deep, odd):
+        given = [x for c in (*checks[:2], wrong) for x in ("--checks", c)]
+        assert sm120("host", "outliers", *files, *given).error == "FactsUnreadable"
 
 
 def test_the_doctor_names_cause_and_fix(sm120: Command, tmp_path: Path) -> None:

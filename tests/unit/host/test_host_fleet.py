@@ -9,6 +9,7 @@ import pytest
 from pipeline.host.facts.drift import compare
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.facts.source import Capture
+from pipeline.host.probes.runner import ProbeRow
 from pipeline.host.rules.outliers import find_outliers
 from pipeline.known import Unknown, unknown
 from tests.unit.host.machines import ACS_ON, blackwell, changed, facts, h200
@@ -167,18 +168,15 @@ def test_hosts_with_other_cards_are_no_equals() -> None:
     assert [o for o in find_outliers(hosts).outliers if o.subject == "small"] == []
 
 
-def probe(latency: float, rate: float = 40.0) -> dict[str, Any]:
-    return {
-        "rows": [
-            {
-                "check": "latency",
-                "subject": "4 ranks, 32 KiB",
-                "measured": {"in_a_row_us": latency},
-            },
-            {"check": "bandwidth", "subject": "4 ranks", "measured": {"bus_gb_per_s": rate}},
-            {"check": "all_reduce", "subject": "4 ranks", "measured": {}},
-        ]
-    }
+def probe(latency: float, rate: float = 40.0) -> list[ProbeRow]:
+    def row(check: str, subject: str, **measured: float) -> ProbeRow:
+        return ProbeRow(check=check, subject=subject, verdict="passed", why="", measured=measured)
+
+    return [
+        row("latency", "4 ranks, 32 KiB", in_a_row_us=latency),
+        row("bandwidth", "4 ranks", bus_gb_per_s=rate),
+        row("all_reduce", "4 ranks"),
+    ]
 
 
 def test_the_slow_node_is_found_by_what_was_measured() -> None:
