@@ -36,11 +36,11 @@ def is_plain_error(ended: Ended, error: str) -> bool:
     return ended.error == error and ended.out == "" and says_it and "Traceback" not in ended.err
 
 
-@pytest.mark.parametrize("words", [["bild"], ["build", "--fast"], ["store", "empty"], ["load"]])
+@pytest.mark.parametrize("args", [["bild"], ["build", "--fast"], ["store", "empty"], ["load"]])
 def test_a_misspelt_command_is_answered_without_a_traceback(
-    sm120: Command, words: list[str]
+    sm120: Command, args: list[str]
 ) -> None:
-    ended = sm120(*words)
+    ended = sm120(*args)
     assert ended.code == 2
     assert "Usage:" in ended.err
     assert "Traceback" not in ended.err
@@ -230,9 +230,9 @@ def test_a_reader_that_goes_away_is_no_failure_to_speak_of() -> None:
     assert child.stdout is not None
     assert child.stderr is not None
     child.stdout.close()
-    said = child.stderr.read()
+    output = child.stderr.read()
     child.stderr.close()
-    assert (child.wait(), said) == (141, b"")
+    assert (child.wait(), output) == (141, b"")
 
 
 def test_nobody_listening_to_progress_is_no_failure(
@@ -271,11 +271,11 @@ def test_sources_shows_no_password(sm120: Command, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SM120_DEBIAN_MIRROR", f"http://me:{SECRET}@deb.example.invalid/debian")
     pip = f":env:.proxy='me:{SECRET}@proxy.example.invalid:3128'"
     monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: pip)
-    found = sm120("image", "sources", "--json")
-    assert SECRET not in found.out + sm120("image", "sources").out
-    assert found.json["proxy"] == "***@proxy.example.invalid:3128"
-    assert found.json["mirrors"] == ["http://***@mirror.example.invalid", "/folder"]
-    assert len(found.json["indexes"]) == 2
+    shown = sm120("image", "sources", "--json")
+    assert SECRET not in shown.out + sm120("image", "sources").out
+    assert shown.json["proxy"] == "***@proxy.example.invalid:3128"
+    assert shown.json["mirrors"] == ["http://***@mirror.example.invalid", "/folder"]
+    assert len(shown.json["indexes"]) == 2
 
 
 @pytest.mark.parametrize("what", ["image", "series"])
@@ -392,5 +392,5 @@ def test_locks_of_images_on_one_another_are_made_in_order(
 
 def test_the_store_option_wins_over_the_variable(sm120: Command, tmp_path: Path) -> None:
     open_store(tmp_path / "mine")
-    found = sm120("--store", tmp_path / "mine", "store", "show", "--json").json
-    assert found["root"] == str(tmp_path / "mine")
+    shown = sm120("--store", tmp_path / "mine", "store", "show", "--json").json
+    assert shown["root"] == str(tmp_path / "mine")

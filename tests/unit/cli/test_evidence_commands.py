@@ -61,8 +61,8 @@ def test_with_a_key_an_image_is_recorded_signed_published_and_verified(
     assert done["evidence"] == "signed"
     assert len(done["attached"]) == 6
     for name in (f"{at}:v1", f"{at}@{built}", f"{at}:v1@{built}"):
-        found = sm120("verify", name, "--json")
-        assert (found.code, found.json["verdict"]) == (0, "valid"), found.err
+        verified = sm120("verify", name, "--json")
+        assert (verified.code, verified.json["verdict"]) == (0, "valid"), verified.err
     deep = sm120("verify", f"{at}:v1", "--deep", "--platform", "linux/amd64")
     assert "every byte read" in deep.out
     sm120("registry", "pull", f"{at}:v1", tmp_path / "out", "--evidence")
@@ -117,8 +117,10 @@ def test_a_machine_that_cannot_remember_verifies_and_says_so(
     place = f"{door.host_port}/{PLACE}:v1"
     sm120("publish", "tiny", place, *key_in(tmp_path))
     (tmp_path / "file").write_text("no folder")
-    said = sm120("--store", tmp_path / "file" / "store", "verify", place)
-    assert (said.code, "nothing new is remembered of this tag" in said.err) == (0, True), said.err
+    verified = sm120("--store", tmp_path / "file" / "store", "verify", place)
+    assert (verified.code, "nothing new is remembered of this tag" in verified.err) == (0, True), (
+        verified.err
+    )
 
 
 def test_a_store_that_cannot_be_written_still_knows_what_it_saw(
@@ -143,12 +145,12 @@ def test_without_a_key_it_says_what_is_missing(
     built: str, sm120: Command, door: Door, tmp_path: Path
 ) -> None:
     at = f"{door.host_port}/{PLACE}"
-    said = sm120("publish", "tiny", f"{at}:v1")
-    assert (said.code, "has no signed statements" in said.err) == (0, True)
+    published = sm120("publish", "tiny", f"{at}:v1")
+    assert (published.code, "has no signed statements" in published.err) == (0, True)
     assert sm120("verify", f"{at}:v1").error == "EvidenceIncomplete"
     sm120("evidence", "make", "tiny", *key_in(tmp_path))
-    said = sm120("publish", "tiny", f"{at}:v1")
-    assert "the tag of tiny is not signed" in said.err
+    published = sm120("publish", "tiny", f"{at}:v1")
+    assert "the tag of tiny is not signed" in published.err
     assert sm120("verify", f"{at}:v1").error == "EvidenceIncomplete"
     assert sm120("verify", f"{at}@{built}").code == 0
     bare = sm120("publish", "tiny", f"{at}-bare:v1", "--no-evidence", "--json")
@@ -182,9 +184,9 @@ def test_forced_past_its_gates_an_image_says_so_signed_and_is_never_valid(
     done = sm120("publish", "tiny", place, *force, *key_in(tmp_path), "--json").json
     kinds = [a["artifact_type"] for a in done["attached"]]
     assert kinds.count("application/vnd.sm120.ungated.v1+json") == 1
-    found = sm120("verify", place)
-    assert found.error == "EvidenceIncomplete"
-    assert found.out.count("no card here") == 3
+    verified = sm120("verify", place)
+    assert verified.error == "EvidenceIncomplete"
+    assert verified.out.count("no card here") == 3
 
 
 def test_a_series_without_patches_needs_no_proof_of_them(
@@ -250,11 +252,11 @@ def test_a_statement_alone_is_judged_but_never_valid(
 def test_a_statement_beside_its_file_is_judged_with_it(
     trust: Path, sm120: Command, tmp_path: Path
 ) -> None:
-    report, predicate = tmp_path / "report.md", tmp_path / "said.json"
+    report, predicate = tmp_path / "report.md", tmp_path / "predicate.json"
     report.write_text("# Numbers\n")
     predicate.write_text(json.dumps({"title": "Numbers", "numbers": [], "runs": []}))
-    said = ("--type", "report", "--predicate", predicate, *key_in(tmp_path))
-    path = sm120("evidence", "attest", report, *said).out.strip()
+    options = ("--type", "report", "--predicate", predicate, *key_in(tmp_path))
+    path = sm120("evidence", "attest", report, *options).out.strip()
     assert sm120("verify", path).code == sm120("verify", report).code == 0
     report.write_text("# Other numbers\n")
     assert sm120("verify", path).error == "EvidenceBroken"
@@ -355,6 +357,6 @@ def test_weights_signed_by_a_stranger_or_judged_without_trust_are_not_valid(
 def test_all_sets_of_a_hub_cache_are_judged(trust: Path, sm120: Command, tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_set(tmp_path / "hub", SMALL, {}, hub_cache=True, name=name, repository=f"org/{name}")
-    found = sm120("verify", tmp_path / "hub", "--deep", "--json")
-    assert found.error == "EvidenceUnsigned"
-    assert len(json.loads(found.out)["children"]) == 2
+    verified = sm120("verify", tmp_path / "hub", "--deep", "--json")
+    assert verified.error == "EvidenceUnsigned"
+    assert len(json.loads(verified.out)["children"]) == 2

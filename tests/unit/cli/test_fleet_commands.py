@@ -29,8 +29,8 @@ NOTHING = {
 
 def test_what_the_user_says_reaches_ansible_word_by_word(tmp_path: Path) -> None:
     given = {**NOTHING, "inventories": ("a", "b"), "limit": "gpu", "extra_vars": ("x=1 y=2",)}
-    words = fleet_of(given).arguments()
-    assert words == [
+    arguments = fleet_of(given).arguments()
+    assert arguments == [
         *("--inventory", "a", "--inventory", "b", "--extra-vars", "x=1 y=2", "--limit", "gpu")
     ]
 
@@ -51,9 +51,9 @@ def test_the_password_for_ansible_lies_in_a_closed_file_and_is_gone_after(tmp_pa
     file = tmp_path / "secret"
     file.write_text("from file\n")
     fleet = fleet_of({**NOTHING, "inventories": ("a",), "become_password_file": file})
-    with fleet.password_files() as words:
-        path = Path(words[1])
-        assert words[0] == "--become-password-file"
+    with fleet.password_files() as arguments:
+        path = Path(arguments[1])
+        assert arguments[0] == "--become-password-file"
         assert path.stat().st_mode & 0o077 == 0
         assert path.read_text() == "from file\n"
     assert not path.exists()
@@ -67,9 +67,11 @@ def test_every_password_that_is_typed_reaches_ansible_and_our_own_connection(
     fleet = fleet_of({**NOTHING, **asked, "inventories": ("a",), "vault_ids": ("site@x",)})
     assert fleet.arguments()[-2:] == ["--vault-id", "site@x"]
     assert "typed" not in repr(fleet)
-    with fleet.password_files() as words:
-        said = {n: Path(p).read_text() for n, p in zip(words[::2], words[1::2], strict=True)}
-    assert said == {
+    with fleet.password_files() as arguments:
+        passwords = {
+            n: Path(p).read_text() for n, p in zip(arguments[::2], arguments[1::2], strict=True)
+        }
+    assert passwords == {
         "--connection-password-file": "typed SSH password\n",
         "--become-password-file": "typed sudo password\n",
         "--vault-password-file": "typed Vault password\n",
@@ -78,14 +80,14 @@ def test_every_password_that_is_typed_reaches_ansible_and_our_own_connection(
     assert (to.password, to.become_password) == ("typed SSH password", "typed sudo password")
 
 
-@pytest.mark.parametrize(("body", "code"), [("echo said", 0), ("exit 3", 2)])
+@pytest.mark.parametrize(("body", "code"), [("echo secret", 0), ("exit 3", 2)])
 def test_a_program_may_stand_in_the_place_of_a_password_file(
     sm120: Command, tmp_path: Path, body: str, code: int
 ) -> None:
     program(tmp_path, "ask", body)
     given = {**NOTHING, "inventories": ("a",), "connection_password_file": tmp_path / "ask"}
     if code == 0:
-        assert fleet_of(given).secrets.ssh == "said"
+        assert fleet_of(given).secrets.ssh == "secret"
         return
     ended = sm120("host", "verify", "-i", "a", "--connection-password-file", tmp_path / "ask")
     assert ended.code == code
@@ -142,11 +144,11 @@ def test_what_ansible_knows_by_vault_and_environment_is_handed_on(
     ):
         (to,) = [p.connection for p in promised]
     with (
-        pytest.raises(FleetUnready, match="vault") as found,
+        pytest.raises(FleetUnready, match="vault") as caught,
         promises_of(Checkout(ROOT), fleet.arguments()),
     ):
         pass
-    assert "--ask-vault-pass" in found.value.hint
+    assert "--ask-vault-pass" in caught.value.hint
     assert (to.user, to.key, to.port) == ("ops", "/keys/ops", 0)
     assert (to.password, to.become_password) == ("of ssh", "of sudo")
     assert to.arguments.split() == ["-o", "StrictHostKeyChecking=no"]
@@ -194,8 +196,8 @@ def test_a_rollback_plays_its_own_playbook_and_says_what_the_next_provision_does
 ) -> None:
     played: list[list[str]] = []
 
-    def play(checkout: object, name: str, words: list[str]) -> int:
-        played.append([name, *words])
+    def play(checkout: object, name: str, arguments: list[str]) -> int:
+        played.append([name, *arguments])
         return 0 if len(played) < 3 else 2
 
     monkeypatch.setattr("pipeline.cli.host.provision.stream_playbook", play)
@@ -256,8 +258,8 @@ def test_work_on_the_gpus_is_ended_only_where_the_user_says_so(
 
     monkeypatch.setattr("pipeline.cli.host.provision.stream_playbook", stream)
     monkeypatch.setattr("pipeline.cli.host.provision._require_lock", lambda _: None)
-    words = ["--even-if-busy"] if busy else []
-    ended = sm120("--checkout", ROOT, "host", "provision", "-i", tmp_path / "hosts.yml", *words)
+    options = ["--even-if-busy"] if busy else []
+    ended = sm120("--checkout", ROOT, "host", "provision", "-i", tmp_path / "hosts.yml", *options)
     assert ended.error == "ProvisionFailed"
     variables = [json.loads(x) for x in seen if x.startswith("{")]
     assert [v.get("reboot_even_if_busy") for v in variables] == ["true" if busy else None]

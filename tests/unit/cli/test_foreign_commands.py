@@ -26,19 +26,19 @@ from tests.unit.support import AMD64, Command, write_spec
 
 @pytest.fixture
 def image(tiny: TinyRegistry) -> ForeignImage:
-    found = foreign_image(system_layer(), layer_of(Thing("etc/more", b"more")))
-    found.put(tiny)
-    return found
+    image = foreign_image(system_layer(), layer_of(Thing("etc/more", b"more")))
+    image.put(tiny)
+    return image
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, tiny: TinyRegistry, image: ForeignImage) -> Checkout:
     """One spec on an index of that image, not locked yet."""
     (tmp_path / "lockfiles").mkdir()
-    found = Checkout(tmp_path)
+    checkout = Checkout(tmp_path)
     digest = put_index(tiny, index_of((image, "linux/amd64")))
     write_spec(
-        found,
+        checkout,
         {
             "name": "mine",
             "summary": "a file of ours on a foreign base",
@@ -47,8 +47,8 @@ def checkout(tmp_path: Path, tiny: TinyRegistry, image: ForeignImage) -> Checkou
             "files": [{"from": "tool", "to": "/opt/tool"}],
         },
     )
-    (found.folder("mine") / "tool").write_text("new\n")
-    return found
+    (checkout.folder("mine") / "tool").write_text("new\n")
+    return checkout
 
 
 @pytest.fixture
@@ -71,15 +71,15 @@ def test_lock_plan_build_explain(
     assert [x["title"] for x in built.json[0]["layers"]] == [
         *("base layer 1", "base layer 2", "mine files")
     ]
-    said = sm120("image", "explain", "mine", "/etc/more")
-    assert f"from   the base image {REPOSITORY}@{image.digest}" in said.out
+    explained = sm120("image", "explain", "mine", "/etc/more")
+    assert f"from   the base image {REPOSITORY}@{image.digest}" in explained.out
     assert sm120("image", "lock", "mine", *place).out == "locked; nothing changed\n"
 
 
 def _pin(checkout: Checkout) -> BasePin:
-    found = read_lock(checkout.lock_path("mine", AMD64)).base_image
-    assert found is not None
-    return found
+    pin = read_lock(checkout.lock_path("mine", AMD64)).base_image
+    assert pin is not None
+    return pin
 
 
 @pytest.mark.usefixtures("at_door")

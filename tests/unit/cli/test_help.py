@@ -28,13 +28,13 @@ def paths(group: VerbGroup = cli, before: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def command_at(path: tuple[str, ...]) -> click.Command:
-    found: click.Command = cli
+    command: click.Command = cli
     for name in path:
-        assert isinstance(found, click.Group)
-        inner = found.get_command(click.Context(found), name)
+        assert isinstance(command, click.Group)
+        inner = command.get_command(click.Context(command), name)
         assert inner is not None
-        found = inner
-    return found
+        command = inner
+    return command
 
 
 PATHS = list(paths())
@@ -92,7 +92,7 @@ def test_one_word_names_one_thing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "incomplete", "expected"),
+    ("args", "incomplete", "expected"),
     [
         ([], "we", ["weights"]),
         ([], "p", ["plan", "publish"]),
@@ -102,10 +102,10 @@ def test_one_word_names_one_thing() -> None:
     ],
 )
 def test_a_shell_completes_commands_options_and_choices(
-    words: list[str], incomplete: str, expected: list[str]
+    args: list[str], incomplete: str, expected: list[str]
 ) -> None:
     shell = BashComplete(cli, {}, "sm120", "_SM120_COMPLETE")
-    assert [item.value for item in shell.get_completions(words, incomplete)] == expected
+    assert [item.value for item in shell.get_completions(args, incomplete)] == expected
 
 
 def test_completion_loads_only_the_command_that_is_completed() -> None:

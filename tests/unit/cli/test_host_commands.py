@@ -23,27 +23,27 @@ def good(tmp_path: Path) -> Path:
 
 
 def test_facts_are_said_and_written(sm120: Command) -> None:
-    words = sm120("host", "facts", "--root", H200)
-    assert words.code == 0
-    assert "NVIDIA H200" in words.out
-    found = json.loads(sm120("host", "facts", "--root", H200, "--json").out)
-    assert found["driver"]["version"] == "580.159.04"
-    assert found["gpus"][0]["bar1_bytes"] == 256 << 30
+    ended = sm120("host", "facts", "--root", H200)
+    assert ended.code == 0
+    assert "NVIDIA H200" in ended.out
+    facts = json.loads(sm120("host", "facts", "--root", H200, "--json").out)
+    assert facts["driver"]["version"] == "580.159.04"
+    assert facts["gpus"][0]["bar1_bytes"] == 256 << 30
 
 
 def test_facts_of_a_machine_without_cards_say_so(sm120: Command, tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
-    words = sm120("host", "facts", "--root", tmp_path / "tree")
-    assert words.code == 0
-    assert "no GPUs: not run: this is a copied tree" in words.out
+    ended = sm120("host", "facts", "--root", tmp_path / "tree")
+    assert ended.code == 0
+    assert "no GPUs: not run: this is a copied tree" in ended.out
 
 
 def test_a_capture_can_be_redacted(sm120: Command, tmp_path: Path) -> None:
     named = changed(h200(), files={"/etc/machine-id": "0123456789abcdef0123456789abcdef\n"})
     path = keep(tmp_path / "named.json", named)
-    said = sm120("host", "facts", "--root", path, "--capture", "--redact")
-    assert "0123456789abcdef" not in said.out
-    again = keep(tmp_path / "again.json", said.out)
+    capture = sm120("host", "facts", "--root", path, "--capture", "--redact")
+    assert "0123456789abcdef" not in capture.out
+    again = keep(tmp_path / "again.json", capture.out)
     assert sm120("host", "facts", "--root", again).code == 0
 
 
@@ -61,9 +61,9 @@ def test_a_good_host_passes_its_rules(sm120: Command, good: Path) -> None:
 def test_a_driver_too_old_is_named_with_its_issue(sm120: Command, good: Path) -> None:
     ended = sm120("host", "check", "--facts", "--root", good, "--cuda", "13.3", "--json")
     assert ended.error == "HostUnfit"
-    found = json.loads(ended.out)
-    assert found["verdict"] == "failed"
-    assert [f["issue"]["id"] for f in found["findings"]] == ["ptx-too-new"]
+    result = json.loads(ended.out)
+    assert result["verdict"] == "failed"
+    assert [f["issue"]["id"] for f in result["findings"]] == ["ptx-too-new"]
 
 
 def test_unknown_is_an_ending_of_its_own(sm120: Command) -> None:

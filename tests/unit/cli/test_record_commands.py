@@ -61,16 +61,16 @@ def test_record_then_verify_is_valid(desk: Desk) -> None:
     done = desk.record()
     assert done.code == 0, done.err
     assert "provenance" in done.out
-    found = desk.verify()
-    assert found.code == 0, found.err
-    assert found.out.splitlines()[0].endswith("  valid")
-    assert "pkg-1.0" not in found.out
+    verified = desk.verify()
+    assert verified.code == 0, verified.err
+    assert verified.out.splitlines()[0].endswith("  valid")
+    assert "pkg-1.0" not in verified.out
     assert "pkg-1.0" in desk.verify("--all").out
 
 
 def test_answers_can_be_had_as_json(desk: Desk) -> None:
-    said = desk.record("--json").json
-    assert {r["record"] for r in said["records"]} >= {"provenance", "gate-smem-sm_120"}
+    made = desk.record("--json").json
+    assert {r["record"] for r in made["records"]} >= {"provenance", "gate-smem-sm_120"}
     assert desk.verify("--json").json["verdict"] == "valid"
 
 
@@ -188,30 +188,30 @@ REPORT = {"title": "numbers", "numbers": [], "runs": []}
 
 
 def test_any_file_can_be_attested(desk: Desk) -> None:
-    file, said = desk.place / "report.txt", desk.place / "said.json"
+    file, predicate = desk.place / "report.txt", desk.place / "predicate.json"
     file.write_text("numbers")
-    said.write_text(json.dumps(REPORT))
-    attest = ("evidence", "attest", file, "--predicate", said, "--key", desk.key, "--type")
+    predicate.write_text(json.dumps(REPORT))
+    attest = ("evidence", "attest", file, "--predicate", predicate, "--key", desk.key, "--type")
     assert desk(*attest, "report").code == 0
     assert desk("verify", file, "--trust", desk.trust).code == 0
     file.write_text("other numbers")
     assert desk("verify", file, "--trust", desk.trust).error == "EvidenceBroken"
     assert desk(*attest, "provenance").code == 2
-    said.write_text(json.dumps({**REPORT, "more": 1}))
+    predicate.write_text(json.dumps({**REPORT, "more": 1}))
     assert desk(*attest, "report").error == "RecordInvalid"
 
 
 @pytest.mark.parametrize(("form", "mark"), [("cyclonedx", "CycloneDX"), ("spdx", "SPDX-2.3")])
 def test_a_bill_is_printed(desk: Desk, form: str, mark: str) -> None:
-    said = desk("evidence", "sbom", "engine", "--format", form)
-    assert mark in json.dumps(said.json)
+    bill = desk("evidence", "sbom", "engine", "--format", form)
+    assert mark in json.dumps(bill.json)
 
 
 def test_a_file_is_explained(desk: Desk) -> None:
     site = "/opt/venv/lib/python3.11/site-packages"
-    said = desk("image", "explain", "engine", f"{site}/pkg/code.py").out
-    assert "changed by a patch of engine" in said
-    assert "0001.patch" in said
+    explained = desk("image", "explain", "engine", f"{site}/pkg/code.py").out
+    assert "changed by a patch of engine" in explained
+    assert "0001.patch" in explained
     linked = desk("image", "explain", "engine", "/bin/tool")
     assert linked.out.startswith("/bin → usr/bin\n")
     assert desk("image", "explain", "engine", "/bin/tool", "--json").json["origin"] == "tool"
@@ -227,9 +227,9 @@ def test_a_rebuild_is_attested(desk: Desk) -> None:
         plain = desk("image", "rebuild", "engine", *more)
         assert plain.code == 0, plain.err
     desk.record()
-    found = desk.verify()
-    assert found.code == 0, found.err
-    assert "the same digest again" in found.out
+    verified = desk.verify()
+    assert verified.code == 0, verified.err
+    assert "the same digest again" in verified.out
 
 
 def test_a_rebuild_that_differs_is_attested_too(desk: Desk) -> None:
@@ -314,8 +314,8 @@ def test_the_state_of_a_key_is_listed(desk: Desk, change: dict[str, Any], state:
         gone = "{since: 2026-01-01T00:00:00Z, reason: was stolen, compromised: true}"
         lines.append(f"  revoked: {gone}")
     desk.trust.write_text("\n".join(lines) + "\n")
-    found = desk("evidence", "list-keys", "--trust", desk.trust, "--json").json
-    assert [k["state"] for k in found] == [state]
+    keys = desk("evidence", "list-keys", "--trust", desk.trust, "--json").json
+    assert [k["state"] for k in keys] == [state]
 
 
 def test_an_empty_list_of_keys_says_what_to_do(desk: Desk, sm120: Command) -> None:

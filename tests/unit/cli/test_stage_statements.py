@@ -61,8 +61,8 @@ def own_keys() -> Path:
 
 def snapshot(root: Path) -> dict[str, tuple[int, int]]:
     """Every file that is no lock, with its inode and time of change."""
-    found = {p: p.stat() for p in root.rglob("*") if p.is_file() and "locks" not in p.parts}
-    return {str(p): (s.st_ino, s.st_mtime_ns) for p, s in found.items()}
+    files = {p: p.stat() for p in root.rglob("*") if p.is_file() and "locks" not in p.parts}
+    return {str(p): (s.st_ino, s.st_mtime_ns) for p, s in files.items()}
 
 
 def test_a_build_leaves_its_statements_and_says_where_and_that_nobody_signed(
@@ -85,8 +85,8 @@ def test_what_was_just_built_is_valid_but_unsigned_with_its_whole_tree(
     assert ended.error == "EvidenceUnsigned"
     assert "valid but unsigned" in ended.err
     assert "sm120 evidence new-key NAME" in ended.err
-    for words in ("layers", "builder", "wheels", "Debian packages", "patches", "golden digest"):
-        assert words in ended.out
+    for part in ("layers", "builder", "wheels", "Debian packages", "patches", "golden digest"):
+        assert part in ended.out
     assert "there is no evidence" not in ended.out
     answer = json.loads(sm120("verify", "tiny", "--json").out)
     assert answer["verdict"] == "unsigned"
@@ -156,21 +156,21 @@ def test_a_changed_spec_of_the_same_image_is_stated_anew(
 def test_the_same_lock_gives_the_same_statements_elsewhere_but_for_the_time(
     tmp_path: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[dict[str, bytes]] = []
+    cores: list[dict[str, bytes]] = []
     for place in ("here", "far/away/from/here"):
         root = tmp_path / place
         make_checkout(root, [make_wheel(root / "mirror", "thing")])
         monkeypatch.setenv("SM120_STORE", str(root / "some store"))
-        monkeypatch.setenv("TZ", "Asia/Tokyo" if found else "UTC")
+        monkeypatch.setenv("TZ", "Asia/Tokyo" if cores else "UTC")
         where = ("--checkout", root, "build", "tiny", "--offline", "--mirror", root / "mirror")
         ended = sm120(*where, "--accept", "--json")
         assert ended.code == 0, ended.err
         envelopes = kept(ended.json[0]["digest"])
-        found.append({n: e.statement.core() for n, e in envelopes.items() if n != "evidence-set"})
+        cores.append({n: e.statement.core() for n, e in envelopes.items() if n != "evidence-set"})
         payloads = b"".join(e.payload for e in envelopes.values())
         assert str(tmp_path).encode() not in payloads
-    assert found[0] == found[1]
-    core = json.loads(found[0]["provenance"])["predicate"]
+    assert cores[0] == cores[1]
+    core = json.loads(cores[0]["provenance"])["predicate"]
     assert "metadata" not in core["runDetails"]
 
 
@@ -239,7 +239,7 @@ def test_a_trust_file_has_the_last_word_on_an_own_key(
     assert sm120("verify", "tiny").error == "EvidenceBroken"
     other = sm120("evidence", "new-key", "other", "--to", checkout.root / "x").out
     path.write_text(f"format: 1\nkeys:\n{other.replace('- name: other', '- name: me')}")
-    assert sm120("verify", "tiny").code == 0, "a stranger of the same name takes nothing away"
+    assert sm120("verify", "tiny").code == 0, "another key of the same name"
     assert sm120("verify", "tiny", "--trust", path).error == "EvidenceBroken", (
         "a named file stands alone"
     )
@@ -323,7 +323,7 @@ def change_the_set(digest: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "words"),
+    ("lie", "reason"),
     [
         (lie_about_a_wheel, "provenance does not match the image"),
         (drop_from_the_bill, "sbom-cyclonedx does not match the image"),
@@ -339,12 +339,12 @@ def change_the_set(digest: str) -> None:
     ],
 )
 def test_a_new_key_signs_nothing_that_is_not_true(
-    built: str, sm120: Command, lie: Callable[[str], None], words: str
+    built: str, sm120: Command, lie: Callable[[str], None], reason: str
 ) -> None:
     lie(built)
     made = sm120("evidence", "new-key", "me")
     assert made.code == 0, made.err
-    assert f"not signed: {words}" in made.err
+    assert f"not signed: {reason}" in made.err
     for path in folder(built).glob("*.dsse.json"):
         assert b'"keyid"' not in path.read_bytes()
     assert sm120("verify", "tiny").code != 0
@@ -400,8 +400,8 @@ def test_a_pipe_in_the_place_of_what_gates_found_is_told_with_what_to_do(
 
 def test_a_memory_that_names_no_statements_is_not_believed(built: str, sm120: Command) -> None:
     memory = folder(built) / "stated.json"
-    said = json.loads(memory.read_bytes())
-    memory.write_text(json.dumps({**said, "statements": [], "signed_by": ["sha256:" + "a" * 64]}))
+    memo = json.loads(memory.read_bytes())
+    memory.write_text(json.dumps({**memo, "statements": [], "signed_by": ["sha256:" + "a" * 64]}))
     for path in folder(built).glob("*.dsse.json"):
         path.unlink()
     again = build_tiny(sm120)
@@ -432,7 +432,7 @@ def test_a_new_key_signs_no_image_that_the_checkout_no_longer_describes(
     assert all(not e.signatures for e in kept(built).values())
 
 
-def found(verdict: CaseVerdict, gate: str = "smem") -> Evidence:
+def gate_evidence(verdict: CaseVerdict, gate: str = "smem") -> Evidence:
     rows = [Row(name="case-1", verdict=verdict, message="needs 106496 bytes")]
     given = {"gate": gate, "arch": "sm_120", "verdict": verdict, "inputs": {}, "made_by": {}}
     return Evidence.model_validate({**given, "rows": rows})
@@ -455,7 +455,7 @@ def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
     signed: str,
 ) -> None:
     def judge(shop: Any, built: Built) -> Staged:
-        gates = [(found(verdict), 1.0), (found(verdict, "numerics"), 1.0)]
+        gates = [(gate_evidence(verdict), 1.0), (gate_evidence(verdict, "numerics"), 1.0)]
         kept = keep_evidence(shop.store, built.name, built.platform, built.digest, gates)
         bad = GateFailed("too much") if verdict == "failed" else None
         return Staged(kept, {}, None, bad)
@@ -479,7 +479,7 @@ def test_a_damaged_record_of_gates_is_told_and_replaced_by_gates_that_run(
     checkout: Checkout, built: str, sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def judge(shop: Any, built: Built) -> Staged:
-        gates = [(found("passed"), 1.0)]
+        gates = [(gate_evidence("passed"), 1.0)]
         kept = keep_evidence(shop.store, built.name, built.platform, built.digest, gates)
         return Staged(kept, {}, None, None)
 
@@ -498,7 +498,7 @@ def test_a_failed_result_deleted_from_the_store_is_missed(
 ) -> None:
     sm120("evidence", "new-key", "me")
     digest = build_tiny(sm120, "--accept", "--json").json[0]["digest"]
-    keep_evidence(store(), "tiny", AMD64, digest, [(found("failed", "numerics"), 1.0)])
+    keep_evidence(store(), "tiny", AMD64, digest, [(gate_evidence("failed", "numerics"), 1.0)])
     build_tiny(sm120)
     assert sm120("verify", "tiny").error == "EvidenceBroken"
     (folder(digest) / "gate-numerics-sm_120.dsse.json").unlink()
@@ -525,8 +525,8 @@ def test_a_verify_of_weights_states_what_it_found(weights: Place, sm120: Command
     ended = verified(sm120, weights)
     assert ended.code == 0, ended.err
     assert f"statement: {record_path(weights)}, unsigned" in ended.out
-    said = statement_of(weights).statement.predicate["verification"]
-    assert (said["result"], said["how"]) == ("verified", "full")
+    verification = statement_of(weights).statement.predicate["verification"]
+    assert (verification["result"], verification["how"]) == ("verified", "full")
     assert sm120("verify", str(weights.root)).error == "EvidenceUnsigned"
     sm120("evidence", "new-key", "me")
     assert "signed by me" in verified(sm120, weights).out
@@ -540,9 +540,9 @@ def test_damaged_weights_are_stated_too(weights: Place, sm120: Command) -> None:
     ended = verified(sm120, weights, "--json")
     assert ended.error == "WeightsDamaged"
     assert json.loads(ended.out)["statements"][0]["state"] == "unsigned"
-    said = statement_of(weights).statement.predicate["verification"]
-    assert said["result"] == "damaged"
-    assert "model.safetensors" in said["why"][0]
+    verification = statement_of(weights).statement.predicate["verification"]
+    assert verification["result"] == "damaged"
+    assert "model.safetensors" in verification["why"][0]
     assert sm120("verify", str(weights.root)).error == "EvidenceBroken"
 
 
@@ -642,9 +642,9 @@ def test_a_provisioning_run_states_each_host_that_came_to_its_end(
         text = blackwell(2).model_dump_json(exclude_none=True)
         (captures / f"{name}.json").write_text(text)
     show_changes(tmp_path / "records", Signing())
-    said = capfd.readouterr().out
-    assert f"statement: {tmp_path}/records/n1.json.dsse.json, unsigned" in said
-    assert "n2" not in said
+    output = capfd.readouterr().out
+    assert f"statement: {tmp_path}/records/n1.json.dsse.json, unsigned" in output
+    assert "n2" not in output
     assert sm120("verify", tmp_path / "records" / "n1.json").error == "EvidenceUnsigned"
 
 

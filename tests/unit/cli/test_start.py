@@ -28,16 +28,16 @@ finally:
 """
 
 
-def loaded_by(*words: str) -> set[str]:
+def loaded_by(*args: str) -> set[str]:
     done = subprocess.run(
-        [sys.executable, "-c", CODE, *words], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", CODE, *args], cwd=ROOT, capture_output=True, text=True, check=True
     )
     return SLOW & set(done.stderr.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("words", ["--version", "--help", "weights --help", "completion bash"])
-def test_what_only_speaks_of_commands_loads_none_of_their_libraries(words: str) -> None:
-    assert loaded_by(*words.split()) == set()
+@pytest.mark.parametrize("args", ["--version", "--help", "weights --help", "completion bash"])
+def test_what_only_speaks_of_commands_loads_none_of_their_libraries(args: str) -> None:
+    assert loaded_by(*args.split()) == set()
 
 
 def test_a_verify_of_weights_loads_its_own_libraries_alone(tmp_path: Path) -> None:
