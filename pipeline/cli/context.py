@@ -66,6 +66,7 @@ def named_platform(chosen: str | None) -> str | None:
 
 def host_platform() -> str:
     """This machine, as images name it."""
+    # Python names processors as the kernel does, OCI as Go does
     names = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
     return f"linux/{names.get(host.machine(), host.machine())}"
 

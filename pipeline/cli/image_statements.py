@@ -13,9 +13,7 @@ from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.attest.keys import Signer
 from pipeline.attest.strict import plain
 from pipeline.cli.signing import Signing
-from pipeline.errors import (
-    PipelineError,
-)
+from pipeline.errors import PipelineError
 from pipeline.evidence.evidence_set import folder_of
 from pipeline.evidence.stated import (
     UNSIGNED_FOREIGN,
@@ -64,6 +62,7 @@ def leave_statements(
 
 
 def _can_sign(stated: Stated, signing: Signing) -> bool:
+    # the id is known without the key, which is loaded only where it has something to sign
     return signing.key_id not in (None, *stated.signed_by) and bool(signing.signers)
 
 
@@ -98,11 +97,13 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
         if built is None:
             return f"not signed: the checkout has changed since (`sm120 build {name}`)"
         with store.in_use():
+            # an image that was built before there were statements
             if not folder_of(store, built).is_dir():
                 stated = state_image(checkout, store, built, [signer])
                 return f"{len(stated.statements)} statements made and signed"
             wrong = sign_stated(checkout, store, built, signer)
     except PipelineError as error:
+        # one image that cannot be signed does not keep the others from it
         return f"not signed: {error}"
     if not wrong:
         return "its statements are signed"

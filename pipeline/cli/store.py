@@ -68,6 +68,7 @@ def trim(context: click.Context, yes: bool) -> None:
     Without --yes nothing is removed.
     """
     store = store_of(context)
+    # a build that runs now may be about to use what looks unneeded
     with store.alone():
         gates = _gate_leftovers(context, store)
         if yes:

@@ -103,6 +103,7 @@ def verify(
     chosen = named_platform(platform)
     with log.step(f"Reading {artifact}"):
         if reference := _reference(artifact):
+            # a digest cannot move; only what a tag named is worth remembering
             judge = replace(judge, memory=_memory(context) if reference.tag else None)
             repository = open_registry(reference, access)
             chain = _remote(repository, reference, chosen, judge, places)

@@ -67,6 +67,7 @@ def patches(
     """
     card = card_for(arch)
     sandbox = find_sandbox()
+    # the locked version was chosen by somebody, the others only lie on an index
     if against is not None and not without_sandbox:
         require_isolation(sandbox)
     gate_context = make_gate_context(context, mirrors, offline)
@@ -100,6 +101,7 @@ def patches(
 
 def _row(verdict: PatchVerdict) -> list[str]:
     asks = ", ".join(verdict.requires) or "–"
+    # a compiler's message can be pages long; --json has all of it
     return [verdict.patch, verdict.version, verdict.state, asks, verdict.message[:120]]
 
 
@@ -147,6 +149,7 @@ def tune(
             tuning = sweep(opened, card, chosen, _numbers(warps), _numbers(stages))
     if as_json:
         return say_json(tuning.model_dump(mode="json"))
+    # what the engine and our patch use is shown however far down it ranks
     shown = [c for i, c in enumerate(tuning.choices) if i < top or c.who]
     names = list(tuning.choices[0].values)
     head = [*names, "shared", "fits", "regs", "spill", "tile", "blocks/SM", "used by"]

@@ -175,6 +175,7 @@ def _judge_objects(gate_context: GateContext, choice: _Choice, signing: Signing)
     try:
         built = find_image(checkout, store, name, choice.platform)
     except UnknownImage as error:
+        # kernels can be judged before the image is built, machine code cannot
         if choice.only:
             raise
         log.say(f"{error}: its machine code was not judged")

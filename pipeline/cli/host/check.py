@@ -201,6 +201,7 @@ def tune_nccl(
     settings = plan(full=full, graph_file=graph_file)
     common = ["--device", device, "--step-limit-s", str(step_limit_s), "--rounds", str(rounds)]
     common += ["--only", "all_reduce", "--ranks", str(ranks), "--from-ranks", str(ranks)]
+    # settings are compared at the sizes of the workloads; large copies would only take time
     common += ["--bulk-bytes", "0"]
 
     def measure(setting: Setting, sizes: list[int]) -> ProbeReport:

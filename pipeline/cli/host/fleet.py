@@ -17,6 +17,7 @@ from pipeline import proc
 from pipeline.cli.options import EXISTING_FILE, all_of, jobs_option
 from pipeline.host.fleet.promised import Promised
 
+# a program in the place of a password file may itself ask a person
 _ASK_LIMIT_S = 60.0
 _OPTIONS: Sequence[Callable[[Any], Any]] = (
     click.option(

@@ -34,7 +34,7 @@ _play_options = all_of(
         fleet_options,
         click.option(
             "-C",
-            "--check",
+            "--check",  # the name that users of Ansible know
             "--dry-run",
             "dry_run",
             is_flag=True,
@@ -79,6 +79,7 @@ def provision(
     _play(context, fleet, "site.yml", [*more, *chosen], _Mode(dry_run, diff, even_if_busy))
     if dry_run:
         return
+    # tags that are no role, such as Ansible's `always`, promise nothing that could be verified
     roles = tuple(role for tag in tags for role in tag.split(",") if role in ROLES)
     asked = VerifyOptions(roles=roles, records=fleet.records)
     result = look(context, fleet, asked)
@@ -102,13 +103,8 @@ def rollback(
     Its packages are kept on each host, so no repository is needed. Where the present driver is the
     one that worked last, the one before it comes back; a second rollback undoes the first.
     """
-    _play(
-        context,
-        fleet_of(given),
-        "rollback.yml",
-        list(more),
-        _Mode(dry_run, diff, even_if_busy),
-    )
+    mode = _Mode(dry_run, diff, even_if_busy)
+    _play(context, fleet_of(given), "rollback.yml", list(more), mode)
     if not dry_run:
         log.say(
             "The lock is unchanged, so the next provision installs its driver again. To stay,\n"
@@ -146,11 +142,8 @@ def _play(
     else:
         show_changes(fleet.records, signing)
     if code != 0:
-        hint = (
-            ""
-            if mode.dry_run
-            else "The hosts were not verified; `sm120 host verify` does that alone."
-        )
+        alone = "The hosts were not verified; `sm120 host verify` does that alone."
+        hint = "" if mode.dry_run else alone
         raise ProvisionFailed(f"ansible-playbook ended with code {code}", hint)
 
 
@@ -175,12 +168,7 @@ def _lines(host: HostChanges) -> list[str]:
 
 
 @click.command()
-@click.argument(
-    "files",
-    nargs=-1,
-    required=True,
-    type=EXISTING_FILE,
-)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=EXISTING_FILE)
 @key_option
 def attest(files: tuple[Path, ...], key_path: Path | None) -> None:
     """Sign host records or facts. Each statement is kept beside its file.

@@ -26,6 +26,7 @@ from pipeline.host.fleet.result import FleetResult, HostResult
 from pipeline.host.fleet.verify import VerifyOptions, verify_fleet
 
 _QUIET = ("passed", "not applicable")
+# in the order in which site.yml runs them
 ROLES = (
     *("nvidia_repository", "nvidia_driver", "cuda", "pcie", "nccl", "container_runtime"),
     *("host_tuning", "registry", "weights"),

@@ -170,7 +170,7 @@ def rebuild(
     with store.in_use(), store.scratch() as folder:
         first = find_image(checkout, store, name, platform)
         empty = open_store(folder / "store")
-        # kept inputs, and the layers of a foreign base
+        # inputs that the store kept, and the layers of a foreign base, need not travel again
         near = (str(store.root / "inputs"), str(store.root / "oci"))
         fetcher = make_fetcher(empty, (*mirrors, *near), offline, bases)
         with _attested(store, first, signer):

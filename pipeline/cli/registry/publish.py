@@ -27,6 +27,7 @@ from pipeline.registry.client import Access
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
+# one sentence: it is signed, and every later verify shows it
 _MOST_REASON = 500
 
 
@@ -89,12 +90,14 @@ def publish(
         shipment = make_shipment(store, built, index=index)
         _require_digest(reference, shipment.root.digest)
         chosen = [file_attachment(a, list(shipment.images)) for a in attachments]
+        # as short as Docker shows an image's id
         tag = reference.tag or shipment.root.digest[7:19]
         signer = find_signer(key_path, os.environ) if not no_evidence else None
         bundle = None
         if not no_evidence:
             bad = [s for s in states if s.state == "not passed"]
             place = f"{reference.registry}/{reference.repository}:{tag}"
+            # to record an image changes the store, which a dry run leaves alone
             recorder = None if dry_run else signer
             bundle = make_bundle(
                 checkout, store, built, recorder, bad, reason or "", place, spdx=spdx

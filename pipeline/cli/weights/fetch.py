@@ -98,10 +98,12 @@ def fetch_set(
         place.keep_lock()
         name_revision(place, read_spec(checkout, name).revision)
     except StoreUnwritable as error:
+        # the general hint speaks of the store, but weights lie where --to names
         if error.hint != StoreUnwritable.hint:
             raise
         raise StoreUnwritable(str(error), "Choose a folder you may write with --to.") from error
     size, statement = sum(pin.size_bytes for pin in brought), None
+    # a part of a set gives no statement about the whole
     if not only:
         kept = len(pins) - len(brought)
         statement = leave_weights_statement(place, signing, read=len(brought), by_receipt=kept)

@@ -23,6 +23,7 @@ from pipeline.weights.serve.prover import Prover
 from pipeline.weights.serve.served import ServedSets
 from pipeline.weights.serve.server import Server
 
+# a file of tokens, not a disk image that was named by mistake
 _MOST_TOKEN_BYTES = 1 << 20
 
 
@@ -68,6 +69,7 @@ def serve(
     scheme = "https" if tls else "http"
     hub = HubApi(served, prover, tokens, only_loopback=_is_loopback(host), scheme=scheme)
     connections = ConnectionLimits(most_connections())
+    # where anybody may connect, one address must not use up all connections
     most_of_one = None if tokens else connections.most // 2
     server = Server(hub.answer, host, port, tls, hub.may_read, most_of_one, connections)
     server.listen()
