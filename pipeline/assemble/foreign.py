@@ -63,7 +63,9 @@ class Foreign:
             for header in stream.entries():
                 if header.path == real and header.kind == Kind.FILE:
                     if header.size_bytes > most_bytes:
-                        raise BaseUnusable(f"{self.pin}: /{real} is of {header.size_bytes} bytes")
+                        raise BaseUnusable(
+                            f"{self.pin}: /{real} is too large: {header.size_bytes} bytes"
+                        )
                     data = b"".join(stream.content(header))
         if stream.diff_id != record.diff_id:
             raise StoreDamaged(f"the layer {record.digest} of {self.pin} does not match its diffID")
@@ -116,7 +118,7 @@ class Foreign:
         if root in self.rows:
             raise SpecInvalid(
                 f"{image}: python: its base has /{root} already; two environments would mix",
-                "Take a base without one, or add `files` only.",
+                "Use a base without one, or add `files` only.",
             )
         for folder in parents(root):
             row = self.rows.get(folder)

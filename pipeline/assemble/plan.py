@@ -132,7 +132,7 @@ def _plan_on(
 def require_few(name: str, layers: int) -> None:
     """Container engines stop at about 127 layers, and some tools earlier."""
     if layers >= MOST_LAYERS:
-        raise SpecInvalid(f"{name}: {layers} layers, fewer than {MOST_LAYERS} must do")
+        raise SpecInvalid(f"{name}: has {layers} layers, at most {MOST_LAYERS - 1} are allowed")
 
 
 def _layers(spec: ImageSpec, lock: ImageLock, architecture: str) -> list[LayerPlan]:

@@ -99,7 +99,9 @@ class Bases:
             )
         wanted = Wanted(root=manifest, documents=(manifest,))
         if wanted.size_bytes > MOST_BYTES:
-            raise BaseUnusable(f"{pin}: claims to have {wanted.size_bytes} bytes")
+            raise BaseUnusable(
+                f"{pin}: claims to have {wanted.size_bytes} bytes, which is too much"
+            )
         self._from_registries(
             pin.repository,
             str(pin),

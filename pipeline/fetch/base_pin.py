@@ -1,4 +1,4 @@
-"""What the documents of a foreign base say, as pins; what cannot be stood on is refused."""
+"""The documents of a foreign base as pins of a lock; what cannot be a base is refused."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def _layer_type(base: ForeignBase, layer: Descriptor) -> LayerType:
     known = _LAYERS.get(layer.media_type)
     if known is not None and layer.size_bytes:
         return known
-    layer_is = f"{base}: the layer {layer.digest} is a {clean(layer.media_type)}"
+    what = f"{base}: the layer {layer.digest} is a {clean(layer.media_type)}"
     if "foreign" in layer.media_type or "nondistributable" in layer.media_type:
-        raise BaseUnusable(f"{layer_is}, which registries may not distribute")
+        raise BaseUnusable(f"{what}, which registries may not distribute")
     if layer.media_type.endswith("zstd"):
         raise BaseUnusable(
-            f"{layer_is}; zstd is not read here, and Docker before 23 cannot run it",
+            f"{what}; zstd is not supported, and Docker before 23 cannot run it",
             "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …) and name"
             " the copy's digest.",
         )
-    raise BaseUnusable(f"{layer_is} of {layer.size_bytes} bytes, which is not supported")
+    raise BaseUnusable(f"{what} of {layer.size_bytes} bytes, which is not supported")
 
 
 def require_locked(pin: BasePin, index: Document | None, manifest: Document) -> None:

@@ -69,7 +69,7 @@ def _base(spec: ImageSpec, platform: str, ask: Transport) -> BasePin | None:
     if spec.foreign is None:
         return None
     if ask.find_base is None:
-        raise BaseUnplaced(f"{spec.foreign}: is the base of {spec.name}")
+        raise BaseUnplaced(f"{spec.foreign}: the base of {spec.name} cannot be looked up")
     return ask.find_base(spec.foreign, platform)
 
 

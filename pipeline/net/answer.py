@@ -82,7 +82,9 @@ class Answer:
         coding = self.header("Transfer-Encoding").strip().lower()
         if coding not in ("", "identity", "chunked"):
             self.close()
-            raise BadAnswer(f"has the transfer coding {clean(coding)[:40]!r}, not asked for")
+            raise BadAnswer(
+                f"has the transfer coding {clean(coding)[:40]!r}, which was not requested"
+            )
 
     def header(self, name: str) -> str:
         return self.headers.get(name) or ""

@@ -52,7 +52,7 @@ def parse_reference(text: str) -> Reference:
             " (lower case, digits and . _ - / between)"
         )
     if colon and not TAG.fullmatch(tag):
-        raise ReferenceInvalid(f"{text}: {tag!r} is no tag")
+        raise ReferenceInvalid(f"{text}: {tag!r} is not a tag")
     if at and not DIGEST.fullmatch(digest):
         raise ReferenceInvalid(f"{text}: {digest!r} is not a sha256 digest")
     return Reference(

@@ -93,10 +93,10 @@ def _require_supported(chain: Sequence[ImageSpec]) -> None:
             raise SpecInvalid(
                 f"{spec.name}: debs: cannot be added to a foreign base: it is not known which"
                 " packages it has",
-                "Take `files` and `python`, or a root of our own (`debian`).",
+                "Use `files` and `python`, or an image of this checkout with `debian` as the base.",
             )
         if spec.gates:
             raise SpecInvalid(
-                f"{spec.name}: gates: stands on a foreign base; gates judge images on our own root",
-                "Leave `gates` empty, or take a root of our own (`debian`).",
+                f"{spec.name}: gates: cannot judge an image on a foreign base",
+                "Leave `gates` empty, or use an image of this checkout with `debian` as the base.",
             )

@@ -284,7 +284,7 @@ def read_own(path: Path, most_bytes: int = _MOST_BYTES) -> bytes:
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENXIO, errno.ELOOP):
             raise
-        raise StoreDamaged(f"{path}: is no plain file") from error
+        raise StoreDamaged(f"{path}: is not a plain file") from error
     if data is None:
         raise StoreDamaged(f"{path}: is larger than any file of its kind")
     return data

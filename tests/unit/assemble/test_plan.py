@@ -219,7 +219,7 @@ def test_a_hundred_layers_are_too_many(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(plans, "MOST_LAYERS", 4)
     assert len(planned(tmp_path, root, child).all_layers()) == 3
     monkeypatch.setattr(plans, "MOST_LAYERS", 3)
-    with pytest.raises(SpecInvalid, match="child: 3 layers, fewer than 3"):
+    with pytest.raises(SpecInvalid, match="child: has 3 layers, at most 2"):
         planned(tmp_path, root, child)
 
 

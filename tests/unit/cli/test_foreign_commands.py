@@ -160,7 +160,7 @@ def test_the_store_can_be_looked_after(sm120: Command, checkout: Checkout) -> No
         ({"base": f"r.example/{REPOSITORY}@sha256:{'0' * 64}"}, "SpecInvalid", "names a registry"),
         ({"base": f"{REPOSITORY}@sha256:{'0' * 64}"}, "NotInRegistry", "holds no sha256"),
         ({"debs": ["curl"]}, "SpecInvalid", "debs: cannot be added to a foreign base"),
-        ({"gates": ["arch"]}, "SpecInvalid", "gates: stands on a foreign base"),
+        ({"gates": ["arch"]}, "SpecInvalid", "gates: cannot judge an image on a foreign base"),
         ({"platforms": ["linux/arm64"]}, "NotInRegistry", "has 0 images for linux/arm64"),
         ({"debian": {}}, "SpecInvalid", "either `base`"),
     ],

@@ -186,7 +186,7 @@ def typed(kind: str) -> Layer:
             typed("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"),
             "registries may not distribute",
         ),
-        (typed(f"{OCI}.layer.v1.tar+zstd"), "zstd is not read here"),
+        (typed(f"{OCI}.layer.v1.tar+zstd"), "zstd is not supported"),
         (typed("application/vnd.oci.image.layer.v1.tar+brotli"), "not supported"),
         (typed("text/html"), "not supported"),
         (Layer(b"", "sha256:" + "0" * 64), "of 0 bytes"),
