@@ -64,7 +64,7 @@ def make_place(folder: Path, hub: TestHub) -> Place:
 
 
 def perf_spec() -> WeightsSpec:
-    """A ask for files that are only measured."""
+    """A spec of files that are only measured."""
     return WeightsSpec(
         name="perf",
         repository=REPOSITORY,

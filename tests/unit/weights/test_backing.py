@@ -83,7 +83,7 @@ def test_without_a_checkout_the_answer_says_that_nothing_vouches_for_the_lock(be
     assert (report["lock_from"], report["vouched_by"]) == ("beside", "")
 
 
-def test_a_resealed_lock_is_obeyed_only_with_these_words(bed: Bed) -> None:
+def test_a_resealed_lock_is_used_only_with_a_warning(bed: Bed) -> None:
     bed.forge(SHARD, b"x" * 300_000)
     error, out, _ = bed.verify()
     assert (error, NOTHING in out) == ("", True)

@@ -92,7 +92,7 @@ def test_a_link_that_no_longer_works_is_asked_for_again(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 410])
-def test_a_link_that_expired_is_asked_for_again_however_that_is_said(bed: Bed, status: int) -> None:
+def test_an_expired_link_is_asked_for_again_whatever_the_status(bed: Bed, status: int) -> None:
     client = Client(bed.settings)
     routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN, with_xet=False)
     assert b"".join(fetch_range(routes, bed.pin(), 0, 1000, client=client))
@@ -150,7 +150,7 @@ def test_a_set_that_is_closed_to_us_ends_at_its_first_file(bed: Bed) -> None:
         {"X_RateLimit_Remaining": "0", "X_RateLimit_Reset": "1"},
     ],
 )
-def test_the_hubs_own_word_for_a_pause_is_kept(bed: Bed, headers: dict[str, str]) -> None:
+def test_the_pause_that_the_hub_asks_for_is_kept(bed: Bed, headers: dict[str, str]) -> None:
     bed.hub.fail(BIG, fault.status(429, **headers))
     start = time.monotonic()
     bed.fetch(jobs=1)
@@ -179,7 +179,7 @@ WIRE_FAULTS = {
 
 @pytest.mark.parametrize("name", WIRE_FAULTS)
 @pytest.mark.parametrize("jobs", [1, 4])
-def test_a_fault_on_the_wire_is_noticed_and_mended(bed: Bed, name: str, jobs: int) -> None:
+def test_a_transfer_fault_is_noticed_and_repaired(bed: Bed, name: str, jobs: int) -> None:
     bed.hub.fail(BIG, WIRE_FAULTS[name])
     bed.fetch(jobs=jobs)
     bed.require_right()
@@ -287,7 +287,7 @@ def test_a_refusal_has_its_own_ending(
     bed.require_absent()
 
 
-def test_a_commit_that_is_gone_is_said_to_be_gone(bed: Bed) -> None:
+def test_a_commit_that_is_gone_is_reported_as_gone(bed: Bed) -> None:
     place = bed.place()
     bed.hub.repositories["org/tiny"].commits.clear()
     with pytest.raises(RevisionMoved):
@@ -312,7 +312,7 @@ def test_the_token_goes_to_the_hub_and_never_to_where_it_sends_us(bed: Bed) -> N
     assert all(a.has_token for a in bed.hub.asked if a.origin == "hub" and a.stage == "resolve")
 
 
-def test_the_token_is_not_sent_after_a_redirect_to_a_stranger_and_back(bed: Bed) -> None:
+def test_the_token_is_not_sent_after_a_redirect_to_another_host_and_back(bed: Bed) -> None:
     with test_hub() as other:
         other.add("org/tiny", bed.files)
         to = f"{other.url}/org/tiny/resolve/{bed.commit}/{BIG}"
@@ -501,7 +501,7 @@ def test_a_folder_delivers_offline(bed: Bed, tmp_path: Path) -> None:
         bed.require_right(target)
 
 
-def test_a_folder_with_rotten_bytes_is_not_believed(bed: Bed, tmp_path: Path) -> None:
+def test_a_folder_with_wrong_bytes_is_not_trusted(bed: Bed, tmp_path: Path) -> None:
     source = tmp_path / "source"
     bed.fetch(new_place(source, bed.lock(), hub_cache=False))
     with (source / BIG).open("r+b") as handle:

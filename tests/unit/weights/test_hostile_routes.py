@@ -68,7 +68,7 @@ def test_no_hostile_answer_about_xet_is_a_defect() -> None:
 @pytest.mark.parametrize(
     "address", ["http://[", "http://x:99999", "http://ann:s3cret@[", "ftp://x"]
 )
-def test_a_neighbour_that_is_no_address_is_named_without_its_password(address: str) -> None:
+def test_a_neighbour_with_a_malformed_address_is_named_without_its_password(address: str) -> None:
     client = Client(Settings(indexes=()))
     with pytest.raises(PipelineError, match="--from") as caught:
         find_routes(client, lock_of(PIN), endpoint="http://x", token=None, neighbours=[address])

@@ -157,7 +157,7 @@ def test_the_hubs_own_client_is_left_as_it_was(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("address", ["http://[", "http://x:99999", "ftp://x", "hub.example"])
-def test_an_endpoint_that_is_no_address_is_said_to_be_none(
+def test_a_malformed_endpoint_is_named_in_the_error(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", address)

@@ -234,7 +234,7 @@ def test_a_right_file_is_kept_where_its_blob_is_wrong_and_cannot_be_had(stock: C
     assert name.read_bytes() == FILES[BIG]
 
 
-def test_a_link_that_leads_out_is_refused_and_mended_without_a_fetch(stock: Cache) -> None:
+def test_a_link_out_of_the_folder_is_refused_and_repaired_without_a_fetch(stock: Cache) -> None:
     outside = stock.sm120.cwd / "outside"
     outside.write_bytes(FILES[BIG])
     (stock.snapshot / BIG).unlink()
@@ -361,7 +361,7 @@ def test_the_cache_of_another_repository_is_refused(stock: Cache) -> None:
         assert "org/tiny" in ended.err
 
 
-def test_a_folder_inside_a_cache_is_told_what_to_name(stock: Cache) -> None:
+def test_for_a_folder_inside_a_cache_the_hint_says_what_to_name(stock: Cache) -> None:
     for inside in (stock.snapshot / "sub", stock.repository / "blobs"):
         ended = stock.verify(at=inside)
         assert ended.error == "WeightsUnknown"

@@ -49,7 +49,7 @@ def test_the_next_verify_reads_nothing(proved: DiskSet) -> None:
     assert (report.files_read, report.by_receipt, report.bytes_read) == (0, 6, 0)
 
 
-def test_full_believes_no_receipt(proved: DiskSet) -> None:
+def test_full_uses_no_receipt(proved: DiskSet) -> None:
     assert proved.report(full=True).files_read == 6
 
 

@@ -157,7 +157,7 @@ def test_blocks_that_a_killed_repair_had_fetched_are_not_asked_for_again(big: Di
     assert left_over(big) == []
 
 
-def test_a_partial_file_of_other_bytes_is_not_believed(big: DiskSet) -> None:
+def test_a_partial_file_of_other_bytes_is_not_used(big: DiskSet) -> None:
     flip(big.path(BIG), 5)
     pin = big.place.lock.files[0]
     repairer = repair._Repairer(big.place, {}, Copies([]))
@@ -208,7 +208,7 @@ def test_a_changed_file_whose_blocks_are_unknown_is_fetched_whole(tmp_path: Path
     assert is_right(made)
 
 
-def test_marks_of_other_bytes_are_not_believed(big: DiskSet) -> None:
+def test_marks_of_other_bytes_are_not_trusted(big: DiskSet) -> None:
     flip(big.path(BIG), 3)
     known = read_receipt(big.place)[BIG]
     keep(big.place, [known.model_copy(update={"marks": known.marks[::-1]})], [])
@@ -218,7 +218,7 @@ def test_marks_of_other_bytes_are_not_believed(big: DiskSet) -> None:
     assert is_right(big)
 
 
-def test_marks_that_hide_the_damage_are_not_believed(
+def test_marks_that_hide_the_damage_are_not_trusted(
     big: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(big.path(BIG), 3)
@@ -308,7 +308,7 @@ def test_without_a_source_the_reason_is_given(a_set: DiskSet) -> None:
     assert "no source" in repaired.error
 
 
-def test_no_room_is_said_before_the_first_byte(
+def test_a_full_disk_is_reported_before_the_first_byte(
     a_set: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(a_set.path(SHARD), 9)
@@ -389,7 +389,7 @@ def test_a_folder_that_leads_out_is_set_aside_and_nothing_is_written_there(
 
 
 @pytest.mark.parametrize("trick", ["gone", "elsewhere", "a file", "folder"])
-def test_a_name_that_leads_astray_is_mended_without_fetching(tmp_path: Path, trick: str) -> None:
+def test_a_wrong_link_is_repaired_without_fetching(tmp_path: Path, trick: str) -> None:
     hub = make_set(tmp_path, hub_cache=True)
     name = hub.place.name(hub.pin("sub/more.json"))
     name.unlink()

@@ -168,7 +168,7 @@ def test_a_xet_store_that_refuses_leaves_it_to_plain_http(bed: Bed) -> None:
     assert bed.hub.sent_bytes(BIG) == len(bed.files[BIG])
 
 
-def test_why_xet_refused_is_told_where_plain_http_fails_too(bed: Bed) -> None:
+def test_the_reason_of_xet_is_reported_where_plain_http_fails_too(bed: Bed) -> None:
     bed.hub.xet = True
     bed.hub.fail(BIG, fault.status(503), times=ALWAYS)
     client = Client(bed.settings)
@@ -178,7 +178,7 @@ def test_why_xet_refused_is_told_where_plain_http_fails_too(bed: Bed) -> None:
             pull(bed, client, routes)
 
 
-def test_why_xet_refused_is_told_where_the_hub_has_no_such_file(bed: Bed) -> None:
+def test_the_reason_of_xet_is_reported_where_the_hub_has_no_such_file(bed: Bed) -> None:
     bed.hub.xet = True
     bed.hub.fail(BIG, fault.status(404), times=ALWAYS)
     client = Client(bed.settings)

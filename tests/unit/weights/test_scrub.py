@@ -100,7 +100,7 @@ def test_missed_nights_are_made_up_for_within_a_limit(tmp_path: Path) -> None:
     assert n < 368 + 50 / CATCH_UP_NIGHTS + 2
 
 
-def test_a_budget_is_kept_and_what_is_late_is_said(ten: DiskSet) -> None:
+def test_a_budget_is_kept_and_overdue_files_are_reported(ten: DiskSet) -> None:
     pace = Pace(every_days=5, budget_bytes=1000)
     nights = [night(ten, n, pace) for n in range(10)]
     assert [len(n.read) for n in nights] == [1] * 10
@@ -152,7 +152,7 @@ def test_a_damaged_file_does_not_keep_the_others_from_their_turn(ten: DiskSet) -
     assert {path for n in nights for path in n.read} == set(ten.files)
 
 
-def test_a_missing_file_is_said_every_night(ten: DiskSet) -> None:
+def test_a_missing_file_is_reported_every_night(ten: DiskSet) -> None:
     ten.path("9.gguf").unlink()
     for n in range(3):
         assert [(f.path, f.kind) for f in night(ten, n).findings] == [("9.gguf", "missing")]
@@ -199,7 +199,7 @@ def rank() -> tuple[int, int]:
     return os.nice(0), ctypes.CDLL(None).syscall(ioprio_get, 1, 0) >> 13
 
 
-def test_a_process_that_is_humble_gives_way_on_cores_and_disk() -> None:
+def test_a_process_of_low_priority_gives_way_on_cores_and_disk() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as child:
         before, _ = child.apply(rank)
         child.apply(lower_priority)

@@ -414,7 +414,7 @@ def test_before_it_is_proved_a_file_is_answered_with_come_back_later(
         assert hub.ask("/healthz").json["status"] == "proving"
 
 
-def test_a_receipts_word_is_taken_only_for_the_very_file(place: Place) -> None:
+def test_a_receipt_proves_only_the_very_file(place: Place) -> None:
     pin = next(p for p in place.lock.files if p.path == "model.safetensors")
     handle = open_pin(place, pin)
     seen = identity(handle)
@@ -586,7 +586,7 @@ def is_closed(sock: socket.socket) -> bool:
         return True
 
 
-def test_silent_strangers_leave_the_place_of_whoever_has_a_token(place: Place) -> None:
+def test_silent_unknown_clients_leave_room_for_one_with_a_token(place: Place) -> None:
     few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (hub, crowd):
         silent = [crowd.connect() for _ in range(40)]
@@ -595,7 +595,7 @@ def test_silent_strangers_leave_the_place_of_whoever_has_a_token(place: Place) -
         assert is_closed(silent[0])
 
 
-def test_strangers_that_keep_asking_do_not_outlast_a_newcomer(place: Place) -> None:
+def test_unknown_clients_that_keep_asking_do_not_outlast_a_newcomer(place: Place) -> None:
     few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
         loud = [crowd.connect() for _ in range(3)]
@@ -629,7 +629,7 @@ def test_one_that_has_asked_and_was_not_read_yet_is_not_sent_away() -> None:
             sock.close()
 
 
-def test_many_addresses_of_strangers_do_not_shut_out_another(place: Place) -> None:
+def test_unknown_clients_of_many_addresses_do_not_shut_out_another(place: Place) -> None:
     few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (hub, crowd):
         newcomer = crowd.connect("127.0.0.9")
@@ -653,7 +653,7 @@ def test_a_reader_that_is_silent_makes_way_for_the_next(place: Place) -> None:
         assert crowd.asked(readers[1], b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
 
 
-def test_more_readers_than_allowed_are_told_to_wait(place: Place) -> None:
+def test_more_readers_than_allowed_get_a_retry_after(place: Place) -> None:
     few = ConnectionLimits(most=2, most_unknown=6, most_unknown_of_one=6)
     with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
         for _ in range(2):
@@ -838,7 +838,7 @@ def test_an_edited_lock_is_not_served(place: Place) -> None:
         served_by([place.root])
 
 
-def test_an_address_that_is_taken_is_said_plainly(hub: Running, place: Place) -> None:
+def test_an_address_in_use_is_named_in_the_error(hub: Running, place: Place) -> None:
     taken: Callable[[], AbstractContextManager[Running]] = lambda: running(  # noqa: E731
         place.root, port=hub.server.port
     )
@@ -889,6 +889,8 @@ def test_the_command_does_not_serve_what_is_not_locked(
         ("node7", False, "node7"),
     ],
 )
-def test_clients_are_told_an_address_they_can_use(host: str, loopback: bool, name: str) -> None:
+def test_the_printed_address_is_one_that_clients_can_use(
+    host: str, loopback: bool, name: str
+) -> None:
     assert weights_serve._is_loopback(host) is loopback
     assert weights_serve._name(host) == name
