@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline import oci
 from pipeline.assemble import golden
 from pipeline.assemble.deflate import check_compressor
 from pipeline.assemble.entry import Entry, with_parents
@@ -80,7 +81,9 @@ class Built:
 @cache
 def code_digest() -> str:
     """The builder's own code: after an upgrade an image is put together again, in a second."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    # oci, too: it holds the media types, descriptors and tar constants that images are written with
+    folders = (Path(__file__).parent, Path(oci.__file__).parent)
+    sources = sorted(path for folder in folders for path in folder.glob("*.py"))
     return sha256_of(b"".join(path.read_bytes() for path in sources))
 
 
@@ -218,8 +221,8 @@ def _chain_layers(checkout: Checkout, store: Store, plan: ImagePlan) -> list[Tit
     layers: list[TitledLayer] = []
     if plan.base:
         base = find_built(store, plan.base)
-        below = base.record if base else _assemble(checkout, store, plan.base)[0]
-        layers += below.layers
+        record_below = base.record if base else _assemble(checkout, store, plan.base)[0]
+        layers += record_below.layers
     if plan.lock.base_image:
         layers += base_layers(store, plan.lock.base_image)
     for layer in plan.layers:
