@@ -40,7 +40,7 @@ _FAILURES: dict[GateKind, type[PipelineError]] = {
 }
 
 
-class Row(Frozen):
+class EvidenceRow(Frozen):
     """One thing that was judged: a case, a patch, an object."""
 
     name: str
@@ -60,7 +60,7 @@ class Evidence(Frozen):
     made_by: dict[str, str]  # versions, and digests of the judging code
     card: Card | None = None
     summary: dict[str, Any] = {}
-    rows: list[Row] = []
+    rows: list[EvidenceRow] = []
 
 
 class ImageGates(Frozen):

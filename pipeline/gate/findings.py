@@ -11,8 +11,8 @@ from pipeline import __version__
 from pipeline.errors import PipelineError
 from pipeline.gate.arch.facts import reader_digest
 from pipeline.gate.arch.report import ArchReport, JudgedObject
-from pipeline.gate.arch.verdict import Verdict
-from pipeline.gate.evidence import Evidence, GateKind, Row
+from pipeline.gate.arch.verdict import ObjectVerdict
+from pipeline.gate.evidence import Evidence, EvidenceRow, GateKind
 from pipeline.gate.files import gate_files
 from pipeline.gate.patches import PatchVerdict
 from pipeline.gate.sandbox.sandbox import find_sandbox
@@ -70,7 +70,7 @@ def numerics_evidence(gate: ImageGate, result: GateResult) -> Evidence:
             "passed without a number check": len(result.without_numbers),
         },
         rows=[
-            Row(
+            EvidenceRow(
                 name=case.name,
                 verdict=verdicts.get(case.verdict, "unknown"),
                 message=case.message,
@@ -89,17 +89,17 @@ def gate_evidence(gate: ImageGate, result: GateResult) -> list[tuple[Evidence, f
     return evidence
 
 
-def _case_row(case: CaseResult) -> Row:
+def _case_row(case: CaseResult) -> EvidenceRow:
     facts = case.model_dump(mode="json", exclude={"name", "verdict", "message", *_TIMES})
     for kernel in facts["kernels"]:
         kernel["record"].pop("seconds", None)
-    return Row(name=case.name, verdict=case.verdict, message=case.message, facts=facts)
+    return EvidenceRow(name=case.name, verdict=case.verdict, message=case.message, facts=facts)
 
 
 def patch_evidence(gate: ImageGate, card: Card, verdicts: Sequence[PatchVerdict]) -> Evidence:
     """The patches' verdicts at the locked version; a patch passes when it is needed."""
     rows = [
-        Row(
+        EvidenceRow(
             name=v.patch,
             verdict=_STATES.get(v.state, "failed"),
             message=f"{v.state}: {v.message}",
@@ -124,13 +124,13 @@ def arch_evidence(checkout: Checkout, image: str, report: ArchReport) -> Evidenc
     Where one line of arch.yaml accepts many (thousands of files of kernels for other cards), they
     are one row with the digest of their names and hashes.
     """
-    carrying = [x for x in report.objects if x.judgement.verdict is not Verdict.NO_CUDA_CODE]
+    carrying = [x for x in report.objects if x.judgement.verdict is not ObjectVerdict.NO_CUDA_CODE]
     groups: dict[str, list[JudgedObject]] = {}
     for judged in carrying:
         groups.setdefault(judged.accepted or judged.path, []).append(judged)
     rows = [row for name, group in groups.items() for row in _object_rows(name, group)]
     rows += [
-        Row(name=glob, verdict="failed", message="demanded, but no object matches")
+        EvidenceRow(name=glob, verdict="failed", message="demanded, but no object matches")
         for glob in report.unmatched
     ]
     return Evidence(
@@ -145,20 +145,20 @@ def arch_evidence(checkout: Checkout, image: str, report: ArchReport) -> Evidenc
     )
 
 
-def _object_rows(name: str, group: Sequence[JudgedObject]) -> list[Row]:
+def _object_rows(name: str, group: Sequence[JudgedObject]) -> list[EvidenceRow]:
     if len(group) <= _FEW:
         return [_object_row(judged) for judged in group]
     listed = canonical_json([[x.path, x.sha256] for x in group])
     code = sorted({str(target) for x in group for target in x.facts.targets})
     facts = {"objects": len(group), "objects_digest": sha256_of(listed), "code": code}
     message = ", ".join(sorted({x.judgement.message for x in group}))
-    return [Row(name=name, verdict="accepted", message=message, facts=facts)]
+    return [EvidenceRow(name=name, verdict="accepted", message=message, facts=facts)]
 
 
-def _object_row(judged: JudgedObject) -> Row:
+def _object_row(judged: JudgedObject) -> EvidenceRow:
     judgement = judged.judgement
     forgiven: CaseVerdict = "accepted" if judged.accepted else "passed"
-    return Row(
+    return EvidenceRow(
         name=judged.path,
         verdict="failed" if judged.failed else forgiven,
         message=judgement.message,

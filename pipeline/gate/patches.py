@@ -94,7 +94,7 @@ def decide(
     if is_older and is_absent:
         return "not needed yet", "this older version does not have the code yet"
     if before == "unknown":
-        return "unknown", _first_words(without, "unknown")
+        return "unknown", _first_message(without, "unknown")
     if before != "failed":
         if applied:
             return "upstreamed", "upstream holds the patch's own lines, and the gate passes"
@@ -105,12 +105,12 @@ def decide(
         return "conflict", conflict
     after = overall(with_patch)
     if fingerprint(without) == fingerprint(with_patch):
-        return "inert", f"changes nothing: {_first_words(with_patch, 'failed')}"
+        return "inert", f"changes nothing: {_first_message(with_patch, 'failed')}"
     if after == "unknown":
-        return "unknown", _first_words(with_patch, "unknown")
+        return "unknown", _first_message(with_patch, "unknown")
     if after == "failed":
-        return "weak", f"still over with it: {_first_words(with_patch, 'failed')}"
-    return "needed", _first_words(without, "failed")
+        return "weak", f"still over with it: {_first_message(with_patch, 'failed')}"
+    return "needed", _first_message(without, "failed")
 
 
 def with_numbers(state: State, message: str, numbers: NumericsResults | None) -> tuple[State, str]:
@@ -123,7 +123,7 @@ def with_numbers(state: State, message: str, numbers: NumericsResults | None) ->
     return "unknown", "no case has its numbers compared"
 
 
-def _first_words(cases: Sequence[CaseResult], verdict: str) -> str:
+def _first_message(cases: Sequence[CaseResult], verdict: str) -> str:
     for case in cases:
         if case.verdict == verdict:
             return f"{case.name}: {case.message}"

@@ -20,7 +20,7 @@ from pipeline import log
 from pipeline.assemble.plan import plan_image
 from pipeline.gate.arch.facts import read_facts
 from pipeline.gate.arch.fatbin import CUBIN
-from pipeline.gate.arch.verdict import Verdict
+from pipeline.gate.arch.verdict import ObjectVerdict
 from pipeline.gate.arch.verdict import judge as judge_object
 from pipeline.gate.numerics.check import check_numbers, numeric_cases
 from pipeline.gate.patches import decide, with_numbers
@@ -150,9 +150,12 @@ def foreign_objects() -> list[Finding]:
     ptx_only = host_object({".nv_fatbin": (DATA / "compute_120.fatbin").read_bytes()})
     lie = host_object({".nv_fatbin": container(entry(120, CUBIN, claimed=1 << 40))})
     planted = {
-        "object for Hopper alone": ((DATA / "hopper.so").read_bytes(), Verdict.NO_KERNEL_IMAGE),
-        "object that holds PTX alone": (ptx_only, Verdict.WRONG_VARIANT),
-        "object whose fatbin is cut off": (lie, Verdict.UNREADABLE),
+        "object for Hopper alone": (
+            (DATA / "hopper.so").read_bytes(),
+            ObjectVerdict.NO_KERNEL_IMAGE,
+        ),
+        "object that holds PTX alone": (ptx_only, ObjectVerdict.WRONG_VARIANT),
+        "object whose fatbin is cut off": (lie, ObjectVerdict.UNREADABLE),
     }
     result = []
     for name, (data, want) in planted.items():

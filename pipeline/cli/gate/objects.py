@@ -8,7 +8,7 @@ from pipeline import log
 from pipeline.gate.arch.fatbin import CUBIN, PTX, Target
 from pipeline.gate.arch.report import ArchReport, JudgedObject
 from pipeline.gate.arch.spec import ArchSpec
-from pipeline.gate.arch.verdict import Verdict
+from pipeline.gate.arch.verdict import ObjectVerdict
 
 _PACKAGES = "site-packages/"
 
@@ -24,7 +24,7 @@ def failure(report: ArchReport) -> str:
 
 def show_objects(name: str, report: ArchReport, spec: ArchSpec) -> str:
     """A report as a table of the objects that hold CUDA code, and what was accepted."""
-    carrying = [x for x in report.objects if x.judgement.verdict is not Verdict.NO_CUDA_CODE]
+    carrying = [x for x in report.objects if x.judgement.verdict is not ObjectVerdict.NO_CUDA_CODE]
     head = ["object", "machine code (sm_)", "PTX (compute_)", "modules that run", "verdict"]
     lines = [log.table(head, _rows(carrying)), ""]
     counts = [f"{number} {verdict}" for verdict, number in report.summary.items() if number]
@@ -42,7 +42,7 @@ def _used_globs(report: ArchReport) -> list[str]:
 
 def _rows(objects: list[JudgedObject]) -> list[list[str]]:
     """The worst first; objects that one line of arch.yaml accepts are one row, though thousands."""
-    order = list(Verdict)
+    order = list(ObjectVerdict)
     groups: dict[tuple[str, str], list[JudgedObject]] = {}
     for judged in objects:
         key = (judged.accepted or judged.path, judged.judgement.message)

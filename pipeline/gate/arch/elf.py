@@ -34,7 +34,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True)
-class Header:
+class ElfHeader:
     """The head of a 64-bit little-endian ELF file."""
 
     machine: int
@@ -62,7 +62,7 @@ class Section:
         return self.offset + self.size_bytes
 
 
-def read_header(head: bytes, file_bytes: int) -> Header:
+def read_header(head: bytes, file_bytes: int) -> ElfHeader:
     """The header, if everything it points at can be inside the file."""
     if len(head) < HEAD_BYTES:
         raise Unreadable("the ELF header is cut off")
@@ -72,17 +72,17 @@ def read_header(head: bytes, file_bytes: int) -> Header:
     if segments_end > file_bytes:
         raise Unreadable("its program headers lie outside the file")
     if table == 0:
-        return Header(machine, 0, entry, 0, names, segments_end)
+        return ElfHeader(machine, 0, entry, 0, names, segments_end)
     if entry != _SECTION.size:
         raise Unreadable(f"its section headers have {entry} bytes each")
     if table < HEAD_BYTES or table + max(count, 1) * entry > file_bytes:
         raise Unreadable("its section headers lie outside the file")
     if count == 0:
         raise Unreadable("it has too many sections")
-    return Header(machine, table, entry, count, names, max(segments_end, table + count * entry))
+    return ElfHeader(machine, table, entry, count, names, max(segments_end, table + count * entry))
 
 
-def read_sections(header: Header, table: bytes, file_bytes: int) -> list[tuple[int, Section]]:
+def read_sections(header: ElfHeader, table: bytes, file_bytes: int) -> list[tuple[int, Section]]:
     """Where each section's name begins, and the still nameless section."""
     if len(table) != header.table_bytes or header.sections > _MAX_SECTIONS:
         raise Unreadable("the section headers are cut off")
@@ -95,7 +95,7 @@ def read_sections(header: Header, table: bytes, file_bytes: int) -> list[tuple[i
     return sections
 
 
-def names_section(header: Header, sections: list[tuple[int, Section]]) -> Section:
+def names_section(header: ElfHeader, sections: list[tuple[int, Section]]) -> Section:
     """Where the names of the sections are."""
     if not header.names_index < len(sections):
         raise Unreadable("the names of its sections are missing")

@@ -128,7 +128,7 @@ def _one_cubin(reader: ForwardReader, head: bytes, file_bytes: int) -> Counter[M
 
 
 def _host_object(
-    open_file: Opener, reader: ForwardReader, header: elf.Header, file_bytes: int
+    open_file: Opener, reader: ForwardReader, header: elf.ElfHeader, file_bytes: int
 ) -> Counter[Module]:
     near = max(elf.HEAD_BYTES, header.table_offset - _NAMES_NEAR_BYTES)
     reader.keep(near, max(0, header.table_offset - near))
@@ -148,7 +148,7 @@ def _host_object(
 
 
 def _sections(
-    open_file: Opener, reader: ForwardReader, header: elf.Header, near: int, file_bytes: int
+    open_file: Opener, reader: ForwardReader, header: elf.ElfHeader, near: int, file_bytes: int
 ) -> list[Section]:
     """The sections with their names, which may need a second pass."""
     unnamed = elf.read_sections(header, reader.kept(header.table_offset), file_bytes)

@@ -19,7 +19,7 @@ from pipeline.errors import GateUnknown, Interrupted
 from pipeline.gate.arch.elf import MAGIC
 from pipeline.gate.arch.facts import Facts, keep_facts, kept_facts, read_facts, reader_digest
 from pipeline.gate.arch.spec import ArchSpec
-from pipeline.gate.arch.verdict import Judgement, Verdict, card_of, judge
+from pipeline.gate.arch.verdict import Judgement, ObjectVerdict, card_of, judge
 from pipeline.oci.record import FileRow, Kind
 from pipeline.store.store import Store
 
@@ -27,8 +27,8 @@ from pipeline.store.store import Store
 _OBJECT = re.compile(r"\.so(\.\d+)*$|\.(cubin|fatbin)$")
 _PERHAPS = re.compile(r"\.so\.|\.o$")
 # A wrong variant cannot be accepted: arch.yaml itself demands the right one.
-_FAILING = (Verdict.UNREADABLE, Verdict.NO_KERNEL_IMAGE, Verdict.WRONG_VARIANT)
-_FORGIVABLE = (Verdict.UNREADABLE, Verdict.NO_KERNEL_IMAGE)
+_FAILING = (ObjectVerdict.UNREADABLE, ObjectVerdict.NO_KERNEL_IMAGE, ObjectVerdict.WRONG_VARIANT)
+_FORGIVABLE = (ObjectVerdict.UNREADABLE, ObjectVerdict.NO_KERNEL_IMAGE)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ArchReport:
     @property
     def summary(self) -> dict[str, int]:
         counts = Counter(x.judgement.verdict for x in self.objects)
-        return {verdict.value: counts[verdict] for verdict in Verdict}
+        return {verdict.value: counts[verdict] for verdict in ObjectVerdict}
 
 
 def read_image(store: Store, built: Built) -> list[tuple[ImageFile, Facts]]:

@@ -22,7 +22,7 @@ ARCHITECTURES = (
 )
 
 
-class Verdict(Enum):
+class ObjectVerdict(Enum):
     """How an object stands to a card, the worst first."""
 
     UNREADABLE = "unreadable"
@@ -47,7 +47,7 @@ class Fit(Enum):
 class Judgement:
     """A verdict on an object, and how many of its modules have code for the card."""
 
-    verdict: Verdict
+    verdict: ObjectVerdict
     message: str
     running: int = 0
     jitted: int = 0
@@ -91,7 +91,7 @@ def fit(module: Module, card: int) -> Fit:
 def judge(facts: Facts, arch: str, demanded: str | None = None) -> Judgement:
     """The verdict on an object for a card such as `sm_120`."""
     if facts.problem:
-        return Judgement(Verdict.UNREADABLE, f"unreadable: {facts.problem}")
+        return Judgement(ObjectVerdict.UNREADABLE, f"unreadable: {facts.problem}")
     card = card_of(arch)
     counts = dict.fromkeys(Fit, 0)
     for module, times in facts.each():
@@ -99,17 +99,17 @@ def judge(facts: Facts, arch: str, demanded: str | None = None) -> Judgement:
     running, jitted, total = counts[Fit.RUNS], counts[Fit.JIT], sum(counts.values())
     lacking = _lacking(facts.targets, card, demanded)
     if not total:
-        verdict, message = Verdict.NO_CUDA_CODE, "no CUDA code"
+        verdict, message = ObjectVerdict.NO_CUDA_CODE, "no CUDA code"
     elif not running and not jitted:
-        verdict, message = Verdict.NO_KERNEL_IMAGE, "no kernel image"
+        verdict, message = ObjectVerdict.NO_KERNEL_IMAGE, "no kernel image"
     elif lacking:
-        verdict, message = Verdict.WRONG_VARIANT, lacking
+        verdict, message = ObjectVerdict.WRONG_VARIANT, lacking
     elif not running:
-        verdict, message = Verdict.JIT, "jit, if the driver is new enough for its PTX"
+        verdict, message = ObjectVerdict.JIT, "jit, if the driver is new enough for its PTX"
     else:
-        verdict, message = Verdict.RUNS, "runs"
-    if lacking and verdict is Verdict.NO_CUDA_CODE:
-        verdict, message = Verdict.WRONG_VARIANT, f"no CUDA code where {demanded} is needed"
+        verdict, message = ObjectVerdict.RUNS, "runs"
+    if lacking and verdict is ObjectVerdict.NO_CUDA_CODE:
+        verdict, message = ObjectVerdict.WRONG_VARIANT, f"no CUDA code where {demanded} is needed"
     return Judgement(verdict, message, running, jitted, total)
 
 

@@ -15,11 +15,11 @@ from pipeline.gate.smem.case_spec import Rounding
 from pipeline.gate.smem.cases import Case
 from pipeline.gate.smem.image_gate import ImageGate, chosen_cases
 from pipeline.gate.smem.results import (
-    Answer,
     GateResult,
     NumericsResult,
     NumericsResults,
     NumericsVerdict,
+    WorkerAnswer,
     unanswered,
 )
 from pipeline.gate.smem.run import GateTarget, answered
@@ -71,7 +71,7 @@ def check_numbers(target: GateTarget, cases: Sequence[Case]) -> NumericsResults:
     )
 
 
-def judge_numbers(case: Case, answer: Answer, *, cached: bool) -> NumericsResult:
+def judge_numbers(case: Case, answer: WorkerAnswer, *, cached: bool) -> NumericsResult:
     """The verdict on one case's numbers."""
     assert case.numerics is not None
     tolerance, reason = TOLERANCES[case.numerics.rounds_to]
@@ -93,7 +93,7 @@ def judge_numbers(case: Case, answer: Answer, *, cached: bool) -> NumericsResult
     )
 
 
-def _verdict(case: Case, answer: Answer, tolerance: float) -> tuple[NumericsVerdict, str]:
+def _verdict(case: Case, answer: WorkerAnswer, tolerance: float) -> tuple[NumericsVerdict, str]:
     assert case.numerics is not None
     if answer.ended != "called":
         return "unknown", unanswered(case, answer)

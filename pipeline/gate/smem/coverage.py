@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from pipeline.gate.smem.results import Coverage, Kernel
+from pipeline.gate.smem.results import Coverage, KernelFunction
 from pipeline.model import Frozen, canonical_json, sha256_of
 
 # Parsing takes far longer than searching: only files that can matter are parsed.
@@ -45,7 +45,7 @@ class _Module:
 class EngineKernels(Frozen):
     """An engine's Triton functions by what they are for."""
 
-    kernels: list[Kernel]
+    kernels: list[KernelFunction]
     elsewhere: list[Place]  # kernels for other makers' cards, and of tests
     helpers: list[Place]
     idle: list[Place]
@@ -71,7 +71,7 @@ def find_kernels(folder: Path, package: str) -> EngineKernels:
                 launched.setdefault(place, set()).update(_named(module, place, hosts))
         called |= {place for name in module.called if (place := _resolved(modules, module, name))}
     kernels = [
-        Kernel(module=m.name, name=name, line=node.lineno, launched_by=sorted(hosts))
+        KernelFunction(module=m.name, name=name, line=node.lineno, launched_by=sorted(hosts))
         for m in modules.values()
         for name, node in m.jits.items()
         if (hosts := launched.get((m.name, name), set()))
@@ -119,7 +119,7 @@ def _parsed(
         except (SyntaxError, ValueError, RecursionError):
             continue
         module = _Module(_module_name(folder, path), path.name == "__init__.py")
-        _Reader(module).visit(tree)
+        _ModuleReader(module).visit(tree)
         yield module.name, module
 
 
@@ -127,7 +127,7 @@ def _module_name(folder: Path, path: Path) -> str:
     return ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
 
 
-class _Reader(ast.NodeVisitor):
+class _ModuleReader(ast.NodeVisitor):
     """Walks one file, knowing in which function it is and whether that is Triton's."""
 
     def __init__(self, module: _Module) -> None:

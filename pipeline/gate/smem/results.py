@@ -49,7 +49,7 @@ class Computed(Frozen):
     max_share: float | None = None
 
 
-class Answer(Frozen):
+class WorkerAnswer(Frozen):
     """What a worker reports of one case."""
 
     case: str
@@ -94,7 +94,7 @@ class CaseResult(Frozen):
         return max(counted, key=lambda k: k.record.shared_bytes or 0, default=None)
 
 
-class Kernel(Frozen):
+class KernelFunction(Frozen):
     """A kernel in an engine's code: where it is, and which functions launch it."""
 
     module: str
@@ -111,7 +111,7 @@ class Coverage(Frozen):
     elsewhere: int = 0  # kernels for other makers' cards, and of the engine's tests
     helpers: int = 0  # functions that only kernels call
     idle: int = 0  # functions that nothing in the engine calls or launches
-    rest: list[Kernel] = []
+    rest: list[KernelFunction] = []
 
 
 class NumericsResult(Frozen):
@@ -179,7 +179,12 @@ class GateResult(Frozen):
 
 
 def judge_case(
-    case: Case, answer: Answer, card: Card, accepted: Sequence[AcceptedKernel], *, cached: bool
+    case: Case,
+    answer: WorkerAnswer,
+    card: Card,
+    accepted: Sequence[AcceptedKernel],
+    *,
+    cached: bool,
 ) -> CaseResult:
     """The verdict on one case."""
     kernels = _judged(answer.records, card, accepted, case.name)
@@ -228,7 +233,7 @@ def _judge_kernel(
 
 
 def _verdict(
-    case: Case, answer: Answer, kernels: Sequence[KernelResult]
+    case: Case, answer: WorkerAnswer, kernels: Sequence[KernelResult]
 ) -> tuple[CaseVerdict, str]:
     over = [k.record for k in kernels if k.verdict == "over"]
     if over:
@@ -256,7 +261,7 @@ def _verdict(
     return "passed", ""
 
 
-def unanswered(case: Case, answer: Answer) -> str:
+def unanswered(case: Case, answer: WorkerAnswer) -> str:
     """Why a case was not judged."""
     if answer.ended == "timed out":
         return f"took longer than {case.timeout_s} s and was stopped"

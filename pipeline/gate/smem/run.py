@@ -26,7 +26,7 @@ from pipeline.gate.smem.cases import Case, Gates
 from pipeline.gate.smem.engine import EngineTree, modules_defining
 from pipeline.gate.smem.environment import Environment
 from pipeline.gate.smem.limits import Card
-from pipeline.gate.smem.results import Answer, CaseResult, judge_case
+from pipeline.gate.smem.results import CaseResult, WorkerAnswer, judge_case
 from pipeline.model import canonical_json, sha256_of
 from pipeline.store.store import Store
 
@@ -102,7 +102,7 @@ def judge_all(target: GateTarget, gates: Gates, cases: Sequence[Case]) -> list[C
     ]
 
 
-def answered(target: GateTarget, cases: Sequence[Case]) -> list[tuple[Case, Answer, bool]]:
+def answered(target: GateTarget, cases: Sequence[Case]) -> list[tuple[Case, WorkerAnswer, bool]]:
     """Each case with its answer, and whether that was kept from an earlier run."""
     kept = {case.name: read_answer(target, case) for case in cases}
     new = {a.case: a for a in ask(target, [case for case in cases if kept[case.name] is None])}
@@ -113,7 +113,7 @@ def answered(target: GateTarget, cases: Sequence[Case]) -> list[tuple[Case, Answ
     ]
 
 
-def _explained(tree: EngineTree, case: Case, answer: Answer) -> Answer:
+def _explained(tree: EngineTree, case: Case, answer: WorkerAnswer) -> WorkerAnswer:
     """The answer; where the case's function is gone, with how to look for it."""
     if answer.ended != "function gone":
         return answer
@@ -131,17 +131,17 @@ def _explained(tree: EngineTree, case: Case, answer: Answer) -> Answer:
     return answer.model_copy(update={"message": message})
 
 
-def read_answer(target: GateTarget, case: Case) -> Answer | None:
+def read_answer(target: GateTarget, case: Case) -> WorkerAnswer | None:
     """A kept answer; one that is damaged or half-written is as good as none."""
     path = target.folder("answers") / f"{target.key(case).removeprefix('sha256:')}.json"
     try:
-        answer = Answer.model_validate_json(path.read_bytes())
+        answer = WorkerAnswer.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
     return answer if answer.case == case.name else None
 
 
-def ask(target: GateTarget, cases: Sequence[Case]) -> list[Answer]:
+def ask(target: GateTarget, cases: Sequence[Case]) -> list[WorkerAnswer]:
     """Put cases to workers, a process a core, and keep their answers."""
     if not cases:
         return []
@@ -170,9 +170,11 @@ def _shares(cases: Sequence[Case], processes: int) -> list[list[Case]]:
     return [patient[i::count] for i in range(count)]
 
 
-def _ask_in_turn(target: GateTarget, cases: list[Case], stop: threading.Event) -> list[Answer]:
+def _ask_in_turn(
+    target: GateTarget, cases: list[Case], stop: threading.Event
+) -> list[WorkerAnswer]:
     """One process after the other until every case is answered; a bad case costs its process."""
-    answers: list[Answer] = []
+    answers: list[WorkerAnswer] = []
     while len(answers) < len(cases):
         left = cases[len(answers) :]
         with target.store.scratch() as scratch:
@@ -182,7 +184,7 @@ def _ask_in_turn(target: GateTarget, cases: list[Case], stop: threading.Event) -
     return answers
 
 
-def _keep(target: GateTarget, cases: Sequence[Case], answers: Sequence[Answer]) -> None:
+def _keep(target: GateTarget, cases: Sequence[Case], answers: Sequence[WorkerAnswer]) -> None:
     """Keep what another try would answer again; one that died or was stopped might fare better."""
     by_name = {case.name: case for case in cases}
     for answer in answers:
@@ -195,7 +197,7 @@ def _keep(target: GateTarget, cases: Sequence[Case], answers: Sequence[Answer]) 
 
 def _one_process(
     target: GateTarget, cases: list[Case], scratch: Path, stop: threading.Event
-) -> list[Answer]:
+) -> list[WorkerAnswer]:
     """One worker's answers until it is done, dies or is stopped; at least one."""
     interpret = cases[0].numerics is not None
     job = {
@@ -307,12 +309,12 @@ def _harmless(value: Any) -> Any:
     return value
 
 
-def _answers(lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> list[Answer]:
+def _answers(lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> list[WorkerAnswer]:
     """In the order of the cases, as far as they are answers to them."""
-    answers: list[Answer] = []
+    answers: list[WorkerAnswer] = []
     for line in [x for x in lines if "begins" not in x][: len(cases)]:
         try:
-            answer = Answer.model_validate(line)
+            answer = WorkerAnswer.model_validate(line)
         except ValidationError:
             break
         if answer.case != cases[len(answers)].name:
@@ -321,9 +323,9 @@ def _answers(lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> list[Ans
     return answers
 
 
-def _unanswered(case: Case, ended: str, message: str) -> Answer:
+def _unanswered(case: Case, ended: str, message: str) -> WorkerAnswer:
     shown = f"the worker died: {message}" if ended == "died" else ""
-    return Answer.model_validate({"case": case.name, "ended": ended, "message": shown})
+    return WorkerAnswer.model_validate({"case": case.name, "ended": ended, "message": shown})
 
 
 def _last_line(path: Path) -> str:

@@ -10,7 +10,7 @@ from pipeline.errors import GateUnknown
 from pipeline.gate.smem.cases import Case, Override
 from pipeline.gate.smem.image_gate import ImageGate
 from pipeline.gate.smem.limits import Card
-from pipeline.gate.smem.results import Answer, CaseResult, Record
+from pipeline.gate.smem.results import CaseResult, Record, WorkerAnswer
 from pipeline.gate.smem.run import answered, judge_all
 from pipeline.model import Frozen
 
@@ -41,7 +41,7 @@ class Choice(Frozen):
         return (not self.fits, spills, -self.tile, self.registers or 0)
 
 
-class Tuning(Frozen):
+class CaseTuning(Frozen):
     """All configurations of one kernel in one case, best first."""
 
     case: str
@@ -52,7 +52,7 @@ class Tuning(Frozen):
 
 def tune(
     gate: ImageGate, card: Card, case: Case, warps: Sequence[int], stages: Sequence[int]
-) -> Tuning:
+) -> CaseTuning:
     """Sweep what the kernel is launched with, under the engine as the image holds it."""
     target = gate.target(gate.patched(), card)
     ours = _hungriest(judge_all(target, gate.gates, [case])[0])
@@ -76,7 +76,7 @@ def tune(
         )
     choices = [_choice(v, a, kernel, card, known) for v, a, _ in answered(target, variants)]
     choices.sort(key=lambda choice: choice.rank)
-    return Tuning(case=case.name, kernel=kernel, limit_bytes=card.shared_bytes, choices=choices)
+    return CaseTuning(case=case.name, kernel=kernel, limit_bytes=card.shared_bytes, choices=choices)
 
 
 def _hungriest(result: CaseResult) -> Record:
@@ -98,7 +98,7 @@ def _tile(values: dict[str, int]) -> int:
 
 def _choice(
     variant: Case,
-    answer: Answer,
+    answer: WorkerAnswer,
     kernel: str,
     card: Card,
     known: Sequence[tuple[str, dict[str, int]]],

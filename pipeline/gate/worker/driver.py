@@ -31,7 +31,7 @@ def compiling_driver(card: Json) -> Any:
                 raise AttributeError(name)
             return lambda *a, **k: None
 
-    class Driver(DriverBase):  # type: ignore[misc]
+    class CompilingDriver(DriverBase):  # type: ignore[misc]
         def __init__(self) -> None:
             self.utils = Utils()
             self.launcher_cls = lambda src, metadata: None
@@ -82,4 +82,4 @@ def compiling_driver(card: Json) -> Any:
 
             return bench
 
-    return Driver()
+    return CompilingDriver()

@@ -16,7 +16,7 @@ def prepare_vllm(card: Json) -> None:
     import vllm.platforms as platforms
     from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
-    class Card(Platform):  # type: ignore[misc]
+    class CardPlatform(Platform):  # type: ignore[misc]
         _enum = PlatformEnum.CUDA
         device_name = "cuda"
         device_type = "cuda"
@@ -48,7 +48,7 @@ def prepare_vllm(card: Json) -> None:
         def num_compute_units(cls, device_id: int = 0) -> int:
             return int(card["multiprocessors"])
 
-    platforms._current_platform = Card()
+    platforms._current_platform = CardPlatform()
 
 
 # By package; sglang asks torch alone, which `card` has prepared.

@@ -19,7 +19,7 @@ from pipeline.cli.host.provision import show_changes
 from pipeline.cli.signing import Signing
 from pipeline.errors import GateFailed
 from pipeline.evidence.evidence_set import evidence_folder
-from pipeline.gate.evidence import Evidence, Row, keep_evidence
+from pipeline.gate.evidence import Evidence, EvidenceRow, keep_evidence
 from pipeline.gate.smem.results import CaseVerdict
 from pipeline.gate.stage import Staged
 from pipeline.spec.checkout import Checkout
@@ -433,7 +433,7 @@ def test_a_new_key_signs_no_image_that_the_checkout_no_longer_describes(
 
 
 def gate_evidence(verdict: CaseVerdict, gate: str = "smem") -> Evidence:
-    rows = [Row(name="case-1", verdict=verdict, message="needs 106496 bytes")]
+    rows = [EvidenceRow(name="case-1", verdict=verdict, message="needs 106496 bytes")]
     given = {"gate": gate, "arch": "sm_120", "verdict": verdict, "inputs": {}, "made_by": {}}
     return Evidence.model_validate({**given, "rows": rows})
 

@@ -35,7 +35,7 @@ from pipeline.evidence.licence import Licence
 from pipeline.evidence.provenance import image_provenance
 from pipeline.evidence.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
 from pipeline.evidence.sbom_spdx import spdx, spdx_bytes
-from pipeline.gate.evidence import Evidence, ImageGates, Row
+from pipeline.gate.evidence import Evidence, EvidenceRow, ImageGates
 from pipeline.model import sha256_of
 from pipeline.oci.record import TitledLayer
 from pipeline.store.store import open_store
@@ -228,7 +228,7 @@ def test_the_bill_is_valid_by_SPDXs_own_tools(bill: Bill, tmp_path: Path) -> Non
     assert spdx_problems(json.dumps(broken).encode(), tmp_path) != []
 
 
-def found(verdict: Any, *rows: Row, words: str = "") -> Evidence:
+def found(verdict: Any, *rows: EvidenceRow, words: str = "") -> Evidence:
     return Evidence(
         gate="smem",
         arch="sm_120",
@@ -241,10 +241,10 @@ def found(verdict: Any, *rows: Row, words: str = "") -> Evidence:
 
 
 ROWS = {
-    "passed": Row(name="a", verdict="passed"),
-    "accepted": Row(name="b", verdict="accepted", message="a known one"),
-    "failed": Row(name="c", verdict="failed", message="needs 106496 bytes"),
-    "unknown": Row(name="d", verdict="unknown", message="died"),
+    "passed": EvidenceRow(name="a", verdict="passed"),
+    "accepted": EvidenceRow(name="b", verdict="accepted", message="a known one"),
+    "failed": EvidenceRow(name="c", verdict="failed", message="needs 106496 bytes"),
+    "unknown": EvidenceRow(name="d", verdict="unknown", message="died"),
 }
 
 

@@ -16,8 +16,8 @@ from pipeline.errors import (
 )
 from pipeline.gate.evidence import (
     Evidence,
+    EvidenceRow,
     GateKind,
-    Row,
     error_of,
     evidence_path,
     keep_evidence,
@@ -35,7 +35,7 @@ DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 def evidence(
     gate: GateKind = "smem", verdict: CaseVerdict = "passed", arch: str = "sm_120"
 ) -> Evidence:
-    row = Row(name="case-1", verdict=verdict, message="the kernel needs 106496 bytes")
+    row = EvidenceRow(name="case-1", verdict=verdict, message="the kernel needs 106496 bytes")
     return Evidence(
         gate=gate, arch=arch, verdict=verdict, inputs={"x.whl": OTHER}, made_by={}, rows=[row]
     )

@@ -21,7 +21,7 @@ from pipeline.attest.trust import Trust
 from pipeline.evidence.evidence_set import NAME as SET
 from pipeline.evidence.evidence_set import set_statement
 from pipeline.evidence.image import image_statements, rebuild_statement
-from pipeline.gate.evidence import Evidence, GateKind, Row, keep_evidence
+from pipeline.gate.evidence import Evidence, EvidenceRow, GateKind, keep_evidence
 from pipeline.gate.smem.results import CaseVerdict
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
@@ -85,8 +85,8 @@ def evidence(
         inputs={n: sha256_of((folder / n).read_bytes()) for n in names} | {"x.whl": sha256_of(b"")},
         made_by={"triton": "3.5.1"},
         rows=[
-            Row(name="case-1", verdict="passed"),
-            Row(name="case-2", verdict=verdict, message=message),
+            EvidenceRow(name="case-1", verdict="passed"),
+            EvidenceRow(name="case-2", verdict=verdict, message=message),
         ],
     )
 

@@ -12,7 +12,7 @@ from pipeline.gate.arch import report as arch
 from pipeline.gate.arch.facts import reader_digest
 from pipeline.gate.arch.report import ArchReport, judge_image, read_image
 from pipeline.gate.arch.spec import ArchSpec, read_arch_spec
-from pipeline.gate.arch.verdict import Verdict
+from pipeline.gate.arch.verdict import ObjectVerdict
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests import makers
@@ -52,7 +52,7 @@ class Gate:
     def judge(self, spec: ArchSpec | None = None, card: str = "sm_120") -> ArchReport:
         return judge_image(read_image(self.store, self.built), spec or ArchSpec(), card)
 
-    def verdicts(self) -> dict[str, Verdict]:
+    def verdicts(self) -> dict[str, ObjectVerdict]:
         result = {x.path.rpartition("/")[2]: x.judgement.verdict for x in self.judge().objects}
         return {name: verdict for name, verdict in result.items() if name in self.names}
 
@@ -75,19 +75,19 @@ def test_every_object_of_an_image_gets_its_verdict(gate: Gate) -> None:
         }
     )
     assert gate.verdicts() == {
-        "mixed.so": Verdict.RUNS,
-        "hopper.so": Verdict.NO_KERNEL_IMAGE,
-        "plain.so": Verdict.NO_CUDA_CODE,
-        "odd.so": Verdict.UNREADABLE,
-        "empty.so": Verdict.UNREADABLE,
-        "run": Verdict.RUNS,
+        "mixed.so": ObjectVerdict.RUNS,
+        "hopper.so": ObjectVerdict.NO_KERNEL_IMAGE,
+        "plain.so": ObjectVerdict.NO_CUDA_CODE,
+        "odd.so": ObjectVerdict.UNREADABLE,
+        "empty.so": ObjectVerdict.UNREADABLE,
+        "run": ObjectVerdict.RUNS,
     }
 
 
 def test_an_object_stored_without_compression_is_read_too(gate: Gate) -> None:
     data = (DATA / "mixed.so").read_bytes() + bytes(3 << 20)
     gate.make({"engine/mixed.so": makers.Part(data, method=0)})
-    assert gate.verdicts() == {"mixed.so": Verdict.RUNS}
+    assert gate.verdicts() == {"mixed.so": ObjectVerdict.RUNS}
 
 
 def test_links_are_not_objects_but_a_hard_link_is_the_file_it_names(gate: Gate) -> None:
@@ -100,8 +100,8 @@ def test_links_are_not_objects_but_a_hard_link_is_the_file_it_names(gate: Gate) 
     gate.make({}, items=items)
     result = {x.path: x.judgement.verdict for x in gate.judge().objects}
     assert result == {
-        "usr/lib/a.so": Verdict.NO_KERNEL_IMAGE,
-        "usr/lib/b.so": Verdict.NO_KERNEL_IMAGE,
+        "usr/lib/a.so": ObjectVerdict.NO_KERNEL_IMAGE,
+        "usr/lib/b.so": ObjectVerdict.NO_KERNEL_IMAGE,
     }
 
 

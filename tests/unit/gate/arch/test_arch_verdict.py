@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.gate.arch.facts import Facts, ModuleFacts, read_facts
 from pipeline.gate.arch.fatbin import CUBIN, NVVM, PTX, Target
-from pipeline.gate.arch.verdict import Verdict, card_of, jits_on, judge, runs_on
+from pipeline.gate.arch.verdict import ObjectVerdict, card_of, jits_on, judge, runs_on
 from tests.unit.gate.arch.arch_files import DATA, opener
 
 
@@ -84,17 +84,17 @@ def test_ptx_is_compiled_for_newer_cards_unless_it_is_a_variant(
 @pytest.mark.parametrize(
     ("modules", "verdict"),
     [
-        ([], Verdict.NO_CUDA_CODE),
-        ([[sm(90, "a")]], Verdict.NO_KERNEL_IMAGE),
-        ([[sm(90, "a"), sm(100, "f")], [compute(121)]], Verdict.NO_KERNEL_IMAGE),
-        ([[Target(NVVM, 120, "")]], Verdict.NO_KERNEL_IMAGE),
-        ([[sm(80), compute(80)]], Verdict.JIT),
-        ([[sm(80), compute(80)], [sm(90)]], Verdict.JIT),
-        ([[sm(90), sm(120)]], Verdict.RUNS),
-        ([[sm(90)], [sm(120, "f")]], Verdict.RUNS),
+        ([], ObjectVerdict.NO_CUDA_CODE),
+        ([[sm(90, "a")]], ObjectVerdict.NO_KERNEL_IMAGE),
+        ([[sm(90, "a"), sm(100, "f")], [compute(121)]], ObjectVerdict.NO_KERNEL_IMAGE),
+        ([[Target(NVVM, 120, "")]], ObjectVerdict.NO_KERNEL_IMAGE),
+        ([[sm(80), compute(80)]], ObjectVerdict.JIT),
+        ([[sm(80), compute(80)], [sm(90)]], ObjectVerdict.JIT),
+        ([[sm(90), sm(120)]], ObjectVerdict.RUNS),
+        ([[sm(90)], [sm(120, "f")]], ObjectVerdict.RUNS),
     ],
 )
-def test_the_verdict_on_an_object(modules: list[list[Target]], verdict: Verdict) -> None:
+def test_the_verdict_on_an_object(modules: list[list[Target]], verdict: ObjectVerdict) -> None:
     assert judge(facts(*modules), "sm_120").verdict is verdict
 
 
@@ -105,7 +105,7 @@ def test_modules_without_code_for_the_card_are_counted() -> None:
 
 def test_what_cannot_be_read_says_why_and_did_not_pass() -> None:
     result = judge(read_facts(opener(b"not an object"), 13), "sm_120")
-    assert result.verdict is Verdict.UNREADABLE
+    assert result.verdict is ObjectVerdict.UNREADABLE
     assert result.message == "unreadable: neither an ELF file nor a fatbin"
 
 
@@ -122,12 +122,12 @@ def test_what_cannot_be_read_says_why_and_did_not_pass() -> None:
 )
 def test_the_wrong_variant_is_named(have: list[Target], want: str, message: str) -> None:
     result = judge(facts(have), "sm_120", want)
-    assert (result.verdict, result.message) == (Verdict.WRONG_VARIANT, message)
+    assert (result.verdict, result.message) == (ObjectVerdict.WRONG_VARIANT, message)
 
 
 def test_a_demand_on_an_object_without_cuda_code_is_not_met() -> None:
     result = judge(facts(), "sm_120", "sm_120a")
-    assert result.verdict is Verdict.WRONG_VARIANT
+    assert result.verdict is ObjectVerdict.WRONG_VARIANT
     assert result.message == "no CUDA code where sm_120a is needed"
 
 
@@ -142,28 +142,28 @@ def test_a_demand_on_an_object_without_cuda_code_is_not_met() -> None:
     ],
 )
 def test_a_demand_that_is_met(have: Target, want: str) -> None:
-    assert judge(facts([have]), "sm_120", want).verdict is Verdict.RUNS
+    assert judge(facts([have]), "sm_120", want).verdict is ObjectVerdict.RUNS
 
 
 def test_a_demand_for_another_card_is_not_asked() -> None:
-    assert judge(facts([sm(90)]), "sm_90", "sm_120a").verdict is Verdict.RUNS
+    assert judge(facts([sm(90)]), "sm_90", "sm_120a").verdict is ObjectVerdict.RUNS
 
 
 @pytest.mark.parametrize(
     ("name", "card", "verdict"),
     [
-        ("mixed.so", "sm_120", Verdict.RUNS),
-        ("mixed.so", "sm_121", Verdict.RUNS),
-        ("mixed.so", "sm_100", Verdict.JIT),
-        ("hopper.so", "sm_120", Verdict.NO_KERNEL_IMAGE),
-        ("hopper.so", "sm_90", Verdict.RUNS),
-        ("compute_120.fatbin", "sm_120", Verdict.JIT),
-        ("compute_120.fatbin", "sm_90", Verdict.NO_KERNEL_IMAGE),
-        ("sm_120a.cubin", "sm_121", Verdict.NO_KERNEL_IMAGE),
-        ("plain.so", "sm_120", Verdict.NO_CUDA_CODE),
+        ("mixed.so", "sm_120", ObjectVerdict.RUNS),
+        ("mixed.so", "sm_121", ObjectVerdict.RUNS),
+        ("mixed.so", "sm_100", ObjectVerdict.JIT),
+        ("hopper.so", "sm_120", ObjectVerdict.NO_KERNEL_IMAGE),
+        ("hopper.so", "sm_90", ObjectVerdict.RUNS),
+        ("compute_120.fatbin", "sm_120", ObjectVerdict.JIT),
+        ("compute_120.fatbin", "sm_90", ObjectVerdict.NO_KERNEL_IMAGE),
+        ("sm_120a.cubin", "sm_121", ObjectVerdict.NO_KERNEL_IMAGE),
+        ("plain.so", "sm_120", ObjectVerdict.NO_CUDA_CODE),
     ],
 )
-def test_compiled_files_on_real_cards(name: str, card: str, verdict: Verdict) -> None:
+def test_compiled_files_on_real_cards(name: str, card: str, verdict: ObjectVerdict) -> None:
     data = (DATA / name).read_bytes()
     assert judge(read_facts(opener(data), len(data)), card).verdict is verdict
 

@@ -13,7 +13,7 @@ from tests.unit.gate.arch.arch_files import DATA, host_object
 PLAIN = (DATA / "plain.so").read_bytes()
 
 
-def header_of(data: bytes) -> elf.Header:
+def header_of(data: bytes) -> elf.ElfHeader:
     return elf.read_header(data[:64], len(data))
 
 
@@ -151,7 +151,7 @@ def test_no_header_crashes_the_reader(noise: bytes, file_bytes: int) -> None:
 @given(st.binary(max_size=640))
 def test_no_section_table_crashes_the_reader(noise: bytes) -> None:
     table = noise[: len(noise) // 64 * 64]
-    header = elf.Header(62, 64, 64, len(table) // 64, 1, 0)
+    header = elf.ElfHeader(62, 64, 64, len(table) // 64, 1, 0)
     try:
         result = elf.read_sections(header, table, 1 << 20)
         names = elf.named(result, b"\0" * elf.names_section(header, result).size_bytes)

@@ -10,7 +10,7 @@ import pytest
 from pipeline.gate.numerics.check import TOLERANCES, judge_numbers, overall_numbers
 from pipeline.gate.patches import PatchVerdict, unproved, with_numbers
 from pipeline.gate.smem.cases import Case
-from pipeline.gate.smem.results import Answer, NumericsResult, NumericsResults
+from pipeline.gate.smem.results import NumericsResult, NumericsResults, WorkerAnswer
 from tests.unit.gate.smem.test_results import case as make_case
 from tests.unit.gate.smem.test_results import record
 
@@ -28,7 +28,7 @@ def computed(share: float | None = 0.001, **changes: Any) -> dict[str, Any]:
 
 def judged(*found: dict[str, Any], ended: str = "called", **changes: Any) -> NumericsResult:
     report = {"case": "decode-8", "ended": ended, "computed": found, "records": [record(None)]}
-    answer = Answer.model_validate({**report, **changes})
+    answer = WorkerAnswer.model_validate({**report, **changes})
     return judge_numbers(case(), answer, cached=False)
 
 
@@ -66,7 +66,7 @@ def test_one_wrong_output_is_enough() -> None:
     both = make_case(numerics={**NUMERICS, "outputs": ["o", "lse"]})
     result = [computed(), computed(0.5, output="lse")]
     report = {"case": "decode-8", "ended": "called", "computed": result, "records": [record(None)]}
-    verdict = judge_numbers(both, Answer.model_validate(report), cached=False)
+    verdict = judge_numbers(both, WorkerAnswer.model_validate(report), cached=False)
     assert (verdict.verdict, verdict.message[:11]) == ("wrong", "lse is off ")
 
 

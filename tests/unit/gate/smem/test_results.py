@@ -9,7 +9,7 @@ import pytest
 from pipeline.gate.smem.case_spec import AcceptedKernel
 from pipeline.gate.smem.cases import Case
 from pipeline.gate.smem.limits import CARDS, card_for
-from pipeline.gate.smem.results import Answer, CaseResult, Record, judge_case, overall
+from pipeline.gate.smem.results import CaseResult, Record, WorkerAnswer, judge_case, overall
 
 CARD = card_for("sm_120")
 LIMIT = CARD.shared_bytes
@@ -48,7 +48,7 @@ def judged(
         reason="known upstream, being fixed",
         upstream=["https://example.org/1"],
     )
-    answer = Answer.model_validate({"case": "decode-8", "ended": ended, "records": records})
+    answer = WorkerAnswer.model_validate({"case": "decode-8", "ended": ended, "records": records})
     return judge_case(case(**changes), answer, CARD, [known] if accepted else [], cached=False)
 
 
@@ -139,7 +139,7 @@ def test_no_cases_at_all_is_unknown() -> None:
 
 def test_words_of_the_assembler_are_kept_without_the_paths_of_this_machine() -> None:
     message = "ptxas fatal : Value 'sm_121a' is not defined Repro command: /tmp/x/ptxas /tmp/y.ptx"
-    answer = Answer(case="one", ended="raised", message=message)
+    answer = WorkerAnswer(case="one", ended="raised", message=message)
     result = judge_case(case(), answer, CARDS["sm_121"], [], cached=False)
     assert result.verdict == "unknown"
     assert result.message == "ptxas fatal : Value 'sm_121a' is not defined"
@@ -187,7 +187,7 @@ def test_what_is_accepted_is_meant_by_its_name_or_as_one_of_its_sizes(
 )
 def test_another_case_is_not_accepted_along_with_it(accepted: str | list[str], name: str) -> None:
     assert not accepting(accepted).covers(name)
-    answer = Answer.model_validate(
+    answer = WorkerAnswer.model_validate(
         {"case": name, "ended": "called", "records": [record(LIMIT + 1)]}
     )
     result = judge_case(case(name=name), answer, CARD, [accepting(accepted)], cached=False)
