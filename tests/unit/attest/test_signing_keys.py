@@ -126,12 +126,12 @@ def test_files_that_cannot_be_keys_are_refused(tmp_path: Path) -> None:
 
 def test_a_signature_holds_for_its_bytes_and_key_only() -> None:
     key = new_key()
-    sig = LocalSigner(key).sign(b"words")
-    assert is_valid_signature(key.public_key(), sig, b"words")
-    assert not is_valid_signature(key.public_key(), sig, b"word")
-    assert not is_valid_signature(new_key().public_key(), sig, b"words")
-    assert not is_valid_signature(key.public_key(), b"", b"words")
-    assert not is_valid_signature(key.public_key(), sig[:-1], b"words")
+    sig = LocalSigner(key).sign(b"data")
+    assert is_valid_signature(key.public_key(), sig, b"data")
+    assert not is_valid_signature(key.public_key(), sig, b"dat")
+    assert not is_valid_signature(new_key().public_key(), sig, b"data")
+    assert not is_valid_signature(key.public_key(), b"", b"data")
+    assert not is_valid_signature(key.public_key(), sig[:-1], b"data")
 
 
 def test_openssl_agrees(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_openssl_agrees(tmp_path: Path) -> None:
         pytest.skip("openssl is not installed.")
     key = new_key()
     public = write_key(tmp_path / "k.pem", key)
-    (tmp_path / "data").write_bytes(b"words")
-    (tmp_path / "sig").write_bytes(LocalSigner(key).sign(b"words"))
+    (tmp_path / "data").write_bytes(b"data")
+    (tmp_path / "sig").write_bytes(LocalSigner(key).sign(b"data"))
     args = ["openssl", "dgst", "-sha256", "-verify", str(public), "-signature"]
     done = subprocess.run([*args, tmp_path / "sig", tmp_path / "data"], capture_output=True)
     assert done.returncode == 0, done.stderr
@@ -171,7 +171,7 @@ def test_an_agent_signs_what_it_reads(tmp_path: Path) -> None:
     )
     assert isinstance(signer, AgentSigner)
     assert signer.key_id == key_id(key.public_key())
-    assert is_valid_signature(key.public_key(), signer.sign(b"words"), b"words")
+    assert is_valid_signature(key.public_key(), signer.sign(b"data"), b"data")
 
 
 def test_an_agent_with_another_key_is_found_out(tmp_path: Path) -> None:
@@ -179,24 +179,24 @@ def test_an_agent_with_another_key_is_found_out(tmp_path: Path) -> None:
     agent = agent_script(tmp_path, GOOD_AGENT.format(path=str(tmp_path / "hidden.pem")))
     signer = AgentSigner(tuple(shlex.split(agent)), new_key().public_key())
     with pytest.raises(SigningFailed, match="its output is not a signature by sha256:"):
-        signer.sign(b"words")
+        signer.sign(b"data")
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [("print()", "not a signature"), ("import sys; sys.exit('locked')", "exit code 1: locked")],
 )
-def test_an_agent_that_fails_is_told(tmp_path: Path, body: str, words: str) -> None:
+def test_an_agent_that_fails_is_reported(tmp_path: Path, body: str, message: str) -> None:
     agent = agent_script(tmp_path, body)
     signer = AgentSigner(tuple(shlex.split(agent)), new_key().public_key())
-    with pytest.raises(SigningFailed, match=words):
-        signer.sign(b"words")
+    with pytest.raises(SigningFailed, match=message):
+        signer.sign(b"data")
 
 
-def test_an_agent_that_is_not_there_is_told() -> None:
+def test_an_agent_that_is_not_there_is_reported() -> None:
     signer = AgentSigner(("/nonexistent/agent",), new_key().public_key())
     with pytest.raises(SigningFailed, match="No such file"):
-        signer.sign(b"words")
+        signer.sign(b"data")
 
 
 def test_a_key_comes_from_file_then_environment_then_agent(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def test_bytes_do_not_depend_on_the_order_of_fields() -> None:
 
 
 def test_a_moment_is_now_in_whole_seconds() -> None:
-    found = moment(datetime(2026, 3, 4, 5, 6, 7, 999, tzinfo=UTC))
-    assert found.at == "2026-03-04T05:06:07Z"
+    when = moment(datetime(2026, 3, 4, 5, 6, 7, 999, tzinfo=UTC))
+    assert when.at == "2026-03-04T05:06:07Z"
     assert moment().invocation != moment().invocation
     assert read_stamp(stamp(datetime(2026, 3, 4, tzinfo=UTC))) == datetime(2026, 3, 4, tzinfo=UTC)
 
@@ -157,24 +157,24 @@ def test_a_new_finding_takes_the_old_ones_place(tmp_path: Path) -> None:
 
 def test_an_image_signature_is_what_cosign_reads() -> None:
     signer = LocalSigner(new_key())
-    found = signature_attachment(DIGEST, "registry.example/engine", signer)
-    said = json.loads(found.data)
-    assert said["critical"]["image"] == {"docker-manifest-digest": DIGEST}
-    assert said["critical"]["type"] == "cosign container image signature"
-    assert found.data == signature_payload(DIGEST, "registry.example/engine")
-    sig = base64.b64decode(found.annotations[SIGNATURE_NOTE])
-    assert is_valid_signature(signer.key.public_key(), sig, found.data)
+    layer = signature_attachment(DIGEST, "registry.example/engine", signer)
+    body = json.loads(layer.data)
+    assert body["critical"]["image"] == {"docker-manifest-digest": DIGEST}
+    assert body["critical"]["type"] == "cosign container image signature"
+    assert layer.data == signature_payload(DIGEST, "registry.example/engine")
+    sig = base64.b64decode(layer.annotations[SIGNATURE_NOTE])
+    assert is_valid_signature(signer.key.public_key(), sig, layer.data)
 
 
 def test_a_payload_says_digest_name_time_and_set_and_others_may_say_more() -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    said = read_payload(signature_payload(DIGEST, "registry.example/engine", at, OTHER_DIGEST))
-    assert (said.digest, said.reference) == (DIGEST, "registry.example/engine")
-    assert (said.at, said.evidence_set) == (at, OTHER_DIGEST)
+    signed = read_payload(signature_payload(DIGEST, "registry.example/engine", at, OTHER_DIGEST))
+    assert (signed.digest, signed.reference) == (DIGEST, "registry.example/engine")
+    assert (signed.at, signed.evidence_set) == (at, OTHER_DIGEST)
     plain = json.loads(signature_payload(DIGEST, "registry.example/engine"))
     assert plain["optional"] is None
-    said = read_payload(json.dumps(plain | {"optional": {"creator": "cosign"}}).encode())
-    assert (said.digest, said.at, said.evidence_set) == (DIGEST, None, None)
+    signed = read_payload(json.dumps(plain | {"optional": {"creator": "cosign"}}).encode())
+    assert (signed.digest, signed.at, signed.evidence_set) == (DIGEST, None, None)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,6 @@ def test_a_payload_of_another_shape_is_refused(change: dict[str, Any]) -> None:
 
 def test_an_attestation_is_attached_as_it_was_signed() -> None:
     envelope = enclose(make_statement("x", DIGEST, PROVENANCE, {}), [LocalSigner(new_key())])
-    found = attestation_attachment(envelope)
-    assert found.annotations == {SIGNATURE_NOTE: "", "predicateType": PROVENANCE}
-    assert read_envelope(found.data, "it") == envelope
+    layer = attestation_attachment(envelope)
+    assert layer.annotations == {SIGNATURE_NOTE: "", "predicateType": PROVENANCE}
+    assert read_envelope(layer.data, "it") == envelope

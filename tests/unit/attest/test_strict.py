@@ -27,12 +27,12 @@ from pipeline.model import Frozen
     ],
 )
 def test_plain_json_is_read(text: str, value: Any) -> None:
-    found = read_json(text.encode(), "it")
-    assert value is None or found == value
+    read = read_json(text.encode(), "it")
+    assert value is None or read == value
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"", "is not JSON"),
         (b"{", "is not JSON"),
@@ -40,11 +40,11 @@ def test_plain_json_is_read(text: str, value: Any) -> None:
         (b'{"a": 1,}', "is not JSON"),
         (b'"\x00"', "is not JSON"),
         (b'"a\\u0000b"', "U+0000"),
-        (b'{"a": 1, "a": 1}', "there twice"),
-        (b'{"a": {"b": 1, "b": 2}}', "there twice"),
-        (b'{"\\u0061": 1, "a": 2}', "there twice"),
-        (b"[NaN]", "NaN is no number"),
-        (b"-Infinity", "-Infinity is no number"),
+        (b'{"a": 1, "a": 1}', "appears twice"),
+        (b'{"a": {"b": 1, "b": 2}}', "appears twice"),
+        (b'{"\\u0061": 1, "a": 2}', "appears twice"),
+        (b"[NaN]", "NaN is not a number"),
+        (b"-Infinity", "-Infinity is not a number"),
         (b"1e400", "too large"),
         (b"-1e400", "too large"),
         (b"9223372036854775808", "too large"),
@@ -64,11 +64,11 @@ def test_plain_json_is_read(text: str, value: Any) -> None:
         (b'"e\\u0301"', "normal form"),
     ],
 )
-def test_anything_with_a_second_meaning_is_refused(data: bytes, words: str) -> None:
+def test_anything_with_a_second_meaning_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(RecordInvalid) as refused:
         read_json(data, "it")
     assert str(refused.value).startswith("it: ")
-    assert words in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_text_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,15 +91,15 @@ def test_hostile_text_takes_linear_time(unit: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [({"a": "x"}, "it: a: "), ([], "it: the list: "), ({}, "it: a: ")]
+    ("value", "message"), [({"a": "x"}, "it: a: "), ([], "it: the list: "), ({}, "it: a: ")]
 )
-def test_what_fits_no_model_is_told_by_its_field_or_as_a_whole(value: Any, words: str) -> None:
+def test_what_fits_no_model_is_reported_by_field_or_as_a_whole(value: Any, message: str) -> None:
     class Number(Frozen):
         a: int
 
     with pytest.raises(RecordInvalid) as caught:
         as_model(Number, value, "it", "the list")
-    assert str(caught.value).startswith(words)
+    assert str(caught.value).startswith(message)
 
 
 def test_texts_of_others_are_made_plain() -> None:

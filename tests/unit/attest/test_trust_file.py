@@ -39,7 +39,7 @@ def test_an_empty_trust_file_trusts_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (FILE.replace("format: 1", "format: 2"), "format"),
         (FILE + "  level: 3\n", "level: Extra inputs"),
@@ -58,8 +58,8 @@ def test_an_empty_trust_file_trusts_nobody(tmp_path: Path) -> None:
         ("[" * 100, "levels deep"),
     ],
 )
-def test_a_bad_trust_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(TrustInvalid, match=words):
+def test_a_bad_trust_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TrustInvalid, match=message):
         read(tmp_path, text)
 
 
@@ -70,7 +70,7 @@ def test_two_keys_of_one_name_are_refused(tmp_path: Path) -> None:
         read(tmp_path, f"{FILE}{entry}\n")
 
 
-def test_a_missing_trust_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_trust_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TrustInvalid, match="no such trust file"):
         read_trust(tmp_path / "none.yaml")
 
@@ -94,9 +94,9 @@ def test_a_revoked_key_is_not_believed_from_then_on_or_never(
     tmp_path: Path, compromised: str, month: int, is_revoked: bool
 ) -> None:
     (key,) = read(tmp_path, f"{REVOKED}, compromised: {compromised}}}\n").keys
-    said, now = datetime(2026, month, 1, tzinfo=UTC), datetime(2026, 6, 1, tzinfo=UTC)
+    made_at, now = datetime(2026, month, 1, tzinfo=UTC), datetime(2026, 6, 1, tzinfo=UTC)
     want = "the key builder is revoked: laptop lost" if is_revoked else ""
-    assert key.objection(PROVENANCE, said, now) == want
+    assert key.objection(PROVENANCE, made_at, now) == want
 
 
 def test_clocks_may_be_a_little_apart_and_no_more(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def licence(tmp_path: Path, *items: Item) -> Licence:
     checkout = make_checkout(tmp_path / "checkout", root_image([deb]))
     store = open_store(tmp_path / "store")
     built = build(checkout, store, tmp_path / "mirror", "root")[0]
-    (found,) = licences_of(store, parts_of(built)).values()
-    return found
+    (licences,) = licences_of(store, parts_of(built)).values()
+    return licences
 
 
 @pytest.mark.parametrize(
@@ -62,5 +62,5 @@ def test_what_the_image_does_not_hold_is_not_asserted(tmp_path: Path, items: lis
 
 def test_a_huge_copyright_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bill, "_MOST_BYTES", 10)
-    found = licence(tmp_path, Item(f"{DOC}/copyright", COPYRIGHT))
-    assert "larger than 10 bytes" in found.reason
+    declared = licence(tmp_path, Item(f"{DOC}/copyright", COPYRIGHT))
+    assert "larger than 10 bytes" in declared.reason

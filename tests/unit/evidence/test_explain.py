@@ -21,40 +21,40 @@ def origin(world: World, path: str) -> Origin:
 
 
 def test_a_file_of_a_wheel(world: World) -> None:
-    found = origin(world, f"/{SITE}/other/__init__.py")
-    assert found.origin == "other"
-    assert found.package == "pkg:pypi/other@1.0?file_name=other-1.0-py3-none-any.whl"
+    file = origin(world, f"/{SITE}/other/__init__.py")
+    assert file.origin == "other"
+    assert file.package == "pkg:pypi/other@1.0?file_name=other-1.0-py3-none-any.whl"
     (pin,) = [p for p in world.built.plan.lock.wheels if p.name == "other"]
-    assert found.package_sha256 == pin.sha256
-    assert found.patches == ()
+    assert file.package_sha256 == pin.sha256
+    assert file.patches == ()
 
 
 def test_a_file_of_a_deb_behind_a_link(world: World) -> None:
-    found = origin(world, "/bin/tool")
-    assert found.path == "/usr/bin/tool"
-    assert found.links == ("/bin → usr/bin",)
-    assert found.origin == "tool"
-    assert str(found.package).startswith("pkg:deb/debian/tool@1.0?arch=amd64")
+    file = origin(world, "/bin/tool")
+    assert file.path == "/usr/bin/tool"
+    assert file.links == ("/bin → usr/bin",)
+    assert file.origin == "tool"
+    assert str(file.package).startswith("pkg:deb/debian/tool@1.0?arch=amd64")
 
 
 def test_a_patched_file_names_its_wheel_and_its_patch(world: World) -> None:
-    found = origin(world, f"{SITE}/pkg/code.py")
-    assert found.layer == "patches"
-    assert found.origin == "pkg, changed by a patch of engine"
-    assert [p.split()[0] for p in found.patches] == ["images/engine/patches/0001.patch"]
-    assert str(found.package).startswith("pkg:pypi/pkg@1.0")
+    file = origin(world, f"{SITE}/pkg/code.py")
+    assert file.layer == "patches"
+    assert file.origin == "pkg, changed by a patch of engine"
+    assert [p.split()[0] for p in file.patches] == ["images/engine/patches/0001.patch"]
+    assert str(file.package).startswith("pkg:pypi/pkg@1.0")
 
 
 def test_a_record_that_a_patch_made_untrue_is_explained(world: World) -> None:
-    found = origin(world, f"{SITE}/pkg-1.0.dist-info/RECORD")
-    assert found.origin == "pkg, its RECORD made true after a patch of engine"
-    assert found.patches == ()
+    file = origin(world, f"{SITE}/pkg-1.0.dist-info/RECORD")
+    assert file.origin == "pkg, its RECORD made true after a patch of engine"
+    assert file.patches == ()
 
 
 def test_a_file_of_ours(world: World) -> None:
-    found = origin(world, "/opt/serve.py")
-    assert found.origin == "a file of images/engine"
-    assert found.package is None
+    file = origin(world, "/opt/serve.py")
+    assert file.origin == "a file of images/engine"
+    assert file.package is None
 
 
 def test_a_file_that_the_builder_wrote(world: World) -> None:

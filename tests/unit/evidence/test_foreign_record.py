@@ -28,25 +28,26 @@ def bill(foreign: World) -> Bill:
 
 
 def test_provenance_names_the_base_and_its_layers(foreign: World) -> None:
-    found = foreign.statements["provenance"].predicate["buildDefinition"]["resolvedDependencies"]
-    base = found[0]
+    definition = foreign.statements["provenance"].predicate["buildDefinition"]
+    resources = definition["resolvedDependencies"]
+    base = resources[0]
     assert base["uri"] == f"pkg:oci/base@{quote(IMAGE.digest, safe='')}?arch=amd64"
     assert base["name"] == REPOSITORY
     assert base["digest"]["sha256"] == IMAGE.digest.removeprefix("sha256:")
     assert base["annotations"]["index"] == digest_of(INDEX)
     assert base["annotations"]["contents"].startswith("unknown")
-    layers = [x["digest"]["sha256"] for x in found if ":layer:mine:base%20layer" in x["uri"]]
+    layers = [x["digest"]["sha256"] for x in resources if ":layer:mine:base%20layer" in x["uri"]]
     assert [f"sha256:{x}" for x in layers] == [digest_of(x.blob) for x in IMAGE.layers]
 
 
 def test_the_bill_names_the_base_and_says_that_its_contents_are_unknown(bill: Bill) -> None:
-    found = cyclonedx(bill)
-    base = found["components"][0]
+    document = cyclonedx(bill)
+    base = document["components"][0]
     assert (base["type"], base["name"]) == ("container", REPOSITORY)
     assert base["hashes"][0]["content"] == IMAGE.digest.removeprefix("sha256:")
     notes = {p["name"]: p["value"] for p in base["properties"]}
     assert notes["sm120:contents"].startswith("unknown")
-    assert found["compositions"] == [
+    assert document["compositions"] == [
         {"aggregate": "incomplete", "assemblies": [bill.purl]},
         {"aggregate": "unknown", "assemblies": [base["bom-ref"]]},
     ]
@@ -63,13 +64,13 @@ def test_the_bills_are_valid_by_their_own_tools(bill: Bill, tmp_path: Path) -> N
 
 
 def test_SPDX_says_that_the_image_descends_from_the_base_and_what_holds_what(bill: Bill) -> None:
-    found = spdx(bill)
-    base = next(p for p in found["packages"] if p["SPDXID"] == "SPDXRef-BaseImage")
+    document = spdx(bill)
+    base = next(p for p in document["packages"] if p["SPDXID"] == "SPDXRef-BaseImage")
     assert (base["name"], base["versionInfo"]) == (REPOSITORY, IMAGE.digest)
     assert base["comment"].startswith("unknown")
     related = {
         (r["spdxElementId"], r["relationshipType"], r["relatedSpdxElement"])
-        for r in found["relationships"]
+        for r in document["relationships"]
     }
     layers = [digest_of(x.blob).removeprefix("sha256:") for x in IMAGE.layers]
     assert ("SPDXRef-Image", "DESCENDANT_OF", "SPDXRef-BaseImage") in related

@@ -36,10 +36,10 @@ def metadata(*lines: str) -> bytes:
     ],
 )
 def test_a_certain_licence_is_an_expression(lines: list[str], expression: str | None) -> None:
-    found = wheel_licence(metadata(*lines))
-    assert found.expression == (expression or "MIT OR (Apache-2.0 AND BSD-3-Clause)")
+    licence = wheel_licence(metadata(*lines))
+    assert licence.expression == (expression or "MIT OR (Apache-2.0 AND BSD-3-Clause)")
     field = "classifiers" if "Classifier" in lines[-1] else lines[0].partition(":")[0]
-    assert found.reason.startswith(f"METADATA {field}")
+    assert licence.reason.startswith(f"METADATA {field}")
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_a_certain_licence_is_an_expression(lines: list[str], expression: str | 
 def test_an_uncertain_licence_is_a_name_or_a_reason(
     lines: list[str], name: str | None, reason: str
 ) -> None:
-    found = wheel_licence(metadata(*lines))
-    assert found.expression is None
-    assert found.name == name
-    assert reason in found.reason
+    licence = wheel_licence(metadata(*lines))
+    assert licence.expression is None
+    assert licence.name == name
+    assert reason in licence.reason
 
 
 HEAD = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\n"
@@ -95,7 +95,7 @@ def test_debians_names_become_SPDXs_where_they_can(lines: str, expression: str) 
 def test_what_debian_does_not_say_exactly_is_not_asserted(
     text: str, name: str | None, reason: str
 ) -> None:
-    found = deb_licence(text.encode())
-    assert found.expression is None
-    assert found.name == name
-    assert reason in found.reason
+    licence = deb_licence(text.encode())
+    assert licence.expression is None
+    assert licence.name == name
+    assert reason in licence.reason

@@ -64,25 +64,25 @@ def bill(world: World) -> Bill:
 
 def test_provenance_names_every_input_by_digest(world: World) -> None:
     predicate = world.statements["provenance"].predicate
-    found = predicate["buildDefinition"]["resolvedDependencies"]
-    named = {x["name"]: x["digest"]["sha256"] for x in found}
+    resources = predicate["buildDefinition"]["resolvedDependencies"]
+    named = {x["name"]: x["digest"]["sha256"] for x in resources}
     pins = [p for plan in world.built.plan.chain() for p in plan.lock.pins]
     assert {p.file: p.sha256 for p in pins}.items() <= named.items()
     patch = world.checkout.folder("engine") / "patches" / "0001.patch"
     want = sha256_of(patch.read_bytes()).removeprefix("sha256:")
     assert named["images/engine/patches/0001.patch"] == want
-    assert len(found) == len(pins) + 3  # a patch, a file, the base's layer
+    assert len(resources) == len(pins) + 3  # a patch, a file, the base's layer
     spec = predicate["buildDefinition"]["externalParameters"]["images"]["engine"]["spec"]
     assert spec["gates"] == ["smem"]
     assert spec["files"][0].keys() == {"from", "to", "mode"}  # as they are written by hand
     for part in parts_of(world.built):
-        (entry,) = [x for x in found if x["uri"] == part.purl]
+        (entry,) = [x for x in resources if x["uri"] == part.purl]
         assert entry["annotations"] == {
             "image": part.image,
             "layer": part.layer.record.digest,
             "sizeBytes": part.pin.size_bytes,
         }
-    (layer,) = [x for x in found if ":layer:" in x["uri"]]
+    (layer,) = [x for x in resources if ":layer:" in x["uri"]]
     title = quote(layer["name"], safe="")
     assert layer["uri"] == f"urn:sm120-pipeline:layer:root:{title}"
 
@@ -141,12 +141,12 @@ def test_a_layer_that_nothing_accounts_for_is_refused(world: World) -> None:
 
 
 def test_licences_are_read_from_the_image_itself(world: World) -> None:
-    found = licences_of(world.store, parts_of(world.built))
-    said = {purl.partition("@")[0]: licence for purl, licence in found.items()}
-    assert said["pkg:pypi/pkg"].expression == "MIT OR Apache-2.0"
-    assert said["pkg:deb/debian/tool"].expression == "GPL-2.0-or-later AND MIT"
-    assert said["pkg:deb/debian/more"] == said["pkg:deb/debian/tool"]  # behind a link
-    assert said["pkg:pypi/other"].reason == "its METADATA names no licence"
+    licences = licences_of(world.store, parts_of(world.built))
+    by_name = {purl.partition("@")[0]: licence for purl, licence in licences.items()}
+    assert by_name["pkg:pypi/pkg"].expression == "MIT OR Apache-2.0"
+    assert by_name["pkg:deb/debian/tool"].expression == "GPL-2.0-or-later AND MIT"
+    assert by_name["pkg:deb/debian/more"] == by_name["pkg:deb/debian/tool"]  # behind a link
+    assert by_name["pkg:pypi/other"].reason == "its METADATA names no licence"
 
 
 def test_the_bills_list_every_part_with_hash_layer_and_licence(bill: Bill) -> None:
@@ -176,11 +176,11 @@ def test_a_licence_that_is_only_a_name_stands_as_one(bill: Bill) -> None:
 
 
 def test_a_licence_by_reference_is_declared_in_SPDX(bill: Bill, tmp_path: Path) -> None:
-    words = "MIT AND LicenseRef-NVIDIA-Proprietary"
-    first = replace(bill.parts[0], licence=Licence(words, reason="METADATA License-Expression"))
+    message = "MIT AND LicenseRef-NVIDIA-Proprietary"
+    first = replace(bill.parts[0], licence=Licence(message, reason="METADATA License-Expression"))
     named = replace(bill, parts=(first, *bill.parts[1:]))
-    (found,) = spdx(named)["hasExtractedLicensingInfos"]
-    assert found["licenseId"] == "LicenseRef-NVIDIA-Proprietary"
+    (document,) = spdx(named)["hasExtractedLicensingInfos"]
+    assert document["licenseId"] == "LicenseRef-NVIDIA-Proprietary"
     pytest.importorskip("spdx_tools", reason="spdx-tools is not installed.")
     assert spdx_problems(spdx_bytes(named), tmp_path) == []
 
@@ -228,12 +228,12 @@ def test_the_bill_is_valid_by_SPDXs_own_tools(bill: Bill, tmp_path: Path) -> Non
     assert spdx_problems(json.dumps(broken).encode(), tmp_path) != []
 
 
-def found(verdict: Any, *rows: EvidenceRow, words: str = "") -> Evidence:
+def outcome(verdict: Any, *rows: EvidenceRow, message: str = "") -> Evidence:
     return Evidence(
         gate="smem",
         arch="sm_120",
         verdict=verdict,
-        message=words,
+        message=message,
         inputs={},
         made_by={},
         rows=[*rows],
@@ -253,25 +253,25 @@ ROWS = {
     [("passed", "PASSED"), ("accepted", "WARNED"), ("failed", "FAILED"), ("unknown", "FAILED")],
 )
 def test_a_gates_verdict_is_a_test_result(verdict: str, result: str) -> None:
-    said = gate_predicate(found(verdict, ROWS["passed"], ROWS[verdict]))
-    assert said["result"] == result
-    assert (result == "PASSED") == (not said["failedTests"] and not said["warnedTests"])
+    predicate = gate_predicate(outcome(verdict, ROWS["passed"], ROWS[verdict]))
+    assert predicate["result"] == result
+    assert (result == "PASSED") == (not predicate["failedTests"] and not predicate["warnedTests"])
 
 
 def test_unknown_is_listed_with_failures_and_says_why() -> None:
-    said = gate_predicate(found("failed", *ROWS.values()))
-    assert said["passedTests"] == ["a"]
-    assert said["warnedTests"] == ["b"]
-    assert said["failedTests"] == ["c", "d"]
-    assert said["sm120_unknown"] == [{"test": "d", "verdict": "unknown", "why": "died"}]
-    assert {"test": "c", "verdict": "failed", "why": "needs 106496 bytes"} in said["sm120_why"]
+    predicate = gate_predicate(outcome("failed", *ROWS.values()))
+    assert predicate["passedTests"] == ["a"]
+    assert predicate["warnedTests"] == ["b"]
+    assert predicate["failedTests"] == ["c", "d"]
+    assert predicate["sm120_unknown"] == [{"test": "d", "verdict": "unknown", "why": "died"}]
+    assert {"test": "c", "verdict": "failed", "why": "needs 106496 bytes"} in predicate["sm120_why"]
 
 
 def test_a_gate_that_could_not_begin_is_unknown_and_says_why() -> None:
-    said = gate_predicate(found("unknown", words="no index answers"))
-    assert said["failedTests"] == ["smem"]
-    assert said["sm120_unknown"][0]["why"] == "no index answers"
-    assert gate_predicate(found("unknown"))["sm120_unknown"][0]["why"] == "no test was run"
+    predicate = gate_predicate(outcome("unknown", message="no index answers"))
+    assert predicate["failedTests"] == ["smem"]
+    assert predicate["sm120_unknown"][0]["why"] == "no index answers"
+    assert gate_predicate(outcome("unknown"))["sm120_unknown"][0]["why"] == "no test was run"
 
 
 def test_each_gate_and_card_has_its_statement(world: World) -> None:
@@ -279,7 +279,7 @@ def test_each_gate_and_card_has_its_statement(world: World) -> None:
         image="engine",
         platform=AMD64,
         image_digest=world.built.digest,
-        results=[found("passed", ROWS["passed"]), found("failed", ROWS["failed"])],
+        results=[outcome("passed", ROWS["passed"]), outcome("failed", ROWS["failed"])],
     )
     (statement,) = gate_statements(gates).values()
     assert statement.predicate_type == TEST_RESULT
@@ -291,17 +291,17 @@ def test_an_image_without_gate_results_has_no_gate_statement(world: World, tmp_p
     kept_aside = gates.read_bytes()
     gates.unlink()
     try:
-        said = image_statements(world.checkout, world.store, world.built)
+        statements = image_statements(world.checkout, world.store, world.built)
     finally:
         gates.write_bytes(kept_aside)
-    assert set(said) == {"provenance", "sbom-cyclonedx"}
+    assert set(statements) == {"provenance", "sbom-cyclonedx"}
 
 
 def test_an_image_without_a_golden_digest_says_so(world: World, tmp_path: Path) -> None:
     checkout = world.checkout_copy(tmp_path)
     checkout.golden_path.unlink()
-    said = image_provenance(checkout, world.built).predicate
-    (golden,) = [x for x in said["runDetails"]["byproducts"] if x["name"] == "golden digest"]
+    predicate = image_provenance(checkout, world.built).predicate
+    (golden,) = [x for x in predicate["runDetails"]["byproducts"] if x["name"] == "golden digest"]
     assert "digest" not in golden
     assert "no golden digest" in golden["annotations"]["unknown"]
 
@@ -323,9 +323,9 @@ def test_everything_is_kept_beside_the_image(world: World) -> None:
 def test_a_rebuild_that_differed_is_stated_too(world: World, tmp_path: Path) -> None:
     store = open_store(tmp_path)
     signer = LocalSigner(world.key)
-    said = record_rebuild(store, world.built, signer, "layer 'x': /a differs", WHEN)
-    assert said.statement.predicate["identical"] is False
-    assert said.statement.predicate["difference"] == "layer 'x': /a differs"
+    envelope = record_rebuild(store, world.built, signer, "layer 'x': /a differs", WHEN)
+    assert envelope.statement.predicate["identical"] is False
+    assert envelope.statement.predicate["difference"] == "layer 'x': /a differs"
 
 
 @pytest.mark.parametrize("kind", [k for k, uri in KINDS.items() if uri in MODELS])
@@ -404,15 +404,15 @@ def test_a_wheel_of_two_images_is_billed_as_patched_only_where_it_was(tmp_path: 
     store = open_store(tmp_path / "store")
     built = build(checkout, store, mirror, "above")[0]
     bill = bill_of(checkout, store, built)
-    found = {(p.part.image, p.part.pin.name): len(p.patches) for p in bill.parts}
-    assert found == {("root", "tool"): 0, ("below", "pkg"): 0, ("above", "pkg"): 1}
+    patches = {(p.part.image, p.part.pin.name): len(p.patches) for p in bill.parts}
+    assert patches == {("root", "tool"): 0, ("below", "pkg"): 0, ("above", "pkg"): 1}
 
 
 def test_a_copy_of_a_statement_is_named_once_in_the_set(world: World) -> None:
-    found = [world.signed("provenance"), world.signed("rebuild"), world.signed("provenance")]
-    said = read_set(set_statement("engine", AMD64, world.built.digest, found, None, WHEN))
-    assert [c.title for c in said.statements] == ["provenance", said.statements[1].title]
-    assert said.statements[1].title.endswith(", identical")
+    envelopes = [world.signed("provenance"), world.signed("rebuild"), world.signed("provenance")]
+    listed = read_set(set_statement("engine", AMD64, world.built.digest, envelopes, None, WHEN))
+    assert [c.title for c in listed.statements] == ["provenance", listed.statements[1].title]
+    assert listed.statements[1].title.endswith(", identical")
 
 
 def test_a_set_is_later_than_the_one_it_replaces_also_where_the_clock_went_back(
@@ -442,11 +442,11 @@ def test_two_stages_that_state_one_image_at_once_are_both_in_the_last_set(
     first_has_read, second_is_done = Event(), Event()
 
     def slowly(folder: Path) -> dict[str, Envelope]:
-        found = readable(folder)
+        envelopes = readable(folder)
         if not first_has_read.is_set():
             first_has_read.set()
             second_is_done.wait(0.5)
-        return found
+        return envelopes
 
     monkeypatch.setattr("pipeline.evidence.image.readable", slowly)
     store = open_store(tmp_path)

@@ -29,8 +29,8 @@ def plan(store: Store, door: Door, *patterns: str) -> Plan:
     return plan_gc(store, repository_at(door), patterns or ("v*",))
 
 
-def digests(found: Plan) -> tuple[set[str], set[str]]:
-    return {h.digest for h in found.kept}, {h.digest for h in found.gone}
+def digests(cleared: Plan) -> tuple[set[str], set[str]]:
+    return {h.digest for h in cleared.kept}, {h.digest for h in cleared.gone}
 
 
 def attached(tiny: TinyRegistry, image: Document, message: bytes, tag: str = "") -> Document:
@@ -39,10 +39,10 @@ def attached(tiny: TinyRegistry, image: Document, message: bytes, tag: str = "")
 
 def test_kept_tags_stay_and_the_rest_goes(store: Store, door: Door, tiny: TinyRegistry) -> None:
     kept, gone = put_image(tiny, "v1", b"1"), put_image(tiny, "old", b"22")
-    found = plan(store, door)
-    assert digests(found) == ({kept.digest}, {gone.digest})
-    assert found.freed_bytes == len(b"22") + len(b"config of old")
-    run_gc(store, repository_at(door), found)
+    cleared = plan(store, door)
+    assert digests(cleared) == ({kept.digest}, {gone.digest})
+    assert cleared.freed_bytes == len(b"22") + len(b"config of old")
+    run_gc(store, repository_at(door), cleared)
     assert set(tiny.tags.values()) == {kept.digest}
 
 
@@ -64,9 +64,9 @@ def test_images_below_an_index_that_goes_go_with_it_unless_something_else_keeps_
 ) -> None:
     one, two = put_image(tiny, "", b"1"), put_image(tiny, "v1", b"2")
     index = put(tiny, index_json((one, "linux/amd64"), (two, "linux/arm64")), "old")
-    found = plan(store, door)
-    assert digests(found) == ({two.digest}, {one.digest, index.digest})
-    assert found.gone[0].digest == index.digest  # what a tag names goes first
+    cleared = plan(store, door)
+    assert digests(cleared) == ({two.digest}, {one.digest, index.digest})
+    assert cleared.gone[0].digest == index.digest  # what a tag names goes first
 
 
 @pytest.mark.parametrize("has_api", [True, False])
@@ -86,14 +86,14 @@ def test_evidence_of_a_kept_image_stays_and_that_of_others_goes(
     assert digests(plan(store, door)) == (keep, drop)
 
 
-@pytest.mark.parametrize("ending", [".sig", ".att", ".sbom"])
+@pytest.mark.parametrize("suffix", [".sig", ".att", ".sbom"])
 def test_cosigns_tags_stay_with_their_image(
-    store: Store, door: Door, tiny: TinyRegistry, ending: str
+    store: Store, door: Door, tiny: TinyRegistry, suffix: str
 ) -> None:
     kept, gone = put_image(tiny, "v1", b"1"), put_image(tiny, "old", b"2")
-    signed = put_image(tiny, fallback_tag(kept.digest) + ending, b"sig 1")
-    other = put_image(tiny, fallback_tag(gone.digest) + ending, b"sig 2")
-    orphan = put_image(tiny, "sha256-" + "0" * 64 + ending, b"sig 3")
+    signed = put_image(tiny, fallback_tag(kept.digest) + suffix, b"sig 1")
+    other = put_image(tiny, fallback_tag(gone.digest) + suffix, b"sig 2")
+    orphan = put_image(tiny, "sha256-" + "0" * 64 + suffix, b"sig 3")
     want = {kept.digest, signed.digest}, {gone.digest, other.digest, orphan.digest}
     assert digests(plan(store, door)) == want
 
@@ -114,10 +114,10 @@ def test_manifests_without_a_tag_are_found_where_this_store_remembers_them(
     first = publish(store, order())
     kept = put_image(tiny, "v1", b"another image now")
     assert first.digest not in tiny.tags.values()
-    found = plan(store, door)
-    assert digests(found)[0] == {kept.digest}
-    assert digests(found)[1] == {first.digest, *first.platforms.values()}
-    run_gc(store, repository_at(door), found)
+    cleared = plan(store, door)
+    assert digests(cleared)[0] == {kept.digest}
+    assert digests(cleared)[1] == {first.digest, *first.platforms.values()}
+    run_gc(store, repository_at(door), cleared)
     assert set(tiny.manifests) == {(NAME, kept.digest)}
     assert digests(plan(store, door))[1] == set()
 

@@ -46,9 +46,9 @@ def is_complete(tiny: TinyRegistry, tag: str) -> bool:
     for digest in todo:
         if (NAME, digest) not in tiny.manifests:
             return False
-        found = json.loads(tiny.manifests[NAME, digest][1])
-        todo += [m["digest"] for m in found.get("manifests", [])]
-        parts = [found["config"], *found["layers"]] if "layers" in found else []
+        body = json.loads(tiny.manifests[NAME, digest][1])
+        todo += [m["digest"] for m in body.get("manifests", [])]
+        parts = [body["config"], *body["layers"]] if "layers" in body else []
         if any(digest_of(tiny.blobs.get((NAME, p["digest"]), b"")) != p["digest"] for p in parts):
             return False
     return True
@@ -119,8 +119,8 @@ def test_a_memory_that_is_wrong_costs_nothing_but_the_upload(
 def test_a_rehearsal_writes_nothing(
     store: Store, order: MakeOrder, door: Door, tiny: TinyRegistry
 ) -> None:
-    found = rehearse(order())
-    assert (found.dry_run, found.sent_bytes) == (True, found.total_bytes)
+    done = rehearse(order())
+    assert (done.dry_run, done.sent_bytes) == (True, done.total_bytes)
     assert {a.method for a in door.asked} <= {"GET", "HEAD"}
     assert not tiny.blobs
 
@@ -185,13 +185,13 @@ def test_evidence_that_a_registry_took_and_lost_stops_before_the_tag(
 def test_who_has_to_wait_for_another_publish_is_told_why(
     store: Store, order: MakeOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr("pipeline.publish.known.log.say", said.put)
+    messages: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr("pipeline.publish.known.log.say", messages.put)
     made = order()
     with ThreadPoolExecutor() as pool:
         with KnownRepository(store, made.repository).alone():
             done = pool.submit(publish, store, made)
-            assert "waiting for it" in said.get(timeout=30)
+            assert "waiting for it" in messages.get(timeout=30)
             assert not done.done()
         assert done.result(30).digest
 
@@ -274,9 +274,9 @@ def test_attachments_are_found_from_the_index_or_from_their_platform(
     made = order(attachments=[whole, one])
     done = publish(store, made)
     assert [a.subject for a in done.attached] == [done.digest, built[1].digest]
-    (found,) = referrers(made.repository, built[1].digest)
-    assert found.artifact_type == "text/markdown"
-    assert found.layers[0].annotations == {"org.opencontainers.image.title": "note.txt"}
+    (attached,) = referrers(made.repository, built[1].digest)
+    assert attached.artifact_type == "text/markdown"
+    assert attached.layers[0].annotations == {"org.opencontainers.image.title": "note.txt"}
 
 
 def test_evidence_is_counted_and_not_sent_twice(
@@ -322,8 +322,8 @@ def test_what_was_forced_past_its_gates_says_so_for_ever(
     made = order(gates=states, ungated_reason="the card is on loan")
     done = publish(store, made)
     assert done.ungated_reason == "the card is on loan"
-    (found,) = referrers(made.repository, built[0].digest, UNGATED_MEDIA)
-    assert found.annotations == {"sm120.ungated": "the card is on loan"}
+    (attached,) = referrers(made.repository, built[0].digest, UNGATED_MEDIA)
+    assert attached.annotations == {"sm120.ungated": "the card is on loan"}
     assert referrers(made.repository, built[1].digest, UNGATED_MEDIA) == []
 
 

@@ -61,9 +61,9 @@ def described(data: bytes, kind: str) -> dict[str, Any]:
     return {"mediaType": kind, "digest": digest_of(data), "size": len(data)}
 
 
-def put(tiny: TinyRegistry, found: dict[str, Any], tag: str = "", name: str = NAME) -> Document:
+def put(tiny: TinyRegistry, body: dict[str, Any], tag: str = "", name: str = NAME) -> Document:
     """A manifest in a registry, without asking it."""
-    data = json.dumps(found).encode()
+    data = json.dumps(body).encode()
     document = read_document(data)
     tiny.manifests[name, document.digest] = document.media_type, data
     if tag:

@@ -411,8 +411,8 @@ def test_challenges_are_read_as_servers_write_them(
 
 @given(st.text(alphabet=st.sampled_from('Bearer="\\,x =basic:/'), max_size=60))
 def test_any_challenge_is_read_without_an_error(header: str) -> None:
-    for found in read_challenges([header]):
-        assert found.scheme
+    for challenge in read_challenges([header]):
+        assert challenge.scheme
 
 
 def test_a_token_service_without_tls_gets_nothing_from_a_registry_with_it(
@@ -489,8 +489,8 @@ def test_a_wait_of_seconds_is_told_with_its_reason_and_once(
     lost = Lost("the registry answers 503", wait_s=1)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: client.pause(0, lost), range(3)))
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["  the registry answers 503; trying again in 1 s"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["  the registry answers 503; trying again in 1 s"]
 
 
 def test_a_short_wait_is_not_told(door: Door, capsys: pytest.CaptureFixture[str]) -> None:

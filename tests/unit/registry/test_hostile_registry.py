@@ -156,9 +156,9 @@ def test_a_size_in_an_index_does_not_lift_the_bound_of_a_manifest(
     door: Door, tiny: TinyRegistry
 ) -> None:
     image = put_image(tiny, "v1", b"layer")
-    found = index_json((image, "linux/amd64"))
-    found["manifests"][0]["size"] = 1 << 60
-    root = put(tiny, found)
+    index = index_json((image, "linux/amd64"))
+    index["manifests"][0]["size"] = 1 << 60
+    root = put(tiny, index)
     door.fail("GET", image.digest, with_body(b" " * (5 << 20)))
     with pytest.raises(RegistryBroken, match="larger than 4194304"):
         plan_pull(repository_at(door), root, "linux/amd64")

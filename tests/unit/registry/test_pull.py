@@ -66,9 +66,9 @@ def test_a_pulled_image_is_the_registrys_byte_for_byte(
     repository: Repository, image: Document, tiny: TinyRegistry, tmp_path: Path
 ) -> None:
     pull(repository, image, tmp_path / "out")
-    found = blobs_in(tmp_path / "out")
-    assert found.pop(image.digest) == image.data
-    assert found == {d: data for (_, d), data in tiny.blobs.items()}
+    blobs = blobs_in(tmp_path / "out")
+    assert blobs.pop(image.digest) == image.data
+    assert blobs == {d: data for (_, d), data in tiny.blobs.items()}
     index = json.loads((tmp_path / "out/index.json").read_bytes())
     assert [m["digest"] for m in index["manifests"]] == [image.digest]
     assert not (tmp_path / "out/.partial").exists()
@@ -178,9 +178,9 @@ def test_an_endless_blob_without_a_length_is_cut_short(
 def test_a_manifest_that_names_more_than_the_limit_is_refused_before_its_first_byte(
     repository: Repository, tiny: TinyRegistry, door: Door
 ) -> None:
-    found = manifest_json(b"config", LAYER)
-    found["layers"][0]["size"] = 1 << 50
-    root = put(tiny, found)
+    manifest = manifest_json(b"config", LAYER)
+    manifest["layers"][0]["size"] = 1 << 50
+    root = put(tiny, manifest)
     with pytest.raises(RegistryBroken, match="claims to be"):
         plan_pull(repository, root)
     assert door.count("GET", BLOBS) == 0
@@ -214,11 +214,11 @@ def test_an_index_entry_of_another_size_is_refused(
     repository: Repository, tiny: TinyRegistry
 ) -> None:
     one = put_image(tiny, "a", b"1")
-    found = index_json((one, "linux/amd64"))
+    index = index_json((one, "linux/amd64"))
     for size in (len(one.data) + 1, len(one.data) - 1, 0):
-        found["manifests"][0]["size"] = size
+        index["manifests"][0]["size"] = size
         with pytest.raises(RegistryBroken):
-            plan_pull(repository, put(tiny, found))
+            plan_pull(repository, put(tiny, index))
 
 
 def test_an_index_in_an_index_is_not_followed(

@@ -22,8 +22,8 @@ from tests.unit.registry.support import NAME, described, put, put_image
 NOTE = "application/vnd.example.note+json"
 
 
-def note(words: bytes = b"{}", kind: str = NOTE) -> Attachment:
-    return Attachment(artifact_type=kind, layers=(Content(media_type=kind, data=words),))
+def note(message: bytes = b"{}", kind: str = NOTE) -> Attachment:
+    return Attachment(artifact_type=kind, layers=(Content(media_type=kind, data=message),))
 
 
 @pytest.fixture(params=["api", "tag"])
@@ -37,8 +37,8 @@ def test_what_was_attached_is_found_from_the_image(
     repository: Repository, image: Document, tiny: TinyRegistry
 ) -> None:
     attached = attach(repository, image, [note(b"1"), note(b"2", "text/plain")])
-    found = referrers(repository, image.digest)
-    assert {d.digest for d in found} == {a.digest for a in attached}
+    documents = referrers(repository, image.digest)
+    assert {d.digest for d in documents} == {a.digest for a in attached}
     (plain,) = referrers(repository, image.digest, "text/plain")
     assert plain.digest == attached[1].digest
     assert listed_referrers(repository, image.digest)[1] == ("api" if tiny.has_referrers else "tag")
@@ -68,8 +68,8 @@ def without_api(tiny: TinyRegistry) -> Document:
 
 def fallback_entries(tiny: TinyRegistry, image: Document) -> list[dict[str, Any]]:
     digest = tiny.tags[NAME, fallback_tag(image.digest)]
-    found: list[dict[str, Any]] = json.loads(tiny.manifests[NAME, digest][1])["manifests"]
-    return found
+    entries: list[dict[str, Any]] = json.loads(tiny.manifests[NAME, digest][1])["manifests"]
+    return entries
 
 
 def put_fallback(tiny: TinyRegistry, image: Document, *entries: Any) -> None:
@@ -95,10 +95,10 @@ def test_an_entry_that_does_not_belong_is_never_trusted(
 ) -> None:
     other = put_image(tiny, "v2", b"other")
     more = {} if subject == "none" else {"subject": described(other.data, other.media_type)}
-    stranger = put_image(tiny, "v3", b"stranger", artifactType=NOTE, **more)
-    put_fallback(tiny, without_api, described(stranger.data, stranger.media_type))
+    outsider = put_image(tiny, "v3", b"stranger", artifactType=NOTE, **more)
+    put_fallback(tiny, without_api, described(outsider.data, outsider.media_type))
     listed, _ = listed_referrers(repository, without_api.digest)
-    assert [d.digest for d in listed] == [stranger.digest]
+    assert [d.digest for d in listed] == [outsider.digest]
     assert referrers(repository, without_api.digest) == []
 
 

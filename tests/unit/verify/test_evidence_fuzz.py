@@ -44,10 +44,10 @@ def test_what_we_write_we_read_back(value: Any) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_as_everybody_reads_them_or_refused(data: bytes) -> None:
     try:
-        found = read_json(data, "it")
+        value = read_json(data, "it")
     except RecordInvalid:
         return
-    assert found == json.loads(data)
+    assert value == json.loads(data)
 
 
 @FEW

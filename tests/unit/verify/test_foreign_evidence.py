@@ -65,8 +65,8 @@ def make_foreign_world(place: Path) -> World:
     mine = Image(spec, [wheel], files={"tool": "new\n"}, base_image=pin)
     checkout = make_checkout(place / "checkout", mine)
     built = build(checkout, store, mirror, "mine")[0]
-    said = image_statements(checkout, store, built, WHEN, spdx=True)
-    return World(place, checkout, store, built, new_key(), new_key(), copy.copy(said))
+    statements = image_statements(checkout, store, built, WHEN, spdx=True)
+    return World(place, checkout, store, built, new_key(), new_key(), copy.copy(statements))
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +108,8 @@ Lie = Callable[[dict[str, Any]], None]
 
 
 def dependencies(body: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = body["predicate"]["buildDefinition"]["resolvedDependencies"]
-    return found
+    resources: list[dict[str, Any]] = body["predicate"]["buildDefinition"]["resolvedDependencies"]
+    return resources
 
 
 def leave_out(body: dict[str, Any]) -> None:
@@ -230,11 +230,11 @@ def test_another_base_in_the_lock_makes_the_evidence_stale(world: World, tmp_pat
     ],
 )
 def test_a_file_of_the_base_is_explained_as_such(world: World, path: str, shown: str) -> None:
-    found = explain(world.checkout, world.store, world.built, path)
-    assert found.path == shown
-    assert found.origin == f"the base image {NAME}"
-    assert found.package is None
-    assert found.layer_digest in [digest_of(x.blob) for x in IMAGE.layers]
+    file = explain(world.checkout, world.store, world.built, path)
+    assert file.path == shown
+    assert file.origin == f"the base image {NAME}"
+    assert file.package is None
+    assert file.layer_digest in [digest_of(x.blob) for x in IMAGE.layers]
 
 
 @pytest.mark.parametrize("path", ["/etc/gone", "/var/cache/old", "/etc/.wh.gone"])
@@ -244,7 +244,7 @@ def test_a_file_that_the_base_took_away_is_not_there(world: World, path: str) ->
 
 
 def test_files_on_top_are_still_ours(world: World) -> None:
-    found = explain(world.checkout, world.store, world.built, "/opt/tool")
-    assert found.origin == "a file of images/mine"
+    file = explain(world.checkout, world.store, world.built, "/opt/tool")
+    assert file.origin == "a file of images/mine"
     wheel = "opt/venv/lib/python3.11/site-packages/pkg/__init__.py"
     assert explain(world.checkout, world.store, world.built, wheel).origin == "pkg"

@@ -25,18 +25,18 @@ Forge = Callable[[World], Envelope | bytes]
 
 
 def dependencies(body: Body) -> list[Body]:
-    found: list[Body] = body["predicate"]["buildDefinition"]["resolvedDependencies"]
-    return found
+    resources: list[Body] = body["predicate"]["buildDefinition"]["resolvedDependencies"]
+    return resources
 
 
 def byproducts(body: Body) -> list[Body]:
-    found: list[Body] = body["predicate"]["runDetails"]["byproducts"]
-    return found
+    resources: list[Body] = body["predicate"]["runDetails"]["byproducts"]
+    return resources
 
 
 def external(body: Body) -> Body:
-    found: Body = body["predicate"]["buildDefinition"]["externalParameters"]
-    return found
+    parameters: Body = body["predicate"]["buildDefinition"]["externalParameters"]
+    return parameters
 
 
 def wheel(body: Body) -> Body:
@@ -115,8 +115,10 @@ def twice(world: World) -> bytes:
 
 def from_tomorrow(world: World) -> Envelope:
     when = Moment(at="2026-06-02T00:00:00Z", invocation="urn:uuid:x")
-    said = world.statements["provenance"]
-    again = make_statement("engine", world.built.digest, said.predicate_type, said.predicate, when)
+    statement = world.statements["provenance"]
+    again = make_statement(
+        "engine", world.built.digest, statement.predicate_type, statement.predicate, when
+    )
     return enclose(again, [LocalSigner(world.key)])
 
 
@@ -133,9 +135,9 @@ def one_layer_less(body: Body) -> None:
 
 
 def layers_turned(body: Body) -> None:
-    found = layers(body)
-    rest = [x for x in byproducts(body) if x not in found]
-    body["predicate"]["runDetails"]["byproducts"] = [*rest, *reversed(found)]
+    listed = layers(body)
+    rest = [x for x in byproducts(body) if x not in listed]
+    body["predicate"]["runDetails"]["byproducts"] = [*rest, *reversed(listed)]
 
 
 def other_base(body: Body) -> None:
@@ -217,7 +219,7 @@ BROKEN: dict[str, tuple[Forge, str]] = {
     ),
     "statement with NaN": (
         payload(lambda d: d.replace(b'"format":1', b'"format":NaN', 1)),
-        "NaN is no number",
+        "NaN is not a number",
     ),
     "statement with infinity": (
         payload(lambda d: d.replace(b'"format":1', b'"format":1e999', 1)),
@@ -567,9 +569,9 @@ def test_a_statement_without_a_time_is_judged_by_the_present(world: World) -> No
         del body["predicate"]["runDetails"]["metadata"]
 
     good = {name: e for name, e in world.envelopes().items() if name != "evidence-set"}
-    found = {**good, "provenance": world.lie("provenance", change)}
-    assert world.walk(found).node.verdict is Verdict.VALID
-    node = world.walk(found, trust_in(trusted(world.key, **YEAR))).node
+    envelopes = {**good, "provenance": world.lie("provenance", change)}
+    assert world.walk(envelopes).node.verdict is Verdict.VALID
+    node = world.walk(envelopes, trust_in(trusted(world.key, **YEAR))).node
     assert node.verdict is Verdict.BROKEN
 
 
@@ -593,10 +595,10 @@ def test_evidence_of_an_image_says_nothing_of_a_file(world: World) -> None:
 
 def test_refusals_can_be_told_apart(world: World) -> None:
     """Only ways of signing badly that nobody can tell apart share their words."""
-    said = [message for _, message in BROKEN.values()] + [
+    messages = [message for _, message in BROKEN.values()] + [
         message for _, _, message in OTHERS.values()
     ]
-    shared = {message for message in said if said.count(message) > 1}
+    shared = {message for message in messages if messages.count(message) > 1}
     assert shared == {
         "is not over these bytes",
         "names an image without its spec",

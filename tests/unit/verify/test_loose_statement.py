@@ -46,8 +46,8 @@ def test_a_good_statement_is_incomplete_for_want_of_its_subject(world: World, na
 
 
 def test_nobody_believes_a_statement_of_an_unknown_key(world: World) -> None:
-    stranger = replace(BY, trust=trust_in(trusted(new_key())))
-    walked = judge_statement(of(world, "provenance"), stranger)
+    outsider = replace(BY, trust=trust_in(trusted(new_key())))
+    walked = judge_statement(of(world, "provenance"), outsider)
     assert walked.believed == ()
     assert walked.node.verdict in (Verdict.BROKEN, Verdict.UNSIGNED)
 

@@ -253,11 +253,11 @@ def test_a_signature_of_another_image_that_cannot_be_read_is_as_if_it_were_not_t
     assert site.judge(":stable").verdict is Verdict.INCOMPLETE
 
 
-@pytest.mark.parametrize("said", ["yesterday", 5, "2026-13-01T00:00:00Z", ["x"]])
-def test_a_time_that_cannot_be_read_is_no_signature(site: Site, said: Any) -> None:
+@pytest.mark.parametrize("when", ["yesterday", 5, "2026-13-01T00:00:00Z", ["x"]])
+def test_a_time_that_cannot_be_read_is_no_signature(site: Site, when: Any) -> None:
     made = signature_attachment(site.digest, f"{site.repository}:v1", LocalSigner(site.world.key))
     payload = json.loads(made.data)
-    payload["optional"] = {NAMED_AT: said}
+    payload["optional"] = {NAMED_AT: when}
     data = json.dumps(payload).encode()
     forged = replace(made, data=data)
     site.tiny.blobs[NAME, digest_of(data)] = data
@@ -311,7 +311,9 @@ def test_stopped_at_any_request_the_tag_is_on_an_image_whose_evidence_is_whole(s
         assert site.judge(":stable").verdict is Verdict.VALID
 
 
-def said(digest: str, at: datetime, evidence_set: str | None = None, key: str = "") -> TrustedName:
+def name_of(
+    digest: str, at: datetime, evidence_set: str | None = None, key: str = ""
+) -> TrustedName:
     return TrustedName("builder", digest, "x.example/y:v1", key, at, evidence_set)
 
 
@@ -322,7 +324,7 @@ def test_the_newest_name_is_remembered_in_whatever_order_names_are_seen(
 ) -> None:
     key, reference = world.trust.keys[0].id, "x.example/y:v1"
     digests = {FIRST: "1", SECOND: "2", THIRD: "3"}
-    names = [said(f"sha256:{digests[at] * 64}", at, key=key) for at in order]
+    names = [name_of(f"sha256:{digests[at] * 64}", at, key=key) for at in order]
     for seen in [names] if at_once else [[name] for name in names]:
         memory.remember(reference, seen)
     (kept,) = memory.recall(reference, world.trust, NOW)
@@ -332,11 +334,11 @@ def test_the_newest_name_is_remembered_in_whatever_order_names_are_seen(
 def test_of_two_names_at_one_time_the_first_seen_stays(world: World, memory: Memory) -> None:
     key, reference = world.trust.keys[0].id, "x.example/y:v1"
     for digit in "12":
-        memory.remember(reference, [said(f"sha256:{digit * 64}", FIRST, key=key)])
+        memory.remember(reference, [name_of(f"sha256:{digit * 64}", FIRST, key=key)])
     assert memory.recall(reference, world.trust, NOW)[0].digest == f"sha256:{'1' * 64}"
 
 
-def test_older_evidence_put_back_with_its_older_name_is_told_by_who_saw_the_newer(
+def test_older_evidence_put_back_with_its_older_name_is_reported_by_who_saw_the_newer(
     world: World, tiny: TinyRegistry, memory: Memory, tmp_path: Path
 ) -> None:
     """The same image under the same tag: only its evidence was put back to what it was."""
@@ -347,8 +349,8 @@ def test_older_evidence_put_back_with_its_older_name_is_told_by_who_saw_the_newe
         assert site.judge(memory=memory).verdict is Verdict.VALID
         later = Moment(at="2026-05-31T09:00:00Z", invocation="urn:uuid:1")
         other = {name: e for name, e in world.envelopes().items() if name != "sbom-spdx"}
-        found = world.with_set(other, when=later)
-        bundle = EvidenceBundle({AMD64: list(found.values())}, LocalSigner(world.key), SECOND)
+        envelopes = world.with_set(other, when=later)
+        bundle = EvidenceBundle({AMD64: list(envelopes.values())}, LocalSigner(world.key), SECOND)
         site.publish(bundle=bundle)
         assert site.judge(memory=memory).verdict is Verdict.VALID
         tiny.tags.clear()

@@ -95,8 +95,8 @@ class Site:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.tiny.manifests[NAME, self.digest][1])
-        return found
+        body: dict[str, Any] = json.loads(self.tiny.manifests[NAME, self.digest][1])
+        return body
 
     def attach(self, *layers: bytes, kind: str = ENVELOPE_MEDIA, about: str = "") -> str:
         """What anybody who may push can add."""
@@ -173,9 +173,9 @@ def test_publishing_again_changes_nothing_and_a_second_name_stands_beside_the_fi
 def test_every_platform_of_an_index_is_judged_and_the_index_is_signed(site: Site) -> None:
     world = site.world
     site.publish("both", shipment=make_shipment(world.store, [world.built], index=True))
-    found = site.judge(":both")
-    assert found.verdict is Verdict.VALID, show(found)
-    assert any(world.built.digest in child.title for child in found.children)
+    node = site.judge(":both")
+    assert node.verdict is Verdict.VALID, show(node)
+    assert any(world.built.digest in child.title for child in node.children)
     index = site.tiny.tags[NAME, "both"]
     loose = site.attach(b"hello", kind="text/plain", about=index)
     site.list(loose, about=index)
@@ -226,13 +226,15 @@ def test_that_gates_were_passed_over_stays_with_the_image_and_is_never_valid(sit
 
 
 def test_so_does_the_signed_statement_of_it(site: Site) -> None:
-    said = Ungated(
+    ungated = Ungated(
         image="engine", platform=AMD64, reference="x", gates="smem: not run", reason="why not"
     )
-    statement = make_statement("engine", site.digest, UNGATED, said.model_dump(), WHEN)
+    statement = make_statement("engine", site.digest, UNGATED, ungated.model_dump(), WHEN)
     envelope = enclose(statement, [LocalSigner(site.world.key)])
-    found = site.world.with_set({**site.world.envelopes(), "ungated": envelope}, "why not", LATER)
-    bundle = EvidenceBundle({AMD64: list(found.values())}, LocalSigner(site.world.key))
+    envelopes = site.world.with_set(
+        {**site.world.envelopes(), "ungated": envelope}, "why not", LATER
+    )
+    bundle = EvidenceBundle({AMD64: list(envelopes.values())}, LocalSigner(site.world.key))
     site.publish(bundle=bundle)
     node = site.judge()
     assert node.verdict is Verdict.INCOMPLETE, show(node)
@@ -262,9 +264,9 @@ def move_tag_to_stranger(site: Site) -> None:
 def extra_layer(site: Site) -> None:
     data = some_bytes("evil", 100)
     site.tiny.blobs[NAME, digest_of(data)] = data
-    found = site.manifest
-    found["layers"].append(described(data, found["layers"][0]["mediaType"]))
-    put(site.tiny, found, "v1")
+    manifest = site.manifest
+    manifest["layers"].append(described(data, manifest["layers"][0]["mediaType"]))
+    put(site.tiny, manifest, "v1")
 
 
 def whole_with_extra_layer(site: Site) -> str:
@@ -293,9 +295,9 @@ def extra_layer_with_copied_evidence(site: Site) -> None:
 def swapped_statement(site: Site) -> None:
     """A good statement of another image, attached to this one."""
     world = site.world
-    said = json.loads(world.statements["provenance"].dump())
-    said["subject"][0]["digest"]["sha256"] = "8" * 64
-    site.attach(world.lie("provenance", lambda body: body.update(said)).dump())
+    statement = json.loads(world.statements["provenance"].dump())
+    statement["subject"][0]["digest"]["sha256"] = "8" * 64
+    site.attach(world.lie("provenance", lambda body: body.update(statement)).dump())
 
 
 def swapped_signature(site: Site) -> None:
@@ -573,8 +575,8 @@ def test_a_layout_with_evidence_of_another_image_names_it(site: Site) -> None:
         more = {**artifact, "digest": digest_of(data), "size": len(data)}
         index["manifests"].append(more)
     (folder / "index.json").write_bytes(canonical_json(index))
-    found = attached_in(folder, site.digest)
-    assert len(found.skipped) == 2
+    attached = attached_in(folder, site.digest)
+    assert len(attached.skipped) == 2
     path.write_bytes(b"{}")
     with pytest.raises(EvidenceBroken):
         attached_in(folder, site.digest)

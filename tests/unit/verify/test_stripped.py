@@ -56,22 +56,22 @@ def result(
     when: Moment = WHEN,
 ) -> Envelope:
     """What the numerics gate found; no spec names it, `build --gate` runs it all the same."""
-    found = evidence(world.store, "numerics", verdict, world.checkout, "off by 3")
+    outcome = evidence(world.store, "numerics", verdict, world.checkout, "off by 3")
     gates = ImageGates(
         image="engine",
         platform=AMD64,
         image_digest=world.built.digest,
-        results=[found.model_copy(update={"arch": card})],
+        results=[outcome.model_copy(update={"arch": card})],
     )
     (statement,) = gate_statements(gates, when).values()
     return enclose(statement, [LocalSigner(key or world.key)])
 
 
 def ungated(world: World) -> Envelope:
-    said = Ungated(
+    ungated = Ungated(
         image="engine", platform=AMD64, reference="x", gates="numerics: failed", reason="in a hurry"
     )
-    statement = make_statement("engine", world.built.digest, UNGATED, said.model_dump(), WHEN)
+    statement = make_statement("engine", world.built.digest, UNGATED, ungated.model_dump(), WHEN)
     return enclose(statement, [LocalSigner(world.key)])
 
 
@@ -152,8 +152,8 @@ def test_the_whole_set_is_valid_in_every_form(places: Places, world: World, form
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_failed_image_is_told_as_it_is(places: Places, world: World, form: Form) -> None:
-    found = failed(world)
-    node = places.show(form, found, found)
+    envelope = failed(world)
+    node = places.show(form, envelope, envelope)
     assert node.verdict is Verdict.BROKEN
     assert "in a hurry" in show(node)
 
@@ -225,7 +225,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ATTACKS)
-def test_evidence_that_was_taken_away_added_or_exchanged_is_told(
+def test_evidence_that_was_taken_away_added_or_exchanged_is_reported(
     places: Places, world: World, name: str, form: Form
 ) -> None:
     attack, message = ATTACKS[name]
@@ -301,8 +301,8 @@ def test_a_second_signature_on_a_statement_changes_nothing_of_the_set(world: Wor
     both = {name: countersigned(e, second) for name, e in without(good, "rebuild").items()}
     trust = trust_in(trusted(world.key), trusted(world.other_key, "second"))
     # a registry holds both, as they were and as they are
-    found = {**both, **{f"{name}-before": e for name, e in good.items()}, SET: both[SET]}
-    node = world.walk(found, trust).node
+    envelopes = {**both, **{f"{name}-before": e for name, e in good.items()}, SET: both[SET]}
+    node = world.walk(envelopes, trust).node
     assert node.verdict is Verdict.VALID, show(node)
 
 
@@ -335,7 +335,7 @@ def test_the_plain_note_of_a_registry_still_counts(places: Places, world: World)
     assert site.judge().verdict is Verdict.INCOMPLETE
 
 
-def test_in_an_index_an_image_whose_own_name_was_deleted_is_told(
+def test_in_an_index_an_image_whose_own_name_was_deleted_is_reported(
     places: Places, world: World
 ) -> None:
     """The name of the index stays; older evidence is put back under the image without its name."""
@@ -407,8 +407,8 @@ def test_no_selection_of_all_that_was_ever_signed_makes_a_failed_image_valid(
         if dice.random() < 0.5:  # begin with what would do, but for the name
             chosen = [*older.values(), *dice.sample(chosen, dice.randint(0, min(3, len(chosen))))]
         items = [read_item(str(i), e.dump()) for i, e in enumerate(chosen)]
-        found = Attached(items=items, signatures=[signed])
-        seen.add(judge_attached(world.artifact, found, judge).node.verdict)
+        attached = Attached(items=items, signatures=[signed])
+        seen.add(judge_attached(world.artifact, attached, judge).node.verdict)
     assert seen == {Verdict.BROKEN}
     good = Attached([read_item(k, e.dump()) for k, e in older.items()])
     assert judge_attached(world.artifact, good, judge).node.verdict is Verdict.VALID

@@ -50,7 +50,7 @@ def test_the_ending_names_the_culprit() -> None:
 
 def test_every_bad_verdict_has_an_exit_code_of_its_own() -> None:
     bad = [v for v in Verdict if v is not Verdict.VALID]
-    endings = [error_of(Node("x", verdict)) for verdict in bad]
-    codes = [error.exit_code for error in endings if error]
+    errors = [error_of(Node("x", verdict)) for verdict in bad]
+    codes = [error.exit_code for error in errors if error]
     assert len(set(codes)) == len(bad)
     assert set(codes) <= {family.exit_code for family in error_families()}

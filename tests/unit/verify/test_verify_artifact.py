@@ -65,10 +65,10 @@ def grow_index(folder: Path) -> None:
 
 
 def test_a_layout_is_the_image_that_was_built(world: World, layout: Path) -> None:
-    found = open_layout(layout)
-    assert (found.digest, found.layers) == (world.artifact.digest, world.artifact.layers)
-    assert open_layout(layout, "linux/amd64") == found
-    assert world.walk(artifact=found).node.verdict is Verdict.VALID
+    image = open_layout(layout)
+    assert (image.digest, image.layers) == (world.artifact.digest, world.artifact.layers)
+    assert open_layout(layout, "linux/amd64") == image
+    assert world.walk(artifact=image).node.verdict is Verdict.VALID
 
 
 def test_a_file_is_its_bytes(tmp_path: Path) -> None:
@@ -249,18 +249,18 @@ def test_evidence_behind_a_link_is_not_read(world: World, tmp_path: Path) -> Non
     outside.write_bytes(world.signed("provenance").dump())
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "a.dsse.json").symlink_to(outside)
-    found = gather([tmp_path / "bundle"])
-    assert found[0].envelope is None
-    node = world.walk(found).node
+    items = gather([tmp_path / "bundle"])
+    assert items[0].envelope is None
+    node = world.walk(items).node
     assert node.verdict is Verdict.BROKEN
     assert "is a link" in node.culprit().message
 
 
 def test_a_files_name_cannot_colour_the_terminal(world: World, tmp_path: Path) -> None:
     (tmp_path / "\x1b[32mvalid\n.dsse.json").write_bytes(b"{")
-    (found,) = gather([tmp_path])
-    assert found.name == " [32mvalid .dsse.json"
-    assert "\x1b" not in found.error
+    (items,) = gather([tmp_path])
+    assert items.name == " [32mvalid .dsse.json"
+    assert "\x1b" not in items.error
     (tmp_path / "\x1b[2J.dsse.json").symlink_to("x")
     assert not any("\x1b" in x.name + x.error for x in gather([tmp_path]))
 

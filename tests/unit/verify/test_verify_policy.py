@@ -62,8 +62,8 @@ def test_evidence_without_a_time_has_no_age(world: World) -> None:
     def change(body: dict[str, Any]) -> None:
         del body["predicate"]["sm120_recorded"]
 
-    found = world.walk({**world.envelopes(), "rebuild": world.lie("rebuild", change)})
-    node = judge_policy(Policy(max_age_days=30), found, NOW)
+    walked = world.walk({**world.envelopes(), "rebuild": world.lie("rebuild", change)})
+    node = judge_policy(Policy(max_age_days=30), walked, NOW)
     assert "has no time" in node.culprit().message
 
 
@@ -74,24 +74,24 @@ def accepted(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("least", "verdict"), [("passed", "BROKEN"), ("accepted", "VALID")])
 def test_accepted_is_less_than_passed(world: World, least: str, verdict: str) -> None:
     warned = world.lie("gate-smem-sm_120", accepted)
-    found = world.walk({**world.envelopes(), "gate-smem-sm_120": warned})
-    node = judge_policy(Policy.model_validate({"gates": {"smem": least}}), found, NOW)
+    walked = world.walk({**world.envelopes(), "gate-smem-sm_120": warned})
+    node = judge_policy(Policy.model_validate({"gates": {"smem": least}}), walked, NOW)
     assert node.verdict is Verdict[verdict]
 
 
 def test_a_result_that_cannot_be_read_counts_for_nothing(world: World) -> None:
     broken = world.lie("gate-smem-sm_120", lambda b: b["predicate"].update(result="?"))
-    found = world.walk({**world.envelopes(), "gate-smem-sm_120": broken})
-    node = judge_policy(Policy(gates={"smem": "accepted"}), found, NOW)
+    walked = world.walk({**world.envelopes(), "gate-smem-sm_120": broken})
+    node = judge_policy(Policy(gates={"smem": "accepted"}), walked, NOW)
     assert node.verdict is Verdict.BROKEN
 
 
 def test_two_signatures_are_counted(world: World) -> None:
     both = countersigned(world.signed("provenance"), LocalSigner(world.other_key))
     trust = trust_in(trusted(world.key), trusted(world.other_key, "second"))
-    found = world.walk({**world.envelopes(), "provenance": both}, trust)
+    walked = world.walk({**world.envelopes(), "provenance": both}, trust)
     policy = Policy(require=["provenance"], signatures=2)
-    assert judge_policy(policy, found, NOW).verdict is Verdict.VALID
+    assert judge_policy(policy, walked, NOW).verdict is Verdict.VALID
 
 
 @pytest.mark.parametrize(

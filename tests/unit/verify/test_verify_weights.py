@@ -56,12 +56,12 @@ def sign(place: Place) -> None:
 
 
 def test_a_verified_set_that_nobody_signed_is_unsigned_and_not_read(place: Place) -> None:
-    found = judged(place)
-    assert list(found) == ["lock", "files", "signature"]
-    assert found["signature"].own is Verdict.UNSIGNED
-    assert found["files"].own is Verdict.VALID
-    assert found["files"].message.startswith(f"{FILES} as the receipt saw them, not read")
-    assert found["lock"].message == f"{FILES} files of org/tiny at {place.lock.commit[:12]}"
+    nodes = judged(place)
+    assert list(nodes) == ["lock", "files", "signature"]
+    assert nodes["signature"].own is Verdict.UNSIGNED
+    assert nodes["files"].own is Verdict.VALID
+    assert nodes["files"].message.startswith(f"{FILES} as the receipt saw them, not read")
+    assert nodes["lock"].message == f"{FILES} files of org/tiny at {place.lock.commit[:12]}"
 
 
 def test_a_set_that_nothing_vouches_for_is_incomplete_until_it_is_read(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_bytes_that_changed_under_the_receipt_are_found_by_reading(place: Place)
 
 def test_a_signed_set_is_valid_for_a_trusted_key_and_says_what_was_read(place: Place) -> None:
     sign(place)
-    found = judged(place)
-    assert list(found) == ["lock", "files", "model signature"]
-    signature = found["model signature"]
+    nodes = judged(place)
+    assert list(nodes) == ["lock", "files", "model signature"]
+    signature = nodes["model signature"]
     assert signature.own is Verdict.VALID
     small = len(SMALL) - 1  # no signature covers .gitattributes
     files = small + len(LARGE)

@@ -29,9 +29,9 @@ from tests.unit.verify.world import NOW, WHEN, World, evidence, trust_in, truste
 
 
 def test_good_evidence_is_valid(world: World) -> None:
-    found = world.walk()
-    assert found.node.verdict is Verdict.VALID, found.node.culprit()
-    kinds = [b.kind for b in found.believed]
+    walked = world.walk()
+    assert walked.node.verdict is Verdict.VALID, walked.node.culprit()
+    kinds = [b.kind for b in walked.believed]
     tests = ["test-result", "test-result"]
     assert kinds == ["provenance", "cyclonedx", "spdx", *tests, "rebuild", "evidence-set"]
 
@@ -46,9 +46,9 @@ def test_packages_that_are_as_locked_are_counted_and_not_shown_one_by_one(world:
 def test_two_signatures_are_two_believed_keys(world: World) -> None:
     both = countersigned(world.signed("provenance"), LocalSigner(world.other_key))
     trust = trust_in(trusted(world.key), trusted(world.other_key, "second"))
-    found = world.walk({**world.envelopes(), "provenance": both}, trust)
-    assert found.node.verdict is Verdict.VALID
-    assert [key.name for key in found.believed[0].keys] == ["builder", "second"]
+    walked = world.walk({**world.envelopes(), "provenance": both}, trust)
+    assert walked.node.verdict is Verdict.VALID
+    assert [key.name for key in walked.believed[0].keys] == ["builder", "second"]
 
 
 def test_a_statement_counts_as_it_was_signed_by_the_most_keys(world: World) -> None:
@@ -63,15 +63,15 @@ def test_a_statement_counts_as_it_was_signed_by_the_most_keys(world: World) -> N
     )
     assert distinct([less, more, apart, unreadable]) == [more, apart, unreadable]
     assert distinct([more, unreadable, less, less]) == [more, unreadable]
-    stranger = read_item("stranger", other.dump())
-    assert distinct([less, stranger]) == [less, stranger]
+    outsider = read_item("stranger", other.dump())
+    assert distinct([less, outsider]) == [less, outsider]
 
 
-def test_a_second_signature_by_a_stranger_changes_nothing_but_is_told(world: World) -> None:
+def test_a_second_signature_by_a_stranger_changes_nothing_but_is_reported(world: World) -> None:
     both = countersigned(world.signed("provenance"), LocalSigner(world.other_key))
-    found = world.walk({**world.envelopes(), "provenance": both})
-    assert found.node.verdict is Verdict.VALID
-    assert "does not know" in found.node.children[0].children[0].message
+    walked = world.walk({**world.envelopes(), "provenance": both})
+    assert walked.node.verdict is Verdict.VALID
+    assert "does not know" in walked.node.children[0].children[0].message
 
 
 def test_a_signature_without_a_key_name_is_tried_with_every_key(world: World) -> None:
@@ -88,9 +88,9 @@ def test_one_key_counts_once_however_often_it_signed(world: World) -> None:
     good = world.signed("provenance")
     nameless = Signature(None, world.signed("provenance").signatures[0].sig)
     double = replace(good, signatures=(*good.signatures, nameless))
-    found = world.walk({**world.envelopes(), "provenance": double})
-    assert found.node.verdict is Verdict.VALID
-    assert len(found.believed[0].keys) == 1
+    walked = world.walk({**world.envelopes(), "provenance": double})
+    assert walked.node.verdict is Verdict.VALID
+    assert len(walked.believed[0].keys) == 1
 
 
 def test_a_new_key_may_sign_an_old_statement_anew(world: World) -> None:
@@ -120,9 +120,9 @@ def test_no_evidence_is_incomplete(world: World) -> None:
 
 def test_statements_that_nobody_signed_are_unsigned(world: World) -> None:
     bare = {name: enclose(e.statement) for name, e in world.envelopes().items()}
-    found = world.walk(bare)
-    assert found.node.verdict is Verdict.UNSIGNED, found.node.culprit()
-    assert found.believed == ()
+    walked = world.walk(bare)
+    assert walked.node.verdict is Verdict.UNSIGNED, walked.node.culprit()
+    assert walked.believed == ()
 
 
 def test_one_unsigned_statement_among_signed_ones_is_unsigned(world: World) -> None:
@@ -132,9 +132,9 @@ def test_one_unsigned_statement_among_signed_ones_is_unsigned(world: World) -> N
 
 def test_without_a_trust_file_nothing_is_valid(world: World) -> None:
     items = [read_item(name, e.dump()) for name, e in world.envelopes().items()]
-    found = walk(world.artifact, items, None, world.checkout, NOW)
-    assert found.node.verdict is Verdict.INCOMPLETE
-    assert found.believed == ()
+    walked = walk(world.artifact, items, None, world.checkout, NOW)
+    assert walked.node.verdict is Verdict.INCOMPLETE
+    assert walked.believed == ()
 
 
 def test_without_a_checkout_materials_are_incomplete(world: World) -> None:
@@ -175,24 +175,24 @@ def test_a_gate_that_is_asked_for_and_has_no_result_is_incomplete(world: World, 
 def test_what_the_numerics_gate_found_is_stated_and_counts(
     world: World, verdict: CaseVerdict, wanted: Verdict
 ) -> None:
-    found = evidence(world.store, "numerics", verdict, world.checkout, "off by 3 ulp")
+    outcome = evidence(world.store, "numerics", verdict, world.checkout, "off by 3 ulp")
     gates = ImageGates(
-        image="engine", platform=AMD64, image_digest=world.built.digest, results=[found]
+        image="engine", platform=AMD64, image_digest=world.built.digest, results=[outcome]
     )
     (statement,) = gate_statements(gates, WHEN).values()
     node = world.judge(numerics=enclose(statement, [LocalSigner(world.key)]))
     assert node.verdict is wanted
-    said = next(c for c in node.children if "(numerics)" in c.title).children[-1]
-    assert said.title == "gate numerics on sm_120"
+    gate = next(c for c in node.children if "(numerics)" in c.title).children[-1]
+    assert gate.title == "gate numerics on sm_120"
 
 
 def test_new_cases_make_the_numerics_gate_stale(world: World, tmp_path: Path) -> None:
     checkout = world.checkout_copy(tmp_path)
     (checkout.folder("engine") / "gates" / "numerics.yaml").write_text("{}\n")
-    found = evidence(world.store, "numerics", "passed", world.checkout)
-    said = read_test_result(gate_predicate(found))
-    assert judge_tests(said, "engine", checkout).verdict is Verdict.STALE
-    assert judge_tests(said, "engine", world.checkout).verdict is Verdict.VALID
+    outcome = evidence(world.store, "numerics", "passed", world.checkout)
+    predicate = read_test_result(gate_predicate(outcome))
+    assert judge_tests(predicate, "engine", checkout).verdict is Verdict.STALE
+    assert judge_tests(predicate, "engine", world.checkout).verdict is Verdict.VALID
 
 
 def test_an_image_without_machine_code_passes_that_gate(world: World) -> None:
@@ -201,8 +201,8 @@ def test_an_image_without_machine_code_passes_that_gate(world: World) -> None:
 
     node = world.judge(arch=world.lie("gate-smem-sm_120", change))
     assert node.verdict is Verdict.VALID
-    said = next(c for c in node.children if c.title == "test-result (arch)")
-    assert said.children[-1].message == "nothing in it to judge"
+    gate = next(c for c in node.children if c.title == "test-result (arch)")
+    assert gate.children[-1].message == "nothing in it to judge"
 
 
 def test_evidence_of_a_file_needs_no_provenance(world: World, tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_evidence_of_a_file_needs_no_provenance(world: World, tmp_path: Path) ->
     path.write_bytes(b"numbers")
     artifact = open_file(path)
     body = {"title": "numbers", "numbers": [], "runs": []}
-    said = make_statement("report.html", artifact.digest, REPORT, body, WHEN)
-    envelope = enclose(said, [LocalSigner(world.key)])
+    statement = make_statement("report.html", artifact.digest, REPORT, body, WHEN)
+    envelope = enclose(statement, [LocalSigner(world.key)])
     assert world.walk({"report": envelope}, artifact=artifact).node.verdict is Verdict.VALID
 
 
@@ -241,10 +241,10 @@ def test_weights_are_as_good_as_their_verification(
         | {"files_by_receipt": 0, "why": why},
         "tool": {"name": "sm120-pipeline", "version": "0.1.0"},
     }
-    said = make_statement("kimi.lock.yaml", artifact.digest, WEIGHTS, body, WHEN)
-    found = world.walk({"w": enclose(said, [LocalSigner(world.key)])}, artifact=artifact)
-    assert found.node.verdict is Verdict[verdict]
-    assert all(message in found.node.culprit().message for message in why)
+    statement = make_statement("kimi.lock.yaml", artifact.digest, WEIGHTS, body, WHEN)
+    walked = world.walk({"w": enclose(statement, [LocalSigner(world.key)])}, artifact=artifact)
+    assert walked.node.verdict is Verdict[verdict]
+    assert all(message in walked.node.culprit().message for message in why)
 
 
 def edit_spec(checkout: Checkout) -> None:

@@ -122,11 +122,11 @@ class World:
         self, envelopes: dict[str, Envelope], ungated: str | None = None, when: Moment = WHEN
     ) -> dict[str, Envelope]:
         """Envelopes and the set of them, signed with the good key: also of a liar's."""
-        found = {name: e for name, e in envelopes.items() if name != SET}
-        readable = [read_item(name, e.dump()).envelope for name, e in found.items()]
+        kept = {name: e for name, e in envelopes.items() if name != SET}
+        readable = [read_item(name, e.dump()).envelope for name, e in kept.items()]
         subject = (self.built.name, AMD64, self.built.digest)
-        said = set_statement(*subject, [e for e in readable if e], ungated, when)
-        return {**found, SET: enclose(said, [LocalSigner(self.key)])}
+        listed = set_statement(*subject, [e for e in readable if e], ungated, when)
+        return {**kept, SET: enclose(listed, [LocalSigner(self.key)])}
 
     def envelopes(self) -> dict[str, Envelope]:
         return dict(self._good)
@@ -143,20 +143,20 @@ class World:
         trust: Trust | None = None,
         **changes: Any,
     ) -> Walk:
-        found = self.envelopes() if envelopes is None else envelopes
-        if isinstance(found, dict) and SET not in found and "artifact" not in changes:
-            found = self.with_set(found)
-        if isinstance(found, dict):
-            found = [read_item(name, e.dump()) for name, e in found.items()]
+        items = self.envelopes() if envelopes is None else envelopes
+        if isinstance(items, dict) and SET not in items and "artifact" not in changes:
+            items = self.with_set(items)
+        if isinstance(items, dict):
+            items = [read_item(name, e.dump()) for name, e in items.items()]
         given: dict[str, Any] = {"artifact": self.artifact, "checkout": self.checkout, "now": NOW}
-        given |= {"trust": trust or self.trust, "items": found, **changes}
+        given |= {"trust": trust or self.trust, "items": items, **changes}
         return walk(**given)
 
     def judge(self, **changed: Envelope | None) -> Node:
         """The verdict when some of the evidence is replaced, or taken away, and signed so."""
-        found = {k.replace("-", "_"): v for k, v in self.envelopes().items() if k != SET}
-        found |= {k: v for k, v in changed.items() if v is not None}
-        return self.walk({k: v for k, v in found.items() if changed.get(k, v) is not None}).node
+        chosen = {k.replace("-", "_"): v for k, v in self.envelopes().items() if k != SET}
+        chosen |= {k: v for k, v in changed.items() if v is not None}
+        return self.walk({k: v for k, v in chosen.items() if changed.get(k, v) is not None}).node
 
     def checkout_copy(self, to: Path) -> Checkout:
         shutil.copytree(self.checkout.root, to / "checkout")
