@@ -49,7 +49,7 @@ class SpecInvalid(InputInvalid):
 
 class GateInvalid(InputInvalid):
     meaning = "a gate's case file is missing or not valid"
-    hint = "Fix the named field; README shows what a case holds."
+    hint = "Fix the named field; `sm120 image schema gate` prints what the file may hold."
 
 
 class TrustInvalid(InputInvalid):
