@@ -229,7 +229,7 @@ def extend_variants(tried: Sequence[tuple[int, int, int, int]]) -> list[Variant]
     return [
         Variant("published", "published", THIS_CARD),
         Variant("patched for SM120", "patched", SM120),
-        Variant("the seeds' patch", "seeds", SM120),
+        Variant("sglang PR 17908", "pr-17908", SM120),
         *(
             Variant(
                 f"{m}x{n}, {warps} warps, {stages} stages",

@@ -106,7 +106,7 @@ def test_every_kernel_of_an_image_that_has_numerics_computes_the_right_numbers(
     assert set(numbers["versions"]) == {"cuda", "numpy", "torch", "triton"}
 
 
-def test_the_seeds_patch_is_superseded_from_0_5_9_on(big_store: Path) -> None:
+def test_the_patch_of_pr_17908_is_superseded_from_0_5_9_on(big_store: Path) -> None:
     done = run_sm120(
         big_store, "gate", "patches", "sglang-k2", "--against", "0.5.9,0.5.10", "--json"
     )
@@ -122,7 +122,7 @@ def test_a_version_that_no_index_has_ends_the_command_with_one_line(big_store: P
 def test_a_branch_that_is_never_reached_makes_the_patch_inert(
     big_store: Path, tmp_path: Path
 ) -> None:
-    """The seeds' branch after `>= 9`: it applies, it reads well, and it does nothing."""
+    """The branch of PR 17908 after `>= 9`: it applies, it reads well, and it does nothing."""
     checkout = dead_code_checkout(tmp_path)
     command = [sys.executable, "-m", "pipeline", "--checkout", str(checkout)]
     done = subprocess.run(
@@ -137,7 +137,7 @@ def test_a_branch_that_is_never_reached_makes_the_patch_inert(
 
 
 def dead_code_checkout(tmp_path: Path) -> Path:
-    """This checkout with the seeds' branch moved behind the one that catches it."""
+    """This checkout with the branch of PR 17908 moved behind the one that catches it."""
     shutil.copytree(ROOT / "images", tmp_path / "images")
     shutil.copytree(ROOT / "lockfiles", tmp_path / "lockfiles")
     path = tmp_path / "images" / "sglang-k2" / "patches" / PATCH
@@ -165,7 +165,7 @@ def test_a_second_run_answers_within_five_seconds(big_store: Path) -> None:
     assert all(case["cached"] for case in after["cases"])
 
 
-def test_a_hollow_library_satisfies_a_real_program(tmp_path: Path) -> None:
+def test_a_stub_library_satisfies_a_real_program(tmp_path: Path) -> None:
     """A program linked with a library that is not there runs with its stub."""
     compiler = shutil.which("gcc")
     if compiler is None or platform.machine() not in ("x86_64", "aarch64"):

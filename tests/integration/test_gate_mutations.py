@@ -121,7 +121,7 @@ def dropped_patch(gate: ImageGate) -> Finding:
 
 
 def dead_branch(gate: ImageGate) -> Finding:
-    """The seeds' branch behind the one that catches every newer card."""
+    """The branch of PR 17908 behind the one that catches every newer card."""
     place = "        elif _is_cuda and CUDA_CAPABILITY[0] >= 8:\n"
     branch = place.replace(">= 8", "== 12") + "            BLOCK_M, BLOCK_N = 32, 32\n"
     cases = [find_case(gate, MLA)]

@@ -9,7 +9,7 @@ from pydantic import Field
 from pipeline.known import Known
 from pipeline.model import Count, Frozen
 
-# A field that changes by itself: a difference is no drift.
+# A field that changes by itself: a difference does not count as drift.
 VOLATILE: dict[str, Any] = {"volatile": True}
 # Kernels keep some MiB more or less for themselves; a dead memory module is far more.
 SAME_MEMORY = 0.01

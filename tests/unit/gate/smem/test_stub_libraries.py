@@ -26,7 +26,7 @@ def machine() -> int:
     return MACHINES[platform.machine()]
 
 
-def test_a_hollow_library_loads_and_its_functions_fail(tmp_path: Path, machine: int) -> None:
+def test_a_stub_library_loads_and_its_functions_fail(tmp_path: Path, machine: int) -> None:
     path = tmp_path / "libcublas.so.12"
     path.write_bytes(shared_object(path.name, SYMBOLS, machine))
     library = ctypes.CDLL(str(path))
