@@ -1,8 +1,8 @@
 """HTTP/1.1 as far as a read-only file server needs it, strict in what it accepts.
 
-The standard library's http.server accepts 13 of the 14 malformed requests that the tests list
-(doubled lengths, folded headers, bare newlines, endless heads …) and has no deadline for a whole
-request, so requests are read here.
+The standard library's http.server passes 10 of the 14 malformed requests that the tests list on to
+its handler as good ones (doubled lengths, folded headers, bare newlines …) and has no deadline for
+a whole request, so requests are read here.
 """
 
 from __future__ import annotations
