@@ -59,7 +59,7 @@ class TrustInvalid(InputInvalid):
 
 class FactsUnreadable(InputInvalid):
     meaning = "a file of host facts, a capture or a test result is damaged or of another kind"
-    hint = "Make it anew with `sm120 host facts --json` or `sm120 host check --json`."
+    hint = "Make it again with `sm120 host facts --json` or `sm120 host check --json`."
 
 
 class ReferenceInvalid(InputInvalid):
@@ -285,6 +285,7 @@ class StoreDamaged(StoreUnusable):
 
 
 class FolderInTheWay(StoreDamaged):
+    meaning = "a folder stands where the store has a file"
     hint = "Look at what it is and move it away; the next build makes the file."
 
     def __init__(self, path: object) -> None:
@@ -379,7 +380,7 @@ class GateEnvironment(GateUndecided):
 class WeightsDamaged(PipelineError):
     exit_code = 60
     meaning = "files of a weights set are missing, short or changed"
-    hint = "`sm120 weights verify DIR --repair` fetches only what is wrong."
+    hint = "`sm120 weights verify DIR --repair` downloads only what is damaged."
 
 
 class DoesNotFit(PipelineError):
@@ -443,7 +444,7 @@ class EvidenceIncomplete(PipelineError):
 class EvidenceStale(PipelineError):
     exit_code = 74
     meaning = "verify: the evidence holds, but something it describes has changed since"
-    hint = "Build and record again, or look at the state that was recorded."
+    hint = "Build it again, or go back to the state that was recorded."
 
 
 class TagMoved(PipelineError):
@@ -487,7 +488,7 @@ class HostDrifted(HostNotFit):
 
 
 class HostOutlier(HostNotFit):
-    meaning = "a host differs from its equals"
+    meaning = "a host differs from the others of its kind"
     hint = "Look at the named card, slot or cable first."
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -13,9 +15,11 @@ from click.shell_completion import BashComplete
 
 from pipeline.cli.main import cli
 from pipeline.cli.verbs import GROUPS, VerbGroup
+from tests.docs.commands import complaint
 from tests.unit.support import ROOT, Command
 
 WIDTH, HEIGHT = 80, 24
+TEXTS = {".py", ".yml", ".yaml", ".j2", ".md", ".sh"}
 
 
 def paths(group: VerbGroup = cli, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -128,3 +132,24 @@ def test_completion_loads_only_the_command_that_is_completed() -> None:
 def test_the_completion_script_of_a_shell_is_printed(sm120: Command, shell: str) -> None:
     script = sm120("completion", shell).out
     assert f"_SM120_COMPLETE={shell}_complete" in script
+
+
+def named_commands() -> list[str]:
+    """What messages, hints, roles and shipped files name in backquotes."""
+    files = subprocess.run(
+        ["git", "ls-files", "pipeline", "ansible", "images", "lockfiles", "noxfile.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    texts = [(ROOT / f).read_text("utf-8") for f in files if Path(f).suffix in TEXTS]
+    # a string may go on in the next line
+    joined = [re.sub(r'"\n\s+f?"', "", text) for text in texts]
+    commands = {one for text in joined for one in re.findall(r"`(sm120 [^`\n]+)`", text)}
+    return sorted(commands - {"sm120 GROUP --help"})
+
+
+@pytest.mark.parametrize("command", named_commands())
+def test_a_command_that_a_message_names_exists(command: str) -> None:
+    assert complaint(re.sub(r"\{[^}]*\}+", "X", command).split()) == ""
