@@ -64,9 +64,9 @@ def gate_files(checkout: Checkout, image: str, gate: str) -> dict[str, Path]:
     folders = {"gates": checkout.folder(image) / "gates"}
     try:
         shared = read_setup(checkout, image).shared
-    except (GateInvalid, SpecInvalid):
+    except (GateInvalid, SpecInvalid):  # an error where it is used; here it names no other file
         shared = None
-    if shared:
+    if shared and gate != "arch":  # what an image's objects hold is its own
         name = f"{_SHARED}/{shared}"
         folders = {name: checkout.folder(name), **folders}
     return {
