@@ -29,31 +29,31 @@ _HASHES: dict[str, hashes.HashAlgorithm] = {
 }
 
 
-class Foreign(BaseModel):
+class ForeignModel(BaseModel):
     """Part of a format that others define and extend: unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _Signature(Foreign):
+class _Signature(ForeignModel):
     sig: str
 
 
-class _Envelope(Foreign):
+class _Envelope(ForeignModel):
     payload: str
     payloadType: str
     signatures: list[_Signature] = Field(min_length=1, max_length=1)
 
 
-class _PublicKey(Foreign):
+class _PublicKey(ForeignModel):
     hint: str | None = None
 
 
-class _Material(Foreign):
+class _Material(ForeignModel):
     publicKey: _PublicKey
 
 
-class _Bundle(Foreign):
+class _Bundle(ForeignModel):
     mediaType: str
     verificationMaterial: _Material
     dsseEnvelope: _Envelope

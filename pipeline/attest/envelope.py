@@ -21,6 +21,7 @@ from pipeline.model import Digest, Frozen, canonical_json
 if TYPE_CHECKING:
     from pipeline.attest.keys import Signer
 
+# each signature is tried with every trusted key: the work must be bounded
 MOST_SIGNATURES = 16
 SUFFIX = ".dsse.json"
 

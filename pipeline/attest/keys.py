@@ -26,6 +26,7 @@ from pipeline.model import sha256_of
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
+# keys are below a kilobyte; a device or a wrong file must not be read whole
 _MOST_BYTES = 1 << 16
 P256 = ("secp256r1",)
 ANY_NIST = ("secp256r1", "secp384r1", "secp521r1")
@@ -72,6 +73,7 @@ def new_key() -> PrivateKey:
 def write_key(path: Path, key: PrivateKey, passphrase: bytes | None = None) -> Path:
     """Keep a new key for its owner alone, and the public half beside it; never over another."""
     guard: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    # BestAvailableEncryption is PBES2 with AES, which openssl reads too
     if passphrase:
         guard = serialization.BestAvailableEncryption(passphrase)
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, guard)
@@ -86,6 +88,7 @@ def write_key(path: Path, key: PrivateKey, passphrase: bytes | None = None) -> P
 
 
 def _write_once(path: Path, data: bytes, mode: int) -> None:
+    # never over another file, never through a link: a lost key cannot be made again
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
         handle = os.open(path, flags, mode)

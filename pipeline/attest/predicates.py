@@ -126,7 +126,7 @@ class Metric(Frozen):
     samples: Known[Count]
 
 
-class Workload(Frozen):
+class BenchmarkWorkload(Frozen):
     """What the client asked for, and what it got."""
 
     requests: Known[Count]
@@ -147,7 +147,7 @@ class BenchmarkRun(Frozen):
     client: Known[Text]
     client_digest: Known[Digest]
     server_arguments: Known[list[str]]  # as run, not as meant
-    workload: Workload
+    workload: BenchmarkWorkload
     metrics: list[Metric]
     started: Known[Stamp]
     finished: Known[Stamp]

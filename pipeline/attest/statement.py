@@ -20,6 +20,7 @@ from pipeline.errors import RecordInvalid
 from pipeline.model import Frozen, Hex, Identity, Stamp, canonical_json
 
 RECORDED = "sm120_recorded"
+# NTP keeps clocks within seconds; five minutes forgive a machine without it
 CLOCKS_APART = timedelta(minutes=5)  # of machines that sign and machines that verify
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 

@@ -14,6 +14,7 @@ from pipeline.errors import RecordInvalid
 from pipeline.model import Frozen
 
 Model = TypeVar("Model", bound=Frozen)
+# bills of materials are the largest statements: a few megabytes
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 48
 MAX_STRING = 16 << 20
@@ -90,6 +91,7 @@ def read_base64(text: str, what: str) -> bytes:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error, ValueError) as error:
         raise RecordInvalid(f"{what}: is not base64") from error
+    # two spellings of one payload would be two digests of one statement
     if base64.b64encode(data).decode() != text:
         raise RecordInvalid(f"{what}: is not base64 in its canonical form")
     return data

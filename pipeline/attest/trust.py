@@ -114,6 +114,7 @@ def read_trust(path: Path) -> Trust:
 
 def with_own_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | None:
     """The trust file's keys and this user's own; an entry of the file wins, also a revocation."""
+    # the user's own keys need no entry in the file
     known, bases = (trust.keys, trust.bases) if trust else ([], {})
     ids, names = {key.id for key in known}, {key.name for key in known}
     own = []

@@ -18,8 +18,8 @@ from pipeline.assemble.layer import read_file
 from pipeline.attest.names import image_purl
 from pipeline.evidence.inventory import (
     BaseImage,
+    ImagePart,
     OwnFile,
-    Part,
     PlacedLayer,
     base_image,
     own_files,
@@ -31,6 +31,7 @@ from pipeline.oci.record import FileRow, Kind
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
+# licence files are short texts; what is larger is something else
 _MOST_BYTES = 4 << 20
 _MOST_LINKS = 8  # from one package's copyright file to another's
 
@@ -39,7 +40,7 @@ _MOST_LINKS = 8  # from one package's copyright file to another's
 class BilledPart:
     """A wheel or .deb with its licence and patches."""
 
-    part: Part
+    part: ImagePart
     licence: Licence
     patches: tuple[OwnFile, ...]
 
@@ -89,13 +90,13 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
     )
 
 
-def _changes(patch: OwnFile, part: Part) -> bool:
+def _changes(patch: OwnFile, part: ImagePart) -> bool:
     if patch.patch is None or not part.is_wheel or patch.image != part.image:
         return False
     return canonicalize_name(Requirement(patch.patch.applies_to).name) == part.pin.name
 
 
-def licences_of(store: Store, parts: Sequence[Part]) -> dict[str, Licence]:
+def licences_of(store: Store, parts: Sequence[ImagePart]) -> dict[str, Licence]:
     """Each part's licence, by the part's package URL."""
     licences: dict[str, Licence] = {}
     for digest in dict.fromkeys(part.layer.record.digest for part in parts):
@@ -111,7 +112,7 @@ def licences_of(store: Store, parts: Sequence[Part]) -> dict[str, Licence]:
     return licences
 
 
-def _licence(store: Store, digest: str, part: Part, row: FileRow | None) -> Licence:
+def _licence(store: Store, digest: str, part: ImagePart, row: FileRow | None) -> Licence:
     what = "METADATA" if part.is_wheel else "copyright file"
     if row is None:
         return Licence(reason=f"the image holds no {what} of it")

@@ -126,6 +126,7 @@ def keep_set(
 ) -> Envelope:
     """Keep a set instead of the one before, dated later than it: the latest one counts."""
     before, now = read_kept(folder / f"{NAME}{SUFFIX}"), statement.recorded
+    # clocks with whole seconds give two sets of one build the same time
     if before and now and before.statement.has_happened(now) and before.statement.recorded:
         at = max(now, before.statement.recorded + timedelta(seconds=1))
         recorded = {**statement.predicate[RECORDED], "at": stamp(at)}

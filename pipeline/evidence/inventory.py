@@ -29,7 +29,7 @@ class PlacedLayer:
 
 
 @dataclass(frozen=True)
-class Part:
+class ImagePart:
     """A wheel or .deb of an image."""
 
     image: str
@@ -71,6 +71,7 @@ def placed_layers(built: Built) -> list[PlacedLayer]:
             if not left or left[0].title != wanted.title:
                 raise StoreDamaged(f"{built.name}: the layer {wanted.title!r} is not in the image")
             placed.append(PlacedLayer(name, left.pop(0), wanted))
+        # these two have no pins: an image's own files, then its patches, each only if there are any
         for title in (f"{name} files", "patches"):
             if left and left[0].title == title:
                 placed.append(PlacedLayer(name, left.pop(0), None))
@@ -99,11 +100,12 @@ def base_image(plan: ImagePlan) -> BaseImage | None:
     return BaseImage(root.spec.name, pin, purl)
 
 
-def parts_of(built: Built) -> list[Part]:
+def parts_of(built: Built) -> list[ImagePart]:
     """Every wheel and .deb, in the order of layers and, within one, of names."""
+    # .debs come from one suite: that of the first image of the chain that names one
     suite = next((p.spec.debian.suite for p in built.plan.chain() if p.spec.debian), "unknown")
     return [
-        Part(placed.image, pin, _purl(pin, suite), placed.layer)
+        ImagePart(placed.image, pin, _purl(pin, suite), placed.layer)
         for placed in placed_layers(built)
         if placed.plan is not None
         for pin in placed.plan.pins

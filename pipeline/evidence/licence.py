@@ -14,6 +14,7 @@ from packaging.metadata import parse_email
 
 from pipeline.attest.strict import plain
 
+# some packages put the whole licence text into the field
 _LONGEST_NAME = 120
 _LONGEST_LIST = 2000
 # Spellings that can mean one licence only.

@@ -28,8 +28,8 @@ from pipeline.attest.strict import as_model
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.inventory import (
     BaseImage,
+    ImagePart,
     OwnFile,
-    Part,
     base_image,
     own_files,
     parts_of,
@@ -221,7 +221,7 @@ def _base(base: BaseImage) -> Resource:
     )
 
 
-def _part(part: Part) -> Resource:
+def _part(part: ImagePart) -> Resource:
     return _resource(
         part.purl,
         part.pin.file,

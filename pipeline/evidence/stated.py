@@ -107,6 +107,7 @@ def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
         judged = None
     except StoreDamaged:
         judged = "damaged"  # reported, with what to do, when the image is stated again
+    # the golden digest is stated, so a new one makes the statements out of date
     must_be = golden.digest if golden else None
     made_by = [code_digest(), __version__]
     return sha256_of(

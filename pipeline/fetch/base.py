@@ -35,7 +35,7 @@ from pipeline.oci.document import (
     read_document,
 )
 from pipeline.oci.reference import parse_repository
-from pipeline.registry.client import Access, Client
+from pipeline.registry.client import Access, RegistryClient
 from pipeline.registry.pull import MOST_BYTES, Wanted, choose, pull_into
 from pipeline.registry.repository import Repository
 from pipeline.spec.base import ForeignBase
@@ -176,7 +176,7 @@ class Bases:
         name = f"{place.rstrip('/')}/{repository}"
         if name not in self._open:
             reference = parse_repository(name)
-            client = Client(reference, self._settings.access)
+            client = RegistryClient(reference, self._settings.access)
             self._open[name] = Repository(client, reference.repository)
         return self._open[name]
 

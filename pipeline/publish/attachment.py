@@ -27,6 +27,7 @@ from pipeline.registry.repository import Repository
 from pipeline.registry.upload import LocalBlob, push_blob
 
 MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
+# held in memory while it is pushed; larger files are no evidence
 MOST_BYTES = 64 << 20
 PREDICATE_NOTE = "in-toto.io/predicate-type"
 _TITLE = "org.opencontainers.image.title"
@@ -92,7 +93,7 @@ class Attachment(Frozen):
 EMPTY = Content(media_type=OCI_EMPTY, data=b"{}")
 
 
-class Attached(Frozen):
+class AttachedArtifact(Frozen):
     """What became of an attachment."""
 
     digest: str
@@ -123,7 +124,7 @@ def file_attachment(text: str, platforms: list[str]) -> Attachment:
 
 def attach(
     repository: Repository, subject: Document, attachments: list[Attachment]
-) -> list[Attached]:
+) -> list[AttachedArtifact]:
     """Push artifacts for one image and make them findable from it."""
     attached, unlisted = [], []
     for attachment in attachments:
@@ -132,13 +133,14 @@ def attach(
         names = [document.digest, *([attachment.tag] if attachment.tag else [])]
         answers = [repository.put_document(n, document) for n in names]
         # a registry with the referrers API confirms it with this header
+        # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests-with-subject
         is_listed = answers[0].header("OCI-Subject") == subject.digest
         if not is_listed and attachment.is_referrer:
             unlisted.append(document)
         how = "referrers API" if is_listed else "fallback tag"
         how = how if attachment.is_referrer else f"tag {attachment.tag}"
         attached.append(
-            Attached(
+            AttachedArtifact(
                 digest=document.digest,
                 artifact_type=kind_of(document),
                 subject=subject.digest,

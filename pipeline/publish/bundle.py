@@ -94,6 +94,7 @@ def _with_ungated(
     when: Moment,
 ) -> list[Envelope]:
     """An image's statements with one more, and the set of those in the place of the image's own."""
+    # the same image may be ungated in one registry and gated in another
     folder, signers = _published(store, image, ungated.reference), [signer] if signer else []
     subject = (image.name, image.platform, image.digest)
     statement = make_statement(image.name, image.digest, UNGATED, ungated.model_dump(), when)

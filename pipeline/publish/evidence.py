@@ -34,6 +34,7 @@ from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, Content
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
 
+# a signature payload is below a kilobyte
 _MOST_PAYLOAD_BYTES = 1 << 16
 
 

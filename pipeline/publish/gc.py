@@ -71,6 +71,7 @@ def plan_gc(store: Store, repository: Repository, patterns: Sequence[str], jobs:
     named = dict(zip(tags, repository.client.each(jobs, tags, repository.manifest), strict=True))
     plain = [t for t in tags if not _EVIDENCE_TAG.fullmatch(t)]
     chosen = [t for t in plain if any(fnmatchcase(t, p) for p in patterns)]
+    # a mistyped pattern must not clear the whole repository
     if plain and not chosen:
         raise NotInRegistry(
             f"{repository}: no tag matches {' or '.join(patterns)}, so everything would go",
@@ -109,6 +110,7 @@ def reach(reader: _Reader, evidence: dict[str, list[str]], roots: Iterable[str])
         todo += [d.digest for d in document.manifests]
         todo += [document.subject.digest] if document.subject else []
         todo += evidence.get(digest, [])
+        # evidence of a kept image is kept, also evidence that others attached
         todo += reader.referrers(digest)
     return reached
 

@@ -20,7 +20,7 @@ from pipeline.registry.repository import Repository
 from pipeline.store.store import Store, read_own
 
 
-class _Seen(Frozen):
+class _SeenRepository(Frozen):
     """One repository, as a file of the store."""
 
     registry: str
@@ -72,19 +72,19 @@ class KnownRepository:
                 repositories |= dict.fromkeys(seen.blobs, seen.repository)
         return repositories
 
-    def _seen(self) -> _Seen:
-        empty = _Seen(registry=self._registry, repository=self._name)
+    def _seen(self) -> _SeenRepository:
+        empty = _SeenRepository(registry=self._registry, repository=self._name)
         return _read(self._path) or empty
 
     def _keep(self, blobs: list[str], manifests: list[str]) -> None:
-        seen = _Seen(
+        seen = _SeenRepository(
             registry=self._registry, repository=self._name, blobs=blobs, manifests=manifests
         )
         self._store.write(self._path, canonical_json(seen.model_dump()))
 
 
-def _read(path: Path) -> _Seen | None:
+def _read(path: Path) -> _SeenRepository | None:
     try:
-        return _Seen.model_validate_json(read_own(path))
+        return _SeenRepository.model_validate_json(read_own(path))
     except (OSError, StoreDamaged, ValidationError):
         return None

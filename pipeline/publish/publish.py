@@ -17,7 +17,7 @@ from pipeline.attest.cosign import UNGATED_MEDIA
 from pipeline.errors import StoreDamaged
 from pipeline.model import Frozen, canonical_json
 from pipeline.oci.document import Descriptor, Document, index_json, read_document
-from pipeline.publish.attachment import Attached, Attachment, Content, attach
+from pipeline.publish.attachment import AttachedArtifact, Attachment, Content, attach
 from pipeline.publish.evidence import (
     CosignTags,
     EvidenceBundle,
@@ -96,7 +96,7 @@ class Published(Frozen):
     blobs: dict[Way, int]
     total_bytes: int
     sent_bytes: int
-    attached: list[Attached]
+    attached: list[AttachedArtifact]
     attached_bytes: int  # evidence that had to be sent, besides `sent_bytes` of the image
     evidence: EvidenceState
     seconds: float
@@ -176,7 +176,7 @@ def _push_blobs(order: Order, missing: list[LocalBlob], known: KnownRepository) 
     return ways
 
 
-def _attach(order: Order) -> list[Attached]:
+def _attach(order: Order) -> list[AttachedArtifact]:
     bundle = order.bundle or EvidenceBundle()
     attachments = [*order.attachments, *_ungated(order), *statements_of(bundle)]
     if not attachments and bundle.signer is None:
@@ -187,14 +187,14 @@ def _attach(order: Order) -> list[Attached]:
 
 def _attach_all(
     order: Order, bundle: EvidenceBundle, attachments: Sequence[Attachment]
-) -> list[Attached]:
+) -> list[AttachedArtifact]:
     repository, shipment = order.repository, order.shipment
     tags = _cosign_tags(order, bundle)
     root = shipment.root.digest
     names = tags[root].names if root in tags else ()
     naming = plan_naming(repository, root, order.tag, bundle, names)
     images = {image.digest for image in shipment.images.values()}
-    attached: list[Attached] = []
+    attached: list[AttachedArtifact] = []
     for platform, subject in [(None, shipment.root), *shipment.images.items()]:
         chosen = [a for a in attachments if a.platform == platform]
         envelopes = bundle.envelopes.get(platform or "", ())
@@ -244,7 +244,7 @@ def _published(
     ways: Sequence[Way],
     sent_bytes: int,
     seconds: float,
-    attached: Sequence[Attached] = (),
+    attached: Sequence[AttachedArtifact] = (),
 ) -> Published:
     shipment = order.shipment
     is_forced = any(s.state == "not passed" for s in order.gates)

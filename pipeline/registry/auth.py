@@ -19,6 +19,7 @@ from pipeline.net.client import Body, Reply, Small
 from pipeline.net.failures import BadAddress
 from pipeline.registry.docker_config import Login
 
+# tokens are some kilobytes; an endless answer must end
 MOST_TOKEN_BYTES = 1 << 20
 Send = Callable[[str, str, dict[str, str], Body | None], Reply]
 
@@ -87,6 +88,7 @@ class Authority:
                 f"the registry's token service {shown(realm)} is not reached by https",
                 "Nothing was sent to it.",
             )
+        # our own scope first; the registry may ask for more, as for mounting
         wanted = dict.fromkeys([*scope.as_list(), *challenge.get("scope").split()])
         query = [("service", challenge.get("service"))] if challenge.get("service") else []
         query += [("scope", word) for word in wanted]
@@ -99,6 +101,8 @@ class Authority:
 
     def _ask(self, realm: str, joint: str, query: list[tuple[str, str]]) -> Reply:
         login = self._login
+        # an identity token is exchanged by POST (OAuth 2), a password sent by GET:
+        # https://distribution.github.io/distribution/spec/auth/oauth/
         if login is not None and login.identity_token:
             form = [("grant_type", "refresh_token"), ("refresh_token", login.identity_token)]
             form += [("client_id", "sm120-pipeline"), *query]

@@ -40,11 +40,15 @@ from pipeline.registry.docker_config import certificate_files, find_login, tls_c
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+# with waits of 0.5 to 4 s between them, a restart of some seconds is bridged
 ATTEMPTS = 5
 LONGEST_WAIT_S = 30.0
+# a server may ask for hours; nobody would take that for progress
 LONGEST_ASKED_S = 300.0
 _REPORT_FROM_S = 1.0  # shorter waits are not worth a line
+# registries redirect blobs once, to their storage
 _MOST_REDIRECTS = 5
+# answers to uploads and errors; manifests and blobs have limits of their own
 MOST_ANSWER_BYTES = 1 << 16
 # a registry on slow storage is silent for minutes while it hashes an uploaded layer of gigabytes
 _LIMITS = Limits(silence_s=300.0, head_s=300.0)
@@ -60,7 +64,7 @@ class Access:
     limits: Limits = _LIMITS
 
 
-class Client:
+class RegistryClient:
     """A registry and how to talk to it; safe for several threads."""
 
     def __init__(self, reference: Reference, access: Access | None = None) -> None:
@@ -84,6 +88,7 @@ class Client:
         """https, but http where it was asked for, and on loopback where nothing else answers."""
         if self._access.insecure_http:
             return f"http://{self._host_port}"
+        # who keeps a certificate for a registry on this machine expects it to speak TLS
         has_own = self._access.ca_file or certificate_files(self._host_port)
         if is_loopback(self._host_port) and not has_own and self._speaks_plain_http():
             return f"http://{self._host_port}"
@@ -143,10 +148,12 @@ class Client:
             answer = self._send(method, self._checked(url), headers, body, login)
             if answer.status in good:
                 return answer
+            # storage behind a registry is another host: the login is sent to `_is_home` only
             if answer.status in REDIRECTS and hops < _MOST_REDIRECTS:
                 answer.drain()
                 url, hops = location_of(answer), hops + 1
                 continue
+            # only once: a second 401 with a fresh token means that it is not allowed
             if answer.status == 401 and self._is_home(url) and not fresh:
                 asked = answer.all_headers("WWW-Authenticate")
                 answer.drain()

@@ -18,11 +18,13 @@ from pipeline.net.route import tls_context as system_context
 from pipeline.oci.reference import Reference
 
 _HELPER = re.compile(r"[A-Za-z0-9._-]+")
+# `docker login` without a name keeps the login under this old address
 _HUB_KEY = "https://index.docker.io/v1/"
 _HUB_NAMES = ("docker.io", "index.docker.io", "registry-1.docker.io")
 # how a helper reports that it has no login:
 # https://github.com/docker/docker-credential-helpers/blob/master/credentials/error.go
 _NOT_FOUND = ("credentials not found", "no credentials server url")
+# helpers talk to a desktop's key store or to GPG; nothing else of the environment is theirs
 _HELPER_NEEDS = ("DOCKER_CONFIG", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "GNUPGHOME", "GPG_TTY")
 
 
@@ -100,6 +102,7 @@ def _decoded(auth: str, key: str) -> tuple[str, str]:
     except (binascii.Error, ValueError) as error:
         raise RegistryRefused(f"{config_path()}: the login of {key} cannot be read") from error
     user, _, password = text.partition(":")
+    # Docker's own client trims NULs here, too
     return user, password.rstrip("\0")
 
 
@@ -120,6 +123,7 @@ def _ask_helper(name: str, key: str) -> Login | None:
         user, secret = str(credentials["Username"]), str(credentials["Secret"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RegistryRefused(f"docker-credential-{name}: its answer cannot be read") from error
+    # the helpers' convention for a token instead of a password
     return Login(identity_token=secret) if user == "<token>" else Login(user, secret)
 
 

@@ -18,6 +18,7 @@ from pipeline.registry.client import ATTEMPTS
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import Gauge
 
+# a connection that brings this much before each break is slow, not broken
 _PROGRESS_BYTES = 1 << 20
 
 
@@ -85,6 +86,7 @@ def _attempt(repository: Repository, blob: Descriptor, partial: Path, gauge: Gau
     if have > blob.size_bytes:
         partial.unlink()
         have = 0
+    # a complete partial file is only hashed: a Range beyond the end would be refused
     if have == blob.size_bytes and have:
         return f"sha256:{_hash_of(partial, gauge).hexdigest()}"
     answer = _open_at(repository, blob, have)
@@ -106,6 +108,7 @@ def _open_at(repository: Repository, blob: Descriptor, have: int) -> Answer:
     )
     span, rest = answer.header("Content-Range"), blob.size_bytes - have
     is_rest = answer.status == 206 and goes_on(span, have, blob.size_bytes)
+    # a registry without Range support answers 200 with the whole blob
     if answer.status == 200 or (is_rest and (answer.length or 0) <= rest):
         return answer
     answer.close()

@@ -94,6 +94,7 @@ def pull_layout(repository: Repository, wanted: Wanted, folder: Path, jobs: int 
     """Write an OCI layout; it has an index only once everything in it is there."""
     _require_ours(folder)
     blobs = LayoutBlobs(folder)
+    # an interrupted pull leaves partial files, and the next one resumes them
     with _alone(blobs):
         received = fetch_blobs(repository, wanted, blobs, jobs)
         _write_index(wanted, folder)
@@ -140,6 +141,7 @@ def _require_ours(folder: Path) -> None:
         raise StoreUnwritable(f"{folder}: holds other files", "Name a new or empty folder.")
 
 
+# engine images are tens of gigabytes; a forged size must not fill the disk
 MOST_BYTES = 200 << 30
 
 
@@ -223,6 +225,7 @@ def choose(root: Document, platform: str) -> Descriptor:
 
 
 def _fits(platform: str | None, wanted: str) -> bool:
+    # arm64 is v8; some tools write the variant, some do not
     return platform == wanted or (wanted == "linux/arm64" and platform == "linux/arm64/v8")
 
 

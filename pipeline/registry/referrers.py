@@ -23,7 +23,9 @@ from pipeline.oci.document import (
 from pipeline.registry.repository import Repository, next_page
 
 _MOST_PAGES = 100
+# an image has some ten; a hostile list must end
 _MOST_LISTED = 10_000
+# enough for two publishers that write the tag at the same time
 _TRIES = 5
 
 
@@ -78,6 +80,7 @@ def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
     while place is not None:
         pages.take(place)
         answer = repository.look(place, MOST_MANIFEST_BYTES)
+        # a 404 on a later page is a broken list, on the first a registry without the API
         if answer is None and is_later:
             raise RegistryBroken(f"{repository}: its list of referrers ends in the middle")
         if answer is None:
@@ -113,6 +116,7 @@ def list_in_fallback_tag(repository: Repository, subject: str, new: list[Descrip
         missing = [d for d in new if d.digest not in {x.digest for x in listed}]
         if index and not missing:
             return
+        # other tools' entries are written back with all their fields
         raw = _entries(index)
         data = canonical_json(_index([*raw, *(descriptor_json(d) for d in missing)]))
         repository.put_manifest(fallback_tag(subject), data, OCI_INDEX)

@@ -21,8 +21,9 @@ from pipeline.oci.document import (
 from pipeline.oci.reference import TAG
 from pipeline.registry.answer import Refusal
 from pipeline.registry.auth import Scope
-from pipeline.registry.client import Client
+from pipeline.registry.client import RegistryClient
 
+# with 1000 tags a page, ten times the tags that are accepted
 _MOST_PAGES = 1000
 _MOST_TAGS = 100_000
 
@@ -31,7 +32,7 @@ _MOST_TAGS = 100_000
 class Repository:
     """Where manifests, blobs and tags of one name live."""
 
-    client: Client
+    client: RegistryClient
     name: str
 
     def __str__(self) -> str:
@@ -57,6 +58,7 @@ class Repository:
         if answer is None:
             return None
         document = read_document(answer.data, answer.header("Content-Type"))
+        # what a tag names can change between two requests: the header says what was sent
         claimed = answer.header("Docker-Content-Digest")
         wanted = name if name.startswith("sha256:") else claimed
         if wanted and document.digest != wanted:
@@ -123,6 +125,7 @@ class Repository:
 
     def tags(self) -> list[str]:
         """All tags, page by page."""
+        # the page size is a wish: registries may return fewer, and a Link to the rest
         place: str | None = f"{self.path}/tags/list?n=1000"
         pages = self.client.pages(f"{self}: its list of tags", _MOST_PAGES)
         tags: list[str] = []
@@ -150,6 +153,7 @@ class Repository:
                 good=(202, 200, 204, 404),
             )
         except Refusal as refused:
+            # Docker's registry deletes only with REGISTRY_STORAGE_DELETE_ENABLED=true
             if refused.status == 405 or "UNSUPPORTED" in refused.codes:
                 raise DeleteDisabled(f"{self}: does not allow deleting manifests") from refused
             raise

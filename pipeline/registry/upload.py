@@ -28,8 +28,11 @@ from pipeline.registry.repository import Repository
 # Where a proxy finds that too much, it is cut into the smaller size.
 CHUNK_BYTES = 256 << 20
 SMALL_CHUNK_BYTES = 32 << 20
+# a registry that forgets sessions (several replicas without shared state) forgets them all
 _MOST_SESSIONS = 5
+# small enough that Ctrl-C is noticed while a slow connection takes one piece
 _PIECE_BYTES = 1 << 18
+# the specification writes `0-9`, some registries `bytes=0-9`
 _RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
 
 Way = Literal["there", "mounted", "sent"]
@@ -83,7 +86,7 @@ class Gauge:
         self.at(self._at + n_bytes)
 
 
-class _Part:
+class _Chunk:
     """A stretch of a blob as the body of a request."""
 
     def __init__(
@@ -198,7 +201,7 @@ class _Upload:
         length: int,
         more: dict[str, str] | None = None,
     ) -> Head:
-        part = _Part(self._repository, self._blob, self._offset, length, self._gauge)
+        part = _Chunk(self._repository, self._blob, self._offset, length, self._gauge)
         headers = {"Content-Type": "application/octet-stream", **(more or {})}
         try:
             answer = self._client.once(
@@ -211,6 +214,7 @@ class _Upload:
             )
             self._client.read(answer, MOST_ANSWER_BYTES)
             return answer
+        # the session expired: not an error of the blob, the upload starts again
         except NotInRegistry as gone:
             raise Lost(f"the upload is gone: {gone}") from gone
         except Refusal as refused:
@@ -218,15 +222,19 @@ class _Upload:
 
     def _judged(self, method: str, refused: Refusal) -> Exception:
         """A refusal of some bytes is asked about, of all chunks is obeyed, of the hash is final."""
+        # the registry and we disagree about the offset: ask it where it stands
         if refused.status == 416:
             return Lost(str(refused))
+        # a proxy in front of the registry limits the body, often nginx with its default
         if refused.status == 413 and self._chunk_bytes > SMALL_CHUNK_BYTES:
             self._chunk_bytes = SMALL_CHUNK_BYTES
             self._in_one, self._offset, self._place = False, 0, ""
             return Lost(f"{self._repository}: accepts only smaller chunks")
+        # some registries know no chunked uploads: everything goes with the closing PUT
         if method == "PATCH" and refused.status in (400, 405, 411, 501) and not self._in_one:
             self._in_one, self._offset, self._place = True, 0, ""
             return Lost(f"{self._repository}: accepts no chunks")
+        # either the transfer or our own disk changed a byte: find out which
         if "DIGEST_INVALID" in refused.codes:
             self._blob.require_whole()
         return refused

@@ -17,7 +17,7 @@ from pipeline.evidence.provenance import read_provenance
 from pipeline.model import canonical_json
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
-from pipeline.verify.evidence import Attached, AttachedBlob, EvidenceItem
+from pipeline.verify.evidence import AttachedBlob, AttachedEvidence, EvidenceItem
 from pipeline.verify.naming import (
     Memory,
     TrustedName,
@@ -26,7 +26,7 @@ from pipeline.verify.naming import (
     judge_names,
     judge_tag,
 )
-from pipeline.verify.remote import Remote, attached_to, named_elsewhere, open_remote_image
+from pipeline.verify.remote import RemoteImage, attached_to, named_elsewhere, open_remote_image
 from pipeline.verify.results import judge_bill, judge_tests
 from pipeline.verify.signature import TrustedStatement, judge_signatures
 from pipeline.verify.verdict import Node, Verdict
@@ -54,7 +54,7 @@ class Chain:
 
 
 def judge_attached(
-    artifact: Artifact, attached: Attached, judge: Judge, *, is_named: bool = False
+    artifact: Artifact, attached: AttachedEvidence, judge: Judge, *, is_named: bool = False
 ) -> Walk:
     """An image with what is attached to it; `is_named` where an index over it has a signed name."""
     walked = walk(artifact, attached.items, judge.trust, judge.checkout, judge.now)
@@ -94,7 +94,7 @@ def _skipped(message: Sequence[str]) -> list[Node]:
     return [Node("skipped", message=plain(each).replace("\n", " ")) for each in message]
 
 
-def judge_remote(remote: Remote, judge: Judge, more: Sequence[EvidenceItem] = ()) -> Chain:
+def judge_remote(remote: RemoteImage, judge: Judge, more: Sequence[EvidenceItem] = ()) -> Chain:
     """All images that a reference names and, where it is a tag, whether the tag may name them."""
     walks, own = [], []
     names: list[TrustedName] = []
@@ -118,13 +118,13 @@ def judge_remote(remote: Remote, judge: Judge, more: Sequence[EvidenceItem] = ()
     return Chain(Node(title, children=tuple(nodes)), tuple(walks))
 
 
-def _depth(remote: Remote, judge: Judge) -> Node:
+def _depth(remote: RemoteImage, judge: Judge) -> Node:
     count = sum(len(image.layers) for image in remote.images)
     how = "every byte read" if judge.deep else "there, not read (--deep reads them)"
     return Node("in the registry", message=f"{count} layers, {how}")
 
 
-def _tag(remote: Remote, names: list[TrustedName], judge: Judge) -> Node:
+def _tag(remote: RemoteImage, names: list[TrustedName], judge: Judge) -> Node:
     digest = remote.tag_digest or remote.root.digest
     if digest != remote.root.digest:
         message = f"names {digest} now, not {remote.root.digest}"
@@ -132,9 +132,11 @@ def _tag(remote: Remote, names: list[TrustedName], judge: Judge) -> Node:
     reference, memory = remote.reference, judge.memory
     seen = memory.recall(reference, judge.trust, judge.now) if memory else []
     node = judge_tag(reference, digest, names, seen)
+    # costs a request for each signed image of the repository: only where nothing else decides
     if node.verdict is Verdict.INCOMPLETE:
         others = named_elsewhere(remote, judge.trust, judge.now, judge.jobs)
         return judge_tag(reference, digest, names, others)
+    # only what was verified is remembered: a forged name must not block the true one
     if memory and node.verdict is Verdict.VALID:
         memory.remember(reference, [n for n in names if n.digest == digest])
     return node

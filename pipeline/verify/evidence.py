@@ -106,7 +106,7 @@ class AttachedBlob:
 
 
 @dataclass
-class Attached:
+class AttachedEvidence:
     """Everything that is attached to one image."""
 
     items: list[EvidenceItem] = field(default_factory=list)
@@ -116,9 +116,9 @@ class Attached:
     skipped: list[str] = field(default_factory=list)
 
 
-def read_attached(digest: str, documents: Iterable[Document], read: Read) -> Attached:
+def read_attached(digest: str, documents: Iterable[Document], read: Read) -> AttachedEvidence:
     """Read the evidence for one image; each blob once, whoever lists it."""
-    attached = Attached()
+    attached = AttachedEvidence()
     seen: set[tuple[str, str]] = set()
     for document in documents:
         subject = document.subject.digest if document.subject else digest
@@ -136,7 +136,7 @@ def read_attached(digest: str, documents: Iterable[Document], read: Read) -> Att
     return attached
 
 
-def _take(attached: Attached, layer: Descriptor, read: Read) -> None:
+def _take(attached: AttachedEvidence, layer: Descriptor, read: Read) -> None:
     kind, name = layer.media_type, f"{layer.digest[:19]}…"
     places = {SIGNATURE_MEDIA: attached.signatures, UNGATED_MEDIA: attached.notes}
     places |= dict.fromkeys(BILL_MEDIA.values(), attached.bills)
@@ -158,7 +158,7 @@ def _take(attached: Attached, layer: Descriptor, read: Read) -> None:
     places[kind].append(AttachedBlob(name, kind, data, signature))
 
 
-def attached_in(folder: Path, digest: str) -> Attached:
+def attached_in(folder: Path, digest: str) -> AttachedEvidence:
     """Evidence that was pulled into an OCI layout folder along with the image."""
     blobs = folder / "blobs" / "sha256"
     documents, strays = [], []

@@ -204,6 +204,7 @@ def _package(
         return Node(resource.name, Verdict.BROKEN, "is in a layer that this image does not have")
     if isinstance(lock, str):
         return Node(resource.name, Verdict.INCOMPLETE, lock)
+    # compared by hash first: names and versions are checked by `_pinned`
     pin = next((p for p in lock.pins if p.sha256 == resource.sha256), None)
     if pin is not None:
         return _pinned(resource, pin)
@@ -250,6 +251,7 @@ def _file(resource: Resource, checkout: Checkout) -> Node:
         stays_below(path)
     except ValueError:
         return Node(resource.name, Verdict.BROKEN, "its path leads out of the checkout")
+    # a link in the checkout could lead to a file outside
     place = checkout.root / path
     if not place.is_file() or not place.resolve().is_relative_to(checkout.root.resolve()):
         return Node(path, Verdict.STALE, "is no longer there")

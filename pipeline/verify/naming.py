@@ -69,6 +69,7 @@ def believed_names(
 
 def _signer(signature: AttachedBlob, trust: Trust | None) -> TrustedKey:
     signed_bytes = read_base64(signature.signature, "signature")
+    # cosign's signatures name no key: each trusted one is tried
     for key in trust.keys if trust else []:
         if is_valid_signature(key.key, signed_bytes, signature.data):
             return key
@@ -166,7 +167,7 @@ class _Name(Frozen):
     evidence_set: Digest | None = None
 
 
-class _Seen(Frozen):
+class _SeenTag(Frozen):
     """One tag, and the newest name under it by each key."""
 
     reference: str
@@ -190,6 +191,7 @@ class Memory:
 
     def remember(self, reference: str, names: Sequence[TrustedName]) -> None:
         """Keep each key's newest; a name without a time may be as old as any and is not kept."""
+        # a name without a time could be replayed for ever
         timed = [n for n in names if n.reference == reference and n.at]
         if not timed or not self._is_kept:
             return
@@ -201,16 +203,16 @@ class Memory:
                     newest_names[name.key_id] = _Name(
                         digest=name.digest, at=name.at, evidence_set=name.evidence_set
                     )
-            seen = _Seen(reference=reference, names=newest_names)
+            seen = _SeenTag(reference=reference, names=newest_names)
             data = canonical_json(seen.model_dump(mode="json"))
             self._store.write(self._path(reference), data)
 
-    def _read(self, reference: str) -> _Seen:
+    def _read(self, reference: str) -> _SeenTag:
         try:
-            seen = _Seen.model_validate_json(read_own(self._path(reference)))
+            seen = _SeenTag.model_validate_json(read_own(self._path(reference)))
         except (OSError, StoreDamaged, ValidationError):
-            return _Seen(reference=reference)
-        return seen if seen.reference == reference else _Seen(reference=reference)
+            return _SeenTag(reference=reference)
+        return seen if seen.reference == reference else _SeenTag(reference=reference)
 
     def _path(self, reference: str) -> Path:
         name = sha256_of(reference.encode()).removeprefix("sha256:")

@@ -42,6 +42,7 @@ def read_policy(path: Path) -> Policy:
 
 def judge_policy(policy: Policy, walked: Walk, now: datetime) -> Node:
     """What the policy asks for and did not get; the walk's own verdict counts besides."""
+    # a policy may ask for two people: signatures by the same key count once
     counted = [b for b in walked.believed if _keys(policy, b) >= policy.signatures]
     nodes = [_required(kind, counted) for kind in policy.require]
     nodes += [_young(policy, b, now) for b in counted if policy.max_age_days]

@@ -23,7 +23,7 @@ from pipeline.registry.pull import plan_pull
 from pipeline.registry.referrers import everything_listed, fallback_tag
 from pipeline.registry.repository import Repository
 from pipeline.verify.artifact import Artifact, make_artifact, require_manifest, require_platform
-from pipeline.verify.evidence import MOST_FILES, Attached, read_attached
+from pipeline.verify.evidence import MOST_FILES, AttachedEvidence, read_attached
 from pipeline.verify.naming import TrustedName, believed_names
 
 _SIGNATURE_TAG = re.compile(r"sha256-([0-9a-f]{64})\.sig")
@@ -32,7 +32,7 @@ _MOST_OTHERS = 500
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteImage:
     """What a reference names: one image, or an index over several."""
 
     repository: Repository
@@ -46,7 +46,7 @@ class Remote:
         return f"{self.repository}:{self.tag}" if self.tag else str(self.repository)
 
 
-def open_remote(repository: Repository, reference: Reference, platform: str | None) -> Remote:
+def open_remote(repository: Repository, reference: Reference, platform: str | None) -> RemoteImage:
     """Resolve a reference; of a tag with a digest both are read, and compared later."""
     at_tag = repository.manifest(reference.tag) if reference.tag else None
     root = repository.manifest(reference.digest) if reference.digest else at_tag
@@ -56,11 +56,12 @@ def open_remote(repository: Repository, reference: Reference, platform: str | No
     images = tuple(d for d in wanted.documents if d.kind == "manifest")
     if not images:
         raise EvidenceBroken(f"{reference}: is an empty index")
+    # a tag that names another image than the given digest is reported as moved
     digest = at_tag.digest if at_tag else None
-    return Remote(repository, root, images, reference.tag, digest)
+    return RemoteImage(repository, root, images, reference.tag, digest)
 
 
-def open_remote_image(remote: Remote, image: Document, *, deep: bool, jobs: int) -> Artifact:
+def open_remote_image(remote: RemoteImage, image: Document, *, deep: bool, jobs: int) -> Artifact:
     """An image's manifest and config; its layers are asked for or, when `deep`, read."""
     repository = remote.repository
     title = str(repository)
@@ -89,7 +90,7 @@ def open_remote_image(remote: Remote, image: Document, *, deep: bool, jobs: int)
     return artifact
 
 
-def attached_to(remote: Remote, image: Document, jobs: int) -> Attached:
+def attached_to(remote: RemoteImage, image: Document, jobs: int) -> AttachedEvidence:
     """Evidence by referrers, fallback tag and cosign's tags; what does not belong is named."""
     repository, strays = remote.repository, []
     documents: list[Document] = []
@@ -113,7 +114,7 @@ def attached_to(remote: Remote, image: Document, jobs: int) -> Attached:
 
 
 def named_elsewhere(
-    remote: Remote, trust: Trust | None, now: datetime, jobs: int
+    remote: RemoteImage, trust: Trust | None, now: datetime, jobs: int
 ) -> list[TrustedName]:
     """Names that trusted keys gave to other images of this repository."""
     repository, own = remote.repository, remote.root.digest

@@ -63,6 +63,7 @@ class SetJudge:
             return "an older set; the latest one counts" if opened in self._sets else ""
         older = {c.payload for x in self._sets for c in _statements(x)}
         kind = opened.envelope.statement.predicate_type
+        # that gates did not pass is never superseded: a later set without it would hide it
         if opened.payload not in older or kind == UNGATED:
             return ""
         about = verdict_of(opened.envelope.statement)[0]
@@ -114,6 +115,7 @@ class SetJudge:
             is_stranger = not signers & {key.id for key in each.keys}
             if is_stranger and each.keys:
                 # somebody else who rebuilt the image vouches for no other statement
+                # a rebuild by another key is welcome and belongs to no set of the publisher
                 if each.envelope.statement.predicate_type == REBUILD:
                     continue
                 message = "no set by its signer lists it: more of that signer's may be missing"

@@ -32,6 +32,7 @@ def judge_signatures(
     for signature in envelope.signatures:
         key = _signer(envelope, signature, trust)
         if isinstance(key, str):
+            # a wrong signature under a trusted key id is damage or an attack: nothing else counts
             if signature.key_id and trust.find(signature.key_id):
                 return Node(_TITLE, Verdict.BROKEN, key), []
             doubts.append(key)

@@ -61,6 +61,7 @@ def walk(
     title = f"{artifact.title} {artifact.digest}"
     if not items:
         return Walk(Node(title, Verdict.INCOMPLETE, "there is no evidence for it"), ())
+    # a registry may hold one statement several times, with more and fewer signatures
     ordered = sorted(distinct(items), key=_is_secondary)
     opened = [_open(x, artifact, trust, now) for x in ordered]
     counted = _counted(opened)
@@ -194,6 +195,7 @@ def _rebuild(opened: Opened, predicate: dict[str, Any], artifact: Artifact) -> N
     if not isinstance(rebuild.difference, Unknown):
         return Node("rebuild", Verdict.BROKEN, "claims to be identical, but names a difference")
     annotations = artifact.annotations
+    # the manifest's labels are part of its digest, so a rebuild of other inputs cannot pass
     labels = annotations.get("org.opencontainers.image.title"), annotations.get("sm120.inputs")
     if labels != (rebuild.image, rebuild.inputs):
         return Node("rebuild", Verdict.BROKEN, "was of other inputs than the manifest names")

@@ -12,14 +12,14 @@ from pipeline.cli.options import ANY_PATH, json_option, platform_option, registr
 from pipeline.oci.reference import Reference, parse_reference, parse_repository
 from pipeline.publish.gc import Plan, plan_gc, run_gc
 from pipeline.publish.known import KnownRepository
-from pipeline.registry.client import Access, Client
+from pipeline.registry.client import Access, RegistryClient
 from pipeline.registry.pull import plan_pull, pull_layout, resolve
 from pipeline.registry.repository import Repository
 
 
 def open_registry(reference: Reference, access: Access) -> Repository:
     """A repository, with the logins and CAs that this machine has for it."""
-    return Repository(Client(reference, access), reference.repository)
+    return Repository(RegistryClient(reference, access), reference.repository)
 
 
 @click.command()

@@ -18,7 +18,7 @@ from pipeline.cli.options import json_option, key_option, platform_option, regis
 from pipeline.cli.registry.look import open_registry
 from pipeline.errors import PublishRefused, ReferenceInvalid
 from pipeline.oci.reference import Reference, parse_reference
-from pipeline.publish.attachment import Attached, file_attachment
+from pipeline.publish.attachment import AttachedArtifact, file_attachment
 from pipeline.publish.bundle import make_bundle
 from pipeline.publish.gates import GateState, gate_state, require_gates
 from pipeline.publish.publish import Order, Published, make_shipment, rehearse
@@ -177,7 +177,7 @@ def _say_evidence(name: str, done: Published) -> None:
         log.say(f"no key was given: the tag of {name} is not signed (--key FILE signs it)")
 
 
-def _kind(attached: Attached) -> str:
+def _kind(attached: AttachedArtifact) -> str:
     kind = attached.predicate_type
     return f"statement {kind_of(kind)}" if kind else attached.artifact_type
 

@@ -41,30 +41,30 @@ NAME = "model.sig"
 _Path = Annotated[str, StringConstraints(min_length=1), AfterValidator(stays_below)]
 
 
-class _Subject(bundle.Foreign):
+class _Subject(bundle.ForeignModel):
     name: str
     digest: dict[Literal["sha256"], Hex]
 
 
-class _Resource(bundle.Foreign):
+class _Resource(bundle.ForeignModel):
     name: _Path
     algorithm: Literal["sha256"]
     digest: Hex
 
 
-class _Serialization(bundle.Foreign):
+class _Serialization(bundle.ForeignModel):
     method: Literal["files"]
     hash_type: Literal["sha256"]
     allow_symlinks: bool = False
     ignore_paths: list[_Path] = []
 
 
-class _Predicate(bundle.Foreign):
+class _Predicate(bundle.ForeignModel):
     serialization: _Serialization
     resources: list[_Resource] = Field(min_length=1)
 
 
-class _Statement(bundle.Foreign):
+class _Statement(bundle.ForeignModel):
     type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     subject: list[_Subject] = Field(min_length=1, max_length=1)
     predicateType: Literal["https://model_signing/signature/v1.0"]

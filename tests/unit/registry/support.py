@@ -11,7 +11,7 @@ import pytest
 from pipeline.log import NoBar
 from pipeline.oci.document import OCI_MANIFEST, Document, read_document
 from pipeline.oci.reference import parse_reference
-from pipeline.registry.client import Access, Client
+from pipeline.registry.client import Access, RegistryClient
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import LocalBlob, Way, push_blob
 from tests.testbed.oci_door import Door
@@ -28,7 +28,7 @@ EMPTY_INDEX: dict[str, Any] = {
 def repository_at(door: Door, name: str = NAME, **access: Any) -> Repository:
     """A repository, with a client that does not wait long."""
     reference = parse_reference(f"{door.host_port}/{name}")
-    return Repository(Client(reference, Access(first_wait_s=0.001, **access)), name)
+    return Repository(RegistryClient(reference, Access(first_wait_s=0.001, **access)), name)
 
 
 def keep_login(monkeypatch: pytest.MonkeyPatch, folder: Path, config: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from pipeline.net.failures import Lost
 from pipeline.net.timing import retry_after_s
 from pipeline.oci.reference import parse_reference
 from pipeline.registry.auth import read_challenges
-from pipeline.registry.client import Access, Client
+from pipeline.registry.client import Access, RegistryClient
 from pipeline.registry.repository import Repository
 from tests.testbed.oci_door import (
     Door,
@@ -336,7 +336,7 @@ def test_a_redirect_to_what_is_no_address_is_refused(door: Door, place: str) -> 
 
 
 def test_from_https_nobody_leads_us_to_http() -> None:
-    client = Client(parse_reference("reg.example/app"))
+    client = RegistryClient(parse_reference("reg.example/app"))
     assert client.base == "https://reg.example"
     with pytest.raises(RegistryBroken, match="from https"):
         client._checked("http://other.example/x")
@@ -345,8 +345,8 @@ def test_from_https_nobody_leads_us_to_http() -> None:
 
 def test_a_registry_elsewhere_is_spoken_to_in_http_only_when_asked() -> None:
     here = parse_reference("10.1.2.3:5000/app")
-    assert Client(here).base == "https://10.1.2.3:5000"
-    assert Client(here, Access(insecure_http=True)).base == "http://10.1.2.3:5000"
+    assert RegistryClient(here).base == "https://10.1.2.3:5000"
+    assert RegistryClient(here, Access(insecure_http=True)).base == "http://10.1.2.3:5000"
 
 
 def test_a_registrys_words_cannot_steer_a_terminal(door: Door) -> None:
@@ -460,7 +460,7 @@ def test_a_proxy_is_used_for_registries_elsewhere(
 ) -> None:
     put_image(tiny, "v1", b"layer")
     monkeypatch.setenv("http_proxy", door.url)
-    client = Client(parse_reference("reg.example/team/app"), Access(insecure_http=True))
+    client = RegistryClient(parse_reference("reg.example/team/app"), Access(insecure_http=True))
     assert Repository(client, NAME).tags() == ["v1"]
     assert door.asked[-1].headers["host"] == "reg.example"
 

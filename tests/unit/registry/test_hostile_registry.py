@@ -15,7 +15,7 @@ from pipeline.errors import RegistryBroken, RegistryRefused, RegistryUnreachable
 from pipeline.log import NoBar
 from pipeline.oci.document import Descriptor, read_document
 from pipeline.oci.reference import parse_reference
-from pipeline.registry.client import Access, Client
+from pipeline.registry.client import Access, RegistryClient
 from pipeline.registry.download import check_blob, pull_blob
 from pipeline.registry.pull import plan_pull
 from pipeline.registry.referrers import referrers
@@ -55,7 +55,7 @@ def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
 def hostile_repository(url: str) -> Repository:
     reference = parse_reference(f"{url.removeprefix('http://')}/{NAME}")
     access = Access(first_wait_s=0.001, insecure_http=True, limits=hostile.SHORT)
-    return Repository(Client(reference, access), NAME)
+    return Repository(RegistryClient(reference, access), NAME)
 
 
 ASKS: dict[str, Callable[[Repository, Path], object]] = {
@@ -213,7 +213,7 @@ def test_a_proxys_login_is_sent_for_registries_too(
     put_image(tiny, "v1", b"layer")
     monkeypatch.delenv("no_proxy")
     monkeypatch.setenv("http_proxy", door.url.replace("://", "://ann:s%40fe@"))
-    client = Client(parse_reference("reg.example/team/app"), Access(insecure_http=True))
+    client = RegistryClient(parse_reference("reg.example/team/app"), Access(insecure_http=True))
     assert Repository(client, NAME).tags() == ["v1"]
     login = "Basic " + base64.b64encode(b"ann:s@fe").decode()
     assert door.asked[-1].headers["proxy-authorization"] == login

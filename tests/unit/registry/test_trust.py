@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import RegistryUnreachable
 from pipeline.oci.reference import parse_reference
 from pipeline.registry import docker_config as trust
-from pipeline.registry.client import Access, Client
+from pipeline.registry.client import Access, RegistryClient
 from tests.testbed.registry import make_certificates
 
 HOST = "reg.example:5000"
@@ -96,4 +96,6 @@ def test_a_file_that_is_no_certificate_is_an_error(kept: Path, name: str) -> Non
 
 def test_a_ca_on_loopback_means_tls(certificates: Path) -> None:
     here = parse_reference("127.0.0.1:9/app")
-    assert Client(here, Access(ca_file=certificates / "ca.crt")).base == "https://127.0.0.1:9"
+    assert (
+        RegistryClient(here, Access(ca_file=certificates / "ca.crt")).base == "https://127.0.0.1:9"
+    )

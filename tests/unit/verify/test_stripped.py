@@ -32,7 +32,7 @@ from pipeline.registry.pull import plan_pull, pull_layout
 from pipeline.registry.referrers import fallback_tag
 from pipeline.verify.artifact import open_layout
 from pipeline.verify.chain import Judge, judge_attached
-from pipeline.verify.evidence import Attached, AttachedBlob, attached_in, gather, read_item
+from pipeline.verify.evidence import AttachedBlob, AttachedEvidence, attached_in, gather, read_item
 from pipeline.verify.verdict import Node, Verdict, show
 from tests.makers import AMD64
 from tests.testbed.oci_door import oci_door
@@ -407,8 +407,8 @@ def test_no_selection_of_all_that_was_ever_signed_makes_a_failed_image_valid(
         if dice.random() < 0.5:  # begin with what would do, but for the name
             chosen = [*older.values(), *dice.sample(chosen, dice.randint(0, min(3, len(chosen))))]
         items = [read_item(str(i), e.dump()) for i, e in enumerate(chosen)]
-        attached = Attached(items=items, signatures=[signed])
+        attached = AttachedEvidence(items=items, signatures=[signed])
         seen.add(judge_attached(world.artifact, attached, judge).node.verdict)
     assert seen == {Verdict.BROKEN}
-    good = Attached([read_item(k, e.dump()) for k, e in older.items()])
+    good = AttachedEvidence([read_item(k, e.dump()) for k, e in older.items()])
     assert judge_attached(world.artifact, good, judge).node.verdict is Verdict.VALID
