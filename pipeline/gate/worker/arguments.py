@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from .engines import find
@@ -36,49 +37,25 @@ def build(argument: Json, made: Json, package: str) -> Any:
     return None if kind == "none" else value
 
 
-def _normal(shape: list[int]) -> Any:
-    import torch
-
-    return torch.randn(shape)
-
-
-def _coin(shape: list[int]) -> Any:
-    import torch
-
-    return torch.randint(0, 2, shape)
-
-
-def _permutation(shape: list[int]) -> Any:
-    import torch
-
-    return torch.randperm(math.prod(shape)).reshape(shape)
-
-
-def _all(value: float) -> Any:
-    def fill(shape: list[int]) -> Any:
-        import torch
-
-        return torch.full(shape, value)
-
-    return fill
-
-
-FILLS = {
-    **{"zeros": _all(0), "ones": _all(1), "nan": _all(math.nan)},
-    **{"random": _normal, "coin": _coin, "permutation": _permutation},
-}
-
-
 def tensor(wanted: Json) -> Any:
     """A tensor on the CPU, filled as described."""
     import torch
 
     dtype, shape = getattr(torch, wanted["dtype"]), wanted["shape"]
+    count = math.prod(shape)
     if wanted["values"] is not None:
         return torch.tensor(wanted["values"], dtype=dtype).reshape(shape)
-    if wanted["fill"] == "arange":
-        return (torch.arange(math.prod(shape)) * wanted["step"]).to(dtype).reshape(shape)
-    return FILLS[wanted["fill"]](shape).to(dtype)
+    fills: dict[str, Callable[[], Any]] = {
+        "zeros": lambda: torch.zeros(shape),
+        "ones": lambda: torch.ones(shape),
+        "nan": lambda: torch.full(shape, math.nan),
+        "arange": lambda: (torch.arange(count) * wanted["step"]).reshape(shape),
+        "random": lambda: torch.randn(shape),
+        "coin": lambda: torch.randint(0, 2, shape),
+        "permutation": lambda: torch.randperm(count).reshape(shape),
+    }
+    # made in torch's own type and then converted: fp8 and bool have no random numbers
+    return fills[wanted["fill"]]().to(dtype)
 
 
 def routed(wanted: Json, made: Json) -> Any:
