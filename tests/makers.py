@@ -287,7 +287,7 @@ def file_in_image(store: Store, built: Built, path: str) -> bytes | None:
     for layer in reversed(built.layers):
         if layer.record.is_foreign:
             break
-        rows = {row.path: row for row in store.contents(layer.record.digest)}
+        rows = {row.path: row for row in store.contents(layer.record)}
         row = rows.get(path.lstrip("/"))
         if row is not None and row.kind == Kind.HARDLINK:
             row = rows[row.target]

@@ -44,7 +44,7 @@ class Foreign:
     def view(self) -> View[LayerRecord]:
         """Its files as a container sees them."""
         layers = [x.record for x in base_layers(self.store, self.pin)]
-        return see((record, self.store.table(record)) for record in layers)
+        return see((record, self.store.contents(record)) for record in layers)
 
     @cached_property
     def rows(self) -> dict[str, FileRow]:

@@ -262,7 +262,7 @@ def _own_layer(
     if not entries:
         return None
     # a layer replaces the folders it names, so they are written as they are below
-    entries += folders_above(entries, [store.table(x.record) for x in lower], plan)
+    entries += folders_above(entries, [store.contents(x.record) for x in lower], plan)
     return _thin_layer(store, entries, key)
 
 

@@ -40,11 +40,11 @@ class WheelTree:
     @cached_property
     def contents(self) -> tuple[list[FileRow], ...]:
         """Every layer's whole table; what only a few files are needed of, asks `find`."""
-        return tuple(self.store.contents(layer.digest) for layer in self.layers)
+        return tuple(self.store.contents(layer) for layer in self.layers)
 
     def find(self, path: str) -> tuple[LayerRecord, FileRow] | None:
         for layer in reversed(self.layers):
-            for row in self.store.find_rows(layer.digest, path):
+            for row in self.store.find_rows(layer, path):
                 if row.path == path:
                     return layer, row
         return None
@@ -243,7 +243,7 @@ def _records(
     lines = {path.removeprefix(f"{site}/"): data for path, data in changed.items()}
     entries = []
     for owner, layer in sorted(owners.items()):
-        rows = tree.store.find_rows(layer.digest, ".dist-info/RECORD")
+        rows = tree.store.find_rows(layer, ".dist-info/RECORD")
         row = next(r for r in rows if r.owner == owner)
         text = tree.read(layer, row).decode()
         entries.append(

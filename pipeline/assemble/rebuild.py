@@ -29,8 +29,8 @@ def difference(one: Store, first: Built, other: Store, second: Built) -> str:
     for a, b in zip(first.layers, second.layers, strict=False):
         if a.record.digest == b.record.digest:
             continue
-        before = {r.path: r for r in one.contents(a.record.digest)}
-        after = {r.path: r for r in other.contents(b.record.digest)}
+        before = {r.path: r for r in one.contents(a.record)}
+        after = {r.path: r for r in other.contents(b.record)}
         for path in sorted(before.keys() | after.keys()):
             if reason := _file_difference(before.get(path), after.get(path)):
                 return f"layer {a.title!r}: /{path} {reason}"

@@ -99,8 +99,8 @@ def _changes(patch: OwnFile, part: ImagePart) -> bool:
 def licences_of(store: Store, parts: Sequence[ImagePart]) -> dict[str, Licence]:
     """Each part's licence, by the part's package URL."""
     licences: dict[str, Licence] = {}
-    for digest in dict.fromkeys(part.layer.record.digest for part in parts):
-        rows = {row.path: row for row in store.contents(digest)}
+    for digest, layer in {x.layer.record.digest: x.layer.record for x in parts}.items():
+        rows = {row.path: row for row in store.contents(layer)}
         metadata = {
             row.owner: row for path, row in rows.items() if path.endswith(".dist-info/METADATA")
         }

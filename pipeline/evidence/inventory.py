@@ -159,7 +159,7 @@ class Origin:
 def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin:
     """Where a file came from; links are followed inside the image."""
     layers = placed_layers(built)
-    tree = see(((x, store.table(x.layer.record)) for x in layers), first_folders=True)
+    tree = see(((x, store.contents(x.layer.record)) for x in layers), first_folders=True)
     name, links = follow({file: row for file, (_, row) in tree.items()}, path)
     if name not in tree:
         raise UnknownImage(f"/{name}: no such file in the image", "Give its whole path.")

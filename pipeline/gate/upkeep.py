@@ -148,7 +148,7 @@ def _objects(store: Store) -> set[str]:
     hashes: set[str] = set()
     for path in store.image_paths():
         for layer in read_image_record(path).layers:
-            hashes |= {row.sha256 for row in store.table(layer.record)}
+            hashes |= {row.sha256 for row in store.contents(layer.record)}
     return hashes
 
 

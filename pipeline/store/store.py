@@ -198,29 +198,22 @@ class Store:
         self.write(self.root / "layers" / f"{_hex(key)}.json", layer.record.dump())
         return layer.record
 
-    def table(self, record: LayerRecord) -> list[FileRow]:
-        """What any layer holds, ours or a foreign one."""
-        return read_table(self._table_path(record))
+    def contents(self, layer: LayerRecord) -> list[FileRow]:
+        """What a layer holds, ours or a foreign one."""
+        return read_table(self._table_path(layer))
 
-    def contents(self, digest: str) -> list[FileRow]:
-        """What a layer holds."""
-        return read_table(self._contents_path(digest))
-
-    def find_rows(self, digest: str, suffix: str) -> list[FileRow]:
+    def find_rows(self, layer: LayerRecord, suffix: str) -> list[FileRow]:
         """The rows whose path ends so, without reading a table of ten thousands as a whole."""
         try:
-            table = read_own(self._contents_path(digest), _MOST_TABLE_BYTES)
+            table = read_own(self._table_path(layer), _MOST_TABLE_BYTES)
             return search_table(table, suffix)
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise StoreDamaged(f"the table of contents of {digest} is damaged") from error
+            raise StoreDamaged(f"the table of contents of {layer.digest} is damaged") from error
 
     def _table_path(self, record: LayerRecord) -> Path:
         """A layer of ours can be a foreign one too: its tables differ, so each has its own."""
-        path = self._contents_path(record.digest)
-        return path.with_suffix(".foreign.json") if record.is_foreign else path
-
-    def _contents_path(self, digest: str) -> Path:
-        return self.root / "contents" / f"{_hex(digest)}.json"
+        suffix = ".foreign.json" if record.is_foreign else ".json"
+        return self.root / "contents" / f"{_hex(record.digest)}{suffix}"
 
     def image_record(self, name: str, platform: str) -> ImageRecord | None:
         """What was built last for an image and platform; none where the record is damaged."""

@@ -60,7 +60,7 @@ def image_tree(image: Built) -> Tree:
     rows: dict[str, tuple[FileRow, str]] = {}
     for layer in record.layers:
         digest = layer.record.digest
-        for row in store.contents(digest):
+        for row in store.contents(layer.record):
             if row.path.startswith(VENV) and row.kind != "dir":
                 rows[row.path] = (row, digest)
     return Tree(rows, store)

@@ -106,7 +106,7 @@ def _visible(store: Store, built: Built) -> list[ImageFile]:
     tree: dict[str, ImageFile] = {}
     for layer in built.layers:
         digest = layer.record.digest
-        rows = {row.path: row for row in store.contents(digest)}
+        rows = {row.path: row for row in store.contents(layer.record)}
         for path, row in rows.items():
             # a hard link is the file it names, in the same layer
             source = rows.get(row.target, row) if row.kind == Kind.HARDLINK else row

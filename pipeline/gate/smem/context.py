@@ -65,7 +65,7 @@ def unpack(store: Store, layers: Iterable[LayerRecord], place: Placing, folder: 
     """Write the files that `place` keeps, each checked by its hash; returns the bytes."""
     jobs: dict[str, tuple[LayerRecord, FileRow]] = {}
     for layer in layers:
-        for row in store.contents(layer.digest):
+        for row in store.contents(layer):
             to = place(row) if row.kind in (Kind.FILE, Kind.SYMLINK) else None
             if to is not None:
                 jobs[to] = (layer, row)

@@ -281,7 +281,7 @@ def _absent(store: Store, plan: ImagePlan, present: set[str]) -> tuple[str, ...]
         if record is None:
             names |= {str(canonicalize_name(p.name)).replace("-", "_") for p in layer.pins}
             continue
-        for row in store.contents(record.digest):
+        for row in store.contents(record):
             top, _, rest = row.path.removeprefix(site).partition("/")
             if row.owner in present or not row.path.startswith(site):
                 continue

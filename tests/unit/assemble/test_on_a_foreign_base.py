@@ -121,13 +121,13 @@ def test_a_base_of_our_own_layers_gives_the_same_digest_where_it_was_built(tmp_p
     ids = config(first, ours)["rootfs"]["diff_ids"]
     layers = tuple(Layer(b, d) for b, d in zip(blobs, ids, strict=True))
     image = ForeignImage(layers, first.read_blob(document["config"]["digest"]), manifest)
-    own_table = first.contents(ours.layers[-1].record.digest)
+    own_table = first.contents(ours.layers[-1].record)
     more = {"files": [{"from": "tool", "to": "/home/app/other"}]}
     checkout = checkout_on(tmp_path / "b", image, **more)
     there = build(checkout, first, tmp_path / "b" / "mirror", "mine")[0]
     elsewhere = build(checkout, open_store(tmp_path / "s"), tmp_path / "b" / "mirror", "mine")[0]
     assert there.digest == elsewhere.digest
-    assert first.contents(ours.layers[-1].record.digest) == own_table
+    assert first.contents(ours.layers[-1].record) == own_table
 
 
 def test_ours_wins_and_the_rest_of_the_base_stays(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_file_of_ours_covers_one_of_the_base(tmp_path: Path) -> None:
     built, store = built_on(
         tmp_path, foreign_image(), files=[{"from": "tool", "to": "/usr/bin/tool"}]
     )
-    rows = {r.path: r for r in store.contents(built.layers[-1].record.digest)}
+    rows = {r.path: r for r in store.contents(built.layers[-1].record)}
     assert rows["usr/bin/tool"].size_bytes == len("new\n")
 
 
@@ -281,7 +281,7 @@ def test_a_folder_that_the_base_removed_is_made_anew(tmp_path: Path) -> None:
     gone = layer_of(Thing("home/.wh.app"))
     image = foreign_image(system_layer(), gone)
     built, store = built_on(tmp_path, image, files=[{"from": "tool", "to": "/home/app/tool"}])
-    rows = {r.path: r for r in store.contents(built.layers[-1].record.digest)}
+    rows = {r.path: r for r in store.contents(built.layers[-1].record)}
     assert rows["home/app"].mode == 0o755
 
 
@@ -308,7 +308,7 @@ def with_wheel(place: Path, image: ForeignImage, **more: Any) -> tuple[Built, St
 )
 def test_wheels_stand_on_the_bases_own_python(tmp_path: Path, layer: Layer, home: str) -> None:
     built, store = with_wheel(tmp_path, foreign_image(layer))
-    rows = {r.path: r for r in store.contents(built.layers[-1].record.digest)}
+    rows = {r.path: r for r in store.contents(built.layers[-1].record)}
     assert rows["opt/venv/bin/python"].target == f"{home}/python3.11"
     assert "PATH=/opt/venv/bin:/usr/local/bin:/usr/bin" in config(store, built)["config"]["Env"]
 

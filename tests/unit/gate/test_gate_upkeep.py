@@ -135,7 +135,7 @@ def test_kernels_go_only_when_they_are_old(place: Place) -> None:
 
 def test_notes_on_objects_stay_while_a_built_image_holds_the_object(place: Place) -> None:
     (built,) = makers.build(place.checkout, place.store, place.root / "mirror", "engine")
-    rows = [r for layer in built.layers for r in place.store.contents(layer.record.digest)]
+    rows = [r for layer in built.layers for r in place.store.contents(layer.record)]
     place.put(f"gates/arch/{rows[-1].sha256}.json")
     place.put(f"gates/arch/{'0' * 64}.json")
     assert place.left() == [f"gates/arch/{'0' * 64}.json"]

@@ -186,7 +186,7 @@ def test_a_kept_layer_is_found_with_its_contents(store: Store) -> None:
     layer = store.layer(KEY)
     assert layer is not None
     assert layer.digest == facts.record.digest
-    assert store.contents(facts.record.digest) == ROWS
+    assert store.contents(facts.record) == ROWS
 
 
 def test_a_foreign_layer_has_a_table_of_its_own(store: Store) -> None:
@@ -198,16 +198,17 @@ def test_a_foreign_layer_has_a_table_of_its_own(store: Store) -> None:
     rows = [FileRow("b", "file", 0o600, 2, "11", 0, "", "y")]
     store.keep_layer(other, WrittenLayer(record, rows))
     assert store.layer(other) == record
-    assert store.table(record) == rows
-    assert store.contents(facts.record.digest) == ROWS
+    assert store.contents(record) == rows
+    assert store.contents(facts.record) == ROWS
 
 
 def test_a_row_is_found_by_the_end_of_its_path(store: Store) -> None:
-    digest = kept_layer(store).record.digest
-    assert store.find_rows(digest, "a") == ROWS
-    assert store.find_rows(digest, "b") == []
+    layer = kept_layer(store).record
+    assert store.find_rows(layer, "a") == ROWS
+    assert store.find_rows(layer, "b") == []
+    unknown = layer.model_copy(update={"digest": "sha256:" + "0" * 64})
     with pytest.raises(StoreDamaged, match="table of contents of sha256:0"):
-        store.find_rows("sha256:" + "0" * 64, "a")
+        store.find_rows(unknown, "a")
 
 
 def test_a_small_file_with_other_words_is_replaced(store: Store) -> None:
@@ -270,11 +271,11 @@ def test_a_layer_that_lost_a_part_is_made_again(store: Store, damage: object) ->
 
 @pytest.mark.parametrize("text", ["", "{", "[[1]]", "[1]", "3", "null", "\xff"])
 def test_a_damaged_table_of_contents_is_said_to_be_one(store: Store, text: str) -> None:
-    digest = kept_layer(store).record.digest
-    table = store.root / "contents" / f"{digest.removeprefix('sha256:')}.json"
+    layer = kept_layer(store).record
+    table = store.root / "contents" / f"{layer.digest.removeprefix('sha256:')}.json"
     table.write_bytes(text.encode("latin-1"))
     with pytest.raises(StoreDamaged, match="table of contents"):
-        store.contents(digest)
+        store.contents(layer)
 
 
 def test_a_built_image_is_remembered_and_named_in_the_index(store: Store) -> None:
