@@ -72,7 +72,7 @@ def test_what_is_not_there_is_said_to_be_missing(world: World, path: str) -> Non
         origin(world, path)
 
 
-def test_links_in_a_circle_are_said_to_be_one(world: World, tmp_path: Path) -> None:
+def test_a_symlink_loop_is_an_error(world: World, tmp_path: Path) -> None:
     round_and_round = symlink("./usr/share/a", "b"), symlink("./usr/share/b", "a")
     deb = make_deb(tmp_path / "mirror", "tool", *round_and_round)
     checkout = make_checkout(tmp_path / "checkout", root_image([deb]))
