@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from pipeline import __version__
+from pipeline import __version__, log
 from pipeline.cli.verbs import DAILY, GROUPS, Verb, VerbGroup
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.files import explained
@@ -73,8 +73,6 @@ def cli(
     store_root: Path | None,
 ) -> None:
     """Engine images for SM120 GPUs from hash-locked parts, bit for bit reproducible."""
-    from pipeline import log
-
     log.set_quiet(quiet)
     context.obj = {"debug": debug, "checkout": checkout, "store": store_root}
 
