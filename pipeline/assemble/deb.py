@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from pipeline.assemble.entry import Entry, Slice, parents, path_fault
 from pipeline.errors import CorruptArchive, HostileArchive, IndexBroken
@@ -148,21 +148,6 @@ def _text(tar: BinaryIO, entry: Entry | None) -> str:
         raise CorruptArchive(f"{entry.path} is not UTF-8") from error
 
 
-class _Decompressor(Protocol):
-    """What lzma's and our own wrappers of zlib have in common."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-
-
 class _Gzip:
     """zlib behind lzma's interface."""
 
@@ -197,7 +182,7 @@ class _Plain:
         return data
 
 
-def _decompressor(name: str) -> _Decompressor:
+def _decompressor(name: str) -> lzma.LZMADecompressor | _Gzip | _Plain:
     packing = name.partition(".")[2]
     if packing == "tar.xz":
         return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY_BYTES)

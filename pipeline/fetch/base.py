@@ -41,7 +41,7 @@ from pipeline.registry.repository import Repository
 from pipeline.spec.base import ForeignBase
 from pipeline.store.store import Store
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 # Failures of one registry after which the next one is asked.
 _ELSEWHERE = (NotInRegistry, RegistryUnreachable, RegistryRefused, RegistryBroken)
 
@@ -159,8 +159,8 @@ class Bases:
         return False
 
     def _from_registries(
-        self, repository: str, what: str, ask: Callable[[Repository], Found]
-    ) -> Found:
+        self, repository: str, what: str, ask: Callable[[Repository], Result]
+    ) -> Result:
         """The first registry's good answer; else the most telling of the others."""
         if not self._settings.registries:
             raise BaseUnplaced(f"{what}: no registry is configured that could have it")

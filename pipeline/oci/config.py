@@ -73,7 +73,7 @@ class Past(_Part):
     empty_layer: bool | None = None
 
 
-class Settings(_Part):
+class RunSettings(_Part):
     """How an image runs."""
 
     env: Annotated[list[_Variable], Field(max_length=_MOST)] | None = Field(None, alias="Env")
@@ -102,7 +102,7 @@ class ImageConfig(_Part):
 
     os: str
     architecture: str
-    settings: Settings | None = Field(None, alias="config")
+    settings: RunSettings | None = Field(None, alias="config")
     rootfs: _RootFs
     history: Annotated[list[Past], Field(max_length=_MOST)] | None = None
 
@@ -111,8 +111,8 @@ class ImageConfig(_Part):
         return f"{self.os}/{self.architecture}"
 
     @property
-    def runs(self) -> Settings:
-        return self.settings or Settings.model_validate({})
+    def runs(self) -> RunSettings:
+        return self.settings or RunSettings.model_validate({})
 
     def variables(self) -> dict[str, str]:
         """The environment; of a name that appears twice the last one counts, as in a process."""

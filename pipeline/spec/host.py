@@ -45,7 +45,7 @@ class DriverSpec(Frozen):
         return [f"nvidia-driver-{self.branch}-open"] if named else ["nvidia-open"]
 
 
-class CudaSpec(Frozen):
+class HostCudaSpec(Frozen):
     """The toolkit's release, and the oldest driver branch that runs what each release compiles."""
 
     release: CudaRelease
@@ -76,7 +76,7 @@ class HostSpec(Frozen):
     format: Literal[1] = 1
     targets: Annotated[list[Target], Field(min_length=1)]
     driver: DriverSpec
-    cuda: CudaSpec
+    cuda: HostCudaSpec
     container_toolkit: ToolkitSpec
     nccl: NcclSpec
 
