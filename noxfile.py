@@ -126,11 +126,12 @@ def tests(session: nox.Session) -> None:
 
 def run_pytest(session: nox.Session, *folders: str) -> None:
     """Tests on all cores; a file stays in one process (tests/conftest.py: which ones together)."""
-    # more processes than cores: a third of the time is spent waiting for servers and limits
-    processes = min(2 * len(os.sched_getaffinity(0)), 8) if folders == ("tests/unit",) else "auto"
-    share_out = (f"--numprocesses={processes}", "--maxprocesses=8", "--durations=25")
+    cores = len(os.sched_getaffinity(0))
+    # unit tests wait a third of their time, for servers and limits; real parts need their memory
+    processes = min(2 * cores, 8) if folders == ("tests/unit",) else min(cores, 4)
     named = [arg for arg in session.posargs if arg.startswith("tests")]
-    run(session, "test", "pytest", *share_out, *(() if named else folders), *session.posargs)
+    command = ("pytest", f"--numprocesses={processes}", "--durations=25")
+    run(session, "test", *command, *(() if named else folders), *session.posargs)
 
 
 @nox.session
