@@ -1,0 +1,8 @@
+"""Real processes in the kernel's own hands: sandboxes, and children that no signal ends."""
+
+from __future__ import annotations
+
+from tests.unit.conftest import sm120, stay_at_home
+from tests.unit.host.conftest import programs, unkillable
+
+__all__ = ["programs", "sm120", "stay_at_home", "unkillable"]
