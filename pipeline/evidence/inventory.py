@@ -195,7 +195,7 @@ def _origin(placed: PlacedLayer, row: FileRow, is_packaged: bool, is_patched: bo
     if is_patched:
         return f"{row.owner}, changed by a patch of {placed.image}"
     if placed.layer.title == "patches":
-        return f"{row.owner}, its RECORD made true after a patch of {placed.image}"
+        return f"{row.owner}, its RECORD updated after a patch of {placed.image}"
     if is_packaged:
         return row.owner
     if row.owner == placed.image:

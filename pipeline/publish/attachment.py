@@ -68,7 +68,7 @@ class Attachment(Frozen):
 
     @property
     def contents(self) -> tuple[Content, ...]:
-        """All that must be brought before the manifest."""
+        """All blobs that must be pushed before the manifest."""
         layers = self.layers if self.layers or self.kept else (EMPTY,)
         return (self.config or EMPTY, *layers)
 
@@ -94,7 +94,7 @@ EMPTY = Content(media_type=OCI_EMPTY, data=b"{}")
 
 
 class AttachedArtifact(Frozen):
-    """What became of an attachment."""
+    """The result of attaching one artifact."""
 
     digest: str
     artifact_type: str
@@ -125,7 +125,7 @@ def file_attachment(text: str, platforms: list[str]) -> Attachment:
 def attach(
     repository: Repository, subject: Document, attachments: list[Attachment]
 ) -> list[AttachedArtifact]:
-    """Push artifacts for one image and make them findable from it."""
+    """Push artifacts for one image and list them as its referrers."""
     attached, unlisted = [], []
     for attachment in attachments:
         document = attachment.manifest(subject)

@@ -93,7 +93,7 @@ def _with_ungated(
     signer: Signer | None,
     when: Moment,
 ) -> list[Envelope]:
-    """An image's statements with one more, and the set of those in the place of the image's own."""
+    """An image's statements with the ungated one, and a set that lists all of them."""
     # the same image may be ungated in one registry and gated in another
     folder, signers = _published(store, image, ungated.reference), [signer] if signer else []
     subject = (image.name, image.platform, image.digest)
@@ -105,7 +105,7 @@ def _with_ungated(
 
 
 def _published(store: Store, image: Built, reference: str) -> Path:
-    """Where statements lie that are about one publish of an image, not about the image alone."""
+    """The folder of statements about one publish of an image, not about the image alone."""
     folder = evidence_folder(store, image.name, image.platform, image.digest)
     return folder / "published" / sha256_of(reference.encode()).removeprefix("sha256:")[:16]
 

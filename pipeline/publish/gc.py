@@ -66,7 +66,7 @@ class _Reader:
 
 
 def plan_gc(store: Store, repository: Repository, patterns: Sequence[str], jobs: int = 4) -> Plan:
-    """Read tags and manifests, and say what nothing kept reaches."""
+    """Read tags and manifests, and plan to delete what no kept image reaches."""
     tags = repository.tags()
     named = dict(zip(tags, repository.client.each(jobs, tags, repository.manifest), strict=True))
     plain = [t for t in tags if not _EVIDENCE_TAG.fullmatch(t)]
@@ -74,7 +74,7 @@ def plan_gc(store: Store, repository: Repository, patterns: Sequence[str], jobs:
     # a mistyped pattern must not clear the whole repository
     if plain and not chosen:
         raise NotInRegistry(
-            f"{repository}: no tag matches {' or '.join(patterns)}, so everything would go",
+            f"{repository}: no tag matches {' or '.join(patterns)}, so everything would be deleted",
             "Nothing was deleted. Name what is to stay with --keep.",
         )
     reader = _Reader(repository)

@@ -1,7 +1,7 @@
 """Container registries: the OCI distribution API, for reading and writing.
 
 In: a reference, a login and CAs as Docker keeps them, blobs of the store. Out: documents of `oci`,
-blobs that are what their digest says, pushed blobs and manifests, lists of tags and referrers.
+blobs that match their digest, pushed blobs and manifests, lists of tags and referrers.
 Imports the hallway, `net`, `oci` and `store`; nothing of images, gates or evidence.
 https://github.com/opencontainers/distribution-spec/blob/main/spec.md
 """

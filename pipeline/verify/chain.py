@@ -35,7 +35,7 @@ from pipeline.verify.walk import Walk, walk
 
 @dataclass(frozen=True)
 class Judge:
-    """By what is judged."""
+    """What evidence is judged by: trusted keys, a checkout, the time, and how deep to read."""
 
     trust: Trust | None
     checkout: Checkout | None
@@ -143,13 +143,13 @@ def _tag(remote: RemoteImage, names: list[TrustedName], judge: Judge) -> Node:
 
 
 def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
-    """Never valid: what a statement is about must be at hand for that."""
+    """A statement alone is never valid: its subject must be there to compare."""
     if item.envelope is None:
         return Walk(Node(item.name, Verdict.BROKEN, item.error), ())
     statement = item.envelope.statement
     signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
     about = statement.subject[0]
-    message = f"{about.name} sha256:{about.digest.sha256} is not at hand; verify that, with this"
+    message = f"{about.name} sha256:{about.digest.sha256} is not here; verify that file with this statement"
     nodes = (signature, _well_formed(statement), Node("subject", Verdict.INCOMPLETE, message))
     node = Node(f"{kind_of(statement.predicate_type)} ({item.name})", children=nodes)
     believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()

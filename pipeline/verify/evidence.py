@@ -41,7 +41,7 @@ def read_item(name: str, data: bytes) -> EvidenceItem:
 
 
 def distinct(items: Sequence[EvidenceItem]) -> list[EvidenceItem]:
-    """Without envelopes whose statement is there with the same signatures and more.
+    """Without envelopes whose statement is also there with the same signatures and more.
 
     A registry keeps a statement also as it was before a second key signed it.
     """
@@ -78,7 +78,7 @@ def gather(places: Sequence[Path]) -> list[EvidenceItem]:
 
 def _read(path: Path) -> EvidenceItem:
     if not stat.S_ISREG(path.lstat().st_mode):
-        return EvidenceItem(plain(path.name), None, "is a link or no plain file")
+        return EvidenceItem(plain(path.name), None, "is a link or not a plain file")
     return read_item(path.name, read_bounded(path, MAX_BYTES))
 
 
@@ -97,7 +97,7 @@ _UNREADABLE = (RegistryBroken, NotInRegistry, EvidenceBroken, RecordInvalid)
 
 @dataclass(frozen=True)
 class AttachedBlob:
-    """A piece that is no envelope: a signature's payload, a plain bill, a note."""
+    """Attached bytes that are not an envelope: a signature's payload, a plain bill, a note."""
 
     name: str
     media_type: str

@@ -266,13 +266,13 @@ def judge_base(
     artifact: Artifact,
     trust: Trust | None,
 ) -> list[Node]:
-    """Nothing for images on a root of ours; else the base, as far as the evidence leads."""
+    """Nothing for images on a root of our own; else the foreign base, as far as it is known."""
     specified = _specified(provenance)
     recorded = provenance.bases
     if not specified and not recorded:
         return []
     if len(specified) != 1 or len(recorded) != 1:
-        message = f"{len(specified)} are asked for, {len(recorded)} recorded"
+        message = f"{len(specified)} in the specs, {len(recorded)} recorded"
         return [Node("base image", Verdict.BROKEN, message)]
     [(image, spec)], [resource] = specified.items(), recorded
     title = f"base image {spec.repository}@sha256:{resource.sha256}"

@@ -27,7 +27,7 @@ from pipeline.verify.verdict import Node, Verdict
 
 @dataclass(frozen=True)
 class TrustedName:
-    """That a trusted key gave a digest a name."""
+    """A name that a trusted key gave to a digest."""
 
     key: str
     digest: str
@@ -48,7 +48,7 @@ class TrustedName:
 def believed_names(
     signatures: Iterable[AttachedBlob], trust: Trust | None, now: datetime
 ) -> tuple[list[TrustedName], list[str]]:
-    """What trusted keys signed, and what was passed over, with why."""
+    """The names that trusted keys signed, and the skipped signatures with their reasons."""
     names: list[TrustedName] = []
     skipped: list[str] = []
     for each in signatures:
@@ -100,7 +100,7 @@ def judge_names(
 def judge_commitment(
     names: Sequence[TrustedName], sets: Collection[str], *, is_named: bool = False
 ) -> list[Node]:
-    """Who signs a name signs with which evidence: without that, older evidence could stand there.
+    """A signed name must cover an evidence set: without that, older evidence could be put back.
 
     An index is signed like the images in it, so it tells of an image whose own name was deleted.
     """
@@ -181,7 +181,7 @@ class Memory:
         self._store, self._is_kept = store, is_kept
 
     def recall(self, reference: str, trust: Trust | None, now: datetime) -> list[TrustedName]:
-        """The names seen under a tag whose keys are still believed."""
+        """The names seen under a tag whose keys are still trusted."""
         return [
             TrustedName(key.name, name.digest, reference, key.id, name.at, name.evidence_set)
             for key_id, name in self._read(reference).names.items()

@@ -20,7 +20,7 @@ Least = Literal["passed", "accepted"]
 
 
 class Policy(Frozen):
-    """A policy file. What it does not name it does not ask for."""
+    """A policy file. Only what it names is required."""
 
     format: Literal[1] = 1
     require: list[Kind] = []
@@ -31,7 +31,7 @@ class Policy(Frozen):
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy file, or why it cannot be used."""
+    """The policy file, or an error with the reason why it cannot be used."""
     try:
         return read_yaml(path, Policy)
     except SpecInvalid as error:
@@ -76,7 +76,7 @@ def _gate(gate: str, least: Least, counted: list[TrustedStatement]) -> Node:
     enough = ("passed",) if least == "passed" else ("passed", "accepted")
     for result in results:
         if result.verdict not in enough:
-            message = f"{result.verdict} on {result.card}, {least} is asked for"
+            message = f"{result.verdict} on {result.card}, {least} is required"
             return Node(f"gate {gate}", Verdict.BROKEN, message)
     if not results:
         return Node(f"gate {gate}", Verdict.BROKEN, "has no result that counts")

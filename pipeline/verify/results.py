@@ -74,7 +74,7 @@ def judge_bill(predicate_type: str, predicate: dict[str, Any], made: Provenance 
         raise RecordInvalid(f"{title}: is not in the format it claims ({error!r})") from error
     for package in listed:
         if not all(isinstance(part, str) for part in package):
-            raise RecordInvalid(f"{title}: lists a package by {package[0]}, which is no name")
+            raise RecordInvalid(f"{title}: lists a package by {package[0]}, which is not a name")
     if made is None:
         return Node(title, Verdict.INCOMPLETE, "there is no provenance to compare it with")
     resources = (*made.bases, *made.packages("pypi"), *made.packages("deb"))

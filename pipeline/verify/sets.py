@@ -1,4 +1,4 @@
-"""Whether the evidence of an image is all of it: held against the sets that were signed.
+"""Whether the evidence of an image is complete: compared with the sets that were signed.
 
 Of each key the latest set counts. What it names must be there, and what is there must be named by
 a set. A statement that only an older set names was replaced, and is passed over: but a gate's
@@ -71,7 +71,7 @@ class SetJudge:
         return "replaced by a statement of the latest set" if replaced else ""
 
     def judge(self, made: Provenance | None) -> list[Node]:
-        """What is missing, what was added, and what the sets themselves say."""
+        """What is missing, what was added, and whether a set records ungated publishing."""
         if not self._counted:
             return []
         if not self._current:
@@ -105,7 +105,7 @@ class SetJudge:
         return Node(TITLE, message="" if nodes else message, children=tuple(nodes))
 
     def _added(self) -> list[Node]:
-        """Statements that no set names."""
+        """Statements that no set lists."""
         known = {c.payload for x in self._sets for c in _statements(x)}
         signers = {key.id for x in self._sets for key in x.keys}
         nodes = []

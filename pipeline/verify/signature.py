@@ -1,4 +1,4 @@
-"""Who signed an envelope, and whether they are believed in this matter at that time."""
+"""Who signed an envelope, and whether that key is trusted for this kind of statement and time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TITLE = "signature"
 def judge_signatures(
     envelope: Envelope, trust: Trust | None, now: datetime
 ) -> tuple[Node, list[TrustedKey]]:
-    """One believed signature is enough; one that does not fit its own key breaks everything."""
+    """One trusted signature is enough; one that does not match its own key breaks everything."""
     if not envelope.signatures:
         return Node(_TITLE, Verdict.UNSIGNED, "nobody signed it"), []
     if trust is None:

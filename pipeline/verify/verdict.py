@@ -1,4 +1,4 @@
-"""Verdicts, and the tree in which each has its place."""
+"""Verdicts, and the tree of checks that they belong to."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 @dataclass(frozen=True)
 class Node:
-    """One thing that was checked, and what it hangs on."""
+    """One check, with the checks that it consists of."""
 
     title: str
     own: Verdict = Verdict.VALID

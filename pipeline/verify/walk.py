@@ -87,7 +87,7 @@ def walk(
 
 
 def _counted(opened: Sequence[Opened | Node]) -> list[Opened]:
-    """What the rest is judged by: believed statements; where nobody is believed, all of them.
+    """What the rest is judged by: trusted statements; where none is trusted, all of them.
 
     Then nothing is valid, but contradictions and missing evidence are still reported.
     """
@@ -139,7 +139,7 @@ def _title(opened: Opened) -> str:
 def _judge(
     opened: Opened, artifact: Artifact, made: Provenance | None, checkout: Checkout | None
 ) -> Node:
-    """An envelope's node: what stands in it is only looked at when it speaks of this artifact."""
+    """The node of an envelope; its content is judged only where it is about this artifact."""
     statement, title = opened.envelope.statement, _title(opened)
     if not opened.is_about_this:
         return Node(title, children=opened.checks)
@@ -208,7 +208,7 @@ def _rebuild(opened: Opened, predicate: dict[str, Any], artifact: Artifact) -> N
 def _missing(
     counted: Sequence[Opened], made: Provenance | None, *, gates_may_wait: bool
 ) -> list[Node]:
-    """Evidence that an image must have and this one has not."""
+    """Evidence that an image must have and this one lacks."""
     if not counted:
         return []  # reported as broken already
     if made is None:

@@ -242,7 +242,7 @@ def test_a_statement_alone_is_judged_but_never_valid(
         alone = sm120("verify", path)
         assert alone.error == "EvidenceIncomplete", path.name
         assert "by builder" in alone.out
-        assert "is not at hand" in alone.out
+        assert "is not here" in alone.out
     data = (folder / "provenance.dsse.json").read_bytes()
     for change in (data[:-20], data.replace(b'"sig":"MEU', b'"sig":"MEQ', 1) + b" x", b"{}"):
         (tmp_path / "bad.dsse.json").write_bytes(change)

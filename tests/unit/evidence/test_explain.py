@@ -47,7 +47,7 @@ def test_a_patched_file_names_its_wheel_and_its_patch(world: World) -> None:
 
 def test_a_record_that_a_patch_made_untrue_is_explained(world: World) -> None:
     file = origin(world, f"{SITE}/pkg-1.0.dist-info/RECORD")
-    assert file.origin == "pkg, its RECORD made true after a patch of engine"
+    assert file.origin == "pkg, its RECORD updated after a patch of engine"
     assert file.patches == ()
 
 

@@ -135,7 +135,7 @@ def test_when_no_tag_would_stay_nothing_is_deleted(
     store: Store, door: Door, tiny: TinyRegistry
 ) -> None:
     put_image(tiny, "v1", b"1")
-    with pytest.raises(NotInRegistry, match="everything would go"):
+    with pytest.raises(NotInRegistry, match="everything would be deleted"):
         plan(store, door, "w*")
 
 

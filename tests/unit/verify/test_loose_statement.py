@@ -37,7 +37,7 @@ def test_a_good_statement_is_incomplete_for_want_of_its_subject(world: World, na
     assert walked.node.verdict is Verdict.INCOMPLETE
     nodes = {node.title: node for node in walked.node.children}
     assert nodes["subject"].own is Verdict.INCOMPLETE
-    assert nodes["subject"].message.startswith(f"engine {world.built.digest} is not at hand")
+    assert nodes["subject"].message.startswith(f"engine {world.built.digest} is not here")
     assert len(nodes) == 3
     assert walked.node.title.endswith(f"({name}.dsse.json)")
     (believed,) = walked.believed
