@@ -149,7 +149,8 @@ def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
     statement = item.envelope.statement
     signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
     about = statement.subject[0]
-    message = f"{about.name} sha256:{about.digest.sha256} is not here; verify that file with this statement"
+    artifact = f"{about.name} sha256:{about.digest.sha256}"
+    message = f"{artifact} is not here; verify that file with this statement"
     nodes = (signature, _well_formed(statement), Node("subject", Verdict.INCOMPLETE, message))
     node = Node(f"{kind_of(statement.predicate_type)} ({item.name})", children=nodes)
     believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
