@@ -21,28 +21,28 @@ _SESSIONS = {
 }
 
 
-def complaint(words: list[str]) -> str:
+def complaint(line: list[str]) -> str:
     """What is wrong with a command line of a page; nothing, if it is right or not ours."""
-    words = words[1:] if words[:1] == ["nice"] else words
-    if not words:
+    line = line[1:] if line[:1] == ["nice"] else line
+    if not line:
         return ""
-    if words[0].rpartition("/")[2] == "sm120":
-        return _of_sm120(words[1:])
-    if words[:2] == ["nox", "-s"]:
-        return _of_nox(words[2:])
-    if words[:3] == ["python3", "noxfile.py", "-s"]:
-        return _of_nox(words[3:])
+    if line[0].rpartition("/")[2] == "sm120":
+        return _of_sm120(line[1:])
+    if line[:2] == ["nox", "-s"]:
+        return _of_nox(line[2:])
+    if line[:3] == ["python3", "noxfile.py", "-s"]:
+        return _of_nox(line[3:])
     return ""
 
 
-def _of_sm120(words: list[str]) -> str:
+def _of_sm120(line: list[str]) -> str:
     """Also of several at once: `sm120 weights lock|fetch`."""
-    each = itertools.product(*(word.split("|") for word in words))
+    each = itertools.product(*(word.split("|") for word in line))
     return next(filter(None, (_of_one(list(one)) for one in each)), "")
 
 
-def _of_one(words: list[str]) -> str:
-    context, rest = click.Context(cli, info_name="sm120", **cli.context_settings), list(words)
+def _of_one(line: list[str]) -> str:
+    context, rest = click.Context(cli, info_name="sm120", **cli.context_settings), list(line)
     while rest and isinstance(context.command, click.Group):
         group = context.command
         if rest[0].startswith("-"):
@@ -75,18 +75,18 @@ def _takes_value(context: click.Context, option: str) -> bool:
     return any(isinstance(p, click.Option) and not p.is_flag for p in matches)
 
 
-def _of_nox(words: list[str]) -> str:
-    session, _, rest = words[0], *_split(words[1:])
+def _of_nox(line: list[str]) -> str:
+    session, _, rest = line[0], *_split(line[1:])
     if session not in sessions():
         return f"noxfile.py: there is no session {session!r}"
     return _of_sm120([*_SESSIONS[session], *rest]) if session in _SESSIONS and rest else ""
 
 
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in words:
-        return words, []
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
+def _split(line: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in line:
+        return line, []
+    at = line.index("--")
+    return line[:at], line[at + 1 :]
 
 
 @cache

@@ -81,8 +81,9 @@ class Page:
 
 
 def pages() -> list[Page]:
-    """README, CONTRIBUTING, CHANGELOG and docs/, in this order."""
-    top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    """README, CONTRIBUTING, CHANGELOG, the page about the roles and docs/, in this order."""
+    names = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ansible/README.md")
+    top = [ROOT / name for name in names]
     return [Page(path) for path in [*top, *sorted(DOCS.glob("*.md"))]]
 
 

@@ -125,22 +125,26 @@ def typed(text: str) -> list[Typed]:
 
 
 def walk(page: Page, name: str, world: World, write: bool = WRITE) -> list[str]:
-    """Run a walk; each difference is told, or the page is mended where that can be done."""
-    wrong, blocks = [], []
+    """Run a walk and report each difference; or mend what was not shortened by hand."""
+    wrong: list[tuple[Typed, str]] = []
+    blocks: list[tuple[Block, list[tuple[Typed, str]]]] = []
     for block in walks(page)[name]:
-        lines = typed(block.text)
-        for at, one in enumerate(lines):
-            real = world.run(one.line)
-            if same(one.output, real):
-                continue
-            if write and not one.is_shortened:
-                lines[at] = one.showing(real)
-            else:
-                wrong.append(f"{page.name}: $ {one.line}\n--- page\n{one.output}--- real\n{real}")
-        blocks.append((block, "".join(f"$ {one.source}\n{one.output}" for one in lines)))
-    if write:
-        _write(page, blocks)
-    return wrong
+        lines = [(one, world.run(one.line)) for one in typed(block.text)]
+        wrong += [(one, real) for one, real in lines if not same(one.output, real)]
+        blocks.append((block, lines))
+    if write and wrong:
+        # all of the walk, so that digests and times on a page are those of one run
+        _write(page, [(block, "".join(map(_mended, lines))) for block, lines in blocks])
+        wrong = [(one, real) for one, real in wrong if one.is_shortened]
+    return [
+        f"{page.name}: $ {one.line}\n--- page\n{one.output}--- real\n{real}" for one, real in wrong
+    ]
+
+
+def _mended(line: tuple[Typed, str]) -> str:
+    one, real = line
+    shown = one if one.is_shortened else one.showing(real)
+    return f"$ {shown.source}\n{shown.output}"
 
 
 def _error_in(stderr: str, code: int) -> str:

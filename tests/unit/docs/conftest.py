@@ -18,7 +18,7 @@ from tests.unit.host.machines import blackwell
 from tests.unit.support import ROOT, Command
 
 # names that the pages use for places of this machine
-STORE, REGISTRY, HUB = "/home/you/.cache/sm120", "registry.example:5000", "http://hub.example"
+STORE, REGISTRY, HUB = "/home/you/.cache/sm120", "myregistry:5000", "http://hub.example"
 
 
 @pytest.fixture

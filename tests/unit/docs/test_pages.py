@@ -1,4 +1,4 @@
-"""The pages say what the code says."""
+"""The pages agree with the code and with the tree."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_a_generated_page_is_what_the_code_says(name: str) -> None:
 
 @every_page
 def test_every_command_of_a_page_exists_with_its_options(page: Page) -> None:
-    assert [wrong for words in page.commands() if (wrong := complaint(words))] == []
+    assert [wrong for line in page.commands() if (wrong := complaint(line))] == []
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
         ["sm120", "bild"],
         ["sm120", "build", "--fast"],
@@ -57,8 +57,8 @@ def test_every_command_of_a_page_exists_with_its_options(page: Page) -> None:
     ],
     ids=" ".join,
 )
-def test_a_command_that_does_not_exist_is_noticed(words: list[str]) -> None:
-    assert complaint(words)
+def test_a_command_that_does_not_exist_is_noticed(line: list[str]) -> None:
+    assert complaint(line)
 
 
 @every_page
