@@ -12,7 +12,7 @@ import click
 from pipeline.cli.main import cli
 from pipeline.errors import PipelineError, error_families, error_kinds
 from tests.docs.pages import DOCS, anchor
-from tests.docs.rooms import GROUND, arrows, drawing
+from tests.docs.rooms import HALLWAY, arrows, drawing
 
 # | `pipeline/room` | takes | gives | imports |
 _ROOM = re.compile(r"^(?P<row>\| `pipeline/(?P<room>\w+)` \|[^|]*\|[^|]*\|)[^|]*\|$", re.M)
@@ -115,5 +115,5 @@ def _architecture(text: str) -> str:
 
 
 def _with_imports(row: re.Match[str]) -> str:
-    imported = sorted(arrows().get(row["room"], frozenset()) - {GROUND})
+    imported = sorted(arrows().get(row["room"], frozenset()) - {HALLWAY})
     return f"{row['row']} {', '.join(imported) or '–'} |"
