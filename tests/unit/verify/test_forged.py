@@ -455,7 +455,7 @@ OTHERS: dict[str, tuple[str, Forge, str]] = {
             ][0].update(referenceLocator=1),
             "sbom-spdx",
         ),
-        "lists a package by 1, which is no name",
+        "lists a package by 1, which is not a name",
     ),
     "a gate that failed": (
         "gate-smem-sm_120",
