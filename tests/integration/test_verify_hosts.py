@@ -50,7 +50,7 @@ def test_provision_ends_with_the_checks_and_keeps_a_record_of_each_host(
     site: Site, provisioned: Ended
 ) -> None:
     assert provisioned.code == 0, provisioned.out[-3000:] + provisioned.err
-    assert "v1 moved: software.nccl_conf: unknown: /etc/nccl.conf" in provisioned.out
+    assert "v1 changed: software.nccl_conf: unknown: /etc/nccl.conf" in provisioned.out
     for name in ("v1", "v2"):
         assert f"{name}: " in provisioned.out.rpartition("PLAY RECAP")[2]
         facts = json.loads((site.tmp / "records" / f"{name}.json").read_text())
@@ -125,7 +125,7 @@ def test_the_next_run_repairs_it_and_says_what_moved(site: Site, provisioned: En
     site.second.shell(TAKEN_BACK)
     again = command(site, "provision", *AT_ONCE)
     assert again.code == 0, again.out[-3000:] + again.err
-    assert "v2 moved: kernel.swappiness: 60 -> 0" in again.out
+    assert "v2 changed: kernel.swappiness: 60 -> 0" in again.out
     assert "v1: no fact moved in this run" in again.out
     assert verify(site).code == 0
 
