@@ -126,7 +126,7 @@ def test_the_next_run_repairs_it_and_says_what_moved(site: Site, provisioned: En
     again = command(site, "provision", *AT_ONCE)
     assert again.code == 0, again.out[-3000:] + again.err
     assert "v2 changed: kernel.swappiness: 60 -> 0" in again.out
-    assert "v1: no fact moved in this run" in again.out
+    assert "v1: no fact changed in this run" in again.out
     assert verify(site).code == 0
 
 
