@@ -87,7 +87,7 @@ def build_sm120(session: nox.Session) -> None:
 
 @nox.session
 def gate(session: nox.Session) -> None:
-    """Does an engine image fit SM120? Needs no GPU (-- IMAGE [--unpatched] [--numerics] …)."""
+    """Does an engine image fit SM120? Needs no GPU (-- IMAGE [--unpatched] [--only numerics] …)."""
     run(session, "run", "sm120", "gate", "run", *(session.posargs or ENGINES[:1]))
 
 

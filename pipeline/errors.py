@@ -59,7 +59,7 @@ class TrustInvalid(InputInvalid):
 
 class FactsUnreadable(InputInvalid):
     meaning = "a file of host facts, a capture or a test result is damaged or of another kind"
-    hint = "Make it again with `sm120 host facts --json` or `sm120 host check --json`."
+    hint = "Make it again with `sm120 host facts` (--capture, --json) or `sm120 host check --json`."
 
 
 class ReferenceInvalid(InputInvalid):
@@ -80,8 +80,8 @@ class LockUnusable(PipelineError):
 
 
 class LockMissing(LockUnusable):
-    meaning = "an image has no lock for this platform"
-    hint = "Make it with `sm120 image lock IMAGE`."
+    meaning = "an image, a weights set or the hosts have no lock"
+    hint = "Make it with `sm120 image lock`, `sm120 weights lock` or `sm120 host lock`."
 
 
 class LockStale(LockUnusable):
@@ -130,9 +130,7 @@ class SourceUnreachable(Unreachable):
 
 class RegistryUnreachable(Unreachable):
     meaning = "a registry does not answer, or answers only with server errors"
-    hint = (
-        "Check its name, the network and its CA (--ca), then run it again: nothing is sent twice."
-    )
+    hint = "Check its name, the network and its CA (--ca), then run it again."
 
 
 class MirrorUnknown(Unreachable):
@@ -147,7 +145,7 @@ class BaseUnplaced(Unreachable):
 
 class SourceMismatch(PipelineError):
     exit_code = 21
-    meaning = "a server delivered something else than was locked, signed or announced"
+    meaning = "a server delivered something other than what was locked, signed or announced"
 
 
 class DigestMismatch(SourceMismatch):
@@ -251,12 +249,12 @@ class PatchConflict(Conflict):
 
 class OutputDiffers(PipelineError):
     exit_code = 32
-    meaning = "a build gave other bytes than the build before it"
+    meaning = "a build gave other bytes than before, or no golden digest is committed yet"
 
 
 class GoldenMismatch(OutputDiffers):
-    meaning = "a build gave another digest than the committed one"
-    hint = "If you changed the spec or a patch on purpose: `sm120 build IMAGE --accept`."
+    meaning = "a build gave another digest than the committed one, or none is committed yet"
+    hint = "If the image is new or changed on purpose: `sm120 build IMAGE --accept`."
 
 
 class NotReproducible(OutputDiffers):
@@ -285,7 +283,7 @@ class StoreDamaged(StoreUnusable):
 
 
 class FolderInTheWay(StoreDamaged):
-    meaning = "a folder stands where the store has a file"
+    meaning = "a folder is where the store keeps a file"
     hint = "Look at what it is and move it away; the next build makes the file."
 
     def __init__(self, path: object) -> None:
@@ -299,12 +297,17 @@ class NotAStore(StoreUnusable):
 
 class UnknownName(PipelineError):
     exit_code = 41
-    meaning = "there is no image, weights set, tag or digest of that name"
+    meaning = "there is no image, checkout, weights set, tag or digest of that name"
 
 
 class UnknownImage(UnknownName):
     meaning = "there is no such image, or it is not built yet"
     hint = "`sm120 image list` lists them; `sm120 build IMAGE` builds one."
+
+
+class NoCheckout(UnknownName):
+    meaning = "no checkout was found"
+    hint = "Run it in the checkout, or name it with --checkout."
 
 
 class WeightsUnknown(UnknownName):
@@ -370,7 +373,7 @@ class GateUndecided(PipelineError):
 
 class GateUnknown(GateUndecided):
     meaning = "a gate could not be judged: nothing failed, but some cases have no result"
-    hint = "The reason stands with each unknown case above; unknown never counts as passed."
+    hint = "Each unknown case above gives its reason; unknown never counts as passed."
 
 
 class GateEnvironment(GateUndecided):
@@ -504,7 +507,7 @@ class HostUndecided(PipelineError):
 
 class HostUnknown(HostUndecided):
     meaning = "a host could not be judged: nothing failed, but not everything is known"
-    hint = "The reason stands in each unknown row above; unknown never counts as passed."
+    hint = "Each unknown row above gives its reason; unknown never counts as passed."
 
 
 class ProbeUnstarted(HostUndecided):

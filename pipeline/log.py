@@ -40,6 +40,11 @@ def size(number: float) -> str:
     return f"{number:.2f} GB"
 
 
+def count(number: int, one: str, several: str = "") -> str:
+    """1 -> '1 rule', 2 -> '2 rules'."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
 def seconds(number: float) -> str:
     """75 -> '1 min 15 s'."""
     if number < 60:

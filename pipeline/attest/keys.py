@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from pipeline import proc
 from pipeline.attest.keyring import own_key
-from pipeline.errors import KeyExists, KeyInvalid, SigningFailed
+from pipeline.errors import KeyExists, KeyInvalid, SigningFailed, StoreUnwritable
 from pipeline.files import os_errors_explained, read_at_most
 from pipeline.model import sha256_of
 
@@ -80,10 +80,13 @@ def write_key(path: Path, key: PrivateKey, passphrase: bytes | None = None) -> P
     public = path.with_suffix(".pub")
     if public.exists():
         raise KeyExists(f"{public}: already exists")
-    with os_errors_explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write_once(path, pem, 0o600)
-    _write_once(public, public_pem(key.public_key()).encode(), 0o644)
+    try:
+        with os_errors_explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write_once(path, pem, 0o600)
+            _write_once(public, public_pem(key.public_key()).encode(), 0o644)
+    except FileNotFoundError as error:  # how /proc refuses a new folder
+        raise StoreUnwritable(f"{path.parent}: cannot be made") from error
     return public
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from pipeline.errors import SpecInvalid, UnknownImage
+from pipeline.errors import NoCheckout, SpecInvalid
 from pipeline.spec.checkout import Checkout, find_checkout
 from pipeline.spec.image import ImageSpec
 from pipeline.store.store import Store, open_store, open_to_read
@@ -26,7 +26,7 @@ def checkout_or_none(context: click.Context) -> Checkout | None:
     """The same, for verbs that also work outside a checkout."""
     try:
         return checkout_of(context)
-    except UnknownImage:
+    except NoCheckout:
         return None
 
 

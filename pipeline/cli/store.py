@@ -9,7 +9,7 @@ import click
 from pipeline import log
 from pipeline.cli.context import checkout_of, say_json, store_of, store_to_read
 from pipeline.cli.options import json_option
-from pipeline.errors import StoreDamaged, UnknownImage
+from pipeline.errors import NoCheckout, StoreDamaged
 from pipeline.gate import upkeep as gate_upkeep
 from pipeline.gate.upkeep import gate_leftovers, gate_sections
 from pipeline.store import upkeep
@@ -87,7 +87,7 @@ def _gate_leftovers(context: click.Context, store: Store) -> list[Path]:
     """None where there is no checkout: only locks say what is still wanted."""
     try:
         checkout = checkout_of(context)
-    except UnknownImage:
+    except NoCheckout:
         log.say("This is not a checkout: leftovers of gates are not looked at.")
         return []
     return gate_leftovers(store, checkout)

@@ -48,7 +48,10 @@ def read_setup(checkout: Checkout, image: str) -> EngineSetup:
     """An image's engine.yaml; an image without one has no gates that call its engine."""
     path = checkout.folder(image) / "gates" / "engine.yaml"
     if not path.is_file():
-        raise GateInvalid(f"{image}: has no gates ({path.parent} holds no engine.yaml)")
+        raise GateInvalid(
+            f"{image}: has no gates ({path.parent} holds no engine.yaml)",
+            "It has nothing to judge; `sm120 gate run sglang-k2` does.",
+        )
     setup = read_yaml(path, EngineSetup)
     if setup.shared and not (checkout.folder(_SHARED) / setup.shared).is_dir():
         raise GateInvalid(f"{path}: shared: images/{_SHARED}/{setup.shared} does not exist")

@@ -25,6 +25,7 @@ from packaging.version import InvalidVersion, Version
 from pipeline.errors import GateInvalid, PatchConflict, PipelineError
 from pipeline.gate.numerics.check import check_numbers, numeric_cases
 from pipeline.gate.smem.cases import Case
+from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.engine import (
     EngineTree,
     compiler_requirements,
@@ -43,6 +44,7 @@ from pipeline.gate.smem.results import (
     fingerprint,
     overall,
 )
+from pipeline.lock.model import WheelPin
 from pipeline.model import Frozen
 from pipeline.spec.image import PatchSpec
 
@@ -59,6 +61,7 @@ State = Literal[
 ]
 # Each version is a wheel to fetch and every case of the patch to compile.
 MOST_VERSIONS = 40
+_VERSIONS = "Name a version that exists, or a range such as '>=0.5.8,<0.6'."
 
 
 class PatchVerdict(Frozen):
@@ -200,7 +203,7 @@ def _needs(cases: Sequence[CaseResult]) -> dict[str, int]:
     return {c.name: c.worst.record.shared_bytes or 0 for c in cases if c.worst is not None}
 
 
-def versions_against(gate: ImageGate, wanted: str) -> list[str]:
+def versions_against(context: GateContext, locked: WheelPin, wanted: str) -> list[str]:
     """`0.5.9`, `0.5.9,0.5.10` or a range such as `>=0.5.9,<0.6`, as versions of the engine."""
     parts = [part.strip() for part in wanted.split(",") if part.strip()]
     try:
@@ -208,37 +211,40 @@ def versions_against(gate: ImageGate, wanted: str) -> list[str]:
     except InvalidVersion:
         named = []
     if named:
-        return _require_offered(gate, named)
+        return _require_offered(context, locked, named)
     if not parts:
-        raise GateInvalid(f"{wanted!r}: is neither a version nor a range of versions")
+        raise GateInvalid(f"{wanted!r}: is neither a version nor a range of versions", _VERSIONS)
     try:
         accepted = SpecifierSet(wanted)
     except InvalidSpecifier as error:
-        raise GateInvalid(f"{wanted}: is neither a version nor a range of versions") from error
-    offered = gate.context.make_finder().versions(gate.gates.setup.package)
+        raise GateInvalid(
+            f"{wanted}: is neither a version nor a range of versions", _VERSIONS
+        ) from error
+    offered = context.make_finder().versions(locked.name)
     versions = [str(v) for v in offered if accepted.contains(v, prereleases=False)]
     if not versions:
-        raise GateInvalid(f"{gate.gates.setup.package}: no published version matches {wanted}")
+        raise GateInvalid(f"{locked.name}: no published version matches {wanted}", _VERSIONS)
     if len(versions) > MOST_VERSIONS:
         raise GateInvalid(
-            f"{wanted}: matches {len(versions)} versions; name a range of at most {MOST_VERSIONS}"
+            f"{wanted}: matches {len(versions)} versions, more than {MOST_VERSIONS}",
+            "Name a smaller range.",
         )
     return versions
 
 
-def _require_offered(gate: ImageGate, versions: list[str]) -> list[str]:
+def _require_offered(context: GateContext, locked: WheelPin, versions: list[str]) -> list[str]:
     """The versions, or an error that names one that no index has."""
-    package, locked = gate.gates.setup.package, gate.tree.version
-    others = [version for version in versions if Version(version) != Version(locked)]
+    package = locked.name
+    others = [version for version in versions if Version(version) != Version(locked.version)]
     if others:
-        finder = gate.context.make_finder()
+        finder = context.make_finder()
         for version in others:
             if not finder.offers(package, version):
                 newest = ", ".join(map(str, finder.versions(package)[-3:])) or "none"
                 raise GateInvalid(
                     f"{package} {version}: no index has a wheel of this version"
                     f" (its newest: {newest})",
-                    "Name a version that exists, or a range such as '>=0.5.8,<0.6'.",
+                    _VERSIONS,
                 )
     return versions
 

@@ -182,7 +182,7 @@ def write_lock(path: Path, lock: ImageLock) -> None:
 
 def read_lock(path: Path) -> ImageLock:
     """A lock that is whole and unedited."""
-    return read_sealed(path, ImageLock)
+    return read_sealed(path, ImageLock, missing="Make it with `sm120 image lock IMAGE`.")
 
 
 def current_lock(checkout: Checkout, spec: ImageSpec, platform: str) -> ImageLock:

@@ -62,9 +62,13 @@ def parse_reference(text: str) -> Reference:
 
 def parse_repository(text: str) -> Reference:
     """A repository without tag or digest."""
-    reference = parse_reference(text)
+    hint = "Write REGISTRY/REPOSITORY, such as registry.example/library/python."
+    try:
+        reference = parse_reference(text)
+    except ReferenceInvalid as error:
+        raise ReferenceInvalid(str(error), hint) from error
     if reference.tag or reference.digest:
-        raise ReferenceInvalid(f"{text}: names an image; give a repository without tag or digest")
+        raise ReferenceInvalid(f"{text}: has a tag or digest, and a repository is wanted", hint)
     return reference
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import SpecInvalid, UnknownImage
+from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage
 from pipeline.spec.image import ImageSpec, PatchSeries
 from pipeline.yaml_file import read_yaml
 
@@ -78,10 +78,7 @@ def find_checkout(start: Path) -> Checkout:
     for folder in [start, *start.parents]:
         if (folder / "images").is_dir() and (folder / "lockfiles").is_dir():
             return Checkout(folder)
-    raise UnknownImage(
-        f"{start}: not inside a checkout (no images/ and lockfiles/ above it)",
-        "Run it in the checkout, or name it with --checkout.",
-    )
+    raise NoCheckout(f"{start}: not inside a checkout (no images/ and lockfiles/ above it)")
 
 
 def _require_supported(chain: Sequence[ImageSpec]) -> None:

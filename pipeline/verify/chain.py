@@ -69,8 +69,8 @@ def judge_attached(
 
 
 def _bill(bill: AttachedBlob, believed: Sequence[TrustedStatement]) -> Node:
-    """A plain bill counts only as a copy of one that was signed."""
-    title = f"plain bill {bill.name}"
+    """An unsigned SBOM counts only as a copy of one that was signed."""
+    title = f"unsigned SBOM {bill.name}"
     for each in believed:
         statement = each.statement
         if BILL_MEDIA.get(statement.predicate_type) == bill.media_type and (

@@ -97,7 +97,7 @@ _UNREADABLE = (RegistryBroken, NotInRegistry, EvidenceBroken, RecordInvalid)
 
 @dataclass(frozen=True)
 class AttachedBlob:
-    """Attached bytes that are not an envelope: a signature's payload, a plain bill, a note."""
+    """Attached bytes that are not an envelope: a signature's payload, an unsigned SBOM, a note."""
 
     name: str
     media_type: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
+from pipeline import log
 from pipeline.assemble.golden import read_golden
 from pipeline.attest.strict import plain
 from pipeline.attest.trust import Trust
@@ -43,8 +44,8 @@ def judge_materials(
     ]
     nodes += judge_base(provenance, locks, artifact, trust)
     nodes += [
-        _packages("wheels", provenance.packages("pypi"), provenance, locks, artifact),
-        _packages("Debian packages", provenance.packages("deb"), provenance, locks, artifact),
+        _packages("wheel", provenance.packages("pypi"), provenance, locks, artifact),
+        _packages("Debian package", provenance.packages("deb"), provenance, locks, artifact),
         _omitted(provenance, locks),
         _files(provenance, checkout),
     ]
@@ -183,7 +184,7 @@ def _packages(
     nodes = tuple(_package(x, provenance, locks, artifact) for x in resources)
     good = all(node.verdict is Verdict.VALID for node in nodes)
     message = "locked, and in a layer of this image" if good and nodes else ""
-    return Node(f"{len(nodes)} {title}", message=message, children=nodes, is_folded=True)
+    return Node(log.count(len(nodes), title), message=message, children=nodes, is_folded=True)
 
 
 def _package(
@@ -241,7 +242,10 @@ def _omitted(provenance: Provenance, locks: dict[str, ImageLock | str]) -> Node:
 def _files(provenance: Provenance, checkout: Checkout) -> Node:
     nodes = tuple(_file(x, checkout) for x in provenance.files)
     patches = sum(x.annotations.get("kind") == "patch" for x in provenance.files)
-    title = f"{patches} patches, {len(nodes) - patches} files of the checkout"
+    title = (
+        f"{log.count(patches, 'patch', 'patches')},"
+        f" {log.count(len(nodes) - patches, 'file')} of the checkout"
+    )
     return Node(title, children=nodes, is_folded=True)
 
 

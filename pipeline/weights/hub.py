@@ -34,6 +34,7 @@ MOST_PAGE_BYTES = 64 << 20
 _MOST_PAGES = 1000  # the Hub has 1,000 entries on a page, mirrors may have fewer
 _MOST_ENTRIES = 5 * MOST_FILES  # folders are listed too
 _YES = ("1", "on", "yes", "true")  # as huggingface_hub reads its switches
+_HUB_DOWN = "Check the network and HF_ENDPOINT, then run it again."
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -164,7 +165,7 @@ class Hub:
             try:
                 reply = self._client.http.fetch(url, most_bytes=MOST_PAGE_BYTES, login=login)
             except Lost as lost:
-                error, wait_s = SourceUnreachable(f"{repository}: {lost}"), lost.wait_s
+                error, wait_s = SourceUnreachable(f"{repository}: {lost}", _HUB_DOWN), lost.wait_s
             except NetError as failure:
                 raise _failure(repository, failure) from failure
             else:
@@ -190,7 +191,10 @@ def _failure(repository: str, error: NetError) -> PipelineError:
         return HubBroken(f"{repository}: {error}")
     if isinstance(error, BadAddress) and not isinstance(error, BadProxy):
         return SourceUnreachable(f"{repository}: {error}", "Correct HF_ENDPOINT.")
-    return unreachable(error)
+    failure = unreachable(error)
+    if failure.hint == SourceUnreachable.hint:
+        failure.hint = _HUB_DOWN
+    return failure
 
 
 def _pin(repository: str, listed: dict[str, Any]) -> FilePin:
@@ -221,7 +225,7 @@ def _refusal(repository: str, reply: Reply) -> PipelineError:
         return HubRefused(f"{repository}: does not exist, or this user has no access ({status})")
     if status == 403:
         return HubRefused(f"{repository}: the Hub answers {status}")
-    return SourceUnreachable(f"{repository}: the Hub answers {status}")
+    return SourceUnreachable(f"{repository}: the Hub answers {status}", _HUB_DOWN)
 
 
 def saved_token() -> str | None:

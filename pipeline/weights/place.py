@@ -172,7 +172,7 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place
         others = ", ".join(f"{p.lock.name} at {p.lock.commit}" for p in beside)
         raise WeightsUnknown(
             f"{folder}: no lock is of this snapshot (there are: {others})",
-            f"Name {_SNAPSHOTS}/{beside[0].lock.commit}, or give this revision's lock as --lock.",
+            f"Name {_SNAPSHOTS}/{beside[0].lock.commit}.",
         )
     raise WeightsUnknown(
         f"{folder}: has no locked weights ({STATE}/lock.yaml is missing)", _hint_for(folder)
@@ -216,5 +216,5 @@ def _hint_for(folder: Path) -> str:
     for parent in folder.resolve().parents:
         if cached := in_hub_cache(parent):
             named = cached.root / _SNAPSHOTS / cached.commit if cached.commit else cached.root
-            return f"It lies in a Hub cache: name {named}, and give --lock where it has none."
-    return "Name the folder that `sm120 weights fetch --to` made, or give --lock."
+            return f"It lies in a Hub cache: name {named}."
+    return "Name the folder that `sm120 weights fetch --to` made."

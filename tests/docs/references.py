@@ -26,7 +26,9 @@ stderr that also names its kind, so that a script can tell kinds apart. `--debug
 code it happened.
 
 0 is success; 2 is a command line that `sm120` does not understand (the usage is printed); 141 means
-that the reader of a pipe went away (`sm120 … | head`).
+that the reader of a pipe went away (`sm120 … | head`). A code that is not listed here does not come
+from `sm120`. nox ends with 1 whatever failed, so a script should call `.nox/run/bin/sm120` itself.
+Commands without `--json`, and code 2, print text only.
 
 """
 

@@ -32,7 +32,7 @@ from pipeline.cli.context import checkout_of, say_json, store_of
 from pipeline.cli.image_statements import sign_store
 from pipeline.cli.options import ANY_PATH, json_option, trust_option
 from pipeline.cli.signing import trust_of
-from pipeline.errors import KeyInvalid, UnknownImage
+from pipeline.errors import KeyInvalid, NoCheckout, StoreUnwritable
 from pipeline.model import Name
 from pipeline.store.store import default_root
 
@@ -62,7 +62,10 @@ def new_key(context: click.Context, name: str, folder: Path | None, ask: bool) -
         secret = click.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
     key = make_key()
     path = (folder or default_folder(os.environ)) / f"{name}.pem"
-    public = write_key(path, key, secret.encode() if secret else None)
+    try:
+        public = write_key(path, key, secret.encode() if secret else None)
+    except StoreUnwritable as error:
+        raise StoreUnwritable(str(error), "Name a folder you can write with --to.") from error
     log.say(f"{path}: the private key, keep it secret")
     log.say(f"{public}: the public key, for those who verify\n")
     log.say("Entry for their trust file, under `keys:` (shorten `for` to what it may sign):")
@@ -76,7 +79,7 @@ def _sign_store(context: click.Context, signer: Signer) -> None:
     root = context.obj["store"] or default_root()
     try:
         checkout = checkout_of(context)
-    except UnknownImage:
+    except NoCheckout:
         return
     if (root / "images").is_dir():
         for line in sign_store(checkout, store_of(context), signer):
@@ -88,7 +91,8 @@ def _require_plain(name: str) -> None:
         TypeAdapter(Name).validate_python(name)
     except ValidationError as error:
         raise KeyInvalid(
-            f"{name!r}: a key name has lower case letters, digits, . and - only"
+            f"{name!r}: a key name has lower case letters, digits, . and - only",
+            "Choose another name.",
         ) from error
 
 
@@ -104,6 +108,11 @@ def show_key(name: str) -> None:
     path = Path(name)
     if not path.exists():
         path = default_folder(os.environ) / f"{name}.pub"
+    if not path.with_suffix(".pub").exists():
+        raise KeyInvalid(
+            f"{name}: there is no such key ({path.with_suffix('.pub')} does not exist)",
+            "`sm120 evidence list-keys` lists them; a path to a .pub works too.",
+        )
     click.echo(_entry(path.stem, path.with_suffix(".pub")))
 
 

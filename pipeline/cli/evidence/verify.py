@@ -30,6 +30,7 @@ from pipeline.cli.registry.look import open_registry
 from pipeline.cli.signing import trust_of
 from pipeline.errors import (
     DiskFull,
+    EvidenceIncomplete,
     PolicyRefused,
     ReferenceInvalid,
     StoreUnwritable,
@@ -52,6 +53,8 @@ from pipeline.verify.weights import judge_weights
 from pipeline.weights.model import kept_locks
 from pipeline.weights.place import find_places
 from pipeline.weights.sign.record import record_path
+
+_IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
 
 
 @click.command()
@@ -120,6 +123,8 @@ def verify(
     else:
         click.echo("\n".join(show(n, everything=everything) for n in (chain.node, *asked)))
     if error := error_of(chain.node):
+        if isinstance(error, EvidenceIncomplete) and not chain.node.children:
+            error.hint = "Name its statements with --evidence."  # no tree shows what is missing
         raise error
     for each in asked:
         if each.verdict is not Verdict.VALID:
@@ -225,10 +230,15 @@ def _built(
 ) -> Chain:
     if judge.checkout is None:
         raise UnknownImage(
-            f"{artifact}: no such file, and no checkout is here that could name an image"
+            f"{artifact}: no such file, and no checkout is here that could name an image",
+            f"Name a file or a folder, or run it in a checkout. {_IN_REGISTRY}",
         )
     store = store_to_read(context)
-    chosen = pick_platform(judge.checkout.spec(artifact), platform)
+    try:
+        spec = judge.checkout.spec(artifact)
+    except UnknownImage as error:
+        raise UnknownImage(str(error), f"{error.hint} {_IN_REGISTRY}") from error
+    chosen = pick_platform(spec, platform)
     record = store.image_record(artifact, chosen)
     if record is None:
         raise UnknownImage(f"{artifact} for {chosen} is not built")

@@ -9,10 +9,13 @@ from pipeline.cli.context import checkout_of, host_platform, pick_platform, stor
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
 from pipeline.fetch.transport import make_fetcher
+from pipeline.gate.files import read_setup
 from pipeline.gate.smem.context import GateContext
+from pipeline.gate.smem.engine import engine_pin
 from pipeline.gate.smem.image_gate import ImageGate, open_gate
 from pipeline.gate.smem.wheels import WheelFinder
 from pipeline.gate.stage import DEFAULT_ARCH
+from pipeline.lock.model import WheelPin
 
 arch_option = click.option(
     "--arch",
@@ -43,9 +46,20 @@ def make_gate_context(
     )
 
 
+def locked_engine(gate_context: GateContext, name: str, platform: str | None) -> WheelPin:
+    """The engine's wheel in an image's lock; nothing is downloaded for it."""
+    checkout = gate_context.checkout
+    plan = plan_image(checkout, name, pick_platform(checkout.spec(name), platform))
+    return engine_pin(gate_context, plan, read_setup(checkout, name).package, None)
+
+
 def open_image_gate(
-    gate_context: GateContext, name: str, platform: str | None, series: str | None = None
+    gate_context: GateContext,
+    name: str,
+    platform: str | None,
+    series: str | None = None,
+    only: str | None = None,
 ) -> ImageGate:
     """An image with its cases, its patches and the environment that compiles its kernels."""
     chosen = pick_platform(gate_context.checkout.spec(name), platform)
-    return open_gate(gate_context, plan_image(gate_context.checkout, name, chosen), series)
+    return open_gate(gate_context, plan_image(gate_context.checkout, name, chosen), series, only)

@@ -14,9 +14,12 @@ def require_passed(result: GateResult) -> None:
     bad = [case for case in result.cases if case.verdict == result.verdict]
     named = ", ".join(case.name for case in bad[:4]) + (" …" if len(bad) > 4 else "")
     if result.verdict == "failed":
-        raise GateFailed(f"{result.image}: {len(bad)} cases fail on {result.card.arch}: {named}")
+        count = log.count(len(bad), "case fails", "cases fail")
+        raise GateFailed(f"{result.image}: {count} on {result.card.arch}: {named}")
     if result.verdict == "unknown":
-        raise GateUnknown(f"{result.image}: {len(bad)} cases could not be judged: {named}")
+        raise GateUnknown(
+            f"{result.image}: {log.count(len(bad), 'case')} could not be judged: {named}"
+        )
 
 
 def show_kernels(result: GateResult) -> str:
@@ -27,9 +30,8 @@ def show_kernels(result: GateResult) -> str:
     lines = [log.table([*head, "blocks"], rows), ""]
     lines += [f"{case.name}: {case.message}" for case in result.cases if case.message]
     where = "the image's own files" if facts.kind == "image" else f"wheels for {facts.platform}"
-    held = {0: "unpatched", 1: "with 1 patch"}.get(
-        len(result.patches), f"with {len(result.patches)} patches"
-    )
+    number = len(result.patches)
+    held = f"with {log.count(number, 'patch', 'patches')}" if number else "unpatched"
     lines.append(
         f"{result.engine} {result.engine_version} {held}, Triton {facts.triton},"
         f" torch {facts.torch} ({where}, GPU libraries are stubs)"
@@ -130,7 +132,8 @@ def require_right(result: GateResult) -> None:
     bad = [case.name for case in numerics.cases if case.verdict == numerics.verdict]
     named = ", ".join(bad[:4]) + (" …" if len(bad) > 4 else "")
     if numerics.verdict == "wrong":
-        raise GateWrong(f"{result.image}: {len(bad)} cases compute wrong numbers: {named}")
+        count = log.count(len(bad), "case computes", "cases compute")
+        raise GateWrong(f"{result.image}: {count} wrong numbers: {named}")
     raise GateUnknown(
-        f"{result.image}: the numbers of {len(bad)} cases could not be judged: {named}"
+        f"{result.image}: the numbers of {log.count(len(bad), 'case')} could not be judged: {named}"
     )

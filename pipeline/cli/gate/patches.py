@@ -8,6 +8,7 @@ from pipeline import log
 from pipeline.cli.context import say_json
 from pipeline.cli.gate.context import (
     arch_option,
+    locked_engine,
     make_gate_context,
     open_image_gate,
     series_option,
@@ -72,12 +73,17 @@ def patches(
         require_isolation(sandbox)
     gate_context = make_gate_context(context, mirrors, offline)
     with gate_context.store.in_use():
+        # an answer from an index is small; what opening an image's gates fetches is not
+        versions = []
+        if against is not None:
+            locked = locked_engine(gate_context, name, platform)
+            versions = versions_against(gate_context, locked, against)
         opened = open_image_gate(gate_context, name, platform, series)
         if against is None:
             with log.step(f"Judging the patches of {name} for {arch}"):
                 verdicts = judge_patches(opened, card)
         else:
-            verdicts = judge_against(opened, card, versions_against(opened, against), log.say)
+            verdicts = judge_against(opened, card, versions, log.say)
     if as_json:
         say_json([v.model_dump(mode="json") for v in verdicts])
     else:
@@ -93,7 +99,9 @@ def patches(
     unknown = [v for v in verdicts if v.state == "unknown"]
     if against is not None and unknown:
         named = ", ".join(f"{v.patch} at {v.version}" for v in unknown[:4])
-        raise GateUnknown(f"{name}: {len(unknown)} verdicts are unknown: {named}")
+        raise GateUnknown(
+            f"{name}: {log.count(len(unknown), 'verdict is', 'verdicts are')} unknown: {named}"
+        )
     if against is None and unproved(verdicts):
         named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(verdicts))
         raise PatchUnproved(f"{name}: {named}")
@@ -176,4 +184,4 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise GateInvalid(f"{text}: not a list of numbers, e.g. 4,8") from error
+        raise GateInvalid(f"{text}: is not a list of numbers", "Write it as 4,8.") from error

@@ -147,10 +147,10 @@ def run(
 
 
 def _judge_kernels(gate_context: GateContext, choice: _Choice, signing: Signing) -> GateResult:
-    opened = open_image_gate(gate_context, choice.name, choice.platform, choice.series)
     card = card_for(choice.arch or DEFAULT_ARCH)
+    opened = open_image_gate(gate_context, choice.name, choice.platform, choice.series, choice.case)
     count = len(chosen_cases(opened.gates.cases(), choice.case))
-    with log.step(f"Judging {count} cases of {choice.name} for {card.arch}"):
+    with log.step(f"Judging {log.count(count, 'case')} of {choice.name} for {card.arch}"):
         result = run_gate(opened, card, unpatched=choice.unpatched, only=choice.case)
         if _wants_numbers(choice, opened):
             result = add_numbers(opened, result, unpatched=choice.unpatched, only=choice.case)

@@ -153,7 +153,9 @@ def _require_passed(rules: list[RuleResult], answer: ProbeReport | None) -> None
         raise ProbeFailed(f"{failed[0].check}, {failed[0].subject}: {failed[0].why}")
     unfit = [r for r in rules if r.verdict == "failed"]
     if unfit:
-        raise HostUnfit(f"{len(unfit)} rules failed, such as {unfit[0].rule}, {unfit[0].subject}")
+        raise HostUnfit(
+            f"{log.count(len(unfit), 'rule')} failed, such as {unfit[0].rule}, {unfit[0].subject}"
+        )
     if _verdict(rules, answer) == "unknown":
         raise HostUnknown("not everything could be judged")
 

@@ -135,7 +135,9 @@ def drift(old: Path, new: str, root: Path | None, as_json: bool) -> None:
         click.echo("nothing has changed")
     bad = [d for d in differences if d.kind != "gained"]
     if bad:
-        raise HostDrifted(f"{before.host}: {len(bad)} fields changed, such as {bad[0].field}")
+        raise HostDrifted(
+            f"{before.host}: {log.count(len(bad), 'field')} changed, such as {bad[0].field}"
+        )
 
 
 @click.command("outliers")
@@ -154,7 +156,10 @@ def outliers(files: tuple[Path, ...], checks: tuple[Path, ...], as_json: bool) -
     if len(hosts) != len(files):
         raise FactsUnreadable("two of the files have the same name", "Name each after its host.")
     if checks and len(checks) != len(files):
-        raise FactsUnreadable(f"{len(files)} hosts, but {len(checks)} checks")
+        raise FactsUnreadable(
+            f"{log.count(len(files), 'host')}, but {log.count(len(checks), 'check')}",
+            "Give --checks once for each host, in the same order.",
+        )
     probes = {f.stem: read_rows(c) for f, c in zip(files, checks, strict=False)}
     result = find_outliers(hosts, probes)
     if as_json:
@@ -195,7 +200,7 @@ def doctor(logs: tuple[Path, ...], no_facts: bool, root: Path | None, as_json: b
     else:
         _show_findings(issues)
     if issues:
-        raise IssueFound(f"{len(issues)} known issues, such as {issues[0].issue.id}")
+        raise IssueFound(f"{log.count(len(issues), 'known issue')}, such as {issues[0].issue.id}")
 
 
 def _show_findings(issues: list[Finding]) -> None:

@@ -15,6 +15,7 @@ import click
 
 from pipeline import proc
 from pipeline.cli.options import EXISTING_FILE, all_of, jobs_option
+from pipeline.errors import FleetUnready
 from pipeline.host.fleet.promised import Promised
 
 # a program in the place of a password file may itself ask a person
@@ -107,6 +108,16 @@ class Fleet:
         }
         pairs += [(name, str(value)) for name, value in single.items() if value is not None]
         return [argument for pair in pairs for argument in pair]
+
+    def require_inventories(self) -> None:
+        """Refuse a name that is not there; Ansible only warns, and goes on with no hosts."""
+        for each in self.inventories:
+            # with a comma it is a list of hosts; a plugin's inventory is a file, too
+            if "," not in each and not Path(each).exists():
+                raise FleetUnready(
+                    f"{each}: no such inventory",
+                    "Name a file or folder, or hosts with a comma such as `rig1,`.",
+                )
 
     def reach(self, promised: Promised) -> Promised:
         """Fill in what only the command line names."""

@@ -176,4 +176,4 @@ def _check(checkout: Checkout, spec: HostSpec, target: str | None, as_json: bool
     if as_json:
         return say_json({"seal": lock_file.seal, "spec": lock_file.spec, "targets": rows})
     for name, count in rows.items():
-        click.echo(f"{name}: {count} packages, current")
+        click.echo(f"{name}: {log.count(count, 'package')}, current")

@@ -103,13 +103,14 @@ def verify(
 def look(context: click.Context, fleet: Fleet, asked: VerifyOptions) -> FleetResult:
     """Ask Ansible what was promised, and the hosts what they have."""
     checkout = checkout_of(context)
+    fleet.require_inventories()
     with (
         log.step("Asking Ansible what was promised"),
         fleet.password_files() as passwords,
         promises_of(checkout, [*fleet.arguments(), *passwords]) as promised,
     ):
         hosts = [fleet.reach(p) for p in promised]
-    with log.step(f"Looking at {len(hosts)} hosts"):
+    with log.step(f"Looking at {log.count(len(hosts), 'host')}"):
         return verify_fleet(
             hosts, asked, jobs=fleet.jobs, on_result=lambda h: log.say(f"  {h.host}: {h.verdict}")
         )
@@ -195,7 +196,9 @@ def require_verified(result: FleetResult) -> None:
         raise PromiseBroken(f"{what} {name}, {row.role}, {row.promise}: {row.why}")
     unfit = [(h.host, r) for h in result.hosts for r in h.rules if r.verdict == "failed"]
     if unfit:
-        raise HostUnfit(f"{len(unfit)} rules failed, such as {unfit[0][0]}, {unfit[0][1].rule}")
+        raise HostUnfit(
+            f"{log.count(len(unfit), 'rule')} failed, such as {unfit[0][0]}, {unfit[0][1].rule}"
+        )
     lost = [h.host for h in result.hosts if h.unreached is not None]
     if lost:
         raise HostUnreached(f"not reached: {', '.join(lost)}")

@@ -38,7 +38,11 @@ from pipeline.store.store import Store, open_store
 @click.command()
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
 @platform_option
-@click.option("--accept", is_flag=True, help="Keep the result as the new golden digest.")
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Take the result as expected: write its golden digest and the hashes of edited patches.",
+)
 @click.option("--keep-inputs", is_flag=True, help="Keep wheels after they became layers.")
 @click.option(
     "--gate",

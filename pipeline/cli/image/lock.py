@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -115,7 +116,7 @@ def _show_moves(moves: list[Move], dry_run: bool) -> None:
 
 
 def _check(checkout: Checkout, names: tuple[str, ...], platform: str | None, as_json: bool) -> None:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in names or tuple(checkout.images()):
         spec = checkout.spec(name)
         for each in platforms_of(spec, platform):
@@ -125,7 +126,8 @@ def _check(checkout: Checkout, names: tuple[str, ...], platform: str | None, as_
     if as_json:
         return say_json(rows)
     for row in rows:
-        click.echo("{image} {platform}: {wheels} wheels, {debs} debs, current".format(**row))
+        held = f"{log.count(row['wheels'], 'wheel')}, {log.count(row['debs'], 'deb')}"
+        click.echo(f"{row['image']} {row['platform']}: {held}, current")
 
 
 def _export(checkout: Checkout, names: tuple[str, ...], platform: str | None, form: str) -> None:

@@ -43,7 +43,7 @@ def list_images(context: click.Context, as_json: bool) -> None:
         ]
         for r in rows
     ]
-    click.echo(log.table(["image", "platform", "built", "summary"], table))
+    click.echo(log.table(["image", "platform", "state", "summary"], table))
 
 
 @click.command()
@@ -80,8 +80,8 @@ def plan(
     rows += [[str(b), log.size(_size_of(b)), "to fetch"] for b in work.bases]
     click.echo(log.table(["layer", "size (about)", "state"], rows))
     click.echo(
-        f"\n{len(work.fetch)} files to fetch, {log.size(work.fetch_bytes)}{_base_part(work)};"
-        f" disk needed {log.size(work.disk_bytes)};"
+        f"\n{log.count(len(work.fetch), 'file')} to fetch, {log.size(work.fetch_bytes)}"
+        f"{_base_part(work)}; disk needed {log.size(work.disk_bytes)};"
         f" store {store.root}"
     )
 

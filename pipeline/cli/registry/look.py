@@ -138,8 +138,8 @@ def _plan_table(plan: Plan, is_done: bool) -> str:
         [
             log.table([plan.repository, "kind", "digest", "tags"], rows),
             "",
-            f"{len(plan.gone)} manifests {goes}, with {log.size(plan.freed_bytes)} of blobs that"
-            f" nothing else names{end}",
+            f"{log.count(len(plan.gone), 'manifest')} {goes}, with {log.size(plan.freed_bytes)} of"
+            f" blobs that nothing else names{end}",
         ]
     )
 

@@ -23,7 +23,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.signing import Signing
 from pipeline.cli.weights.places import backing_of, places_in, signed_backing_of
-from pipeline.errors import SpecInvalid, WeightsDamaged
+from pipeline.errors import SpecInvalid, WeightsDamaged, WeightsUnknown
 from pipeline.weights.check.backing import Backing
 from pipeline.weights.check.scrub import Pace, lower_priority
 from pipeline.weights.check.scrub import scrub as read_slice
@@ -125,7 +125,11 @@ def _stated(place: Place, report: VerifyReport, signing: Signing) -> LeftBeside:
 
 def _places(context: click.Context, folder: Path, lock_file: Path | None) -> list[Place]:
     if lock_file is None:
-        return places_in(context, folder)
+        try:
+            return places_in(context, folder)
+        except WeightsUnknown as error:
+            hint = f"{error.hint} --lock names a lock that is elsewhere."
+            raise WeightsUnknown(str(error), hint) from error
     return [lock_place(folder, read_lock(lock_file))]
 
 
@@ -147,8 +151,8 @@ def _answer(
         if report.is_whole:
             read = f"{report.files_read} read, {report.by_receipt} by receipt"
             click.echo(
-                f"{report.name}: {report.files} files, {log.size(report.size_bytes)}, as locked"
-                f" ({read}, {log.seconds(report.seconds)})"
+                f"{report.name}: {log.count(report.files, 'file')}, {log.size(report.size_bytes)},"
+                f" as locked ({read}, {log.seconds(report.seconds)})"
             )
         click.echo(f"{report.name}: {backing.sentence()}")
     _require_whole(reports)
@@ -236,9 +240,9 @@ def scrub(
     if findings:
         click.echo(_table(findings) + "\n")
     for s in slices:
-        late = f", {len(s.overdue)} files are overdue" if s.overdue else ""
+        late = f", {log.count(len(s.overdue), 'file is', 'files are')} overdue" if s.overdue else ""
         click.echo(
-            f"{s.name}: {len(s.read)} files, {log.size(s.bytes_read)} read;"
+            f"{s.name}: {log.count(len(s.read), 'file')}, {log.size(s.bytes_read)} read;"
             f" the longest unread file was read {s.oldest_days} days ago{late}"
         )
     _require_whole(slices)

@@ -119,7 +119,8 @@ def fetch_set(
                 "brought_bytes": size,
             }
         )
-    summary = f"{len(pins)} files are right, {len(brought)} of them new ({log.size(size)})"
+    right = log.count(len(pins), "file is", "files are")
+    summary = f"{right} right, {len(brought)} of them new ({log.size(size)})"
     click.echo(f"{place.snapshot}: {summary}")
     if statement:
         show_statement(statement)

@@ -17,7 +17,7 @@ from pipeline.fit.units import GIB, gib
 
 def answer_text(result: FitAnswer, question: Question) -> str:
     """The table of a card, the KV cache and what to know."""
-    rows = [[row.what, f"{row.n_bytes / GIB:10.2f}"] for row in result.rows]
+    rows = [[row.what, _gib_text(row.n_bytes)] for row in result.rows]
     measured = question.measured_bytes is not None
     between = (
         f"{result.low_tokens:,} to {result.high_tokens:,} if that sum is off by {WEIGHTS_ERROR:.1%}"
@@ -31,6 +31,11 @@ def answer_text(result: FitAnswer, question: Question) -> str:
             *result.notes,
         ]
     )
+
+
+def _gib_text(n_bytes: float) -> str:
+    """A column of the table; less than nothing is what the card is short of."""
+    return f"{n_bytes / GIB:10.2f}" if n_bytes >= 0 else f"none, {-n_bytes / GIB:.2f} short"
 
 
 def room_text(result: FitAnswer, question: Question) -> str:

@@ -159,7 +159,8 @@ def _show(looked: LockResult, moves: list[LockChange], dry_run: bool) -> None:
     changed = f"{len(moves)} changes" if moves else "nothing changed"
     size = log.size(lock.size_bytes)
     click.echo(
-        f"{lock.name}: {len(lock.files)} files, {size}, commit {lock.commit}, {verb}; {changed}"
+        f"{lock.name}: {log.count(len(lock.files), 'file')}, {size}, commit {lock.commit}, {verb};"
+        f" {changed}"
     )
 
 

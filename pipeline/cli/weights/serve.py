@@ -108,7 +108,7 @@ def _announce(server: Server, served: ServedSets, *, as_json: bool, guarded: boo
         for snapshot in served.snapshots.values():
             size = log.size(sum(held.pin.size_bytes for held in snapshot.files.values()))
             where = f"{snapshot.repository} at {snapshot.commit[:12]}"
-            log.say(f"serving {where}: {len(snapshot.files)} files, {size}")
+            log.say(f"serving {where}: {log.count(len(snapshot.files), 'file')}, {size}")
         click.echo(f"export HF_ENDPOINT={endpoint}")
     if not guarded and not _is_loopback(server.host):
         log.say(

@@ -77,7 +77,9 @@ def sign(
     for path in done.not_covered:
         log.say(f"not covered by the format: {path}")
     links = " --allow_symlinks" if place.hub_cache else ""
-    click.echo(f"signed {done.files} files ({done.files_read} read) with key {done.key[:16]}")
+    click.echo(
+        f"signed {log.count(done.files, 'file')} ({done.files_read} read) with key {done.key[:16]}"
+    )
     log.say("to check it with the format's own tool:")
     log.say(
         f"  model_signing verify key {place.snapshot} --signature {target}"
@@ -117,7 +119,10 @@ def check_signature(
         return say_json({**asdict(done), "signature": str(done.signature)})
     for path in done.not_covered:
         log.say(f"not covered by the signature: {path}")
-    click.echo(f"{done.files} files are as signed ({done.files_read} read), key {done.key[:16]}")
+    click.echo(
+        f"{log.count(done.files, 'file is', 'files are')} as signed ({done.files_read} read),"
+        f" key {done.key[:16]}"
+    )
 
 
 @click.command()

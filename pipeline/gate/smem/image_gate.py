@@ -55,9 +55,15 @@ class ImageGate:
         return patched(self.tree, chosen.patches, self.patch_folder, self.context)
 
 
-def open_gate(context: GateContext, plan: ImagePlan, series: str | None = None) -> ImageGate:
-    """Read an image's gates and make what they need; `series` names another than its own."""
+def open_gate(
+    context: GateContext, plan: ImagePlan, series: str | None = None, only: str | None = None
+) -> ImageGate:
+    """Read an image's gates and make what they need; `series` names another than its own.
+
+    A pattern of cases that matches none is refused before anything is downloaded.
+    """
     gates = read_gates(context.checkout, plan.spec.name)
+    chosen_cases(gates.cases(), only)
     chosen = _series(context, plan, series)
     environment = make_environment(context, plan, gates.setup.wheels)
     pin = engine_pin(context, plan, gates.setup.package, None)
@@ -71,7 +77,10 @@ def _series(context: GateContext, plan: ImagePlan, name: str | None) -> PatchSer
     others = context.checkout.other_series(plan.spec)
     if name not in others:
         known = ", ".join(others) or "none"
-        raise GateInvalid(f"{plan.spec.name}: has no patch series {name!r} (it has: {known})")
+        raise GateInvalid(
+            f"{plan.spec.name}: has no patch series {name!r} (it has: {known})",
+            "Choose one of those." if others else "Leave --series out.",
+        )
     return others[name]
 
 
@@ -113,7 +122,10 @@ def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
     chosen = [case for case in cases if only is None or fnmatchcase(case.name, only)]
     if only is not None and not chosen:
         known = ", ".join(case.name for case in cases)
-        raise GateInvalid(f"{only}: matches no case (there are: {known})")
+        raise GateInvalid(
+            f"{only}: matches no case (there are: {known})",
+            "Name one of those, or a pattern such as 'extend-*'.",
+        )
     return chosen
 
 
@@ -137,5 +149,7 @@ def find_case(gate: ImageGate, name: str) -> Case:
     """One case by its name."""
     cases = {case.name: case for case in gate.gates.cases()}
     if name not in cases:
-        raise GateInvalid(f"{name}: there is no such case (there are: {', '.join(cases)})")
+        raise GateInvalid(
+            f"{name}: there is no such case (there are: {', '.join(cases)})", "Name one of those."
+        )
     return cases[name]

@@ -68,5 +68,7 @@ CARDS = {
 def card_for(arch: str) -> Card:
     """The card that stands for an architecture."""
     if arch not in CARDS:
-        raise GateInvalid(f"{arch}: is not a known card (known: {', '.join(CARDS)})")
+        raise GateInvalid(
+            f"{arch}: is not a known card (known: {', '.join(CARDS)})", "Choose one of those."
+        )
     return CARDS[arch]

@@ -28,8 +28,17 @@ def read_facts(path: Path) -> HostFacts:
     try:
         return HostFacts.model_validate_json(path.read_bytes())
     except (OSError, ValidationError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise FactsUnreadable(f"{path}: not a file of host facts: {reason}") from error
+        raise FactsUnreadable(f"{path}: not a file of host facts: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a file, without the names of our classes."""
+    if not isinstance(error, ValidationError):
+        return str(error).splitlines()[0]
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return "it is not JSON"
+    return f"{'.'.join(map(str, first['loc'])) or 'its contents'}: {first['msg']}"
 
 
 def compare(before: HostFacts, after: HostFacts) -> list[Difference]:

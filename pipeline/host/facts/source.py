@@ -88,5 +88,10 @@ def read_capture(place: Path | None) -> Capture:
         value: Any = json.loads(place.read_bytes())
         return Capture.model_validate(value)
     except (OSError, ValueError, ValidationError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise FactsUnreadable(f"{place}: not a capture of a machine: {reason}") from error
+        # the first line of a ValidationError names only our class
+        known = not isinstance(error, ValidationError)
+        reason = str(error).splitlines()[0] if known else "it has other fields"
+        raise FactsUnreadable(
+            f"{place}: not a capture of a machine: {reason}",
+            "Make one with `sm120 host facts --capture`.",
+        ) from error

@@ -74,7 +74,7 @@ def _peers(facts: HostFacts) -> Known[str]:
     if isinstance(claimed, Unknown):
         return claimed
     if not claimed:
-        return unknown("one card has no peer")
+        return unknown("there are not two cards")
     # `nvidia-smi topo -p2p` says OK also where the first all_reduce hangs: only a claim
     return f"claimed by the driver: {', '.join(sorted(set(claimed.values())))}"
 

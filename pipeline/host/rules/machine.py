@@ -31,7 +31,7 @@ def iommu_and_acs(facts: HostFacts) -> Iterator[RuleResult]:
     vllm-project/vllm#33041, NVIDIA/nccl#1999 and #2079, local-inference-lab/rtx6kpro#15.
     """
     if not _has_peers(facts):
-        yield not_applicable("IOMMU", "host", "one card has no peer")
+        yield not_applicable("IOMMU", "host", "there are not two cards")
         return
     mode = facts.pci.iommu
     good = first_unknown(mode) or mode != "translated"
@@ -73,7 +73,7 @@ def _links_stay_up(facts: HostFacts) -> bool | Unknown:
 def hmm(facts: HostFacts) -> Iterator[RuleResult]:
     """HMM locks up peer-to-peer, and with KASLR keeps CUDA from starting (pytorch#159207)."""
     if not _has_peers(facts):
-        yield not_applicable("HMM", "host", "one card has no peer")
+        yield not_applicable("HMM", "host", "there are not two cards")
         return
     fix = "Write `options nvidia_uvm uvm_disable_hmm=1` to a file in /etc/modprobe.d, then reboot."
     yield result("HMM", "host", facts.driver.hmm_disabled, "uvm_disable_hmm", fix)
@@ -130,4 +130,8 @@ def _locked_memory(facts: HostFacts) -> RuleResult:
         return not_applicable("memlock", "host", why)
     free = first_unknown(lock) or lock == "unlimited"
     fix = "Set LimitMEMLOCK=infinity in the engine's unit, or run `ulimit -l unlimited` before it."
-    return result("memlock", "host", free, f"{lock}", fix)
+    why = f"{lock}"
+    if isinstance(lock, str) and lock.isdigit():
+        why = f"{int(lock) / 2**20:g} MiB in this shell; containers get theirs from"
+        why += " `docker run --ulimit`"
+    return result("memlock", "host", free, why, fix)

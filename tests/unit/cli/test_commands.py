@@ -84,7 +84,7 @@ def test_images_lists_what_there_is(sm120: Command, checkout: Checkout) -> None:
 def test_plan_fetches_nothing(sm120: Command, checkout: Checkout) -> None:
     answer = sm120("plan", "--json").json
     assert (answer["images"], answer["fetch_files"]) == (["tiny"], 1)
-    assert "1 files to fetch" in sm120("plan", "tiny").out
+    assert "1 file to fetch" in sm120("plan", "tiny").out
 
 
 @pytest.mark.usefixtures("no_slow_helpers")
@@ -181,8 +181,8 @@ def test_a_source_that_is_down_is_two_lines_with_its_code(
     "args", [["image", "list"], ["build"], ["plan"], ["image", "lock"], ["build", "tiny"]]
 )
 def test_a_missing_checkout_is_two_lines(sm120: Command, tmp_path: Path, args: list[str]) -> None:
-    assert is_plain_error(sm120(*args), "UnknownImage")
-    assert is_plain_error(sm120("--checkout", tmp_path / "gone", *args), "UnknownImage")
+    assert is_plain_error(sm120(*args), "NoCheckout")
+    assert is_plain_error(sm120("--checkout", tmp_path / "gone", *args), "NoCheckout")
 
 
 @pytest.mark.parametrize("args", [["build"], ["plan"]])

@@ -41,7 +41,7 @@ def test_wrong_and_unknown_say_why_and_have_their_own_endings() -> None:
     wrong = result(results(judged(computed(0.5)), judged()))
     assert "decode-8: o is off by 0.5" in show_numbers(wrong)
     assert "1 wrong, 1 unknown" in show_numbers(wrong)
-    with pytest.raises(GateWrong, match="1 cases compute wrong numbers: decode-8"):
+    with pytest.raises(GateWrong, match="1 case computes wrong numbers: decode-8"):
         require_right(wrong)
     with pytest.raises(GateUnknown, match="could not be judged"):
         require_right(result(results(judged())))

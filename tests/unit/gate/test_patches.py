@@ -179,18 +179,18 @@ class Offers:
         return [Version(v) for v in self.known]
 
 
-def gate_offering(*known: str) -> Any:
-    tree = SimpleNamespace(version="0.5.8.post1")
-    setup = SimpleNamespace(package="sglang")
-    context = SimpleNamespace(make_finder=lambda: Offers(known))
-    return SimpleNamespace(tree=tree, gates=SimpleNamespace(setup=setup), context=context)
+LOCKED: Any = SimpleNamespace(name="sglang", version="0.5.8.post1")
+
+
+def offering(*known: str) -> Any:
+    return SimpleNamespace(make_finder=lambda: Offers(known))
 
 
 def test_versions_that_the_index_has_are_judged_in_the_order_they_were_named() -> None:
-    gate = gate_offering("0.5.9", "0.5.10")
-    assert versions_against(gate, "0.5.10, 0.5.9") == ["0.5.10", "0.5.9"]
+    index = offering("0.5.9", "0.5.10")
+    assert versions_against(index, LOCKED, "0.5.10, 0.5.9") == ["0.5.10", "0.5.9"]
     # the locked one needs no index
-    assert versions_against(gate_offering(), "0.5.8.post1") == ["0.5.8.post1"]
+    assert versions_against(offering(), LOCKED, "0.5.8.post1") == ["0.5.8.post1"]
 
 
 @pytest.mark.parametrize(
@@ -207,4 +207,4 @@ def test_versions_that_the_index_has_are_judged_in_the_order_they_were_named() -
 )
 def test_a_version_that_nobody_has_ends_the_command(wanted: str, message: str) -> None:
     with pytest.raises(GateInvalid, match=re.escape(message)):
-        versions_against(gate_offering("0.5.9", "0.5.10"), wanted)
+        versions_against(offering("0.5.9", "0.5.10"), LOCKED, wanted)

@@ -224,3 +224,8 @@ def test_the_facts_of_a_lost_card_do_not_pass() -> None:
     result = facts(blackwell(1, product_name="[Unknown Error]"))
     assert not isinstance(result.gpus, Unknown)
     assert isinstance(result.gpus[0].name, Unknown)
+
+
+def test_a_small_limit_is_told_apart_from_that_of_containers() -> None:
+    (row,) = [r for r in judge(facts(changed(blackwell(1), files=LITTLE))) if r.rule == "memlock"]
+    assert row.why.startswith("8 MiB in this shell; containers get theirs from")

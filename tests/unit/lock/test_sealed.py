@@ -50,7 +50,7 @@ def test_no_other_seal_will_do(tmp_path: Path, seal: str) -> None:
 @pytest.mark.parametrize(
     ("read", "missing", "edited"),
     [
-        (read_image_lock, MISSING, EDITED),
+        (read_image_lock, "Make it with `sm120 image lock IMAGE`.", EDITED),
         (read_weights_lock, "Make it with `sm120 weights lock NAME`.", EDITED),
         (
             read_host_lock,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import SpecInvalid, UnknownImage
+from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage
 from pipeline.spec.checkout import Checkout, find_checkout
 from tests.unit.support import ROOT, make_checkout, tiny_spec, write_spec
 
@@ -59,7 +59,7 @@ def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_checkout_is_found_from_any_folder_in_it(tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path)
     assert find_checkout(checkout.folder("tiny")).root == tmp_path
-    with pytest.raises(UnknownImage, match="not inside a checkout"):
+    with pytest.raises(NoCheckout, match="not inside a checkout"):
         find_checkout(tmp_path.parent)
 
 

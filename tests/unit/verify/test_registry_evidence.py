@@ -143,7 +143,7 @@ def site(world: World, tiny: TinyRegistry, tmp_path: Path) -> Iterator[Site]:
 def test_what_was_published_is_valid_by_tag_and_by_digest(site: Site) -> None:
     by_tag = site.judge()
     assert by_tag.verdict is Verdict.VALID, show(by_tag)
-    bills = [c for c in by_tag.children[-1].children if c.title.startswith("plain bill")]
+    bills = [c for c in by_tag.children[-1].children if c.title.startswith("unsigned SBOM")]
     assert bills
     assert all(bill.message.startswith("the same as in sha256:") for bill in bills)
     assert "signed under it" in by_tag.children[0].message
