@@ -85,7 +85,7 @@ def test_what_was_just_built_is_valid_but_unsigned_with_its_whole_tree(
     assert ended.error == "EvidenceUnsigned"
     assert "valid but unsigned" in ended.err
     assert "sm120 evidence new-key NAME" in ended.err
-    for part in ("layers", "builder", "wheels", "Debian packages", "patches", "golden digest"):
+    for part in ("layers", "builder", "1 wheel", "Debian package", "patch", "golden digest"):
         assert part in ended.out
     assert "there is no evidence" not in ended.out
     answer = json.loads(sm120("verify", "tiny", "--json").out)
