@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+from collections.abc import Iterator
 from functools import cache
 
 import click
@@ -87,6 +88,33 @@ def _split(line: list[str]) -> tuple[list[str], list[str]]:
         return line, []
     at = line.index("--")
     return line[:at], line[at + 1 :]
+
+
+@cache
+def options() -> frozenset[str]:
+    """Every option of every command."""
+    top = click.Context(cli, info_name="sm120", **cli.context_settings)
+    return frozenset(
+        name
+        for context in (top, *below(top))
+        for parameter in context.command.get_params(context)
+        for name in _names(parameter)
+    )
+
+
+def below(context: click.Context) -> Iterator[click.Context]:
+    """Every command under a group, each after the group it belongs to."""
+    group = context.command
+    if not isinstance(group, click.Group):
+        return
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if command.hidden:
+            continue
+        inner = click.Context(command, info_name=name, parent=context)
+        yield inner
+        yield from below(inner)
 
 
 @cache

@@ -15,6 +15,8 @@ _FENCE = re.compile(
     r"(?:^<!-- (?P<mark>[^>]*?) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.S | re.M
 )
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+# `sm120 image lock IMAGE` (`--dry-run` shows it first)
+_OPTION_OF = re.compile(r"`(?P<command>sm120 [^`\n]+)`\s\(`(?P<option>--[^`\n]+)`")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.M)
 
@@ -78,6 +80,12 @@ class Page:
         for span in self.spans:
             if span.startswith(("sm120 ", "nox -s ", "python3 noxfile.py ")):
                 yield _words(span)
+        for match in _OPTION_OF.finditer(self.prose):
+            yield _words(f"{match['command']} {match['option']}")
+
+    def bare_options(self) -> list[str]:
+        """Options between backticks that stand there without their command."""
+        return [re.split(r"[ =\[]", span)[0] for span in self.spans if re.match(r"--\w", span)]
 
 
 def pages() -> list[Page]:

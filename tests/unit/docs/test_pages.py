@@ -18,7 +18,7 @@ from pipeline.errors import (
     error_families,
 )
 from pipeline.host.probes.runner import NCCL_LIBRARY, NCCL_SETTINGS
-from tests.docs.commands import complaint
+from tests.docs.commands import complaint, options
 from tests.docs.pages import DOCS, ROOT, Page, pages
 from tests.docs.references import GENERATED, generated, kinds
 
@@ -29,6 +29,9 @@ GOLDEN = yaml.safe_load((ROOT / "lockfiles" / "golden.yaml").read_text(encoding=
 _TREES = ("pipeline/", "tests/", "images/", "lockfiles/", "ansible/", "docs/", ".ci/")
 # files that users make, so they are not in the repository
 _MADE = {"lockfiles/trust.yaml", "lockfiles/host.lock.yaml"}
+
+# bare options of other programs: docker, the engines, `python -m tests.docs`
+_FOREIGN_OPTIONS = {"--ipc", "--trust-remote-code", "--record"}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -58,6 +61,19 @@ def test_every_command_of_a_page_exists_with_its_options(page: Page) -> None:
     ids=" ".join,
 )
 def test_a_command_that_does_not_exist_is_noticed(line: list[str]) -> None:
+    assert complaint(line)
+
+
+@every_page
+def test_every_option_that_a_page_names_alone_is_one_of_some_command(page: Page) -> None:
+    assert [o for o in page.bare_options() if o not in options() | _FOREIGN_OPTIONS] == []
+
+
+def test_an_option_in_brackets_after_a_command_belongs_to_that_command(tmp_path: Path) -> None:
+    # `--diff` is an option of another command, so that it exists somewhere is not enough
+    (tmp_path / "page.md").write_text("Use `sm120 image lock IMAGE` (`--diff` shows it first).\n")
+    (line,) = [line for line in Page(tmp_path / "page.md").commands() if "--diff" in line]
+    assert "--diff" in options()
     assert complaint(line)
 
 
