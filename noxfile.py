@@ -182,7 +182,7 @@ def perf(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Do a room's unit tests notice small wrong changes to its code? (-- ROOM [--sample N] …)."""
+    """Do a package's tests notice small wrong changes to its code? (-- PACKAGE [--sample N] …)."""
     # after Ctrl-C it removes its copies of the tree
     command = ("python", "-m", "tests.mutants", *(session.posargs or ("--help",)))
     run(session, "test", *command, patience_s=30)

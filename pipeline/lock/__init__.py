@@ -2,5 +2,5 @@
 
 In: a spec, and ways to ask indexes (uv, signed Release files). Out: sealed locks that name files
 by sha256, their differences, and exports for pip. The only room that asks what is newest.
-Imports the hallway, `oci` and `spec`.
+Imports the shared modules, `oci` and `spec`.
 """

@@ -2,5 +2,5 @@
 
 In: blobs, layers with their tables of contents, records of images. Out: the same, or an error if
 the disk holds something else. A folder is only written once it is marked as a store.
-Imports the hallway and `oci`.
+Imports the shared modules and `oci`.
 """

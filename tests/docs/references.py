@@ -11,8 +11,9 @@ import click
 
 from pipeline.cli.main import cli
 from pipeline.errors import PipelineError, error_families, error_kinds
+from tests.docs.commands import below
 from tests.docs.pages import DOCS, anchor
-from tests.docs.rooms import HALLWAY, arrows, drawing
+from tests.docs.rooms import SHARED, arrows, drawing
 
 # | `pipeline/room` | takes | gives | imports |
 _ROOM = re.compile(r"^(?P<row>\| `pipeline/(?P<room>\w+)` \|[^|]*\|[^|]*\|)[^|]*\|$", re.M)
@@ -87,21 +88,6 @@ def _commands() -> Iterator[str]:
             yield _section(title, context)
 
 
-def below(context: click.Context) -> Iterator[click.Context]:
-    """Every command under a group, each after the group it belongs to."""
-    group = context.command
-    if not isinstance(group, click.Group):
-        return
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if command.hidden:
-            continue
-        inner = click.Context(command, info_name=name, parent=context)
-        yield inner
-        yield from below(inner)
-
-
 def _section(title: str, context: click.Context) -> str:
     # the width of a terminal must not change the page
     context.terminal_width = context.max_content_width = 100
@@ -117,5 +103,5 @@ def _architecture(text: str) -> str:
 
 
 def _with_imports(row: re.Match[str]) -> str:
-    imported = sorted(arrows().get(row["room"], frozenset()) - {HALLWAY})
+    imported = sorted(arrows().get(row["room"], frozenset()) - {SHARED})
     return f"{row['row']} {', '.join(imported) or '–'} |"

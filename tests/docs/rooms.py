@@ -10,14 +10,14 @@ from pathlib import Path
 from tests.docs.pages import ROOT
 
 PACKAGE = ROOT / "pipeline"
-HALLWAY = "hallway"  # the modules that lie in pipeline/ itself
+SHARED = "shared"  # the modules that lie in pipeline/ itself
 
 Arrows = Mapping[str, frozenset[str]]
 
 
 @cache
 def arrows() -> Arrows:
-    """Of each room, the other rooms whose modules it imports; the hallway is one room."""
+    """Of each room, the other rooms whose modules it imports; the shared modules are one."""
     graph: dict[str, set[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         room = _room(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -83,7 +83,7 @@ def _in_order(graph: Arrows) -> Iterable[str]:
 
 def _room(parts: tuple[str, ...]) -> str:
     # `python -m pipeline` is a second door of the command, so it belongs to it
-    return "cli" if parts == ("__main__",) else parts[0] if len(parts) > 1 else HALLWAY
+    return "cli" if parts == ("__main__",) else parts[0] if len(parts) > 1 else SHARED
 
 
 def _dotted(path: Path) -> str:
@@ -110,7 +110,7 @@ def _imported_rooms(path: Path) -> set[str]:
     for module, names in _imports(path):
         parts = module.split(".")[1:]
         for name in [parts[0]] if parts else names:
-            rooms.add(name if (PACKAGE / name).is_dir() else HALLWAY)
+            rooms.add(name if (PACKAGE / name).is_dir() else SHARED)
     return rooms
 
 
