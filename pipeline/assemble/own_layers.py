@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -27,6 +28,7 @@ from pipeline.model import sha256_of
 from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
+from pipeline.spec.series_text import with_hashes
 from pipeline.store.store import Store
 
 
@@ -204,19 +206,32 @@ def refresh_series(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> None
     if plan.spec.patches is None:
         return
     path = checkout.folder(plan.spec.name) / plan.spec.patches
-    text = path.read_text(encoding="utf-8")
     current: dict[str, bytes] = {}
-    for spec in checkout.series(plan.spec).patches:
+    hashes: dict[tuple[int, int], dict[str, str]] = {}
+    for number, spec in enumerate(checkout.series(plan.spec).patches):
+        files = {file.path: at for at, file in enumerate(spec.files)}
         for change in patch.parse(_patch_text(path.parent / spec.file), spec.file):
-            want = next((f for f in spec.files if f.path == change.path), None)
-            if want is None:
+            if change.path not in files:
                 continue
-            place = f"{plan.venv.site}/{change.path}"
-            if change.path not in current:
-                current[change.path] = tree.read(*_require_file(tree, place, spec))
-            current[change.path] = patch.apply(change, current[change.path], spec.file)
-            text = text.replace(want.after, sha256_of(current[change.path]))
-    write_bytes(path, text.encode())
+            at = files[change.path]
+            new = hashes.setdefault((number, at), {})
+            # what upstream published stays as promised; what an earlier patch gives has changed
+            data = _before(tree, plan, spec, change.path, current)
+            if (change.path in current or spec.files[at].before is None) and not new:
+                new["before"] = sha256_of(data)
+            current[change.path] = patch.apply(change, data, spec.file)
+            new["after"] = sha256_of(current[change.path])
+    text = path.read_bytes().decode()
+    write_bytes(path, with_hashes(text, hashes).encode())
+
+
+def _before(
+    tree: WheelTree, plan: ImagePlan, spec: PatchSpec, path: str, current: dict[str, bytes]
+) -> bytes:
+    """A file as the earlier patches left it, else as its wheel has it."""
+    if path in current:
+        return current[path]
+    return tree.read(*_require_file(tree, f"{plan.venv.site}/{path}", spec))
 
 
 def _patch_text(path: Path) -> str:
@@ -227,12 +242,25 @@ def _patch_text(path: Path) -> str:
         raise PatchConflict(f"{path.name}: cannot be read ({error})") from error
 
 
-def _require_digest(spec: PatchSpec, path: str, when: str, want: str, data: bytes) -> None:
+_HINTS = {
+    "before": "Redo the patch for this version and leave `before` out: `sm120 build IMAGE --accept`"
+    " writes it.",
+    "after": "After an intended edit: `sm120 build IMAGE --accept` writes the new hash.",
+}
+
+
+def _require_digest(
+    spec: PatchSpec, path: str, when: Literal["before", "after"], want: str | None, data: bytes
+) -> None:
     got = sha256_of(data)
+    if want is None:
+        raise PatchConflict(
+            f"{spec.file}: series.yaml has no hash of {path} {when} the patch",
+            "For a new patch: `sm120 build IMAGE --accept` writes it.",
+        )
     if got != want:
         raise PatchConflict(
-            f"{spec.file}: {path} {when} the patch is {got}, series.yaml has {want}",
-            "After an intended edit: `sm120 build IMAGE --accept` writes the new hash.",
+            f"{spec.file}: {path} {when} the patch is {got}, series.yaml has {want}", _HINTS[when]
         )
 
 

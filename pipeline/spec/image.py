@@ -162,8 +162,10 @@ class PatchedFile(Frozen):
     """A file a patch changes, by its bytes before and after."""
 
     path: RelativePath
-    before: Digest
-    after: Digest
+    before: Digest | None = Field(
+        default=None, description="written by `sm120 build IMAGE --accept` where it is left out"
+    )
+    after: Digest | None = Field(default=None, description="written by --accept, too")
 
 
 class PatchSpec(Frozen):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pipeline.assemble.entry import Entry, with_parents
 from pipeline.assemble.layer import write_layer
@@ -23,8 +24,10 @@ from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.assemble.venv import Venv, record_row, wheel_entries
 from pipeline.assemble.wheel import open_wheel
 from pipeline.errors import PatchConflict, PathConflict, SpecInvalid
+from pipeline.model import sha256_of
 from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.spec.checkout import Checkout
+from pipeline.spec.series_text import with_hashes
 from pipeline.store.store import Store, open_store
 from tests.makers import (
     AMD64,
@@ -327,3 +330,73 @@ def test_a_row_with_a_comma_is_corrected_too() -> None:
     record = '"a, b.py",sha256=x,1\nc.py,sha256=y,2\n'
     got = corrected(record, {"a, b.py": b"new"})
     assert got == record_row("a, b.py", b"new") + "c.py,sha256=y,2\n"
+
+
+@pytest.mark.parametrize(
+    "left",
+    [(), ("before",), ("after",)],
+    ids=["no hash", "only before", "only after"],
+)
+def test_a_new_patch_needs_no_hashes_of_its_own(world: World, left: tuple[str, ...]) -> None:
+    checkout, plan, tree = _with_patch(world, EDIT.diff.encode())
+    series = checkout.folder("child") / "patches/series.yaml"
+    whole = yaml.safe_load(series.read_text())
+    short = yaml.safe_load(series.read_text())
+    (file,) = short["patches"][0]["files"]
+    short["patches"][0]["files"] = [{k: v for k, v in file.items() if k in ("path", *left)}]
+    series.write_text(yaml.safe_dump(short))
+    with pytest.raises(PatchConflict, match="has no hash of pkg/mod.py") as refused:
+        patched_entries(checkout, plan, tree)
+    assert "--accept" in refused.value.hint
+    refresh_series(checkout, plan, tree)
+    assert yaml.safe_load(series.read_text()) == whole
+    assert patched_entries(checkout, plan, tree).entries[0].content == EDIT.after
+
+
+def test_a_wrong_hash_before_is_not_answered_with_accepting_it(world: World) -> None:
+    checkout, plan, tree = _with_patch(world, EDIT.diff.encode())
+    series = checkout.folder("child") / "patches/series.yaml"
+    series.write_text(series.read_text().replace(sha256_of(EDIT.before), f"sha256:{'0' * 64}"))
+    refresh_series(checkout, plan, tree)
+    with pytest.raises(PatchConflict, match="before the patch") as refused:
+        patched_entries(checkout, plan, tree)
+    assert refused.value.hint.startswith("Redo the patch for this version")
+
+
+def test_hashes_are_written_by_position() -> None:
+    zero, one, two = (f"sha256:{digit * 64}" for digit in "012")
+    text = f"""# kept
+patches:
+  - file: a.patch
+    files:
+      - path: a.py  # kept, too
+        after: {zero}
+        before: {zero}
+      - {{path: b.py, after: '{zero}'}}
+  - file: b.patch
+    files:
+    - path: a.py
+      before:
+"""
+    new = {
+        (0, 0): {"after": one},
+        (0, 1): {"before": one, "after": two},
+        (1, 0): {"before": one, "after": two},
+    }
+    assert (
+        with_hashes(text, new)
+        == f"""# kept
+patches:
+  - file: a.patch
+    files:
+      - path: a.py  # kept, too
+        after: {one}
+        before: {zero}
+      - {{path: b.py, before: {one}, after: {two}}}
+  - file: b.patch
+    files:
+    - path: a.py
+      after: {two}
+      before: {one}
+"""
+    )
