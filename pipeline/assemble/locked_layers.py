@@ -149,8 +149,9 @@ def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool
     """Fetch what is missing; write each layer as soon as its last file is there."""
     waiting = {layer.key: {p.sha256 for p in layer.pins} for layer in work.missing}
     pins = list({p.sha256: p for layer in work.missing for p in layer.pins}.values())
-    title = f"Fetching {len(work.fetch)} files, {log.size(work.fetch_bytes)}"
-    title += f", and writing {len(work.missing)} layers"
+    verb = "Looking for" if fetcher.offline else "Fetching"
+    title = f"{verb} {log.count(len(work.fetch), 'file')}, {log.size(work.fetch_bytes)}"
+    title += f", and writing {log.count(len(work.missing), 'layer')}"
     with log.step(title), _workers(store) as pool:
         futures: dict[Future[LayerRecord], LayerPlan] = {}
         with (

@@ -58,7 +58,7 @@ class Fetcher:
         bases: BaseSettings | None = None,
     ) -> None:
         self._store, self._client, self._sources = store, client, sources
-        self._offline = offline
+        self.offline = offline
         folders = tuple(f for m in client.settings.mirrors if (f := folder_of(m)))
         chosen = bases or BaseSettings()
         chosen = replace(chosen, folders=(*folders, *chosen.folders))
@@ -90,6 +90,7 @@ class Fetcher:
 
         Use it under `contextlib.closing`, so that its threads end when the caller does.
         """
+        self._require_near(pins)
         todo = deque(sorted(pins, key=lambda p: p.size_bytes))
         done: SimpleQueue[Result] = SimpleQueue()
         takers = [todo.pop] * LARGE_FIRST + [todo.popleft] * SMALL_FIRST
@@ -109,6 +110,21 @@ class Fetcher:
             self._client.hang_up()
             self._client.join(threads)
 
+    def _require_near(self, pins: Sequence[Pin]) -> None:
+        """With --offline: say at once how much is missing, not only the first file."""
+        missing = [pin for pin in pins if self.offline and not self._is_near(pin)]
+        if len(missing) == 1:
+            raise self._verdict(missing[0], [])
+        if missing:
+            largest = max(missing, key=lambda pin: pin.size_bytes)
+            raise OfflineMiss(f"{len(missing)} files are not in the store, such as {largest.file}")
+
+    def _is_near(self, pin: Pin) -> bool:
+        if self._store.has_input(pin.sha256, pin.size_bytes):
+            return True
+        finders = self._sources.finders(pin, offline=True)
+        return any(True for find in finders for _ in find())
+
     def _work(self, take: Callable[[], Pin], done: SimpleQueue[Result], bar: Bar) -> None:
         while not self._client.stop.is_set():
             try:
@@ -123,7 +139,7 @@ class Fetcher:
     def _try_all(self, pin: Pin, bar: Bar) -> None:
         """Take the first place that delivers; remember why the others did not."""
         failures: list[PipelineError] = []
-        for find in self._sources.finders(pin, offline=self._offline):
+        for find in self._sources.finders(pin, offline=self.offline):
             try:
                 for place in find():
                     try:
@@ -139,7 +155,7 @@ class Fetcher:
         wrong = [f for f in failures if isinstance(f, DigestMismatch)]
         if wrong:
             return wrong[0]
-        if self._offline:
+        if self.offline:
             return OfflineMiss(f"{pin.file}: not in the store")
         if len(failures) == 1:
             return failures[0]

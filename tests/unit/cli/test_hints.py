@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import log
 from pipeline.cli.weights.fit_text import _gib_text
-from tests.unit.support import ROOT, Command
+from tests.unit.support import ROOT, Command, make_checkout, make_wheel
 
 GATE = ("--checkout", ROOT, "gate")
 
@@ -107,3 +107,20 @@ def test_one_thing_is_not_counted_as_several() -> None:
 def test_memory_that_is_short_is_not_a_negative_size() -> None:
     assert _gib_text(-(59 << 30)) == "none, 59.00 short"
     assert _gib_text(3 << 30) == "      3.00"
+
+
+def test_offline_names_how_many_files_are_missing_and_fetches_none(
+    sm120: Command, tmp_path: Path
+) -> None:
+    wheels = [make_wheel(tmp_path / "mirror", name) for name in ("thing", "other")]
+    make_checkout(tmp_path, wheels)
+    ended = sm120("build", "tiny", "--offline")
+    assert ended.error == "OfflineMiss"
+    assert "2 files are not in the store, such as " in ended.err
+    assert "Looking for 2 files" in ended.err
+    assert "Fetching" not in ended.err
+    lone = tmp_path / "lone"
+    lone.mkdir()
+    wheels[0].rename(lone / wheels[0].name)
+    ended = sm120("build", "tiny", "--offline", "--mirror", lone)
+    assert f"{wheels[1].name}: not in the store" in ended.err
