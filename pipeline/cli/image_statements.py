@@ -79,7 +79,8 @@ def leave_gate_statements(
     if built is None:
         return
     (left,) = leave_statements(checkout, store, [built], signing).values()
-    log.say(f"{left.folder}: {len(left.stated.statements)} statements, {left.signed(signing)}")
+    made = log.count(len(left.stated.statements), "statement")
+    log.say(f"{left.folder}: {made}, {left.signed(signing)}")
 
 
 def sign_store(checkout: Checkout, store: Store, signer: Signer) -> Iterator[str]:
@@ -100,7 +101,7 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
             # an image that was built before there were statements
             if not folder_of(store, built).is_dir():
                 stated = state_image(checkout, store, built, [signer])
-                return f"{len(stated.statements)} statements made and signed"
+                return f"{log.count(len(stated.statements), 'statement')} made and signed"
             wrong = sign_stated(checkout, store, built, signer)
     except PipelineError as error:
         # one image that cannot be signed does not keep the others from it

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from pipeline import log
 from pipeline.attest.names import CYCLONEDX
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.gate_result import TestResult
@@ -84,10 +85,14 @@ def judge_bill(predicate_type: str, predicate: dict[str, Any], made: Provenance 
     if missing := sorted(recorded - listed):
         return Node(title, Verdict.BROKEN, f"leaves out {missing[0][0]}")
     if not made.bases:
-        return Node(title, message=f"{len(listed)} packages, the same as in the provenance")
+        return Node(
+            title, message=f"{log.count(len(listed), 'package')}, the same as in the provenance"
+        )
     if _claims_all(predicate):
         return Node(title, Verdict.BROKEN, "claims to be complete, but contains a base image")
-    message = f"{len(listed) - 1} packages and a base image whose contents are not listed"
+    message = (
+        f"{log.count(len(listed) - 1, 'package')} and a base image whose contents are not listed"
+    )
     return Node(title, message=f"{message}, the same as in the provenance")
 
 

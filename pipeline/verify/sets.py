@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+from pipeline import log
 from pipeline.attest.names import REBUILD, UNGATED
 from pipeline.attest.predicates import Committed
 from pipeline.errors import RecordInvalid
@@ -100,7 +101,7 @@ class SetJudge:
             message = f"published although its gates did not pass: {listed.ungated}"
             nodes.append(Node("ungated", Verdict.INCOMPLETE, message))
         who = ", ".join(key.name for key in opened.keys)
-        message = f"{len(listed.statements)} statements, as in the set"
+        message = f"{log.count(len(listed.statements), 'statement')}, as in the set"
         message += f" that {who} signed" if who else ""
         return Node(TITLE, message="" if nodes else message, children=tuple(nodes))
 

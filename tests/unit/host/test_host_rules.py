@@ -229,3 +229,8 @@ def test_the_facts_of_a_lost_card_do_not_pass() -> None:
 def test_a_small_limit_is_told_apart_from_that_of_containers() -> None:
     (row,) = [r for r in judge(facts(changed(blackwell(1), files=LITTLE))) if r.rule == "memlock"]
     assert row.why.startswith("8 MiB in this shell; containers get theirs from")
+
+
+def test_a_machine_without_cards_is_not_said_to_have_one() -> None:
+    rows = judge(facts(blackwell(0)))
+    assert {r.why for r in rows if r.rule in ("IOMMU", "HMM")} == {"there are not two cards"}

@@ -144,8 +144,9 @@ def test_the_hubs_ratelimit_is_waited_for(bed: Bed, stage: Stage) -> None:
 
 def test_a_hub_that_is_not_there_is_unreachable(bed: Bed) -> None:
     bed.hub.url = "http://127.0.0.1:9"
-    with pytest.raises(SourceUnreachable):
+    with pytest.raises(SourceUnreachable) as caught:
         bed.asker().commit_of("org/tiny", "main")
+    assert "HF_ENDPOINT" in caught.value.hint
 
 
 def test_the_hubs_own_client_is_left_as_it_was(bed: Bed) -> None:
