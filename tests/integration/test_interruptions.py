@@ -217,7 +217,7 @@ def test_a_stopped_build_says_so_leaves_nothing_and_goes_on(
     assert child.returncode == 130, err
     assert err.rstrip().splitlines()[-2:] == [
         "sm120: stopped",
-        "       Nothing is half-written; run it again to go on.",
+        "       No file is left half-written; run it again to continue.",
     ]
     assert "Traceback" not in err
     wait_until(lambda: session_of(child) == [])
