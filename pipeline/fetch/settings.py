@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from pypi_simple import PYPI_SIMPLE_ENDPOINT
-
 from pipeline import proc
 
 # Where Debian, Fedora and Alpine keep them.
@@ -35,11 +33,18 @@ class Settings:
     mirrors: tuple[str, ...] = field(default=())
 
 
+def default_index() -> str:
+    """The index that pip and uv ask where nobody names another."""
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT  # slow to import: it brings an HTTP client along
+
+    return PYPI_SIMPLE_ENDPOINT
+
+
 def read_settings(extra_mirrors: tuple[str, ...] = ()) -> Settings:
     """The settings of pip, uv and SM120_* on this machine."""
     pip = pip_settings(_pip_config_list())
     uv = uv_settings(dict(os.environ), _uv_files())
-    default = uv.get("default") or pip.get("index-url") or [PYPI_SIMPLE_ENDPOINT]
+    default = uv.get("default") or pip.get("index-url") or [default_index()]
     extra = [*uv.get("extra", []), *pip.get("extra-index-url", [])]
     places = [*uv.get("find-links", []), *pip.get("find-links", [])]
     no_index = [*pip.get("no-index", []), *uv.get("no-index", [])]

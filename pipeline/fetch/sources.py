@@ -16,7 +16,6 @@ from urllib.parse import quote
 from pipeline.errors import DigestMismatch, MirrorUnknown, SourceUnreachable
 from pipeline.fetch.aptconf import DebianMirror, find_mirror
 from pipeline.fetch.http import Client
-from pipeline.fetch.index import find_file
 from pipeline.fetch.settings import folder_of, with_login
 from pipeline.files import read_at_most
 from pipeline.foreign_json import JsonInvalid, read_json
@@ -60,6 +59,8 @@ class Sources:
         return [*near, *mirrors, *indexes]
 
     def _index_places(self, index: str, pin: WheelPin) -> Iterator[Place]:
+        from pipeline.fetch.index import find_file  # slow to import, and not every build asks
+
         for package in find_file(self._client, index, pin.name, pin.file):
             offered = package.digests.get("sha256")
             if offered and offered != pin.sha256:

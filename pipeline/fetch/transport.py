@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pypi_simple import PYPI_SIMPLE_ENDPOINT
-
 from pipeline.errors import SourceUnreachable
 from pipeline.fetch.base import BaseSettings
 from pipeline.fetch.http import Client
-from pipeline.fetch.index import find_file
 from pipeline.fetch.inputs import Fetcher
-from pipeline.fetch.settings import Settings, read_settings, with_login
+from pipeline.fetch.settings import Settings, default_index, read_settings, with_login
 from pipeline.fetch.sources import Sources, debian_mirror, read_below
 from pipeline.lock.make import Transport
 from pipeline.lock.wheels import SizeFinder
@@ -42,7 +39,7 @@ def make_transport() -> Transport:
 def uv_environment(settings: Settings) -> dict[str, str]:
     """Our settings as uv's variables: arguments, with a password, would be open to all users."""
     env = {}
-    if settings.indexes and settings.indexes[0] != PYPI_SIMPLE_ENDPOINT:
+    if settings.indexes and settings.indexes[0] != default_index():
         env["UV_DEFAULT_INDEX"] = settings.indexes[0]
     if settings.indexes[1:]:
         env["UV_INDEX"] = " ".join(settings.indexes[1:])
@@ -57,6 +54,7 @@ def uv_environment(settings: Settings) -> dict[str, str]:
 
 def size_finder(client: Client) -> SizeFinder:
     """A file's size from the folder it is in, from the index, or else from the file server."""
+    from pipeline.fetch.index import find_file  # slow to import, and only a new lock asks
 
     def size_of(project: str, filename: str, sha256: str) -> int:
         for folder in client.settings.folders:

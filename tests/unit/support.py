@@ -123,7 +123,7 @@ def sm120(
 
 def temporary_files(store_root: Path) -> list[Path]:
     """What a build that ended must not leave behind."""
-    return [*(store_root / "tmp").iterdir(), *store_root.rglob(".new-*")]
+    return [*(store_root / "tmp").glob("*"), *store_root.rglob(".new-*")]
 
 
 def misnamed(store_root: Path) -> list[Path]:

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pydantic import ValidationError
-from pypi_simple import DistributionPackage
 
 from pipeline.errors import GateEnvironment, ResolveFailed
 from pipeline.fetch.http import Client
-from pipeline.fetch.index import list_files
 from pipeline.fetch.settings import with_login
 from pipeline.files import write_bytes
 from pipeline.lock.model import WheelPin
 from pipeline.lock.wheels import tag_ranks
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
 
 # How many neighbouring versions of torch are tried before giving up.
 MOST_TRIED = 6
@@ -89,6 +91,8 @@ class WheelFinder:
         return sorted(versions)
 
     def _listed(self, project: str) -> list[tuple[str, DistributionPackage]]:
+        from pipeline.fetch.index import list_files  # slow to import; most gates ask no index
+
         if project not in self._offers:
             self._offers[project] = [
                 (index, package)
