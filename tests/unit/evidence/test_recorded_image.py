@@ -54,7 +54,16 @@ from tests.makers import (
 from tests.testbed.deb_file import Item
 from tests.unit.verify.world import WHEN, World, make_world
 
-SCHEMAS = Path(__file__).resolve().parents[3] / "pipeline" / "attest" / "schemas"
+# of `sm120 image schema KIND`: whoever changes the form of a signed statement does it knowingly
+SCHEMAS = {
+    "rebuild": "sha256:b029cfe040484f60252364c539fe3516ba96bfb87c8372e61a8d689629d9b307",
+    "weights": "sha256:db8c5cf81285b98528692a0605f3192e40b7c810fc9bf22187f578900e47f829",
+    "host-facts": "sha256:0ad6592829716461276eb3181566d79c591a5259ab33a35fc6660a6376489969",
+    "benchmark-run": "sha256:1136f730d3ea3fbf44be7e8f7e2d03c31f5e42b9844dc918998e244f291c377b",
+    "report": "sha256:8df279e0d4ffa0329cfc8c4cd45f1ed5f41b20e980cbe113b0c8cbe1347036d7",
+    "ungated": "sha256:4084bbb2bb47da7a43acabce347926f2c289dced4cd9b704b47465d39a5a7845",
+    "evidence-set": "sha256:482959a6b15d7ce820eb2affa0a0b209b6b74799db428125f7caf03b8d84ef8f",
+}
 
 
 @pytest.fixture
@@ -329,9 +338,8 @@ def test_a_rebuild_that_differed_is_stated_too(world: World, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", [k for k, uri in KINDS.items() if uri in MODELS])
-def test_the_committed_schema_of_a_predicate_is_that_of_the_code(kind: str) -> None:
-    text = (SCHEMAS / f"{kind}.schema.json").read_text(encoding="utf-8")
-    assert text == schema(MODELS[KINDS[kind]])
+def test_the_form_of_a_predicate_has_not_changed(kind: str) -> None:
+    assert sha256_of(schema(MODELS[KINDS[kind]]).encode()) == SCHEMAS[kind]
 
 
 UNKNOWN = {"unknown": "this machine has no card"}
