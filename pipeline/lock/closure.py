@@ -7,14 +7,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated
 
-from pydantic import StringConstraints, ValidationError
+from pydantic import ValidationError
 
 from pipeline.errors import IndexBroken, ResolveFailed, UnknownPackage
 from pipeline.lock.debian import Stanza, version_key
 from pipeline.lock.model import DebPin
-from pipeline.model import Frozen
 
 # The fields a closure reads; everything else in a Packages file may be dropped while parsing.
 FIELDS = (
@@ -32,23 +30,6 @@ _RELATION = re.compile(
     r"(?P<name>[a-z0-9][a-z0-9+.-]*)(?::(?P<qualifier>[a-z0-9-]+))?"
     r"(?:\s*\(\s*(?P<operator><<|<=|=|>=|>>)\s*(?P<version>[^\s)]+)\s*\))?"
 )
-# Each part of a path starts with a letter or digit, so none can be "..".
-_SEGMENT = r"[A-Za-z0-9][A-Za-z0-9+.~_%:-]*"
-
-
-class DebRow(Frozen):
-    """One .deb as a lock names it: where it lies below an archive's root, and its bytes."""
-
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]*$")]
-    version: str
-    architecture: str
-    path: Annotated[str, StringConstraints(pattern=rf"^({_SEGMENT}/)*{_SEGMENT}$")]
-    size_bytes: int
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-
-    def pin(self) -> DebPin:
-        """The row as it stands in a lock."""
-        return DebPin(**self.model_dump(exclude={"architecture"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +105,20 @@ class Catalogue:
         groups = (stanza.get(f, "") for f in ("Pre-Depends", "Depends"))
         return [group for text in groups for group in read_relations(text)]
 
-    def row(self, name: str) -> DebRow:
-        """A package as a lock names it."""
-        stanza = self.packages[name]
-        try:
-            return DebRow(
-                name=name,
-                version=stanza["Version"],
-                architecture=stanza["Architecture"],
-                path=stanza["Filename"],
-                size_bytes=int(stanza["Size"]),
-                sha256=stanza["SHA256"],
-            )
-        except (KeyError, ValueError, ValidationError) as error:
-            raise IndexBroken(f"{name}: the index does not describe its file: {error}") from error
+
+def pin_of(stanza: Stanza) -> DebPin:
+    """A package of an index as a lock names it."""
+    name = stanza["Package"]
+    try:
+        return DebPin(
+            name=name,
+            version=stanza["Version"],
+            path=stanza["Filename"],
+            size_bytes=int(stanza["Size"]),
+            sha256=stanza["SHA256"],
+        )
+    except (KeyError, ValueError, ValidationError) as error:
+        raise IndexBroken(f"{name}: the index does not describe its file: {error}") from error
 
 
 @lru_cache(maxsize=4096)
@@ -159,7 +140,7 @@ def resolve_closure(
     wanted: Iterable[str],
     architecture: str,
     exclude: Iterable[str] = (),
-) -> list[DebRow]:
+) -> list[DebPin]:
     """The wanted packages and all they depend on, sorted by name.
 
     Recommends are not followed and Essential packages come only when wanted or needed. A
@@ -168,7 +149,7 @@ def resolve_closure(
     catalogue = Catalogue(indexes, architecture)
     closure = _Closure(catalogue, frozenset(exclude))
     closure.add_wanted(sorted(set(wanted)))
-    return [catalogue.row(name) for name in sorted(closure.chosen)]
+    return [pin_of(catalogue.packages[name]) for name in sorted(closure.chosen)]
 
 
 @dataclass

@@ -8,13 +8,13 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from pipeline.errors import IndexBroken
-from pipeline.lock.closure import FIELDS, DebRow, resolve_closure
+from pipeline.lock.closure import FIELDS, resolve_closure
 from pipeline.lock.debian import Stanza, read_stanzas
+from pipeline.lock.model import DebPin
 from pipeline.lock.release import DEBIAN_12_KEYRING, IndexFile, Release, read_release
 
 Get = Callable[[str, int], bytes]  # a path, and how many bytes its file may have at most
@@ -27,39 +27,29 @@ _SLACK_BYTES = 1024 * 1024
 _PACKINGS = (".xz", ".gz", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """A suite, with its own transport where it lies in an archive of its own."""
-
-    name: str
-    get: Get | None = None
-
-
 def resolve_debs(
     wanted: Iterable[str],
     exclude: Iterable[str],
-    suites: Sequence[str | Suite],
+    suites: Sequence[tuple[str, Get]],
     components: Sequence[str],
     architecture: str,
-    get: Get,
     keyring: Path = DEBIAN_12_KEYRING,
     *,
     now: datetime | None = None,
-) -> list[DebRow]:
+) -> list[DebPin]:
     """Lock the closure of the wanted packages.
 
+    Each suite comes with the way to its archive, as security updates have one of their own:
     `get("dists/bookworm/InRelease", most_bytes)` returns a file below the archive's root.
     """
     indexes: list[Iterator[Stanza]] = []
-    for suite in (Suite(s) if isinstance(s, str) else s for s in suites):
-        fetch = suite.get or get
-        release = read_release(
-            fetch(f"dists/{suite.name}/InRelease", MAX_RELEASE_BYTES), keyring=keyring, now=now
-        )
-        _require_suite(release, suite.name)
+    for suite, get in suites:
+        inrelease = get(f"dists/{suite}/InRelease", MAX_RELEASE_BYTES)
+        release = read_release(inrelease, keyring=keyring, now=now)
+        _require_suite(release, suite)
         for component in components:
             folder = f"{component}/binary-{architecture}"
-            indexes.append(read_packages(fetch, f"dists/{suite.name}", release, folder))
+            indexes.append(read_packages(get, f"dists/{suite}", release, folder))
     return resolve_closure(indexes, wanted, architecture, exclude)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
-from pipeline.lock.model import ImageLock, Pin, WheelPin
+from pipeline.lock.model import ImageLock, Pin
 from pipeline.model import Frozen
 from pipeline.spec.image import PythonSpec
 
@@ -37,8 +36,8 @@ def diff_locks(old: ImageLock | None, new: ImageLock) -> list[Move]:
                     platform=new.platform,
                     kind=kind.removesuffix("s"),
                     name=name,
-                    before=_said(was, now),
-                    after=_said(now, was),
+                    before=_shown(was, now),
+                    after=_shown(now, was),
                 )
             )
     return moves
@@ -61,7 +60,7 @@ def _base_moves(old: ImageLock | None, new: ImageLock) -> list[Move]:
     ]
 
 
-def _said(pin: Pin | None, other: Pin | None) -> str | None:
+def _shown(pin: Pin | None, other: Pin | None) -> str | None:
     """The version; with the file's digest where only the bytes differ."""
     if pin is None:
         return None
@@ -77,10 +76,8 @@ def requirements(lock: ImageLock) -> str:
     return head + "".join(lines)
 
 
-def pylock(
-    lock: ImageLock, python: PythonSpec, url_of: Callable[[WheelPin], str | None] | None = None
-) -> str:
-    """PEP 751. It must name a place: the address asked of the index, else a file beside it."""
+def pylock(lock: ImageLock, python: PythonSpec) -> str:
+    """PEP 751, which wants a place for each wheel: a file beside it, as a lock has no addresses."""
     lines = [
         f"# {lock.image} for {lock.platform}, from the lock {lock.seal}",
         'lock-version = "1.0"',
@@ -88,14 +85,13 @@ def pylock(
         f'requires-python = "=={python.version}.*"',
     ]
     for wheel in lock.wheels:
-        url = url_of(wheel) if url_of else None
-        place = f"url = {json.dumps(url)}" if url else f"path = {json.dumps(wheel.file)}"
+        file = json.dumps(wheel.file)
         lines += [
             "",
             "[[packages]]",
             f"name = {json.dumps(wheel.name)}",
             f"version = {json.dumps(wheel.version)}",
-            f"wheels = [{{ name = {json.dumps(wheel.file)}, {place}, size = {wheel.size_bytes},"
+            f"wheels = [{{ name = {file}, path = {file}, size = {wheel.size_bytes},"
             f' hashes = {{ sha256 = "{wheel.sha256}" }} }}]',
         ]
     return "\n".join(lines) + "\n"

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import ResolveFailed, UnknownPackage
-from pipeline.lock.closure import Alternatives, Catalogue, read_relations, shown
+from pipeline.lock.closure import Alternatives, pin_of, read_relations, shown
 from pipeline.lock.debian import Stanza, version_key
 from pipeline.lock.debs import MAX_RELEASE_BYTES, Get, read_packages
 from pipeline.lock.host_model import Part, TargetLock
-from pipeline.lock.model import DebPin
 from pipeline.lock.openpgp import sha1_bound
 from pipeline.lock.release import read_keyring, read_release
 from pipeline.spec.host import HostSpec
@@ -126,7 +125,11 @@ class _Choice:
             if stanza["Package"] not in reached:
                 reached[stanza["Package"]] = self._keep(stanza)
                 todo += self._needed_by(stanza)
-        pins = [_pin(stanza) for _, stanza in sorted(reached.items())]
+        # a flat repository writes ./name, a lock does not
+        pins = [
+            pin_of({**stanza, "Filename": stanza.get("Filename", "").removeprefix("./")})
+            for _, stanza in sorted(reached.items())
+        ]
         return Part(packages=sorted(names), debs=pins)
 
     def _root(self, name: str, accepts: Accepts) -> Stanza:
@@ -178,9 +181,3 @@ class _Choice:
                 f"{needed_by['Package']} needs {shown(group)}, which the repository does not offer"
             )
         return newest
-
-
-def _pin(stanza: Stanza) -> DebPin:
-    # a flat repository writes ./name, a lock does not
-    tidy = {**stanza, "Filename": stanza.get("Filename", "").removeprefix("./")}
-    return Catalogue([[tidy]], stanza["Architecture"]).row(stanza["Package"]).pin()

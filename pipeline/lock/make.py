@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import BaseUnplaced
-from pipeline.lock.debs import Get, Suite, resolve_debs
+from pipeline.lock.debs import Get, resolve_debs
 from pipeline.lock.model import BasePin, DebPin, ImageLock, read_lock, sealed
 from pipeline.lock.release import DEBIAN_12_KEYRING
 from pipeline.lock.wheels import SizeFinder, resolve_wheels
@@ -82,20 +82,19 @@ def _debs(
         return []
     there = {pin.name for lock in below for pin in lock.debs}
     # resolved together with what the base has: its packages may already satisfy a dependency
-    rows = resolve_debs(
+    pins = resolve_debs(
         sorted({*spec.debs, *there}),
         list(root.debian.exclude),
         _suites(root.debian, ask),
         root.debian.components,
         platform.partition("/")[2],
-        ask.debian,
         ask.keyring,
     )
-    return [row.pin() for row in rows if row.name not in there]
+    return [pin for pin in pins if pin.name not in there]
 
 
-def _suites(debian: DebianSpec, ask: Transport) -> list[str | Suite]:
-    suites: list[str | Suite] = [debian.suite]
+def _suites(debian: DebianSpec, ask: Transport) -> list[tuple[str, Get]]:
+    suites = [(debian.suite, ask.debian)]
     if debian.security:
-        suites.append(Suite(f"{debian.suite}-security", ask.debian_security))
+        suites.append((f"{debian.suite}-security", ask.debian_security))
     return suites

@@ -18,8 +18,8 @@ from pipeline.errors import PipelineError
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
 from pipeline.fetch.sources import debian_mirror, read_below
-from pipeline.lock.closure import DebRow
 from pipeline.lock.debs import resolve_debs
+from pipeline.lock.model import DebPin
 from pipeline.lock.release import DEBIAN_12_KEYRING
 from tests.testbed.packages import CannotHave, find_program, system_environment
 
@@ -98,9 +98,8 @@ def bring_packages(
         def get(path: str, most_bytes: int) -> bytes:
             return read_below(client, mirror, path, most_bytes)
 
-        rows = resolve_debs(
-            wanted, [], [system.suite], system.components, system.architecture, get, keyring
-        )
+        suites = [(system.suite, get)]
+        rows = resolve_debs(wanted, [], suites, system.components, system.architecture, keyring)
         with ThreadPoolExecutor(8) as pool:
             stanzas = pool.map(lambda row: _kept(folder, row, get(row.path, row.size_bytes)), rows)
             return dict(zip((row.name for row in rows), stanzas, strict=True))
@@ -144,7 +143,7 @@ def _write_index(folder: Path, packages: bytes, suite: str) -> None:
     (folder / "Release").write_text(f"Suite: {suite}\nCodename: {suite}\nSHA256:\n{row}\n")
 
 
-def _kept(folder: Path, row: DebRow, data: bytes) -> str:
+def _kept(folder: Path, row: DebPin, data: bytes) -> str:
     """Keep a file that is what the index says; its stanza for our own index."""
     if hashlib.sha256(data).hexdigest() != row.sha256:
         raise CannotHave(f"The mirror's {row.name} is not what was signed.")

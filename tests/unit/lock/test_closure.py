@@ -52,7 +52,6 @@ def test_a_row_says_what_a_lock_needs() -> None:
     assert row.model_dump() == {
         "name": "a",
         "version": "2:1.0-1",
-        "architecture": "amd64",
         "path": "pool/main/a/a/a_2:1.0-1_amd64.deb",
         "size_bytes": 10,
         "sha256": "ab" * 32,
@@ -182,6 +181,8 @@ def test_a_wanted_virtual_package_brings_its_providers() -> None:
         ([package("a", Depends="../b"), package("b")], IndexBroken),
         ([package("a", SHA256="ab")], IndexBroken),
         ([package("a", Size="many")], IndexBroken),
+        ([package("a", Size="0")], IndexBroken),
+        ([package("a", version="1 2")], IndexBroken),
         ([package("a", Filename="../../etc/passwd")], IndexBroken),
         ([package("a", Filename="/etc/passwd")], IndexBroken),
         ([package("a", Filename="pool/../../x.deb")], IndexBroken),

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from pipeline.errors import IndexBroken, PipelineError, SignatureInvalid
-from pipeline.lock.debs import Suite, inflated, resolve_debs
+from pipeline.lock.debs import Get, inflated, resolve_debs
 from tests.testbed.signer import Signer, new_signer
 
 pytestmark = pytest.mark.skipif(
@@ -68,11 +68,10 @@ class Mirror:
         self.files[f"dists/{suite}/{place}"] = packed
         return f"dists/{suite}/{place}"
 
-    def resolve(self, *suites: str | Suite, component: str = "main") -> list[str]:
-        rows = resolve_debs(
-            ["a"], [], suites or ["s"], [component], "amd64", self.get, self.signer.keyring
-        )
-        return [row.path for row in rows]
+    def resolve(self, *more: tuple[str, Get], component: str = "main") -> list[str]:
+        suites = [("s", self.get), *more]
+        pins = resolve_debs(["a"], [], suites, [component], "amd64", self.signer.keyring)
+        return [pin.path for pin in pins]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,7 @@ def test_the_security_suite_comes_from_its_own_archive(signer: Signer) -> None:
     main, security = Mirror(signer), Mirror(signer)
     main.add("s", stanza("a"))
     security.add("s-security", stanza("a", "1.0+u1"))
-    paths = main.resolve("s", Suite("s-security", security.get))
+    paths = main.resolve(("s-security", security.get))
     assert paths == ["pool/updates/main/a_1.0+u1_amd64.deb"]
     assert all("security" not in path for path in main.asked)
 
@@ -127,7 +126,7 @@ def test_an_expired_release_is_judged_by_the_time_it_is_given(mirror: Mirror, da
     )
     mirror.files["dists/s/InRelease"] = mirror.signer.sign(text)
     now = datetime(2026, 1, day, tzinfo=UTC)
-    resolve = partial(resolve_debs, ["a"], [], ["s"], ["main"], "amd64", mirror.get)
+    resolve = partial(resolve_debs, ["a"], [], [("s", mirror.get)], ["main"], "amd64")
     if day == 1:
         assert [row.name for row in resolve(mirror.signer.keyring, now=now)] == ["a"]
         return

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.lock import make
-from pipeline.lock.closure import DebRow
-from pipeline.lock.debs import Suite
 from pipeline.lock.make import Transport, make_lock
-from pipeline.lock.model import read_lock
+from pipeline.lock.model import DebPin, read_lock
 from tests.makers import AMD64, make_checkout, make_deb, make_wheel, root_image, wheel_image
 
 
@@ -19,15 +18,9 @@ def nobody(name: str, most_bytes: int) -> bytes:
     raise AssertionError(f"{name} was asked for")
 
 
-def row(name: str) -> DebRow:
-    return DebRow(
-        name=name,
-        version="1.0",
-        architecture="amd64",
-        path=f"pool/{name}_1.0_amd64.deb",
-        size_bytes=1,
-        sha256="0" * 64,
-    )
+def pin(name: str) -> DebPin:
+    path = f"pool/{name}_1.0_amd64.deb"
+    return DebPin(name=name, version="1.0", path=path, size_bytes=1, sha256="0" * 64)
 
 
 @pytest.fixture
@@ -35,9 +28,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the resolver of .debs was asked; it answers with all of it and one thing more."""
     calls: list[tuple[Any, ...]] = []
 
-    def resolve(*args: Any) -> list[DebRow]:
+    def resolve(*args: Any) -> list[DebPin]:
         calls.append(args)
-        return [row(name) for name in (*args[0], "needed")]
+        return [pin(name) for name in (*args[0], "needed")]
 
     monkeypatch.setattr(make, "resolve_debs", resolve)
     return calls
@@ -63,11 +56,14 @@ def test_security_updates_are_asked_of_their_own_mirror(
 ) -> None:
     deb = make_deb(tmp_path / "mirror", "tool")
     root = root_image([deb], debian={"security": True})
-    lock = make_lock(make_checkout(tmp_path, root), "root", AMD64, ASK)
+
+    def security(name: str, most_bytes: int) -> bytes:
+        return nobody(name, most_bytes)
+
+    ask = replace(ASK, debian_security=security)
+    lock = make_lock(make_checkout(tmp_path, root), "root", AMD64, ask)
     assert lock.base_lock is None
-    plain, security = asked[0][2]
-    assert isinstance(security, Suite)
-    assert security == Suite(f"{plain}-security", nobody)
+    assert asked[0][2] == [("bookworm", nobody), ("bookworm-security", security)]
 
 
 def test_a_fresh_lock_of_the_base_counts_more_than_the_kept_one(
