@@ -1,19 +1,19 @@
 """The results of an image's gates, kept beside it: `images/<name>/<platform>/gates.json`.
 
-The same findings give the same bytes, wherever and whenever they were made; how long it took and
-when it was lies in `gates.times.json`. A failure is kept like a success.
+The same findings give the same bytes, wherever and whenever they were made, so no times stand in
+it. A failure is kept like a success.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from pipeline import log
 from pipeline.errors import (
     GateFailed,
     GateUnknown,
@@ -26,18 +26,20 @@ from pipeline.errors import (
 from pipeline.files import write_bytes
 from pipeline.gate.smem.limits import Card
 from pipeline.gate.smem.results import CaseVerdict, worst
-from pipeline.model import Digest, Frozen, canonical_json
+from pipeline.model import Digest, Frozen
 from pipeline.store.store import Store, read_own
 
 GateKind = Literal["smem", "numerics", "patches", "arch"]
 # The order in which they are run, and in which files list them.
 _ORDER = ("smem", "numerics", "patches", "arch")
-_FAILURES: dict[GateKind, type[PipelineError]] = {
-    "smem": GateFailed,
-    "numerics": GateWrong,
-    "patches": PatchUnproved,
-    "arch": NoKernelImage,
+# The error that a command ends with, and how its message counts the rows that did not pass.
+_FAILED: dict[GateKind, tuple[type[PipelineError], str, str]] = {
+    "smem": (GateFailed, "case fails", "cases fail"),
+    "numerics": (GateWrong, "case computes wrong numbers", "cases compute wrong numbers"),
+    "patches": (PatchUnproved, "patch fails", "patches fail"),
+    "arch": (NoKernelImage, "object fails", "objects fail"),
 }
+_UNKNOWN = (GateUnknown, "result is unknown", "results are unknown")
 
 
 class EvidenceRow(Frozen):
@@ -81,11 +83,13 @@ def error_of(image: str, result: Evidence) -> PipelineError | None:
     """The error that a command with this result ends with; none where it may go on."""
     if result.verdict in ("passed", "accepted"):
         return None
+    kind, one, many = _UNKNOWN if result.verdict == "unknown" else _FAILED[result.gate]
     bad = [row for row in result.rows if row.verdict == result.verdict]
-    first = f"{bad[0].name}: {bad[0].message}" if bad else result.message
-    more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-    kind = GateUnknown if result.verdict == "unknown" else _FAILURES[result.gate]
-    return kind(f"{image}, gate {result.gate} on {result.arch}: {first}{more}")
+    if not bad:
+        why = result.message or "nothing was judged"
+        return kind(f"{image}, gate {result.gate} on {result.arch}: {why}")
+    first = f"{bad[0].name}: {bad[0].message}" + (" …" if len(bad) > 1 else "")
+    return kind(f"{image}: {log.count(len(bad), one, many)} on {result.arch}: {first}")
 
 
 def evidence_path(store: Store, image: str, platform: str) -> Path:
@@ -107,44 +111,16 @@ def read_evidence(store: Store, image: str, platform: str, digest: str) -> Image
 
 
 def keep_evidence(
-    store: Store,
-    image: str,
-    platform: str,
-    digest: str,
-    new: Sequence[tuple[Evidence, float]],
+    store: Store, image: str, platform: str, digest: str, new: Sequence[Evidence]
 ) -> ImageGates:
-    """Put results, each with its seconds, in the place of older ones of the same gate and card."""
+    """Put results in the place of older ones of the same gate and card."""
     with store.locked(f"gates-{image}-{platform.replace('/', '-')}"):
         before = None
         with suppress(StoreDamaged):  # what cannot be read is replaced
             before = read_evidence(store, image, platform, digest)
-        results = {(e.gate, e.arch): e for e in (before.results if before else [])}
-        results |= {(e.gate, e.arch): e for e, _ in new}
+        results = {(e.gate, e.arch): e for e in [*(before.results if before else []), *new]}
         ordered = sorted(results.values(), key=lambda e: (_ORDER.index(e.gate), e.arch))
         gates = ImageGates(image=image, platform=platform, image_digest=digest, results=ordered)
         path = evidence_path(store, image, platform)
         write_bytes(path, (gates.model_dump_json(indent=1) + "\n").encode())
-        _keep_times(path.with_name("gates.times.json"), digest, new)
     return gates
-
-
-class _Times(Frozen):
-    """When each gate ended and how long it took."""
-
-    image_digest: Digest
-    gates: dict[str, dict[str, str | float]]
-
-
-def _keep_times(path: Path, digest: str, results: Sequence[tuple[Evidence, float]]) -> None:
-    try:
-        before = _Times.model_validate_json(read_own(path))
-    except (OSError, StoreDamaged, ValidationError):
-        before = _Times(image_digest=digest, gates={})
-    known = before.gates if before.image_digest == digest else {}
-    ended = datetime.now(UTC).isoformat(timespec="seconds")
-    new: dict[str, dict[str, str | float]] = {
-        f"{e.gate} {e.arch}": {"ended": ended, "seconds": round(seconds, 3)}
-        for e, seconds in results
-    }
-    times = _Times(image_digest=digest, gates={**known, **new})
-    write_bytes(path, canonical_json(times.model_dump()) + b"\n")

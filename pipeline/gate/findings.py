@@ -81,14 +81,6 @@ def numerics_evidence(gate: ImageGate, result: GateResult) -> Evidence:
     )
 
 
-def gate_evidence(gate: ImageGate, result: GateResult) -> list[tuple[Evidence, float]]:
-    """The evidence of one run of the gate, each part with its seconds."""
-    evidence = [(smem_evidence(gate, result), result.seconds)]
-    if result.numerics:
-        evidence.append((numerics_evidence(gate, result), result.numerics.seconds))
-    return evidence
-
-
 def _case_row(case: CaseResult) -> EvidenceRow:
     facts = case.model_dump(mode="json", exclude={"name", "verdict", "message", *_TIMES})
     for kernel in facts["kernels"]:

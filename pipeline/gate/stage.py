@@ -1,15 +1,14 @@
 """One function for each gate, and all that an image asks for as a stage of its build.
 
-Every gate gives a `GateRun`: the evidence that is kept, the seconds, and the detail for people.
+Every gate gives a `GateRun`: the evidence that is kept, the seconds, and what there is to show.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Generic, TypeVar
+from functools import cache
 
 from pipeline.assemble.image import Built
 from pipeline.errors import Interrupted, PipelineError
@@ -24,7 +23,7 @@ from pipeline.gate.findings import (
     unjudged,
 )
 from pipeline.gate.numerics.check import add_numbers, numeric_cases
-from pipeline.gate.patches import PatchVerdict, judge_patches
+from pipeline.gate.patches import judge_patches
 from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.image_gate import ImageGate, open_gate, run_gate
 from pipeline.gate.smem.limits import Card, card_for
@@ -33,40 +32,43 @@ from pipeline.spec.image import ImageSpec
 
 DEFAULT_ARCH = "sm_120"
 
-Detail = TypeVar("Detail", covariant=True)
-
 
 @dataclass(frozen=True)
-class GateRun(Generic[Detail]):
+class GateRun:
     """One gate's verdict on an image for one card."""
 
     evidence: Evidence
     seconds: float
-    detail: Detail
+    result: GateResult | None = None  # of smem; after numerics, with the numbers
+    report: ArchReport | None = None  # of arch
 
 
-def run_smem(gate: ImageGate, card: Card) -> GateRun[GateResult]:
+def run_smem(
+    gate: ImageGate, card: Card, *, unpatched: bool = False, only: str | None = None
+) -> GateRun:
     """Do the kernels fit the card's shared memory?"""
-    result = run_gate(gate, card)
-    return GateRun(smem_evidence(gate, result), result.seconds, result)
+    result = run_gate(gate, card, unpatched=unpatched, only=only)
+    return GateRun(smem_evidence(gate, result), result.seconds, result=result)
 
 
-def run_numerics(gate: ImageGate, smem: GateResult) -> GateRun[GateResult]:
+def run_numerics(
+    gate: ImageGate, smem: GateRun, *, unpatched: bool = False, only: str | None = None
+) -> GateRun:
     """Do the kernels that the shared-memory gate judged compute the right thing?"""
-    result = add_numbers(gate, smem)
+    assert smem.result is not None
+    result = add_numbers(gate, smem.result, unpatched=unpatched, only=only)
     assert result.numerics is not None
-    return GateRun(numerics_evidence(gate, result), result.numerics.seconds, result)
+    return GateRun(numerics_evidence(gate, result), result.numerics.seconds, result=result)
 
 
-def run_patches(gate: ImageGate, card: Card) -> GateRun[list[PatchVerdict]]:
+def run_patches(gate: ImageGate, card: Card) -> GateRun:
     """Is each patch needed, and enough?"""
     start = time.monotonic()
-    verdicts = judge_patches(gate, card)
-    evidence = patch_evidence(gate, card, verdicts)
-    return GateRun(evidence, time.monotonic() - start, verdicts)
+    evidence = patch_evidence(gate, card, judge_patches(gate, card))
+    return GateRun(evidence, time.monotonic() - start)
 
 
-def run_arch(context: GateContext, built: Built, archs: Sequence[str]) -> list[GateRun[ArchReport]]:
+def run_arch(context: GateContext, built: Built, archs: Sequence[str]) -> list[GateRun]:
     """Does every object of a built image hold code that the cards can run?"""
     start = time.monotonic()
     checkout, promised = context.checkout, promised_archs(context.checkout.spec(built.name))
@@ -74,7 +76,7 @@ def run_arch(context: GateContext, built: Built, archs: Sequence[str]) -> list[G
     reports = [judge_image(objects, spec, arch, promised=arch in promised) for arch in archs]
     # the objects are read once for all cards: each has its share of the time
     share = (time.monotonic() - start) / max(1, len(reports))
-    return [GateRun(arch_evidence(checkout, built.name, r), share, r) for r in reports]
+    return [GateRun(arch_evidence(checkout, built.name, r), share, report=r) for r in reports]
 
 
 def promised_archs(spec: ImageSpec) -> list[str]:
@@ -93,67 +95,51 @@ class Staged:
 
 
 def judge_built(context: GateContext, built: Built) -> Staged | None:
-    """Run an image's gates and keep their evidence; none where it asks for none."""
-    stage = _Stage(context, built)
-    if "smem" in stage.spec.gates:
-        stage.run("smem", stage.smem)
-        stage.run("numerics", stage.numerics)
-        stage.run("patches", stage.patches)
-    if "arch" in stage.spec.gates:
-        stage.run("arch", stage.arch)
-    if not stage.kept:
-        return None
-    kept = keep_evidence(context.store, built.name, built.platform, built.digest, stage.kept)
-    seconds = {f"{e.gate} {e.arch}": s for e, s in stage.kept}
-    error = stage.errors[0] if stage.errors else None
-    return Staged(kept, seconds, stage.result, error)
+    """Run an image's gates and keep their evidence; none where it asks for none.
 
-
-class _Stage:
-    """One image on its way through its gates; after one that fails, the next still runs."""
-
-    def __init__(self, context: GateContext, built: Built) -> None:
-        self.context, self.built = context, built
-        self.spec = built.plan.spec
-        self.kept: list[tuple[Evidence, float]] = []
-        self.errors: list[PipelineError] = []
-        self.result: GateResult | None = None
-
-    def run(self, gate: GateKind, judge: Callable[[], Sequence[GateRun[Any]]]) -> None:
+    After a gate that fails or cannot begin, the next one still runs.
+    """
+    runs: list[GateRun] = []
+    errors: list[PipelineError | None] = []
+    for kind, judge in _stage(context, built, runs):
         start = time.monotonic()
         try:
-            runs = judge()
+            new = judge()
+            errors += [error_of(built.name, run.evidence) for run in new]
         except Interrupted:
             raise
         except PipelineError as error:
-            unknown = unjudged(gate, DEFAULT_ARCH, error)
-            self.kept.append((unknown, time.monotonic() - start))
-            self.errors.append(error)
-            return
-        self.kept += [(run.evidence, run.seconds) for run in runs]
-        ends = [error_of(self.built.name, run.evidence) for run in runs]
-        self.errors += [error for error in ends if error is not None]
+            new = [GateRun(unjudged(kind, DEFAULT_ARCH, error), time.monotonic() - start)]
+            errors.append(error)
+        runs += new
+    if not runs:
+        return None
+    evidence = [run.evidence for run in runs]
+    kept = keep_evidence(context.store, built.name, built.platform, built.digest, evidence)
+    seconds = {f"{run.evidence.gate} {run.evidence.arch}": run.seconds for run in runs}
+    return Staged(kept, seconds, shown_result(runs), next(filter(None, errors), None))
 
-    @cached_property
-    def opened(self) -> ImageGate:
-        return open_gate(self.context, self.built.plan)
 
-    def smem(self) -> list[GateRun[GateResult]]:
-        run = run_smem(self.opened, card_for(DEFAULT_ARCH))
-        self.result = run.detail
-        return [run]
+def shown_result(runs: Sequence[GateRun]) -> GateResult | None:
+    """What the last gate that ran kernels leaves to show."""
+    return next((run.result for run in reversed(runs) if run.result), None)
 
-    def numerics(self) -> list[GateRun[GateResult]]:
-        if self.result is None or not numeric_cases(self.opened):
-            return []
-        run = run_numerics(self.opened, self.result)
-        self.result = run.detail
-        return [run]
 
-    def patches(self) -> list[GateRun[list[PatchVerdict]]]:
-        if not self.opened.series.patches:
-            return []
-        return [run_patches(self.opened, card_for(DEFAULT_ARCH))]
+def _stage(
+    context: GateContext, built: Built, runs: Sequence[GateRun]
+) -> Iterator[tuple[GateKind, Callable[[], list[GateRun]]]]:
+    """The gates that an image asks for, in order; `runs` are those that have ended by then."""
+    opened = cache(lambda: open_gate(context, built.plan))
+    card, gates = card_for(DEFAULT_ARCH), built.plan.spec.gates
 
-    def arch(self) -> list[GateRun[ArchReport]]:
-        return run_arch(self.context, self.built, promised_archs(self.spec))
+    def numerics() -> list[GateRun]:
+        smem = runs[0]  # without its result there is nothing to put numbers to
+        wanted = smem.result and numeric_cases(opened())
+        return [run_numerics(opened(), smem)] if wanted else []
+
+    if "smem" in gates:
+        yield "smem", lambda: [run_smem(opened(), card)]
+        yield "numerics", numerics
+        yield "patches", lambda: [run_patches(opened(), card)] if opened().series.patches else []
+    if "arch" in gates:
+        yield "arch", lambda: run_arch(context, built, promised_archs(built.plan.spec))

@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from pipeline import log
-from pipeline.errors import GateFailed, GateUnknown, GateWrong
 from pipeline.gate.smem.results import CaseResult, GateResult, NumericsResult
 
 _HEAD = ["case", "reference", "verdict", "largest error", "allowed", "seconds", "blocks"]
-
-
-def require_passed(result: GateResult) -> None:
-    """Raise the error that belongs to a verdict."""
-    bad = [case for case in result.cases if case.verdict == result.verdict]
-    named = ", ".join(case.name for case in bad[:4]) + (" …" if len(bad) > 4 else "")
-    if result.verdict == "failed":
-        count = log.count(len(bad), "case fails", "cases fail")
-        raise GateFailed(f"{result.image}: {count} on {result.card.arch}: {named}")
-    if result.verdict == "unknown":
-        raise GateUnknown(
-            f"{result.image}: {log.count(len(bad), 'case')} could not be judged: {named}"
-        )
 
 
 def show_kernels(result: GateResult) -> str:
@@ -122,18 +108,3 @@ def _numbers_row(case: NumericsResult) -> list[str]:
         *(f"{case.tolerance:.2e}", f"{case.seconds:.1f}"),
         " ".join(f"{k}={v}" for k, v in blocks.items() if "BLOCK" in k),
     ]
-
-
-def require_right(result: GateResult) -> None:
-    """Raise the error that belongs to a verdict on numbers."""
-    numerics = result.numerics
-    if numerics is None or numerics.verdict == "right":
-        return
-    bad = [case.name for case in numerics.cases if case.verdict == numerics.verdict]
-    named = ", ".join(bad[:4]) + (" …" if len(bad) > 4 else "")
-    if numerics.verdict == "wrong":
-        count = log.count(len(bad), "case computes", "cases compute")
-        raise GateWrong(f"{result.image}: {count} wrong numbers: {named}")
-    raise GateUnknown(
-        f"{result.image}: the numbers of {log.count(len(bad), 'case')} could not be judged: {named}"
-    )

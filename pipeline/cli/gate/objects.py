@@ -13,15 +13,6 @@ from pipeline.gate.arch.verdict import ObjectVerdict
 _PACKAGES = "site-packages/"
 
 
-def failure(report: ArchReport) -> str:
-    """Why a report did not pass, in one line."""
-    if report.unmatched:
-        return f"gates/arch.yaml demands {report.unmatched[0]}, and no object matches it"
-    first, *more = report.failures
-    others = f", and {len(more)} more" if more else ""
-    return f"/{first.path}: {first.judgement.message} on {report.arch}{others}"
-
-
 def show_objects(name: str, report: ArchReport, spec: ArchSpec) -> str:
     """A report as a table of the objects that hold CUDA code, and what was accepted."""
     carrying = [x for x in report.objects if x.judgement.verdict is not ObjectVerdict.NO_CUDA_CODE]
@@ -30,14 +21,11 @@ def show_objects(name: str, report: ArchReport, spec: ArchSpec) -> str:
     counts = [f"{number} {verdict}" for verdict, number in report.summary.items() if number]
     accepted = sum(x.accepted is not None for x in report.objects)
     lines.append(f"{name} on {report.arch}: {', '.join(counts)}; {accepted} accepted")
-    lines += [f"  accepted: {g}: {spec.accepted[g]}" for g in _used_globs(report)]
+    used = dict.fromkeys(x.accepted for x in report.objects if x.accepted)
+    lines += [f"  accepted: {glob}: {spec.accepted[glob]}" for glob in used]
     lines += [f"  accepted without need: {glob}" for glob in report.unused]
     lines += [f"  demanded, but no object matches: {glob}" for glob in report.unmatched]
     return "\n".join(lines)
-
-
-def _used_globs(report: ArchReport) -> list[str]:
-    return list(dict.fromkeys(x.accepted for x in report.objects if x.accepted))
 
 
 def _rows(objects: list[JudgedObject]) -> list[list[str]]:

@@ -12,30 +12,30 @@ from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.cli.context import say_json
 from pipeline.cli.gate.context import make_gate_context, open_image_gate, series_option
-from pipeline.cli.gate.kernels import (
-    require_passed,
-    require_right,
-    show_kernels,
-    show_numbers,
-    show_unreached,
-)
-from pipeline.cli.gate.objects import failure, show_objects
+from pipeline.cli.gate.kernels import show_kernels, show_numbers, show_unreached
+from pipeline.cli.gate.objects import show_objects
 from pipeline.cli.image_statements import leave_gate_statements
 from pipeline.cli.images import find_image
 from pipeline.cli.options import json_option, mirror_option, offline_option, platform_option
 from pipeline.cli.signing import Signing
-from pipeline.errors import NoKernelImage, UnknownImage
-from pipeline.gate.arch.report import ArchReport, report_json
-from pipeline.gate.arch.spec import ArchSpec, read_arch_spec
+from pipeline.errors import UnknownImage
+from pipeline.gate.arch.spec import read_arch_spec
 from pipeline.gate.arch.verdict import ARCHITECTURES, card_of
-from pipeline.gate.evidence import keep_evidence
-from pipeline.gate.findings import gate_evidence
-from pipeline.gate.numerics.check import add_numbers, numeric_cases
+from pipeline.gate.evidence import error_of, keep_evidence
+from pipeline.gate.numerics.check import numeric_cases
 from pipeline.gate.smem.context import GateContext
-from pipeline.gate.smem.image_gate import ImageGate, chosen_cases, run_gate
+from pipeline.gate.smem.image_gate import ImageGate, chosen_cases
 from pipeline.gate.smem.limits import card_for
-from pipeline.gate.smem.results import GateResult
-from pipeline.gate.stage import DEFAULT_ARCH, promised_archs, run_arch
+from pipeline.gate.stage import (
+    DEFAULT_ARCH,
+    GateRun,
+    promised_archs,
+    run_arch,
+    run_numerics,
+    run_smem,
+    shown_result,
+)
+from pipeline.spec.checkout import Checkout
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,9 @@ class _Choice:
     def wants_objects(self, gates: list[str]) -> bool:
         return "arch" in self.only if self.only else "arch" in gates and self.is_own
 
-
-@dataclass(frozen=True)
-class _Objects:
-    """Reports of the architecture gate on a built image, one for each card."""
-
-    built: Built
-    spec: ArchSpec
-    reports: list[ArchReport]
-
-    def as_json(self) -> dict[str, Any]:
-        return {"digest": self.built.digest, "reports": [report_json(r) for r in self.reports]}
+    def asks_for(self, gate: str) -> bool:
+        """Whether a gate's result is shown; smem is also run because numerics builds on it."""
+        return not self.only or gate in self.only
 
 
 @click.command()
@@ -129,37 +121,43 @@ def run(
     choice = _Choice(name, platform, only, case, arch, unpatched, series)
     if "arch" in only and not choice.is_own:
         raise click.UsageError("--only arch judges the built image; leave the other choices out")
-    signing, kernels, objects = Signing(), None, None
+    signing, built = Signing(), None
+    runs: list[GateRun] = []
     gate_context = make_gate_context(context, mirrors, offline)
     gates = gate_context.checkout.spec(name).gates
     with gate_context.store.in_use():
         if choice.wants_kernels(gates):
-            kernels = _judge_kernels(gate_context, choice, signing)
+            runs += _judge_kernels(gate_context, choice, signing)
         if choice.wants_objects(gates) and not discover:
-            objects = _judge_objects(gate_context, choice, signing)
+            _require_architecture(arch)
+            built = _built(gate_context, choice)
+            runs += _judge_objects(gate_context, choice, built, signing) if built else []
     if as_json:
-        smem = kernels.model_dump(mode="json") if kernels else None
-        say_json({"image": name, "smem": smem, "arch": objects.as_json() if objects else None})
+        say_json(_as_json(name, built, runs))
     else:
-        click.echo("\n\n".join(_texts(choice, kernels, objects, discover)))
-    if not discover:
-        _require(choice, kernels, objects)
+        click.echo("\n\n".join(_texts(gate_context.checkout, choice, runs, discover)))
+    # every gate has run by now, also after one that failed
+    for each in runs if not discover else []:
+        if choice.asks_for(each.evidence.gate) and (error := error_of(name, each.evidence)):
+            raise error
 
 
-def _judge_kernels(gate_context: GateContext, choice: _Choice, signing: Signing) -> GateResult:
+def _judge_kernels(gate_context: GateContext, choice: _Choice, signing: Signing) -> list[GateRun]:
     card = card_for(choice.arch or DEFAULT_ARCH)
     opened = open_image_gate(gate_context, choice.name, choice.platform, choice.series, choice.case)
     count = len(chosen_cases(opened.gates.cases(), choice.case))
     with log.step(f"Judging {log.count(count, 'case')} of {choice.name} for {card.arch}"):
-        result = run_gate(opened, card, unpatched=choice.unpatched, only=choice.case)
+        smem = run_smem(opened, card, unpatched=choice.unpatched, only=choice.case)
+        runs = [smem]
         if _wants_numbers(choice, opened):
-            result = add_numbers(opened, result, unpatched=choice.unpatched, only=choice.case)
-    if result.image_digest:
-        evidence = gate_evidence(opened, result)
-        store = gate_context.store
-        keep_evidence(store, choice.name, result.platform, result.image_digest, evidence)
+            unpatched, only = choice.unpatched, choice.case
+            runs.append(run_numerics(opened, smem, unpatched=unpatched, only=only))
+    if smem.result and smem.result.image_digest:
+        store, evidence = gate_context.store, [run.evidence for run in runs]
+        digest = smem.result.image_digest
+        keep_evidence(store, choice.name, opened.plan.platform, digest, evidence)
         leave_gate_statements(gate_context.checkout, store, opened.plan, signing)
-    return result
+    return runs
 
 
 def _wants_numbers(choice: _Choice, opened: ImageGate) -> bool:
@@ -168,57 +166,59 @@ def _wants_numbers(choice: _Choice, opened: ImageGate) -> bool:
     return any(fnmatchcase(case.name, choice.case or "*") for case in numeric_cases(opened))
 
 
-def _judge_objects(gate_context: GateContext, choice: _Choice, signing: Signing) -> _Objects | None:
-    checkout, store, name = gate_context.checkout, gate_context.store, choice.name
-    promised = promised_archs(checkout.spec(name))
-    archs = [_checked(choice.arch)] if choice.arch else promised
+def _built(gate_context: GateContext, choice: _Choice) -> Built | None:
+    checkout, store = gate_context.checkout, gate_context.store
     try:
-        built = find_image(checkout, store, name, choice.platform)
+        return find_image(checkout, store, choice.name, choice.platform)
     except UnknownImage as error:
         # kernels can be judged before the image is built, machine code cannot
         if choice.only:
             raise
         log.say(f"{error}: its machine code was not judged")
         return None
-    runs = run_arch(gate_context, built, archs)
+
+
+def _judge_objects(
+    gate_context: GateContext, choice: _Choice, built: Built, signing: Signing
+) -> list[GateRun]:
+    promised = promised_archs(built.plan.spec)
+    runs = run_arch(gate_context, built, [choice.arch] if choice.arch else promised)
     # a card that the image does not promise is judged for the user alone
-    kept = [(r.evidence, r.seconds) for r in runs if r.detail.arch in promised]
-    keep_evidence(store, name, built.platform, built.digest, kept)
-    leave_gate_statements(checkout, store, built.plan, signing)
-    return _Objects(built, read_arch_spec(checkout, name), [r.detail for r in runs])
+    kept = [run.evidence for run in runs if run.evidence.arch in promised]
+    keep_evidence(gate_context.store, built.name, built.platform, built.digest, kept)
+    leave_gate_statements(gate_context.checkout, gate_context.store, built.plan, signing)
+    return runs
 
 
-def _checked(arch: str) -> str:
+def _require_architecture(arch: str | None) -> None:
     try:
-        known = card_of(arch) in ARCHITECTURES
+        known = arch is None or card_of(arch) in ARCHITECTURES
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--arch") from error
     if not known:
         listed = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
         raise click.BadParameter(f"{arch} is not known (known: {listed})", param_hint="--arch")
-    return arch
 
 
-def _texts(
-    choice: _Choice, kernels: GateResult | None, objects: _Objects | None, discover: bool
-) -> list[str]:
+def _as_json(name: str, built: Built | None, runs: list[GateRun]) -> dict[str, Any]:
+    smem = shown_result(runs)
+    reports = [run.evidence.model_dump(mode="json") for run in runs if run.report]
+    return {
+        "image": name,
+        "smem": smem.model_dump(mode="json") if smem else None,
+        "arch": {"digest": built.digest, "reports": reports} if built else None,
+    }
+
+
+def _texts(checkout: Checkout, choice: _Choice, runs: list[GateRun], discover: bool) -> list[str]:
+    kernels = shown_result(runs)
     texts = []
     if kernels and discover:
         texts.append(show_unreached(kernels))
     elif kernels:
-        texts += [show_kernels(kernels)] if choice.only != ("numerics",) else []
+        texts += [show_kernels(kernels)] if choice.asks_for("smem") else []
         texts += [show_numbers(kernels)] if kernels.numerics else []
-    if objects:
-        texts += [show_objects(choice.name, report, objects.spec) for report in objects.reports]
+    if reports := [run.report for run in runs if run.report]:
+        spec = read_arch_spec(checkout, choice.name)
+        texts += [show_objects(choice.name, report, spec) for report in reports]
     return texts
-
-
-def _require(choice: _Choice, kernels: GateResult | None, objects: _Objects | None) -> None:
-    """Raise the first error; every gate has run by now, also after one that failed."""
-    if kernels and choice.only != ("numerics",):
-        require_passed(kernels)
-    if kernels:
-        require_right(kernels)
-    for report in objects.reports if objects else []:
-        if not report.passed:
-            raise NoKernelImage(f"{choice.name}: {failure(report)}")

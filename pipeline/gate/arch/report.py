@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
-from pipeline import __version__, log
+from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.assemble.layer import read_pieces
 from pipeline.errors import GateUnknown, Interrupted
 from pipeline.gate.arch.elf import MAGIC
-from pipeline.gate.arch.facts import Facts, keep_facts, kept_facts, read_facts, reader_digest
+from pipeline.gate.arch.facts import Facts, keep_facts, kept_facts, read_facts
 from pipeline.gate.arch.spec import ArchSpec
 from pipeline.gate.arch.verdict import Judgement, ObjectVerdict, card_of, judge
 from pipeline.oci.record import FileRow, Kind
@@ -171,30 +170,3 @@ def judge_image(
         unused=tuple(glob for glob in spec.accepted if glob not in used),
         unmatched=tuple(g for g in here if not any(fnmatchcase(p, g) for p in paths)),
     )
-
-
-def report_json(report: ArchReport) -> dict[str, Any]:
-    """A report for programs and for the image's record, with what produced it."""
-    return {
-        "arch": report.arch,
-        "passed": report.passed,
-        "summary": report.summary,
-        "accepted_unused": list(report.unused),
-        "demands_unmatched": list(report.unmatched),
-        "objects": [_object_json(x) for x in report.objects],
-        "produced_by": {"sm120-pipeline": __version__, "reader": reader_digest()},
-    }
-
-
-def _object_json(judged: JudgedObject) -> dict[str, Any]:
-    judgement = judged.judgement
-    return {
-        "path": judged.path,
-        "sha256": judged.sha256,
-        "code": sorted(map(str, judged.facts.targets)),
-        "verdict": judgement.verdict.value,
-        "message": judgement.message,
-        "modules": judgement.counts,
-        "accepted_by": judged.accepted,
-        "failed": judged.failed,
-    }

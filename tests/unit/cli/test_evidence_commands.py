@@ -200,7 +200,7 @@ def test_a_series_without_patches_needs_no_proof_of_them(
         for gate in GATES
     ]
     store = open_store(default_root())
-    keep_evidence(store, "tiny", "linux/amd64", digest, [(result, 1.0) for result in results])
+    keep_evidence(store, "tiny", "linux/amd64", digest, results)
     done = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1", "--json")
     assert done.code == 0, done.err
     assert done.json["gates"][0]["message"] == "smem on sm_120: passed; numerics on sm_120: passed"

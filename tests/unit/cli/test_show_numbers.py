@@ -1,11 +1,8 @@
-"""How a gate's numbers look on the terminal, and how the command ends."""
+"""How a gate's numbers look on the terminal."""
 
 from __future__ import annotations
 
-import pytest
-
-from pipeline.cli.gate.kernels import require_right, show_numbers
-from pipeline.errors import GateUnknown, GateWrong
+from pipeline.cli.gate.kernels import show_numbers
 from pipeline.gate.smem.limits import card_for
 from pipeline.gate.smem.results import GateResult, NumericsResults
 from tests.unit.gate.numerics.test_numerics import computed, judged, results
@@ -28,7 +25,6 @@ def result(numerics: NumericsResults | None, engine_digest: str = DIGEST) -> Gat
 
 def test_nothing_is_shown_where_nothing_was_asked() -> None:
     assert show_numbers(result(None)) == ""
-    require_right(result(None))
 
 
 def test_the_table_names_case_error_and_tolerance() -> None:
@@ -37,14 +33,7 @@ def test_the_table_names_case_error_and_tolerance() -> None:
     assert shown.endswith("tiny's numbers: 1 right in 0.0 s")
 
 
-def test_wrong_and_unknown_say_why_and_have_their_own_endings() -> None:
+def test_wrong_and_unknown_say_why() -> None:
     wrong = result(results(judged(computed(0.5)), judged()))
     assert "decode-8: o is off by 0.5" in show_numbers(wrong)
     assert "1 wrong, 1 unknown" in show_numbers(wrong)
-    with pytest.raises(GateWrong, match="1 case computes wrong numbers: decode-8"):
-        require_right(wrong)
-    with pytest.raises(GateUnknown, match="could not be judged"):
-        require_right(result(results(judged())))
-    with pytest.raises(GateUnknown):
-        require_right(result(results()))
-    require_right(result(results(judged(computed()))))

@@ -455,7 +455,7 @@ def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
     signed: str,
 ) -> None:
     def judge(shop: Any, built: Built) -> Staged:
-        gates = [(gate_evidence(verdict), 1.0), (gate_evidence(verdict, "numerics"), 1.0)]
+        gates = [gate_evidence(verdict), gate_evidence(verdict, "numerics")]
         kept = keep_evidence(shop.store, built.name, built.platform, built.digest, gates)
         bad = GateFailed("too much") if verdict == "failed" else None
         return Staged(kept, {}, None, bad)
@@ -479,7 +479,7 @@ def test_a_damaged_record_of_gates_is_told_and_replaced_by_gates_that_run(
     checkout: Checkout, built: str, sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def judge(shop: Any, built: Built) -> Staged:
-        gates = [(gate_evidence("passed"), 1.0)]
+        gates = [gate_evidence("passed")]
         kept = keep_evidence(shop.store, built.name, built.platform, built.digest, gates)
         return Staged(kept, {}, None, None)
 
@@ -498,7 +498,7 @@ def test_a_failed_result_deleted_from_the_store_is_missed(
 ) -> None:
     sm120("evidence", "new-key", "me")
     digest = build_tiny(sm120, "--accept", "--json").json[0]["digest"]
-    keep_evidence(store(), "tiny", AMD64, digest, [(gate_evidence("failed", "numerics"), 1.0)])
+    keep_evidence(store(), "tiny", AMD64, digest, [gate_evidence("failed", "numerics")])
     build_tiny(sm120)
     assert sm120("verify", "tiny").error == "EvidenceBroken"
     (folder(digest) / "gate-numerics-sm_120.dsse.json").unlink()

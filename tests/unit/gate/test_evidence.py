@@ -9,6 +9,7 @@ import pytest
 from pipeline.errors import (
     GateFailed,
     GateUnknown,
+    GateWrong,
     NoKernelImage,
     PatchUnproved,
     PipelineError,
@@ -46,8 +47,8 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "store")
 
 
-def keep(store: Store, *evidence: Evidence, digest: str = DIGEST, seconds: float = 1.0) -> None:
-    keep_evidence(store, IMAGE, PLATFORM, digest, [(e, seconds) for e in evidence])
+def keep(store: Store, *evidence: Evidence, digest: str = DIGEST) -> None:
+    keep_evidence(store, IMAGE, PLATFORM, digest, evidence)
 
 
 def test_results_of_several_gates_stand_in_one_file(store: Store) -> None:
@@ -101,22 +102,23 @@ def test_a_damaged_or_older_file_is_an_error_and_is_replaced(store: Store, text:
     assert read_evidence(store, IMAGE, PLATFORM, DIGEST)
 
 
-def test_the_same_findings_give_the_same_bytes_whatever_time_they_took(store: Store) -> None:
-    keep(store, evidence("smem"), seconds=1.0)
+def test_the_same_findings_give_the_same_bytes_whenever_they_were_made(store: Store) -> None:
+    keep(store, evidence("smem"))
     path = evidence_path(store, IMAGE, PLATFORM)
-    first, times = path.read_bytes(), path.with_name("gates.times.json").read_bytes()
-    keep(store, evidence("smem"), seconds=2.5)
+    first = path.read_bytes()
+    keep(store, evidence("smem"))
     assert path.read_bytes() == first
-    assert path.with_name("gates.times.json").read_bytes() != times
 
 
 @pytest.mark.parametrize(
     ("gate", "verdict", "kind"),
     [
         ("smem", "failed", GateFailed),
+        ("numerics", "failed", GateWrong),
         ("patches", "failed", PatchUnproved),
         ("arch", "failed", NoKernelImage),
         ("smem", "unknown", GateUnknown),
+        ("numerics", "unknown", GateUnknown),
         ("patches", "unknown", GateUnknown),
         ("arch", "unknown", GateUnknown),
     ],
@@ -127,6 +129,24 @@ def test_each_gate_has_its_own_ending(
     error = error_of(IMAGE, evidence(gate, verdict))
     assert type(error) is kind
     assert "case-1: the kernel needs 106496 bytes" in str(error)
+
+
+def test_an_error_counts_what_fails_and_names_the_first() -> None:
+    one = evidence("numerics", "failed")
+    rows = [*one.rows, one.rows[0].model_copy(update={"name": "case-2"})]
+    rows.append(EvidenceRow(name="case-3", verdict="passed"))
+    several = one.model_copy(update={"rows": rows})
+    why = "case-1: the kernel needs 106496 bytes"
+    assert str(error_of(IMAGE, one)) == f"engine: 1 case computes wrong numbers on sm_120: {why}"
+    assert str(error_of(IMAGE, several)).endswith(
+        f"2 cases compute wrong numbers on sm_120: {why} …"
+    )
+
+
+def test_a_gate_that_judged_nothing_is_an_error() -> None:
+    nothing = Evidence(gate="numerics", arch="sm_120", verdict="unknown", inputs={}, made_by={})
+    assert isinstance(error := error_of(IMAGE, nothing), GateUnknown)
+    assert "nothing was judged" in str(error)
 
 
 def test_passed_and_accepted_let_a_build_go_on() -> None:

@@ -197,7 +197,7 @@ def make_world(place: Path) -> World:
     store = open_store(place / "store")
     built = build(checkout, store, mirror, "engine")[0]
     gates = [evidence(store, g, "passed", checkout) for g in ("smem", "patches")]
-    keep_evidence(store, "engine", AMD64, built.digest, [(e, 1.0) for e in gates])
+    keep_evidence(store, "engine", AMD64, built.digest, gates)
     key = new_key()
     statements = image_statements(checkout, store, built, WHEN, spdx=True)
     statements["rebuild"] = rebuild_statement(built, LocalSigner(key), "", WHEN)

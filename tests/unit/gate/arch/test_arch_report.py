@@ -203,16 +203,17 @@ def test_the_command_fails_with_its_own_code_and_names_the_object(
     gate.make(compiled("hopper.so"))
     ended = gate_arch(sm120, gate)
     assert ended.error == "NoKernelImage"
-    assert "hopper.so: no kernel image on sm_120" in ended.err
+    assert "1 object fails on sm_120" in ended.err
+    assert "hopper.so: no kernel image" in ended.err
 
 
 def test_the_command_answers_for_another_card_and_as_json(sm120: Command, gate: Gate) -> None:
     gate.make(compiled("hopper.so"))
     report = gate_arch(sm120, gate, "--arch", "sm_90", "--json").json["arch"]["reports"][0]
-    objects = {x["path"]: x for x in report["objects"]}
-    assert report["passed"]
-    assert objects[HOPPER]["code"] == ["sm_90a"]
-    assert objects[HOPPER]["modules"] == {"all": 1, "run": 1, "jit": 0}
+    (row,) = report["rows"]
+    assert (report["arch"], report["verdict"], row["name"]) == ("sm_90", "passed", HOPPER)
+    assert row["facts"]["code"] == ["sm_90a"]
+    assert row["facts"]["modules"] == {"all": 1, "run": 1, "jit": 0}
 
 
 @pytest.mark.parametrize("card", ["120", "sm_12x", "../..", "sm_120; rm"])
