@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 from pipeline.errors import Interrupted
-from pipeline.weights.disk.mapped import mapped_chunks
 
 BLOCK_BYTES = 4 << 20  # what a repair fetches for one wrong byte
 MARK_CHARS = 16  # 64 bits tell the blocks of a file apart
@@ -148,18 +147,11 @@ def _cached_windows(handle: int, size_bytes: int) -> set[int]:
 
 
 def _chunks(handle: int, size_bytes: int, cached: set[int]) -> Iterator[memoryview]:
-    """All bytes in order: mapped where they are in memory already, else read.
-
-    No chunk crosses a block's border, and each is released before the next.
-    """
+    """All bytes in order; no chunk crosses a block's border."""
     with memoryview(mmap.mmap(-1, _READ_BYTES)) as buffer:  # on a page's border, for O_DIRECT
         for start in range(0, size_bytes, _WINDOW_BYTES):
-            at, stop = start, min(start + _WINDOW_BYTES, size_bytes)
-            if start in cached:
-                for chunk in mapped_chunks(handle, start, stop):
-                    at += len(chunk)
-                    yield chunk
-            yield from _read_chunks(handle, at, stop, buffer)
+            stop = min(start + _WINDOW_BYTES, size_bytes)
+            yield from _read_chunks(handle, start, stop, buffer)
             if start not in cached:
                 _give_back(handle, start, stop - start)
 
@@ -181,11 +173,10 @@ def _pass_over(
     marks: list[str] = []
     at = reported = 0
     for chunk in chunks:
-        with chunk:
-            if stop.is_set():
-                raise Interrupted("stopped")
-            hasher.update(chunk)
-            at += len(chunk)
+        if stop.is_set():
+            raise Interrupted("stopped")
+        hasher.update(chunk)
+        at += len(chunk)
         if at % BLOCK_BYTES == 0:
             marks.append(mark_of(hasher))
         if at - reported >= _WINDOW_BYTES:

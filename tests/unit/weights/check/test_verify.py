@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,6 @@ from pipeline.errors import Interrupted, WeightsUnknown
 from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES, Moved, NotPlain, read_file
-from pipeline.weights.disk.mapped import CHUNK_BYTES, mapped_chunks
 from pipeline.weights.model import write_lock
 from pipeline.weights.place import Place, new_place
 from tests.unit.support import Command
@@ -32,7 +27,6 @@ from tests.unit.weights.disk_set import (
 )
 
 SHARD = "model-1.safetensors"
-MAPPED_BYTES = 2 * CHUNK_BYTES + 100_000
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "hub"])
@@ -303,46 +297,8 @@ def test_short_reads_of_a_strange_disk_change_nothing(
     def little_by_little(handle: int, parts: Any, at: int, *flags: int) -> int:
         return real(handle, [parts[0][:70_001]], at, *flags)
 
-    monkeypatch.setattr(hashing, "mapped_chunks", lambda *args: iter(()))
     monkeypatch.setattr(os, "preadv", little_by_little)
     assert read_file(tmp_path / "f", sha256()) == whole
-
-
-def test_a_file_that_somebody_has_open_to_write_is_copied_not_mapped(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    path.write_bytes(random_bytes(7, MAPPED_BYTES))
-    with path.open("rb") as handle:
-        assert len(list(released(mapped_chunks(handle.fileno(), 0, MAPPED_BYTES)))) == 3
-        with path.open("r+b"):
-            assert list(released(mapped_chunks(handle.fileno(), 0, MAPPED_BYTES))) == []
-    with path.open("r+b"):
-        digest = read_file(path, sha256()).digest
-    assert digest == sha256(path.read_bytes()).hexdigest()
-
-
-def released(chunks: Iterator[memoryview]) -> Iterator[int]:
-    for chunk in chunks:
-        with chunk:
-            yield len(chunk)
-
-
-def test_who_cuts_a_file_short_while_it_is_mapped_waits_and_kills_nobody(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    path.write_bytes(random_bytes(7, MAPPED_BYTES))
-    cut = "import os, sys; os.truncate(sys.argv[1], 0)"
-    with path.open("rb") as handle:
-        chunks = released(mapped_chunks(handle.fileno(), 0, MAPPED_BYTES))
-        seen = next(chunks)
-        writer = subprocess.Popen([sys.executable, "-c", cut, str(path)])
-        deadline = time.monotonic() + 20
-        while fcntl.fcntl(handle, fcntl.F_GETLEASE) == fcntl.F_RDLCK:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert path.stat().st_size == MAPPED_BYTES
-        rest = sum(chunks)
-        assert writer.wait(20) == 0
-    assert seen + rest < MAPPED_BYTES
-    assert path.stat().st_size == 0
 
 
 def test_a_file_cut_short_while_it_is_read_is_not_passed(
@@ -354,7 +310,6 @@ def test_a_file_cut_short_while_it_is_read_is_not_passed(
         os.truncate(plain.path(SHARD), 5)
         return real(handle, *args)
 
-    monkeypatch.setattr(hashing, "mapped_chunks", lambda *args: iter(()))
     monkeypatch.setattr(hashing, "_read_chunks", cut_first)
     assert plain.kinds(only=(SHARD,)) == {SHARD: "moved"}
 
