@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.files import os_errors_explained
-from pipeline.log import size as human
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.routes import AttemptFailed
 
@@ -36,10 +34,9 @@ class PartialFile:
         self._hash_turn = threading.Lock()
         self._hash, self._front = pin.new_hash(), 0
         self._file = self._journal = -1
-        self.is_second = False  # this time every byte is compared with what came before
+        self.rejected = ""  # the wrong digest of a first transfer; set during the second
         self.is_alone = False  # the server sends only whole files: one connection
         self.turn = self.fetched_bytes = 0
-        self._differing: set[int] = set()
         self._is_claimed = False
 
     def _read_journal(self) -> list[Span]:
@@ -109,8 +106,6 @@ class PartialFile:
     def write(self, span: Span, at: int, piece: memoryview) -> None:
         """Put bytes in their place, and hash them if it is their turn."""
         with os_errors_explained(self.path):
-            if self.is_second:
-                self._compare(at, piece)
             written = 0
             while written < len(piece):
                 written += os.pwrite(self._file, piece[written:], at + written)
@@ -124,10 +119,6 @@ class PartialFile:
             finally:
                 self._hash_turn.release()
 
-    def _compare(self, at: int, piece: memoryview) -> None:
-        if os.pread(self._file, len(piece), at) != piece:
-            self._differing.add(at // self._range_bytes)
-
     def note(self, start: int, stop: int) -> None:
         """These bytes are there: a later run need not fetch them."""
         if start >= stop:
@@ -136,14 +127,11 @@ class PartialFile:
             os.write(self._journal, b"%d %d\n" % (start, stop))
             self._done = merged([*self._done, (start, stop)])
 
-    def catch_up(self, advance: Callable[[int], None] | None = None) -> None:
+    def catch_up(self) -> None:
         """Hash what lies ready after the front, unless another thread is at it."""
         while self._front < self._ready() and self._hash_turn.acquire(blocking=False):
             try:
-                before = self._front
                 self._hash_upto(self._ready())
-                if advance:
-                    advance(self._front - before)
             finally:
                 # threads that find the turn taken leave; so its holder looks again before it goes
                 self._hash_turn.release()
@@ -181,25 +169,14 @@ class PartialFile:
             return is_first
 
     def start_over(self) -> None:
-        """Everything once more, compared with what came the first time."""
+        """Everything once more: the bytes were wrong, and may come right the second time."""
         # first the journal: after a kill here nothing wrong is taken for fetched
         os.truncate(self._journal, 0)
         with self._guard:
+            self.rejected, self._is_claimed = self.digest, False
             self._done, self._front, self._hash = [], 0, self.pin.new_hash()
-            self.is_second, self._is_claimed = True, False
             self.turn, self.fetched_bytes = self.turn + 1, 0
             self._todo = cut([(0, self.pin.size_bytes)], self._range_bytes)
-
-    def differing(self) -> str:
-        """Which parts came differently the second time, for a message."""
-        places = sorted(self._differing)
-        shown = [
-            f"{human(i * self._range_bytes)} to"
-            f" {human(min((i + 1) * self._range_bytes, self.pin.size_bytes))}"
-            for i in places[:3]
-        ]
-        more = f" and {len(places) - 3} other places" if len(places) > 3 else ""
-        return ", ".join(shown) + more
 
     def close(self) -> None:
         for handle in (self._file, self._journal):

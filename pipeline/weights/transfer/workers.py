@@ -223,10 +223,8 @@ class WorkerPool:
         """Install a file whose hash is right; fetch a wrong one once more; then drop it."""
         pin, got = partial.pin, partial.digest
         if got == pin.want:
-            if partial.is_second:
-                log.say(f"  {pin.path}: {partial.differing()} were wrong and were fetched again")
             self._install(partial)
-        elif not partial.is_second:
+        elif not partial.rejected:
             log.say(
                 f"  {pin.path}: received {got[:12]}…, locked as {pin.want[:12]}…; fetching it again"
             )
@@ -234,10 +232,11 @@ class WorkerPool:
             partial.start_over()
             return self._wake()
         else:
-            where = partial.differing() or "the same bytes both times"
+            # the same twice is what the server has; two different ones, a fault on the way
+            first = "both times" if got == partial.rejected else f"after {partial.rejected}"
             partial.forget()
             self._errors.append(
-                wrong_bytes(f"{pin.path}: locked as {pin.want}, received {got} ({where})")
+                wrong_bytes(f"{pin.path}: locked as {pin.want}, received {got} {first}")
             )
         with self._changed:
             self._left -= 1

@@ -236,11 +236,16 @@ def test_one_bad_file_does_not_keep_the_others_away(bed: Bed) -> None:
     bed.require_absent()
 
 
-def test_the_place_of_a_wrong_byte_is_named(bed: Bed, capfd: pytest.CaptureFixture[str]) -> None:
-    bed.hub.fail(BIG, fault.flip(3 * RANGE_BYTES + 5))
-    bed.fetch()
-    output = capfd.readouterr().err
-    assert "196.6 kB to 262.1 kB were wrong" in output
+@pytest.mark.parametrize(
+    ("second", "message"), [(MIDDLE, "both times"), (MIDDLE + 1, r"received \w{64} after \w{64}")]
+)
+def test_bytes_that_are_wrong_twice_are_reported_as_equal_or_not(
+    bed: Bed, second: int, message: str
+) -> None:
+    bed.hub.fail(BIG, fault.flip(MIDDLE))
+    bed.hub.fail(BIG, fault.flip(second), times=ALWAYS)
+    with pytest.raises(DigestMismatch, match=message):
+        bed.fetch()
 
 
 def test_a_wrong_small_file_is_refused_too(bed: Bed) -> None:
