@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pipeline.errors import LockEdited
 from pipeline.files import files_below, read_plain
 from pipeline.weights.model import FilePin
-from pipeline.weights.place import Place, find_places
+from pipeline.weights.place import Place
 from pipeline.weights.serve.prover import ServedFile
 
 MAIN = "main"
@@ -33,7 +33,7 @@ class Snapshot:
     repository: str
     commit: str
     files: dict[str, ServedFile] = field(default_factory=dict)
-    folders: dict[str, str] = field(default_factory=dict)  # path -> git's id of the folder
+    folders: dict[str, str] = field(default_factory=dict)  # path -> its id in listings
 
     def add(self, place: Place) -> None:
         """Take in a set; sets of one commit may share files, but not contradict each other."""
@@ -44,6 +44,10 @@ class Snapshot:
                     f"{self.repository}: {pin.path} is locked in two ways at one commit",
                     f"Compare {held.place.lock_file} and {place.lock_file}.",
                 )
+            # clients need an id, not git's: a set is mostly a part of its repository, so git's
+            # id of the whole folder could not be known here anyway
+            folders = PurePosixPath(pin.path).parents
+            self.folders.update((str(f), _git_id("tree", bytes(f))) for f in folders if f.name)
 
     def held(self, path: str) -> ServedFile:
         if path not in self.files:
@@ -71,26 +75,6 @@ def _git_id(kind: str, data: bytes) -> str:
     return hashlib.sha1(head + data, usedforsecurity=False).hexdigest()
 
 
-def folder_ids(pins: Iterable[FilePin]) -> dict[str, str]:
-    """Git's ids of the folders, as far as the locked files make them up; `` is the root."""
-    rows: dict[str, list[tuple[str, str, str]]] = {"": []}
-    for pin in pins:
-        folder, _, name = pin.path.rpartition("/")
-        rows.setdefault(folder, []).append((name, "100644", blob_id(pin)))
-        while folder:
-            folder = folder.rpartition("/")[0]
-            rows.setdefault(folder, [])
-    ids: dict[str, str] = {}  # deepest first: a folder's id is made of those inside it
-    for folder in sorted(rows, key=lambda f: (-f.count("/"), not f, f)):
-        lines = sorted(rows[folder], key=lambda r: r[0].encode() + b"/" * (r[1] == "40000"))
-        tree = b"".join(f"{m} {n}\0".encode() + bytes.fromhex(i) for n, m, i in lines)
-        ids[folder] = _git_id("tree", tree)
-        if folder:
-            parent, _, name = folder.rpartition("/")
-            rows[parent].append((name, "40000", ids[folder]))
-    return ids
-
-
 class ServedSets:
     """Everything that is served."""
 
@@ -101,9 +85,6 @@ class ServedSets:
             key = (place.lock.repository, place.lock.commit)
             self.snapshots.setdefault(key, Snapshot(*key)).add(place)
             self._learn_names(place)
-        for snapshot in self.snapshots.values():
-            ids = folder_ids(held.pin for held in snapshot.files.values())
-            snapshot.folders.update((path, i) for path, i in ids.items() if path)
 
     @property
     def files(self) -> list[ServedFile]:
@@ -140,8 +121,3 @@ class ServedSets:
             with suppress(OSError):  # what cannot be read names no commit
                 if (read_plain(path, _MOST_REF_BYTES) or b"").strip() == place.lock.commit.encode():
                     self._names[place.lock.repository, name] = place.lock.commit
-
-
-def served_by(folders: Iterable[Path]) -> ServedSets:
-    """What lies in some folders; a damaged lock stops everything."""
-    return ServedSets(place for folder in folders for place in find_places(folder))

@@ -6,10 +6,9 @@ import http.client
 import json
 import os
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from pipeline.cli.weights import serve as weights_serve
 from pipeline.errors import AddressUnusable, LockEdited
 from pipeline.files import remove_tree
 from pipeline.weights.disk.proof import identity, open_pin
-from pipeline.weights.place import Place
+from pipeline.weights.place import Place, find_places
 from pipeline.weights.serve import http as wire
 from pipeline.weights.serve import prover as proving
 from pipeline.weights.serve import send
@@ -30,7 +29,7 @@ from pipeline.weights.serve.api import HubApi
 from pipeline.weights.serve.connections import ClientConnection, ConnectionLimits
 from pipeline.weights.serve.prover import Prover
 from pipeline.weights.serve.request import Unsatisfiable, wanted_range
-from pipeline.weights.serve.served import folder_ids, served_by
+from pipeline.weights.serve.served import ServedSets
 from pipeline.weights.serve.server import Server
 from tests.testbed.locked_set import COMMIT, SMALL, make_set, pin_of, random_bytes
 from tests.unit.support import Command
@@ -82,6 +81,11 @@ class Running:
     def wait_until_judged(self) -> None:
         for held in self.prover.files:
             assert held.judged.wait(20)
+
+
+def served_by(folders: Iterable[Path]) -> ServedSets:
+    """What lies in some folders, as the command serves them."""
+    return ServedSets(place for folder in folders for place in find_places(folder))
 
 
 @contextmanager
@@ -215,30 +219,6 @@ def test_the_tree_has_the_hubs_fields_and_gits_own_ids(hub: Running, tmp_path: P
         "sub dir/ü ñ",
         "sub dir/ü ñ/modèle #1%.json",
     }
-
-
-def test_folder_ids_are_those_that_git_computes(tmp_path: Path) -> None:
-    names = ["a.txt", "a/b", "a-b/c/d", "z", "sub dir/ü"]
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(name.encode())
-
-    def git(*args: str) -> str:
-        done = subprocess.run(
-            ["git", "-c", "core.quotepath=off", *args],
-            cwd=tmp_path,
-            check=True,
-            capture_output=True,
-        )
-        return done.stdout.decode()
-
-    git("init", "-q")
-    git("add", ".")
-    tree = git("write-tree").strip()
-    rows = [line.split(None, 3) for line in git("ls-tree", "-rt", tree).splitlines()]
-    wanted = {path: oid for _, kind, oid, path in rows if kind == "tree"}
-    got = folder_ids(pin_of(name, name.encode(), large=False) for name in names)
-    assert got == {"": tree, **wanted}
 
 
 def test_a_long_tree_comes_in_pages(tmp_path: Path) -> None:
