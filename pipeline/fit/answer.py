@@ -16,7 +16,6 @@ from pipeline.model import Frozen
 class Question(Frozen):
     """What a user wants to run, and on what."""
 
-    gpus: int
     vram_bytes: int
     tp: int
     dcp: int = 1

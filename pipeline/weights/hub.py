@@ -27,7 +27,7 @@ from pipeline.net.answer import Pages
 from pipeline.net.client import MAY_PASS, Reply
 from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, NetError
 from pipeline.net.timing import Limits, asked_wait_s
-from pipeline.weights.model import MOST_FILES, FilePin
+from pipeline.weights.model import COMMIT, MOST_FILES, FilePin
 
 ATTEMPTS = 5
 MOST_PAGE_BYTES = 64 << 20
@@ -35,7 +35,6 @@ _MOST_PAGES = 1000  # the Hub has 1,000 entries on a page, mirrors may have fewe
 _MOST_ENTRIES = 5 * MOST_FILES  # folders are listed too
 _YES = ("1", "on", "yes", "true")  # as huggingface_hub reads its switches
 _HUB_DOWN = "Check the network and HF_ENDPOINT, then run it again."
-_HEX = frozenset("0123456789abcdef")
 
 
 def endpoint() -> str:
@@ -105,7 +104,7 @@ class Hub:
         place = f"{self.endpoint}/api/models/{repository}/revision/{quote(revision, safe='')}"
         info = _value(repository, self._ask(repository, place), any_int=True)
         commit = info.get("sha") if isinstance(info, dict) else None
-        if not isinstance(commit, str) or len(commit) != 40 or set(commit) - _HEX:
+        if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
             raise HubBroken(f"{repository}: the commit of {revision} is {str(commit)[:50]!r}")
         return commit
 

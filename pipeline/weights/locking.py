@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import ValidationError
 
 from pipeline.errors import DigestMismatch, HubBroken, RevisionMoved, SpecInvalid
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Frozen
-from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
+from pipeline.weights.hub import Hub
+from pipeline.weights.model import COMMIT, FilePin, WeightsLock, WeightsSpec, sealed
 
 MOST_INDEX_BYTES = 200 << 20  # some 100 for each tensor, of which Kimi K2.5 has 208,550
 _INDEX = ".safetensors.index.json"
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<at>\d{5})-of-(?P<of>\d{5})(?P<end>\.\w+)")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 Fetch = Callable[[FilePin, str], bytes]
-
-
-class FileListing(Protocol):
-    """The part of the Hub that a lock is made from."""
-
-    def commit_of(self, repository: str, revision: str) -> str: ...
-
-    def files(self, repository: str, commit: str) -> list[FilePin]: ...
 
 
 class LockResult(Frozen):
@@ -46,11 +38,11 @@ class LockChange(Frozen):
     after_bytes: int | None = None
 
 
-def look_up(spec: WeightsSpec, hub: FileListing, fetch: Fetch) -> LockResult:
+def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
     """The lock that answers a spec today; `fetch` reads a small file at a commit, as it comes."""
     commit = hub.commit_of(spec.repository, spec.revision)
     # a mirror that answers another commit than the one it was asked for serves other files
-    if _COMMIT.fullmatch(spec.revision) and commit != spec.revision:
+    if COMMIT.fullmatch(spec.revision) and commit != spec.revision:
         raise HubBroken(
             f"{spec.repository}: the Hub answers commit {commit} when asked for {spec.revision}"
         )

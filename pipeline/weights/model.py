@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -36,6 +37,8 @@ MOST_FILES = 20_000  # a bound for hostile listings; Kimi K2.6 has 96
 _MOST_FILE_BYTES = 1 << 44  # a file of 16 TiB is the largest that ext4 takes
 _MOST_NAME_BYTES = 255  # and this the longest name
 _OWN_FOLDER = ".sm120"  # where fetches and receipts are kept beside the files
+COMMIT = re.compile(r"[0-9a-f]{40}")
+FILE_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # as the Hub names blobs: git's, or SHA-256
 
 
 def _is_plain(path: str) -> str:

@@ -10,18 +10,16 @@ name the cache or a repository: all three are accepted.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import WeightsUnknown
-from pipeline.weights.model import FilePin, WeightsLock, read_lock, write_lock
+from pipeline.weights.model import COMMIT, FilePin, WeightsLock, read_lock, write_lock
 
 STATE = ".sm120"
 _MODELS = "models--"
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def in_hub_cache(folder: Path) -> CachePath | None:
     real = folder.resolve()  # for `.`, and for links that users make to a snapshot
     repository = real.parent.parent
     is_cache = repository.name.startswith(_MODELS) or (repository / _BLOBS).is_dir()
-    if real.parent.name == _SNAPSHOTS and _COMMIT.fullmatch(real.name) and is_cache:
+    if real.parent.name == _SNAPSHOTS and COMMIT.fullmatch(real.name) and is_cache:
         return CachePath(repository, real.name)
     has = [(folder / name).is_dir() for name in (_BLOBS, _SNAPSHOTS)]
     if all(has) or (any(has) and real.name.startswith(_MODELS)):

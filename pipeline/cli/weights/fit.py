@@ -154,7 +154,6 @@ def _question(options: dict[str, Any], engine: str) -> Question:
         raise click.UsageError(f"--dcp {dcp}: it must divide the {tp} cards of a model.")
     return Question.model_validate(
         {
-            "gpus": options["gpus"],
             "vram_bytes": options["vram"],
             "tp": tp,
             "dcp": dcp,

@@ -8,7 +8,6 @@ and in the Hub cache of this user. A copy counts when its hash is right.
 from __future__ import annotations
 
 import os
-import re
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import Protocol
 from pipeline.fetch.http import Client
 from pipeline.weights.disk.hashing import cores, on_all_cores, read_file
 from pipeline.weights.disk.survey import walk
-from pipeline.weights.model import FilePin
+from pipeline.weights.model import FILE_HASH, FilePin
 from pipeline.weights.place import Place, cache_name
 from pipeline.weights.transfer.fetch import fetch_files, fetch_range
 from pipeline.weights.transfer.routes import Route
@@ -29,7 +28,6 @@ from pipeline.weights.transfer.routes import Route
 # Another copy of a set: the bytes of a file from start up to stop, or a `PipelineError`. Nothing of
 # it is trusted before the hash is right.
 Source = Callable[[FilePin, int, int], Iterator[bytes]]
-_BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class Supply(Protocol):
@@ -121,7 +119,7 @@ def _files_by_size(
     partial = place.partial_folder.relative_to(place.root).as_posix()
     for path in (place.root / name for name in walk(place.root, [partial])):
         # a blob's name is its hash, so one with another name need not be read
-        is_blob = path.parent.name == "blobs" and _BLOB_NAME.fullmatch(path.name)
+        is_blob = path.parent.name == "blobs" and FILE_HASH.fullmatch(path.name)
         if path in judged or (is_blob and path.name not in wanted):
             continue
         with suppress(OSError):

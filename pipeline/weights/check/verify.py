@@ -84,8 +84,8 @@ def verify(place: Place, request: VerifyOptions, neighbours: Collection[Place] =
     findings += [f for f in extras(place, neighbours) if is_chosen(f.path, request.only)]
     for finding in [f for f in findings if f.damage]:
         log.say(f"  {finding.kind}: {finding.path} {finding.detail}".rstrip())
-    known = {} if request.full else receipt.read_receipt(place)
-    todo = [p for p in present if not receipt.vouches(known.get(p.pin.path), p.pin, p.identity)]
+    known = {} if request.full else receipt.proved_identities(place)
+    todo = [p for p in present if known.get(p.pin.path) != p.identity]
     reader = _FileReader(request)
     try:
         reader.read(todo)

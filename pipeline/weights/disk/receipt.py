@@ -118,11 +118,6 @@ def proved(pin: FilePin, reading: Reading, since_ns: int) -> ReceiptEntry:
     return ReceiptEntry(path=pin.path, want=pin.want, identity=identity, marks=marks)
 
 
-def vouches(entry: ReceiptEntry | None, pin: FilePin, identity: Identity) -> bool:
-    """Whether this very file was proved and has not moved since."""
-    return entry is not None and entry.want == pin.want and entry.identity == identity
-
-
 def keep(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str]) -> None:
     """Add what was proved, and stop vouching for what was not; the marks stay.
 

@@ -24,14 +24,13 @@ from pipeline.net.client import REDIRECTS, login_in
 from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
 from pipeline.net.failures import Lost as ConnectionLost
 from pipeline.net.timing import Limits, asked_wait_s
-from pipeline.weights.model import FilePin
+from pipeline.weights.model import FILE_HASH, FilePin
 from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, NotAvailable, wrong_bytes
 
 STALL_S = 30.0  # without a byte for so long, another route is taken
 _MOST_HOPS = 5  # the Hub needs two: a renamed repository, then its CDN
 _STALE_LINK = (400, 401, 403, 404, 410)  # what CDNs answer when a signed link has expired
 _MAY_PASS = (408, 425, 429)
-_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _NUMBER = re.compile(r"\d{1,18}")
 
@@ -162,7 +161,7 @@ def require_same_file(answer: Answer, pin: FilePin) -> None:
     """With a redirect the Hub names the hash and size of the file that it leads to."""
     etag = answer.header("X-Linked-Etag").removeprefix("W/").strip('"')
     size = answer.header("X-Linked-Size")
-    if _HEX.fullmatch(etag) and len(etag) == len(pin.want) and etag != pin.want:
+    if FILE_HASH.fullmatch(etag) and len(etag) == len(pin.want) and etag != pin.want:
         wrong = wrong_bytes(f"{pin.path}: locked as {pin.want}, the server has {etag}")
         raise NotAvailable(wrong, only_this_file=True)
     if _NUMBER.fullmatch(size) and int(size) != pin.size_bytes:

@@ -252,7 +252,7 @@ def test_cards_that_would_cut_a_group_are_refused() -> None:
 
 
 def asked(**changes: Any) -> Question:
-    values = {"gpus": 8, "vram_bytes": 96 * GIB, "tp": 8, "context": 65536, "engine": "sglang"}
+    values = {"vram_bytes": 96 * GIB, "tp": 8, "context": 65536, "engine": "sglang"}
     return Question.model_validate(values | changes)
 
 
