@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from pipeline import log
-from pipeline.cli.context import checkout_of, say_json, store_of, store_to_read
+from pipeline.cli.context import say_json, store_of, store_to_read
 from pipeline.cli.options import json_option
-from pipeline.errors import NoCheckout, StoreDamaged
+from pipeline.errors import StoreDamaged
 from pipeline.gate import upkeep as gate_upkeep
-from pipeline.gate.upkeep import gate_leftovers, gate_sections
 from pipeline.store import upkeep
-from pipeline.store.store import Store
 from pipeline.store.upkeep import sections
 
 
@@ -23,7 +19,7 @@ from pipeline.store.upkeep import sections
 def show(context: click.Context, as_json: bool) -> None:
     """Show how much the store holds, and where it is."""
     store = store_to_read(context)
-    parts = [*sections(store), *gate_sections(store)]
+    parts = [*sections(store), *gate_upkeep.gate_sections(store)]
     if as_json:
         return say_json({"root": str(store.root), "sections": [p.model_dump() for p in parts]})
     rows = [[p.name, str(p.files), log.size(p.size_bytes)] for p in parts]
@@ -64,13 +60,13 @@ def check(context: click.Context, repair: bool, as_json: bool) -> None:
 def trim(context: click.Context, yes: bool) -> None:
     """Remove what no built image needs: old layers, kept inputs, stale downloads.
 
-    Environments, engines and results of gates go, too, where no lock of this checkout needs them.
+    Environments, engines and results of gates go, too, where no gate has used them for a month.
     Without --yes nothing is removed.
     """
     store = store_of(context)
     # a build that runs now may be about to use what looks unneeded
     with store.alone():
-        gates = _gate_leftovers(context, store)
+        gates = gate_upkeep.gate_leftovers(store)
         if yes:
             click.echo(f"{log.size(upkeep.trim(store) + gate_upkeep.remove(gates))} freed")
             return
@@ -81,13 +77,3 @@ def trim(context: click.Context, yes: bool) -> None:
         f"{len(paths)} files ({log.size(total)}) and {len(gates)} leftovers of gates"
         f" ({log.size(left)}) can go; `sm120 store trim --yes` removes them"
     )
-
-
-def _gate_leftovers(context: click.Context, store: Store) -> list[Path]:
-    """None where there is no checkout: only locks say what is still wanted."""
-    try:
-        checkout = checkout_of(context)
-    except NoCheckout:
-        log.say("This is not a checkout: leftovers of gates are not looked at.")
-        return []
-    return gate_leftovers(store, checkout)

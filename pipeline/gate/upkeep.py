@@ -1,4 +1,4 @@
-"""Looking after what gates leave in the store: what the locks still lead to, and what they do not.
+"""Looking after what gates leave in the store: how much it is, and what of it nobody uses.
 
 gate/environments/   interpreters with torch and Triton, unpacked: gigabytes
 gate/engines/        engines' own files, as published and patched
@@ -15,25 +15,15 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.assemble.plan import ImagePlan, plan_image
-from pipeline.errors import PatchConflict, PipelineError
 from pipeline.files import files_below, os_errors_explained, remove_tree
-from pipeline.gate.numerics.cases import read_numeric_cases
-from pipeline.gate.smem.cases import Gates, read_gates
-from pipeline.gate.smem.coverage import kernels_key
-from pipeline.gate.smem.engine import EngineTree, engine_key, patched_tree
-from pipeline.gate.smem.environment import Environment, EnvironmentFacts, known_facts
-from pipeline.gate.smem.limits import CARDS
-from pipeline.gate.smem.run import GateTarget
-from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_image_record
 from pipeline.store.upkeep import StoreSection
 
-# Kernels are kept by their content, so no lock leads to them: they go by their age.
-_KERNEL_AGE_S = 90 * 24 * 3600
+# A gate marks what it uses (`mark_used`). Anything here is made again from locks and wheels, so a
+# month without use is enough to let go of environments of gigabytes.
+_UNUSED_S = 30 * 24 * 3600
 _PARTS = {
     "gate environments": "gate/environments",
     "gate engines": "gate/engines",
@@ -43,16 +33,6 @@ _PARTS = {
     "gate notes on engines": "gate/kernels-of",
     "gate notes on objects": "gates/arch",
 }
-
-
-@dataclass
-class _Kept:
-    """Names in each folder that something still leads to."""
-
-    environments: set[str] = field(default_factory=set)
-    engines: set[str] = field(default_factory=set)
-    answers: set[str] = field(default_factory=set)
-    notes: set[str] = field(default_factory=set)
 
 
 def gate_sections(store: Store) -> list[StoreSection]:
@@ -71,76 +51,26 @@ def _stats(path: Path) -> Iterator[os.stat_result]:
             yield entry.stat(follow_symlinks=False)
 
 
-def gate_leftovers(store: Store, checkout: Checkout) -> list[Path]:
-    """Folders and files that no lock of the checkout leads to any more."""
-    kept = _Kept()
-    for name in checkout.images():
-        for platform in checkout.spec(name).platforms:
-            try:
-                _keep(store, checkout, plan_image(checkout, name, platform), kept)
-            except PipelineError:
-                # an image without gates, or whose lock is not made yet, keeps nothing
-                continue
-    root, old = store.root / "gate", time.time() - _KERNEL_AGE_S
-    objects = _objects(store)
-    return [
-        *(p for p in _entries(root / "environments") if p.name not in kept.environments),
-        *(p for p in _entries(root / "engines") if p.name not in kept.engines),
-        *(p for p in _entries(root / "answers") if p.stem not in kept.answers),
-        *(p for p in _entries(root / "kernels-of") if p.stem not in kept.notes),
-        *(p for p in _entries(root / "kernels") if p.lstat().st_mtime < old),
-        *(p for p in _entries(root / "kernels-unlocked") if p.lstat().st_mtime < old),
-        *(p for p in _entries(store.root / "gates" / "arch") if p.stem not in objects),
+def gate_leftovers(store: Store) -> list[Path]:
+    """Folders and files that no gate has used for a month, and notes on objects of no image."""
+    old = time.time() - _UNUSED_S
+    folders = [place for place in _PARTS.values() if place.startswith("gate/")]
+    unused = [
+        entry
+        for folder in folders
+        for entry in _entries(store.root / folder)
+        if entry.lstat().st_mtime < old
     ]
+    # reading an image's objects again takes minutes: it keeps its notes as long as it is kept
+    objects = _objects(store)
+    notes = [p for p in _entries(store.root / "gates" / "arch") if p.stem not in objects]
+    return [*unused, *notes]
 
 
 def _entries(folder: Path) -> list[Path]:
     """What lies in a folder of the store; a link leads elsewhere and is not looked into."""
     is_own = folder.is_dir() and not folder.is_symlink()
     return sorted(folder.iterdir()) if is_own else []
-
-
-def _keep(store: Store, checkout: Checkout, plan: ImagePlan, kept: _Kept) -> None:
-    gates = read_gates(checkout, plan.spec.name)
-    environments = [
-        Environment(path, facts, ())
-        for path in _entries(store.root / "gate" / "environments")
-        if (facts := known_facts(path)) and _is_from(facts, plan)
-    ]
-    kept.environments |= {e.key for e in environments}
-    cases = [*gates.cases(), *read_numeric_cases(checkout, plan.spec.name, gates)]
-    for tree in _trees(store, checkout, plan, gates):
-        kept.engines.add(tree.folder.name)
-        kept.notes.add(kernels_key(tree.digest))
-        for case in cases:
-            for environment in environments:
-                for card in CARDS.values():
-                    target = GateTarget(store, environment, tree, gates.setup, card)
-                    kept.answers.add(target.key(case).removeprefix("sha256:"))
-
-
-def _is_from(facts: EnvironmentFacts, plan: ImagePlan) -> bool:
-    """Whether an environment is of the lock's own wheels, or of the same versions elsewhere."""
-    locked = {(pin.name, pin.version): pin.sha256 for pin in plan.lock.wheels}
-    same = facts.kind == "host wheels" or all(
-        locked.get((pin.name, pin.version)) == pin.sha256 for pin in facts.wheels
-    )
-    return same and all((pin.name, pin.version) in locked for pin in facts.wheels)
-
-
-def _trees(store: Store, checkout: Checkout, plan: ImagePlan, gates: Gates) -> Iterator[EngineTree]:
-    """The engine as published, with all patches, and with all but one."""
-    pin = next((p for p in plan.lock.wheels if p.name == gates.setup.package), None)
-    if pin is None:
-        return
-    folder = store.root / "gate" / "engines" / engine_key(pin)
-    tree = EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}")
-    yield tree
-    series = checkout.series(plan.spec).patches
-    place = (checkout.folder(plan.spec.name) / (plan.spec.patches or "none")).parent
-    for left_out in [None, *series]:
-        with suppress(PatchConflict):
-            yield patched_tree(tree, [w for w in series if w is not left_out], place)[0]
 
 
 def _objects(store: Store) -> set[str]:

@@ -42,7 +42,6 @@ def make_gate_context(
         host_platform(),
         lambda: make_fetcher(store, mirrors, offline),
         lambda: WheelFinder(Client(read_settings(mirrors))),
-        offline,
     )
 
 

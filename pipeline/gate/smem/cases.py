@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import GateInvalid, SpecInvalid
 from pipeline.gate.files import EngineSetup, gate_files, read_setup
 from pipeline.gate.smem.case_spec import (
-    AcceptedKernel,
     Argument,
     CaseSpec,
     GateFile,
@@ -77,9 +76,6 @@ class Gates(Frozen):
             for case in expanded(name, spec)
         ]
 
-    def accepted(self, gate: str) -> list[AcceptedKernel]:
-        return self.gates[gate].accepted
-
 
 def read_gates(checkout: Checkout, image: str) -> Gates:
     """Every gate of an image; an image without any is an error."""
@@ -115,19 +111,18 @@ def _checked(gates: Gates, folder: Path) -> Gates:
     for case in cases:
         for argument in case.arguments.values():
             require_small(case.name, argument)
-    for name in gates.gates:
-        _require_known(name, gates, folder)
+    for name, gate in gates.gates.items():
+        _require_known(gate, [c.name for c in cases if c.gate == name], folder / f"{name}.yaml")
     return gates
 
 
-def _require_known(name: str, gates: Gates, folder: Path) -> None:
+def _require_known(gate: GateFile, cases: Sequence[str], path: Path) -> None:
     """What is accepted must be there: a name that fits nothing would accept nothing."""
-    cases = [case.name for case in gates.cases(only=name)]
-    for accepted in gates.accepted(name):
+    for accepted in gate.accepted:
         for each in [accepted.case] if isinstance(accepted.case, str) else accepted.case or []:
             one = accepted.model_copy(update={"case": each})
             if not any(one.covers(case) for case in cases):
-                raise GateInvalid(f"{folder / name}.yaml: accepted: there is no case {each!r}")
+                raise GateInvalid(f"{path}: accepted: there is no case {each!r}")
 
 
 def require_small(name: str, argument: Any) -> None:

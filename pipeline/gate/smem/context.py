@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,6 @@ class GateContext:
     host: str  # this machine's platform
     make_fetcher: Callable[[], Fetcher]
     make_finder: Callable[[], WheelFinder]
-    offline: bool = False
 
     def layers(self, plans: Sequence[LayerPlan]) -> list[LayerRecord]:
         """Layers from the store, made now where they are missing."""
@@ -55,6 +55,12 @@ def wheel_layer(plan: ImagePlan, name: str) -> LayerPlan:
         f"{plan.spec.name}: has no wheel of {name}",
         "The shared-memory gate is for images whose engine has Triton kernels.",
     )
+
+
+def mark_used(path: Path) -> None:
+    """Note that something kept was used: `sm120 store trim` takes what was not for a month."""
+    with suppress(OSError):  # of another user, perhaps; it is only kept less long
+        os.utime(path)
 
 
 # Where a path of the image goes below the folder; none to leave it out.

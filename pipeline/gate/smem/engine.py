@@ -16,7 +16,7 @@ from pipeline.assemble import patch
 from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan
 from pipeline.errors import PatchConflict
 from pipeline.files import os_errors_explained
-from pipeline.gate.smem.context import GateContext, unpack, wheel_layer
+from pipeline.gate.smem.context import GateContext, mark_used, unpack, wheel_layer
 from pipeline.lock.model import WheelPin
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import FileRow
@@ -63,17 +63,14 @@ def engine_pin(
 
 def engine_tree(context: GateContext, plan: ImagePlan, pin: WheelPin) -> EngineTree:
     """The engine's code as its wheel has it."""
-    folder = context.store.root / "gate" / "engines" / engine_key(pin)
-    with context.store.locked(f"gate-{folder.name}"):
+    key = sha256_of(canonical_json([FORMAT, pin.sha256])).removeprefix("sha256:")[:32]
+    folder = context.store.root / "gate" / "engines" / key
+    with context.store.locked(f"gate-{key}"):
         if not folder.is_dir():
             _unpack_engine(context, plan, pin, folder)
+    mark_used(folder)
     locked = pin in plan.lock.wheels
     return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}", locked)
-
-
-def engine_key(pin: WheelPin) -> str:
-    """The name of the folder that a wheel is unpacked to."""
-    return sha256_of(canonical_json([FORMAT, pin.sha256])).removeprefix("sha256:")[:32]
 
 
 def _unpack_engine(context: GateContext, plan: ImagePlan, pin: WheelPin, folder: Path) -> None:
@@ -102,28 +99,21 @@ def patched(
     tree: EngineTree, patches: Sequence[PatchSpec], folder: Path, context: GateContext
 ) -> EngineTree:
     """The tree with patches applied; each must fit exactly, but the version may be another."""
-    _, changed = patched_tree(tree, patches, folder)
-    return with_files(tree, changed, context)
-
-
-def patched_tree(
-    tree: EngineTree, patches: Sequence[PatchSpec], folder: Path
-) -> tuple[EngineTree, dict[str, bytes]]:
-    """What a tree with patches is called, and the files in which it differs."""
     changed: dict[str, bytes] = {}
     for spec in patches:
         for change in patch.parse(read_patch(folder / spec.file), spec.file):
             before = changed.get(change.path) or _read(tree.folder, change.path, spec.file)
             changed[change.path] = patch.apply(change, before, spec.file)
-    return _renamed(tree, changed), changed
+    return with_files(tree, changed, context)
 
 
 def with_files(tree: EngineTree, changed: Mapping[str, bytes], context: GateContext) -> EngineTree:
     """The tree with some files replaced; the rest are links to the same files."""
     if not changed:
         return tree
-    made = _renamed(tree, changed)
-    folder = made.folder
+    sums = {path: sha256_of(data) for path, data in changed.items()}
+    digest = sha256_of(canonical_json([FORMAT, tree.digest, sums]))
+    folder = tree.folder.with_name(digest.removeprefix("sha256:")[:32])
     with context.store.locked(f"gate-{folder.name}"):
         if not folder.is_dir():
             with context.store.scratch() as scratch, os_errors_explained(folder):
@@ -131,35 +121,23 @@ def with_files(tree: EngineTree, changed: Mapping[str, bytes], context: GateCont
                 ignore = shutil.ignore_patterns("__pycache__")
                 shutil.copytree(tree.folder, copy, copy_function=os.link, ignore=ignore)
                 for path, data in changed.items():
+                    # a link shares its bytes with the published tree: replace it, never write to it
                     (copy / path).unlink()
                     (copy / path).write_bytes(data)
                 os.replace(copy, folder)
-    return made
-
-
-def _renamed(tree: EngineTree, changed: Mapping[str, bytes]) -> EngineTree:
-    """The place and digest of a tree with some files replaced."""
-    if not changed:
-        return tree
-    sums = {path: sha256_of(data) for path, data in changed.items()}
-    digest = sha256_of(canonical_json([FORMAT, tree.digest, sums]))
-    folder = tree.folder.with_name(digest.removeprefix("sha256:")[:32])
+    mark_used(folder)
     return replace(tree, folder=folder, digest=digest)
 
 
 def is_applied(tree: EngineTree, spec: PatchSpec, folder: Path) -> bool:
     """Whether the engine already holds what a patch would put there."""
     for change in patch.parse(read_patch(folder / spec.file), spec.file):
-        back = patch.FilePatch(
-            change.path,
-            tuple(patch.Hunk(h.start, h.after, h.before) for h in change.hunks),
-        )
         try:
             text = _read(tree.folder, change.path, spec.file).decode()
         except PatchConflict:
             return False
         # upstream's lines may stand elsewhere in the file than the patch's
-        if not all("".join(h.before) in text for h in back.hunks):
+        if not all("".join(hunk.after) in text for hunk in change.hunks):
             return False
     return True
 

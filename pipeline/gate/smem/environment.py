@@ -25,7 +25,7 @@ from pipeline import log
 from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, plan_image
 from pipeline.errors import GateEnvironment, LockMissing
 from pipeline.gate.sandbox.sandbox import find_sandbox
-from pipeline.gate.smem.context import GateContext, unpack, wheel_layer
+from pipeline.gate.smem.context import GateContext, mark_used, unpack, wheel_layer
 from pipeline.gate.smem.stub_libraries import make_stubs
 from pipeline.gate.smem.wheels import for_host
 from pipeline.lock.model import WheelPin
@@ -76,11 +76,6 @@ class Environment:
     def key(self) -> str:
         return self.folder.name
 
-    @property
-    def readable(self) -> list[Path]:
-        """What a program started by `command` must be able to read."""
-        return [self.folder]
-
     def command(self, *args: str) -> list[str]:
         """Run the image's interpreter by its own loader, whatever C library this machine has."""
         architecture = self.facts.platform.partition("/")[2]
@@ -126,6 +121,7 @@ def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str
         environment = Environment(folder, facts, absent)
         if is_new:
             _compile_modules(environment)
+    mark_used(folder)
     return environment
 
 

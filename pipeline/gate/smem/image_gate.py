@@ -14,7 +14,7 @@ from pipeline.assemble.plan import ImagePlan
 from pipeline.errors import GateInvalid
 from pipeline.files import write_bytes
 from pipeline.gate.smem.cases import Case, Gates, read_gates
-from pipeline.gate.smem.context import GateContext
+from pipeline.gate.smem.context import GateContext, mark_used
 from pipeline.gate.smem.coverage import EngineKernels, coverage, find_kernels, kernels_key
 from pipeline.gate.smem.engine import EngineTree, engine_pin, engine_tree, patched
 from pipeline.gate.smem.environment import Environment, make_environment
@@ -138,11 +138,12 @@ def _kernels(store: Store, tree: EngineTree) -> EngineKernels:
     """The kernels in an engine's code, kept by the code's digest and the reader's own."""
     path = store.root / "gate" / "kernels-of" / f"{kernels_key(tree.digest)}.json"
     try:
-        return EngineKernels.model_validate_json(path.read_bytes())
+        kernels = EngineKernels.model_validate_json(path.read_bytes())
+        mark_used(path)
     except (OSError, ValidationError):
         kernels = find_kernels(tree.folder, tree.package)
         write_bytes(path, kernels.model_dump_json().encode())
-        return kernels
+    return kernels
 
 
 def find_case(gate: ImageGate, name: str) -> Case:

@@ -23,6 +23,7 @@ from pipeline.files import os_errors_explained, write_bytes
 from pipeline.gate.files import EngineSetup
 from pipeline.gate.sandbox.sandbox import Sandbox, find_sandbox, hide_environment
 from pipeline.gate.smem.cases import Case, Gates
+from pipeline.gate.smem.context import mark_used
 from pipeline.gate.smem.engine import EngineTree, modules_defining
 from pipeline.gate.smem.environment import Environment
 from pipeline.gate.smem.limits import Card
@@ -97,7 +98,7 @@ class GateTarget:
 def judge_all(target: GateTarget, gates: Gates, cases: Sequence[Case]) -> list[CaseResult]:
     """Every case's verdict."""
     return [
-        judge_case(case, answer, target.card, gates.accepted(case.gate), cached=cached)
+        judge_case(case, answer, target.card, gates.gates[case.gate].accepted, cached=cached)
         for case, answer, cached in answered(target, cases)
     ]
 
@@ -138,6 +139,7 @@ def read_answer(target: GateTarget, case: Case) -> WorkerAnswer | None:
         answer = WorkerAnswer.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
+    mark_used(path)
     return answer if answer.case == case.name else None
 
 
@@ -220,7 +222,7 @@ def _one_process(
     answers_file.touch()
     command = target.sandbox.command(
         target.environment.command(str(WORKER), str(job_file), str(answers_file)),
-        read=[*target.environment.readable, target.tree.folder, WORKER, job_file],
+        read=[target.environment.folder, target.tree.folder, WORKER, job_file],
         write=[work, answers_file, target.kernels],
         root=root,
         cwd=work,

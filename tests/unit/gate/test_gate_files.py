@@ -75,8 +75,8 @@ def test_a_case_of_a_shared_name_changes_only_what_it_says(checkout: Checkout) -
 
 def test_what_one_image_accepts_no_other_accepts(checkout: Checkout) -> None:
     own(checkout, accepted=[ACCEPTED])
-    assert len(read_gates(checkout, "older").accepted("smem-decode")) == 1
-    assert read_gates(checkout, "newer").accepted("smem-decode") == []
+    assert len(read_gates(checkout, "older").gates["smem-decode"].accepted) == 1
+    assert read_gates(checkout, "newer").gates["smem-decode"].accepted == []
 
 
 def test_numbers_are_shared_too_and_an_own_entry_takes_the_place_of_the_shared_one(

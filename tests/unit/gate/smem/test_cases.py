@@ -209,7 +209,7 @@ def accepting(case: object) -> dict[str, Any]:
 @pytest.mark.parametrize("case", ["decode", ["decode"], None, "decode-8"])
 def test_what_is_accepted_names_a_case_that_is_there(tmp_path: Path, case: object) -> None:
     spec = {**CASE, "each": {"heads": [8]}}
-    assert read(tmp_path, spec, accepted=[accepting(case)]).accepted("smem-decode")
+    assert read(tmp_path, spec, accepted=[accepting(case)]).gates["smem-decode"].accepted
 
 
 @pytest.mark.parametrize("case", ["decod", "decode-16", ["decode", "prefill"], ["Decode"]])
