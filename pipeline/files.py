@@ -11,12 +11,16 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from pipeline.errors import DiskFull, Interrupted, PipelineError, StoreUnwritable
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # flock(2) has no time limit: who can be stopped asks again this often.
 _ASK_AGAIN_S = 0.1
@@ -73,6 +77,17 @@ def write_bytes(path: Path, data: bytes) -> None:
             return
     with atomic_file(path) as out:
         out.write(data)
+
+
+def keep(partial: Path, final: Path) -> None:
+    """Give a finished file its name; it is on the same disk."""
+    with os_errors_explained(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        # a name stands for whole bytes and can be read by others: see `atomic_file`
+        with partial.open("rb") as handle:
+            os.fsync(handle.fileno())
+        partial.chmod(0o644)
+        os.replace(partial, final)
 
 
 def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
@@ -148,6 +163,25 @@ def sha256_of_file(path: Path) -> str:
     """The digest of a file of any size, as every file of ours writes it."""
     with path.open("rb") as handle:
         return "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def is_whole(path: Path, digest: str, size_bytes: int) -> bool:
+    """Whether a file is there with these bytes: a backup or a bad disk can leave others."""
+    is_there = path.is_file() and path.stat().st_size == size_bytes
+    return is_there and sha256_of_file(path) == digest
+
+
+def on_all_cores(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Results in order; the first failure ends it.
+
+    In threads, for work that is hashing: it lets go of the interpreter's lock.
+    """
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        try:
+            return list(pool.map(work, items))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def size_so_far(partial: Path) -> int:

@@ -109,6 +109,21 @@ class NoBar:
         return
 
 
+class Gauge:
+    """One file's progress in a bar that several files share."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._at = bar, 0
+
+    def at(self, n_bytes: int) -> None:
+        """Also backwards, when bytes are sent or received again."""
+        self._bar.advance(n_bytes - self._at)
+        self._at = n_bytes
+
+    def advance(self, n_bytes: int) -> None:
+        self.at(self._at + n_bytes)
+
+
 @contextmanager
 def progress(title: str, total_bytes: int) -> Iterator[Bar]:
     """A live bar on a terminal, plain lines elsewhere."""

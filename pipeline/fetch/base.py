@@ -24,7 +24,7 @@ from pipeline.errors import (
     SourceUnreachable,
 )
 from pipeline.fetch.base_pin import blob_pin, config_of, layer_pins, pin_of, require_locked
-from pipeline.files import os_errors_explained, sha256_of_file
+from pipeline.files import is_whole, os_errors_explained, sha256_of_file
 from pipeline.lock.model import BasePin, BlobPin
 from pipeline.model import sha256_of
 from pipeline.oci.config import MOST_CONFIG_BYTES, read_config
@@ -88,7 +88,11 @@ class Bases:
         require_locked(pin, index, manifest)
         for document in (*([index] if index else []), manifest):
             self._store.put_blob(document.data)
-        missing = [b for b in pin.blobs if not _has_blob(self._store, b)]
+        missing = [
+            blob
+            for blob in pin.blobs
+            if not is_whole(self._store.blob_path(blob.digest), blob.digest, blob.size_bytes)
+        ]
         self._store.need_space(sum(b.size_bytes for b in missing))
         missing = [b for b in missing if not self._copied(b)]
         if not missing:
@@ -186,10 +190,3 @@ def _verdict(what: str, failures: Sequence[PipelineError]) -> PipelineError:
     if broken or len(failures) == 1:
         return (broken or failures)[0]
     return SourceUnreachable(f"{what}: {'; '.join(str(f) for f in failures)}")
-
-
-def _has_blob(store: Store, blob: BlobPin) -> bool:
-    """Whether the store holds a blob; its name and size are not taken for its bytes."""
-    path = store.blob_path(blob.digest)
-    is_there = path.is_file() and path.stat().st_size == blob.size_bytes
-    return is_there and sha256_of_file(path) == blob.digest

@@ -16,11 +16,12 @@ from pypi_simple import (
 from pipeline.errors import SourceUnreachable
 from pipeline.fetch.http import Client, unreachable
 from pipeline.foreign_json import read_json
-from pipeline.net.address import clean, masked
+from pipeline.net.address import clean, masked, shown
 from pipeline.net.client import MAY_PASS, Reply
 from pipeline.net.failures import Lost, NetError
 from pipeline.net.timing import asked_wait_s
 
+# Fewer than for a file: where one index of several is down, each file of an image asks it.
 PAGE_ATTEMPTS = 3
 # PyPI's largest pages, of projects with a build a day, have some tens of megabytes
 MOST_PAGE_BYTES = 128 << 20
@@ -42,35 +43,34 @@ def list_files(client: Client, index: str, project: str) -> list[DistributionPac
 def _ask_patiently(
     client: Client, index: str, project: str, filename: str
 ) -> list[DistributionPackage]:
-    reason, wait_s = "", None
-    for attempt in range(PAGE_ATTEMPTS):
-        if attempt:
-            client.pause(attempt - 1, wait_s)
-        try:
-            reply = _ask(client, index, project)
-            if reply.status == 200:
-                return _packages(reply, project, filename)
-        except (UnsupportedContentTypeError, UnsupportedRepoVersionError) as error:
-            reason = str(error)
-            break
-        except (ValueError, KeyError, TypeError, AttributeError, Lost) as error:
-            reason, wait_s = str(error), None
-            continue
-        except NetError as error:
-            raise unreachable(error) from error
+    def failure(reason: object) -> SourceUnreachable:
+        why = clean(masked(str(reason)))[:160]
+        return SourceUnreachable(f"{masked(index)}: no answer about {project} ({why})")
+
+    def once() -> list[DistributionPackage]:
+        url = f"{index.rstrip('/')}/{canonicalize_name(project)}/"
+        reply = client.page(url, MOST_PAGE_BYTES, {"Accept": ACCEPT_ANY})
         if reply.status == 404:
             return []
-        reason, wait_s = f"answers {reply.status}", asked_wait_s(reply.headers)
-        if reply.status < 500 and reply.status not in MAY_PASS:
-            break
-    raise SourceUnreachable(
-        f"{masked(index)}: no answer about {project} ({clean(masked(reason))[:160]})"
-    )
+        if reply.status in MAY_PASS or reply.status >= 500:
+            reason = f"{shown(reply.url)}: answers {reply.status}"
+            raise Lost(reason, wait_s=asked_wait_s(reply.headers))
+        if reply.status != 200:
+            raise failure(f"answers {reply.status}")
+        try:
+            return _packages(reply, project, filename)
+        except (UnsupportedContentTypeError, UnsupportedRepoVersionError) as error:
+            raise failure(error) from error
+        # a page cut off in the middle by a proxy looks like this, too
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Lost(f"{shown(reply.url)}: {clean(masked(str(error)))}") from error
 
-
-def _ask(client: Client, index: str, project: str) -> Reply:
-    url = f"{index.rstrip('/')}/{canonicalize_name(project)}/"
-    return client.page(url, MOST_PAGE_BYTES, {"Accept": ACCEPT_ANY})
+    try:
+        return client.patience.retried(once, PAGE_ATTEMPTS)
+    except Lost as error:
+        raise failure(error) from error
+    except NetError as error:
+        raise unreachable(error) from error
 
 
 def _packages(reply: Reply, project: str, filename: str) -> list[DistributionPackage]:

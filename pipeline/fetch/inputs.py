@@ -30,12 +30,12 @@ from pipeline.errors import (
     StoreUnwritable,
 )
 from pipeline.fetch.base import Bases, BaseSettings
-from pipeline.fetch.http import Client, Tally, download
+from pipeline.fetch.http import Client, download
 from pipeline.fetch.settings import folder_of
 from pipeline.fetch.sources import Place, Sources
-from pipeline.files import link_or_copy, os_errors_explained, sha256_of_file
+from pipeline.files import is_whole, keep, link_or_copy, os_errors_explained
 from pipeline.lock.model import BasePin, Pin
-from pipeline.log import Bar
+from pipeline.log import Bar, Gauge
 from pipeline.store.store import Store
 
 # Large files keep the line busy, small ones wait for answers: some threads begin at each end.
@@ -74,15 +74,15 @@ class Fetcher:
                 log.say(f"{pin.file}: the store's copy is not the locked file and is removed")
                 final.unlink(missing_ok=True)
             self._try_all(pin, bar)
-            _rename(self._store.partial_path(pin.sha256), final)
+            keep(self._store.partial_path(pin.sha256), final)
         return final
 
     def _is_whole(self, pin: Pin, path: Path, bar: Bar) -> bool:
-        tally = Tally(bar)
+        gauge = Gauge(bar)
         with path.open("rb") as handle:
-            got = _hashed(handle, tally, self._client.stop)
+            got = _hashed(handle, gauge, self._client.stop)
         if got != pin.sha256:
-            tally.take_back()
+            gauge.at(0)
         return got == pin.sha256
 
     def fetch_all(self, pins: Sequence[Pin], bar: Bar) -> Generator[tuple[Pin, Path]]:
@@ -163,11 +163,11 @@ class Fetcher:
         return SourceUnreachable(f"{pin.file}: {reasons}")
 
     def _take(self, pin: Pin, place: Place, bar: Bar) -> None:
-        tally = Tally(bar)
+        gauge = Gauge(bar)
         try:
-            self._bring(pin, place, self._store.partial_path(pin.sha256), tally)
+            self._bring(pin, place, self._store.partial_path(pin.sha256), gauge)
         except BaseException:
-            tally.take_back()
+            gauge.at(0)
             raise
 
     def _bring(self, pin: Pin, place: Place, partial: Path, bar: Bar) -> None:
@@ -214,19 +214,11 @@ def _hashed(source: BinaryIO, bar: Bar, stop: threading.Event, out: BinaryIO | N
     return sha.hexdigest()
 
 
-def _rename(partial: Path, final: Path) -> None:
-    """Give a checked file its name, once its bytes are on the disk."""
-    with os_errors_explained(final):
-        with partial.open("rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(partial, final)
-
-
 def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> int:
     """Fetch all pins and put them into `folder` under their own names; returns the bytes."""
     with os_errors_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    todo = [p for p in pins if not _is_there(folder / p.file, p)]
+    todo = [p for p in pins if not is_whole(folder / p.file, f"sha256:{p.sha256}", p.size_bytes)]
     total = sum(p.size_bytes for p in todo)
     title = f"Collecting {len(todo)} files, {log.size(total)}"
     with (
@@ -250,11 +242,6 @@ def collect_base(store: Store, fetcher: Fetcher, pin: BasePin, folder: Path) -> 
         for digest in sizes:
             _place(store.blob_path(digest), place / digest.removeprefix("sha256:"))
     return list(sizes.values())
-
-
-def _is_there(path: Path, pin: Pin) -> bool:
-    is_there = path.is_file() and path.stat().st_size == pin.size_bytes
-    return is_there and sha256_of_file(path) == f"sha256:{pin.sha256}"
 
 
 def _place(source: Path, target: Path) -> None:

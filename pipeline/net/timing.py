@@ -1,4 +1,4 @@
-"""How long an exchange may take, how long a server asks us to wait, and who ends what is late."""
+"""How long an exchange may take, when it is tried again, and who ends what is late."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from typing import TypeVar
+
+from pipeline import log
+from pipeline.errors import Interrupted
+from pipeline.net.failures import Lost
+
+Result = TypeVar("Result")
+
+# With waits of 0.5 to 4 s between them, a restart of some seconds is bridged.
+ATTEMPTS = 5
+LONGEST_WAIT_S = 30.0
+# Some servers ask for hours, which nobody would take for progress; the Hub counts in windows of
+# five minutes.
+LONGEST_ASKED_S = 330.0
+_REPORT_FROM_S = 1.0  # shorter waits are not worth a line
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,42 @@ def _many_fields(headers: Mapping[str, str], prefix: str) -> float | None:
         return None
     seconds = float(reset)
     return max(0.0, seconds - time.time()) if seconds >= _EPOCH_FROM else seconds
+
+
+class Patience:
+    """How often and after which waits a client tries again; shared by its threads."""
+
+    def __init__(self, stop: threading.Event, first_wait_s: float) -> None:
+        self._stop, self._first_wait_s = stop, first_wait_s
+        self._guard, self._reported_at = threading.Lock(), 0.0
+
+    def retried(self, ask: Callable[[], Result], attempts: int | None = None) -> Result:
+        """What `ask` returns as soon as it is not `Lost`; raises the last `Lost` otherwise."""
+        most = attempts or ATTEMPTS
+        for attempt in range(most - 1):
+            try:
+                return ask()
+            except Lost as lost:
+                self.pause(attempt, lost)
+        return ask()
+
+    def pause(self, attempt: int, lost: Lost | None = None) -> None:
+        """Wait longer each time, or as long as the server asks; a stop ends it."""
+        wait_s = min(self._first_wait_s * 2**attempt, LONGEST_WAIT_S)
+        if lost and lost.wait_s is not None:
+            wait_s = min(lost.wait_s, LONGEST_ASKED_S)
+        if lost and wait_s >= _REPORT_FROM_S:
+            self._report_once(f"  {lost}; trying again in {wait_s:.0f} s")
+        if self._stop.wait(wait_s):
+            raise Interrupted("stopped")
+
+    def _report_once(self, message: str) -> None:
+        """One line for what several threads run into at the same time."""
+        now = time.monotonic()
+        with self._guard:
+            is_new, self._reported_at = now - self._reported_at >= _REPORT_FROM_S, now
+        if is_new:
+            log.say(message)
 
 
 class Watchdog:

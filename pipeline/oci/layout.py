@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
 from pipeline import log
 from pipeline.errors import StoreDamaged, StoreUnwritable
-from pipeline.files import link_or_copy, os_errors_explained, sha256_of_file, write_bytes
+from pipeline.files import (
+    link_or_copy,
+    on_all_cores,
+    os_errors_explained,
+    sha256_of_file,
+    write_bytes,
+)
 from pipeline.oci.document import index_json, read_document
 from pipeline.oci.record import ImageRecord
 
@@ -75,10 +80,7 @@ def _write_blobs(blobs: Blobs, digests: Iterable[str], folder: Path) -> None:
         total = sum(path.stat().st_size for path in sources.values())
     except FileNotFoundError as error:
         raise StoreDamaged(f"{error.filename}: not in the store") from error
-    with (
-        log.progress("written", total) as bar,
-        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
-    ):
+    with log.progress("written", total) as bar:
 
         def write(digest: str) -> None:
             target = folder / digest.removeprefix("sha256:")
@@ -87,8 +89,4 @@ def _write_blobs(blobs: Blobs, digests: Iterable[str], folder: Path) -> None:
                 raise StoreDamaged(f"{sources[digest]}: does not match its digest")
             bar.advance(target.stat().st_size)
 
-        try:
-            list(pool.map(write, sources))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        on_all_cores(write, sources)

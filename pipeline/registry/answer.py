@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
 from urllib.parse import urljoin
 
 from pipeline.errors import RegistryBroken
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.net.address import clean, shown
+from pipeline.net.answer import Answer
+from pipeline.net.client import Reply
 
 
-class Head(Protocol):
-    """An answer before its body is read."""
-
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def url(self) -> str: ...
-
-    def header(self, name: str) -> str: ...
-
-
-def location_of(answer: Head) -> str:
+def location_of(answer: Reply | Answer) -> str:
     """The `Location` of an answer as a whole address."""
     place = answer.header("Location")
     if not place:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline import log
 from pipeline.errors import (
     Interrupted,
     NotInRegistry,
@@ -31,7 +28,7 @@ from pipeline.net.failures import (
     NetError,
     Untrusted,
 )
-from pipeline.net.timing import Limits, asked_wait_s
+from pipeline.net.timing import Limits, Patience, asked_wait_s
 from pipeline.oci.reference import Reference
 from pipeline.registry.answer import MOST_ERROR_BYTES, Refusal, error_message, location_of
 from pipeline.registry.auth import MOST_TOKEN_BYTES, Authority, Scope
@@ -40,12 +37,6 @@ from pipeline.registry.docker_config import certificate_files, find_login, tls_c
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# with waits of 0.5 to 4 s between them, a restart of some seconds is bridged
-ATTEMPTS = 5
-LONGEST_WAIT_S = 30.0
-# a server may ask for hours; nobody would take that for progress
-LONGEST_ASKED_S = 300.0
-_REPORT_FROM_S = 1.0  # shorter waits are not worth a line
 # registries redirect blobs once, to their storage
 _MOST_REDIRECTS = 5
 # answers to uploads and errors; manifests and blobs have limits of their own
@@ -70,13 +61,13 @@ class RegistryClient:
     def __init__(self, reference: Reference, access: Access | None = None) -> None:
         self._access = access or Access()
         self.name = reference.registry
-        self._guard, self._reported_at = threading.Lock(), 0.0
         self._host_port = reference.host_port
         self._http = HttpClient(
             make_context=lambda: tls_context(self._host_port, self._access.ca_file),
             limits=self._access.limits,
         )
         self.stop = self._http.stop
+        self.patience = Patience(self.stop, self._access.first_wait_s)
         self.base = self._find_base()
         self.authority = Authority(
             lambda: find_login(reference),
@@ -116,19 +107,15 @@ class RegistryClient:
         most_bytes: int = MOST_ANSWER_BYTES,
     ) -> Reply:
         """A whole answer with a good status; temporary failures are tried again."""
-        failed: Lost | None = None
-        for attempt in range(ATTEMPTS):
-            if failed:
-                self.pause(attempt - 1, failed)
-            try:
-                answer = self.once(
-                    method, place, scope=scope, good=good, headers=headers, body=body
-                )
-                data = self.read(answer, most_bytes)
-                return Reply(answer.status, answer.url, answer.headers, data)
-            except Lost as lost:
-                failed = lost
-        raise RegistryUnreachable(f"{self.name}: {failed}") from failed
+
+        def once() -> Reply:
+            answer = self.once(method, place, scope=scope, good=good, headers=headers, body=body)
+            return self.read(answer, most_bytes)
+
+        try:
+            return self.patience.retried(once)
+        except Lost as lost:
+            raise RegistryUnreachable(f"{self.name}: {lost}") from lost
 
     def once(
         self,
@@ -194,8 +181,7 @@ class RegistryClient:
     ) -> Reply:
         """A token service's answer, whole; it may be another server with another CA."""
         answer = self._send(method, url, headers, body, "")
-        data = self.read(answer, MOST_TOKEN_BYTES)
-        return Reply(answer.status, answer.url, answer.headers, data)
+        return self.read(answer, MOST_TOKEN_BYTES)
 
     def _authorize(self, scope: Scope, login: str, asked: list[str]) -> str:
         try:
@@ -228,34 +214,16 @@ class RegistryClient:
             return NotInRegistry(f"{what}: not found{reason}")
         return Refusal(f"{what}: answers {answer.status}{reason}", answer.status, codes)
 
-    def read(self, answer: Answer, most_bytes: int) -> bytes:
-        """A small body, whole; `Lost` where the connection broke."""
+    def read(self, answer: Answer, most_bytes: int) -> Reply:
+        """A small answer, whole; `Lost` where the connection broke."""
         try:
-            return answer.read(most_bytes)
+            return Reply(answer.status, answer.url, answer.headers, answer.read(most_bytes))
         except BadAnswer as error:
             raise RegistryBroken(str(error)) from error
 
     def pages(self, what: str, most_pages: int) -> _Pages:
         """A bound on the pages of a list."""
         return _Pages(what, most_pages, self._access.limits.pages_s)
-
-    def pause(self, attempt: int, lost: Lost | None = None) -> None:
-        """Wait longer each time, or as long as the server asks; a stop ends it."""
-        wait_s = self._access.first_wait_s * 2**attempt
-        asked_s = lost.wait_s if lost else None
-        wait_s = min(wait_s, LONGEST_WAIT_S) if asked_s is None else min(asked_s, LONGEST_ASKED_S)
-        if lost and wait_s >= _REPORT_FROM_S:
-            self._report_once(f"  {lost}; trying again in {wait_s:.0f} s")
-        if self.stop.wait(wait_s):
-            raise Interrupted("stopped")
-
-    def _report_once(self, message: str) -> None:
-        """One line for what several threads run into at the same time."""
-        now = time.monotonic()
-        with self._guard:
-            is_new, self._reported_at = now - self._reported_at >= _REPORT_FROM_S, now
-        if is_new:
-            log.say(message)
 
     def each(
         self, jobs: int, items: Iterable[Item], work: Callable[[Item], Result]

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pipeline import log
 from pipeline.errors import NotInRegistry, RegistryBroken, StoreUnwritable
-from pipeline.files import locked, os_errors_explained, sha256_of_file, write_bytes
+from pipeline.files import is_whole, keep, locked, os_errors_explained, write_bytes
 from pipeline.model import Frozen
 from pipeline.oci.document import (
     MOST_MANIFEST_BYTES,
@@ -20,7 +20,7 @@ from pipeline.oci.document import (
 )
 from pipeline.oci.layout import LAYOUT
 from pipeline.oci.reference import Reference
-from pipeline.registry.download import keep_blob, pull_blob
+from pipeline.registry.download import pull_blob
 from pipeline.registry.referrers import kind_of, referrers
 from pipeline.registry.repository import Repository, require_same
 
@@ -58,7 +58,11 @@ class Pulled(Frozen):
 
 def fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int) -> int:
     """Bring what is missing, in parallel, each blob checked; returns the bytes received."""
-    todo = [b for b in wanted.blobs if not _is_there(blobs, b)]
+    todo = [
+        blob
+        for blob in wanted.blobs
+        if not is_whole(blobs.blob_path(blob.digest), blob.digest, blob.size_bytes)
+    ]
     total = sum(b.size_bytes for b in todo)
     with (
         log.step(f"Fetching {len(todo)} of {len(wanted.blobs)} blobs, {log.size(total)}"),
@@ -68,19 +72,12 @@ def fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs:
         def bring(blob: Descriptor) -> None:
             partial = blobs.partial_path(blob.digest.removeprefix("sha256:"))
             pull_blob(repository, blob, partial, bar)
-            keep_blob(partial, blobs.blob_path(blob.digest))
+            keep(partial, blobs.blob_path(blob.digest))
 
         repository.client.each(jobs, todo, bring)
     for document in (*wanted.documents, *wanted.evidence):
         write_bytes(blobs.blob_path(document.digest), document.data)
     return total
-
-
-def _is_there(blobs: BlobFolder, blob: Descriptor) -> bool:
-    """Whether a blob is there and intact: a backup or a bad disk can leave other bytes."""
-    path = blobs.blob_path(blob.digest)
-    is_there = path.is_file() and path.stat().st_size == blob.size_bytes
-    return is_there and sha256_of_file(path) == blob.digest
 
 
 @contextmanager

@@ -18,10 +18,12 @@ from pipeline.errors import (
     RegistryUnreachable,
     StoreDamaged,
 )
-from pipeline.log import Bar
+from pipeline.log import Bar, Gauge
+from pipeline.net import timing
+from pipeline.net.client import Reply
 from pipeline.net.failures import Lost
-from pipeline.registry.answer import Head, Refusal, location_of
-from pipeline.registry.client import ATTEMPTS, MOST_ANSWER_BYTES
+from pipeline.registry.answer import Refusal, location_of
+from pipeline.registry.client import MOST_ANSWER_BYTES
 from pipeline.registry.repository import Repository
 
 # What is sent in one request; smaller blobs go in one go, which spares the registry a sync to disk.
@@ -68,22 +70,6 @@ class LocalBlob:
             sha.update(piece)
         if f"sha256:{sha.hexdigest()}" != self.digest:
             raise StoreDamaged(f"{self.path}: does not match its digest")
-
-
-class Gauge:
-    """The progress of one blob in a bar that several blobs share."""
-
-    def __init__(self, bar: Bar) -> None:
-        self._bar, self._at = bar, 0
-
-    def at(self, n_bytes: int) -> None:
-        """Also backwards, when bytes must be sent again."""
-        self._bar.advance(n_bytes - self._at)
-        self._at = n_bytes
-
-    def advance(self, n_bytes: int) -> None:
-        """Further by so many bytes."""
-        self.at(self._at + n_bytes)
 
 
 class _Chunk:
@@ -155,9 +141,9 @@ class _Upload:
                 return self._finish(self._send_rest(place))
             except Lost as lost:
                 failures = 1 if self._offset > before else failures + 1
-                if failures == ATTEMPTS:
+                if failures == timing.ATTEMPTS:
                     raise RegistryUnreachable(f"{self._repository}: {lost}") from lost
-                self._client.pause(failures - 1, lost)
+                self._client.patience.pause(failures - 1, lost)
             resumed = self._where_it_stands()
             if resumed == "there":
                 return
@@ -200,7 +186,7 @@ class _Upload:
         good: tuple[int, ...],
         length: int,
         more: dict[str, str] | None = None,
-    ) -> Head:
+    ) -> Reply:
         part = _Chunk(self._repository, self._blob, self._offset, length, self._gauge)
         headers = {"Content-Type": "application/octet-stream", **(more or {})}
         try:
@@ -212,8 +198,7 @@ class _Upload:
                 headers=headers,
                 body=part,
             )
-            self._client.read(answer, MOST_ANSWER_BYTES)
-            return answer
+            return self._client.read(answer, MOST_ANSWER_BYTES)
         # the session expired: not an error of the blob, the upload starts again
         except NotInRegistry as gone:
             raise Lost(f"the upload is gone: {gone}") from gone
@@ -262,7 +247,7 @@ class _Upload:
             return None
         return location_of(answer) if answer.header("Location") else self._place
 
-    def _confirmed(self, answer: Head, most: int) -> int:
+    def _confirmed(self, answer: Reply, most: int) -> int:
         """The bytes that the registry confirms; it cannot have more than were sent."""
         span = _RANGE.fullmatch(answer.header("Range").strip())
         count = int(span[1]) + 1 if span and span[1] != "0" else 0

@@ -32,6 +32,7 @@ from pipeline import foreign_json
 from pipeline.errors import DiskFull, FolderInTheWay, StoreDamaged
 from pipeline.files import (
     is_free,
+    keep,
     locked,
     os_errors_explained,
     read_plain,
@@ -261,12 +262,7 @@ class NewBlob:
     def keep(self, digest: str) -> Path:
         """Give the finished file its name."""
         final = self._store.blob_path(digest)
-        with os_errors_explained(final):
-            # a blob's name is taken for its bytes, also after a power cut
-            with self.path.open("rb") as handle:
-                os.fsync(handle.fileno())
-            self.path.chmod(0o644)
-            os.replace(self.path, final)
+        keep(self.path, final)
         return final
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pipeline.errors import FolderInTheWay, StoreDamaged
-from pipeline.files import os_errors_explained, sha256_of_file
+from pipeline.files import on_all_cores, os_errors_explained, sha256_of_file
 from pipeline.model import Frozen
 from pipeline.store.store import Store, read_image_record, read_table
 
@@ -72,8 +70,7 @@ def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
         advance(_size(path))
         return got == f"sha256:{path.name}"
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        whole = list(pool.map(check, named))
+    whole = on_all_cores(check, named)
     bad = [path for path, is_whole in zip(named, whole, strict=True) if not is_whole]
     tables = [p for p in _files(store.root / "contents") if not _reads(read_table, p)]
     records = [p for p in store.image_paths() if not _reads(read_image_record, p)]

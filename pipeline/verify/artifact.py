@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 from pipeline import log
 from pipeline.attest.strict import read_json
 from pipeline.errors import EvidenceBroken, RecordInvalid, RegistryBroken, UnknownImage
-from pipeline.files import read_at_most, sha256_of_file
+from pipeline.files import on_all_cores, read_at_most, sha256_of_file
 from pipeline.model import sha256_of
 from pipeline.oci.document import (
     GZIP_LAYER,
@@ -232,20 +230,13 @@ def read_small(
 def _require_blobs(blobs: Path, layers: Sequence[Descriptor]) -> None:
     """Read all layers on all cores, the largest first; the first wrong one is an error."""
     ranked = sorted(layers, key=lambda x: x.size_bytes, reverse=True)
-    with (
-        log.progress("read", sum(x.size_bytes for x in layers)) as bar,
-        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
-    ):
+    with log.progress("read", sum(x.size_bytes for x in layers)) as bar:
 
         def require(layer: Descriptor) -> None:
             _require_blob(blobs, layer)
             bar.advance(layer.size_bytes)
 
-        try:
-            list(pool.map(require, ranked))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        on_all_cores(require, ranked)
 
 
 def _require_blob(blobs: Path, layer: Descriptor) -> None:

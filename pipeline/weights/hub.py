@@ -174,7 +174,7 @@ class Hub:
                 if reply.status not in MAY_PASS:
                     break
             if attempt + 1 < ATTEMPTS:
-                self._client.pause(attempt, wait_s)
+                self._client.patience.pause(attempt, Lost(str(error), wait_s=wait_s))
         raise error
 
 

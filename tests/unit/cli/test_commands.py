@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import PipelineError, UnknownImage, error_families, error_kinds
-from pipeline.fetch import http
+from pipeline.net import timing
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import open_store
 from tests.testbed.fault_server import FaultServer
@@ -169,7 +169,7 @@ def test_errors_are_two_lines_with_their_code(
 def test_a_source_that_is_down_is_two_lines_with_its_code(
     sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "LONGEST_WAIT_S", 0.001)
+    monkeypatch.setattr(timing, "LONGEST_WAIT_S", 0.001)
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://me:{SECRET}@127.0.0.1:9/simple")
     ended = sm120("build", "tiny")
     assert is_plain_error(ended, "SourceUnreachable")

@@ -31,7 +31,7 @@ MOST = 1 << 20
 @pytest.fixture(autouse=True)
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ends the first time ends the fifth time, too; and a page is small."""
-    for place in ("fetch.http.ATTEMPTS", "fetch.index.PAGE_ATTEMPTS", "weights.hub.ATTEMPTS"):
+    for place in ("net.timing.ATTEMPTS", "fetch.index.PAGE_ATTEMPTS", "weights.hub.ATTEMPTS"):
         monkeypatch.setattr(f"pipeline.{place}", 1)
     for place in ("fetch.index", "weights.hub"):
         monkeypatch.setattr(f"pipeline.{place}.MOST_PAGE_BYTES", MOST)
@@ -270,8 +270,8 @@ def resuming(name: str) -> hostile.Script:
 def test_a_download_goes_on_whatever_a_server_makes_of_ranges(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.fetch.http.ATTEMPTS", 9)
-    monkeypatch.setattr("pipeline.fetch.http._CHUNK_BYTES", 100)
+    monkeypatch.setattr("pipeline.net.timing.ATTEMPTS", 9)
+    monkeypatch.setattr("pipeline.net.download._PROGRESS_BYTES", 100)
     (tmp_path / "partial").write_bytes(WHOLE[:1000])
     want = hashlib.sha256(WHOLE).hexdigest()
     with hostile_server(resuming(name)) as url:

@@ -24,6 +24,7 @@ from pipeline.fetch.settings import (
 )
 from pipeline.fetch.sources import Sources, debian_mirror, read_below
 from pipeline.fetch.transport import uv_environment
+from pipeline.net import timing
 from pipeline.net.address import masked, parts_of
 from pipeline.net.timing import Limits
 from tests.testbed import fault_server as faults
@@ -265,7 +266,7 @@ def test_no_password_survives_masking(user: str, password: str, path: str) -> No
 @pytest.fixture
 def private(server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """An index behind a password; its address carries the login."""
-    monkeypatch.setattr(http, "LONGEST_WAIT_S", 0.001)
+    monkeypatch.setattr(timing, "LONGEST_WAIT_S", 0.001)
     server.login = f"me:{SECRET}"
     return server.index.replace("://", f"://me:{SECRET}@")
 
@@ -336,7 +337,7 @@ def test_no_error_about_a_file_shows_a_password(
             tmp_path / "partial",
             sha256="0" * 64,
             size_bytes=2,
-            bar=http.Tally(_NoBar()),
+            bar=_NoBar(),
         )
     assert SECRET not in str(caught.value)
 
