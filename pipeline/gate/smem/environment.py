@@ -76,6 +76,11 @@ class Environment:
     def key(self) -> str:
         return self.folder.name
 
+    @property
+    def readable(self) -> list[Path]:
+        """What a program started by `command` must be able to read."""
+        return [self.folder]
+
     def command(self, *args: str) -> list[str]:
         """Run the image's interpreter by its own loader, whatever C library this machine has."""
         architecture = self.facts.platform.partition("/")[2]

@@ -222,7 +222,7 @@ def _one_process(
     answers_file.touch()
     command = target.sandbox.command(
         target.environment.command(str(WORKER), str(job_file), str(answers_file)),
-        read=[target.environment.folder, target.tree.folder, WORKER, job_file],
+        read=[*target.environment.readable, target.tree.folder, WORKER, job_file],
         write=[work, answers_file, target.kernels],
         root=root,
         cwd=work,
