@@ -102,11 +102,12 @@ def test_a_tag_that_is_moved_after_signing_is_found_out(site: Site, tmp_path: Pa
     previous = os.environ.get("DOCKER_CONFIG")
     os.environ["DOCKER_CONFIG"] = site.config
     try:
-        repository = open_registry(parse_repository(site.place), Access(site.registry.ca_file))
-        real = repository.manifest(site.built.digest)
-        changed = json.loads(real.data)
-        changed["annotations"]["note"] = "evil"
-        repository.put_manifest("moved", json.dumps(changed).encode(), real.media_type)
+        access = Access(site.registry.ca_file)
+        with open_registry(parse_repository(site.place), access) as repository:
+            real = repository.manifest(site.built.digest)
+            changed = json.loads(real.data)
+            changed["annotations"]["note"] = "evil"
+            repository.put_manifest("moved", json.dumps(changed).encode(), real.media_type)
         key = ("--key", str(site.home / "builder.pem"))
         sm120(
             *(site.built.store, "publish", IMAGE, f"{site.place}:stable", "--platform", "host"),

@@ -209,8 +209,8 @@ def test_cosign_verifies_a_signature_that_was_attached_under_its_tag_and_no_othe
     said = bench.run("publish", "tiny", f"{place}:v1", "--json")
     digest = json.loads(said.stdout)["digest"]
     key, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    repository = open_registry(parse_repository(place), Access())
-    attach(repository, repository.manifest(digest), [signature(key, place, digest)])
+    with open_registry(parse_repository(place), Access()) as repository:
+        attach(repository, repository.manifest(digest), [signature(key, place, digest)])
 
     def verify(public: ec.EllipticCurvePrivateKey) -> int:
         pem = public.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

@@ -40,7 +40,6 @@ from pipeline.errors import (
 from pipeline.evidence.evidence_set import kept
 from pipeline.oci.reference import Reference, parse_reference
 from pipeline.registry.client import Access
-from pipeline.registry.repository import Repository
 from pipeline.verify.artifact import open_file, open_image, open_layout
 from pipeline.verify.chain import Chain, Judge, judge_attached, judge_remote, judge_statement
 from pipeline.verify.evidence import attached_in, beside, gather
@@ -108,8 +107,9 @@ def verify(
         if reference := _reference(artifact):
             # a digest cannot move; only what a tag named is worth remembering
             judge = replace(judge, memory=_memory(context) if reference.tag else None)
-            repository = open_registry(reference, access)
-            chain = _remote(repository, reference, chosen, judge, places)
+            with open_registry(reference, access) as repository:
+                remote = open_remote(repository, reference, chosen)
+                chain = judge_remote(remote, judge, gather(places))
         else:
             chain = _local(context, artifact, places, chosen, judge)
     asked = [judge_policy(policy, w, now) for w in chain.walks] if policy else []
@@ -142,21 +142,6 @@ def _reference(artifact: str) -> Reference | None:
         reason = str(error).removeprefix(f"{artifact}: ")
         message = f"{artifact}: no such file or folder, and no image in a registry ({reason})"
         raise ReferenceInvalid(message) from error
-
-
-def _remote(
-    repository: Repository,
-    reference: Reference,
-    platform: str | None,
-    judge: Judge,
-    places: tuple[Path, ...],
-) -> Chain:
-    try:
-        remote = open_remote(repository, reference, platform)
-        return judge_remote(remote, judge, gather(places))
-    except KeyboardInterrupt:
-        repository.client.hang_up()
-        raise
 
 
 def _memory(context: click.Context) -> Memory | None:

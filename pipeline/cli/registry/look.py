@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -17,9 +19,16 @@ from pipeline.registry.pull import plan_pull, pull_layout, resolve
 from pipeline.registry.repository import Repository
 
 
-def open_registry(reference: Reference, access: Access) -> Repository:
+@contextmanager
+def open_registry(reference: Reference, access: Access) -> Iterator[Repository]:
     """A repository, with the logins and CAs that this machine has for it."""
-    return Repository(RegistryClient(reference, access), reference.repository)
+    client = RegistryClient(reference, access)
+    try:
+        yield Repository(client, reference.repository)
+    except BaseException:
+        # Ctrl-C reaches the main thread only: this ends what the others wait for
+        client.hang_up()
+        raise
 
 
 @click.command()
@@ -52,15 +61,15 @@ def pull(
     continues where it was.
     """
     reference = parse_reference(place)
-    repository = open_registry(reference, access)
-    root = resolve(repository, reference)
-    if not reference.digest:
-        log.say(f"{reference} is {root.digest}")
-    chosen = named_platform(platform)
-    wanted = plan_pull(
-        repository, root, chosen, with_evidence=evidence, most_bytes=max_gb * 1000**3
-    )
-    done = pull_layout(repository, wanted, folder, jobs)
+    with open_registry(reference, access) as repository:
+        root = resolve(repository, reference)
+        if not reference.digest:
+            log.say(f"{reference} is {root.digest}")
+        chosen = named_platform(platform)
+        wanted = plan_pull(
+            repository, root, chosen, with_evidence=evidence, most_bytes=max_gb * 1000**3
+        )
+        done = pull_layout(repository, wanted, folder, jobs)
     if as_json:
         return say_json({"folder": str(folder), "asked": str(reference), **done.model_dump()})
     click.echo(f"{folder}: {done.digest}, {log.size(done.received_bytes)} fetched")
@@ -74,9 +83,9 @@ def pull(
 @json_option
 def tags(place: str, access: Access, jobs: int, as_json: bool) -> None:
     """List the tags of a repository, and the images they name."""
-    repository = open_registry(parse_repository(place), access)
-    names = repository.tags()
-    manifests = repository.client.each(jobs, names, repository.manifest)
+    with open_registry(parse_repository(place), access) as repository:
+        names = repository.tags()
+        manifests = repository.client.each(jobs, names, repository.manifest)
     pairs = list(zip(names, manifests, strict=True))
     if as_json:
         return say_json([{"tag": t, "kind": m.kind, "digest": m.digest} for t, m in pairs])
@@ -117,8 +126,10 @@ def clean(
     store = store_of(context)
     plans = []
     for reference in [parse_repository(place) for place in places]:
-        repository = open_registry(reference, access)
-        with KnownRepository(store, repository).alone():
+        with (
+            open_registry(reference, access) as repository,
+            KnownRepository(store, repository).alone(),
+        ):
             plan = plan_gc(store, repository, patterns, jobs)
             if yes:
                 run_gc(store, repository, plan)
@@ -131,8 +142,8 @@ def clean(
 
 def _plan_table(plan: Plan, is_done: bool) -> str:
     goes = "deleted" if is_done else "would go"
-    rows = [["kept", *_held(h.digest, h.kind, h.tags)] for h in plan.kept]
-    rows += [[goes, *_held(h.digest, h.kind, h.tags)] for h in plan.gone]
+    held = [("kept", h) for h in plan.kept] + [(goes, h) for h in plan.gone]
+    rows = [[state, h.kind, h.digest, ", ".join(h.tags) or "-"] for state, h in held]
     end = "" if is_done or not plan.gone else "; --yes deletes them"
     return "\n".join(
         [
@@ -142,7 +153,3 @@ def _plan_table(plan: Plan, is_done: bool) -> str:
             f" blobs that nothing else names{end}",
         ]
     )
-
-
-def _held(digest: str, kind: str, tags: tuple[str, ...]) -> list[str]:
-    return [kind, digest, ", ".join(tags) or "-"]

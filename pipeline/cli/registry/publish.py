@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from pipeline import log
-from pipeline.assemble.image import Built
 from pipeline.attest.keys import find_signer
 from pipeline.attest.names import kind_of
 from pipeline.cli.context import checkout_of, platforms_of, say_json, store_of
@@ -17,15 +15,13 @@ from pipeline.cli.images import find_image
 from pipeline.cli.options import json_option, key_option, platform_option, registry_options
 from pipeline.cli.registry.look import open_registry
 from pipeline.errors import PublishRefused, ReferenceInvalid
-from pipeline.oci.reference import Reference, parse_reference
+from pipeline.oci.reference import parse_reference
 from pipeline.publish.attachment import AttachedArtifact, file_attachment
 from pipeline.publish.bundle import make_bundle
 from pipeline.publish.gates import GateState, gate_state, require_gates
 from pipeline.publish.publish import Order, Published, make_shipment, rehearse
 from pipeline.publish.publish import publish as publish_image
 from pipeline.registry.client import Access
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store
 
 # one sentence: it is signed, and every later verify shows it
 _MOST_REASON = 500
@@ -81,14 +77,19 @@ def publish(
     """
     reference = parse_reference(place)
     checkout, store = checkout_of(context), store_of(context)
-    reason = _reason(force_ungated)
+    spec, reason = checkout.spec(name), _reason(force_ungated)
     with store.in_use():
-        built = _all_built(checkout, store, name, platform)
-        states = _gates(checkout, store, name, built)
+        built = [find_image(checkout, store, name, p) for p in platforms_of(spec, platform)]
+        patched = bool(checkout.series(spec).patches)
+        states = [gate_state(store, spec, b, has_patches=patched) for b in built]
         require_gates(name, states, reason)
         _say_gates(name, states)
         shipment = make_shipment(store, built, index=index)
-        _require_digest(reference, shipment.root.digest)
+        if reference.digest not in (None, shipment.root.digest):
+            raise ReferenceInvalid(
+                f"{reference}: the image is {shipment.root.digest}",
+                "Leave the digest out, or build that image.",
+            )
         chosen = [file_attachment(a, list(shipment.images)) for a in attachments]
         # as short as Docker shows an image's id
         tag = reference.tag or shipment.root.digest[7:19]
@@ -102,42 +103,23 @@ def publish(
             bundle = make_bundle(
                 checkout, store, built, recorder, bad, reason or "", place, spdx=spdx
             )
-        order = Order(
-            shipment=shipment,
-            repository=open_registry(reference, access),
-            tag=tag,
-            gates=states,
-            bundle=bundle,
-            attachments=chosen,
-            ungated_reason=reason,
-            jobs=jobs,
-        )
-        done = rehearse(order) if dry_run else _run(publish_image, store, order)
+        with open_registry(reference, access) as repository:
+            order = Order(
+                shipment=shipment,
+                repository=repository,
+                tag=tag,
+                gates=states,
+                bundle=bundle,
+                attachments=chosen,
+                ungated_reason=reason,
+                jobs=jobs,
+            )
+            done = rehearse(order) if dry_run else publish_image(store, order)
     if not dry_run:
         _say_evidence(name, done)
     if as_json:
         return say_json(done.model_dump(mode="json"))
     click.echo(_shown(done))
-
-
-def _run(act: Callable[[Store, Order], Published], store: Store, order: Order) -> Published:
-    """Ctrl-C also ends what waits for the network."""
-    try:
-        return act(store, order)
-    except KeyboardInterrupt:
-        order.repository.client.hang_up()
-        raise
-
-
-def _all_built(checkout: Checkout, store: Store, name: str, platform: str | None) -> list[Built]:
-    platforms = platforms_of(checkout.spec(name), platform)
-    return [find_image(checkout, store, name, each) for each in platforms]
-
-
-def _gates(checkout: Checkout, store: Store, name: str, built: list[Built]) -> list[GateState]:
-    spec = checkout.spec(name)
-    patched = bool(checkout.series(spec).patches)
-    return [gate_state(store, spec, b, has_patches=patched) for b in built]
 
 
 def _reason(given: str | None) -> str | None:
@@ -150,13 +132,6 @@ def _reason(given: str | None) -> str | None:
             "It stays with the image: write why it may be published anyway.",
         )
     return reason
-
-
-def _require_digest(reference: Reference, digest: str) -> None:
-    if reference.digest and reference.digest != digest:
-        raise ReferenceInvalid(
-            f"{reference}: the image is {digest}", "Leave the digest out, or build that image."
-        )
 
 
 def _say_gates(name: str, states: list[GateState]) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
+from pipeline.cli.registry.look import open_registry
 from pipeline.errors import Interrupted
+from pipeline.oci.reference import parse_repository
+from pipeline.registry.client import Access
 from tests.unit.support import ROOT
 
 # what pydantic does with a KeyboardInterrupt that comes while it makes a model
@@ -63,3 +67,11 @@ def test_a_command_that_was_started_to_ignore_Ctrl_C_ignores_it() -> None:
         STOPPED_IN_A_LIBRARY.format(raised="ValueError"), int(signal.SIGINT), ignoring=True
     )
     assert (code, err) == (0, "")
+
+
+def test_whatever_ends_a_command_ends_what_waits_for_a_registry() -> None:
+    opened = open_registry(parse_repository("x.test/a"), Access(insecure_http=True))
+    with suppress(KeyboardInterrupt), opened as repository:
+        assert not repository.client.stop.is_set()
+        raise KeyboardInterrupt
+    assert repository.client.stop.is_set()
