@@ -94,12 +94,10 @@ def verify(
     checked = [_verified(place, request, places) for place in places]
     repaired: list[Repaired] = []
     if wants_repair:
-        # loads the HTTP client, which a verify that finds nothing wrong does not need
-        from pipeline.cli.weights.repair import repair_set
-
         for i, place in enumerate(places):
             if not checked[i].report.is_whole:
-                repaired += repair_set(place, checked[i], neighbours, offline)
+                repaired += _repaired(place, checked[i], neighbours, offline)
+                # without --full: what was read a moment ago has a receipt
                 again = VerifyOptions(only=only, jobs=request.jobs)
                 checked[i] = _verified(place, again, places)
     reports = [c.report for c in checked]
@@ -138,6 +136,19 @@ def _verified(place: Place, request: VerifyOptions, places: list[Place]) -> Chec
         return prove(place, request, [p for p in places if p != place])
 
 
+def _repaired(
+    place: Place, checked: Checked, neighbours: tuple[str, ...], offline: bool
+) -> list[Repaired]:
+    # these load the HTTP client, which a verify that finds nothing wrong does not need
+    from pipeline.weights.check.copies import RouteSupply
+    from pipeline.weights.check.repair import repair
+    from pipeline.weights.transfer.sources import open_routes
+
+    client, routes = open_routes(place.lock, neighbours=neighbours, offline=offline)
+    with log.step(f"Repairing {place.lock.name}"):
+        return repair(place, checked, RouteSupply(routes, client))
+
+
 def _answer(
     reports: Sequence[VerifyReport], repaired: Sequence[Repaired], backings: Sequence[Backing]
 ) -> None:
@@ -173,7 +184,8 @@ def _require_whole(reports: Sequence[Any]) -> None:
 def _counted(damage: Sequence[FileFinding]) -> str:
     counts = Counter(finding.kind for finding in damage)
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-    return f"{len({f.path for f in damage})} files are not as locked: {kinds}"
+    files = log.count(len({f.path for f in damage}), "file is", "files are")
+    return f"{files} not as locked: {kinds}"
 
 
 def _answer_json(
