@@ -114,6 +114,6 @@ def current_host_lock(path: Path, spec: HostSpec) -> HostLock:
     if lock.spec != spec.digest():
         raise LockStale(
             f"{path.name}: the spec has changed since it was locked",
-            f"Look at what would move with `{_COMMAND} --diff`, then lock.",
+            f"Look at what would move with `{_COMMAND} --dry-run`, then lock.",
         )
     return lock

@@ -73,8 +73,9 @@ def provision(
     each host was before and after is kept as its record (--records), and its present state is
     stated beside that, signed where there is a key.
     """
-    _require_lock(context)
     fleet = fleet_of(given)
+    fleet.require_inventories()
+    _require_lock(context)
     chosen = [x for t in tags for x in ("--tags", t)]
     _play(context, fleet, "site.yml", [*more, *chosen], _Mode(dry_run, diff, even_if_busy))
     if dry_run:
@@ -104,7 +105,9 @@ def rollback(
     one that worked last, the one before it comes back; a second rollback undoes the first.
     """
     mode = _Mode(dry_run, diff, even_if_busy)
-    _play(context, fleet_of(given), "rollback.yml", list(more), mode)
+    fleet = fleet_of(given)
+    fleet.require_inventories()
+    _play(context, fleet, "rollback.yml", list(more), mode)
     if not dry_run:
         log.say(
             "The lock is unchanged, so the next provision installs its driver again. To stay,\n"

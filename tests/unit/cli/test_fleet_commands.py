@@ -258,6 +258,7 @@ def test_work_on_the_gpus_is_ended_only_where_the_user_says_so(
 
     monkeypatch.setattr("pipeline.cli.host.provision.stream_playbook", stream)
     monkeypatch.setattr("pipeline.cli.host.provision._require_lock", lambda _: None)
+    (tmp_path / "hosts.yml").touch()
     options = ["--even-if-busy"] if busy else []
     ended = sm120("--checkout", ROOT, "host", "provision", "-i", tmp_path / "hosts.yml", *options)
     assert ended.error == "ProvisionFailed"

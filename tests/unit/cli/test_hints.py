@@ -86,8 +86,9 @@ def test_a_file_that_holds_no_facts_is_described_in_plain_words(
     assert "`sm120 host facts --capture`" in hint(sm120, "host", "check", "--root", path)
 
 
-def test_an_inventory_that_is_not_there_is_named(sm120: Command) -> None:
-    ended = sm120("--checkout", ROOT, "host", "verify", "-i", "nope")
+@pytest.mark.parametrize("verb", ["verify", "provision", "rollback"])
+def test_an_inventory_that_is_not_there_is_named(sm120: Command, verb: str) -> None:
+    ended = sm120("--checkout", ROOT, "host", verb, "-i", "nope")
     assert ended.error == "FleetUnready"
     assert "nope: no such inventory" in ended.err
 
