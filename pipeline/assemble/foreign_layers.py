@@ -27,7 +27,7 @@ def read_layers(store: Store, pin: BasePin) -> None:
     if not missing:
         return
     total = sum(x.size_bytes for x in missing)
-    title = f"Reading {len(missing)} layers of {pin.repository}, {log.size(total)}"
+    title = f"Reading {log.count(len(missing), 'layer')} of {pin.repository}, {log.size(total)}"
     with (
         log.step(title),
         log.progress("read", total) as bar,

@@ -48,10 +48,10 @@ def check(context: click.Context, repair: bool, as_json: bool) -> None:
         for path in bad:
             click.echo(f"{'removed' if repair else 'damaged'}: {path}")
     if bad and not repair:
-        raise StoreDamaged(f"{len(bad)} damaged files")
-    if as_json:
-        return
-    click.echo("the store is undamaged" if not bad else f"{len(bad)} damaged files removed")
+        raise StoreDamaged(log.count(len(bad), "damaged file"))
+    if not as_json:
+        removed = f"{log.count(len(bad), 'damaged file')} removed"
+        click.echo(removed if bad else "the store is undamaged")
 
 
 @click.command()
@@ -74,6 +74,7 @@ def trim(context: click.Context, yes: bool) -> None:
         total = sum(p.lstat().st_size for p in paths)
         left = sum(map(gate_upkeep.size_of, gates))
     click.echo(
-        f"{len(paths)} files ({log.size(total)}) and {len(gates)} leftovers of gates"
-        f" ({log.size(left)}) can go; `sm120 store trim --yes` removes them"
+        f"{log.count(len(paths), 'file')} ({log.size(total)}) and"
+        f" {log.count(len(gates), 'leftover')} of gates ({log.size(left)}) can go;"
+        " `sm120 store trim --yes` removes them"
     )

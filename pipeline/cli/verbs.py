@@ -52,7 +52,7 @@ IMAGE = {
     "schema": Verb("image.explain:schema", "Print the JSON schema of a file or statement."),
 }
 GATE = {
-    "run": Verb("gate.run:run", "Judge an image: shared memory, numbers, machine code."),
+    "run": Verb("gate.run:run", "Judge an image: shared memory, numerics, machine code."),
     "patches": Verb("gate.patches:patches", "Judge whether each patch of an image is needed."),
     "tune": Verb("gate.patches:tune", "Rank other launch parameters for one gate case."),
 }

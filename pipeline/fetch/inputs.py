@@ -117,7 +117,8 @@ class Fetcher:
             raise self._verdict(missing[0], [])
         if missing:
             largest = max(missing, key=lambda pin: pin.size_bytes)
-            raise OfflineMiss(f"{len(missing)} files are not in the store, such as {largest.file}")
+            files = log.count(len(missing), "file is", "files are")
+            raise OfflineMiss(f"{files} not in the store, such as {largest.file}")
 
     def _is_near(self, pin: Pin) -> bool:
         if self._store.has_input(pin.sha256, pin.size_bytes):
@@ -220,7 +221,7 @@ def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> in
         folder.mkdir(parents=True, exist_ok=True)
     todo = [p for p in pins if not is_whole(folder / p.file, f"sha256:{p.sha256}", p.size_bytes)]
     total = sum(p.size_bytes for p in todo)
-    title = f"Collecting {len(todo)} files, {log.size(total)}"
+    title = f"Collecting {log.count(len(todo), 'file')}, {log.size(total)}"
     with (
         log.step(title),
         log.progress("fetched", total) as bar,

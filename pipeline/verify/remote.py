@@ -83,7 +83,7 @@ def open_remote_image(remote: RemoteImage, image: Document, *, deep: bool, jobs:
         return artifact
     total = sum(b.size_bytes for b in layers)
     with (
-        log.step(f"Reading {len(layers)} layers, {log.size(total)}"),
+        log.step(f"Reading {log.count(len(layers), 'layer')}, {log.size(total)}"),
         log.progress("read", total) as bar,
     ):
         repository.client.each(jobs, layers, lambda b: check_blob(repository, b, bar))

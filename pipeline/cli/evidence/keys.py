@@ -11,28 +11,14 @@ import click
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline import log
+from pipeline.attest import keys
 from pipeline.attest.keyring import default_folder, use_first_key
-from pipeline.attest.keys import (
-    LocalSigner,
-    Signer,
-    key_id,
-    public_pem,
-    read_key_file,
-    read_public,
-    write_key,
-)
-from pipeline.attest.keys import (
-    new_key as make_key,
-)
-from pipeline.attest.trust import (
-    TrustedKey,
-    trust_entry,
-)
-from pipeline.cli.context import checkout_of, say_json, store_of
+from pipeline.attest.trust import TrustedKey, trust_entry
+from pipeline.cli.context import checkout_or_none, say_json, store_of
 from pipeline.cli.image_statements import sign_store
 from pipeline.cli.options import ANY_PATH, json_option, trust_option
 from pipeline.cli.signing import trust_of
-from pipeline.errors import KeyInvalid, NoCheckout, StoreUnwritable
+from pipeline.errors import KeyInvalid, StoreUnwritable
 from pipeline.model import Name
 from pipeline.store.store import default_root
 
@@ -60,10 +46,10 @@ def new_key(context: click.Context, name: str, folder: Path | None, ask: bool) -
     secret = os.environ.get("SM120_KEY_PASSPHRASE")
     if ask and not secret:
         secret = click.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
-    key = make_key()
+    key = keys.new_key()
     path = (folder or default_folder(os.environ)) / f"{name}.pem"
     try:
-        public = write_key(path, key, secret.encode() if secret else None)
+        public = keys.write_key(path, key, secret.encode() if secret else None)
     except StoreUnwritable as error:
         raise StoreUnwritable(str(error), "Name a folder you can write with --to.") from error
     log.say(f"{path}: the private key, keep it secret")
@@ -71,17 +57,14 @@ def new_key(context: click.Context, name: str, folder: Path | None, ask: bool) -
     log.say("Entry for their trust file, under `keys:` (shorten `for` to what it may sign):")
     click.echo(_entry(name, public))
     if folder is None and use_first_key(os.environ, name):
-        _sign_store(context, LocalSigner(key))
+        _sign_store(context, keys.LocalSigner(key))
 
 
-def _sign_store(context: click.Context, signer: Signer) -> None:
+def _sign_store(context: click.Context, signer: keys.Signer) -> None:
     """Sign the statements of all images that the store holds and the checkout still describes."""
-    root = context.obj["store"] or default_root()
-    try:
-        checkout = checkout_of(context)
-    except NoCheckout:
-        return
-    if (root / "images").is_dir():
+    root, checkout = context.obj["store"] or default_root(), checkout_or_none(context)
+    # to open a store makes its folders, which a new key alone does not need
+    if checkout and (root / "images").is_dir():
         for line in sign_store(checkout, store_of(context), signer):
             log.say(line)
 
@@ -97,8 +80,8 @@ def _require_plain(name: str) -> None:
 
 
 def _entry(name: str, public: Path) -> str:
-    key = read_public(read_key_file(public), str(public))
-    return trust_entry(name, public_pem(key), key_id(key), datetime.now(UTC))
+    key = keys.read_public(keys.read_key_file(public), str(public))
+    return trust_entry(name, keys.public_pem(key), keys.key_id(key), datetime.now(UTC))
 
 
 @click.command("show-key")

@@ -44,10 +44,10 @@ def show_kernels(result: GateResult) -> str:
 def _unchecked(result: GateResult, passed: int) -> str:
     """How much of what fits was also seen to compute the right thing."""
     if result.numerics is None:
-        return f"The numbers of the {passed} passed cases were not checked (--only numerics)"
-    return (
-        f"{len(result.without_numbers)} of the {passed} passed cases have no check of their numbers"
-    )
+        cases = log.count(passed, "passed case")
+        return f"The numerics of {cases} were not checked (--only numerics)"
+    unchecked = len(result.without_numbers)
+    return f"Passed cases without a check of their numerics: {unchecked} of {passed}"
 
 
 _VERDICTS = ("passed", "accepted", "failed", "unknown")
@@ -93,7 +93,7 @@ def show_numbers(result: GateResult) -> str:
     lines += [
         "An error is relative to the sum of the magnitudes that were added up.",
         f"Triton's interpreter on the CPU, with {len(numerics.repairs)} fixes ({versions})",
-        f"{result.image}'s numbers: {summary} in {log.seconds(numerics.seconds)}",
+        f"{result.image}'s numerics: {summary} in {log.seconds(numerics.seconds)}",
     ]
     return "\n".join(lines)
 

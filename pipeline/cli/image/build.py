@@ -48,7 +48,7 @@ from pipeline.store.store import Store, open_store
     "--gate",
     "gated",
     is_flag=True,
-    help="Then run the gates: shared memory, numbers, patches, machine code.",
+    help="Then run the gates: shared memory, numerics, patches, machine code.",
 )
 @mirror_option
 @offline_option

@@ -92,4 +92,5 @@ def collect(
         fetcher = make_fetcher(store, mirrors, False, bases)
         total = collect_files(store, fetcher, list(pins.values()), folder)
         sizes = [n for pin in foreign.values() for n in collect_base(store, fetcher, pin, folder)]
-    click.echo(f"{folder}: {len(pins) + len(sizes)} files, {log.size(total + sum(sizes))}")
+    files = log.count(len(pins) + len(sizes), "file")
+    click.echo(f"{folder}: {files}, {log.size(total + sum(sizes))}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from pipeline import log
@@ -92,7 +94,7 @@ def lock_sets(
     for name, looked in looked_up.items():
         moves = _moves(checkout, name, looked.lock)
         if not dry_run:
-            _write(checkout, name, looked.lock)
+            write_lock(lock_path(checkout, name), looked.lock)
         answers.append(_answer(looked, moves))
         if not as_json:
             _show(looked, moves, dry_run)
@@ -128,10 +130,6 @@ def _moves(checkout: Checkout, name: str, new: WeightsLock) -> list[LockChange]:
     return diff_locks(old, new)
 
 
-def _write(checkout: Checkout, name: str, lock: WeightsLock) -> None:
-    write_lock(lock_path(checkout, name), lock)
-
-
 def _answer(looked: LockResult, moves: list[LockChange]) -> dict[str, object]:
     lock = looked.lock
     return {
@@ -156,7 +154,7 @@ def _show(looked: LockResult, moves: list[LockChange], dry_run: bool) -> None:
     if rows:
         click.echo(log.table(["change", "path", "before", "after", "size"], rows))
     verb = "would be locked" if dry_run else "locked"
-    changed = f"{len(moves)} changes" if moves else "nothing changed"
+    changed = log.count(len(moves), "change") if moves else "nothing changed"
     size = log.size(lock.size_bytes)
     click.echo(
         f"{lock.name}: {log.count(len(lock.files), 'file')}, {size}, commit {lock.commit}, {verb};"
@@ -171,17 +169,15 @@ def _bytes(move: LockChange) -> str:
 
 
 def _check(checkout: Checkout, names: tuple[str, ...], as_json: bool) -> None:
-    rows = []
-    for name in names or _locked(checkout):
+    rows: list[dict[str, Any]] = []
+    # without names, the sets that have a lock; the others are only specs so far
+    locked = (name for name in spec_names(checkout) if lock_path(checkout, name).exists())
+    for name in names or locked:
         lock = current_lock(checkout, name)
         count = {"files": len(lock.files), "bytes": lock.size_bytes}
         rows.append({"name": name, "commit": lock.commit, "seal": lock.seal, **count})
     if as_json:
         return say_json(rows)
     for row in rows:
-        click.echo("{name}: {files} files, commit {commit}, current".format(**row))
-
-
-def _locked(checkout: Checkout) -> list[str]:
-    """The sets that have a lock; the others are only specs so far."""
-    return [name for name in spec_names(checkout) if lock_path(checkout, name).exists()]
+        files = log.count(row["files"], "file")
+        click.echo(f"{row['name']}: {files}, commit {row['commit']}, current")

@@ -124,7 +124,7 @@ def _read_all(store: Store, files: list[ImageFile]) -> dict[str, Facts | None]:
     total = sum(f.row.size_bytes for f in files)
     stop = threading.Event()
     with (
-        log.step(f"Reading {len(files)} objects, {log.size(total)}"),
+        log.step(f"Reading {log.count(len(files), 'object')}, {log.size(total)}"),
         log.progress("read", total) as bar,
         ThreadPoolExecutor(os.cpu_count() or 1) as pool,
     ):

@@ -208,7 +208,7 @@ def _right_by_hash(place: Place, pins: list[FilePin], stop: threading.Event) -> 
         if reading.digest == pin.want:
             right.add(pin.path)
 
-    title = f"Checking {len(pins)} files that are here, {log.size(total)}"
+    title = f"Checking {log.count(len(pins), 'file')} already here, {log.size(total)}"
     with log.step(title), log.progress("check", total) as bar:
         on_all_cores(check, pins, cores(), stop.set)
     return right

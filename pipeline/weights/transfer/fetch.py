@@ -117,7 +117,7 @@ def _transfer(
         partial.forget()
 
     more = f" ({log.size(kept)} are here from an earlier run)" if kept else ""
-    title = f"Fetching {len(partials)} files, {log.size(missing)}{more}"
+    title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
     throttle = Throttle(options.limit_bytes_per_s, client.stop)
     with log.step(title), log.progress("weights", missing) as bar:
         pool = WorkerPool(

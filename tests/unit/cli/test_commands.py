@@ -290,7 +290,7 @@ def test_fetch_collects_for_a_machine_without_network(
     ended = sm120(
         "image", "collect", "tiny", "--to", tmp_path / "usb", "--mirror", tmp_path / "mirror"
     )
-    assert "1 files" in ended.out
+    assert "1 file," in ended.out
     (tmp_path / "mirror" / "thing-1.0-py3-none-any.whl").unlink()
     ended = sm120("build", "--accept", "--offline", "--mirror", tmp_path / "usb")
     assert ended.code == 0

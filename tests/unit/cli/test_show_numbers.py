@@ -30,7 +30,7 @@ def test_nothing_is_shown_where_nothing_was_asked() -> None:
 def test_the_table_names_case_error_and_tolerance() -> None:
     shown = show_numbers(result(results(judged(computed(0.00125)))))
     assert "decode-8  decode-attention  right    1.25e-03       7.81e-03" in shown
-    assert shown.endswith("tiny's numbers: 1 right in 0.0 s")
+    assert shown.endswith("tiny's numerics: 1 right in 0.0 s")
 
 
 def test_wrong_and_unknown_say_why() -> None:
