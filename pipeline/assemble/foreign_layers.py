@@ -13,7 +13,6 @@ from pipeline.assemble.view import OPAQUE, WHITEOUT
 from pipeline.errors import BaseUnusable, CorruptArchive, HostileArchive, Interrupted
 from pipeline.lock.model import BasePin, LayerPin
 from pipeline.oci.record import FileRow, Kind, LayerRecord, TitledLayer, WrittenLayer
-from pipeline.oci.tar_header import Header
 from pipeline.oci.tar_reader import TarStream, open_layer
 from pipeline.store.store import Store
 
@@ -66,7 +65,7 @@ def layer_title(number: int) -> str:
 def _read_layer(store: Store, layer: LayerPin, watch: Callable[[int], None]) -> None:
     try:
         with open_layer(store.blob_path(layer.digest), layer.media_type, watch) as stream:
-            rows = [row for header in stream.entries() if (row := _row(stream, header))]
+            rows = [row for entry in stream.entries() if (row := _row(stream, entry))]
     except (CorruptArchive, HostileArchive) as error:
         raise type(error)(f"{layer.digest}: {error}") from error
     if stream.diff_id != layer.diff_id:
@@ -85,30 +84,18 @@ def _read_layer(store: Store, layer: LayerPin, watch: Callable[[int], None]) -> 
     store.keep_layer(foreign_key(layer), WrittenLayer(record, rows))
 
 
-def _row(stream: TarStream, header: Header) -> FileRow | None:
-    folder, _, name = header.path.rpartition("/")
+def _row(stream: TarStream, entry: FileRow) -> FileRow | None:
+    folder, _, name = entry.path.rpartition("/")
     if name.startswith(".wh."):
         return _taken_away(folder, name)
-    if not header.path:
+    if not entry.path:
         return None
-    sha256 = ""
-    if header.kind == Kind.FILE:
-        sha = hashlib.sha256()
-        for piece in stream.content(header):
-            sha.update(piece)
-        sha256 = sha.hexdigest()
-    return FileRow(
-        header.path,
-        header.kind,
-        header.mode,
-        header.size_bytes if header.kind == Kind.FILE else 0,
-        sha256,
-        0,
-        header.target,
-        "",
-        header.uid,
-        header.gid,
-    )
+    if entry.kind != Kind.FILE:
+        return entry._replace(size_bytes=0)
+    sha = hashlib.sha256()
+    for piece in stream.content(entry):
+        sha.update(piece)
+    return entry._replace(sha256=sha.hexdigest())
 
 
 def _taken_away(folder: str, name: str) -> FileRow | None:

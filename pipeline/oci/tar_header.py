@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pipeline.errors import CorruptArchive, HostileArchive
+from pipeline.oci.record import FileRow
 
 BLOCK = 512
 END = b"\0" * (2 * BLOCK)
@@ -20,19 +19,6 @@ SPARSE = "GNU.sparse"
 _WANTED = (b"path", b"linkpath", b"size", b"uid", b"gid")
 _MOST_LENGTH_DIGITS = 9
 _NO_OWNER = 2**32 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """One entry of a layer."""
-
-    path: str  # relative and clean; empty for the image's root
-    kind: str
-    mode: int
-    uid: int
-    gid: int
-    size_bytes: int
-    target: str
 
 
 def padding(size_bytes: int) -> bytes:
@@ -58,8 +44,11 @@ def read_number(field: bytes) -> int:
     return int(digits or b"0", 8)
 
 
-def read_header(block: bytes, size: int, records: dict[str, str]) -> Header:
-    """An entry by its block and by the long names and pax records before it."""
+def read_header(block: bytes, size: int, records: dict[str, str]) -> FileRow:
+    """An entry by its block and by the long names and pax records before it.
+
+    Its path is relative and clean, and empty for the image's root; its content is not hashed yet.
+    """
     name = records.get("path") or decoded(header_name(block))
     path, flag = _clean_path(name), block[156:157]
     kind = _KINDS.get(flag)
@@ -70,15 +59,18 @@ def read_header(block: bytes, size: int, records: dict[str, str]) -> Header:
         target = _clean_path(target)
     # what is no file has no content, whatever size it states
     size = _decimal(records.get("size"), size) if kind == "file" else 0
-    return Header(
+    return FileRow(
         path=path,
         # old archives write folders as files whose names end with a slash
         kind="dir" if kind == "file" and name.endswith("/") else kind,
         mode=read_number(block[100:108]) & 0o7777,
+        size_bytes=size,
+        sha256="",
+        offset=0,
+        target=target if kind in ("symlink", "hardlink") else "",
+        owner="",
         uid=_owner(_decimal(records.get("uid"), read_number(block[108:116])), path),
         gid=_owner(_decimal(records.get("gid"), read_number(block[116:124])), path),
-        size_bytes=size,
-        target=target if kind in ("symlink", "hardlink") else "",
     )
 
 

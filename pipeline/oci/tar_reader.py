@@ -15,10 +15,10 @@ from typing import BinaryIO
 
 from pipeline.errors import CorruptArchive, HostileArchive, StoreDamaged
 from pipeline.oci.document import GZIP_LAYER
+from pipeline.oci.record import FileRow
 from pipeline.oci.tar_header import (
     BLOCK,
     LONGEST_NAME,
-    Header,
     decoded,
     header_size,
     pax_records,
@@ -43,7 +43,7 @@ class TarStream:
         self._left = 0  # of the entry just met, padding included
         self.unpacked_bytes = 0
 
-    def entries(self) -> Iterator[Header]:
+    def entries(self) -> Iterator[FileRow]:
         """Every entry up to the end of the archive, whose rest is read as well."""
         records: dict[str, str] = {}
         for _ in range(_MOST_ENTRIES):
@@ -61,9 +61,9 @@ class TarStream:
                 records = {}
         raise HostileArchive(f"{self._name}: holds more than {_MOST_ENTRIES} entries")
 
-    def content(self, header: Header) -> Iterator[bytes]:
+    def content(self, row: FileRow) -> Iterator[bytes]:
         """The bytes of the entry just met."""
-        left = header.size_bytes
+        left = row.size_bytes
         while left:
             piece = self._some(left)
             left -= len(piece)
@@ -75,10 +75,10 @@ class TarStream:
         """The digest of all that was read; of a layer, once its entries are at their end."""
         return f"sha256:{self._sha.hexdigest()}"
 
-    def _one(self, block: bytes, size: int, records: dict[str, str]) -> Iterator[Header]:
-        header = read_header(block, size, records)
-        self._left = header.size_bytes + -header.size_bytes % BLOCK
-        yield header
+    def _one(self, block: bytes, size: int, records: dict[str, str]) -> Iterator[FileRow]:
+        row = read_header(block, size, records)
+        self._left = row.size_bytes + -row.size_bytes % BLOCK
+        yield row
         while self._left:
             self._left -= len(self._some(self._left))
 

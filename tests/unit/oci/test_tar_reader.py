@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import CorruptArchive, HostileArchive
 from pipeline.oci.document import GZIP_LAYER
-from pipeline.oci.tar_header import Header
+from pipeline.oci.record import FileRow
 from pipeline.oci.tar_reader import TarStream, open_layer
 from tests.testbed.foreign_image import PLAIN_LAYER, Thing, folder, link, tar_of
 
@@ -36,7 +36,7 @@ THINGS = (
 )
 
 
-def read(data: bytes, pieces: int = 4096) -> tuple[list[tuple[Header, bytes]], str]:
+def read(data: bytes, pieces: int = 4096) -> tuple[list[tuple[FileRow, bytes]], str]:
     source = (data[i : i + pieces] for i in range(0, len(data), pieces))
     stream = TarStream(source, "it")
     entries = [(h, b"".join(stream.content(h))) for h in stream.entries()]
