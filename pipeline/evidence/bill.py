@@ -5,7 +5,6 @@ Licences are read from the files that the image itself holds.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,9 @@ from packaging.utils import canonicalize_name
 
 from pipeline.assemble.image import Built
 from pipeline.assemble.layer import read_file
+from pipeline.assemble.view import follow
 from pipeline.attest.names import image_purl
+from pipeline.errors import UnknownImage
 from pipeline.evidence.inventory import (
     BaseImage,
     ImagePart,
@@ -33,7 +34,6 @@ from pipeline.store.store import Store
 
 # licence files are short texts; what is larger is something else
 _MOST_BYTES = 4 << 20
-_MOST_LINKS = 8  # from one package's copyright file to another's
 
 
 @dataclass(frozen=True)
@@ -124,20 +124,11 @@ def _licence(store: Store, digest: str, part: ImagePart, row: FileRow | None) ->
 
 def _copyright(rows: Mapping[str, FileRow], package: str) -> FileRow | None:
     """A .deb's copyright file; packages of one source often link to one another's."""
-    path = f"usr/share/doc/{package}/copyright"
-    for _ in range(_MOST_LINKS):
-        row = rows.get(path)
-        if row is not None and row.kind in (Kind.FILE, Kind.HARDLINK):
-            return rows.get(row.target) if row.kind == Kind.HARDLINK else row
-        folder, _, name = path.rpartition("/")
-        if row is not None and row.kind == Kind.SYMLINK:
-            path = _followed(path, row.target)
-        elif (above := rows.get(folder)) is not None and above.kind == Kind.SYMLINK:
-            path = f"{_followed(folder, above.target)}/{name}"
-        else:
-            return None
-    return None
-
-
-def _followed(path: str, target: str) -> str:
-    return posixpath.normpath(posixpath.join("/", posixpath.dirname(path), target)).lstrip("/")
+    try:
+        path, _ = follow(rows, f"usr/share/doc/{package}/copyright")
+    except UnknownImage:
+        return None  # a symlink loop leads to no licence
+    row = rows.get(path)
+    if row is not None and row.kind == Kind.HARDLINK:
+        row = rows.get(row.target)
+    return row if row is not None and row.kind == Kind.FILE else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pipeline import __version__
 from pipeline.assemble.image import Built, code_digest
@@ -23,16 +22,9 @@ from pipeline.evidence.sbom_cyclonedx import cyclonedx
 from pipeline.evidence.sbom_spdx import spdx as spdx_bill
 from pipeline.gate.evidence import read_evidence
 from pipeline.known import Unknown
+from pipeline.oci.document import read_document
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """An envelope and the name it is kept under."""
-
-    name: str
-    envelope: Envelope
 
 
 def image_statements(
@@ -63,8 +55,8 @@ def image_statements(
 
 def _require_layers(store: Store, built: Built) -> None:
     """The layers in the store's record of the image must be those of its manifest."""
-    layers = [x["digest"] for x in store.read_json(built.digest)["layers"]]
-    if layers != [x.record.digest for x in built.layers]:
+    layers = read_document(store.read_blob(built.digest)).layers
+    if [x.digest for x in layers] != [x.record.digest for x in built.layers]:
         raise StoreDamaged(f"{built.name}: the store lists other layers than the manifest")
 
 
@@ -76,8 +68,8 @@ def record_image(
     when: Moment | None = None,
     *,
     spdx: bool = False,
-) -> list[Recorded]:
-    """State, sign and keep everything, and last the set of it all."""
+) -> dict[str, Envelope]:
+    """State, sign and keep everything, and last the set of it all; envelopes by name."""
     statements = image_statements(checkout, store, built, when, spdx=spdx)
     return keep_all(store, built, statements, signers, when)
 
@@ -88,15 +80,15 @@ def keep_all(
     statements: Mapping[str, Statement],
     signers: Sequence[Signer],
     when: Moment | None = None,
-) -> list[Recorded]:
+) -> dict[str, Envelope]:
     """Keep statements beside those that are there, and the set of all of them."""
     folder = folder_of(store, built)
-    kept = [Recorded(name, keep(store, folder, name, s, signers)) for name, s in statements.items()]
+    kept = {name: keep(store, folder, name, s, signers) for name, s in statements.items()}
     subject = (built.name, built.platform, built.digest)
     # a build and a gate may state one image at the same time: the last set must list both's
     with store.locked(f"set-{folder.name}"):
         every = set_statement(*subject, readable(folder).values(), when=when)
-        return [*kept, Recorded(SET, keep_set(store, folder, every, signers))]
+        return {**kept, SET: keep_set(store, folder, every, signers)}
 
 
 def rebuild_statement(first: Built, signer: Signer, difference: str, when: Moment) -> Statement:
@@ -125,4 +117,4 @@ def record_rebuild(
     """State, sign and keep it; each key has one statement for each digest."""
     statement = rebuild_statement(first, signer, difference, when)
     name = f"rebuild-{signer.key_id.removeprefix('sha256:')[:12]}"
-    return keep_all(store, first, {name: statement}, [signer], when)[0].envelope
+    return keep_all(store, first, {name: statement}, [signer], when)[name]

@@ -6,7 +6,7 @@ a build with nothing to do states nothing. It is a cache, not evidence: no verif
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pipeline.attest.envelope import Envelope
     from pipeline.attest.keys import Signer
     from pipeline.attest.statement import Statement
-    from pipeline.evidence.image import Recorded
 
 FILE = "stated.json"
 UNSIGNED_FOREIGN = "is unsigned, and cannot be checked against the image"
@@ -71,19 +70,19 @@ def state_image(
 
 
 def _remember(
-    checkout: Checkout, store: Store, built: Built, recorded: Sequence[Recorded]
+    checkout: Checkout, store: Store, built: Built, recorded: Mapping[str, Envelope]
 ) -> Stated:
     stated = Stated(
         inputs=_inputs(checkout, store, built),
-        statements=[each.name for each in recorded],
-        signed_by=signed_by_all([each.envelope for each in recorded]),
+        statements=list(recorded),
+        signed_by=signed_by_all(recorded.values()),
     )
     data = canonical_json(stated.model_dump()) + b"\n"
     store.write(folder_of(store, built) / FILE, data)
     return stated
 
 
-def signed_by_all(envelopes: Sequence[Envelope]) -> list[str]:
+def signed_by_all(envelopes: Iterable[Envelope]) -> list[str]:
     """The keys that every envelope names as a signer; the signatures are not checked."""
     keys = [{s.key_id for s in e.signatures if s.key_id} for e in envelopes]
     return sorted(set.intersection(*keys)) if keys else []
@@ -122,7 +121,7 @@ def sign_stated(checkout: Checkout, store: Store, built: Built, signer: Signer) 
     wrong, or cannot be judged, keeps the others from being signed: the set is theirs together.
     """
     from pipeline.attest.statement import moment, read_stamp
-    from pipeline.evidence.evidence_set import NAME, readable
+    from pipeline.evidence.evidence_set import readable
     from pipeline.evidence.image import image_statements, keep_all
 
     folder = folder_of(store, built)
@@ -133,7 +132,7 @@ def sign_stated(checkout: Checkout, store: Store, built: Built, signer: Signer) 
     if not wrong:
         statements = {name: e.statement for name, e in kept.items() if name in true}
         recorded = keep_all(store, built, statements, [signer], when)
-        _remember(checkout, store, built, [x for x in recorded if x.name in (*statements, NAME)])
+        _remember(checkout, store, built, recorded)
     return wrong
 
 

@@ -7,13 +7,12 @@ So a tag that was seen on one image must not later be on one that was named earl
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from pydantic import AwareDatetime, ValidationError
 
-from pipeline.attest.cosign import read_payload
+from pipeline.attest.cosign import SignedName, read_payload
 from pipeline.attest.keys import is_valid_signature
 from pipeline.attest.names import IMAGE_SIGNATURE
 from pipeline.attest.strict import plain, read_base64
@@ -25,16 +24,11 @@ from pipeline.verify.evidence import AttachedBlob
 from pipeline.verify.verdict import Node, Verdict
 
 
-@dataclass(frozen=True)
-class TrustedName:
+class TrustedName(SignedName):
     """A name that a trusted key gave to a digest."""
 
-    key: str
-    digest: str
-    reference: str
-    key_id: str = ""
-    at: datetime | None = None
-    evidence_set: str | None = None
+    key: str  # as the trust file names it
+    key_id: Digest
 
     @property
     def when(self) -> str:
@@ -58,12 +52,10 @@ def believed_names(
         except RecordInvalid as error:
             skipped.append(f"image signature {each.name}: {error}")
             continue
-        objection = key.objection(IMAGE_SIGNATURE, signed.at, now)
-        if objection:
+        if objection := key.objection(IMAGE_SIGNATURE, signed.at, now):
             skipped.append(f"image signature {each.name}: {objection}")
-            continue
-        given = (key.name, signed.digest, signed.reference, key.id, signed.at, signed.evidence_set)
-        names.append(TrustedName(*given))
+        else:
+            names.append(TrustedName(**dict(signed), key=key.name, key_id=key.id))
     return names, skipped
 
 
@@ -183,7 +175,7 @@ class Memory:
     def recall(self, reference: str, trust: Trust | None, now: datetime) -> list[TrustedName]:
         """The names seen under a tag whose keys are still trusted."""
         return [
-            TrustedName(key.name, name.digest, reference, key.id, name.at, name.evidence_set)
+            TrustedName(**dict(name), reference=reference, key=key.name, key_id=key.id)
             for key_id, name in self._read(reference).names.items()
             for key in (trust.find(key_id) if trust else [])
             if not key.objection(IMAGE_SIGNATURE, name.at, now)

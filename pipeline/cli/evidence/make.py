@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pipeline import log
+from pipeline.attest.envelope import Envelope
 from pipeline.attest.names import KINDS
 from pipeline.attest.predicates import MODELS
 from pipeline.attest.statement import moment
@@ -17,7 +18,7 @@ from pipeline.cli.images import find_image
 from pipeline.cli.options import EXISTING_FILE, json_option, key_option, platform_option
 from pipeline.cli.signing import signer_of
 from pipeline.evidence.bill import bill_of
-from pipeline.evidence.image import Recorded, record_image
+from pipeline.evidence.image import record_image
 from pipeline.evidence.sbom_cyclonedx import cyclonedx_bytes
 from pipeline.evidence.sbom_spdx import spdx_bytes
 from pipeline.verify.artifact import read_bounded
@@ -50,22 +51,21 @@ def make(
         built = find_image(checkout, store, name, platform)
         statements = record_image(checkout, store, built, signers, moment(), spdx=spdx)
     if as_json:
-        rows = [_row_json(each) for each in statements]
+        rows = [_row_json(*each) for each in statements.items()]
         return say_json({"image": name, "digest": built.digest, "records": rows})
-    click.echo(log.table(["statement", "size", "signatures"], [_row(each) for each in statements]))
+    lines = [_row(*each) for each in statements.items()]
+    click.echo(log.table(["statement", "size", "signatures"], lines))
     click.echo(f"\n{name} {built.digest}")
 
 
-def _row(recorded: Recorded) -> list[str]:
-    count = len(recorded.envelope.signatures)
-    size = log.size(len(recorded.envelope.payload))
-    return [recorded.name, size, str(count) if count else "none"]
+def _row(name: str, envelope: Envelope) -> list[str]:
+    count = len(envelope.signatures)
+    return [name, log.size(len(envelope.payload)), str(count) if count else "none"]
 
 
-def _row_json(recorded: Recorded) -> dict[str, object]:
-    keys = [s.key_id for s in recorded.envelope.signatures]
-    kind = recorded.envelope.statement.predicate_type
-    return {"record": recorded.name, "predicate_type": kind, "keys": keys}
+def _row_json(name: str, envelope: Envelope) -> dict[str, object]:
+    keys = [s.key_id for s in envelope.signatures]
+    return {"record": name, "predicate_type": envelope.statement.predicate_type, "keys": keys}
 
 
 @click.command()

@@ -312,9 +312,16 @@ def test_stopped_at_any_request_the_tag_is_on_an_image_whose_evidence_is_whole(s
 
 
 def name_of(
-    digest: str, at: datetime, evidence_set: str | None = None, key: str = ""
+    digest: str, at: datetime, evidence_set: str | None = None, key: str = f"sha256:{0:064}"
 ) -> TrustedName:
-    return TrustedName("builder", digest, "x.example/y:v1", key, at, evidence_set)
+    return TrustedName(
+        key="builder",
+        key_id=key,
+        digest=digest,
+        reference="x.example/y:v1",
+        at=at,
+        evidence_set=evidence_set,
+    )
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([FIRST, SECOND, THIRD])))
