@@ -37,9 +37,7 @@ from pipeline.evidence.inventory import (
 )
 from pipeline.model import Digest, Frozen, Identity, Name, Platform, Stamp
 from pipeline.spec.checkout import Checkout
-
-# the card whose results every image must have, whichever others it names
-DEFAULT_CARD = "sm_120"
+from pipeline.spec.image import DEFAULT_ARCH
 
 
 class Resource(Frozen):
@@ -74,7 +72,7 @@ class SpecMaterial(Frozen):
         cuda = self.spec.get("cuda")
         listed = cuda.get("architectures") if isinstance(cuda, dict) else None
         named = [str(card) for card in listed] if isinstance(listed, list) else []
-        return [DEFAULT_CARD, *named]
+        return [DEFAULT_ARCH, *named]
 
 
 class _External(Frozen):

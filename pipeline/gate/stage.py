@@ -28,9 +28,7 @@ from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.image_gate import ImageGate, open_gate, run_gate
 from pipeline.gate.smem.limits import Card, card_for
 from pipeline.gate.smem.results import GateResult
-from pipeline.spec.image import ImageSpec
-
-DEFAULT_ARCH = "sm_120"
+from pipeline.spec.image import DEFAULT_ARCH
 
 
 @dataclass(frozen=True)
@@ -71,17 +69,12 @@ def run_patches(gate: ImageGate, card: Card) -> GateRun:
 def run_arch(context: GateContext, built: Built, archs: Sequence[str]) -> list[GateRun]:
     """Does every object of a built image hold code that the cards can run?"""
     start = time.monotonic()
-    checkout, promised = context.checkout, promised_archs(context.checkout.spec(built.name))
+    checkout, promised = context.checkout, context.checkout.spec(built.name).promised_archs
     spec, objects = read_arch_spec(checkout, built.name), read_image(context.store, built)
     reports = [judge_image(objects, spec, arch, promised=arch in promised) for arch in archs]
     # the objects are read once for all cards: each has its share of the time
     share = (time.monotonic() - start) / max(1, len(reports))
     return [GateRun(arch_evidence(checkout, built.name, r), share, report=r) for r in reports]
-
-
-def promised_archs(spec: ImageSpec) -> list[str]:
-    """The cards an image is for."""
-    return (list(spec.cuda.architectures) if spec.cuda else []) or [DEFAULT_ARCH]
 
 
 @dataclass(frozen=True)
@@ -142,4 +135,4 @@ def _stage(
         yield "numerics", numerics
         yield "patches", lambda: [run_patches(opened(), card)] if opened().series.patches else []
     if "arch" in gates:
-        yield "arch", lambda: run_arch(context, built, promised_archs(built.plan.spec))
+        yield "arch", lambda: run_arch(context, built, built.plan.spec.promised_archs)

@@ -9,11 +9,10 @@ from pipeline.assemble.image import Built
 from pipeline.errors import PublishRefused, StoreDamaged
 from pipeline.gate.evidence import Evidence, evidence_path, read_evidence
 from pipeline.model import Frozen
-from pipeline.spec.image import ImageSpec
+from pipeline.spec.image import DEFAULT_ARCH, ImageSpec
 from pipeline.store.store import Store
 
 _GOOD = ("passed", "accepted")
-_DEFAULT = "sm_120"  # the card that every image is judged for
 
 
 class GateState(Frozen):
@@ -43,11 +42,10 @@ def gate_state(
         return _not_passed(
             built, "its gates were run on another image" if was_run else "its gates were not run"
         )
-    cards = _cards(spec)
     # results for a card that the image is not for decide nothing
-    counted = [result for result in gates.results if result.arch in (*cards, _DEFAULT)]
+    counted = [r for r in gates.results if r.arch in (*spec.promised_archs, DEFAULT_ARCH)]
     wrong = [_line(result) for result in counted if result.verdict not in _GOOD]
-    wrong += [f"{name}: not run" for name in _not_run(spec, cards, counted, patched)]
+    wrong += [f"{name}: not run" for name in _not_run(spec, counted, patched)]
     if wrong:
         return _not_passed(built, "; ".join(wrong))
     message = "; ".join(_line(result) for result in counted)
@@ -58,13 +56,7 @@ def _line(result: Evidence) -> str:
     return f"{result.gate} on {result.arch}: {result.verdict}"
 
 
-def _cards(spec: ImageSpec) -> list[str]:
-    return (list(spec.cuda.architectures) if spec.cuda else []) or [_DEFAULT]
-
-
-def _not_run(
-    spec: ImageSpec, cards: list[str], results: Sequence[Evidence], patched: bool
-) -> list[str]:
+def _not_run(spec: ImageSpec, results: Sequence[Evidence], patched: bool) -> list[str]:
     """Gates without a result; machine code is judged for every card that the image promises."""
     judged = {result.gate for result in results}
     # patches are proved together with the shared-memory gate
@@ -72,7 +64,7 @@ def _not_run(
     missing = [gate for gate in wanted if gate not in judged]
     if "arch" in spec.gates and "arch" in judged:
         on = {result.arch for result in results if result.gate == "arch"}
-        missing += [f"arch on {card}" for card in cards if card not in on]
+        missing += [f"arch on {card}" for card in spec.promised_archs if card not in on]
     return missing
 
 

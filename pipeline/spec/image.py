@@ -86,6 +86,10 @@ class PythonSpec(Frozen):
     )
 
 
+# The card that every image is judged for, also where its spec promises none.
+DEFAULT_ARCH = "sm_120"
+
+
 class CudaSpec(Frozen):
     """A CUDA home made of links into NVIDIA's wheels, and the machine code the image promises."""
 
@@ -144,6 +148,11 @@ class ImageSpec(Frozen):
     def parent(self) -> str | None:
         """The image of this checkout that it stands on, if it does."""
         return None if self.foreign else self.base
+
+    @property
+    def promised_archs(self) -> list[str]:
+        """The cards it is for."""
+        return (list(self.cuda.architectures) if self.cuda else []) or [DEFAULT_ARCH]
 
     def lock_digest_input(self) -> dict[str, Any]:
         """The part of the spec that decides what a lock must hold."""

@@ -14,8 +14,8 @@ from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.engine import engine_pin
 from pipeline.gate.smem.image_gate import ImageGate, open_gate
 from pipeline.gate.smem.wheels import WheelFinder
-from pipeline.gate.stage import DEFAULT_ARCH
 from pipeline.lock.model import WheelPin
+from pipeline.spec.image import DEFAULT_ARCH
 
 arch_option = click.option(
     "--arch",

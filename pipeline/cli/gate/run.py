@@ -27,15 +27,14 @@ from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.image_gate import ImageGate, chosen_cases
 from pipeline.gate.smem.limits import card_for
 from pipeline.gate.stage import (
-    DEFAULT_ARCH,
     GateRun,
-    promised_archs,
     run_arch,
     run_numerics,
     run_smem,
     shown_result,
 )
 from pipeline.spec.checkout import Checkout
+from pipeline.spec.image import DEFAULT_ARCH
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ def _built(gate_context: GateContext, choice: _Choice) -> Built | None:
 def _judge_objects(
     gate_context: GateContext, choice: _Choice, built: Built, signing: Signing
 ) -> list[GateRun]:
-    promised = promised_archs(built.plan.spec)
+    promised = built.plan.spec.promised_archs
     runs = run_arch(gate_context, built, [choice.arch] if choice.arch else promised)
     # a card that the image does not promise is judged for the user alone
     kept = [run.evidence for run in runs if run.evidence.arch in promised]
