@@ -51,7 +51,6 @@ class DebContents:
 
     control: dict[str, str]
     control_text: str
-    conffiles: list[str]
     entries: list[Entry]
 
 
@@ -69,14 +68,14 @@ def unpack(deb: Path, scratch: Path, *, limit_bytes: int = MAX_DATA_BYTES) -> De
         with os_errors_explained(scratch), deb.open("rb") as archive:
             version, control, data = _members(archive)
             _require_version(archive, version)
-            control_text, conffiles = _read_control(archive, control)
+            control_text = _read_control(archive, control)
             with data_tar.open("wb") as out:
                 out.writelines(_inflate(archive, data, limit_bytes))
         with data_tar.open("rb") as tar:
             entries = _checked(list(islice(_entries(tar, str(data_tar)), _MAX_ENTRIES + 1)))
         control_fields = read_stanza(control_text)
         _require_name(control_fields)
-        return DebContents(control_fields, control_text, conffiles, entries)
+        return DebContents(control_fields, control_text, entries)
     except IndexBroken as error:
         raise CorruptArchive(f"{deb.name}: control file: {error}") from error
     except (CorruptArchive, HostileArchive) as error:
@@ -128,24 +127,19 @@ def _require_version(archive: BinaryIO, member: _Member) -> None:
         raise CorruptArchive("not a .deb of format 2")
 
 
-def _read_control(archive: BinaryIO, member: _Member) -> tuple[str, list[str]]:
+def _read_control(archive: BinaryIO, member: _Member) -> str:
     tar = io.BytesIO(b"".join(_inflate(archive, member, MAX_CONTROL_BYTES)))
     entries = {entry.path: entry for entry in _entries(tar, "")}
     if "control" not in entries:
         raise CorruptArchive("it has no control file")
-    conffiles = _text(tar, entries.get("conffiles")).splitlines()
-    # A line may start with a flag: "remove-on-upgrade /etc/foo".
-    return _text(tar, entries["control"]), [line.split()[-1] for line in conffiles if line.strip()]
-
-
-def _text(tar: BinaryIO, entry: Entry | None) -> str:
-    if entry is None or not isinstance(entry.content, Slice):
+    content = entries["control"].content
+    if not isinstance(content, Slice):
         return ""
-    tar.seek(entry.content.offset)
+    tar.seek(content.offset)
     try:
-        return tar.read(entry.content.size_bytes).decode()
+        return tar.read(content.size_bytes).decode()
     except UnicodeDecodeError as error:
-        raise CorruptArchive(f"{entry.path} is not UTF-8") from error
+        raise CorruptArchive("control is not UTF-8") from error
 
 
 class _Gzip:

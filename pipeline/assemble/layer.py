@@ -232,8 +232,23 @@ def read_file(blob: Path, row: FileRow) -> bytes:
 
 def read_pieces(blob: Path, row: FileRow, step_bytes: int = _STEP_BYTES) -> Iterator[bytes]:
     """The same in pieces of bounded size, checked at the end; a reader may stop early."""
-    sha, left, at = hashlib.sha256(), row.size_bytes, row.offset
-    with _opened(blob) as handle:
+    sha = hashlib.sha256()
+    try:
+        for piece in _inflated(blob, row, step_bytes):
+            sha.update(piece)
+            yield piece
+    except FileNotFoundError as error:
+        raise StoreDamaged(f"{blob.name}: not in the store") from error
+    except zlib.error as error:
+        raise StoreDamaged(f"{blob.name}: {row.path} is damaged ({error})") from error
+    if sha.hexdigest() != row.sha256:
+        raise StoreDamaged(f"{blob.name}: {row.path} does not match the table of contents")
+
+
+def _inflated(blob: Path, row: FileRow, step_bytes: int) -> Iterator[bytes]:
+    """A file's members one after the other; those after the first have a gzip header each."""
+    left, at = row.size_bytes, row.offset
+    with blob.open("rb") as handle:
         while left:
             handle.seek(at)
             # not ISA-L, which miscounts the bytes that follow a stream
@@ -245,29 +260,10 @@ def read_pieces(blob: Path, row: FileRow, step_bytes: int = _STEP_BYTES) -> Iter
                     at += len(chunk)
                     if not chunk:
                         raise StoreDamaged(f"{blob.name}: ends inside {row.path}")
-                piece = _inflated(engine, chunk, step_bytes, blob, row)
+                piece = engine.decompress(chunk, step_bytes)
                 chunk = engine.unconsumed_tail
-                sha.update(piece)
                 left -= len(piece)
                 if left < 0:
                     raise StoreDamaged(f"{blob.name}: {row.path} is longer than it should be")
                 yield piece
             at += len(GZIP_HEAD) + _TRAILER_BYTES - len(engine.unused_data)
-    if sha.hexdigest() != row.sha256:
-        raise StoreDamaged(f"{blob.name}: {row.path} does not match the table of contents")
-
-
-def _opened(blob: Path) -> BinaryIO:
-    try:
-        return blob.open("rb")
-    except FileNotFoundError as error:
-        raise StoreDamaged(f"{blob.name}: not in the store") from error
-
-
-def _inflated(
-    engine: zlib._Decompress, chunk: bytes, step_bytes: int, blob: Path, row: FileRow
-) -> bytes:
-    try:
-        return engine.decompress(chunk, step_bytes)
-    except zlib.error as error:
-        raise StoreDamaged(f"{blob.name}: {row.path} is damaged ({error})") from error

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
@@ -80,27 +79,19 @@ def undisturbed() -> Iterator[None]:
             signal.raise_signal(caught[0])
 
 
-@dataclass(frozen=True)
-class LayerJob:
-    """All that a worker process needs."""
-
-    store_root: Path
-    layer: LayerPlan
-
-
-def make_layer(job: LayerJob) -> LayerRecord:
+def make_layer(store_root: Path, layer: LayerPlan) -> LayerRecord:
     """Write one layer from inputs that are in the store, unless another process just did."""
-    store = Store(job.store_root)
-    with store.locked(f"layer-{job.layer.key.removeprefix('sha256:')}"):
-        known = store.layer(job.layer.key)
+    store = Store(store_root)
+    with store.locked(f"layer-{layer.key.removeprefix('sha256:')}"):
+        known = store.layer(layer.key)
         if known:
             return known
         with store.scratch() as scratch, store.new_blob() as blob:
-            entries = layer_entries(store, job.layer, scratch)
+            entries = layer_entries(store, layer, scratch)
             with os_errors_explained(blob.path), blob.path.open("wb") as out:
                 written = write_layer(entries, out)
             blob.keep(written.record.digest)
-        return store.keep_layer(job.layer.key, written)
+        return store.keep_layer(layer.key, written)
 
 
 def layer_entries(store: Store, layer: LayerPlan, scratch: Path) -> list[Entry]:
@@ -165,7 +156,7 @@ def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool
                     left.discard(pin.sha256)
                     if not left and not any(p is layer for p in futures.values()):
                         with undisturbed():
-                            future = pool.submit(make_layer, LayerJob(store.root, layer))
+                            future = pool.submit(make_layer, store.root, layer)
                         futures[future] = layer
                 _collect(store, work, futures, keep_inputs, wait=False)
         _collect(store, work, futures, keep_inputs, wait=True)

@@ -46,7 +46,6 @@ class Member:
     name: str
     executable: bool
     content: Deflated | Slice
-    crc32: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +161,10 @@ def _member(path: Path, info: zipfile.ZipInfo, start: int, filename: str) -> Mem
     executable = bool(mode and stat.S_ISREG(mode) and mode & 0o111)
     if info.compress_type == zipfile.ZIP_DEFLATED:
         data = Deflated(str(path), start, info.compress_size, info.file_size, info.CRC)
-        return Member(info.filename, executable, data, info.CRC)
+        return Member(info.filename, executable, data)
     if info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size:
         data_as_is = Slice(str(path), start, info.file_size, info.CRC)
-        return Member(info.filename, executable, data_as_is, info.CRC)
+        return Member(info.filename, executable, data_as_is)
     raise CorruptArchive(f"{filename}: {info.filename!r} is packed in a way wheels do not use")
 
 
@@ -233,7 +232,7 @@ def read_chunks(member: Member) -> Iterator[bytes]:
         for piece in pieces:
             crc = zlib.crc32(piece, crc)
             yield piece
-    if crc != member.crc32:
+    if crc != content.crc32:
         raise CorruptArchive(f"{member.name}: its CRC is wrong")
 
 

@@ -80,11 +80,9 @@ def test_a_good_deb_is_listed_with_its_files_in_the_scratch_file(tmp_path: Path)
 
 def test_the_control_file_comes_parsed_and_as_it_was(tmp_path: Path) -> None:
     text = control("sample", extra="Depends: a, b\n")
-    conffiles = Item("./conffiles", b"/etc/a\nremove-on-upgrade /etc/b\n")
-    contents = unpacked(tmp_path, deb_bytes(tar(GOOD), text, [conffiles]))
+    contents = unpacked(tmp_path, deb_bytes(tar(GOOD), text))
     assert (contents.control["Package"], contents.control["Depends"]) == ("sample", "a, b")
     assert contents.control_text == text
-    assert contents.conffiles == ["/etc/a", "/etc/b"]
 
 
 def test_a_long_name_and_one_in_another_script_are_kept(tmp_path: Path) -> None:
