@@ -34,7 +34,7 @@ from pipeline.weights.disk.survey import some
 from pipeline.weights.model import dump
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing
-from pipeline.weights.sign.manifest import files_digests
+from pipeline.weights.sign.manifest import locked_digests
 from pipeline.weights.sign.record import record_path, set_digest
 
 SIGNATURE = "model signature"
@@ -178,7 +178,9 @@ def _by_signature(place: Place, trust: Trust, now: datetime) -> str:
         return ""
     if key.objection(WEIGHTS, None, now):
         return ""
-    digests = files_digests(place, [pin for pin in lock.files if pin.path in signed.files])
+    listed = [pin for pin in lock.files if pin.path in signed.files]
+    # a small file that is not as locked has none: then the signature covers too little
+    digests = {p: d for p, d in locked_digests(place, listed).items() if isinstance(d, str)}
     if wrong := sorted(p for p, digest in digests.items() if digest != signed.files[p]):
         raise ModelSignatureInvalid(
             f"{place.lock_file} contradicts what {key.name} signed in {path.name}: {some(wrong)}",

@@ -12,11 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pipeline.errors import DigestMismatch, Interrupted, SourceUnreachable
 from pipeline.weights.check.copies import Source
-from pipeline.weights.disk.hashing import BLOCK_BYTES, Hasher, mark_of, read_file
+from pipeline.weights.disk.hashing import BLOCK_BYTES, mark_of, read_file
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.partial_file import Span, merged, missing
 
@@ -64,14 +65,8 @@ class NewFile:
             return None
         if marks:
             self._drop_hard_link()
-            return patch_file(
-                damaged,
-                self.path,
-                size_bytes,
-                self.pin.new_hash(),
-                marks,
-                lambda start, stop: self._pieces(source, start, stop),
-            )
+            ask = partial(self._pieces, source)
+            return patch_file(damaged, self.path, self.pin, marks, ask)
         ranges = wrong_by_size(size_bytes, status.st_size)
         if ranges == [(0, size_bytes)]:
             return None
@@ -130,16 +125,17 @@ class NewFile:
 
 
 def patch_file(
-    damaged: Path, new: Path, size_bytes: int, hasher: Hasher, marks: tuple[str, ...], ask: Ask
+    damaged: Path, new: Path, pin: FilePin, marks: tuple[str, ...], ask: Ask
 ) -> list[Span] | None:
     """The ranges that were fetched; None where the marks or the source's bytes do not fit.
 
     The caller checks the hash of the new file as a whole.
     """
+    size_bytes = pin.size_bytes
     if len(marks) != -(-size_bytes // BLOCK_BYTES):
         return None
     with open_both(damaged, new, size_bytes) as (taken, made):
-        walk = _Walk(taken, made, size_bytes, hasher, marks, ask)
+        walk = _Walk(taken, made, pin, marks, ask)
         if not walk.to_the_end():
             return None
         for start, stop in missing(merged([*walk.asked, *walk.held]), size_bytes):
@@ -152,16 +148,10 @@ class _Walk:
     """Block by block; damage that continues is fetched in longer and longer steps."""
 
     def __init__(
-        self,
-        taken: int,
-        made: int,
-        size_bytes: int,
-        hasher: Hasher,
-        marks: tuple[str, ...],
-        ask: Ask,
+        self, taken: int, made: int, pin: FilePin, marks: tuple[str, ...], ask: Ask
     ) -> None:
-        self._taken, self._made, self._size_bytes = taken, made, size_bytes
-        self._hasher, self._marks, self._ask = hasher, marks, ask
+        self._taken, self._made, self._size_bytes = taken, made, pin.size_bytes
+        self._hasher, self._marks, self._ask = pin.new_hash(), marks, ask
         self._bad_so_far = 0  # blocks in a row
         self.asked: list[Span] = []
         self.held: list[Span] = []  # in the new file already

@@ -7,6 +7,7 @@ changed. They are free, for the hash passes through them anyway (a CRC of each b
 from __future__ import annotations
 
 import errno
+import hashlib
 import mmap
 import os
 import stat
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pipeline.errors import Interrupted
 
@@ -27,14 +28,6 @@ _WINDOW_BYTES = 16 << 20  # the step for giving back page cache and for the prog
 
 Advance = Callable[[int], None]
 Item = TypeVar("Item")
-
-
-class Hasher(Protocol):
-    """What hashlib makes."""
-
-    def update(self, data: bytes | memoryview, /) -> None: ...
-    def hexdigest(self) -> str: ...
-    def copy(self) -> Self: ...
 
 
 class Identity(NamedTuple):
@@ -76,7 +69,7 @@ def identity_of(status: os.stat_result) -> Identity:
 
 def read_file(
     path: Path,
-    hasher: Hasher,
+    hasher: hashlib._Hash,
     *,
     advance: Advance = lambda n_bytes: None,
     stop: threading.Event | None = None,
@@ -85,20 +78,35 @@ def read_file(
     """Hash a file; `direct` asks the disk itself, not the memory that caches it."""
     handle, is_direct = _open(path, direct)
     try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise NotPlain("is not a file any more")
-        before = identity_of(status)
-        cached = set() if is_direct else _cached_windows(handle, before.size_bytes)
-        chunks = _chunks(handle, before.size_bytes, cached)
-        marks = _pass_over(chunks, hasher, advance, stop or threading.Event())
-        after = identity_of(os.fstat(handle))
+        # what was read past the page cache left nothing there to give back
+        reading = read_open(handle, hasher, advance=advance, stop=stop, give_back=not is_direct)
         # the open file may be unchanged while another was moved to its name
-        if before != after or identity_of(os.lstat(path)) != after:
+        if identity_of(os.lstat(path)) != reading.identity:
             raise Moved("changed while it was read")
     finally:
         os.close(handle)
-    return Reading(hasher.hexdigest(), marks, after)
+    return reading
+
+
+def read_open(
+    handle: int,
+    hasher: hashlib._Hash,
+    *,
+    advance: Advance = lambda n_bytes: None,
+    stop: threading.Event | None = None,
+    give_back: bool = False,
+) -> Reading:
+    """Hash an open file; `give_back` leaves no more of it in the page cache than there was."""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        raise NotPlain("is not a file any more")
+    before = identity_of(status)
+    spare = _uncached_windows(handle, before.size_bytes) if give_back else set()
+    chunks = _chunks(handle, before.size_bytes, spare)
+    marks = _pass_over(chunks, hasher, advance, stop or threading.Event())
+    if identity_of(os.fstat(handle)) != before:
+        raise Moved("changed while it was read")
+    return Reading(hasher.hexdigest(), marks, before)
 
 
 def _open(path: Path, direct: bool) -> tuple[int, bool]:
@@ -130,29 +138,28 @@ def _open_direct(path: Path, flags: int) -> int | None:
     return handle
 
 
-def _cached_windows(handle: int, size_bytes: int) -> set[int]:
-    """Which windows are in the page cache already: others use those, they are not given back."""
+def _uncached_windows(handle: int, size_bytes: int) -> set[int]:
+    """Which windows are not in the page cache; the others are in use and must stay there."""
     probe = bytearray(1)
-    cached = set()
+    uncached = set()
     for window in range(0, size_bytes, _WINDOW_BYTES):
         middle = window + min(_WINDOW_BYTES, size_bytes - window) // 2
         try:
             os.preadv(handle, [probe], middle, os.RWF_NOWAIT)
         except BlockingIOError:
-            continue
+            uncached.add(window)
         except OSError:  # the file system does not support the question: leave its cache alone
-            return set(range(0, size_bytes, _WINDOW_BYTES))
-        cached.add(window)
-    return cached
+            return set()
+    return uncached
 
 
-def _chunks(handle: int, size_bytes: int, cached: set[int]) -> Iterator[memoryview]:
+def _chunks(handle: int, size_bytes: int, spare: set[int]) -> Iterator[memoryview]:
     """All bytes in order; no chunk crosses a block's border."""
     with memoryview(mmap.mmap(-1, _READ_BYTES)) as buffer:  # on a page's border, for O_DIRECT
         for start in range(0, size_bytes, _WINDOW_BYTES):
             stop = min(start + _WINDOW_BYTES, size_bytes)
             yield from _read_chunks(handle, start, stop, buffer)
-            if start not in cached:
+            if start in spare:
                 _give_back(handle, start, stop - start)
 
 
@@ -167,7 +174,7 @@ def _read_chunks(handle: int, at: int, stop: int, buffer: memoryview) -> Iterato
 
 
 def _pass_over(
-    chunks: Iterator[memoryview], hasher: Hasher, advance: Advance, stop: threading.Event
+    chunks: Iterator[memoryview], hasher: hashlib._Hash, advance: Advance, stop: threading.Event
 ) -> tuple[str, ...]:
     """Hash everything; returns the marks."""
     marks: list[str] = []
@@ -188,7 +195,7 @@ def _pass_over(
     return tuple(marks)
 
 
-def mark_of(hasher: Hasher) -> str:
+def mark_of(hasher: hashlib._Hash) -> str:
     """The hash of all bytes so far, cut short: enough to tell blocks apart, no proof."""
     return hasher.hexdigest()[:MARK_CHARS]
 

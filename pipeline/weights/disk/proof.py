@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
-from collections.abc import Callable
+import threading
 from pathlib import Path
 
-from pipeline.weights.disk.hashing import Identity, identity_of
+from pipeline.weights.disk.hashing import Advance, Identity, Moved, identity_of, read_open
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
-_BLOCK_BYTES = 1 << 20
 # These are about the file. All others (EMFILE, ENFILE, ENOMEM, EIO, ESTALE) are about the machine.
 _FILE_ERRORS = {
     *(errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG),
@@ -67,35 +65,17 @@ def open_below(root: Path, relative: str) -> int:
     return handle
 
 
-def hash_open(
-    handle: int, sums: list[hashlib._Hash], advance: Callable[[int], None] | None = None
-) -> Identity:
-    """Read a file once into several hashes; refuses one that changes meanwhile."""
-    before = identity(handle)
-    block, at = bytearray(_BLOCK_BYTES), 0
-    view = memoryview(block)
-    while n := os.preadv(handle, [block], at):
-        for one in sums:
-            one.update(view[:n])
-        at += n
-        if advance:
-            advance(n)
-    if identity(handle) != before or at != before.size_bytes:
-        raise FileUnfit("changed while it was read")
-    return before
-
-
-def check_open(
-    handle: int, pin: FilePin, advance: Callable[[int], None] | None = None
-) -> tuple[Identity, str]:
-    """Prove an open file against its pin; returns its identity and its SHA-256."""
+def check_open(handle: int, pin: FilePin, advance: Advance, stop: threading.Event) -> Identity:
+    """Prove an open file against its pin; returns what it was then."""
     if (got := os.fstat(handle).st_size) != pin.size_bytes:
         raise FileUnfit(f"has {got} bytes, locked are {pin.size_bytes}")
-    wanted, plain = pin.new_hash(), hashlib.sha256()
-    seen = hash_open(handle, [wanted] if pin.sha256 else [wanted, plain], advance)
-    if wanted.hexdigest() != pin.want:
+    try:
+        reading = read_open(handle, pin.new_hash(), advance=advance, stop=stop)
+    except Moved as error:
+        raise FileUnfit(str(error)) from None
+    if reading.digest != pin.want:
         raise FileUnfit("does not have the locked bytes")
-    return seen, pin.sha256 or plain.hexdigest()
+    return reading.identity
 
 
 def read_checked(handle: int, pin: FilePin) -> bytes:

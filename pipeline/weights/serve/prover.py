@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline.weights.disk.hashing import Identity, cores
+from pipeline.errors import Interrupted
+from pipeline.weights.disk.hashing import Advance, Identity, cores
 from pipeline.weights.disk.proof import (
     FileUnfit,
     FileUnreadable,
@@ -63,7 +64,7 @@ class Prover:
 
     def __init__(self, files: Iterable[ServedFile]) -> None:
         self.files = list(files)
-        self.advance: Callable[[int], None] | None = None
+        self.advance: Advance = lambda n_bytes: None
         self._queue: deque[ServedFile] = deque()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -172,7 +173,8 @@ class Prover:
             try:
                 seen = identity(handle)
                 self._let_settle(held, seen)
-                self._set(held, "proved", check_open(handle, held.pin, self._progress)[0], "")
+                seen = check_open(handle, held.pin, self.advance, self._stopping)
+                self._set(held, "proved", seen, "")
             finally:
                 os.close(handle)
         except FileUnfit as reason:
@@ -181,7 +183,7 @@ class Prover:
             self._put_off(held, str(reason))
         except OSError as error:
             self._put_off(held, _not_now(error))
-        except _Stopped:
+        except Interrupted:
             return
 
     def _put_off(self, held: ServedFile, trouble: str) -> None:
@@ -199,12 +201,6 @@ class Prover:
             age_s = time.time() - seen.ctime_ns / 1e9
             self._stopping.wait(min(_TICK_S, max(0.0, _TICK_S - age_s)))
 
-    def _progress(self, n_bytes: int) -> None:
-        if self._stopping.is_set():
-            raise _Stopped
-        if self.advance:
-            self.advance(n_bytes)
-
     def _verdict(self, held: ServedFile) -> tuple[State, Identity | None, str]:
         """All of it from one moment: half an old verdict and half a new one would be wrong."""
         with self._changed:
@@ -215,10 +211,6 @@ class Prover:
             held.state, held.seen, held.why, held.queued = state, seen, why, False
             held.trouble, held.retries = "", 0
             held.judged.set()
-
-
-class _Stopped(Exception):
-    pass
 
 
 def _not_now(error: OSError) -> str:

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
-from pipeline.errors import WeightsDamaged
-from pipeline.weights.disk.hashing import cores
-from pipeline.weights.disk.proof import (
-    FileUnfit,
-    FileUnreadable,
-    check_open,
-    hash_open,
-    open_below,
-    open_pin,
-)
+from pipeline.weights.disk.hashing import Moved, cores, on_all_cores, read_open
+from pipeline.weights.disk.proof import FileUnfit, FileUnreadable, open_below, open_pin
 from pipeline.weights.disk.survey import walk
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place
@@ -28,60 +19,46 @@ GIT_PATHS = (".git", ".gitattributes", ".github", ".gitignore")
 # What our and the Hub's own tools keep beside the files; no engine loads it.
 OWN_PATHS = (STATE, ".cache/huggingface")
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+Digests = dict[str, str | FileUnfit | FileUnreadable]  # or why a file has none
 
 
-def locked_digests(place: Place) -> dict[str, str]:
-    """The SHA-256 of every file of a verified set; only those git knows by SHA-1 are read."""
-    digests = _digests(place, place.lock.files)
-    for path, digest in digests.items():
-        if not isinstance(digest, str):
-            raise WeightsDamaged(f"{path}: {digest}")
-    return {path: digest for path, digest in digests.items() if isinstance(digest, str)}
+def locked_digests(place: Place, pins: Sequence[FilePin]) -> Digests:
+    """The SHA-256 of locked files; only those that the lock knows by git's SHA-1 are read."""
+    locked: Digests = {pin.path: pin.sha256 for pin in pins if pin.sha256}
+    small = {pin.path: pin for pin in pins if not pin.sha256}
+    return locked | read_digests(lambda path, stop: _digest(place, small[path], stop), list(small))
 
 
-def files_digests(place: Place, pins: list[FilePin]) -> dict[str, str]:
-    """The SHA-256 of locked files; a small file that is not as locked has none."""
-    return {path: d for path, d in _digests(place, pins).items() if isinstance(d, str)}
-
-
-def _digests(place: Place, pins: list[FilePin]) -> dict[str, str | FileUnfit | FileUnreadable]:
-    """From the lock, where it has them; git's small files have a SHA-1 there and are read."""
-    small = [pin for pin in pins if not pin.sha256]
-    read = on_cores(lambda pin: _digest(place, pin), small)
-    locked: dict[str, str | FileUnfit | FileUnreadable] = {
-        p.path: p.sha256 for p in pins if p.sha256
-    }
-    return locked | {pin.path: digest for pin, digest in zip(small, read, strict=True)}
-
-
-def _digest(place: Place, pin: FilePin) -> str:
+def _digest(place: Place, pin: FilePin, stop: threading.Event) -> str:
     handle = open_pin(place, pin)
     try:
-        return check_open(handle, pin)[1]
+        # once for either hash: files outside LFS are small
+        proof = read_open(handle, pin.new_hash(), stop=stop)
+        reading = read_open(handle, hashlib.sha256(), stop=stop)
     finally:
         os.close(handle)
+    if proof.digest != pin.want or proof.identity != reading.identity:
+        raise FileUnfit("does not have the locked bytes")
+    return reading.digest
 
 
-def on_cores(
-    work: Callable[[Item], Result], items: list[Item]
-) -> list[Result | FileUnfit | FileUnreadable]:
-    """Do the work on all cores; a file that is unfit or unreadable gives the reason instead."""
+def read_digests(work: Callable[[str, threading.Event], str], paths: list[str]) -> Digests:
+    """The digests that `work` reads, on all cores; Ctrl-C sets its event."""
+    digests: Digests = {}
+    stop = threading.Event()
 
-    def caught(item: Item) -> Result | FileUnfit | FileUnreadable:
+    def note(path: str) -> None:
         try:
-            return work(item)
+            digests[path] = work(path, stop)
         except (FileUnfit, FileUnreadable) as reason:
-            return reason
+            digests[path] = reason
+        except Moved as error:
+            digests[path] = FileUnfit(str(error))
         except OSError as error:
-            return FileUnreadable(f"could not be read now ({error.strerror})")
+            digests[path] = FileUnreadable(f"could not be read now ({error.strerror})")
 
-    pool = ThreadPoolExecutor(cores())
-    try:
-        return list(pool.map(caught, items))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    on_all_cores(note, paths, cores(), stop.set)
+    return digests
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:
@@ -99,7 +76,7 @@ def files_below(root: Path, ignored: Iterable[str]) -> list[str]:
     return sorted(paths, key=PurePosixPath)
 
 
-def sha256_below(root: Path, path: str) -> str:
+def sha256_below(root: Path, path: str, stop: threading.Event | None = None) -> str:
     """The SHA-256 of a file that lies in a folder; a link may only lead into the same folder."""
     real = (root / path).resolve()
     if (root / path).is_symlink() and not real.is_relative_to(_home(root)):
@@ -107,9 +84,7 @@ def sha256_below(root: Path, path: str) -> str:
     where, name = (real.parent, real.name) if (root / path).is_symlink() else (root, path)
     handle = open_below(where, name)
     try:
-        sums = hashlib.sha256()
-        hash_open(handle, [sums])
-        return sums.hexdigest()
+        return read_open(handle, hashlib.sha256(), stop=stop).digest
     finally:
         os.close(handle)
 

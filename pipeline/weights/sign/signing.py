@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -30,7 +31,7 @@ from pipeline.weights.sign.manifest import (
     files_below,
     is_below,
     locked_digests,
-    on_cores,
+    read_digests,
     sha256_below,
 )
 
@@ -126,7 +127,7 @@ def sign(
             f"{place.lock.name}: not in the lock, but in the folder to be signed: {some(extra)}",
             "Move what is not part of the set out of the folder.",
         )
-    digests = locked_digests(place)  # after verify: large files need not be read again
+    digests = _sha256_of_all(place)  # after verify: large files need not be read again
     covered = {p: d for p, d in digests.items() if not is_below(p, ignored)}
     if not covered:
         raise WeightsDamaged(f"{place.lock.name}: the set has no file that a signature covers")
@@ -141,12 +142,22 @@ def sign(
     )
 
 
+def _sha256_of_all(place: Place) -> dict[str, str]:
+    digests = {}
+    for path, digest in locked_digests(place, place.lock.files).items():
+        if not isinstance(digest, str):
+            raise WeightsDamaged(f"{path}: {digest}")
+        digests[path] = digest
+    return digests
+
+
 @dataclass(frozen=True)
 class SignedFiles:
     """What a signature claims about files, before any of them is read."""
 
     files: dict[str, str]
     ignored: tuple[str, ...]
+    allows_links: bool
 
     def ignores(self, path: str) -> bool:
         """Whether the signature does not cover it."""
@@ -157,7 +168,8 @@ def signed_files(signature: Path, key: ec.EllipticCurvePublicKey) -> SignedFiles
     """The SHA-256 of each file, as its signer claims."""
     claimed = _statement(signature, bundle.opened(signature, key)).predicate
     files = {resource.name: resource.digest for resource in claimed.resources}
-    return SignedFiles(files, tuple(claimed.serialization.ignore_paths))
+    rules = claimed.serialization
+    return SignedFiles(files, tuple(rules.ignore_paths), rules.allow_symlinks)
 
 
 def check(
@@ -167,21 +179,20 @@ def check(
     known: Mapping[str, str] | None = None,
 ) -> Signed:
     """Compare a folder with a signature. `known` are digests that need not be computed again."""
-    claimed = _statement(signature, bundle.opened(signature, key)).predicate
-    wanted = {r.name: r.digest for r in claimed.resources}
-    rules = claimed.serialization
+    claimed = signed_files(signature, key)
+    wanted = claimed.files
     own = [*OWN_PATHS, *_inside(signature, folder)]
-    ignored = [*rules.ignore_paths, *own]
+    ignored = [*claimed.ignored, *own]
     if hidden := [path for path in wanted if is_below(path, ignored)]:
         raise ModelSignatureInvalid(f"{signature.name}: both lists and ignores {hidden[0]}")
     here = files_below(folder, ignored)
     _compare("missing", set(wanted) - set(here))
     _compare("extra", set(here) - set(wanted))
-    if not rules.allow_symlinks:
+    if not claimed.allows_links:
         _compare("links", {p for p in here if (folder / p).is_symlink()})
     unread = [p for p in here if p not in (known or {})]
-    read = dict(zip(unread, on_cores(lambda p: sha256_below(folder, p), unread), strict=True))
-    digests = {**read, **{p: d for p, d in (known or {}).items() if p in wanted}}
+    read = read_digests(partial(sha256_below, folder), unread)
+    digests = read | {p: d for p, d in (known or {}).items() if p in wanted}
     if failed := {p: d for p, d in digests.items() if isinstance(d, FileUnreadable)}:
         path, reason = min(failed.items())
         raise ModelSignatureInvalid(

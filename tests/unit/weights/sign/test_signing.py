@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from pipeline.attest import bundle
 from pipeline.errors import ModelSignatureInvalid, WeightsDamaged
-from pipeline.weights.disk import proof
+from pipeline.weights.disk import hashing, proof
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing
 from tests.testbed.locked_set import SMALL, make_set, write
@@ -120,7 +120,9 @@ def test_a_file_that_cannot_be_read_now_is_not_called_changed(
     def fails(*args: Any, **kwargs: Any) -> Any:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(proof, "os", SimpleNamespace(**{**vars(os), call: fails}))
+    failing = SimpleNamespace(**{**vars(os), call: fails})
+    for module in (proof, hashing):
+        monkeypatch.setattr(module, "os", failing)
     with pytest.raises(ModelSignatureInvalid, match=os.strerror(number)) as raised:
         signing.check(plain.root, signature, PUBLIC)
     assert "changed" not in str(raised.value)
