@@ -23,15 +23,23 @@ from pipeline.errors import (
     RegistryUnreachable,
     SourceUnreachable,
 )
-from pipeline.fetch.base_pin import blob_pin, config_of, layer_pins, pin_of, require_locked
 from pipeline.files import is_whole, os_errors_explained, sha256_of_file
-from pipeline.lock.model import BasePin, BlobPin
+from pipeline.lock.model import MOST_LAYERS, BasePin, BlobPin, LayerPin
 from pipeline.model import sha256_of
-from pipeline.oci.config import MOST_CONFIG_BYTES, read_config
+from pipeline.net.address import clean
+from pipeline.oci.config import MOST_CONFIG_BYTES, ImageConfig, read_config
 from pipeline.oci.document import (
+    DOCKER_CONFIG,
+    DOCKER_GZIP_LAYER,
+    DOCKER_PLAIN_LAYER,
+    GZIP_LAYER,
     MOST_MANIFEST_BYTES,
+    OCI_CONFIG,
+    OCI_EMPTY,
+    PLAIN_LAYER,
     Descriptor,
     Document,
+    LayerType,
     read_document,
 )
 from pipeline.oci.reference import parse_repository
@@ -44,6 +52,14 @@ from pipeline.store.store import Store
 Result = TypeVar("Result")
 # Failures of one registry after which the next one is asked.
 _ELSEWHERE = (NotInRegistry, RegistryUnreachable, RegistryRefused, RegistryBroken)
+# The same bytes by Docker's names and by OCI's.
+_LAYERS: dict[str, LayerType] = {
+    GZIP_LAYER: GZIP_LAYER,
+    PLAIN_LAYER: PLAIN_LAYER,
+    DOCKER_GZIP_LAYER: GZIP_LAYER,
+    DOCKER_PLAIN_LAYER: PLAIN_LAYER,
+}
+_CONFIGS = (OCI_CONFIG, DOCKER_CONFIG)
 
 
 @dataclass(frozen=True)
@@ -72,20 +88,26 @@ class Bases:
             manifest = self._document(base.repository, entry.digest)
             if manifest.kind != "manifest" or len(manifest.data) != entry.size_bytes:
                 raise BaseUnusable(f"{base}: {entry.digest} does not match its index")
-        config = read_config(self._config(base.repository, config_of(base, manifest)))
+        config = _config_of(base, manifest)
+        data = self._small(
+            base.repository,
+            config.digest,
+            MOST_CONFIG_BYTES,
+            lambda there: there.read_blob(config, MOST_CONFIG_BYTES),
+        )
         return BasePin(
             repository=base.repository,
-            index=pin_of(root) if root.kind == "index" else None,
-            manifest=pin_of(manifest),
-            config=blob_pin(config_of(base, manifest)),
-            layers=layer_pins(base, manifest, config, platform),
+            index=_pin(root.descriptor) if root.kind == "index" else None,
+            manifest=_pin(manifest.descriptor),
+            config=_pin(config),
+            layers=_layer_pins(base, manifest, read_config(data), platform),
         )
 
     def bring(self, pin: BasePin) -> None:
         """All documents and blobs of a locked base into the store; what is there is not asked."""
         index = self._document(pin.repository, pin.index.digest) if pin.index else None
         manifest = self._document(pin.repository, pin.manifest.digest)
-        require_locked(pin, index, manifest)
+        _require_locked(pin, index, manifest)
         for document in (*([index] if index else []), manifest):
             self._store.put_blob(document.data)
         missing = [
@@ -113,37 +135,24 @@ class Bases:
         )
 
     def _document(self, repository: str, digest: str) -> Document:
-        """A manifest or index by its digest, from the nearest place that has it."""
-        if (data := self._near(digest, MOST_MANIFEST_BYTES)) is not None:
-            return read_document(data)
-        self._require_online(repository, digest)
-        return self._from_registries(
-            repository, f"{repository}@{digest}", lambda there: there.manifest(digest)
+        """A manifest or index by its digest."""
+        data = self._small(
+            repository, digest, MOST_MANIFEST_BYTES, lambda there: there.manifest(digest).data
         )
+        return read_document(data)
 
-    def _config(self, repository: str, blob: Descriptor) -> bytes:
-        if (data := self._near(blob.digest, MOST_CONFIG_BYTES)) is not None:
-            return data
-        self._require_online(repository, blob.digest)
-        return self._from_registries(
-            repository,
-            f"{repository}@{blob.digest}",
-            lambda there: there.read_blob(blob, MOST_CONFIG_BYTES),
-        )
-
-    def _require_online(self, repository: str, digest: str) -> None:
-        if self._offline:
-            raise OfflineMiss(
-                f"{repository}@{digest}: this part of the base image is not in the store"
-            )
-
-    def _near(self, digest: str, most_bytes: int) -> bytes | None:
-        """A small blob of the store or of a folder, if its bytes have this digest."""
+    def _small(
+        self, repository: str, digest: str, most_bytes: int, ask: Callable[[Repository], bytes]
+    ) -> bytes:
+        """A small blob from the nearest place that has it: the store, a folder, a registry."""
         for path in [self._store.blob_path(digest), *self._in_folders(digest)]:
             is_small = path.is_file() and path.stat().st_size <= most_bytes
             if is_small and sha256_of(data := path.read_bytes()) == digest:
                 return data
-        return None
+        name = f"{repository}@{digest}"
+        if self._offline:
+            raise OfflineMiss(f"{name}: this part of the base image is not in the store")
+        return self._from_registries(repository, name, ask)
 
     def _in_folders(self, digest: str) -> list[Path]:
         name = digest.removeprefix("sha256:")
@@ -190,3 +199,67 @@ def _verdict(what: str, failures: Sequence[PipelineError]) -> PipelineError:
     if broken or len(failures) == 1:
         return (broken or failures)[0]
     return SourceUnreachable(f"{what}: {'; '.join(str(f) for f in failures)}")
+
+
+def _pin(blob: Descriptor) -> BlobPin:
+    return BlobPin(digest=blob.digest, size_bytes=blob.size_bytes)
+
+
+def _config_of(base: ForeignBase, manifest: Document) -> Descriptor:
+    """An image's config; what has none is an artifact of another kind."""
+    config = manifest.config
+    if config is None or config.media_type not in _CONFIGS or not config.size_bytes:
+        kind = config.media_type if config else OCI_EMPTY
+        raise BaseUnusable(f"{base}: is not an image: its config is a {clean(kind)}")
+    return config
+
+
+def _layer_pins(
+    base: ForeignBase, manifest: Document, config: ImageConfig, platform: str
+) -> list[LayerPin]:
+    """The layers with their diffIDs, if they are for this platform and of a kind that is read."""
+    if config.platform != platform:
+        raise BaseUnusable(f"{base}: is for {clean(config.platform)}, not for {platform}")
+    diff_ids = config.rootfs.diff_ids
+    if len(diff_ids) != len(manifest.layers):
+        raise BaseUnusable(
+            f"{base}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
+        )
+    if len(diff_ids) > MOST_LAYERS:
+        raise BaseUnusable(f"{base}: {len(diff_ids)} layers, at most {MOST_LAYERS} can be mounted")
+    return [
+        LayerPin(
+            digest=layer.digest,
+            diff_id=diff_id,
+            size_bytes=layer.size_bytes,
+            media_type=_layer_type(base, layer),
+        )
+        for layer, diff_id in zip(manifest.layers, diff_ids, strict=True)
+    ]
+
+
+def _layer_type(base: ForeignBase, layer: Descriptor) -> LayerType:
+    """Gzip and plain tar; what cannot be read cannot be checked, and is refused."""
+    known = _LAYERS.get(layer.media_type)
+    if known is not None and layer.size_bytes:
+        return known
+    what = f"{base}: the layer {layer.digest} is a {clean(layer.media_type)}"
+    if "foreign" in layer.media_type or "nondistributable" in layer.media_type:
+        raise BaseUnusable(f"{what}, which registries may not distribute")
+    if layer.media_type.endswith("zstd"):
+        raise BaseUnusable(
+            f"{what}; zstd is not supported, and Docker before 23 cannot run it",
+            "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …) and name"
+            " the copy's digest.",
+        )
+    raise BaseUnusable(f"{what} of {layer.size_bytes} bytes, which is not supported")
+
+
+def _require_locked(pin: BasePin, index: Document | None, manifest: Document) -> None:
+    """The documents name what the lock names: a lock written by hand is refused here."""
+    if index is not None and pin.manifest.digest not in {d.digest for d in index.manifests}:
+        raise BaseUnusable(f"{pin}: is not listed in {index.digest}")
+    named = [(d.digest, d.size_bytes) for d in (manifest.config, *manifest.layers) if d]
+    locked = [(d.digest, d.size_bytes) for d in (pin.config, *pin.layers)]
+    if named != locked:
+        raise BaseUnusable(f"{pin}: its manifest names other parts than the lock")

@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urljoin
 
 from pipeline.errors import (
     Interrupted,
@@ -15,8 +16,9 @@ from pipeline.errors import (
     RegistryRefused,
     RegistryUnreachable,
 )
-from pipeline.net.address import is_loopback, next_address, origin_of, shown
-from pipeline.net.answer import Answer, Pages
+from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.net.address import clean, is_loopback, next_address, origin_of, shown
+from pipeline.net.answer import Answer
 from pipeline.net.client import MAY_PASS, REDIRECTS, Body, Reply
 from pipeline.net.client import Client as HttpClient
 from pipeline.net.failures import (
@@ -30,7 +32,6 @@ from pipeline.net.failures import (
 )
 from pipeline.net.timing import Limits, Patience, asked_wait_s
 from pipeline.oci.reference import Reference
-from pipeline.registry.answer import MOST_ERROR_BYTES, Refusal, error_message, location_of
 from pipeline.registry.auth import MOST_TOKEN_BYTES, Authority, Scope
 from pipeline.registry.docker_config import certificate_files, find_login, tls_context
 
@@ -41,8 +42,18 @@ Result = TypeVar("Result")
 _MOST_REDIRECTS = 5
 # answers to uploads and errors; manifests and blobs have limits of their own
 MOST_ANSWER_BYTES = 1 << 16
+# of an error body a line is shown; the rest may be somebody's whole web page
+_MOST_ERROR_BYTES = 8192
 # a registry on slow storage is silent for minutes while it hashes an uploaded layer of gigabytes
 _LIMITS = Limits(silence_s=300.0, head_s=300.0)
+
+
+class Refusal(RegistryBroken):
+    """An unexpected status; some callers can handle it by its status or codes."""
+
+    def __init__(self, message: str, status: int, codes: frozenset[str]) -> None:
+        super().__init__(message)
+        self.status, self.codes = status, codes
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class RegistryClient:
             make_context=lambda: tls_context(self._host_port, self._access.ca_file),
             limits=self._access.limits,
         )
-        self.stop = self._http.stop
+        self.stop, self.pages_s = self._http.stop, self._access.limits.pages_s
         self.patience = Patience(self.stop, self._access.first_wait_s)
         self.base = self._find_base()
         self.authority = Authority(
@@ -203,7 +214,7 @@ class RegistryClient:
             raise RegistryBroken(f"{self.name}: {error}") from error
 
     def _failure(self, method: str, answer: Answer) -> Exception:
-        reason, codes = error_message(_error_body(answer))
+        reason, codes = _error_message(answer)
         what = f"{method} {shown(answer.url)}"
         if answer.status in MAY_PASS:
             wait_s = asked_wait_s(answer.headers)
@@ -220,10 +231,6 @@ class RegistryClient:
             return Reply(answer.status, answer.url, answer.headers, answer.read(most_bytes))
         except BadAnswer as error:
             raise RegistryBroken(str(error)) from error
-
-    def pages(self, what: str, most_pages: int) -> _Pages:
-        """A bound on the pages of a list."""
-        return _Pages(what, most_pages, self._access.limits.pages_s)
 
     def each(
         self, jobs: int, items: Iterable[Item], work: Callable[[Item], Result]
@@ -252,18 +259,29 @@ class RegistryClient:
         self._http.hang_up()
 
 
-class _Pages(Pages):
-    """A registry that never ends its list is broken."""
-
-    def take(self, address: str) -> None:
-        try:
-            super().take(address)
-        except BadAnswer as error:
-            raise RegistryBroken(str(error)) from error
-
-
-def _error_body(answer: Answer) -> bytes:
+def location_of(answer: Reply | Answer) -> str:
+    """The `Location` of an answer as a whole address."""
+    place = answer.header("Location")
+    if not place:
+        raise RegistryBroken(f"{shown(answer.url)}: answers {answer.status} without a Location")
     try:
-        return answer.read(MOST_ERROR_BYTES)
-    except NetError:
-        return b""
+        return urljoin(answer.url, place)
+    except ValueError as error:
+        raise RegistryBroken(
+            f"{shown(answer.url)}: redirects to {shown(place)!r}, which is not a valid address"
+        ) from error
+
+
+def _error_message(answer: Answer) -> tuple[str, frozenset[str]]:
+    """The message of a registry's error body, and its error codes.
+
+    https://github.com/opencontainers/distribution-spec/blob/main/spec.md#error-codes
+    """
+    try:
+        data = answer.read(_MOST_ERROR_BYTES)
+        errors = read_json(data, most_bytes=_MOST_ERROR_BYTES)["errors"]
+        rows = [(str(e.get("code", "")), str(e.get("message", ""))) for e in errors[:3]]
+    except (NetError, JsonInvalid, KeyError, TypeError, AttributeError):
+        return "", frozenset()
+    text = "; ".join(" ".join(row) for row in rows)
+    return (f" ({clean(text)})" if text else ""), frozenset(code for code, _ in rows)

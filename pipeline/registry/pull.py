@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +21,9 @@ from pipeline.oci.reference import Reference
 from pipeline.registry.download import pull_blob
 from pipeline.registry.referrers import kind_of, referrers
 from pipeline.registry.repository import Repository, require_same
+
+# Two pulls into one place would write into one file.
+_LOCK = "pull.lock"
 
 
 class BlobFolder(Protocol):
@@ -56,7 +57,7 @@ class Pulled(Frozen):
     evidence: tuple[str, ...] = ()
 
 
-def fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int) -> int:
+def _fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int) -> int:
     """Bring what is missing, in parallel, each blob checked; returns the bytes received."""
     todo = [
         blob
@@ -80,21 +81,14 @@ def fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs:
     return total
 
 
-@contextmanager
-def _alone(blobs: BlobFolder) -> Iterator[None]:
-    """Two pulls into one place would write into one file."""
-    with locked(blobs.partial_path("pull.lock")):
-        yield
-
-
 def pull_layout(repository: Repository, wanted: Wanted, folder: Path, jobs: int = 4) -> Pulled:
     """Write an OCI layout; it has an index only once everything in it is there."""
     _require_ours(folder)
     blobs = LayoutBlobs(folder)
-    # an interrupted pull leaves partial files, and the next one resumes them
-    with _alone(blobs):
-        received = fetch_blobs(repository, wanted, blobs, jobs)
+    with locked(blobs.partial_path(_LOCK)):
+        received = _fetch_blobs(repository, wanted, blobs, jobs)
         _write_index(wanted, folder)
+        # only now: an interrupted pull leaves partial files, and the next one resumes them
         shutil.rmtree(folder / ".partial", ignore_errors=True)
     return _pulled(wanted, received)
 
@@ -106,10 +100,10 @@ def _write_index(wanted: Wanted, folder: Path) -> None:
         write_bytes(folder / "index.json", index_json(entries))
 
 
-def pull_into(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int = 4) -> Pulled:
-    """The same blobs into the store, where a build can stand on them."""
-    with _alone(blobs):
-        return _pulled(wanted, fetch_blobs(repository, wanted, blobs, jobs))
+def pull_into(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int = 4) -> int:
+    """The same blobs into the store, where a build can stand on them; returns those received."""
+    with locked(blobs.partial_path(_LOCK)):
+        return _fetch_blobs(repository, wanted, blobs, jobs)
 
 
 def _named(document: Document, platform: str | None = None) -> Descriptor:
@@ -181,8 +175,7 @@ def plan_pull(
     documents = {root.digest: root}
     chosen = root
     if root.kind == "index":
-        entries = _entries(root, platform)
-        for entry in entries:
+        for entry in root.manifests if platform is None else [choose(root, platform)]:
             document = repository.manifest(
                 entry.digest, min(entry.size_bytes or 1, MOST_MANIFEST_BYTES)
             )
@@ -204,10 +197,6 @@ def plan_pull(
             f"The limit is {limit}; nothing was fetched.",
         )
     return wanted
-
-
-def _entries(root: Document, platform: str | None) -> list[Descriptor]:
-    return list(root.manifests) if platform is None else [choose(root, platform)]
 
 
 def choose(root: Document, platform: str) -> Descriptor:

@@ -8,19 +8,17 @@ https://github.com/opencontainers/distribution-spec/blob/main/spec.md#listing-re
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from pipeline.errors import RegistryBroken
+from pipeline.errors import NotInRegistry, RegistryBroken
 from pipeline.model import canonical_json
 from pipeline.oci.document import (
-    MOST_MANIFEST_BYTES,
     OCI_INDEX,
     Descriptor,
     Document,
     descriptor_json,
     read_document,
 )
-from pipeline.registry.repository import Repository, next_page
+from pipeline.registry.repository import Repository
 
 _MOST_PAGES = 100
 # an image has some ten; a hostile list must end
@@ -73,27 +71,20 @@ def kind_of(document: Document) -> str:
 
 def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
     """All pages of the referrers API; none where the registry has no such API."""
-    place: str | None = f"{repository.path}/referrers/{digest}"
-    pages = repository.client.pages(f"{repository}: its list of referrers", _MOST_PAGES)
+    place = f"{repository.path}/referrers/{digest}"
     listed: list[Descriptor] = []
-    is_later = False
-    while place is not None:
-        pages.take(place)
-        answer = repository.look(place, MOST_MANIFEST_BYTES)
-        # a 404 on a later page is a broken list, on the first a registry without the API
-        if answer is None and is_later:
-            raise RegistryBroken(f"{repository}: its list of referrers ends in the middle")
-        if answer is None:
-            return None
-        page = read_document(answer.data, answer.header("Content-Type"))
-        if page.kind != "index":
-            raise RegistryBroken(f"{repository}: lists referrers in a {page.kind}")
-        listed += page.manifests
-        if len(listed) > _MOST_LISTED:
-            raise RegistryBroken(
-                f"{repository}: lists more than {_MOST_LISTED} referrers of {digest}"
-            )
-        place, is_later = next_page(answer), True
+    try:
+        for page in repository.pages(place, "list of referrers", _MOST_PAGES):
+            index = read_document(page.data, page.header("Content-Type"))
+            if index.kind != "index":
+                raise RegistryBroken(f"{repository}: lists referrers in a {index.kind}")
+            listed += index.manifests
+            if len(listed) > _MOST_LISTED:
+                raise RegistryBroken(
+                    f"{repository}: lists more than {_MOST_LISTED} referrers of {digest}"
+                )
+    except NotInRegistry:
+        return None
     return listed
 
 
@@ -116,24 +107,13 @@ def list_in_fallback_tag(repository: Repository, subject: str, new: list[Descrip
         missing = [d for d in new if d.digest not in {x.digest for x in listed}]
         if index and not missing:
             return
-        # other tools' entries are written back with all their fields
-        raw = _entries(index)
-        data = canonical_json(_index([*raw, *(descriptor_json(d) for d in missing)]))
-        repository.put_manifest(fallback_tag(subject), data, OCI_INDEX)
+        # other tools' entries are written back as they are, with fields that we do not know
+        raw = json.loads(index.data)["manifests"] if index else []
+        entries = [*raw, *(descriptor_json(d) for d in missing)]
+        data = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
+        repository.put_manifest(fallback_tag(subject), canonical_json(data), OCI_INDEX)
         after = _fallback_index(repository, subject)
         if after and wanted <= {d.digest for d in after.manifests}:
             return
         repository.client.patience.pause(attempt)
     raise RegistryBroken(f"{repository}: the tag {fallback_tag(subject)} does not keep its entries")
-
-
-def _entries(index: Document | None) -> list[dict[str, Any]]:
-    """Entries as they were written, with fields that we do not know."""
-    if index is None:
-        return []
-    entries: list[dict[str, Any]] = json.loads(index.data)["manifests"]
-    return entries
-
-
-def _index(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}

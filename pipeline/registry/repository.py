@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urljoin
 
 from pipeline.errors import DeleteDisabled, NotInRegistry, RegistryBroken
 from pipeline.model import sha256_of
 from pipeline.net.address import clean, linked_page, number_in, parts_of, shown
+from pipeline.net.answer import Pages
 from pipeline.net.client import Reply, Small
-from pipeline.net.failures import BadAddress
+from pipeline.net.failures import BadAddress, BadAnswer
 from pipeline.oci.document import (
     ACCEPT,
     MOST_MANIFEST_BYTES,
@@ -19,9 +21,8 @@ from pipeline.oci.document import (
     read_json,
 )
 from pipeline.oci.reference import TAG
-from pipeline.registry.answer import Refusal
 from pipeline.registry.auth import Scope
-from pipeline.registry.client import RegistryClient
+from pipeline.registry.client import Refusal, RegistryClient
 
 # with 1000 tags a page, ten times the tags that are accepted
 _MOST_PAGES = 1000
@@ -125,23 +126,30 @@ class Repository:
 
     def tags(self) -> list[str]:
         """All tags, page by page."""
-        # the page size is a wish: registries may return fewer, and a Link to the rest
-        place: str | None = f"{self.path}/tags/list?n=1000"
-        pages = self.client.pages(f"{self}: its list of tags", _MOST_PAGES)
         tags: list[str] = []
-        is_later = False
-        while place is not None:
-            pages.take(place)
-            answer = self.look(place, MOST_MANIFEST_BYTES)
-            if answer is None and is_later:
-                raise RegistryBroken(f"{self}: its list of tags ends in the middle")
-            if answer is None:
-                raise NotInRegistry(f"{self}: there is no such repository")
-            tags += _tags_in(answer.data, str(self))
+        # the page size is a request: registries may return fewer, and a Link to the rest
+        for page in self.pages(f"{self.path}/tags/list?n=1000", "list of tags", _MOST_PAGES):
+            tags += _tags_in(page.data, str(self))
             if len(tags) > _MOST_TAGS:
                 raise RegistryBroken(f"{self}: lists more than {_MOST_TAGS} tags")
-            place, is_later = next_page(answer), True
         return sorted(set(tags))
+
+    def pages(self, first: str, what: str, most_pages: int) -> Iterator[Reply]:
+        """The pages of a list; `NotInRegistry` where there is not even the first one."""
+        counter = Pages(f"{self}: its {what}", most_pages, self.client.pages_s)
+        place: str | None = first
+        while place is not None:
+            try:
+                counter.take(place)
+            except BadAnswer as error:
+                raise RegistryBroken(str(error)) from error
+            page = self.look(place, MOST_MANIFEST_BYTES)
+            if page is None and place != first:
+                raise RegistryBroken(f"{self}: its {what} ends in the middle")
+            if page is None:
+                raise NotInRegistry(f"{self}: there is no such repository")
+            yield page
+            place = _next_page(page)
 
     def delete_manifest(self, digest: str) -> None:
         """Delete a manifest; many registries do not allow it."""
@@ -169,7 +177,7 @@ def _tags_in(data: bytes, name: str) -> list[str]:
     return tags
 
 
-def next_page(answer: Reply) -> str | None:
+def _next_page(answer: Reply) -> str | None:
     """The next page of a list, on this registry only."""
     link = linked_page(answer.header("Link"))
     if link is None:

@@ -22,8 +22,7 @@ from pipeline.log import Bar, Gauge
 from pipeline.net import timing
 from pipeline.net.client import Reply
 from pipeline.net.failures import Lost
-from pipeline.registry.answer import Refusal, location_of
-from pipeline.registry.client import MOST_ANSWER_BYTES
+from pipeline.registry.client import MOST_ANSWER_BYTES, Refusal, location_of
 from pipeline.registry.repository import Repository
 
 # What is sent in one request; smaller blobs go in one go, which spares the registry a sync to disk.

@@ -280,8 +280,8 @@ def test_blobs_go_into_the_store_too(
     repository: Repository, image: Document, tmp_path: Path
 ) -> None:
     store = open_store(tmp_path / "store")
-    done = pull_into(repository, plan_pull(repository, image), store)
-    assert done.received_bytes == len(LAYER) + len(b"config of v1")
+    received = pull_into(repository, plan_pull(repository, image), store)
+    assert received == len(LAYER) + len(b"config of v1")
     assert store.read_blob(image.digest) == image.data
     assert store.blob_path(digest_of(LAYER)).read_bytes() == LAYER
 
