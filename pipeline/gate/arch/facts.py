@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from pipeline.files import write_bytes
 from pipeline.gate.arch import elf, fatbin, forward_reader, modules
 from pipeline.gate.arch.elf import Unreadable
 from pipeline.gate.arch.fatbin import Target
-from pipeline.gate.arch.modules import Module, Opener, read_modules
+from pipeline.gate.arch.modules import Opener, read_modules
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.store.store import Store
 
@@ -20,7 +19,7 @@ from pipeline.store.store import Store
 class ModuleFacts(Frozen):
     """Modules that were compiled for the same targets, and how many of them there are."""
 
-    targets: list[tuple[int, int, str | None]]
+    targets: tuple[Target, ...]
     times: int = Field(ge=1)
 
 
@@ -31,14 +30,9 @@ class Facts(Frozen):
     problem: str = ""
     modules: list[ModuleFacts] = []
 
-    def each(self) -> Iterator[tuple[Module, int]]:
-        """The distinct modules with their numbers."""
-        for module in self.modules:
-            yield tuple(Target(*t) for t in module.targets), module.times
-
     @property
     def targets(self) -> set[Target]:
-        return {target for module, _ in self.each() for target in module}
+        return {target for module in self.modules for target in module.targets}
 
 
 @cache
@@ -54,10 +48,7 @@ def read_facts(open_file: Opener, file_bytes: int) -> Facts:
         counted = read_modules(open_file, file_bytes)
     except Unreadable as error:
         return Facts(reader=reader_digest(), problem=str(error))
-    modules = [
-        ModuleFacts(targets=[(t.kind, t.arch, t.suffix) for t in module], times=times)
-        for module, times in counted.items()
-    ]
+    modules = [ModuleFacts(targets=module, times=times) for module, times in counted.items()]
     return Facts(reader=reader_digest(), modules=sorted(modules, key=lambda m: str(m.targets)))
 
 

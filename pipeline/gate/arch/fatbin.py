@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pipeline.gate.arch.elf import Unreadable
 from pipeline.gate.arch.forward_reader import ForwardReader
@@ -29,8 +29,7 @@ _FAMILY_SPECIFIC = 1 << 21
 _OLDEST, _NEWEST = 10, 999
 
 
-@dataclass(frozen=True, order=True)
-class Target:
+class Target(NamedTuple):
     """What one entry is for: `sm_120a` machine code, `compute_90` PTX."""
 
     kind: int

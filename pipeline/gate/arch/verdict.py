@@ -12,7 +12,6 @@ from enum import Enum
 
 from pipeline.gate.arch.facts import Facts
 from pipeline.gate.arch.fatbin import CUBIN, PTX, Target
-from pipeline.gate.arch.modules import Module
 
 _NAME = re.compile(r"sm_(\d{2,3})([af]?)")
 # Every card that CUDA 12 and 13 compile for.
@@ -33,14 +32,6 @@ class ObjectVerdict(Enum):
     JIT = "jit"
     RUNS = "runs"
     NO_CUDA_CODE = "no CUDA code"
-
-
-class Fit(Enum):
-    """How one module stands to a card."""
-
-    RUNS = "runs"
-    JIT = "jit"
-    NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -81,24 +72,22 @@ def jits_on(target: Target, card: int) -> bool:
     return target.arch <= card
 
 
-def fit(module: Module, card: int) -> Fit:
-    """The best that a module offers a card."""
-    if any(runs_on(t, card) for t in module):
-        return Fit.RUNS
-    return Fit.JIT if any(jits_on(t, card) for t in module) else Fit.NONE
-
-
 def judge(facts: Facts, arch: str, demanded: str | None = None) -> Judgement:
     """The verdict on an object for a card such as `sm_120`."""
     if facts.problem:
         return Judgement(ObjectVerdict.UNREADABLE, f"unreadable: {facts.problem}")
     card = card_of(arch)
-    counts = dict.fromkeys(Fit, 0)
-    for module, times in facts.each():
-        counts[fit(module, card)] += times
-    running, jitted, total = counts[Fit.RUNS], counts[Fit.JIT], sum(counts.values())
+    running = jitted = total = 0
+    for module in facts.modules:
+        total += module.times
+        if any(runs_on(target, card) for target in module.targets):
+            running += module.times
+        elif any(jits_on(target, card) for target in module.targets):
+            jitted += module.times
     lacking = _lacking(facts.targets, card, demanded)
-    if not total:
+    if lacking and not total:
+        verdict, message = ObjectVerdict.WRONG_VARIANT, f"no CUDA code where {demanded} is needed"
+    elif not total:
         verdict, message = ObjectVerdict.NO_CUDA_CODE, "no CUDA code"
     elif not running and not jitted:
         verdict, message = ObjectVerdict.NO_KERNEL_IMAGE, "no kernel image"
@@ -108,8 +97,6 @@ def judge(facts: Facts, arch: str, demanded: str | None = None) -> Judgement:
         verdict, message = ObjectVerdict.JIT, "jit, if the driver is new enough for its PTX"
     else:
         verdict, message = ObjectVerdict.RUNS, "runs"
-    if lacking and verdict is ObjectVerdict.NO_CUDA_CODE:
-        verdict, message = ObjectVerdict.WRONG_VARIANT, f"no CUDA code where {demanded} is needed"
     return Judgement(verdict, message, running, jitted, total)
 
 

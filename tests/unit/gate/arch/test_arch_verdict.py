@@ -9,10 +9,7 @@ from tests.unit.gate.arch.arch_files import DATA, opener
 
 
 def facts(*modules: list[Target]) -> Facts:
-    result = [
-        ModuleFacts(targets=[(t.kind, t.arch, t.suffix) for t in m], times=1) for m in modules
-    ]
-    return Facts(reader="test", modules=result)
+    return Facts(reader="test", modules=[ModuleFacts(targets=tuple(m), times=1) for m in modules])
 
 
 def sm(arch: int, suffix: str | None = "") -> Target:
