@@ -124,10 +124,12 @@ def choose_wheels(
         if name in spec.omit:
             continue
         wheels = [(_file_of(w), w.get("hashes", {})) for w in package.get("wheels", [])]
-        fitting = [(file, hashes) for file, hashes in wheels if _rank(file, ranks) < len(ranks)]
+        fitting = [
+            (file, hashes) for file, hashes in wheels if wheel_rank(file, ranks) < len(ranks)
+        ]
         if not fitting:
             raise ResolveFailed(f"{name} {package.get('version')}: no wheel for {platform}")
-        file, hashes = min(fitting, key=lambda wheel: _order(wheel[0], ranks))
+        file, hashes = min(fitting, key=lambda wheel: wheel_order(wheel[0], ranks))
         if "sha256" not in hashes:
             raise ResolveFailed(f"{file}: the index gives no sha256 for it")
         chosen.append((name, str(package["version"]), file, str(hashes["sha256"])))
@@ -139,7 +141,8 @@ def _file_of(wheel: dict[str, Any]) -> str:
     return unquote(str(name))
 
 
-def _rank(file: str, ranks: dict[Tag, int]) -> int:
+def wheel_rank(file: str, ranks: dict[Tag, int]) -> int:
+    """The rank of a wheel's best tag; that of none, the number of ranks, where it does not run."""
     try:
         tags = parse_wheel_filename(file)[3]
     except InvalidWheelFilename:
@@ -147,10 +150,10 @@ def _rank(file: str, ranks: dict[Tag, int]) -> int:
     return min((ranks.get(t, len(ranks)) for t in tags), default=len(ranks))
 
 
-def _order(file: str, ranks: dict[Tag, int]) -> tuple[int, int, str]:
+def wheel_order(file: str, ranks: dict[Tag, int]) -> tuple[int, int, str]:
     """pip's order: the best tag, then the highest build number."""
     build = parse_wheel_filename(file)[2]
-    return _rank(file, ranks), -build[0] if build else 0, file
+    return wheel_rank(file, ranks), -build[0] if build else 0, file
 
 
 @cache

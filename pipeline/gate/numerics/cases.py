@@ -14,31 +14,19 @@ from pydantic import Field, RootModel
 
 from pipeline.errors import GateInvalid, SpecInvalid
 from pipeline.gate.files import gate_files
-from pipeline.gate.smem.case_spec import (
-    Argument,
-    CaseSpec,
-    Fill,
-    Identifier,
-    Reference,
-    Rounding,
-    called,
-)
+from pipeline.gate.smem.case_spec import Argument, CaseSpec, Fill, Identifier, called, not_of
 from pipeline.gate.smem.cases import Case, Gates, Numerics, expanded, require_small
-from pipeline.model import Frozen, Name
+from pipeline.model import Name
 from pipeline.spec.checkout import Checkout
 from pipeline.yaml_file import read_yaml
 
 
-class NumericsSpec(Frozen):
+class NumericsSpec(Numerics):
     """The same call with small, seeded inputs, run for its numbers under Triton's interpreter.
 
     Tensors that the case leaves empty get random numbers, the outputs start as NaN.
     """
 
-    reference: Reference
-    outputs: list[Identifier] = Field(min_length=1)
-    rounds_to: Rounding = "bfloat16"
-    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
     dims: dict[Identifier, int] = {}
     each: dict[Identifier, list[int]] | None = None
     arguments: dict[Identifier, Argument] = {}
@@ -91,10 +79,9 @@ def _require_same_call(where: str, spec: CaseSpec, numerics: NumericsSpec, packa
             raise GateInvalid(f"{where}: the case has no dimension {name!r}")
     if numerics.each is not None and set(numerics.each) != set(spec.each):
         raise GateInvalid(f"{where}: each must name the same dimensions as the case's")
-    for argument in numerics.arguments.values():
-        for function in called(argument):
-            if function.partition(":")[0].partition(".")[0] != package.replace("-", "_"):
-                raise GateInvalid(f"{where}: {function} is not a function of {package}")
+    functions = (f for argument in numerics.arguments.values() for f in called(argument))
+    if foreign := not_of(package, functions):
+        raise GateInvalid(f"{where}: {foreign} is not a function of {package}")
 
 
 def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec) -> Iterator[Case]:

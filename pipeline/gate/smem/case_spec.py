@@ -12,7 +12,7 @@ of a known name changes the fields that it sets, and what it accepts is for this
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -149,8 +149,8 @@ class Argument(Frozen):
         inner = handler.resolve_ref_schema(made)
         long = {**inner, "minProperties": 1, "maxProperties": 1}
         inner.clear()
-        message = ("null", "boolean", "number", "string")
-        inner["anyOf"] = [long, *({"type": word} for word in message)]
+        short = [{"type": name} for name in ("null", "boolean", "number", "string")]
+        inner["anyOf"] = [long, *short]
         return made
 
     @model_validator(mode="after")
@@ -237,11 +237,9 @@ class GateFile(Frozen):
 
     @model_validator(mode="after")
     def _stays_in_the_engine(self) -> GateFile:
-        package = self.engine.replace("-", "_")
-        for case in self.cases:
-            for function in _functions(case):
-                if function.partition(":")[0].partition(".")[0] != package:
-                    raise ValueError(f"{function}: is not a function of {package}")
+        functions = (function for case in self.cases for function in _functions(case))
+        if foreign := not_of(self.engine, functions):
+            raise ValueError(f"{foreign}: is not a function of {self.engine}")
         if len({case.name for case in self.cases}) < len(self.cases):
             raise ValueError("two cases have one name")
         return self
@@ -251,6 +249,12 @@ def _functions(case: CaseSpec) -> Iterator[str]:
     yield from case.function
     for argument in case.arguments.values():
         yield from called(argument)
+
+
+def not_of(project: str, functions: Iterable[str]) -> str | None:
+    """The first function outside a project's own package: cases run nothing but the engine."""
+    package = project.replace("-", "_")
+    return next((f for f in functions if re.split("[.:]", f)[0] != package), None)
 
 
 def called(argument: Argument) -> Iterator[str]:

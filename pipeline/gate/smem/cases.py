@@ -7,7 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from pipeline.errors import GateInvalid, SpecInvalid
 from pipeline.gate.files import EngineSetup, gate_files, read_setup
@@ -15,6 +17,7 @@ from pipeline.gate.smem.case_spec import (
     Argument,
     CaseSpec,
     GateFile,
+    Identifier,
     Reference,
     Rounding,
     Size,
@@ -39,9 +42,9 @@ class Numerics(Frozen):
     """What a case's numbers are compared with."""
 
     reference: Reference
-    outputs: list[str]
-    rounds_to: Rounding
-    seed: int
+    outputs: list[Identifier] = Field(min_length=1)
+    rounds_to: Rounding = "bfloat16"
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
 
 
 class Case(Frozen):

@@ -16,6 +16,7 @@ from pipeline.errors import GateEnvironment, StoreDamaged
 from pipeline.fetch.inputs import Fetcher
 from pipeline.files import os_errors_explained
 from pipeline.gate.smem.wheels import WheelFinder
+from pipeline.lock.model import WheelPin
 from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
@@ -46,15 +47,23 @@ class GateContext:
         return [record for record in records if record is not None]
 
 
-def wheel_layer(plan: ImagePlan, name: str) -> LayerPlan:
-    """The layer of an image that holds a wheel."""
-    for layer in plan.layers:
-        if layer.kind is LayerKind.WHEELS and any(pin.name == name for pin in layer.pins):
-            return layer
+def locked_wheel(plan: ImagePlan, name: str) -> WheelPin:
+    """The wheel of a project in an image's lock."""
+    for pin in plan.lock.wheels:
+        if pin.name == name:
+            return pin
     raise GateEnvironment(
         f"{plan.spec.name}: has no wheel of {name}",
         "The shared-memory gate is for images whose engine has Triton kernels.",
     )
+
+
+def layer_of(plan: ImagePlan, pin: WheelPin, architecture: str) -> LayerPlan:
+    """The image's layer that holds a wheel, or one of its own for a wheel outside the lock."""
+    for layer in plan.layers:
+        if layer.kind is LayerKind.WHEELS and pin.sha256 in {p.sha256 for p in layer.pins}:
+            return layer
+    return LayerPlan(f"{pin.name} {pin.version}", LayerKind.WHEELS, architecture, (pin,), plan.venv)
 
 
 def mark_used(path: Path) -> None:

@@ -13,10 +13,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from pipeline.assemble import patch
-from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan
+from pipeline.assemble.plan import ImagePlan
 from pipeline.errors import PatchConflict
 from pipeline.files import os_errors_explained
-from pipeline.gate.smem.context import GateContext, mark_used, unpack, wheel_layer
+from pipeline.gate.smem.context import GateContext, layer_of, locked_wheel, mark_used, unpack
 from pipeline.lock.model import WheelPin
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import FileRow
@@ -52,10 +52,7 @@ def engine_pin(
     context: GateContext, plan: ImagePlan, project: str, version: str | None
 ) -> WheelPin:
     """The locked wheel of the engine, or another version's from the index."""
-    locked = next((pin for pin in plan.lock.wheels if pin.name == project), None)
-    if locked is None:
-        wheel_layer(plan, project)
-    assert locked is not None
+    locked = locked_wheel(plan, project)
     if version is None or version == locked.version:
         return locked
     return context.make_finder().find(project, version, plan.venv.version, plan.platform)
@@ -74,12 +71,7 @@ def engine_tree(context: GateContext, plan: ImagePlan, pin: WheelPin) -> EngineT
 
 
 def _unpack_engine(context: GateContext, plan: ImagePlan, pin: WheelPin, folder: Path) -> None:
-    if pin in plan.lock.wheels:
-        layer = wheel_layer(plan, pin.name)
-    else:
-        title = f"{pin.name} {pin.version}"
-        layer = LayerPlan(title, LayerKind.WHEELS, plan.architecture, (pin,), plan.venv)
-    record = context.layers([layer])
+    record = context.layers([layer_of(plan, pin, plan.architecture)])
     site = f"{plan.venv.site}/"
 
     def place(row: FileRow) -> str | None:

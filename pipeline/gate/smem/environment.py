@@ -25,7 +25,7 @@ from pipeline import log
 from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, plan_image
 from pipeline.errors import GateEnvironment, LockMissing
 from pipeline.gate.sandbox.sandbox import find_sandbox
-from pipeline.gate.smem.context import GateContext, mark_used, unpack, wheel_layer
+from pipeline.gate.smem.context import GateContext, layer_of, locked_wheel, mark_used, unpack
 from pipeline.gate.smem.stub_libraries import make_stubs
 from pipeline.gate.smem.wheels import for_host
 from pipeline.lock.model import WheelPin
@@ -103,7 +103,7 @@ class Environment:
 def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str]) -> Environment:
     """The environment of an image on this machine; made once, then taken by its key."""
     for name in ("triton", "torch"):
-        wheel_layer(plan, name)  # an error where the image has none
+        locked_wheel(plan, name)  # an error where the image has none
     locked = {pin.name: pin for pin in plan.lock.wheels}
     wanted = [locked[n] for n in sorted({*_BASE_WHEELS, *wheels}) if n in locked]
     same = context.host == plan.platform
@@ -194,15 +194,7 @@ def _make(
     pins: Sequence[WheelPin],
     folder: Path,
 ) -> EnvironmentFacts:
-    locked = {pin.sha256: pin for pin in plan.lock.wheels}
-    plans = [
-        wheel_layer(plan, pin.name)
-        if pin.sha256 in locked
-        else LayerPlan(
-            f"{pin.name} {pin.version}", LayerKind.WHEELS, root.architecture, (pin,), plan.venv
-        )
-        for pin in pins
-    ]
+    plans = [layer_of(plan, pin, root.architecture) for pin in pins]
     records = context.layers([root, *{p.key: p for p in plans}.values()])
     site, names = f"{plan.venv.site}/", {pin.name for pin in pins}
     architecture = context.host.partition("/")[2]

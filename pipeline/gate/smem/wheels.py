@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pydantic import ValidationError
 
@@ -16,7 +16,7 @@ from pipeline.fetch.http import Client
 from pipeline.fetch.settings import with_login
 from pipeline.files import write_bytes
 from pipeline.lock.model import WheelPin
-from pipeline.lock.wheels import tag_ranks
+from pipeline.lock.wheels import tag_ranks, wheel_order, wheel_rank
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -41,20 +41,15 @@ class WheelFinder:
         self, project: str, version: str, python: str, platform: str
     ) -> tuple[str, DistributionPackage]:
         ranks = tag_ranks(python, platform)
-        wanted = Version(version)
-        fitting = []
-        for index, package in self._listed(project):
-            try:
-                _, offered, build, tags = parse_wheel_filename(package.filename)
-            except InvalidWheelFilename:
-                continue
-            rank = min((ranks.get(tag, len(ranks)) for tag in tags), default=len(ranks))
-            if offered == wanted and rank < len(ranks):
-                fitting.append((rank, -build[0] if build else 0, index, package))
+        fitting = [
+            (index, package)
+            for index, package in self._listed(project)
+            if wheel_rank(package.filename, ranks) < len(ranks)
+            and parse_wheel_filename(package.filename)[1] == Version(version)
+        ]
         if not fitting:
             raise ResolveFailed(f"{project} {version}: no index has a wheel for {platform}")
-        _, _, index, package = min(fitting, key=lambda x: x[:2])
-        return index, package
+        return min(fitting, key=lambda offer: wheel_order(offer[1].filename, ranks))
 
     def _pinned(
         self, project: str, version: str, index: str, package: DistributionPackage
