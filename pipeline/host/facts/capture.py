@@ -243,7 +243,8 @@ def _killed(process: subprocess.Popen[bytes]) -> bool:
 
 
 if __name__ == "__main__":
-    text = json.dumps(take(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    # in ASCII: the locale that SSH brings along decides how stdout would encode the rest
+    text = json.dumps(take(), indent=1, sort_keys=True) + "\n"
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(text, encoding="utf-8")
     else:

@@ -39,8 +39,8 @@ def test_the_look_at_imports_would_see_ours(tmp_path: Path) -> None:
     assert imported(path) == {"pipeline", "pydantic"}
 
 
-def test_the_ansible_module_reads_with_the_very_same_code() -> None:
-    link = ROOT / "ansible" / "module_utils" / "sm120_capture.py"
+def test_the_play_reads_a_host_with_the_very_same_code() -> None:
+    link = ROOT / "ansible" / "files" / "capture.py"
     assert link.resolve() == Path(capture.__file__).resolve()
-    module = (ROOT / "ansible" / "library" / "sm120_facts.py").read_text("utf-8")
-    assert "from ansible.module_utils.sm120_capture import take" in module
+    task = (ROOT / "ansible" / "tasks" / "record.yml").read_text("utf-8")
+    assert "lookup('ansible.builtin.file', 'capture.py')" in task
