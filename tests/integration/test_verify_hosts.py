@@ -239,7 +239,7 @@ ALL_BREAKS = {
         "sed -i s/ForceP2P=0x11/ForceP2P=0x0/ /proc/driver/nvidia/params"
     ),
     "pcie: acs is switched off at each boot": "echo '# x' >> /usr/local/sbin/sm120-acs",
-    "pcie: what was seen is kept (after)": "rm /var/lib/sm120/pcie/after.txt",
+    "pcie: the probes after the last change are kept": "rm /var/lib/sm120/pcie/after.txt",
     "nccl: the patched library is ours or none": (
         "mkdir -p /usr/local/lib/sm120; touch /usr/local/lib/sm120/libnccl.so.2"
     ),

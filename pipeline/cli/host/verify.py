@@ -24,6 +24,7 @@ from pipeline.host.facts.drift import Difference
 from pipeline.host.fleet.playbook import promises_of
 from pipeline.host.fleet.result import FleetResult, HostResult
 from pipeline.host.fleet.verify import VerifyOptions, verify_fleet
+from pipeline.host.promises.run import judge_promises
 
 _QUIET = ("passed", "not applicable")
 # in the order in which site.yml runs them
@@ -112,7 +113,11 @@ def look(context: click.Context, fleet: Fleet, asked: VerifyOptions) -> FleetRes
         hosts = [fleet.reach(p) for p in promised]
     with log.step(f"Looking at {log.count(len(hosts), 'host')}"):
         return verify_fleet(
-            hosts, asked, jobs=fleet.jobs, on_result=lambda h: log.say(f"  {h.host}: {h.verdict}")
+            hosts,
+            asked,
+            judge_promises,
+            jobs=fleet.jobs,
+            on_result=lambda h: log.say(f"  {h.host}: {h.verdict}"),
         )
 
 

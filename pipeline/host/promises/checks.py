@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.host.promises.outcome import Broken, Undecided, require_none
+from pipeline.known import Known, unknown
 from pipeline.lock.host_model import Part, TargetLock, read_host_lock
 from pipeline.proc import last_line
 
@@ -127,15 +128,13 @@ def arguments_of(host: Host, path: str) -> list[str]:
     return str(done.stdout).split()
 
 
-def locked_target(lock_file: Path | None, target: str) -> TargetLock:
+def locked_target(lock_file: Path | None, target: str) -> Known[TargetLock]:
     """The packages that the lock names for a host's system."""
     try:
         lock = read_host_lock(lock_file or Path("host.lock.yaml"))
     except PipelineError as error:
-        raise Undecided(str(error)) from error
-    if target not in lock.targets:
-        raise Undecided(f"the lock has no packages for {target}")
-    return lock.targets[target]
+        return unknown(str(error))
+    return lock.targets.get(target) or unknown(f"the lock has no packages for {target}")
 
 
 def part_of(target: TargetLock, name: str) -> Part:

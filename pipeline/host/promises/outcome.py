@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeVar
 
 from pipeline.host.rules.verdict import Verdict, first_unknown
-from pipeline.known import Unknown
+from pipeline.known import Known, Unknown, Value
 
 
 class Outcome(Exception):
@@ -54,6 +54,13 @@ def require(good: object, why: str, fix: str = "") -> None:
         raise Undecided(good.unknown)
     if not good:
         raise Broken(why, fix)
+
+
+def known(value: Known[Value]) -> Value:
+    """The value; undecided where there is none."""
+    if isinstance(value, Unknown):
+        raise Undecided(value.unknown)
+    return value
 
 
 def require_known(values: Iterable[object]) -> None:

@@ -1,9 +1,9 @@
-"""What each role owns on a host, and who may write there."""
+"""What each role owns on a host: nobody else writes there, and it goes when the role is undone."""
 
 from __future__ import annotations
 
-from pipeline.host.promises.checks import Host
-from pipeline.host.promises.outcome import Undecided, require_none
+from pipeline.host.promises.checks import Host, require_gone
+from pipeline.host.promises.outcome import Undecided, require, require_none
 
 _SYSTEMD = "/etc/systemd/system"
 _PINS = "/etc/apt/preferences.d"
@@ -81,8 +81,8 @@ print("\\n".join(dict.fromkeys(filter(None, faults))))
 """
 
 
-def require_root_alone(host: Host, role: str) -> None:
-    """Nobody but root can change what the role owns, what lies below it, and the folders above."""
+def test_nobody_but_root_can_change_its_files(host: Host, role: str) -> None:
+    """Programs that root runs, keys, sources, settings, and every folder above them."""
     owners = ",".join(["root", *([OWNERS[role]] if role in OWNERS else [])])
     done = host.run(f"python3 -c %s {owners} {' '.join(OWNED[role])}", LOOSE)
     if done.rc != 0:
@@ -92,3 +92,11 @@ def require_root_alone(host: Host, role: str) -> None:
         "the playbook again: somebody else could have changed what is in it."
     )
     require_none([x for x in done.stdout.splitlines() if x], "others can change it", fix)
+
+
+def test_nothing_of_the_role_is_left(host: Host, role: str) -> None:
+    """Its files are gone, and the driver is not loaded any more."""
+    require_gone(host, LEFT[role])
+    if role == "nvidia_driver":
+        loaded = host.file("/proc/driver/nvidia/version").exists
+        require(not loaded, "the driver is still loaded", "Reboot the host.")

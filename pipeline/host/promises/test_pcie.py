@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import PciePromise
 from pipeline.host.promises.boot import (
@@ -191,8 +189,15 @@ def test_every_card_has_a_window_as_large_as_asked_for(
     require_none(small, f"{wanted.bar1_mib} MiB are needed", fix)
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_what_was_seen_is_kept(host: Host, moment: str) -> None:
-    """The probes before the first change and after the last one."""
-    path = f"/var/lib/sm120/pcie/{moment}.txt"
+def test_the_probes_before_the_first_change_are_kept(host: Host) -> None:
+    """What the role found, to compare with."""
+    _require_probes(host, "/var/lib/sm120/pcie/before.txt")
+
+
+def test_the_probes_after_the_last_change_are_kept(host: Host) -> None:
+    """What the role left."""
+    _require_probes(host, "/var/lib/sm120/pcie/after.txt")
+
+
+def _require_probes(host: Host, path: str) -> None:
     require("cmdline:" in text_of(host, path), f"{path} is incomplete")

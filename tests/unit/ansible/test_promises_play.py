@@ -10,8 +10,8 @@ import yaml
 
 from pipeline.cli.host.verify import ROLES
 from pipeline.host.fleet.promised import Roles
-from pipeline.host.fleet.verify import PROMISES
 from pipeline.host.promises.owned import LEFT, OWNED
+from pipeline.host.promises.run import MODULES, checks_in
 from tests.testbed.playbook import PLAYBOOK, ROOT
 from tests.unit.ansible.test_roles import PUBLIC
 
@@ -28,7 +28,7 @@ def test_a_role_says_what_it_promises_in_the_very_fields_that_are_proved(name: s
     output = task["ansible.builtin.set_fact"][f"{name}_promises"]
     kind = next(k for k in Roles.model_fields[name].annotation.__args__ if k is not type(None))  # type: ignore[union-attr]
     assert set(output) == set(kind.model_fields)
-    assert (PROMISES / f"test_{name}.py").is_file()
+    assert checks_in(MODULES[name])
     assert LEFT[name]
     assert set(LEFT[name]) <= set(OWNED[name])
 

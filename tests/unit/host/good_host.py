@@ -107,6 +107,7 @@ GOOD = FakeHost(
         ACS: (ROLE_FILES / "sm120-acs").read_text(),
         UNIT: (ROLE_FILES / "sm120-acs.service").read_text(),
         "/var/lib/sm120/pcie/before.txt": "cmdline: none\n",
+        "/var/lib/sm120/pcie/after.txt": "cmdline: none\n",
         "/var/lib/sm120/before/packages": "apt\n",
         SOURCE: (
             "# Written by the role\nTypes: deb\nURIs: http://mirror\nSuites: ./\n"

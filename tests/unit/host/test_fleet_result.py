@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,23 +18,27 @@ from pipeline.errors import (
     HostUnfit,
     HostUnknown,
     HostUnreached,
+    MissingTool,
     PipelineError,
     ProbeFailed,
     ProbeUnstarted,
     PromiseBroken,
 )
 from pipeline.host.facts.drift import Difference
-from pipeline.host.fleet import function_tests, verify
+from pipeline.host.fleet import function_tests
 from pipeline.host.fleet.function_tests import run_functions
 from pipeline.host.fleet.promised import DriverPromise, Promised, Roles, read_promised
 from pipeline.host.fleet.records import keep_records, recorded
-from pipeline.host.fleet.remote import Remote
+from pipeline.host.fleet.remote import Remote, Unreached
 from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
 from pipeline.host.fleet.verify import VerifyOptions, verify_host
 from pipeline.host.probes import runner
 from pipeline.host.probes.runner import ProbeRow
+from pipeline.host.promises import run, test_host
+from pipeline.host.promises.run import judge_promises
 from pipeline.host.rules.verdict import RuleResult
-from tests.unit.host.fake_host import LOCAL, program
+from pipeline.known import unknown
+from tests.unit.host.fake_host import LOCAL, FakeHost, program
 from tests.unit.host.machines import DATA, blackwell, facts, h200
 
 GOOD = Row(role="pcie", promise="links are kept awake", verdict="passed")
@@ -107,7 +112,9 @@ def promised(**more: Any) -> Promised:
 
 
 def test_what_ansible_could_not_reach_is_not_asked_again() -> None:
-    result = verify_host(promised(unreached="Failed to connect\nvia ssh"), VerifyOptions())
+    result = verify_host(
+        promised(unreached="Failed to connect\nvia ssh"), VerifyOptions(), judge_promises
+    )
     assert result.verdict == "not reached"
     assert result.unreached == "Failed to connect via ssh"
 
@@ -290,7 +297,7 @@ def test_captures_become_records_and_what_moved_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("root")
 def test_a_look_at_this_very_machine_judges_it_and_keeps_its_facts(tmp_path: Path) -> None:
-    result = verify_host(promised(), VerifyOptions(save=tmp_path / "seen"))
+    result = verify_host(promised(), VerifyOptions(save=tmp_path / "seen"), judge_promises)
     assert result.unreached is None
     assert {r.role for r in result.rows} == {"host"}
     assert {r.verdict for r in result.rows if "facts" in r.promise} == {"passed"}
@@ -299,19 +306,56 @@ def test_a_look_at_this_very_machine_judges_it_and_keeps_its_facts(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("root")
-def test_checks_that_do_not_run_leave_the_host_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_check_that_breaks_is_unknown_and_the_others_are_judged(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(verify, "PROMISES", tmp_path / "nowhere")
-    result = verify_host(promised(), VerifyOptions())
-    assert result.verdict == "unknown"
-    assert "the checks did not run" in result.rows[0].why
+    monkeypatch.setattr(test_host, "test_no_package_is_left_half_installed", lambda host: 1 / 0)
+    result = verify_host(promised(), VerifyOptions(), judge_promises)
+    reasons = {r.promise: r.why for r in result.rows if r.verdict == "unknown"}
+    assert reasons == {"<lambda>": "ZeroDivisionError: division by zero"}
+    assert result.count("passed") > 1
+
+
+@pytest.mark.usefixtures("root")
+def test_checks_that_take_too_long_leave_the_rest_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_LIMIT_S", -1.0)
+    result = verify_host(promised(), VerifyOptions(), judge_promises)
+    assert {r.verdict for r in result.rows} == {"unknown"}
+    assert "the checks before it took" in result.rows[0].why
+
+
+def test_a_connection_that_is_lost_in_a_check_is_a_host_that_was_not_reached() -> None:
+    class Lost(Remote):
+        def run(self, command: str, limit_s: float = 60) -> Any:
+            raise Unreached("the connection was lost")
+
+    with pytest.raises(Unreached):
+        judge_promises(promised(), Lost(LOCAL), unknown("nothing was read"))
+
+
+def test_without_testinfra_the_group_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "testinfra.host", None)
+    with Remote(LOCAL) as remote, pytest.raises(MissingTool) as error:
+        judge_promises(promised(), remote, unknown("nothing was read"))
+    assert "group `hosts`" in error.value.hint
+
+
+def test_a_role_that_was_undone_is_judged_by_what_is_left_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "_testinfra", lambda *_: FakeHost())
+    roles = Roles(nvidia_driver=DriverPromise(state="absent", headers="none"))
+    rows = judge_promises(promised(roles=roles), Remote(LOCAL), unknown("nothing was read"))
+    assert [(r.promise, r.verdict) for r in rows if r.role == "nvidia_driver"] == [
+        ("nothing of the role is left", "passed")
+    ]
 
 
 @pytest.mark.usefixtures("root")
 def test_a_role_that_nothing_can_be_said_of_is_unknown_row_by_row() -> None:
     roles = Roles(nvidia_driver=DriverPromise(state="present", headers="none"))
-    result = verify_host(promised(roles=roles), VerifyOptions(roles=("nvidia_driver",)))
+    options = VerifyOptions(roles=("nvidia_driver",))
+    result = verify_host(promised(roles=roles), options, judge_promises)
     rows = {r.promise: r for r in result.rows}
     assert rows["the locked driver is the loaded one"].verdict == "unknown"
     assert "host.lock.yaml" in rows["the locked driver is the loaded one"].why

@@ -21,6 +21,7 @@ from pipeline.host.fleet.promised import (
     RuntimePromise,
     WeightsPromise,
 )
+from pipeline.host.promises import owned
 from pipeline.host.promises import test_container_runtime as runtime
 from pipeline.host.promises import test_cuda as cuda
 from pipeline.host.promises import test_host as base
@@ -28,7 +29,6 @@ from pipeline.host.promises import test_host_tuning as tuning
 from pipeline.host.promises import test_nccl as nccl
 from pipeline.host.promises import test_nvidia_driver as driver
 from pipeline.host.promises import test_nvidia_repository as repository
-from pipeline.host.promises import test_owned as owned
 from pipeline.host.promises import test_pcie as pcie
 from pipeline.host.promises import test_pinned_packages as pins
 from pipeline.host.promises import test_registry as registry
@@ -440,12 +440,17 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         ],
     ),
     (
-        pcie.test_what_was_seen_is_kept,
-        ("before",),
+        pcie.test_the_probes_before_the_first_change_are_kept,
+        (),
         [
             with_file("/var/lib/sm120/pcie/before.txt", None),
             with_file("/var/lib/sm120/pcie/before.txt", ""),
         ],
+    ),
+    (
+        pcie.test_the_probes_after_the_last_change_are_kept,
+        (),
+        [with_file("/var/lib/sm120/pcie/after.txt", None)],
     ),
     (
         nccl.test_programs_on_the_host_get_the_settings,

@@ -1,0 +1,152 @@
+"""Judges the promises of one host: a row for each check of each role that it has.
+
+A check's name is the promise as a sentence, and it is given what its parameters name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from pipeline.errors import MissingTool
+from pipeline.host.facts.model import HostFacts
+from pipeline.host.fleet.promised import Promised, Roles
+from pipeline.host.fleet.remote import Remote, Unreached
+from pipeline.host.fleet.result import Row
+from pipeline.host.promises import (
+    owned,
+    test_container_runtime,
+    test_cuda,
+    test_host,
+    test_host_tuning,
+    test_nccl,
+    test_nvidia_driver,
+    test_nvidia_repository,
+    test_pcie,
+    test_pinned_packages,
+    test_registry,
+    test_weights,
+)
+from pipeline.host.promises.checks import Host, locked_target
+from pipeline.host.promises.outcome import Outcome, Undecided, known
+from pipeline.known import Known
+
+Check: TypeAlias = Callable[..., None]
+
+MODULES: dict[str, ModuleType] = {
+    "host": test_host,
+    "nvidia_repository": test_nvidia_repository,
+    "nvidia_driver": test_nvidia_driver,
+    "cuda": test_cuda,
+    "pcie": test_pcie,
+    "nccl": test_nccl,
+    "container_runtime": test_container_runtime,
+    "host_tuning": test_host_tuning,
+    "registry": test_registry,
+    "weights": test_weights,
+}
+# the part of the host lock that a role installs
+_PARTS = {
+    "nvidia_driver": "driver",
+    "cuda": "cuda",
+    "container_runtime": "container_toolkit",
+    "nccl": "nccl",
+}
+# of all checks of a host: each command has a limit of its own, but on a host in trouble all of
+# them may reach it
+_LIMIT_S = 1800.0
+_FIX = "Run the playbook again; it puts this back (`--tags {role}` for this role alone)."
+
+
+def judge_promises(
+    promised: Promised, remote: Remote, facts: Known[HostFacts], roles: Sequence[str] = ()
+) -> list[Row]:
+    """Every promise of these roles, or of all; what is true of every host is always judged."""
+    given = {
+        "host": _testinfra(promised.host, remote),
+        "facts": facts,
+        "promised": promised,
+        "lock": locked_target(promised.lock_file, promised.target),
+    }
+    deadline = time.monotonic() + _LIMIT_S
+    names = [n for n in ("host", *promised.roles.states()) if not roles or n in ("host", *roles)]
+    return [
+        _row(role, check, part, given, deadline)
+        for role in names
+        for check, part in _checks(role, promised.roles)
+    ]
+
+
+def _testinfra(name: str, remote: Remote) -> Host:
+    """The host for testinfra, whose commands go through our own root shell."""
+    try:
+        # here, because the package is in a group that the other commands do without
+        from testinfra.backend.base import BaseBackend
+        from testinfra.host import Host as TestinfraHost
+    except ImportError as error:
+        hint = "Run it by nox, or install the group `hosts` of pyproject.toml."
+        raise MissingTool(f"pytest-testinfra is not installed: {error}", hint) from error
+
+    class RootBackend(BaseBackend):  # type: ignore[misc]
+        NAME = "sm120"
+
+        def run(self, command: str, *args: str, **kwargs: Any) -> Any:
+            full = self.quote(command, *args)
+            done = remote.run(full)
+            return self.result(done.code, full.encode(), done.out, done.err)
+
+    backend = RootBackend(name)
+    host = TestinfraHost(backend)
+    backend.set_host(host)
+    return host
+
+
+def _checks(role: str, roles: Roles) -> Iterator[tuple[Check, str]]:
+    """The checks of a role, some of them for the part of the lock that it installs."""
+    if roles.states().get(role) == "absent":
+        yield owned.test_nothing_of_the_role_is_left, ""
+        return
+    yield from ((check, "") for check in checks_in(MODULES[role]))
+    if role != "host":
+        yield owned.test_nobody_but_root_can_change_its_files, ""
+    if role in _PARTS and _installs_packages(role, roles):
+        yield from ((check, _PARTS[role]) for check in checks_in(test_pinned_packages))
+
+
+def checks_in(module: ModuleType) -> list[Check]:
+    """The checks of a module, in its order."""
+    return [check for name, check in vars(module).items() if name.startswith("test_")]
+
+
+def _installs_packages(role: str, roles: Roles) -> bool:
+    if role == "cuda" and roles.cuda:
+        return roles.cuda.toolkit
+    return roles.nccl.library if role == "nccl" and roles.nccl else True
+
+
+def _row(role: str, check: Check, part: str, given: dict[str, Any], deadline: float) -> Row:
+    sentence = check.__name__.removeprefix("test_").replace("_", " ")
+    names = {
+        "role": role,
+        "promise": f"{sentence} ({part})" if part else sentence,
+        "rule": getattr(check, "rule", ""),
+    }
+    wanted = getattr(given["promised"].roles, role, None)
+    values = {**given, "role": role, "part": part, "wanted": wanted}
+    try:
+        if time.monotonic() > deadline:
+            raise Undecided(f"not judged: the checks before it took {_LIMIT_S:g} s")
+        check(**{name: known(values[name]) for name in inspect.signature(check).parameters})
+    except Outcome as error:
+        fix = error.fix or (_FIX.format(role=role) if error.verdict == "failed" else "")
+        return Row(**names, verdict=error.verdict, why=error.why, fix=fix)
+    except Unreached:
+        raise
+    except Exception as error:
+        # any other error is ours, and proves nothing about the promise
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        return Row(**names, verdict="unknown", why=message[:400])
+    return Row(**names, verdict="passed")
