@@ -121,17 +121,11 @@ def tuning(facts: HostFacts) -> Iterator[RuleResult]:
 
 
 def _locked_memory(facts: HostFacts) -> RuleResult:
-    """What engines may lock: a container has its own limit, a program that of its login."""
-    lock, software = facts.kernel.memlock, facts.software
-    engines = (software.docker, software.podman)
-    # NCCL and pinned buffers need it; the default of a login is a few MiB
-    if lock != "unlimited" and any(not isinstance(engine, Unknown) for engine in engines):
-        why = "containers have their own limit, set by the role `container_runtime`"
-        return not_applicable("memlock", "host", why)
-    free = first_unknown(lock) or lock == "unlimited"
-    fix = "Set LimitMEMLOCK=infinity in the engine's unit, or run `ulimit -l unlimited` before it."
-    why = f"{lock}"
-    if isinstance(lock, str) and lock.isdigit():
-        why = f"{int(lock) / 2**20:g} MiB in this shell; containers get theirs from"
-        why += " `docker run --ulimit`"
-    return result("memlock", "host", free, why, fix)
+    """NCCL and pinned buffers need it; the default of a login is a few MiB."""
+    lock = facts.kernel.memlock
+    if isinstance(lock, Unknown) or lock == "unlimited":
+        return result("memlock", "host", lock, f"{lock}", "")
+    # no failure: engines run in containers, and `docker run` sets their limit
+    size = f"{int(lock) / 2**20:g} MiB" if lock.isdigit() else lock
+    why = f"{size} in this shell; containers get theirs from `docker run --ulimit`"
+    return not_applicable("memlock", "host", why)
