@@ -55,8 +55,9 @@ def test_a_file_named_as_an_entity_is_refused() -> None:
     assert "entities" in why(read_field(thief, "driver_version"))
 
 
-def test_deep_nesting_is_refused() -> None:
-    assert "deeply" in why(read_gpus("<a>" * 100 + "</a>" * 100, CAPABILITIES))
+def test_deep_nesting_does_no_harm() -> None:
+    deep = 1_000_000
+    assert "a document" in why(read_gpus("<a>" * deep + "</a>" * deep, CAPABILITIES))
 
 
 def test_great_size_is_refused() -> None:
