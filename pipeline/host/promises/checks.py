@@ -15,11 +15,7 @@ from pipeline.proc import last_line
 
 # testinfra ships no types
 Host = Any
-# systemd's folders for settings of a site; those of packages are _SHIPPED
-_UNIT_PLACES = (
-    *("/etc/systemd/system", "/etc/systemd/system.control", "/run/systemd/system"),
-    *("/run/systemd/system.control", "/run/systemd/transient"),
-)
+# systemd's folders for units and drop-ins of packages
 _SHIPPED = ("/usr/lib/systemd/", "/lib/systemd/")
 
 
@@ -82,26 +78,24 @@ def texts_in(host: Host, *patterns: str) -> dict[str, str]:
 
 def require_untouched_unit(host: Host, name: str, ours: Sequence[str] = ()) -> None:
     """Nothing changes a unit as it was shipped: no drop-in but ours, no file in its place."""
-    kind = name.rpartition(".")[2]
-    folders = [f"{place}/{part}.d" for place in _UNIT_PLACES for part in (name, kind)]
-    output = host.run(
-        f"systemctl show {name} --property=FragmentPath,DropInPaths,NeedDaemonReload;"
-        f" ls -d {' '.join(f'{x}/*.conf' for x in folders)} 2>/dev/null"
-    ).stdout.splitlines()
-    shown = dict(line.partition("=")[::2] for line in output if not line.startswith("/"))
+    properties = "FragmentPath,DropInPaths,NeedDaemonReload"
+    output = host.run(f"systemctl show {name} --property={properties}").stdout
+    shown = dict(line.partition("=")[::2] for line in output.splitlines())
     if not shown.get("FragmentPath"):
         raise Broken(f"{name} does not exist")
-    own = f"{_UNIT_PLACES[0]}/{name}"
-    files = [*shown.get("DropInPaths", "").split(), *(x for x in output if x.startswith("/"))]
+    files = shown.get("DropInPaths", "").split()
+    # a file of that name in /etc takes the place of the package's
+    own = f"/etc/systemd/system/{name}"
     if shown["FragmentPath"] == own and not name.startswith("sm120-"):
         files.append(own)
-    wrong = [x for x in dict.fromkeys(files) if x not in ours and not x.startswith(_SHIPPED)]
+    wrong = [x for x in files if x not in ours and not x.startswith(_SHIPPED)]
     fix = f"rm {' '.join(wrong)}; systemctl daemon-reload; systemctl restart {name}"
     require_none(wrong, f"{name} is changed by", fix)
+    # also where a drop-in was added or removed
     if shown.get("NeedDaemonReload") == "yes":
         raise Broken(
             f"the files of {name} changed after systemd read them",
-            f"systemctl daemon-reload; systemctl restart {name}",
+            f"Read them with `systemctl cat {name}`, then daemon-reload and restart it.",
         )
 
 

@@ -50,9 +50,7 @@ def known_by(rule: str) -> Callable[[Test], Test]:
 
 def require(good: object, why: str, fix: str = "") -> None:
     """Broken unless good; an unknown value is not judged."""
-    if isinstance(good, Unknown):
-        raise Undecided(good.unknown)
-    if not good:
+    if not known(good):
         raise Broken(why, fix)
 
 

@@ -9,12 +9,12 @@ from pipeline.host.fleet.promised import CudaPromise, Promised
 from pipeline.host.promises.checks import Host, text_of
 from pipeline.host.promises.outcome import (
     Undecided,
+    known,
     known_by,
     not_applicable,
     require,
     require_none,
 )
-from pipeline.known import Unknown
 from pipeline.lock.host_model import HostLock, read_host_lock
 
 
@@ -30,9 +30,7 @@ def test_the_loaded_driver_runs_what_these_releases_compile(
 ) -> None:
     """Of the toolkit and of every image named in the inventory."""
     lock = whole_lock(promised)
-    if isinstance(facts.driver.version, Unknown):
-        raise Undecided(facts.driver.version.unknown)
-    branch = int(facts.driver.version.split(".")[0])
+    branch = int(known(facts.driver.version).split(".")[0])
     least = {
         r: lock.cuda_oldest_branches.get(r) for r in (lock.cuda_release, *wanted.image_releases)
     }

@@ -9,8 +9,7 @@ from typing import Any
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import NcclPromise
 from pipeline.host.promises.checks import Host, require_gone, require_same_file, text_of, texts_in
-from pipeline.host.promises.outcome import Broken, Undecided, not_applicable, require, require_none
-from pipeline.known import Unknown
+from pipeline.host.promises.outcome import Broken, known, not_applicable, require, require_none
 
 _CONF, _ENV = "/etc/nccl.conf", "/etc/sm120/nccl.env"
 _OURS = "# Written by the role nccl"
@@ -114,9 +113,7 @@ def test_the_patched_library_is_only_where_it_works(facts: HostFacts, wanted: Nc
     """NVIDIA/nccl#2127 is for eight GPUs on Zen 5; elsewhere it hangs (rtx6kpro#15)."""
     if not wanted.patched:
         not_applicable("no patched library is asked for")
-    cpu, gpus = facts.cpu, facts.gpus
-    if isinstance(gpus, Unknown):
-        raise Undecided(gpus.unknown)
+    cpu, gpus = facts.cpu, known(facts.gpus)
     good = cpu.vendor == "AuthenticAMD" and cpu.family == _ZEN_5 and len(gpus) == 8
     fix = "Leave nccl_patched_library out for this host and run the playbook again."
     require(good, f"{cpu.vendor} family {cpu.family} with {len(gpus)} GPUs", fix)

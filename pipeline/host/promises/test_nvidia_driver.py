@@ -20,13 +20,14 @@ from pipeline.host.promises.checks import (
 from pipeline.host.promises.outcome import (
     Broken,
     Undecided,
+    known,
     known_by,
     not_applicable,
     require,
     require_known,
     require_none,
 )
-from pipeline.known import Unknown, unknown
+from pipeline.known import unknown
 from pipeline.lock.host_model import TargetLock
 
 _LOADED = "/proc/driver/nvidia/version"
@@ -114,9 +115,7 @@ def test_every_card_is_in_persistence_mode(facts: HostFacts) -> None:
     """As the cards report: the daemon may run with persistence mode switched off."""
     if not facts.pci.gpus:
         not_applicable("no GPU is on the bus of this host")
-    if isinstance(facts.gpus, Unknown):
-        raise Undecided(facts.gpus.unknown)
-    modes = {f"GPU {g.index}": g.persistence for g in facts.gpus}
+    modes = {f"GPU {g.index}": g.persistence for g in known(facts.gpus)}
     require_known(modes.values() or [unknown("no card answers")])
     fix = "systemctl restart nvidia-persistenced; `systemctl cat` of it shows its options."
     require_none([n for n, mode in modes.items() if not mode], "the mode is off", fix)

@@ -25,6 +25,7 @@ from pipeline.host.promises.checks import (
 )
 from pipeline.host.promises.outcome import (
     Undecided,
+    known,
     known_by,
     not_applicable,
     require,
@@ -88,10 +89,10 @@ def test_the_iommu_does_not_translate(facts: HostFacts, wanted: PciePromise) -> 
     """A translating IOMMU with ACS hangs the first all_reduce (vllm-project/vllm#33041)."""
     if wanted.iommu == "keep":
         not_applicable("the profile leaves the IOMMU alone")
-    mode = facts.pci.iommu
+    mode = known(facts.pci.iommu)
     allowed = ("off",) if wanted.iommu == "off" else ("off", "passthrough")
-    good = mode if isinstance(mode, Unknown) else mode in allowed
-    require(good, f"it is {mode}", "Reboot; then look for other iommu arguments in /proc/cmdline.")
+    fix = "Reboot; then look for other iommu arguments in /proc/cmdline."
+    require(mode in allowed, f"it is {mode}", fix)
 
 
 @known_by("ASPM")
@@ -99,9 +100,8 @@ def test_links_are_kept_awake(facts: HostFacts, wanted: PciePromise) -> None:
     """Some boards lose a link that changes its speed (local-inference-lab/rtx6kpro)."""
     if not wanted.aspm_off:
         not_applicable("the profile leaves ASPM alone")
-    line = facts.kernel.command_line
-    good = line if isinstance(line, Unknown) else "pcie_aspm=off" in line.split()
-    require(good, "the kernel was booted without pcie_aspm=off")
+    line = known(facts.kernel.command_line)
+    require("pcie_aspm=off" in line.split(), "the kernel was booted without pcie_aspm=off")
 
 
 def test_the_modules_options_are_written(host: Host, wanted: PciePromise) -> None:
@@ -139,9 +139,7 @@ def test_the_driver_was_loaded_with_its_registry_keys(
     """From the driver itself: sysfs shows the keys empty even where they are set."""
     if not wanted.p2p_keys:
         not_applicable("the profile sets no keys")
-    if isinstance(facts.driver.registry, Unknown):
-        raise Undecided(facts.driver.registry.unknown)
-    have = {f"{name}={value}" for name, value in facts.driver.registry.items()}
+    have = {f"{name}={value}" for name, value in known(facts.driver.registry).items()}
     fix = "Reboot; if it stays so, another file in /etc/modprobe.d sets NVreg_RegistryDwords."
     require_none([k for k in wanted.p2p_keys.split(";") if k not in have], "loaded without", fix)
 

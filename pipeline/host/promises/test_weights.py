@@ -65,6 +65,8 @@ def test_a_part_is_read_again_each_night(host: Host, wanted: WeightsPromise) -> 
     service = text_of(host, "/etc/systemd/system/sm120-scrub.service")
     for name in wanted.sets:
         require(f"{wanted.root}/{name}" in service.split(), f"the scrub leaves {name} out")
+    days = f"--every-days {wanted.scrub_days}"
+    require(days in service, f"the scrub does not have `{days}`")
     last = host.run("systemctl show sm120-scrub.service --property=Result --value").stdout.strip()
     fix = "journalctl -u sm120-scrub names the file; `sm120 weights verify DIR --repair`."
     require(last == "success", f"the last scrub ended with {last}", fix)

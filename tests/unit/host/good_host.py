@@ -45,6 +45,7 @@ ACS, UNIT = "/usr/local/sbin/sm120-acs", "/etc/systemd/system/sm120-acs.service"
 PREF = "Package: nvidia-open\nPin: version 595.58.03-1\nPin-Priority: 1001\n"
 DKMS = PREF.replace("nvidia-open", "nvidia-kernel-open-dkms")
 SOURCE = "/etc/apt/sources.list.d/sm120-nvidia.sources"
+SCRUB = "/etc/systemd/system/sm120-scrub.service"
 LOADED = "/proc/driver/nvidia/version"
 
 
@@ -142,7 +143,7 @@ GOOD = FakeHost(
         "/opt/sm120/requirements.txt": "key",
         "/opt/sm120/key": "key",
         "/etc/systemd/system/sm120-scrub.timer": "OnCalendar=daily\n",
-        "/etc/systemd/system/sm120-scrub.service": "ExecStart=sm120 weights scrub /models/tiny\n",
+        SCRUB: "ExecStart=sm120 weights scrub /models/tiny --every-days 30\n",
     },
     modes={"/root/.docker/config.json": 0o600, "/reg/htpasswd": 0o600},
     units={

@@ -62,6 +62,7 @@ from tests.unit.host.good_host import (
     REGISTRY,
     REPOSITORY,
     RUNTIME,
+    SCRUB,
     SOURCE,
     SYSCTL,
     TUNING,
@@ -113,9 +114,8 @@ def changed_unit(name: str, fragment: str = "/usr/lib/systemd/system") -> list[F
     drop_in = f"/etc/systemd/system/{name}.d/x.conf"
     return [
         saying(asked, shown(name, drop_in, fragment=fragment)),
-        # a file that systemd has not read yet
-        saying(asked, shown(name, fragment=fragment) + f"{drop_in}\n"),
-        saying(asked, shown(name).replace("=no", "=yes")),
+        # files that systemd has not read yet
+        saying(asked, shown(name, fragment=fragment).replace("=no", "=yes")),
         saying(asked, shown(name, fragment="/etc/systemd/system")),
         saying(asked, "FragmentPath=\n"),
     ]
@@ -647,7 +647,8 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
             unit("sm120-scrub.timer", False, True),
             saying("systemctl show sm120-scrub", "exit-code\n"),
             with_file("/etc/systemd/system/sm120-scrub.timer", "OnCalendar=yearly\n"),
-            with_file("/etc/systemd/system/sm120-scrub.service", "ExecStart=sm120 weights scrub\n"),
+            with_file(SCRUB, "ExecStart=sm120 weights scrub --every-days 30\n"),
+            with_file(SCRUB, "ExecStart=sm120 weights scrub /models/tiny --every-days 365\n"),
         ],
     ),
     (weights.test_the_disk_is_mounted, ("weights",), [GOOD.but(mounted=())]),
