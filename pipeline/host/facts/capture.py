@@ -40,7 +40,6 @@ FILES = (
     "/etc/os-release",
     "/proc/cmdline",
     "/proc/cpuinfo",
-    "/proc/driver/nvidia/gpus/*/information",
     # registry keys are read here: sysfs shows NVreg_RegistryDwords empty even where it is set
     # (noonghunna/club-3090#885)
     "/proc/driver/nvidia/params",
@@ -56,11 +55,9 @@ FILES = (
     "/sys/class/dmi/id/bios_version",
     "/sys/class/dmi/id/board_name",
     "/sys/class/dmi/id/board_vendor",
-    "/sys/class/dmi/id/product_name",
     "/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor",
     "/sys/devices/system/node/node[0-9]*/cpulist",
     "/sys/kernel/iommu_groups/*/type",
-    "/sys/module/nvidia/version",
     "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm",
     "/sys/module/pcie_aspm/parameters/policy",
 )
@@ -96,7 +93,6 @@ COMMANDS = {
     "nvidia-ctk": ["nvidia-ctk", "--version"],
     "nvcc": ["nvcc", "--version"],
     "ldconfig": ["ldconfig", "-p"],
-    "uname": ["uname", "-r"],
 }
 # Of the kernel log only lines about the devices: the rest may be private and is not needed.
 _KEPT_LINES = {

@@ -6,9 +6,8 @@ from pipeline.host.facts.kernel import read_driver, read_kernel, read_xids
 from pipeline.host.facts.machine import read_cpu, read_disks, read_memory, read_software
 from pipeline.host.facts.model import HostFacts, Topology
 from pipeline.host.facts.pci import read_pci
-from pipeline.host.facts.smi import plain_address, read_gpus
+from pipeline.host.facts.smi import plain_address, read_gpus, read_matrix
 from pipeline.host.facts.source import Capture
-from pipeline.host.facts.topology import read_matrix, read_numa
 from pipeline.known import Known, then, unknown
 from pipeline.model import sha256_of
 
@@ -16,7 +15,6 @@ from pipeline.model import sha256_of
 def gather(capture: Capture, name: str | None = None) -> HostFacts:
     """All facts; a value that is missing has its reason."""
     capabilities = then(capture.output("nvidia-smi capability"), _capabilities)
-    topology = capture.output("nvidia-smi topo")
     return HostFacts(
         host=name or host_name(capture),
         taken_at=capture.taken_at,
@@ -25,8 +23,7 @@ def gather(capture: Capture, name: str | None = None) -> HostFacts:
         memory_bytes=read_memory(capture),
         gpus=then(capture.output("nvidia-smi"), lambda x: read_gpus(x, capabilities)),
         topology=Topology(
-            links=then(topology, read_matrix),
-            numa=then(topology, read_numa),
+            links=then(capture.output("nvidia-smi topo"), read_matrix),
             peers_claimed=then(
                 capture.output("nvidia-smi p2p"), lambda x: read_matrix(x, peers=True)
             ),

@@ -102,18 +102,13 @@ def find_xids(text: str) -> list[Xid]:
 def read_kernel(capture: Capture) -> Kernel:
     """The kernel's command line, and the limits it sets."""
     return Kernel(
-        release=_release(capture),
+        release=capture.text("/proc/sys/kernel/osrelease"),
         command_line=then(capture.text("/proc/cmdline"), without_secrets),
         swappiness=then(capture.text("/proc/sys/vm/swappiness"), int),
         numa_balancing=then(capture.text("/proc/sys/kernel/numa_balancing"), int),
         memlock=then(capture.text("/proc/self/limits"), _memlock),
         shm_bytes=then(capture.output("shm"), lambda x: int(x.split()[-1])),
     )
-
-
-def _release(capture: Capture) -> Known[str]:
-    release = then(capture.output("uname"), lambda x: x.strip())
-    return capture.text("/proc/sys/kernel/osrelease") if isinstance(release, Unknown) else release
 
 
 def without_secrets(text: str) -> Known[str]:

@@ -87,7 +87,6 @@ class Topology(Frozen):
     """How cards see each other: `0-1: PIX`; what the driver claims of peer-to-peer: `0-1: OK`."""
 
     links: Known[dict[str, str]]
-    numa: Known[dict[str, str]]
     # only a claim: it is OK also where the first all_reduce hangs (NVIDIA/nccl#2079)
     peers_claimed: Known[dict[str, str]]
 

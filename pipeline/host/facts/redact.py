@@ -9,7 +9,7 @@ import base64
 import re
 
 from pipeline.host.facts.pci import extended_capability
-from pipeline.host.facts.source import Capture, CapturedCommand, CapturedFile
+from pipeline.host.facts.source import Capture, CapturedFile
 
 _TAGS = (
     *("serial", "uuid", "pdi", "board_id", "chassis_serial_number", "host_id", "gpu_fabric_guid"),
@@ -61,7 +61,12 @@ def redact(capture: Capture) -> Capture:
     files = {
         placeholders.text(p): _file(placeholders, p, file) for p, file in capture.files.items()
     }
-    commands = {n: _program(placeholders, command) for n, command in capture.commands.items()}
+    commands = {
+        name: command.model_copy(
+            update={"out": placeholders.text(command.out), "err": placeholders.text(command.err)}
+        )
+        for name, command in capture.commands.items()
+    }
     return capture.model_copy(update={"files": files, "commands": commands})
 
 
@@ -88,11 +93,6 @@ def _without_serial(text: str) -> CapturedFile:
         end = min(at + 12, len(data))
         data[at + 4 : end] = bytes(max(0, end - at - 4))
     return CapturedFile(base64=base64.b64encode(bytes(data)).decode())
-
-
-def _program(placeholders: _Placeholders, command: CapturedCommand) -> CapturedCommand:
-    texts = {"out": placeholders.text(command.out), "err": placeholders.text(command.err)}
-    return command.model_copy(update=texts)
 
 
 def _command_line(text: str) -> str:

@@ -8,7 +8,7 @@ from pipeline.attest.names import HOST_FACTS
 from pipeline.attest.predicates import HostSummary
 from pipeline.attest.strict import as_model
 from pipeline.host.facts.model import Gpu, HostFacts
-from pipeline.known import Known, Unknown, unknown
+from pipeline.known import Known, Unknown, then, unknown
 
 
 def summarise(facts: HostFacts) -> HostSummary:
@@ -31,8 +31,8 @@ def summarise(facts: HostFacts) -> HostSummary:
         "acs_redirect": _redirect(facts),
         "aspm": facts.pci.aspm_policy,
         "peer_to_peer": _peers(facts),
-        "nccl": _nccl(facts),
-        "gpus": facts.gpus if isinstance(facts.gpus, Unknown) else [_gpu(g) for g in facts.gpus],
+        "nccl": then(facts.software.nccl, ", ".join),
+        "gpus": then(facts.gpus, lambda gpus: [_gpu(g) for g in gpus]),
     }
     return as_model(HostSummary, values, HOST_FACTS, "the predicate", strict=True)
 
@@ -77,8 +77,3 @@ def _peers(facts: HostFacts) -> Known[str]:
         return unknown("there are not two cards")
     # `nvidia-smi topo -p2p` says OK also where the first all_reduce hangs: only a claim
     return f"claimed by the driver: {', '.join(sorted(set(claimed.values())))}"
-
-
-def _nccl(facts: HostFacts) -> Known[str]:
-    versions = facts.software.nccl
-    return versions if isinstance(versions, Unknown) else ", ".join(versions)

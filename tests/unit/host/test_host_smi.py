@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.host.facts.smi import plain_address, read_field, read_gpus
-from pipeline.host.facts.topology import read_matrix, read_numa
+from pipeline.host.facts.smi import plain_address, read_field, read_gpus, read_matrix
 from pipeline.known import Unknown, unknown
 from tests.unit.host.machines import card_xml, h200, log_of, matrix, xml
 
@@ -123,7 +122,6 @@ def test_addresses_are_written_as_the_kernel_does() -> None:
 def test_a_real_matrix_of_one_card_has_no_pair() -> None:
     output = h200().commands["nvidia-smi topo"].out
     assert read_matrix(output) == {}
-    assert read_numa(output) == {"0": "0"}
 
 
 def test_eight_cards_are_near_within_a_socket() -> None:
@@ -131,10 +129,6 @@ def test_eight_cards_are_near_within_a_socket() -> None:
     assert not isinstance(links, Unknown)
     assert len(links) == 56
     assert (links["0-3"], links["0-4"], links["7-4"]) == ("NODE", "SYS", "NODE")
-    assert read_numa(matrix(8)) == {**{str(i): "0" for i in range(4)}, "4": "1", "5": "1"} | {
-        "6": "1",
-        "7": "1",
-    }
 
 
 def test_claims_of_peers_are_read() -> None:
