@@ -141,6 +141,6 @@ def test_a_sweep_runs_with_real_ranks_and_refuses_the_setting_that_hangs() -> No
         return probe(*asked, "--sizes-kib", kib)
 
     settings = [Setting(variables={}), Setting(variables={"NCCL_PROTO": "LL"})]
-    tuning = sweep(settings, workloads(1024), run, ranks=2, device="cpu")
+    tuning = sweep(settings, workloads(1024, 1, 32), run, ranks=2, device="cpu")
     assert [bool(t.refused) for t in tuning.tried] == [False, True]
     assert [w.setting.variables for w in tuning.winners] == [{}, {}]

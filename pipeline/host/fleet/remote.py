@@ -147,19 +147,16 @@ def connect_command(to: Connection) -> list[str]:
     script = f'if [ "$(id -u)" = 0 ]; then exec {code}; else exec {sudo}; fi'
     if to.kind == "local":
         return ["/bin/sh", "-c", script]
+    # without a password ssh must not prompt at all; with one it asks our program, once
+    prompts = "NumberOfPasswordPrompts=1" if to.password else "BatchMode=yes"
     return [
-        *(proc.find_tool("ssh", "Install an SSH client."), "-o", _prompts(to)),
+        *(proc.find_tool("ssh", "Install an SSH client."), "-o", prompts),
         *("-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=15"),
         *(("-p", str(to.port)) if to.port else ()),
         *(("-l", to.user) if to.user else ()),
         *(("-i", to.key) if to.key else ()),
         *(*shlex.split(to.arguments), to.address, "--", script),
     ]
-
-
-def _prompts(to: Connection) -> str:
-    """Without a password ssh must not prompt at all; with one it asks our program, once."""
-    return "NumberOfPasswordPrompts=1" if to.password else "BatchMode=yes"
 
 
 @contextmanager

@@ -62,14 +62,6 @@ class ProbeReport(Frozen):
         return [*reasons, *(line for text in output for line in text.splitlines())]
 
 
-def read_report(path: Path) -> ProbeReport:
-    """A report that was kept in a file."""
-    try:
-        return parse_report(path.read_bytes(), str(path))
-    except OSError as error:
-        raise FactsUnreadable(f"{path}: {error.strerror}") from error
-
-
 def parse_report(data: bytes, name: str) -> ProbeReport:
     """A report as the tests wrote it."""
     try:
@@ -80,12 +72,11 @@ def parse_report(data: bytes, name: str) -> ProbeReport:
 
 
 def read_rows(path: Path) -> list[ProbeRow]:
-    """The function tests of a saved `host check --json`, or of a report of theirs alone."""
+    """The function tests of a saved `host check --json`."""
     try:
-        value = json.loads(path.read_bytes())
-        tests = value.get("functions", value)
+        tests = json.loads(path.read_bytes())["functions"]
         return TypeAdapter(list[ProbeRow]).validate_python(tests["rows"])
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise FactsUnreadable(f"{path}: is not a result of `host check --json`") from error
 
 
@@ -175,9 +166,10 @@ def _report(command: Callable[[Path], list[str]], env: dict[str, str]) -> ProbeR
             raise ProbeUnstarted(
                 f"the function tests did not finish within {LIMIT_S:g} s"
             ) from error
-        if not (folder / REPORT_NAME).is_file():
+        report = folder / REPORT_NAME
+        if not report.is_file():
             raise ProbeUnstarted(last_message(done.stderr.decode(errors="replace")))
-        return read_report(folder / REPORT_NAME)
+        return parse_report(report.read_bytes(), str(report))
 
 
 def last_message(output: str) -> str:

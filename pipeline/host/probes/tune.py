@@ -72,7 +72,7 @@ class Tuning(Frozen):
 Runner = Callable[[Setting, list[int]], ProbeReport]
 
 
-def workloads(hidden: int, low: int = 1, high: int = 32) -> list[Workload]:
+def workloads(hidden: int, low: int, high: int) -> list[Workload]:
     """Two concurrencies; a token's row is `hidden` values of two bytes."""
 
     def sizes(concurrency: int) -> list[int]:

@@ -14,7 +14,7 @@ from pipeline.host.probes.runner import (
     ProbeRow,
     card_options,
     container_command,
-    read_report,
+    parse_report,
     run_in_image,
     run_probes,
 )
@@ -34,7 +34,7 @@ from pipeline.host.rules.issues import match_lines
 from pipeline.known import unknown
 from tests.unit.host.machines import DATA
 
-LOADS = workloads(7168)
+LOADS = workloads(7168, 1, 32)
 CARDS: dict[str, Any] = {"ranks": 2, "device": "cuda"}
 
 
@@ -254,17 +254,15 @@ def test_the_worst_verdict_is_the_fast() -> None:
 
 
 def test_the_answer_of_a_real_card_is_read() -> None:
-    result = read_report(DATA / "h200-probes.json")
+    result = parse_report((DATA / "h200-probes.json").read_bytes(), "h200")
     assert (result.verdict, result.count, result.device) == ("passed", 1, "cuda")
     assert {r.verdict for r in result.rows} == {"passed", "not applicable"}
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"version": 2}', "not json"])
-def test_a_damaged_answer_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "answer.json"
-    path.write_text(text)
+def test_a_damaged_answer_is_refused(text: str) -> None:
     with pytest.raises(FactsUnreadable):
-        read_report(path)
+        parse_report(text.encode(), "answer")
 
 
 def test_a_python_that_is_not_there_is_named() -> None:

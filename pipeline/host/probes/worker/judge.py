@@ -100,8 +100,9 @@ def judge_reduce(
     """The values, the latency at each size, the bandwidth: of the slowest rank."""
     subject = f"{world} ranks" if world > 1 else "1 rank"
     if why := loss(results):
-        return [row("all_reduce", subject, FAILED, f"all_reduce: {why}", output=_output(results))]
-    wrong = sum(_wrong(e) for e in results)
+        output = [r.output for r in results if r.output.strip()]
+        return [row("all_reduce", subject, FAILED, f"all_reduce: {why}", output=output)]
+    wrong = sum(int(s.get("wrong_values", 0)) for r in results for s in r.steps.values())
     if wrong:
         return [row("all_reduce", subject, FAILED, f"{wrong} values of the sums are wrong")]
     rows = [row("all_reduce", subject, PASSED)]
@@ -109,14 +110,6 @@ def judge_reduce(
     if "bandwidth" in results[0].steps:
         rows.append(_bandwidth(subject, world, results, floors))
     return rows
-
-
-def _wrong(rank: RankResult) -> int:
-    return sum(int(step.get("wrong_values", 0)) for step in rank.steps.values())
-
-
-def _output(results: list[RankResult]) -> list[str]:
-    return [r.output for r in results if r.output.strip()]
 
 
 def _latency(subject: str, size: int, results: list[RankResult], floors: Floors) -> Row:

@@ -28,7 +28,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--sizes-kib", default="32,64,128,256")
     parser.add_argument("--bulk-bytes", type=int, default=64 * 1024 * 1024)
     parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--start-limit-s", type=float, default=Limits.start_s)
     parser.add_argument("--step-limit-s", type=float, default=Limits.step_s)
     parser.add_argument("--floors", type=json.loads, default={}, help="JSON of floors to change")
     parser.add_argument("--library", help="the libnccl that must be in use")
@@ -41,7 +40,7 @@ class Session:
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
-        self.limits = Limits(asked.start_limit_s, asked.step_limit_s)
+        self.limits = Limits(step_s=asked.step_limit_s)
         usual = judge.DEFAULT_FLOORS if asked.device == "cuda" else judge.NO_FLOORS
         self.floors = {**usual, **asked.floors}
         self.sizes = [int(x) * 1024 for x in asked.sizes_kib.split(",") if x]
@@ -90,7 +89,8 @@ class Session:
     def _copies(self) -> list[Row]:
         cards = range(self.count)
         pairs = [(a, b) for a in cards for b in cards]
-        rows = self._each("copies", "pairs", pairs, _pair_name, judge.judge_copy)
+        name = "copy {0[0]}->{0[1]}".format
+        rows = self._each("copies", "pairs", pairs, name, judge.judge_copy)
         if self.count == 1:
             rows.append(row("copy", "between cards", NOT_APPLICABLE, "there is one card"))
         return rows
@@ -132,10 +132,6 @@ class Session:
         jobs = [self._job("reduce", world=world, sizes=self.sizes) for _ in range(world)]
         results = run_processes(jobs, self.limits)
         return judge.judge_reduce(world, results, self.sizes, self.floors), results
-
-
-def _pair_name(pair: tuple[int, int]) -> str:
-    return f"copy {pair[0]}->{pair[1]}"
 
 
 def _fault(text: str | None) -> dict[str, Any] | None:

@@ -55,15 +55,13 @@ class _Rank:
     last_line_at: float = field(default_factory=time.monotonic)
 
 
-def run_processes(
-    jobs: list[Job], limits: Limits, settings: dict[str, str] | None = None
-) -> list[RankResult]:
+def run_processes(jobs: list[Job], limits: Limits) -> list[RankResult]:
     """Start a process for each job and wait until each has ended, one way or another."""
     with tempfile.TemporaryDirectory(prefix="probe-") as name:
         ranks: list[_Rank] = []
         try:
             for number, job in enumerate(jobs):
-                ranks.append(_started(Path(name), number, job, settings or {}))
+                ranks.append(_started(Path(name), number, job))
             _watch(ranks, limits)
         finally:
             for rank in ranks:
@@ -71,13 +69,13 @@ def run_processes(
         return [_result(rank) for rank in ranks]
 
 
-def _started(folder: Path, number: int, job: Job, settings: dict[str, str]) -> _Rank:
+def _started(folder: Path, number: int, job: Job) -> _Rank:
     job_file, log, output = (folder / f"{number}.{x}" for x in ("job", "log", "output"))
     whole = {**job, "rank": number, "rendezvous": str(folder / "rendezvous")}
     job_file.write_text(json.dumps(whole), encoding="utf-8")
     log.touch()
     # ranks of one machine meet over loopback, whatever its other networks are
-    env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN", **os.environ, **settings}
+    env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN", **os.environ}
     with output.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent), "--rank", str(job_file), str(log)],
