@@ -29,12 +29,14 @@ _LIMIT_BYTES = 8 * 1024 * 1024
 _PIECE_BYTES = 64 * 1024
 # nvidia-smi takes seconds on sixteen cards and never returns on a driver that hangs
 _TIME_LIMIT_S = 30.0
+# for a killed program to be gone
 _GRACE_S = 5.0
 _STUCK = "; it cannot be killed and was left behind"
 # kept referenced, so that Python does not warn about a child that nobody waited for
 _LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
 
 FILES = (
+    # becomes a digest in the facts
     "/etc/machine-id",
     "/etc/nccl.conf",
     "/etc/os-release",
@@ -43,6 +45,7 @@ FILES = (
     # registry keys are read here: sysfs shows NVreg_RegistryDwords empty even where it is set
     # (noonghunna/club-3090#885)
     "/proc/driver/nvidia/params",
+    # names the loaded module, open or proprietary; modinfo would name the installed one
     "/proc/driver/nvidia/version",
     "/proc/meminfo",
     "/proc/modules",
@@ -57,6 +60,7 @@ FILES = (
     "/sys/class/dmi/id/board_vendor",
     "/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor",
     "/sys/devices/system/node/node[0-9]*/cpulist",
+    # whether the IOMMU translates is decided for each group
     "/sys/kernel/iommu_groups/*/type",
     "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm",
     "/sys/module/pcie_aspm/parameters/policy",
@@ -73,6 +77,7 @@ _PCI_FIELDS = (
 COMMANDS = {
     "nvidia-smi": ["nvidia-smi", "-q", "-x"],
     "nvidia-smi topo": ["nvidia-smi", "topo", "-m"],
+    # a claim of the driver, see the model; peer-to-peer is proved by the function tests
     "nvidia-smi p2p": ["nvidia-smi", "topo", "-p2p", "r"],
     # -q -x does not name the compute capability
     "nvidia-smi capability": [
@@ -200,6 +205,7 @@ def _output(name: str, argv: list[str], live: bool) -> dict[str, Any]:
         lines = [x for x in text.splitlines(keepends=True) if kept.search(x)]
         # the kernel logs its command line, which may hold secrets
         text = "".join(x for x in lines if "ommand line:" not in x)
+    # the reason is short; some programs print all of their help behind it
     errors = err[:2000].decode("utf-8", errors="replace")
     return {"code": code, "out": text, "err": errors}
 
@@ -208,10 +214,12 @@ def _run(argv: list[str]) -> tuple[int, bytes, bytes]:
     """Exit code and output; at its time limit a program is killed, or left behind if that fails."""
     process = subprocess.Popen(
         argv,
+        # untranslated: the output is parsed
         env={"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # a group of its own, so that it is killed with its children
         start_new_session=True,
     )
     try:

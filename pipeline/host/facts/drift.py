@@ -85,6 +85,7 @@ def _unknown(path: str, before: Any, after: Any) -> Iterator[Difference]:
 def _keyed(values: list[Any]) -> dict[str, Any]:
     """Lists by the name of each entry, so that one more does not change all others."""
     keys = [_key(v, i) for i, v in enumerate(values)]
+    # two of one name can only be told apart by their place
     return (
         dict(zip(keys, values, strict=True))
         if len(set(keys)) == len(keys)

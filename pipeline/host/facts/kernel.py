@@ -10,7 +10,9 @@ from pipeline.host.facts.smi import read_field
 from pipeline.host.facts.source import Capture
 from pipeline.known import Known, Unknown, then, unknown
 
+# 580.126 and 595.58.03
 _VERSION = re.compile(r"\b(\d{3}\.\d+(?:\.\d+)?)\b")
+# NVRM: Xid (PCI:0000:c1:00): 79, pid=1, GPU has fallen off the bus.
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
 # Arguments of the boot loader may hold passwords, and facts are published.
 _SECRET = re.compile(
@@ -79,6 +81,7 @@ def read_xids(capture: Capture) -> Known[list[Xid]]:
     none = journal is not None and journal.code == 1 and not (journal.out.strip() or journal.err)
     if not readable and not none:
         return logs[-1] if isinstance(logs[-1], Unknown) else unknown("no kernel log can be read")
+    # the first alone: dmesg repeats what the journal has, and errors are counted
     return find_xids("\n".join(readable[:1]))
 
 

@@ -64,6 +64,7 @@ def read_memory(capture: Capture) -> Known[int]:
     """All memory the kernel has."""
 
     def total(text: str) -> Known[int]:
+        # without that line the empty one raises below, which `then` takes for unknown
         line = next(x for x in [*text.splitlines(), ""] if x.startswith("MemTotal:") or not x)
         return int(line.split()[1]) * 1024
 
@@ -77,6 +78,7 @@ def read_disks(capture: Capture) -> Known[list[Disk]]:
 
 def _disks(text: str) -> Known[list[Disk]]:
     devices: list[dict[str, Any]] = json.loads(text)["blockdevices"]
+    # a card reader without a card is a disk of no size
     return [_disk(d) for d in devices if d["type"] == "disk" and int(d["size"]) > 0]
 
 
@@ -112,6 +114,7 @@ def read_software(capture: Capture) -> Software:
 
 
 def _os(text: str) -> Known[str]:
+    # values are quoted as for a shell, see os-release(5)
     settings = (x for line in text.splitlines() for x in shlex.split(line, comments=True))
     pairs = dict(x.split("=", 1) for x in settings if "=" in x)
     return f"{pairs['ID']} {pairs.get('VERSION_ID', 'rolling')}"

@@ -28,6 +28,7 @@ def extended_capability(config: bytes, wanted: int) -> Known[int | None]:
         return unknown(
             f"only {len(config)} bytes of its registers can be read (root can read 4096)"
         )
+    # extended capabilities begin behind the first 256 bytes
     at, seen = 0x100, set()
     while at:
         if at in seen or at % 4 or at + 4 > len(config):
@@ -36,6 +37,7 @@ def extended_capability(config: bytes, wanted: int) -> Known[int | None]:
         (head,) = struct.unpack_from("<I", config, at)
         if head in (0, 0xFFFFFFFF):
             return None if head == 0 else unknown("the device is gone: all ones")
+        # a header: 16 bits of number, 4 of version, 12 of where the next one begins
         if head & 0xFFFF == wanted:
             return at
         at = head >> 20
@@ -44,8 +46,10 @@ def extended_capability(config: bytes, wanted: int) -> Known[int | None]:
 
 def capability(config: bytes, wanted: int) -> Known[int | None]:
     """Where a capability of the first 256 bytes begins, or None."""
+    # this bit of the status register: the device has a list of capabilities
     if len(config) < 0x40 or (not config[0x06] & 0x10):
         return None if len(config) >= 0x40 else unknown(f"only {len(config)} bytes can be read")
+    # the lowest two bits of every pointer are reserved
     at, seen = config[0x34] & 0xFC, set()
     while at:
         if at in seen or at + 2 > len(config):
@@ -64,6 +68,7 @@ def acs_control(config: bytes) -> Known[int | None]:
         return at
     if at + 8 > len(config):
         return unknown("its ACS registers are cut off")
+    # behind the header and the register of what the bridge could do
     return int(struct.unpack_from("<H", config, at + 6)[0])
 
 
@@ -74,6 +79,7 @@ def aspm_of(config: bytes) -> Known[str]:
         return at
     if at is None or at + 0x12 > len(config):
         return unknown("no PCI Express registers can be read")
+    # the Link Control register
     return _ASPM[config[at + 0x10] & 3]
 
 
@@ -96,6 +102,7 @@ def _addresses(capture: Capture) -> list[str]:
 def _is_nvidia_display(capture: Capture, address: str) -> bool:
     vendor = capture.text(f"{PCI}/{address}/vendor")
     kind = capture.text(f"{PCI}/{address}/class")
+    # cards without a display output are 3D controllers, 0x0302
     return vendor == "0x10de" and str(kind).startswith("0x03")
 
 

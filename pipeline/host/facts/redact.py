@@ -19,8 +19,11 @@ _TAG = re.compile(rf"<({'|'.join(_TAGS)})>([^<]+)</\1>")
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _MAC = re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5}\b")
 _SERIAL = re.compile(r"(?i)\b(serial(?: ?number)?[:=] ?)(\S+)")
+# an Xid names the program that was running
 _PROCESS = re.compile(r"\b(name=)[^,\s]+")
+# between the time and `kernel:` journalctl prints the name of the host
 _JOURNAL = re.compile(r"(?m)^(\S+ )\S+( kernel:)")
+# Arguments about devices; others name disks, addresses and people.
 _KEPT_VALUES = re.compile(
     r"^(amd_iommu|intel_iommu|iommu|iommu\..*|pci|pcie_.*|mitigations|nvme_core\..*|nvidia.*"
     r"|hugepages.*|default_hugepagesz|isolcpus|nohz_full|numa_balancing|transparent_hugepage"
@@ -50,6 +53,7 @@ class _Placeholders:
 
     def _tag(self, match: re.Match[str]) -> str:
         tag, value = match[1], match[2].strip()
+        # a UUID is replaced below, by the placeholder that it has in other places, too
         if value in _NO_VALUE or _UUID.search(value):
             return match[0]
         return f"<{tag}>{self.name(tag, value)}</{tag}>"

@@ -68,6 +68,7 @@ def _number(text: str) -> Known[float]:
 
 
 def _whole(text: str) -> Known[int]:
+    # widths of links are written 16x
     return int(text.split()[0].rstrip("x"), 10)
 
 

@@ -31,6 +31,7 @@ from pipeline.host.probes.runner import (
 
 # the script's own limit comes first, so that it can clean up
 _CLEAN_UP_S = 60.0
+# unlike in /tmp only root writes there; it is empty after a boot
 _FOLDER = Path("/run/sm120/probes")
 
 
@@ -83,6 +84,7 @@ def function_script(engine: str, image: str, arguments: Sequence[str], cards: Se
         cards=cards,
         nccl=["@NCCL@"],
     )
+    # whether the host has NCCL settings is seen only there, by the lines before
     run = shlex.join([engine, *command[1:]]).replace("@NCCL@", '"$@"')
     limit = f"{LIMIT_S:.0f}"
     return "\n".join(
@@ -94,6 +96,7 @@ def function_script(engine: str, image: str, arguments: Sequence[str], cards: Se
             # the same settings and library that an engine on this host gets
             f"set --; [ ! -f {NCCL_SETTINGS} ] || set -- --env-file {NCCL_SETTINGS}",
             f'[ ! -d {NCCL_LIBRARY} ] || set -- "$@" --volume {NCCL_LIBRARY}:{NCCL_LIBRARY}:ro',
+            # stdout is for the report alone
             f"timeout --kill-after=10 {limit} {run} >&2",
             f'[ $? -ne 124 ] || echo "did not finish within {limit} s"  >&2',
             # stderr above has the reason where there is no report
@@ -110,6 +113,7 @@ def clean_up(engine: str) -> str:
 def _packed() -> str:
     """The tests' own files as base64, small enough for a command line."""
     out = io.BytesIO()
+    # an argument has at most 128 KiB, see execve(2); the script is one
     with tarfile.open(fileobj=out, mode="w:gz", compresslevel=9) as tar:
         for path in sorted(WORKER.glob("*.py")):
             tar.add(path, arcname=path.name)

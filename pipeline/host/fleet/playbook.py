@@ -24,6 +24,7 @@ _PASSED = ("SSH_AUTH_SOCK", "USER", "LOGNAME", "TERM", "VIRTUAL_ENV")
 
 def ansible_program(name: str) -> str:
     """A program of ansible-core: beside our Python, else on the path."""
+    # first, because a system's own Ansible on the path may be another version
     beside = Path(sys.executable).parent / name
     if beside.exists():
         return str(beside)

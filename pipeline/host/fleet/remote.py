@@ -22,6 +22,7 @@ from pipeline.host.fleet.promised import Connection
 from pipeline.model import Frozen
 
 CONNECT_S = 10
+# dpkg --verify reads all files of a toolkit, which are gigabytes
 LIMIT_S = 120.0
 # ssh, sudo and the start of Python on a busy host
 _START_S = 60.0
@@ -114,6 +115,7 @@ class Remote:
             raise Unreached("no reply in time")
         pieces = {f: os.read(f.fileno(), 65536) for f in ready}
         self._read += pieces.get(out, b"")
+        # the end is enough for sudo's prompt and for the reason; banners of sites can be long
         self._errors = (self._errors + pieces.get(err, b""))[-4096:]
         if err in ready:
             self._reply_to_sudo()
@@ -143,6 +145,7 @@ def connect_command(to: Connection) -> list[str]:
         raise Unreached(f"become_method {to.become_method} is not supported, only sudo")
     # unbuffered: replies must not wait in a pipe
     code = f"python3 -u -c {shlex.quote(one_line(Path(shell.__file__)))}"
+    # -S: the password comes over stdin, because there is no terminal
     sudo = f"sudo -S -p {shlex.quote(_PROMPT)} -- {code}"
     script = f'if [ "$(id -u)" = 0 ]; then exec {code}; else exec {sudo}; fi'
     if to.kind == "local":
@@ -151,6 +154,7 @@ def connect_command(to: Connection) -> list[str]:
     prompts = "NumberOfPasswordPrompts=1" if to.password else "BatchMode=yes"
     return [
         *(proc.find_tool("ssh", "Install an SSH client."), "-o", prompts),
+        # ssh gives up after three unanswered messages: a host that vanishes is noticed in 45 s
         *("-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=15"),
         *(("-p", str(to.port)) if to.port else ()),
         *(("-l", to.user) if to.user else ()),

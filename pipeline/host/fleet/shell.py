@@ -28,10 +28,12 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     """Run one command to its end, or to its time limit."""
     process = subprocess.Popen(
         ["/bin/sh", "-c", request["command"]],
+        # untranslated: promises read the output
         env={"PATH": _PATH, "HOME": "/root", "LC_ALL": "C"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # a group of its own, so that it is killed with its children
         start_new_session=True,
     )
     try:

@@ -66,6 +66,7 @@ def verify_host(promised: Promised, options: VerifyOptions, judge_promises: Judg
         return HostResult(host=promised.host, unreached=_one_line(reason))
     try:
         with Remote(promised.connection) as remote:
+            # the first command: a host that is down is reported once, not by every check
             read = _facts(remote, promised.host)
             rows = judge_promises(promised, remote, read, options.roles)
             facts = None if isinstance(read, Unknown) else read

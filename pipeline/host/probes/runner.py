@@ -103,6 +103,7 @@ def run_in_image(
     done = proc.read(["docker", "version", "--format", "{{.Server.Version}}"], env=env)
     cards = card_options("docker", done.stdout.decode(errors="replace"))
     nccl = nccl_options() if not settings else ()
+    # several people may test on one machine
     name = f"{CONTAINER}-{secrets.token_hex(4)}"
 
     def command(folder: Path) -> list[str]:
@@ -149,10 +150,12 @@ def container_command(
     """Nothing is pulled, no network; shared memory and locked pages as engines need them."""
     return [
         *("docker", "run", "--rm", "--name", name),
+        # --ipc=host: Docker gives a container 64 MB of shared memory, too little for NCCL
         *("--pull=never", "--network=none", "--ipc=host"),
         *("--ulimit", "memlock=-1", *cards, *nccl),
         *(x for k, v in sorted(settings.items()) for x in ("--env", f"{k}={v}")),
         *("--volume", f"{worker}:/probes:ro", "--volume", f"{folder}:/report"),
+        # the image's own entrypoint would start its engine
         *("--entrypoint", "python3", image, "/probes", f"/report/{REPORT_NAME}", *arguments),
     ]
 

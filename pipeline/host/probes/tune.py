@@ -146,6 +146,7 @@ def _winner(load: Workload, tried: list[Tried]) -> Winner | None:
     if not fit:
         return None
     base = next((t for t in fit if not t.setting.variables), None)
+    # of equals the one with fewer variables
     best = min(fit, key=lambda t: (cost(t), len(t.setting.variables)))
     if base is not None and cost(best) > cost(base) * (1 - _GAIN):
         best = base

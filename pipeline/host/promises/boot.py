@@ -75,6 +75,7 @@ def module_settings(host: Host) -> list[ModuleLine]:
 
 def _kernel_arguments(arguments: Sequence[str]) -> list[ModuleLine]:
     """`nvidia_uvm.uvm_disable_hmm=0` on the kernel's command line is an option too."""
+    # of `MODULE.OPTION=VALUE`; what has no dot is for the kernel itself
     parts = [(a, *a.partition("=")[0].rpartition(".")) for a in arguments]
     return [
         ModuleLine(

@@ -67,6 +67,7 @@ def texts_in(host: Host, *patterns: str) -> dict[str, str]:
     """The text of every file that matches, by path; in the order of the patterns, then of names."""
     # a link to /dev/null stands for an empty file: so a site switches off what a package brings
     there = '[ ! -f "$f" ] && [ ! -c "$f" ]'
+    # a separator that no path has; what is not ASCII is never ours and might not decode
     form = there + " || { printf '\\036%s\\n' \"$f\"; tr -d '\\036\\200-\\377' <\"$f\"; }"
     done = host.run(f"for f in {' '.join(patterns)}; do {form}; done")
     if done.rc != 0:
@@ -111,6 +112,7 @@ def installed(host: Host, names: list[str]) -> dict[str, tuple[str, str]]:
     output = host.run(f"dpkg-query --show --showformat '{form}' {' '.join(names)}").stdout
     rows = [line.split("\t") for line in output.splitlines() if line.count("\t") == 3]
     good = [r for r in rows if r[3] == "installed"]
+    # a library that may be installed for two architectures is shown as NAME:amd64
     return {name.partition(":")[0]: (version, want) for name, version, want, _ in good}
 
 

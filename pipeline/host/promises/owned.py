@@ -50,6 +50,7 @@ _USED = {
 }
 OWNED = {role: [*paths, *_USED.get(role, [])] for role, paths in LEFT.items()}
 # users beside root that may own files of a role
+# the package's unit runs as its own user, who reads certificates and passwords
 OWNERS = {"registry": "docker-registry"}
 
 # lists what users other than root can change: these paths, what is below them, folders above

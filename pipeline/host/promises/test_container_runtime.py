@@ -25,6 +25,7 @@ from pipeline.host.promises.outcome import Broken, not_applicable, require, requ
 _DAEMON = "/etc/docker/daemon.json"
 # a name in the middle, so that a site can override ours with a later file
 _PODMAN = "/etc/containers/containers.conf.d/60-sm120.conf"
+# where the toolkit's unit writes it, and where people write it by hand
 _SPECS = "/var/run/cdi/nvidia.yaml /etc/cdi/nvidia.yaml /run/cdi/nvidia.yaml"
 
 
@@ -88,6 +89,7 @@ def test_the_engine_was_started_with_them(host: Host, wanted: RuntimePromise) ->
     if wanted.engine == "podman":
         not_applicable("Podman reads its settings at each start of a container")
     started = "systemctl show docker --property=ActiveEnterTimestamp --value"
+    # both by the host's clock
     output = host.run(f'date +%s -d "$({started})"; stat -c %Y {_DAEMON}').stdout.split()
     if len(output) != 2:
         raise Broken(f"docker does not run, or {_DAEMON} is missing")

@@ -25,6 +25,7 @@ from pipeline.host.promises.outcome import (
 from pipeline.known import Unknown, unknown
 
 OURS = "/etc/sysctl.d/60-sm120.conf"
+# systemd-sysctl prints a file below a comment with its path
 _HEAD = re.compile(r"# /\S*/sysctl\.d/\S+\.conf$")
 # prefixes of packages that the lock decides about
 _KEPT_AWAY = ("nvidia-", "libnvidia-", "cuda-", "libnccl")
@@ -69,6 +70,7 @@ def last_settings(text: str) -> dict[str, tuple[str, str]]:
     last: dict[str, tuple[str, str]] = {}
     path = OURS
     for line in text.splitlines():
+        # a dash: errors are ignored; slashes may stand for dots, see sysctl.d(5)
         name, sign, value = line.strip().removeprefix("-").partition("=")
         if _HEAD.match(line):
             path = line.removeprefix("# ")

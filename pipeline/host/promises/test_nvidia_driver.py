@@ -39,6 +39,7 @@ _BUILD = "Look at `dkms status` and `dmesg | grep -i nvrm`, then reboot."
 def locked_driver(lock: TargetLock) -> str:
     """580.95.05-0ubuntu1 is 580.95.05."""
     pins = {pin.name: pin.version for pin in lock.driver.debs}
+    # the driver's own version has neither epoch nor revision
     return re.sub(r"^\d+:|-[^-]*$", "", pins[lock.driver.packages[0]])
 
 
@@ -101,6 +102,7 @@ def _blocks(row: ModuleLine) -> bool:
         return False
     # without its firmware the open module finds no card
     no_firmware = row.command == "options" and row.options.get("NVreg_EnableGpuFirmware") == "0"
+    # `install nvidia modprobe …` still loads it; /bin/false does not
     other_program = row.command == "install" and "modprobe" not in row.rest
     return row.command == "blacklist" or other_program or no_firmware
 
@@ -142,6 +144,7 @@ def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock)
     if not kernels:
         not_applicable("there is no kernel in /boot")
     done = host.run("/sbin/modinfo --set-version %s --field version nvidia", kernels[-1])
+    # of the shell: there is no such program
     if done.rc == 127:
         raise Undecided("modinfo is not installed")
     version, want = done.stdout.strip(), locked_driver(lock)

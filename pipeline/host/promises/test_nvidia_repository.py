@@ -57,6 +57,7 @@ def unsigned(path: str, text: str) -> list[str]:
         options = [o for x in lines for group in _OPTIONS.findall(x.lower()) for o in group.split()]
         pairs = [o.partition("=") for o in options]
         return ["".join(pair) for pair in pairs if pair[0] in _WITHOUT and _is_on(pair[2])]
+    # a line that begins with a blank continues the field before it
     unfolded = re.sub(r"\n[ \t]+(?=\S)", " ", "\n".join(lines))
     stanzas = [_fields(part) for part in re.split(r"\n\s*\n", unfolded)]
     return [

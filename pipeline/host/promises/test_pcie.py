@@ -58,6 +58,7 @@ def test_the_next_boot_has_its_arguments_too(host: Host, wanted: PciePromise) ->
     if made.rc != 0:
         raise Undecided("/boot/grub/grub.cfg names no kernel: does another loader boot this host?")
     lines = made.stdout.splitlines()
+    # entries for recovery leave out GRUB_CMDLINE_LINUX_DEFAULT on purpose
     normal = [x for x in lines if "recovery" not in x and " single" not in x]
     lost = {w for x in normal for w in without_effect(wanted.cmdline, x.split())}
     later = overriding_file(grub_arguments(host), wanted.cmdline) if lost else None

@@ -8,6 +8,7 @@ from pipeline.host.promises.checks import Host, installed, part_of, text_of
 from pipeline.host.promises.outcome import require_none
 from pipeline.lock.host_model import TargetLock
 
+# blocks of `apt-cache policy`, then of `apt-cache show`
 _POLICY = re.compile(r"^(\S+):\n(?:  .*\n)*?  Candidate: (\S+)$", re.M)
 _OFFERED = re.compile(r"^Package: (\S+)\n(?:.+\n)*?SHA256: ([0-9a-f]{64})$", re.M)
 
@@ -61,6 +62,7 @@ def test_the_preferences_pin_these_and_no_others(host: Host, lock: TargetLock, p
     """A pin of an older lock would come back one day."""
     path = f"/etc/apt/preferences.d/sm120-{part}.pref"
     text = text_of(host, path)
+    # above 1000 apt also goes back to an older version, see apt_preferences(5)
     form = re.compile(r"^Package: (\S+)\nPin: version (\S+)\nPin-Priority: 1001$", re.M)
     names = re.findall(r"^Package: (\S+)", text, re.M)
     pinned = {**dict.fromkeys(names), **dict(form.findall(text))}
@@ -75,6 +77,7 @@ def test_their_files_are_as_they_came(host: Host, lock: TargetLock, part: str) -
     have = installed(host, names)
     require_none([n for n in names if n not in have], "not installed")
     output = host.run(f"dpkg --verify {' '.join(names)}").stdout.splitlines()
+    # c marks settings, which a site may change
     changed = [line.split()[-1] for line in output if line.split()[1:2] != ["c"]]
     fix = "apt-get install --reinstall the package, then find out who changed it."
     require_none(changed, "changed or missing", fix)

@@ -38,6 +38,7 @@ def cards(facts: HostFacts) -> Iterator[RuleResult]:
         yield result("cards", "all", False, why, "Install the driver, then look at dmesg.")
         return
     seen = len(facts.gpus)
+    # reported with several drivers (NVIDIA/open-gpu-kernel-modules#1151)
     fix = "A card is lost: look for Xid 79 in dmesg, reseat it, check its power."
     yield result("cards", "all", seen >= on_bus and seen > 0, f"{seen} of {on_bus} answer", fix)
 

@@ -18,6 +18,8 @@ from pipeline.known import Unknown, unknown
 # (NVIDIA/nvbandwidth#61). The pairs are those that people report to work; NVIDIA has no such table.
 DRIVER_OF_CUDA = {"13.0": 580, "13.1": 590, "13.2": 595, "13.3": 610}
 # Xids after which a card or its link is gone or failing; others are faults of programs.
+# Reported on Blackwell: 79, 109, 62 with 119 and 154 (NVIDIA/open-gpu-kernel-modules#1151, #1243,
+# #1045).
 _GRAVE = {48, 62, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140, 154}
 
 
@@ -64,6 +66,7 @@ def _links_stay_up(facts: HostFacts) -> bool | Unknown:
         return policy
     if policy == "performance":
         return True
+    # powersave and powersupersave
     if policy.startswith("power") or any(isinstance(x, str) and x != "off" for x in links):
         return False
     no_link = unknown("the policy is default, and no link can be read")

@@ -61,6 +61,7 @@ def _pattern(place: str, count: int, seed: int) -> Any:
 def _wrong_values(job: Job, source: int, target: int, count: int) -> int:
     wrong = 0
     for turn in range(3):
+        # another pattern each time: what an earlier copy left behind must not pass
         seed = 7919 * (source * 64 + target) + turn
         sent = _pattern(_place(job, source), count, seed)
         received = torch.full((count,), -1, dtype=torch.int32, device=_place(job, target))

@@ -64,6 +64,7 @@ class Session:
 
     def _job(self, kind: str, **more: Any) -> dict[str, Any]:
         asked = self.asked
+        # NCCL connects its ranks in the first rounds, which are not measured
         common = {"rounds": asked.rounds, "warmup": 5, "bulk_bytes": asked.bulk_bytes}
         return {"kind": kind, "device": asked.device, "fault": self.fault, **common, **more}
 
@@ -121,6 +122,7 @@ class Session:
     def _reduces(self) -> list[Row]:
         rows: list[Row] = []
         results: list[RankResult] = []
+        # each number of ranks: some machines hang only with many (local-inference-lab/rtx6kpro)
         for world in range(min(self.asked.from_ranks, self.count), self.count + 1):
             more, results = self._reduce(world)
             rows += more

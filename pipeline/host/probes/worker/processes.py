@@ -18,6 +18,7 @@ from typing import Any
 _POLL_S = 0.05
 # Ranks that wait for a dead one get this long to notice it themselves.
 _GRACE_S = 3.0
+# characters: the end of a traceback, not all of NCCL's log
 _KEPT_OUTPUT = 2000
 
 

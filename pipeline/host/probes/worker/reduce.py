@@ -53,10 +53,12 @@ def _sync(job: Job) -> None:
 
 
 def _values(log: StepLog, job: Job) -> dict[str, Any]:
+    # engines reduce in bfloat16; gloo on CPUs only stands in for them
     kinds = [torch.float32] + ([torch.bfloat16] if job["device"] == "cuda" else [])
     wrong = sum(
         _wrong(job, count, kind, turn)
         for kind in kinds
+        # a single value, an uneven number, and enough to be cut into pieces
         for count in (1, 1000, 262144)
         for turn in range(4)
     )
