@@ -25,7 +25,7 @@ Known: TypeAlias = Annotated[Unknown | Value, Field(union_mode="left_to_right")]
 def unknown(why: str) -> Unknown:
     """Why, in one line that is short enough to be kept."""
     line = " ".join(why.split())[:400]
-    return Unknown(unknown=line if len(line) >= 3 else f"no words: {line!r}")
+    return Unknown(unknown=line if len(line) >= 3 else f"no reason: {line!r}")
 
 
 def then(value: Known[Value], read: Callable[[Value], Known[Other]]) -> Known[Other]:
@@ -36,8 +36,3 @@ def then(value: Known[Value], read: Callable[[Value], Known[Other]]) -> Known[Ot
         return read(value)
     except (ValueError, KeyError, IndexError, TypeError) as error:
         return unknown(f"cannot be read: {type(error).__name__}: {error}")
-
-
-def or_none(value: Known[Value]) -> Value | None:
-    """The value where there is one."""
-    return None if isinstance(value, Unknown) else value
