@@ -148,13 +148,13 @@ def tune(
 
     Shows what fits and what spills registers. Which is fastest, only a card can show.
     """
-    card = card_for(arch)
+    card, tried = card_for(arch), (_numbers(warps), _numbers(stages))
     gate_context = make_gate_context(context)
     with gate_context.store.in_use():
         opened = open_image_gate(gate_context, name, platform)
         chosen = find_case(opened, case)
         with log.step(f"Trying other launch parameters for {case}"):
-            tuning = sweep(opened, card, chosen, _numbers(warps), _numbers(stages))
+            tuning = sweep(opened, card, chosen, *tried)
     if as_json:
         return say_json(tuning.model_dump(mode="json"))
     # what the engine and our patch use is shown however far down it ranks
@@ -164,10 +164,8 @@ def tune(
     rows = [
         [
             *(str(c.values[n]) for n in names),
-            *("–" if n is None else str(n) for n in (c.shared_bytes,)),
-            "yes" if c.fits else "no",
-            *("–" if n is None else str(n) for n in (c.registers, c.spill_bytes)),
-            *(str(c.tile), "–" if c.blocks_per_sm is None else str(c.blocks_per_sm)),
+            *(_cell(c.shared_bytes), "yes" if c.fits else "no"),
+            *(_cell(n) for n in (c.registers, c.spill_bytes, c.tile, c.blocks_per_sm)),
             ", ".join(c.who) or c.message[:60],
         ]
         for c in shown
@@ -178,6 +176,10 @@ def tune(
         f"\n{tuning.kernel} of {case}: {fitting} of {len(tuning.choices)} fit"
         f" {tuning.limit_bytes} bytes on {arch}"
     )
+
+
+def _cell(number: int | None) -> str:
+    return "–" if number is None else str(number)
 
 
 def _numbers(text: str) -> list[int]:

@@ -51,6 +51,11 @@ for case in job["cases"]:
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageGate:
     worker(monkeypatch, tmp_path, HEAD + ANSWERS)
+    return make_gate(tmp_path)
+
+
+def make_gate(tmp_path: Path) -> ImageGate:
+    """The gate of an engine with two kernels and three cases."""
     folder = tmp_path / "tree"
     (folder / "engine").mkdir(parents=True)
     (folder / "engine" / "ops.py").write_text(
@@ -64,7 +69,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageGate:
     gates = Gates(setup=EngineSetup(package="engine"), gates={"smem-decode": file})
     spec: Any = SimpleNamespace(name="tiny", patches=None)
     plan: Any = SimpleNamespace(spec=spec, platform="linux/amd64", key="k")
-    checkout = SimpleNamespace(folder=lambda name: tmp_path)
+    checkout = SimpleNamespace(folder=lambda name: tmp_path, other_series=lambda spec: {})
     context: Any = SimpleNamespace(store=open_store(tmp_path / "store"), checkout=checkout)
     asked = {"smem-decode": {"decode": {"reference": "decode-attention", "outputs": ["o"]}}}
     (tmp_path / "gates").mkdir()
