@@ -29,7 +29,7 @@ from pipeline.oci.document import OCI_MANIFEST, Descriptor
 from pipeline.oci.record import ImageRecord, Kind, LayerRecord, TitledLayer
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import DebianSpec, ImageSpec
-from pipeline.store.store import Store
+from pipeline.store.store import Store, open_store
 from tests.testbed.deb_file import Item, write_deb
 
 AMD64 = "linux/amd64"
@@ -252,6 +252,12 @@ def build(
             accept=accept,
             keep_inputs=keep_inputs,
         )
+
+
+def build_in(place: Path, *images: Image) -> tuple[Checkout, Store, Built]:
+    """The last of these images, built in a new store from the files in `mirror`."""
+    checkout, store = make_checkout(place / "checkout", *images), open_store(place / "store")
+    return checkout, store, build(checkout, store, place / "mirror", images[-1].name)[0]
 
 
 def image_record(digest: str, *, size_bytes: int = 1, base: tuple[str, ...] = ()) -> ImageRecord:

@@ -13,13 +13,11 @@ from pipeline.assemble.plan import LayerPlan
 from pipeline.assemble.rebuild import difference, rebuild
 from pipeline.errors import NotReproducible, StoreDamaged
 from pipeline.oci.record import Kind
-from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.makers import (
-    build,
+    build_in,
     file_in_image,
     folder_fetcher,
-    make_checkout,
     make_deb,
     make_wheel,
     root_image,
@@ -39,9 +37,7 @@ class World:
         image = wheel_image(
             "child", [make_wheel(self.mirror, "pkg", {"pkg.py": b"1", "q.py": b""})]
         )
-        self.checkout: Checkout = make_checkout(place / "checkout", root_image([deb]), image)
-        self.store: Store = open_store(place / "store")
-        self.first: Built = build(self.checkout, self.store, self.mirror, "child")[0]
+        self.checkout, self.store, self.first = build_in(place, root_image([deb]), image)
 
     def again(self) -> Built:
         empty = open_store(self.place / "empty")
@@ -54,9 +50,8 @@ class World:
         deb = self.mirror / "tool_1.0_amd64.deb"
         image = wheel_image("child", [make_wheel(place / "mirror", "pkg", change)])
         (place / "mirror" / deb.name).write_bytes(deb.read_bytes())
-        checkout = make_checkout(place / "checkout", root_image([deb]), image)
-        store = open_store(place / "store")
-        return store, build(checkout, store, place / "mirror", "child")[0]
+        _, store, built = build_in(place, root_image([deb]), image)
+        return store, built
 
 
 @pytest.fixture(scope="module")

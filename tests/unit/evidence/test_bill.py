@@ -10,8 +10,7 @@ from pipeline.evidence import bill
 from pipeline.evidence.bill import licences_of
 from pipeline.evidence.inventory import parts_of
 from pipeline.evidence.licence import Licence
-from pipeline.store.store import open_store
-from tests.makers import build, make_checkout, make_deb, root_image
+from tests.makers import build_in, make_deb, root_image
 from tests.testbed.deb_file import Item, hard_link, symlink
 from tests.unit.verify.world import COPYRIGHT
 
@@ -21,9 +20,7 @@ NOT_THERE = "the image holds no copyright file of it"
 
 def licence(tmp_path: Path, *items: Item) -> Licence:
     deb = make_deb(tmp_path / "mirror", "tool", *items)
-    checkout = make_checkout(tmp_path / "checkout", root_image([deb]))
-    store = open_store(tmp_path / "store")
-    built = build(checkout, store, tmp_path / "mirror", "root")[0]
+    _, store, built = build_in(tmp_path, root_image([deb]))
     (licences,) = licences_of(store, parts_of(built)).values()
     return licences
 

@@ -8,8 +8,7 @@ import pytest
 
 from pipeline.errors import UnknownImage
 from pipeline.evidence.inventory import Origin, explain
-from pipeline.store.store import open_store
-from tests.makers import build, make_checkout, make_deb, root_image
+from tests.makers import build_in, make_deb, root_image
 from tests.testbed.deb_file import symlink
 from tests.unit.verify.world import World
 
@@ -75,8 +74,6 @@ def test_what_is_not_there_is_said_to_be_missing(world: World, path: str) -> Non
 def test_a_symlink_loop_is_an_error(world: World, tmp_path: Path) -> None:
     round_and_round = symlink("./usr/share/a", "b"), symlink("./usr/share/b", "a")
     deb = make_deb(tmp_path / "mirror", "tool", *round_and_round)
-    checkout = make_checkout(tmp_path / "checkout", root_image([deb]))
-    store = open_store(tmp_path / "store")
-    built = build(checkout, store, tmp_path / "mirror", "root")[0]
+    checkout, store, built = build_in(tmp_path, root_image([deb]))
     with pytest.raises(UnknownImage, match="symlink loop"):
         explain(checkout, store, built, "/usr/share/a")

@@ -42,9 +42,7 @@ from pipeline.store.store import open_store
 from pipeline.yaml_file import schema
 from tests.makers import (
     AMD64,
-    Edit,
-    build,
-    make_checkout,
+    build_in,
     make_deb,
     make_wheel,
     patch_files,
@@ -52,7 +50,7 @@ from tests.makers import (
     wheel_image,
 )
 from tests.testbed.deb_file import Item
-from tests.unit.verify.world import WHEN, World, make_world
+from tests.unit.verify.world import EDIT, WHEN, World, make_world
 
 # of `sm120 image schema KIND`: whoever changes the form of a signed statement does it knowingly
 SCHEMAS = {
@@ -402,15 +400,12 @@ def test_no_field_may_be_left_out(field: str) -> None:
 
 def test_a_wheel_of_two_images_is_billed_as_patched_only_where_it_was(tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
-    edit = Edit("pkg/code.py", b"size = 64\n", b"size = 32\n")
-    wheel = make_wheel(mirror, "pkg", {"pkg/code.py": edit.before})
+    wheel = make_wheel(mirror, "pkg", {EDIT.path: EDIT.before})
     below = wheel_image("below", [wheel])
     above = wheel_image("above", [wheel], base="below", patches="patches/series.yaml")
-    above.files |= patch_files(edit)
+    above.files |= patch_files(EDIT)
     deb = make_deb(mirror, "tool", Item("./usr/bin/tool", b"#!"))
-    checkout = make_checkout(tmp_path / "checkout", root_image([deb]), below, above)
-    store = open_store(tmp_path / "store")
-    built = build(checkout, store, mirror, "above")[0]
+    checkout, store, built = build_in(tmp_path, root_image([deb]), below, above)
     bill = bill_of(checkout, store, built)
     patches = {(p.part.image, p.part.pin.name): len(p.patches) for p in bill.parts}
     assert patches == {("root", "tool"): 0, ("below", "pkg"): 0, ("above", "pkg"): 1}

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.image import Built
 from pipeline.errors import StoreDamaged
 from pipeline.model import sha256_of
 from pipeline.oci.docker import archive_bytes, docker_archive
 from pipeline.oci.document import Document, read_document
-from pipeline.store.store import Store, open_store
-from tests.makers import build, make_checkout, make_deb, make_wheel, root_image, wheel_image
+from tests.makers import build_in, make_deb, make_wheel, root_image, wheel_image
 
 TAG = "sm120/child:abc"
 
@@ -25,9 +23,7 @@ class World:
     def __init__(self, place: Path) -> None:
         mirror = place / "mirror"
         image = wheel_image("child", [make_wheel(mirror, "pkg")])
-        checkout = make_checkout(place / "checkout", root_image([make_deb(mirror, "tool")]), image)
-        self.store: Store = open_store(place / "store")
-        self.built: Built = build(checkout, self.store, mirror, "child")[0]
+        _, self.store, self.built = build_in(place, root_image([make_deb(mirror, "tool")]), image)
 
     @property
     def image(self) -> Document:

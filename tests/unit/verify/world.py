@@ -25,7 +25,7 @@ from pipeline.gate.evidence import Evidence, EvidenceRow, GateKind, keep_evidenc
 from pipeline.gate.smem.results import CaseVerdict
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store, open_store
+from pipeline.store.store import Store
 from pipeline.verify.artifact import Artifact, open_image
 from pipeline.verify.evidence import EvidenceItem, read_item
 from pipeline.verify.verdict import Node
@@ -33,8 +33,7 @@ from pipeline.verify.walk import Walk, walk
 from tests.makers import (
     AMD64,
     Edit,
-    build,
-    make_checkout,
+    build_in,
     make_deb,
     make_wheel,
     patch_files,
@@ -45,6 +44,7 @@ from tests.testbed.deb_file import Item, symlink
 
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 WHEN = Moment(at="2026-05-31T08:00:00Z", invocation="urn:uuid:00000000-0000-4000-8000-000000000000")
+EDIT = Edit("pkg/code.py", b"size = 64\n", b"size = 32\n")
 COPYRIGHT = (
     b"Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\n"
     b"Files: *\nCopyright: somebody\nLicense: GPL-2+ and Expat\n"
@@ -179,9 +179,8 @@ def make_world(place: Path) -> World:
     doc = "./usr/share/doc/tool/copyright"
     deb = make_deb(mirror, "tool", Item("./usr/bin/tool", b"#!"), Item(doc, COPYRIGHT))
     more = make_deb(mirror, "more", symlink("./usr/share/doc/more", "tool"))
-    edit = Edit("pkg/code.py", b"size = 64\n", b"size = 32\n")
     parts = {
-        "pkg/code.py": edit.before,
+        "pkg/code.py": EDIT.before,
         "pkg/__init__.py": b"",
         "pkg-1.0.dist-info/METADATA": METADATA,
     }
@@ -192,10 +191,8 @@ def make_world(place: Path) -> World:
         patches="patches/series.yaml",
         files=[{"from": "serve.py", "to": "/opt/serve.py", "mode": "0755"}],
     )
-    image.files |= {"serve.py": "print()\n", "gates/smem-a.yaml": "{}\n", **patch_files(edit)}
-    checkout = make_checkout(place / "checkout", root_image([deb, more]), image)
-    store = open_store(place / "store")
-    built = build(checkout, store, mirror, "engine")[0]
+    image.files |= {"serve.py": "print()\n", "gates/smem-a.yaml": "{}\n", **patch_files(EDIT)}
+    checkout, store, built = build_in(place, root_image([deb, more]), image)
     gates = [evidence(store, g, "passed", checkout) for g in ("smem", "patches")]
     keep_evidence(store, "engine", AMD64, built.digest, gates)
     key = new_key()
