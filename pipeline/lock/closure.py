@@ -26,6 +26,7 @@ FIELDS = (
     "Size",
     "SHA256",
 )
+# `name:arch (>= version)`; https://www.debian.org/doc/debian-policy/ch-relationships.html
 _RELATION = re.compile(
     r"(?P<name>[a-z0-9][a-z0-9+.-]*)(?::(?P<qualifier>[a-z0-9-]+))?"
     r"(?:\s*\(\s*(?P<operator><<|<=|=|>=|>>)\s*(?P<version>[^\s)]+)\s*\))?"
@@ -89,11 +90,13 @@ class Catalogue:
 
     def candidates(self, relation: Relation) -> list[str]:
         """Packages that satisfy a relation: the real one first, then providers by name."""
+        # `:any` and `:native` are satisfied by the one architecture that an image has
         if relation.qualifier not in ("", "any", "native", self.architecture):
             return []
         real = self.packages.get(relation.name)
         names = [relation.name] if real and relation.accepts(real["Version"]) else []
         for name, provided in self._providers.get(relation.name, []):
+            # Debian policy 7.5: a dependency with a version needs a Provides with a version
             unversioned = not relation.operator
             if unversioned or (provided.version and relation.accepts(provided.version)):
                 names.append(name)
@@ -173,6 +176,7 @@ class _Closure:
                 raise _unknown(name, self.catalogue)
         self._follow(wanted)
         while self.open_choices:
+            # by name, not by when it was met: the lock must not depend on the order of an index
             group = min(self.open_choices, key=shown)
             needed_by = self.open_choices.pop(group)
             choice = self._choose(group, needed_by)
@@ -197,6 +201,7 @@ class _Closure:
     def _only_choice(self, group: Alternatives) -> str | None:
         """The package a group names outright, if it leaves no choice."""
         name = group[0].name
+        # known to be left out: no need to put it off, and it may not even be in the index
         if len(group) == 1 and name in self.exclude:
             return name
         clear = len(group) == 1 and name in self.catalogue.candidates(group[0])
@@ -234,6 +239,7 @@ def _unknown(name: str, catalogue: Catalogue) -> UnknownPackage:
     if providers:
         hint = f"{name} is a virtual package. Name one that provides it: {', '.join(providers)}."
     else:
+        # a typing mistake is likelier than a package that is gone
         near = difflib.get_close_matches(name, catalogue.packages, n=3, cutoff=0.7)
         hint = f"Did you mean {' or '.join(near)}?" if near else "Check the name and components."
     return UnknownPackage(f"no package {name} for {catalogue.architecture}", hint)

@@ -27,8 +27,10 @@ def read_stanzas(
     lines = source.split("\n") if isinstance(source, str) else source
     for line in lines:
         first = line[:1]
+        # comments are allowed in control files; see deb822(5)
         if first == "#":
             continue
+        # a line of blanks alone ends a stanza, as an empty one does
         if first in (" ", "\t") and not line.isspace():
             if not seen:
                 raise IndexBroken(f"a continuation line stands before any field: {line.strip()!r}")
@@ -65,6 +67,7 @@ def read_stanza(text: str, keep: Iterable[str] | None = None) -> Stanza:
 def _new_field(name: str, seen: set[str], names: dict[str, str] | None) -> str | None:
     """The name to store a field under; None for one nobody asked for."""
     key = name.lower()
+    # Debian policy 5.1: a name has no blanks and does not begin with `-`
     if not key or key[0] == "-" or key.split() != [key]:
         raise IndexBroken(f"not a field name: {name[:80]!r}")
     if key in seen:
@@ -77,9 +80,11 @@ Part = tuple[tuple[tuple[int, ...], int], ...]
 VersionKey = tuple[int, Part, Part]
 
 _RUNS = re.compile(r"([^0-9]*)([0-9]*)")
+# https://www.debian.org/doc/debian-policy/ch-controlfields.html has the rules for versions
 _ALLOWED = re.compile(r"[A-Za-z0-9.+~:-]+")
 
 
+# each comparison of two versions asks for both keys
 @lru_cache(maxsize=4096)
 def version_key(version: str) -> VersionKey:
     """A key that sorts versions as `dpkg --compare-versions` does."""

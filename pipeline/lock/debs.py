@@ -23,7 +23,9 @@ Get = Callable[[str, int], bytes]  # a path, and how many bytes its file may hav
 MAX_INDEX_BYTES = 512 * 1024 * 1024
 # Debian's and Ubuntu's largest have some hundred kilobytes; nobody has signed it before it is read.
 MAX_RELEASE_BYTES = 16 * 1024 * 1024
+# so that a small index, too, may have grown by more than its own size
 _SLACK_BYTES = 1024 * 1024
+# the smallest download first
 _PACKINGS = (".xz", ".gz", "")
 
 
@@ -68,6 +70,7 @@ def read_packages(get: Get, base: str, release: Release, folder: str) -> Iterato
     empty in a flat repository, as NVIDIA's are.
     """
     below = f"{folder}/" if folder else ""
+    # only what the signed Release file lists is asked for
     for packing in _PACKINGS:
         promised = release.files.get(f"{below}Packages{packing}")
         if promised is not None:
@@ -79,6 +82,7 @@ def read_packages(get: Get, base: str, release: Release, folder: str) -> Iterato
     where = f"{base}/" if base else ""
     # a mirror in the middle of an update has another index; of any size it need not be read
     most_bytes = 2 * promised.size_bytes + _SLACK_BYTES
+    # by hash, the index of this very Release file stays while the mirror moves on
     packed = get(f"{where}{hashed if release.by_hash else plain}", most_bytes)
     _require_bytes(packed, promised, f"{where}{plain}")
     return read_stanzas(_text(inflated(packed, packing, MAX_INDEX_BYTES), plain), FIELDS)
@@ -106,6 +110,7 @@ def inflated(packed: bytes, packing: str, limit_bytes: int) -> bytes:
             data = packed
     except (lzma.LZMAError, OSError, EOFError, zlib.error) as error:
         raise IndexBroken(f"an index file cannot be decompressed: {error}") from error
+    # one byte more than allowed was read above: so much, and no more, shows that it is too large
     if len(data) > limit_bytes:
         raise IndexBroken(f"an index file is larger than {limit_bytes} bytes when decompressed")
     return data

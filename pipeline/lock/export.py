@@ -64,6 +64,7 @@ def _shown(pin: Pin | None, other: Pin | None) -> str | None:
     """The version; with the file's digest where only the bytes differ."""
     if pin is None:
         return None
+    # the same version twice would look like no change
     if other is not None and pin.version == other.version:
         return f"{pin.version} ({pin.sha256[:12]})"
     return pin.version
@@ -71,6 +72,7 @@ def _shown(pin: Pin | None, other: Pin | None) -> str | None:
 
 def requirements(lock: ImageLock) -> str:
     """For `pip install --no-deps --require-hashes -r`."""
+    # a lock is of one platform, which neither format can state
     head = f"# {lock.image} for {lock.platform}, from the lock {lock.seal}\n"
     lines = [f"{w.name}=={w.version} \\\n    --hash=sha256:{w.sha256}\n" for w in lock.wheels]
     return head + "".join(lines)

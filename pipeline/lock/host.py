@@ -48,6 +48,7 @@ class PackageIndex:
         """The package behind a name, which may only be provided; None where there is none."""
         if name in self.stanzas:
             return name
+        # any rule would do, but two locks of one index must agree
         return min(self.providers.get(name, ()), default=None)
 
     def newest(self, name: str, accepts: Accepts) -> Stanza | None:
@@ -60,7 +61,9 @@ def read_package_index(repository: Repository, architecture: str) -> PackageInde
     base = f"dists/{repository.suite}" if repository.suite else ""
     inrelease = repository.get(f"{base}/InRelease" if base else "InRelease", MAX_RELEASE_BYTES)
     release = read_release(inrelease, keyring=repository.keyring)
+    # a flat repository has one index, beside its Release file
     folders = [f"{c}/binary-{architecture}" for c in repository.components] if base else [""]
+    # weak only where no signer is bound by more: apt needs one key that it accepts
     weak = release.signers & sha1_bound(read_keyring(repository.keyring))
     sha1_key = min(weak) if weak == release.signers else ""
     index = PackageIndex(f"{release.date:%Y-%m-%dT%H:%M:%SZ}", sha1_key)
@@ -85,8 +88,10 @@ def refused_key(target: str, index: PackageIndex) -> str:
 def lock_target(spec: HostSpec, target: str, index: PackageIndex) -> TargetLock:
     """The exact packages of one system; each in one version, whichever part needs it."""
     release = spec.cuda.release
+    # a branch alone means its newest driver
     driver = spec.driver.version or f"{spec.driver.branch}"
     choice = _Choice(index)
+    # the spec gives a lower bound only: the newest is taken
     oldest = version_key(spec.container_toolkit.at_least)
     return TargetLock(
         index_date=index.date,
@@ -98,7 +103,9 @@ def lock_target(spec: HostSpec, target: str, index: PackageIndex) -> TargetLock:
             ["nvidia-container-toolkit"], lambda v: version_key(v) >= oldest
         ),
         nccl=choice.part(
-            ["libnccl2"], lambda v: _is_of(v, spec.nccl.release) and v.endswith(f"+cuda{release}")
+            # built once for each CUDA release, which its version ends with
+            ["libnccl2"],
+            lambda v: _is_of(v, spec.nccl.release) and v.endswith(f"+cuda{release}"),
         ),
     )
 
@@ -163,6 +170,7 @@ class _Choice:
 
     def _resolve(self, group: Alternatives, needed_by: Stanza) -> Stanza | None:
         """The repository's package for a dependency; None where the system's own archive has it."""
+        # what is chosen already comes first: one version of each package for all parts
         for relation in group:
             known = self.chosen.get(relation.name)
             if known is not None and relation.accepts(known["Version"]):

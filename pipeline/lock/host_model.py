@@ -46,6 +46,7 @@ class HostLock(Sealed):
     spec: Digest
     driver_branch: int
     cuda_release: CudaRelease
+    # of the spec: a play checks a running driver against it without reading the spec
     cuda_oldest_branches: dict[CudaRelease, int]
     targets: dict[Target, TargetLock]
     seal: Digest

@@ -42,12 +42,14 @@ def make_lock(
     """Resolve one image for one platform. What it stands on is locked already, or `fresh`."""
     chain = checkout.chain(name)
     spec = chain[-1]
+    # a base that is locked in the same run is not in its file yet
     below = [
         (fresh or {}).get(link.name) or read_lock(checkout.lock_path(link.name, platform))
         for link in chain[:-1]
     ]
     wheels = []
     if spec.python:
+        # uv reads its requirements from a file and writes its answer to one
         with tempfile.TemporaryDirectory() as scratch:
             wheels = resolve_wheels(
                 spec.python,

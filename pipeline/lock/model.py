@@ -83,6 +83,7 @@ def dump_base(base: BasePin | None) -> list[str]:
     return ["base_image:", *lines, "  layers:", *(f"  - {json.dumps(x)}" for x in layers)]
 
 
+# PEP 440 has `!` and `+`, Debian `~` and `:`
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
 
 
@@ -193,6 +194,7 @@ def current_lock(checkout: Checkout, spec: ImageSpec, platform: str) -> ImageLoc
         raise LockEdited(f"{path.name}: is the lock of {lock.image} for {lock.platform}")
     if lock.spec != spec.lock_digest():
         raise LockStale(f"{path.name}: the spec has changed since it was locked")
+    # the base's .debs decide which of the image's are left out
     if spec.parent is not None:
         base = read_lock(checkout.lock_path(spec.parent, platform))
         if lock.base_lock != base.seal:

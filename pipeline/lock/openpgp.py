@@ -27,10 +27,12 @@ class KeyUnreadable(ValueError):
 
 def binary_keyring(data: bytes) -> bytes:
     """The keys as gpgv reads them, whether they came armored or not."""
+    # a keybox, as newer GnuPG writes them, or packets, whose first byte has its high bit set
     if data[8:12] == b"KBXf" or (data and data[0] & 0x80):
         return data
     blocks = list(_armored_blocks(data))
     if not blocks:
+        # the likeliest mistake, and one that its owner must hear of
         private = b"BEGIN PGP PRIVATE KEY" in data
         raise KeyUnreadable("holds a private key" if private else "holds no OpenPGP public key")
     return b"".join(_unarmored(block) for block in blocks)
@@ -101,6 +103,7 @@ def _keys(keyring: bytes) -> Iterator[_Key]:
 
 def _binds(signature: bytes, primary: str) -> bool:
     """Whether a signature is the key's own; other people's certifications bind nothing."""
+    # version 3 has no subpackets, which say whose signature it is
     if signature[0] != 4 or signature[1] not in _BINDINGS:
         return False
     issuers = [
@@ -108,6 +111,7 @@ def _binds(signature: bytes, primary: str) -> bool:
         for kind, value in _subpackets(signature)
         if kind in (_ISSUER, _ISSUER_FINGERPRINT)
     ]
+    # an issuer may be named by the last eight bytes of its fingerprint
     return any(primary.endswith(issuer) for issuer in issuers)
 
 
@@ -144,6 +148,7 @@ def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
             length, start = _new_length(data, place + 1)
         else:
             tag, width = (first >> 2) & 0x0F, 1 << (first & 3)
+            # the old format's `until the end of the file`, which no exported key uses
             if width == 8:
                 raise ValueError("a packet of unknown length")
             length, start = int.from_bytes(data[place + 1 : place + 1 + width]), place + 1 + width

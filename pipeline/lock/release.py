@@ -19,6 +19,7 @@ DEBIAN_12_KEYRING = Path(__file__).parent / "keys" / "debian-12.gpg"
 
 _BEGIN = b"-----BEGIN PGP SIGNED MESSAGE-----"
 _END = b"-----END PGP SIGNATURE-----"
+# digest, size, path; other tables (MD5Sum, SHA1) are never read
 _HASH_LINE = re.compile(r"([0-9a-f]{64})\s+(\d{1,15})\s+(\S+)")
 _FIELDS = ("Suite", "Codename", "Date", "Valid-Until", "Acquire-By-Hash", "SHA256")
 
@@ -81,11 +82,13 @@ def verify(inrelease: bytes, keyring: Path) -> Verified:
     _require_one_signed_block(inrelease)
     gpgv = proc.find_tool("gpgv", "Install it: `apt-get install gpgv`.")
     keys = read_keyring(keyring)
+    # a home of its own: the user's keyring and gpg.conf must not decide what is believed
     with tempfile.TemporaryDirectory(prefix="sm120-gpgv-") as home:
         signed, text, trusted = (Path(home, name) for name in ("InRelease", "text", "keys.gpg"))
         signed.write_bytes(inrelease)
         trusted.write_bytes(keys)
         args = [gpgv, "--homedir", home, "--keyring", str(trusted)]
+        # status lines are for programs; messages on stderr change with the language
         args += ["--status-fd", "1", "--output", str(text), str(signed)]
         done = proc.read(args, env=proc.environment(LC_ALL="C"))
         signers = _signers(done.stdout.decode(errors="replace"))
@@ -124,6 +127,7 @@ def _signers(status: str) -> frozenset[str]:
     """
     lines = [line.split()[1:] for line in status.splitlines() if line.startswith("[GNUPG:] ")]
     seen = {line[0] for line in lines if line}
+    # also beside a good signature: somebody changed the text
     if "BADSIG" in seen:
         raise SignatureInvalid("InRelease was changed after it was signed")
     valid = _valid_signatures(lines)
@@ -144,6 +148,7 @@ def _valid_signatures(lines: list[list[str]]) -> list[list[str]]:
     for line in lines:
         if line[:1] in (["NEWSIG"], ["GOODSIG"]):
             good = line[0] == "GOODSIG"
+        # https://github.com/gpg/gnupg/blob/master/doc/DETAILS lists the fields of these lines
         elif line[:1] == ["VALIDSIG"]:
             valid += [line] if good and len(line) > 10 else []
             good = False
@@ -172,6 +177,7 @@ def _date(fields: dict[str, str], name: str) -> datetime:
         moment = parsedate_to_datetime(fields[name])
     except (KeyError, ValueError) as error:
         raise IndexBroken(f"the Release file has no readable {name}") from error
+    # a date without a zone is in UTC: archives write no other
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -183,6 +189,7 @@ def _index_files(table: str) -> dict[str, IndexFile]:
             raise IndexBroken(f"not a line of a SHA256 table: {line[:100]!r}")
         sha256, size, path = match.groups()
         row = IndexFile(sha256=sha256, size_bytes=int(size))
+        # two answers for one file would let the mirror choose
         if files.setdefault(path, row) != row:
             raise IndexBroken(f"the Release file gives two hashes for {path}")
     if not files:

@@ -56,11 +56,13 @@ def resolve_wheels(
         without = _without_cuda(lock) if needs_cuda else []
         if not without:
             break
+        # a pin such as `torch==2.13.0+cpu` leaves uv no other choice
         if set(without) & set(refused):
             raise ResolveFailed(f"{without[0]}: has no CUDA, and uv offers no other build")
         log.say(f"skipped, because the image needs CUDA: {', '.join(without)}")
         refused += without
     chosen = choose_wheels(lock, spec, platform)
+    # one question of an index for each wheel: the wait is theirs, not ours
     with ThreadPoolExecutor(8) as pool:
         sizes = list(pool.map(lambda c: size_of(c[0], c[2], c[3]), chosen))
     return [
@@ -93,10 +95,12 @@ def _ask_uv(
         *("--constraint", str(unwanted)),
         *(str(wanted), "--output-file", str(answer)),
     ]
+    # uv gets its own settings and the way through a proxy; tokens of other programs stay here
     prefixes = ("UV_", "SSL_", "http_", "https_", "HTTP", "all_proxy", "ALL_PROXY", "no_", "NO_")
     names = [n for n in os.environ if n.startswith(prefixes)]
     result = proc.read(args, env=proc.environment(*names, **index_env))
     if result.returncode != 0 or not answer.exists():
+        # uv draws its reasons as a tree over many lines
         reason = " ".join(result.stderr.decode(errors="replace").split())
         without = f" without {', '.join(refused)}" if refused else ""
         raise ResolveFailed(f"uv found no set of wheels{without}: {reason[:600]}")
@@ -121,6 +125,7 @@ def choose_wheels(
     chosen = []
     for package in lock.get("packages", []):
         name = str(canonicalize_name(package["name"]))
+        # left out only after resolving: what it demands of others still counts
         if name in spec.omit:
             continue
         wheels = [(_file_of(w), w.get("hashes", {})) for w in package.get("wheels", [])]
@@ -170,8 +175,10 @@ def tag_ranks(python: str, platform: str) -> dict[Tag, int]:
 
 
 def _platform_tags(machine: str) -> Iterable[str]:
+    # manylinux1 is glibc 2.5; for aarch64 manylinux2014 (2.17) is the first, PEP 599
     lowest = 5 if machine == "x86_64" else 17
     for minor in range(GLIBC_MINOR, lowest - 1, -1):
         yield f"manylinux_2_{minor}_{machine}"
         yield from (f"{old}_{machine}" for old, at in _LEGACY.items() if at == minor)
+    # wheels that one builds oneself; pip, too, ranks them last
     yield f"linux_{machine}"
