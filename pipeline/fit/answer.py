@@ -6,25 +6,11 @@ import math
 
 from pipeline.errors import DoesNotFit
 from pipeline.fit import engine as eng
-from pipeline.fit.engine import Engine, Kv, LaunchSettings, Room
+from pipeline.fit.engine import Engine, Kv, Question, Room
 from pipeline.fit.parts import parts_of, require_divisible
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import gib
 from pipeline.model import Frozen
-
-
-class Question(Frozen):
-    """What a user wants to run, and on what."""
-
-    vram_bytes: int
-    tp: int
-    dcp: int = 1
-    context: int
-    engine: Engine
-    kv: Kv | None = None  # None: as the checkpoint asks
-    fraction: float | None = None
-    prefill_tokens: int = 8192
-    measured_bytes: int | None = None  # weights on a card, from an engine's log
 
 
 class TableRow(Frozen):
@@ -55,29 +41,20 @@ def answer(model: Architecture, question: Question) -> FitAnswer:
             "Ask for fewer tokens.",
         )
     require_divisible(model, question.tp)
-    kv = question.kv or ("fp8" if model.precision.kv_fp8 else "bf16")
-    settings = LaunchSettings(
-        tp=question.tp,
-        dcp=question.dcp,
-        context=question.context,
-        kv=kv,
-        prefill_tokens=question.prefill_tokens,
-    )
     groups = _grouped(model, question)
     weights = question.measured_bytes or sum(row.n_bytes for row in groups)
-    card = question.vram_bytes - eng.CARD_RESERVED_BYTES
     of_engine = eng.sglang_room if question.engine == "sglang" else eng.vllm_room
-    room = of_engine(model, card, weights, settings, question.fraction)
+    room = of_engine(model, weights, question)
     # measured weights have no error; our own sum may be off by what it missed in published logs
     error = 0.0 if question.measured_bytes else eng.WEIGHTS_ERROR
     return FitAnswer(
         engine=question.engine,
-        kv=kv,
+        kv=question.kv_of(model),
         rows=_rows(groups, room, question),
         room=room,
         low_tokens=room.tokens_at(error),
         high_tokens=room.tokens_at(-error),
-        notes=list(_notes(model, question, room, settings)),
+        notes=list(_notes(model, question, room)),
         short=_short(room, room.tokens_at(error), question),
     )
 
@@ -123,12 +100,10 @@ def _short(room: Room, low_tokens: int, question: Question) -> str:
     return ""
 
 
-def _notes(
-    model: Architecture, question: Question, room: Room, settings: LaunchSettings
-) -> list[str]:
+def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
     notes = [_SHARES[question.engine]]
     if question.engine == "sglang":
-        own = eng.sglang_default_fraction(model, room.card_bytes, settings)
+        own = eng.sglang_default_fraction(model, question)
         if question.fraction is None:
             notes.append(f"--mem-fraction-static {own:.3f} is what sglang chooses by itself here.")
         elif question.fraction > own:

@@ -35,16 +35,29 @@ WEIGHTS_ERROR = 0.005
 VLLM_DEFAULT_UTILIZATION = 0.9
 
 
-class LaunchSettings(Frozen):
-    """What a launch command decides."""
+class Question(Frozen):
+    """What a user wants to run, and on what; the defaults are those of the engines."""
 
+    engine: Engine
+    vram_bytes: int  # of one card, as it is sold
     tp: int
     dcp: int = 1  # vLLM: decode context parallelism, over which the tokens are divided
     context: int
-    kv: Kv
+    kv: Kv | None = None  # None: as the checkpoint asks
+    fraction: float | None = None
     prefill_tokens: int = 8192  # sglang: chunked prefill; vLLM: max-num-batched-tokens
     sequences: int = 128  # vLLM: max-num-seqs
     graph_batch: int = 512  # sglang: cuda-graph-max-bs where a card has over 60 GB
+    measured_bytes: int | None = None  # weights on a card, from an engine's log
+
+    @property
+    def card_bytes(self) -> int:
+        """What CUDA shows of a card."""
+        return self.vram_bytes - CARD_RESERVED_BYTES
+
+    def kv_of(self, model: Architecture) -> Kv:
+        """The type of the KV cache."""
+        return self.kv or ("fp8" if model.precision.kv_fp8 else "bf16")
 
 
 class Room(Frozen):
@@ -81,13 +94,11 @@ def kv_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
     return values * model.layers * KV_BYTES[kv]
 
 
-def sglang_default_fraction(
-    model: Architecture, card_bytes: int, settings: LaunchSettings
-) -> float:
+def sglang_default_fraction(model: Architecture, question: Question) -> float:
     """What sglang chooses itself (0.5.8 server_args.py), in its own MiB arithmetic."""
-    card = card_bytes / MIB
-    reserved = 512 + max(settings.prefill_tokens, 2048) * 1.5 + settings.graph_batch * 2
-    reserved += settings.tp / 8 * 1024
+    card = question.card_bytes / MIB
+    reserved = 512 + max(question.prefill_tokens, 2048) * 1.5 + question.graph_batch * 2
+    reserved += question.tp / 8 * 1024
     if card > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     fraction = round((card - reserved) / card, 3)
@@ -98,23 +109,22 @@ def sglang_default_fraction(
     return fraction * 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0)))
 
 
-def sglang_room(
-    model: Architecture, card: int, weights: int, settings: LaunchSettings, fraction: float | None
-) -> Room:
+def sglang_room(model: Architecture, weights: int, question: Question) -> Room:
     """Room under --mem-fraction-static."""
+    fraction = question.fraction
     if fraction is None:
-        fraction = sglang_default_fraction(model, card, settings)
-    taken = CUDA_CONTEXT_BYTES + (NCCL_BYTES if settings.tp > 1 else 0)
-    free = card - taken
-    token = kv_token_bytes(model, settings.tp, settings.kv)
+        fraction = sglang_default_fraction(model, question)
+    taken = CUDA_CONTEXT_BYTES + (NCCL_BYTES if question.tp > 1 else 0)
+    free = question.card_bytes - taken
+    token = kv_token_bytes(model, question.tp, question.kv_of(model))
     kv = round(free * fraction) - weights
-    requests = _sglang_requests_bytes(max(0, kv) // token, settings.context)
+    requests = _sglang_requests_bytes(max(0, kv) // token, question.context)
     return Room(
-        card_bytes=card,
+        card_bytes=question.card_bytes,
         taken_bytes=taken,
         fraction=fraction,
         weights_bytes=weights,
-        activation_bytes=activation_bytes(model, settings),
+        activation_bytes=activation_bytes(model, question),
         requests_bytes=requests,
         kv_bytes=kv,
         kv_token_bytes=token,
@@ -128,13 +138,13 @@ def _sglang_requests_bytes(tokens: int, context: int) -> int:
     return requests * (context + 4) * 4
 
 
-def vllm_room(
-    model: Architecture, card: int, weights: int, settings: LaunchSettings, fraction: float | None
-) -> Room:
+def vllm_room(model: Architecture, weights: int, question: Question) -> Room:
     """Room under --gpu-memory-utilization."""
+    card, fraction = question.card_bytes, question.fraction
     fraction = VLLM_DEFAULT_UTILIZATION if fraction is None else fraction
-    nccl = NCCL_BYTES if settings.tp > 1 else 0
-    activations = activation_bytes(model, settings)
+    nccl = NCCL_BYTES if question.tp > 1 else 0
+    activations = activation_bytes(model, question)
+    token = kv_token_bytes(model, question.tp, question.kv_of(model))
     kv = round(card * fraction) - weights - activations - nccl
     return Room(
         card_bytes=card,
@@ -144,12 +154,12 @@ def vllm_room(
         activation_bytes=activations,
         requests_bytes=0,
         kv_bytes=kv,
-        kv_token_bytes=share(kv_token_bytes(model, settings.tp, settings.kv), settings.dcp),
+        kv_token_bytes=share(token, question.dcp),
         left_bytes=card - CUDA_CONTEXT_BYTES - nccl - weights - activations - max(0, kv),
     )
 
 
-def activation_bytes(model: Architecture, settings: LaunchSettings) -> int:
+def activation_bytes(model: Architecture, question: Question) -> int:
     """The largest moment of a prefill step in bf16, and the logits of the last tokens in float32.
 
     At the experts' output a token has its hidden state once for each active expert, beside the
@@ -157,5 +167,5 @@ def activation_bytes(model: Architecture, settings: LaunchSettings) -> int:
     gathered from all cards and copied once for sampling.
     """
     copies = 4 + (model.moe.active if model.moe else 2 * share(model.dense_width, model.hidden))
-    states = settings.prefill_tokens * model.hidden * 2 * copies
-    return states + 2 * settings.sequences * model.vocabulary * 4
+    states = question.prefill_tokens * model.hidden * 2 * copies
+    return states + 2 * question.sequences * model.vocabulary * 4

@@ -11,7 +11,8 @@ from pipeline.cli.context import checkout_of, say_json
 from pipeline.cli.options import json_option
 from pipeline.cli.weights.fit_text import answer_text, disk_lines, heading, layout_lines, room_text
 from pipeline.errors import DoesNotFit, ModelUnreadable
-from pipeline.fit.answer import Question, answer
+from pipeline.fit.answer import answer
+from pipeline.fit.engine import Question
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.launch import layout_json
 from pipeline.fit.loads import Batch, Machine

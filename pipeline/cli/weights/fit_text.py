@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline import log
-from pipeline.fit.answer import FitAnswer, Question
-from pipeline.fit.engine import WEIGHTS_ERROR
+from pipeline.fit.answer import FitAnswer
+from pipeline.fit.engine import WEIGHTS_ERROR, Question
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.launch import launch_lines, layout_notes, layout_rows
 from pipeline.fit.loads import Batch, Machine

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import DoesNotFit, ModelUnreadable
-from pipeline.fit.answer import Question, answer
+from pipeline.fit.answer import answer
 from pipeline.fit.config import architecture_of, read_config
-from pipeline.fit.engine import kv_token_bytes
+from pipeline.fit.engine import Question, kv_token_bytes
 from pipeline.fit.facts import all_facts, fact_of
 from pipeline.fit.parts import parts_of, require_divisible
 from pipeline.fit.shape import Architecture, Gqa, Mla

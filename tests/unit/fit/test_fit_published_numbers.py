@@ -47,11 +47,13 @@ their buffer, and that ten layers lie five and five, was chosen with the table i
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pipeline.fit.engine import (
-    CARD_RESERVED_BYTES,
-    LaunchSettings,
+    Engine,
+    Question,
     Room,
     sglang_default_fraction,
     sglang_room,
@@ -66,7 +68,6 @@ from pipeline.fit.placement import Layout, checked, expert_bytes
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import GIB
 
-CARD = 96 * GIB - CARD_RESERVED_BYTES
 THINKING, K25 = "nvidia/Kimi-K2-Thinking-NVFP4", "moonshotai/Kimi-K2.5"
 
 
@@ -93,11 +94,13 @@ def error(ours: float, theirs: float, what: str) -> float:
     return percent
 
 
+def asked(engine: Engine = "sglang", **more: Any) -> Question:
+    values = {"engine": engine, "vram_bytes": 96 * GIB, "tp": 8, "context": 262144}
+    return Question.model_validate(values | more)
+
+
 def logged_room(repository: str, weights: int, fraction: float) -> Room:
-    model = model_of(repository)
-    kv = "fp8" if model.precision.kv_fp8 else "bf16"
-    settings = LaunchSettings(tp=8, context=262144, kv=kv)  # type: ignore[arg-type]
-    return sglang_room(model, CARD, weights, settings, fraction)
+    return sglang_room(model_of(repository), weights, asked(fraction=fraction))
 
 
 def test_a_checkpoint_is_as_large_as_its_published_list_of_tensors() -> None:
@@ -118,8 +121,7 @@ def test_weights_on_a_card_are_those_of_the_published_logs(
 
 @pytest.mark.parametrize(("repository", "theirs"), [(THINKING, 0.848), (K25, 0.7714564062499999)])
 def test_the_logged_fractions_are_sglangs_own_choice(repository: str, theirs: float) -> None:
-    settings = LaunchSettings(tp=8, context=262144, kv="bf16")
-    ours = sglang_default_fraction(model_of(repository), CARD, settings)
+    ours = sglang_default_fraction(model_of(repository), asked(kv="bf16"))
     assert ours == pytest.approx(theirs, abs=1e-12)
 
 
@@ -156,14 +158,13 @@ def test_what_is_left_after_the_pools_is_what_the_log_says() -> None:
 
 def test_stock_sglang_and_vllm_are_met_within_six_percent() -> None:
     model, weights = model_of(K25), weights_of(K25)
-    long = LaunchSettings(tp=8, context=262144, kv="fp8", prefill_tokens=16384)
-    stock = sglang_room(model, CARD, weights, long, 0.85)
+    stock = sglang_room(model, weights, asked(kv="fp8", prefill_tokens=16384, fraction=0.85))
     assert abs(error(stock.kv_tokens, 232_000, "sglang 0.85 fp8, KV tokens")) < 6
-    both = LaunchSettings(tp=8, context=262144, kv="fp8")
-    community = vllm_room(model, CARD, weights_of(K25, "vllm"), both, 0.94)
+    both = asked("vllm", kv="fp8", fraction=0.94)
+    community = vllm_room(model, weights_of(K25, "vllm"), both)
     assert abs(error(community.kv_tokens, 478_992, "vLLM 0.94 fp8, KV tokens")) < 3
     divided = both.model_copy(update={"dcp": 8})
-    spread = vllm_room(model, CARD, weights_of(K25, "vllm"), divided, 0.94)
+    spread = vllm_room(model, weights_of(K25, "vllm"), divided)
     assert abs(error(spread.kv_tokens, 3_811_968, "vLLM 0.94 fp8 DCP 8, KV tokens")) < 3.5
 
 
