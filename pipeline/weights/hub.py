@@ -29,7 +29,6 @@ from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, NetErro
 from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.weights.model import COMMIT, MOST_FILES, FilePin
 
-ATTEMPTS = 5
 MOST_PAGE_BYTES = 64 << 20
 _MOST_PAGES = 1000  # the Hub has 1,000 entries on a page, mirrors may have fewer
 _MOST_ENTRIES = 5 * MOST_FILES  # folders are listed too
@@ -158,24 +157,21 @@ class Hub:
     def _ask(self, repository: str, url: str) -> Reply:
         """Try again what may pass; every other failure has its own error."""
         login = f"Bearer {self.token}" if self.token else ""
-        error: PipelineError
-        for attempt in range(ATTEMPTS):
-            wait_s = None
-            try:
-                reply = self._client.http.fetch(url, most_bytes=MOST_PAGE_BYTES, login=login)
-            except Lost as lost:
-                error, wait_s = SourceUnreachable(f"{repository}: {lost}", _HUB_DOWN), lost.wait_s
-            except NetError as failure:
-                raise _failure(repository, failure) from failure
-            else:
-                if reply.status == 200:
-                    return reply
-                error, wait_s = _refusal(repository, reply), asked_wait_s(reply.headers)
-                if reply.status not in MAY_PASS:
-                    break
-            if attempt + 1 < ATTEMPTS:
-                self._client.patience.pause(attempt, Lost(str(error), wait_s=wait_s))
-        raise error
+
+        def once() -> Reply:
+            reply = self._client.http.fetch(url, most_bytes=MOST_PAGE_BYTES, login=login)
+            if reply.status in MAY_PASS:
+                wait_s = asked_wait_s(reply.headers)
+                raise Lost(f"the Hub answers {reply.status}", wait_s=wait_s)
+            return reply
+
+        try:
+            reply = self._client.patience.retried(once)
+        except NetError as error:
+            raise _failure(repository, error) from error
+        if reply.status != 200:
+            raise _refusal(repository, reply)
+        return reply
 
 
 def _value(repository: str, reply: Reply, *, any_int: bool = False) -> Any:
@@ -186,6 +182,8 @@ def _value(repository: str, reply: Reply, *, any_int: bool = False) -> Any:
 
 
 def _failure(repository: str, error: NetError) -> PipelineError:
+    if isinstance(error, Lost):
+        return SourceUnreachable(f"{repository}: {error}", _HUB_DOWN)
     if isinstance(error, BadAnswer):
         return HubBroken(f"{repository}: {error}")
     if isinstance(error, BadAddress) and not isinstance(error, BadProxy):
