@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -152,15 +152,8 @@ def _read(reader: _HeaderReader, path: Path, size: int) -> GgufHeader:
     return GgufHeader(path, metadata, list(_placed(reader, listed, metadata, size)))
 
 
-@dataclass(frozen=True)
-class _Listed:
-    name: str
-    shape: tuple[int, ...]
-    kind: GgmlType
-    offset: int
-
-
-def _listed(reader: _HeaderReader) -> _Listed:
+def _listed(reader: _HeaderReader) -> tuple[Tensor, int]:
+    """A tensor without what its rows may carry, and where it begins."""
     name = reader.string("a tensor's name", _MOST_NAME)
     n = reader.number("I", name)
     if not 1 <= n <= _MOST_DIMENSIONS:
@@ -172,28 +165,25 @@ def _listed(reader: _HeaderReader) -> _Listed:
         raise reader.fail(f"{name} is of type {number}, which is not supported")
     if min(shape) < 1 or math.prod(shape) > 1 << 50 or shape[0] % kind.values:
         raise reader.fail(f"{name} of shape {list(shape)} cannot be {kind.name}")
-    return _Listed(name, shape, kind, offset)
+    return Tensor(name, shape, kind, kind.size(math.prod(shape))), offset
 
 
 def _placed(
-    reader: _HeaderReader, listed: list[_Listed], metadata: dict[str, Any], size: int
+    reader: _HeaderReader, listed: list[tuple[Tensor, int]], metadata: dict[str, Any], size: int
 ) -> Iterator[Tensor]:
     """Tensors with their bytes: none outside the file, none inside another."""
     alignment = metadata.get("general.alignment", 32)  # 32 is the format's default
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & alignment - 1:
         raise reader.fail(f"general.alignment is {alignment!r}")
-    if len({tensor.name for tensor in listed}) != len(listed):
+    if len({tensor.name for tensor, _ in listed}) != len(listed):
         raise reader.fail("lists a tensor twice")
     begin = -(-reader.at // alignment) * alignment
-    ordered = sorted(listed, key=lambda tensor: tensor.offset)
-    ends = [*(t.offset for t in ordered), max(0, size - begin)][1:]  # a first part may be empty
-    for tensor, end in zip(ordered, ends, strict=True):
-        n_bytes = tensor.kind.size(math.prod(tensor.shape))
-        if tensor.offset % alignment:
-            raise reader.fail(f"{tensor.name} begins at {tensor.offset}, which is not aligned")
-        if tensor.offset + n_bytes > end:
+    ordered = sorted(listed, key=lambda pair: pair[1])
+    ends = [*(start for _, start in ordered), max(0, size - begin)][1:]  # a first part may be empty
+    for (tensor, start), end in zip(ordered, ends, strict=True):
+        if start % alignment:
+            raise reader.fail(f"{tensor.name} begins at {start}, which is not aligned")
+        if start + tensor.n_bytes > end:
             raise reader.fail(f"{tensor.name} does not fit at its offset")
         # their rows carry a few bytes more than the blocks: the next tensor's offset shows how many
-        if tensor.kind.row_scaled:
-            n_bytes = end - tensor.offset
-        yield Tensor(tensor.name, tensor.shape, tensor.kind, n_bytes)
+        yield replace(tensor, n_bytes=end - start) if tensor.kind.row_scaled else tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from pipeline.fit.gguf_model import GgufModel
@@ -75,13 +76,7 @@ def layout_json(model: GgufModel, batch: Batch, layout: Layout, machine: Machine
         "engine": "ik_llama",
         "rules": [f"{rule.pattern}={rule.device}" for rule in layout.rules],
         "cards": [
-            {
-                "device": load.device,
-                "weights_bytes": load.weights_bytes,
-                "kv_bytes": load.kv_bytes,
-                "buffer_bytes": load.buffer_bytes,
-                "free_bytes": machine.usable_bytes - load.n_bytes,
-            }
+            asdict(load) | {"free_bytes": machine.usable_bytes - load.n_bytes}
             for load in layout.loads
         ],
         "host_bytes": layout.host_bytes,

@@ -6,9 +6,12 @@ needs besides is estimated from the shapes of the largest batch.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.fit.engine import CARD_RESERVED_BYTES, KV_BYTES, Kv
+from pipeline.fit.gguf import Tensor
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.override import CPU, TensorRule, device_of, device_sums, home_of
 from pipeline.fit.units import GIB, MIB, share
@@ -101,7 +104,8 @@ def loads_of(
     sums = device_sums(model.tensors, rules, model.layers, devices)
     context = share(batch.context, _CACHE_STEP) * _CACHE_STEP
     token = kv_token_bytes(model, batch.kv) // model.layers
-    staged = _largest_host_layer(model, rules, devices)
+    on_host = (t for t in model.tensors if device_of(t.name, rules, model.layers, devices) == CPU)
+    staged = max(expert_bytes(on_host).values(), default=0)
     loads = []
     for device in devices:
         own = sum(
@@ -113,11 +117,10 @@ def loads_of(
     return loads, sums[CPU]
 
 
-def _largest_host_layer(model: GgufModel, rules: list[TensorRule], devices: list[str]) -> int:
-    layers: dict[str, int] = {}
-    for tensor in model.tensors:
-        on_host = device_of(tensor.name, rules, model.layers, devices) == CPU
-        if on_host and "_exps." in tensor.name:
-            layer = tensor.name.split(".")[1]
-            layers[layer] = layers.get(layer, 0) + tensor.n_bytes
-    return max(layers.values(), default=0)
+def expert_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Routed experts of every layer that has some."""
+    layers: dict[int, int] = {}
+    for tensor in tensors:
+        if match := re.match(r"blk\.(\d+)\.ffn_\w+_exps\.", tensor.name):
+            layers[int(match[1])] = layers.get(int(match[1]), 0) + tensor.n_bytes
+    return layers

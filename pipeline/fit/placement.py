@@ -6,12 +6,11 @@ on the cards, and the host takes the rest.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from pipeline.errors import ModelUnreadable
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.loads import Batch, Load, Machine, loads_of
+from pipeline.fit.loads import Batch, Load, Machine, expert_bytes, loads_of
 from pipeline.fit.override import CPU, TensorRule, device_of, home_of
 from pipeline.fit.units import gib
 
@@ -26,18 +25,9 @@ class Layout:
     expert_layers: int  # how many have their experts on a card
 
 
-def expert_bytes(model: GgufModel) -> dict[int, int]:
-    """Routed experts of every layer that has some."""
-    layers: dict[int, int] = {}
-    for tensor in model.tensors:
-        if match := re.match(r"blk\.(\d+)\.ffn_\w+_exps\.", tensor.name):
-            layers[int(match[1])] = layers.get(int(match[1]), 0) + tensor.n_bytes
-    return layers
-
-
 def place(model: GgufModel, machine: Machine, batch: Batch) -> Layout:
     """As many layers of experts on the cards as fit beside everything else."""
-    experts = expert_bytes(model)
+    experts = expert_bytes(model.tensors)
     if not experts:
         raise ModelUnreadable("this model has no routed experts: there is nothing to place")
     # first with all experts on the host: what is left on each card is room for experts
@@ -85,7 +75,7 @@ def _rules(chosen: dict[str, list[int]], experts: dict[int, int]) -> list[Tensor
 def checked(model: GgufModel, machine: Machine, batch: Batch, rules: list[TensorRule]) -> Layout:
     """A layout with the sums that its rules really give."""
     loads, host = loads_of(model, machine, batch, rules)
-    experts = expert_bytes(model)
+    experts = expert_bytes(model.tensors)
 
     def on_card(layer: int, part: str) -> bool:
         name = f"blk.{layer}.ffn_{part}_exps.weight"

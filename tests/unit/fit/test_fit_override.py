@@ -9,7 +9,7 @@ from pipeline.fit.facts import from_recipe, recipe_of
 from pipeline.fit.ggml import BY_NAME
 from pipeline.fit.gguf import Tensor
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.loads import Batch, Machine, offload_from
+from pipeline.fit.loads import Batch, Machine, expert_bytes, offload_from
 from pipeline.fit.override import (
     CPU,
     TensorRule,
@@ -18,7 +18,7 @@ from pipeline.fit.override import (
     idle_rules,
     read_overrides,
 )
-from pipeline.fit.placement import checked, expert_bytes, place, shortage
+from pipeline.fit.placement import checked, place, shortage
 from pipeline.fit.units import GIB, MIB
 
 TWO = ["CUDA0", "CUDA1"]
@@ -116,7 +116,7 @@ def test_a_rule_the_engine_would_not_take_is_refused(text: str) -> None:
 def test_the_published_lines_place_four_layers() -> None:
     layout = checked(KIMI, Machine(2, 96 * GIB), BATCH, read_overrides(PUBLISHED, TWO))
     assert layout.expert_layers == 4
-    layer = expert_bytes(KIMI)[1]
+    layer = expert_bytes(KIMI.tensors)[1]
     embedding = next(t.n_bytes for t in KIMI.tensors if t.name == "token_embd.weight")
     assert layout.host_bytes == 56 * layer + embedding
 
@@ -132,7 +132,7 @@ def test_a_placement_fits_and_another_layer_would_not(cards: int, quant: str) ->
     model, machine = kimi(quant), Machine(cards, 96 * GIB)
     layout = place(model, machine, BATCH)
     assert shortage(layout, machine) == ""
-    layer = max(expert_bytes(model).values())
+    layer = max(expert_bytes(model.tensors).values())
     full = [machine.usable_bytes - load.n_bytes < layer for load in layout.loads]
     own = {
         d: sum(home_of(f"blk.{i}.", 61, machine.devices) == d for i in range(1, 61))
@@ -176,7 +176,7 @@ def test_a_large_batch_costs_a_layer_of_experts_on_each_card() -> None:
         checked(KIMI, machine, Batch(32768, "bf16", n), rules).loads[0].buffer_bytes
         for n in (1535, 1536)
     )
-    assert above - below > 0.8 * expert_bytes(KIMI)[1]
+    assert above - below > 0.8 * expert_bytes(KIMI.tensors)[1]
 
 
 def test_the_host_and_a_card_that_are_short_are_named() -> None:

@@ -61,10 +61,10 @@ from pipeline.fit.engine import (
 )
 from pipeline.fit.facts import fact_of, from_recipe, recipe_of
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.loads import Batch, Machine
+from pipeline.fit.loads import Batch, Machine, expert_bytes
 from pipeline.fit.override import read_overrides
 from pipeline.fit.parts import parts_of
-from pipeline.fit.placement import Layout, checked, expert_bytes
+from pipeline.fit.placement import Layout, checked
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import GIB
 
@@ -214,4 +214,4 @@ def test_ten_layers_take_what_the_article_prints_beside_six() -> None:
     assert abs(error(sum(cards(placed)), 52 + 60, "10 layers, both cards, GiB")) < 4
     assert abs(error(placed.host_bytes / GIB, 368, "10 layers, host, GiB")) < 2
     # 43 and 44 GiB have no room for ten layers of experts and the rest of the model
-    assert 10 * expert_bytes(gguf("IQ3_K"))[1] / GIB + 11.5 + 8.6 > 43 + 44
+    assert 10 * expert_bytes(gguf("IQ3_K").tensors)[1] / GIB + 11.5 + 8.6 > 43 + 44
