@@ -6,7 +6,6 @@ The table in the docs is printed from here, so a code never changes its meaning 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 
@@ -557,23 +556,3 @@ class Interrupted(PipelineError):
     exit_code = 130
     meaning = "stopped by Ctrl-C or a signal"
     hint = "No file is left half-written; run it again to continue."
-
-
-def error_families() -> list[type[PipelineError]]:
-    """The classes that have an exit code of their own, in the order of their codes."""
-    below = (kind for kind in PipelineError.__subclasses__() if kind.__module__ == __name__)
-    return sorted([PipelineError, *below], key=lambda family: family.exit_code)
-
-
-def error_kinds(family: type[PipelineError]) -> list[type[PipelineError]]:
-    """The errors of a family that are raised: those below it, or itself where there are none."""
-    if family is PipelineError:
-        return [family]
-    return list(_below(family)) or [family]
-
-
-def _below(kind: type[PipelineError]) -> Iterator[type[PipelineError]]:
-    for child in kind.__subclasses__():
-        if child.__module__ == __name__:  # rooms have private kinds, which they catch themselves
-            yield child
-            yield from _below(child)

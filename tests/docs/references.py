@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 from pipeline.cli.main import cli
-from pipeline.errors import PipelineError, error_families, error_kinds
+from pipeline.errors import PipelineError
 from tests.docs.commands import below
+from tests.docs.error_table import error_families, error_kinds
 from tests.docs.pages import DOCS, anchor
 from tests.docs.rooms import SHARED, arrows, drawing
 
@@ -66,13 +67,8 @@ def _exit_codes() -> str:
 
 def _family(family: type[PipelineError]) -> str:
     title = f"## Exit code {family.exit_code}\n\n{family.meaning[:1].upper()}{family.meaning[1:]}."
-    rows = [f"| `{k.__name__}` | {k.meaning} | {k.hint} |" for k in kinds(family)]
+    rows = [f"| `{k.__name__}` | {k.meaning} | {k.hint} |" for k in error_kinds(family)]
     return "\n".join([title, "", "| error | what happened | what to try |", "|---|---|---|", *rows])
-
-
-def kinds(family: type[PipelineError]) -> list[type[PipelineError]]:
-    """The errors of a family that users meet; rooms have more for their own use."""
-    return [kind for kind in error_kinds(family) if kind.__module__ == PipelineError.__module__]
 
 
 def _commands() -> Iterator[str]:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import PipelineError, UnknownImage, error_families, error_kinds
+from pipeline.errors import PipelineError, UnknownImage
 from pipeline.net import timing
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import open_store
+from tests.docs.error_table import error_families, error_kinds
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import (
     AMD64,

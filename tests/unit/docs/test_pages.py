@@ -15,12 +15,12 @@ from pipeline.errors import (
     EvidenceStale,
     EvidenceUnsigned,
     TagMoved,
-    error_families,
 )
 from pipeline.host.probes.runner import NCCL_LIBRARY, NCCL_SETTINGS
 from tests.docs.commands import complaint, options
+from tests.docs.error_table import error_families, error_kinds
 from tests.docs.pages import DOCS, ROOT, Page, pages
-from tests.docs.references import GENERATED, generated, kinds
+from tests.docs.references import GENERATED, generated
 
 PAGES = pages()
 README = Page(ROOT / "README.md")
@@ -121,7 +121,7 @@ def test_every_error_stands_once_under_its_exit_code() -> None:
             rf"^## Exit code {family.exit_code}$.*?(?=^## |\Z)", page, re.M | re.S
         )
         assert re.findall(r"^\| `(\w+)` ", section, re.M) == [
-            kind.__name__ for kind in kinds(family)
+            kind.__name__ for kind in error_kinds(family)
         ]
 
 
