@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pipeline.fit.units import read_size
+
 if TYPE_CHECKING:
     from pipeline.registry.client import Access
 
@@ -17,6 +19,37 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
+
+
+class Size(click.ParamType[int]):
+    """An amount of bytes such as 96GiB; where it is `bare`, a plain number will do."""
+
+    name = "size"
+
+    def __init__(self, *, bare: bool = False) -> None:
+        self._bare = bare
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Bytes."""
+        try:
+            return read_size(str(value), bare=self._bare)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Rate(Size):
+    """A bandwidth such as 200MB/s."""
+
+    name = "rate"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Bytes a second."""
+        return super().convert(str(value).removesuffix("/s"), param, ctx)
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 offline_option = click.option(

@@ -20,11 +20,11 @@ _UNITS = {
 MOST_BYTES = 1 << 50
 
 
-def read_size(text: str) -> int:
-    """`96GiB` or `768GB` in bytes; a bare number has no unit and is refused."""
-    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
-    unit = _UNITS.get(parts[2].upper()) if parts else None
-    if parts is None or unit is None:
+def read_size(text: str, *, bare: bool = False) -> int:
+    """`96GiB`, `768GB` or `500G` in bytes; a number without a unit only where it may be `bare`."""
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(parts[2].upper().removesuffix("B") + "B") if parts else None
+    if parts is None or unit is None or not (parts[2] or bare):
         raise ValueError(f"{text!r} is not a size; write it like 96GiB or 768GB")
     size = round(float(parts[1]) * unit)
     if not 0 < size <= MOST_BYTES:

@@ -16,6 +16,7 @@ from pipeline.cli.file_statements import LeftBeside, leave_weights_statement, sh
 from pipeline.cli.options import (
     ANY_PATH,
     EXISTING_FOLDER,
+    Size,
     jobs_option,
     json_option,
     offline_option,
@@ -23,7 +24,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.signing import Signing
 from pipeline.cli.weights.places import backing_of, places_in, signed_backing_of
-from pipeline.errors import SpecInvalid, WeightsDamaged, WeightsUnknown
+from pipeline.errors import WeightsDamaged, WeightsUnknown
 from pipeline.weights.check.backing import Backing
 from pipeline.weights.check.scrub import Pace, lower_priority
 from pipeline.weights.check.scrub import scrub as read_slice
@@ -37,8 +38,6 @@ from pipeline.weights.sign.record import reasons
 
 if TYPE_CHECKING:
     from pipeline.weights.check.repair import Repaired
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 @click.command()
@@ -218,21 +217,23 @@ def _answer_json(
     show_default=True,
     help="Days in which every file is read once.",
 )
-@click.option("--budget", metavar="SIZE", help="Begin no file after this much was read (500G).")
+@click.option(
+    "--budget", type=Size(bare=True), help="Begin no file after this much was read (500G)."
+)
 @json_option
 @click.pass_context
 def scrub(
     context: click.Context,
     folders: tuple[Path, ...],
     every_days: int,
-    budget: str | None,
+    budget: int | None,
     as_json: bool,
 ) -> None:
     """Read a part of the files from the disk, so that all are read every N days.
 
     Meant for a nightly timer: it runs at low priority and remembers what it has read.
     """
-    left = None if budget is None else _bytes(budget)
+    left = budget
     lower_priority()
     slices = []
     for folder in folders:
@@ -258,17 +259,3 @@ def scrub(
             f" the longest unread file was read {s.oldest_days} days ago{late}"
         )
     _require_whole(slices)
-
-
-def _bytes(text: str) -> int:
-    """500G -> 500000000000."""
-    number, unit = text.lower().removesuffix("b"), ""
-    if number and number[-1] in _UNITS:
-        number, unit = number[:-1], number[-1]
-    try:
-        n_bytes = int(float(number) * _UNITS[unit])
-    except (ValueError, OverflowError):
-        n_bytes = -1
-    if n_bytes < 0:
-        raise SpecInvalid(f"--budget {text}: is not a size", "Write it as 500G or 20000000.")
-    return n_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
@@ -10,7 +9,7 @@ import click
 from pipeline import log
 from pipeline.cli.context import checkout_of, say_json
 from pipeline.cli.file_statements import leave_weights_statement, show_statement
-from pipeline.cli.options import ANY_PATH, jobs_option, json_option, offline_option
+from pipeline.cli.options import ANY_PATH, Rate, jobs_option, json_option, offline_option
 from pipeline.cli.signing import Signing
 from pipeline.errors import StoreUnwritable
 from pipeline.weights.disk.install import name_revision
@@ -18,32 +17,6 @@ from pipeline.weights.model import chosen_files, current_lock, read_spec
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.fetch import JOBS, Options, fetch_files
 from pipeline.weights.transfer.sources import open_routes
-
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-}
-
-
-class Rate(click.ParamType[float]):
-    """A bandwidth such as 200MB/s."""
-
-    name = "rate"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Bytes a second."""
-        rate = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMG]i?|)B?(?:/s)?", str(value))
-        if rate is None or float(rate[1]) <= 0:
-            self.fail(f"{value!r}: write a rate as 200MB/s", param, ctx)
-        return float(rate[1]) * _UNITS[rate[2]]
 
 
 @click.command("fetch")
@@ -60,7 +33,9 @@ class Rate(click.ParamType[float]):
     help="Folder, or `weights serve` of another machine, to ask first. Repeatable.",
 )
 @click.option(
-    "--limit-rate", type=Rate(), help="Most bandwidth of all connections, such as 200MB/s."
+    "--limit-rate",
+    type=Rate(bare=True),
+    help="Most bandwidth of all connections, such as 200MB/s.",
 )
 @jobs_option("Parallel transfers.", most=64, default=JOBS)
 @click.option(
@@ -75,7 +50,7 @@ def fetch_set(
     folder: Path,
     hub_cache: bool,
     neighbours: tuple[str, ...],
-    limit_rate: float | None,
+    limit_rate: int | None,
     jobs: int,
     only: tuple[str, ...],
     offline: bool,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pipeline.cli.context import checkout_of, say_json
-from pipeline.cli.options import json_option
+from pipeline.cli.options import Size, json_option
 from pipeline.cli.weights.fit_text import answer_text, disk_lines, heading, layout_lines, room_text
 from pipeline.errors import DoesNotFit, ModelUnreadable
 from pipeline.fit.answer import answer
@@ -20,14 +20,7 @@ from pipeline.fit.override import read_overrides
 from pipeline.fit.placement import checked, place, shortage
 from pipeline.fit.shape import Architecture
 from pipeline.fit.source import Source, find_source
-from pipeline.fit.units import gib, read_size
-
-
-def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    try:
-        return None if value is None else read_size(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
+from pipeline.fit.units import gib
 
 
 def _finite(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -48,15 +41,12 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 @click.option("--gpus", type=_COUNT, default=8, show_default=True, help="Number of GPUs.")
 @click.option(
     "--vram",
-    callback=_size,
-    metavar="SIZE",
+    type=Size(),
     default="96GiB",
     show_default=True,
     help="Memory per GPU.",
 )
-@click.option(
-    "--ram", callback=_size, metavar="SIZE", help="Memory of the host, for experts that stay there."
-)
+@click.option("--ram", type=Size(), help="Memory of the host, for experts that stay there.")
 @click.option("--ctx", type=_TOKENS, default=65536, show_default=True, help="Tokens per request.")
 @click.option(
     "--kv", type=click.Choice(["bf16", "fp8"]), help="Type of the KV cache [default: the model's]."
@@ -80,8 +70,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 )
 @click.option(
     "--weights-per-gpu",
-    callback=_size,
-    metavar="SIZE",
+    type=Size(),
     help="Measured weights per GPU, from the engine's log.",
 )
 @click.option(
@@ -96,8 +85,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 )
 @click.option(
     "--headroom",
-    callback=_size,
-    metavar="SIZE",
+    type=Size(),
     default="2GiB",
     show_default=True,
     help="Memory to leave free per GPU (ik_llama).",

@@ -303,6 +303,7 @@ def test_the_rows_of_a_card_add_up_to_the_card() -> None:
 def test_sizes_are_read_with_their_unit_or_not_at_all() -> None:
     assert read_size("96GiB") == 96 * GIB
     assert read_size(" 1.5 TB ") == 1_500_000_000_000
+    assert read_size("500G") == read_size("500 gb") == read_size("500000000000", bare=True)
     for bad in ("96", "", "-3GiB", "96 apples", "0GiB", "1e9GiB", "9999999TiB", "nanGiB"):
         with pytest.raises(ValueError, match="size"):
             read_size(bad)
