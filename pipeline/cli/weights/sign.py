@@ -12,17 +12,15 @@ from pipeline import log
 from pipeline.attest.envelope import enclose
 from pipeline.attest.keys import (
     ANY_NIST,
-    Signer,
     find_signer,
     read_key_file,
     read_private_file,
     read_public,
 )
-from pipeline.attest.statement import Statement
 from pipeline.cli.context import say_json
 from pipeline.cli.options import EXISTING_FILE, EXISTING_FOLDER, json_option, key_option
 from pipeline.cli.weights.places import backing_of, places_in
-from pipeline.errors import KeyInvalid, WeightsDamaged, WeightsUnknown
+from pipeline.errors import WeightsDamaged, WeightsUnknown
 from pipeline.files import write_bytes
 from pipeline.weights.disk.receipt import check_by_receipt
 from pipeline.weights.place import Place
@@ -43,9 +41,8 @@ _signature = click.option(
 
 @click.command()
 @_folder
-@click.option("--key", required=True, type=EXISTING_FILE, help="Private key, PEM (P-256 or P-384).")
 @click.option(
-    "--password-file", type=EXISTING_FILE, help="File with its password [SM120_KEY_PASSPHRASE]."
+    "--key", required=True, type=EXISTING_FILE, help="Private key, PEM [SM120_KEY_PASSPHRASE]."
 )
 @_signature
 @_set
@@ -56,7 +53,6 @@ def sign(
     context: click.Context,
     folder: Path,
     key: Path,
-    password_file: Path | None,
     signature: Path | None,
     name: str | None,
     full: bool,
@@ -69,7 +65,8 @@ def sign(
     """
     place = _one(places_in(context, folder), folder, name)
     log.say(f"{place.lock.name}: {backing_of(context, place).sentence()}")
-    loaded = read_private_file(key, _password(password_file), ANY_NIST)
+    passphrase = os.environ.get("SM120_KEY_PASSPHRASE", "").encode() or None
+    loaded = read_private_file(key, passphrase, ANY_NIST)
     target = signature or signing.default_signature(place)
     done = signing.sign(place, loaded, target, full=full)
     if as_json:
@@ -130,15 +127,9 @@ def check_signature(
 @_set
 @_full
 @key_option
-@click.option("--json", "as_json", is_flag=True, help="Changes nothing: a statement is JSON.")
 @click.pass_context
 def attest(
-    context: click.Context,
-    folder: Path,
-    name: str | None,
-    full: bool,
-    key_path: Path | None,
-    as_json: bool,
+    context: click.Context, folder: Path, name: str | None, full: bool, key_path: Path | None
 ) -> None:
     """Print what a set is and how it was verified, as an in-toto statement.
 
@@ -152,16 +143,12 @@ def attest(
     statement = records.weights_statement(place, verification)
     say_json(statement.as_json())
     if signer := find_signer(key_path, os.environ):
-        _keep(place, statement, signer)
+        write_bytes(record_path(place), enclose(statement, [signer]).dump())
+        log.say(f"signed and kept as {record_path(place)}")
     if verification.result == "damaged":
         raise WeightsDamaged(f"{place.lock.name}: {'; '.join(verification.why)}")
     if verification.result != "verified":
         log.say(f"{verification.result}: {'; '.join(verification.why)}")
-
-
-def _keep(place: Place, statement: Statement, signer: Signer) -> None:
-    write_bytes(record_path(place), enclose(statement, [signer]).dump())
-    log.say(f"signed and kept as {record_path(place)}")
 
 
 def _one(sets: list[Place], folder: Path, name: str | None) -> Place:
@@ -184,13 +171,3 @@ def _place_or_none(
         if name or (needed and not (folder / NAME).exists()):
             raise
         return None
-
-
-def _password(path: Path | None) -> bytes | None:
-    if path is None:
-        given = os.environ.get("SM120_KEY_PASSPHRASE")
-        return given.encode() if given else None
-    password = path.read_bytes().rstrip(b"\r\n")
-    if not password:
-        raise KeyInvalid(f"{path.name}: is empty", "Write the key's password into it.")
-    return password
