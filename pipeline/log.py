@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ _state = {"quiet": False}
 
 
 def set_quiet(quiet: bool) -> None:
-    """`--quiet`, and `--json` on a terminal: no steps, no bars."""
+    """`--quiet`: no steps, no bars."""
     _state["quiet"] = quiet
 
 
@@ -146,10 +146,11 @@ def progress(title: str, total_bytes: int) -> Iterator[Bar]:
             yield RichBar(live, live.add_task(title, total=total_bytes))
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A plain aligned table: the same in a terminal, a log and the README."""
-    widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
-    lines = [head, ["-" * w for w in widths], *rows]
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A plain aligned table: the same in a terminal, a log and the README; `-` for what is not."""
+    cells = [["-" if value is None else str(value) for value in row] for row in rows]
+    widths = [max(len(r[i]) for r in [head, *cells]) for i in range(len(head))]
+    lines = [head, ["-" * w for w in widths], *cells]
     return "\n".join(
         "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in lines
     )

@@ -22,7 +22,7 @@ def show(context: click.Context, as_json: bool) -> None:
     parts = [*sections(store), *gate_upkeep.gate_sections(store)]
     if as_json:
         return say_json({"root": str(store.root), "sections": [p.model_dump() for p in parts]})
-    rows = [[p.name, str(p.files), log.size(p.size_bytes)] for p in parts]
+    rows = [[p.name, p.files, log.size(p.size_bytes)] for p in parts]
     click.echo(log.table(["part", "files", "size"], rows))
     click.echo(f"\n{store.root}")
 

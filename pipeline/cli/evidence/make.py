@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from pipeline import log
-from pipeline.attest.envelope import Envelope
 from pipeline.attest.names import KINDS
 from pipeline.attest.predicates import MODELS
 from pipeline.attest.statement import moment
@@ -51,21 +50,20 @@ def make(
         built = find_image(checkout, store, name, platform)
         statements = record_image(checkout, store, built, signers, moment(), spdx=spdx)
     if as_json:
-        rows = [_row_json(*each) for each in statements.items()]
+        rows = [
+            {
+                "record": record,
+                "predicate_type": envelope.statement.predicate_type,
+                "keys": [s.key_id for s in envelope.signatures],
+            }
+            for record, envelope in statements.items()
+        ]
         return say_json({"image": name, "digest": built.digest, "records": rows})
-    lines = [_row(*each) for each in statements.items()]
-    click.echo(log.table(["statement", "size", "signatures"], lines))
+    table = [
+        [n, log.size(len(e.payload)), len(e.signatures) or "none"] for n, e in statements.items()
+    ]
+    click.echo(log.table(["statement", "size", "signatures"], table))
     click.echo(f"\n{name} {built.digest}")
-
-
-def _row(name: str, envelope: Envelope) -> list[str]:
-    count = len(envelope.signatures)
-    return [name, log.size(len(envelope.payload)), str(count) if count else "none"]
-
-
-def _row_json(name: str, envelope: Envelope) -> dict[str, object]:
-    keys = [s.key_id for s in envelope.signatures]
-    return {"record": name, "predicate_type": envelope.statement.predicate_type, "keys": keys}
 
 
 @click.command()

@@ -121,7 +121,7 @@ def _built_table(built: list[Built]) -> str:
             b.digest,
             log.size(b.size_bytes),
             log.size(b.record.unpacked_bytes),
-            str(len(b.layers)),
+            len(b.layers),
             "cached" if b.cached else log.seconds(b.time_s),
         ]
         for b in built

@@ -86,34 +86,25 @@ def sources(as_json: bool) -> None:
         click.echo(f"{name}: {', '.join(value) if isinstance(value, list) else value}")
 
 
-_SCHEMAS = ("image", "series", "gate", "numerics", "engine", "arch", "trust", "policy")
-_PREDICATES = (
-    "rebuild",
-    "weights",
-    "host-facts",
-    "benchmark-run",
-    "report",
-    "ungated",
-    "evidence-set",
-)
+# files that people write, then what our own kinds of statements hold
+_SCHEMAS: dict[str, type[BaseModel]] = {
+    "image": ImageSpec,
+    "series": PatchSeries,
+    "gate": GateFile,
+    "numerics": NumericsFile,
+    "engine": EngineSetup,
+    "arch": ArchSpec,
+    "trust": Trust,
+    "policy": Policy,
+    **{kind: MODELS[uri] for kind, uri in KINDS.items() if uri in MODELS},
+}
 
 
 @click.command()
-@click.argument("what", type=click.Choice([*_SCHEMAS, *_PREDICATES]))
+@click.argument("what", type=click.Choice(list(_SCHEMAS)))
 def schema(what: str) -> None:
     """Print the JSON schema of a file that you write, or of a predicate that statements hold.
 
     Editors use it to complete and check image.yaml and its neighbours.
     """
-    models: dict[str, type[BaseModel]] = {
-        "image": ImageSpec,
-        "series": PatchSeries,
-        "gate": GateFile,
-        "numerics": NumericsFile,
-        "engine": EngineSetup,
-        "arch": ArchSpec,
-        "trust": Trust,
-        "policy": Policy,
-        **{kind: MODELS[KINDS[kind]] for kind in _PREDICATES},
-    }
-    click.echo(schema_text(models[what]), nl=False)
+    click.echo(schema_text(_SCHEMAS[what]), nl=False)

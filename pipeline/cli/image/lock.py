@@ -67,7 +67,9 @@ def lock(
     moves: list[Move] = []
     transport = replace(make_transport(), find_base=_base_finder(context, bases))
     fresh: dict[str, dict[str, ImageLock]] = {}
-    for name in _in_order(checkout, names):
+    chosen = dict.fromkeys(names or checkout.images())
+    # base images before those that stand on them, whose locks name theirs
+    for name in sorted(chosen, key=lambda n: (len(checkout.chain(n)), n)):
         spec = checkout.spec(name)
         for each in platforms_of(spec, platform):
             known = fresh.setdefault(each, {})
@@ -96,12 +98,6 @@ def _lock_one(
     if not dry_run:
         write_lock(path, new)
     return new, diff_locks(old, new)
-
-
-def _in_order(checkout: Checkout, names: tuple[str, ...]) -> list[str]:
-    """Base images before those that stand on them."""
-    chosen = names or tuple(checkout.images())
-    return sorted(dict.fromkeys(chosen), key=lambda n: (len(checkout.chain(n)), n))
 
 
 def _show_moves(moves: list[Move], dry_run: bool) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import click
 
 from pipeline import log
-from pipeline.assemble.plan import Work, layer_bytes_guess, work_for
+from pipeline.assemble.plan import layer_bytes_guess, work_for
 from pipeline.cli.context import checkout_of, say_json, store_to_read
 from pipeline.cli.images import plans_of
 from pipeline.cli.options import json_option, platform_option
-from pipeline.lock.model import BasePin
 
 
 @click.command("list")
@@ -34,16 +33,12 @@ def list_images(context: click.Context, as_json: bool) -> None:
             )
     if as_json:
         return say_json(rows)
-    table = [
-        [
-            str(r["image"]),
-            str(r["platform"]),
-            str(r["built"])[7:19] if r["built"] else ("locked" if r["locked"] else "no lock"),
-            str(r["summary"]),
-        ]
-        for r in rows
-    ]
-    click.echo(log.table(["image", "platform", "state", "summary"], table))
+    for row in rows:
+        # as short as Docker shows an image's id
+        built = str(row["built"])[7:19] if row["built"] else None
+        row["state"] = built or ("locked" if row["locked"] else "no lock")
+    head = ["image", "platform", "state", "summary"]
+    click.echo(log.table(head, [[row[name] for name in head] for row in rows]))
 
 
 @click.command()
@@ -77,18 +72,11 @@ def plan(
         [x.title, log.size(layer_bytes_guess(x)), "cached" if x in work.cached else "to build"]
         for x in [*work.cached, *work.missing]
     ]
-    rows += [[str(b), log.size(_size_of(b)), "to fetch"] for b in work.bases]
+    for base in work.bases:
+        rows.append([str(base), log.size(sum(b.size_bytes for b in base.blobs)), "to fetch"])
     click.echo(log.table(["layer", "size (about)", "state"], rows))
+    more = f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
     click.echo(
-        f"\n{log.count(len(work.fetch), 'file')} to fetch, {log.size(work.fetch_bytes)}"
-        f"{_base_part(work)}; disk needed {log.size(work.disk_bytes)};"
-        f" store {store.root}"
+        f"\n{log.count(len(work.fetch), 'file')} to fetch, {log.size(work.fetch_bytes)}{more};"
+        f" disk needed {log.size(work.disk_bytes)}; store {store.root}"
     )
-
-
-def _base_part(work: Work) -> str:
-    return f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
-
-
-def _size_of(base: BasePin) -> int:
-    return sum(blob.size_bytes for blob in base.blobs)

@@ -90,7 +90,8 @@ def tags(place: str, access: Access, jobs: int, as_json: bool) -> None:
     if as_json:
         return say_json([{"tag": t, "kind": m.kind, "digest": m.digest} for t, m in pairs])
     rows = [
-        [tag, m.kind, m.digest, log.size(sum(b.size_bytes for b in m.blobs)) if m.blobs else "-"]
+        # an index names manifests, whose sizes are not those of images
+        [tag, m.kind, m.digest, log.size(sum(b.size_bytes for b in m.blobs)) if m.blobs else None]
         for tag, m in pairs
     ]
     click.echo(log.table(["tag", "kind", "digest", "size"], rows))

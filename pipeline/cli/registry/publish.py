@@ -16,7 +16,7 @@ from pipeline.cli.options import json_option, key_option, platform_option, regis
 from pipeline.cli.registry.look import open_registry
 from pipeline.errors import PublishRefused, ReferenceInvalid
 from pipeline.oci.reference import parse_reference
-from pipeline.publish.attachment import AttachedArtifact, file_attachment
+from pipeline.publish.attachment import file_attachment
 from pipeline.publish.bundle import make_bundle
 from pipeline.publish.gates import GateState, gate_state, require_gates
 from pipeline.publish.publish import Order, Published, make_shipment, rehearse
@@ -152,11 +152,6 @@ def _say_evidence(name: str, done: Published) -> None:
         log.say(f"no key was given: the tag of {name} is not signed (--key FILE signs it)")
 
 
-def _kind(attached: AttachedArtifact) -> str:
-    kind = attached.predicate_type
-    return f"statement {kind_of(kind)}" if kind else attached.artifact_type
-
-
 def _shown(done: Published) -> str:
     rows = [[platform, digest] for platform, digest in done.platforms.items()]
     if done.digest not in done.platforms.values():
@@ -169,7 +164,9 @@ def _shown(done: Published) -> str:
         f"{log.size(done.sent_bytes)} of {log.size(done.total_bytes)} {verb}"
         f" ({counts}, {done.blobs['there']} were there)",
     ]
-    lines += [f"attached {_kind(a)}: {a.digest} ({a.found_by})" for a in done.attached]
+    for a in done.attached:
+        what = f"statement {kind_of(a.predicate_type)}" if a.predicate_type else a.artifact_type
+        lines.append(f"attached {what}: {a.digest} ({a.found_by})")
     if done.attached:
         lines.append(f"{log.size(done.attached_bytes)} of evidence sent")
     place = done.reference.partition("@")[0]

@@ -38,7 +38,7 @@ def list_sets(context: click.Context, as_json: bool) -> None:
     rows = []
     for name in spec_names(checkout):
         spec = read_spec(checkout, name)
-        row: dict[str, object] = {
+        row: dict[str, Any] = {
             "name": name,
             "repository": spec.repository,
             "revision": spec.revision,
@@ -58,15 +58,10 @@ def list_sets(context: click.Context, as_json: bool) -> None:
         rows.append(row)
     if as_json:
         return say_json(rows)
+    for row in rows:
+        row["size"] = log.size(row["bytes"]) if "bytes" in row else None
     head = ["name", "repository", "revision", "quant", "lock", "files", "size"]
-    click.echo(log.table(head, [_line(row) for row in rows]))
-
-
-def _line(row: dict[str, object]) -> list[str]:
-    amount = row.get("bytes")
-    size = log.size(amount) if isinstance(amount, int) else "-"
-    fields = [str(row[k]) for k in ("name", "repository", "revision", "quant", "lock")]
-    return [*fields, str(row.get("files", "-")), size]
+    click.echo(log.table(head, [[row.get(name) for name in head] for row in rows]))
 
 
 @click.command("lock")
@@ -148,6 +143,7 @@ def _show(looked: LockResult, moves: list[LockChange], dry_run: bool) -> None:
     for warning in looked.warnings:
         log.say(f"warning: {warning}")
     rows = [
+        # as short as git and the Hub show a commit
         [m.kind, m.path or "-", (m.before or "-")[:12], (m.after or "-")[:12], _bytes(m)]
         for m in moves
     ]
