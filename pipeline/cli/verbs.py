@@ -124,7 +124,8 @@ class VerbGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, whose module is loaded now."""
         if cmd_name not in self.commands and cmd_name in self.verbs:
-            self.add_command(_load(self.verbs[cmd_name]), cmd_name)
+            module, _, function = self.verbs[cmd_name].where.partition(":")
+            self.add_command(getattr(import_module(f"pipeline.cli.{module}"), function), cmd_name)
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -142,12 +143,6 @@ class VerbGroup(click.Group):
             if name.startswith(incomplete)
         ]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
-
-
-def _load(verb: Verb) -> click.Command:
-    module, _, attribute = verb.where.partition(":")
-    command: click.Command = getattr(import_module(f"pipeline.cli.{module}"), attribute)
-    return command
 
 
 _WEIGHTS_EPILOG = """\b

@@ -189,7 +189,7 @@ def doctor(logs: tuple[Path, ...], no_facts: bool, root: Path | None, as_json: b
             matches.append(match_lines(path.name, lines))
     if not no_facts:
         capture = read_capture(root)
-        matches.append(match_rules(judge(facts_of(root))))
+        matches.append(match_rules(judge(gather(capture))))
         for name in ("dmesg", "journal"):
             text = capture.output(name)
             if isinstance(text, str):

@@ -24,7 +24,7 @@ from pipeline.errors import ProvisionFailed
 from pipeline.host.facts.drift import read_facts
 from pipeline.host.facts.summary import summarise
 from pipeline.host.fleet.playbook import stream_playbook
-from pipeline.host.fleet.records import HostChanges, keep_records, record_path
+from pipeline.host.fleet.records import keep_records, record_path
 from pipeline.host.fleet.verify import VerifyOptions
 from pipeline.lock.host_model import current_host_lock, host_lock_path
 from pipeline.spec.host import read_host_spec
@@ -159,15 +159,11 @@ def _require_lock(context: click.Context) -> None:
 def show_changes(folder: Path, signing: Signing) -> None:
     """Keep and state what a run recorded of each host, and show what changed on it."""
     for host in keep_records(folder):
-        for line in _lines(host):
-            click.echo(line)
+        for difference in host.changes:
+            click.echo(change_line(host.host, difference))
+        if not host.changes:
+            click.echo(f"{host.host}: no fact changed in this run")
         show_statement(leave_host_statement(record_path(folder, host.host), signing))
-
-
-def _lines(host: HostChanges) -> list[str]:
-    if not host.changes:
-        return [f"{host.host}: no fact changed in this run"]
-    return [change_line(host.host, difference) for difference in host.changes]
 
 
 @click.command()
