@@ -26,10 +26,12 @@ from pipeline.oci.document import (
 )
 from pipeline.oci.reference import DIGEST
 
+# container engines mount at most 127; a manifest of thousands is made to cost time
 _MOST_LAYERS = 200
 # A field that is not known here could change what another reader makes of the image.
 _MANIFEST_FIELDS = frozenset(("schemaVersion", "mediaType", "config", "layers", "annotations"))
 _INDEX_FIELDS = frozenset(("schemaVersion", "mediaType", "manifests", "annotations"))
+# no `urls` and no `data`: content from elsewhere, or beside the blobs
 _DESCRIPTOR_FIELDS = frozenset(
     ("mediaType", "digest", "size", "annotations", "platform", "artifactType")
 )
@@ -67,6 +69,7 @@ def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = No
     assert manifest.config is not None
     config = read_small(blobs, manifest.config.digest, manifest.config.size_bytes)
     artifact = make_artifact(title, manifest, config)
+    # last, as it takes longest: what contradicts itself is refused before
     _require_blobs(blobs, manifest.layers)
     return artifact
 
@@ -79,6 +82,7 @@ def open_layout(folder: Path, platform: str | None = None) -> Artifact:
     if platform is not None:
         images = [d for d in images if _without_variant(d.platform) == platform]
     if len(images) != 1:
+        # --platform helps only where the images are for different platforms
         others = {_without_variant(d.platform) for d in images if d.platform}
         raise UnknownImage(
             f"{folder}: holds {len(images)} images{f' for {platform}' if platform else ''}",
@@ -95,6 +99,7 @@ def open_layout(folder: Path, platform: str | None = None) -> Artifact:
 
 def read_index(folder: Path) -> Document:
     """The index of an OCI layout folder."""
+    # the index is the one file of a layout that no digest names
     require_inside(folder, folder / "index.json")
     return _index(read_bounded(folder / "index.json"), f"{folder.name}/index.json")
 
@@ -103,6 +108,7 @@ def _listed(folder: Path) -> list[Descriptor]:
     """What a layout's index lists, also through an index of platforms, but no deeper."""
     listed: list[Descriptor] = []
     for entry in read_index(folder).manifests:
+        # `docker buildx` writes an index of platforms inside the index of the folder
         if entry.media_type == OCI_INDEX:
             data = read_small(folder / "blobs" / "sha256", entry.digest, entry.size_bytes)
             listed += _index(data, f"{folder.name}: index of platforms").manifests
@@ -112,6 +118,7 @@ def _listed(folder: Path) -> list[Descriptor]:
 
 
 def _without_variant(platform: str | None) -> str:
+    # configs of arm64 name their variant or not; nothing is built for one
     return "/".join((platform or "").split("/")[:2])
 
 
@@ -135,6 +142,7 @@ def require_manifest(document: Document, title: str) -> None:
     what = f"{title}: manifest"
     if document.media_type != OCI_MANIFEST:
         raise RecordInvalid(f"{what}: is a {document.media_type}, not an OCI image manifest")
+    # without it the same bytes can be read as an index, too: CVE-2021-41190
     if "mediaType" not in _require_closed(document, _MANIFEST_FIELDS, what):
         raise RecordInvalid(f"{what}: does not name its media type")
     if not 1 <= len(document.layers) <= _MOST_LAYERS:
@@ -171,6 +179,7 @@ def make_artifact(title: str, manifest: Document, config: bytes) -> Artifact:
         raise EvidenceBroken(
             f"{title}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
         )
+    # zstd and foreign layers are other people's: the builder writes none
     for layer in manifest.layers:
         if layer.media_type not in (GZIP_LAYER, PLAIN_LAYER):
             raise EvidenceBroken(f"{title}: the layer {layer.digest} is a {layer.media_type}")
@@ -206,6 +215,7 @@ def _diff_ids(config: Any, title: str) -> tuple[str, ...]:
 def read_bounded(path: Path, most_bytes: int = MOST_MANIFEST_BYTES) -> bytes:
     """A file that must be small."""
     try:
+        # never more than allowed is read, whatever the file system says of its size
         data = read_at_most(path, most_bytes)
     except OSError as error:
         raise EvidenceBroken(f"{path}: cannot be read: {error.strerror}") from error
@@ -229,6 +239,7 @@ def read_small(
 
 def _require_blobs(blobs: Path, layers: Sequence[Descriptor]) -> None:
     """Read all layers on all cores, the largest first; the first wrong one is an error."""
+    # the largest started last would be waited for alone
     ranked = sorted(layers, key=lambda x: x.size_bytes, reverse=True)
     with log.progress("read", sum(x.size_bytes for x in layers)) as bar:
 
@@ -242,6 +253,7 @@ def _require_blobs(blobs: Path, layers: Sequence[Descriptor]) -> None:
 def _require_blob(blobs: Path, layer: Descriptor) -> None:
     path = _blob(blobs, layer.digest)
     size = path.stat().st_size
+    # a glance, where hashing would take minutes
     if size != layer.size_bytes:
         raise EvidenceBroken(f"{layer.digest}: {size} bytes instead of {layer.size_bytes}")
     if (got := sha256_of_file(path)) != layer.digest:

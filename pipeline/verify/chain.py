@@ -57,6 +57,7 @@ def judge_attached(
     artifact: Artifact, attached: AttachedEvidence, judge: Judge, *, is_named: bool = False
 ) -> Walk:
     """An image with what is attached to it; `is_named` where an index over it has a signed name."""
+    # names are judged after statements: they must cover one of the believed sets
     walked = walk(artifact, attached.items, judge.trust, judge.checkout, judge.now)
     names, doubts = believed_names(attached.signatures, judge.trust, judge.now)
     nodes = judge_names(artifact.digest, names, walked.sets)
@@ -74,6 +75,7 @@ def _bill(bill: AttachedBlob, believed: Sequence[TrustedStatement]) -> Node:
     for each in believed:
         statement = each.statement
         if BILL_MEDIA.get(statement.predicate_type) == bill.media_type and (
+            # published with a newline at the end, see publish/evidence.py
             canonical_json(statement.predicate) == bill.data.strip()
         ):
             return Node(title, message=f"the same as in {each.name}")
@@ -98,6 +100,7 @@ def judge_remote(remote: RemoteImage, judge: Judge, more: Sequence[EvidenceItem]
     """All images that a reference names and, where it is a tag, whether the tag may name them."""
     walks, own = [], []
     names: list[TrustedName] = []
+    # an index has a signed name of its own, and no statements
     if remote.root not in remote.images:
         attached = attached_to(remote, remote.root, judge.jobs)
         of_index, doubts = believed_names(attached.signatures, judge.trust, judge.now)
@@ -109,10 +112,12 @@ def judge_remote(remote: RemoteImage, judge: Judge, more: Sequence[EvidenceItem]
         artifact = open_remote_image(remote, image, deep=judge.deep, jobs=judge.jobs)
         attached = attached_to(remote, image, judge.jobs)
         names += believed_names(attached.signatures, judge.trust, judge.now)[0]
+        # files that the user names count for each image; the subject tells which it is about
         attached.items += more
         walks.append(judge_attached(artifact, attached, judge, is_named=is_named))
     nodes = [_depth(remote, judge), *own, *(w.node for w in walks)]
     if remote.tag:
+        # the first thing that a person asks: is this tag what was published?
         nodes.insert(0, _tag(remote, names, judge))
     title = f"{remote.reference} {remote.root.digest}"
     return Chain(Node(title, children=tuple(nodes)), tuple(walks))
@@ -126,6 +131,7 @@ def _depth(remote: RemoteImage, judge: Judge) -> Node:
 
 def _tag(remote: RemoteImage, names: list[TrustedName], judge: Judge) -> Node:
     digest = remote.tag_digest or remote.root.digest
+    # `:TAG@DIGEST` was asked for, and the tag has moved on
     if digest != remote.root.digest:
         message = f"names {digest} now, not {remote.root.digest}"
         return Node(f"tag {remote.tag}", Verdict.MOVED, message)
@@ -153,6 +159,7 @@ def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
     message = f"{artifact} is not here; verify that file with this statement"
     nodes = (signature, _well_formed(statement), Node("subject", Verdict.INCOMPLETE, message))
     node = Node(f"{kind_of(statement.predicate_type)} ({item.name})", children=nodes)
+    # a policy may still ask who signed it
     believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
     return Walk(node, believed)
 
@@ -163,6 +170,7 @@ def _well_formed(statement: Statement) -> Node:
         if kind == PROVENANCE:
             read_provenance(predicate)
         elif kind == TEST_RESULT:
+            # without image and checkout only the verdict itself can be judged
             return judge_tests(read_test_result(predicate), None, None)
         elif kind in (CYCLONEDX, SPDX):
             return judge_bill(kind, predicate, None)

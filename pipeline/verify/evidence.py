@@ -19,6 +19,7 @@ from pipeline.errors import EvidenceBroken, NotInRegistry, RecordInvalid, Regist
 from pipeline.oci.document import OCI_EMPTY, OCI_MANIFEST, Descriptor, Document, read_document
 from pipeline.verify.artifact import read_bounded, read_index, read_small
 
+# as many as a set can list; who can push could attach millions
 MOST_FILES = 1000
 
 
@@ -77,6 +78,7 @@ def gather(places: Sequence[Path]) -> list[EvidenceItem]:
 
 
 def _read(path: Path) -> EvidenceItem:
+    # a pipe would be waited for, and a link may lead out of the folder
     if not stat.S_ISREG(path.lstat().st_mode):
         return EvidenceItem(plain(path.name), None, "is a link or not a plain file")
     return read_item(path.name, read_bounded(path, MAX_BYTES))
@@ -84,6 +86,7 @@ def _read(path: Path) -> EvidenceItem:
 
 def beside(artifact: Path) -> list[Path]:
     """Where evidence of a file or folder is looked for unless it is named."""
+    # `evidence attest FILE` puts it there
     places = [artifact.with_name(f"{artifact.name}{SUFFIX}")]
     places += [artifact.with_name(f"{artifact.name}.records")]
     if artifact.is_dir():
@@ -121,11 +124,13 @@ def read_attached(digest: str, documents: Iterable[Document], read: Read) -> Att
     attached = AttachedEvidence()
     seen: set[tuple[str, str]] = set()
     for document in documents:
+        # cosign's tags hold manifests without a subject: the tag itself names the image
         subject = document.subject.digest if document.subject else digest
         if subject != digest:
             attached.skipped.append(f"{document.digest} is about {subject}")
             continue
         for layer in document.layers:
+            # two keys sign the same payload: one blob, two signatures
             key = layer.digest, layer.annotations.get(SIGNATURE_NOTE, "")
             if key in seen:
                 continue
@@ -141,6 +146,7 @@ def _take(attached: AttachedEvidence, layer: Descriptor, read: Read) -> None:
     places = {SIGNATURE_MEDIA: attached.signatures, UNGATED_MEDIA: attached.notes}
     places |= dict.fromkeys(BILL_MEDIA.values(), attached.bills)
     if kind != ENVELOPE_MEDIA and kind not in places:
+        # every artifact without content has this blob
         if kind != OCI_EMPTY:
             attached.skipped.append(f"{name} has an unknown media type: {plain(kind)[:80]}")
         return
@@ -149,6 +155,7 @@ def _take(attached: AttachedEvidence, layer: Descriptor, read: Read) -> None:
             raise RecordInvalid(f"larger than {MAX_BYTES} bytes")
         data = read(layer)
     except _UNREADABLE as error:
+        # broken, not skipped: deleting the bytes of a failed gate must be noticed
         attached.items.append(EvidenceItem(name, None, str(error)))
         return
     if kind == ENVELOPE_MEDIA:

@@ -32,6 +32,7 @@ def judge_materials(
         _builder(provenance),
     ]
     if checkout is None:
+        # a trust file can accept a base also where nothing else can be compared
         nodes += judge_base(provenance, {}, artifact, trust)
         message = "there is no checkout to compare spec, lock and patches with"
         return (*nodes, Node("materials", Verdict.INCOMPLETE, message))
@@ -58,6 +59,7 @@ def _layers(provenance: Provenance, artifact: Artifact) -> Node:
     present = list(artifact.layers or ())
     if not artifact.is_image:
         return Node("layers", Verdict.BROKEN, "the provenance is of an image, but this is a file")
+    # the first difference is named: it says more than `the lists differ`
     for digest in present:
         if digest not in recorded:
             return Node(
@@ -70,6 +72,7 @@ def _layers(provenance: Provenance, artifact: Artifact) -> Node:
             )
     if recorded != present:
         return Node("layers", Verdict.BROKEN, "recorded in another order")
+    # one blob has one diffID, but the config could claim another
     diff_ids = [x.annotations.get("diffId") for x in provenance.layers]
     if diff_ids != list(artifact.diff_ids):
         return Node("layers", Verdict.BROKEN, "their diffIDs are not those that were recorded")
@@ -85,6 +88,7 @@ def _annotations(provenance: Provenance, artifact: Artifact) -> Node:
     external = provenance.definition.external
     wanted = {
         "org.opencontainers.image.title": external.image,
+        # written by the builder, so a provenance of other inputs cannot be attached
         "sm120.lock": provenance.locks.get(external.image, ""),
         "sm120.format": str(provenance.definition.internal.format),
     }
@@ -114,6 +118,7 @@ def _spec(provenance: Provenance, checkout: Checkout) -> Node:
 
 
 def _one_spec(name: str, material: SpecMaterial, checkout: Checkout) -> Node:
+    # compared as values, not as text: a comment changes nothing
     title = f"images/{name}/image.yaml"
     try:
         spec = checkout.spec(name)
@@ -121,6 +126,7 @@ def _one_spec(name: str, material: SpecMaterial, checkout: Checkout) -> Node:
         series = checkout.series(spec).model_dump(mode="json")
     except PipelineError as error:
         return Node(title, Verdict.INCOMPLETE, str(error))
+    # stale, not broken: a checkout moves on while an image stays as it was signed
     if material.series != series:
         return Node(title, Verdict.STALE, "series.yaml has changed since")
     before = material.spec
@@ -141,6 +147,7 @@ def _lock(checkout: Checkout, name: str, platform: str) -> ImageLock | str:
 def _locks(provenance: Provenance, locks: dict[str, ImageLock | str]) -> Node:
     nodes = []
     wanted = provenance.definition.external.images.keys()
+    # without its lock an image's packages could not be missed
     for name in sorted(wanted - provenance.locks.keys()):
         nodes.append(Node(name, Verdict.BROKEN, "the provenance names no lock for it"))
     for name, seal in provenance.locks.items():
@@ -157,6 +164,7 @@ def _locks(provenance: Provenance, locks: dict[str, ImageLock | str]) -> Node:
 def _golden(provenance: Provenance, artifact: Artifact, checkout: Checkout) -> Node:
     title = "golden digest"
     external, recorded = provenance.definition.external, provenance.golden
+    # as golden.yaml names images
     label = f"{external.image}.{external.platform.partition('/')[2]}"
     try:
         now = read_golden(checkout.golden_path).images.get(label)
@@ -194,6 +202,7 @@ def _package(
     artifact: Artifact,
 ) -> Node:
     image = str(resource.annotations.get("image"))
+    # the annotation only names it: the seal in the provenance decides which lock counts
     lock = locks.get(image)
     if lock is None:
         return Node(
@@ -209,6 +218,7 @@ def _package(
     pin = next((p for p in lock.pins if p.sha256 == resource.sha256), None)
     if pin is not None:
         return _pinned(resource, pin)
+    # the very lock that was used: so no later change of it explains the difference
     if lock.seal == provenance.locks[image]:
         return Node(resource.name, Verdict.BROKEN, "is not in the lock that the provenance names")
     return Node(resource.name, Verdict.STALE, "is no longer locked")
@@ -217,6 +227,7 @@ def _package(
 def _pinned(resource: Resource, pin: Pin) -> Node:
     """A package is recorded with the name, version and size of its pin."""
     kind = "deb/debian" if isinstance(pin, DebPin) else "pypi"
+    # qualifiers of a package URL repeat what is compared here
     recorded = [resource.name, unquote(resource.uri.partition("?")[0])]
     recorded.append(str(resource.annotations.get("sizeBytes")))
     want = [pin.file, f"pkg:{kind}/{pin.name}@{pin.version}", str(pin.size_bytes)]
@@ -232,6 +243,7 @@ def _omitted(provenance: Provenance, locks: dict[str, ImageLock | str]) -> Node:
     nodes = [
         Node(pin.file, Verdict.BROKEN, "is locked, but missing from the provenance")
         for name, lock in locks.items()
+        # a newer lock may list more than was built
         if not isinstance(lock, str) and lock.seal == provenance.locks[name]
         for pin in lock.pins
         if pin.sha256 not in recorded
@@ -275,6 +287,7 @@ def judge_base(
     recorded = provenance.bases
     if not specified and not recorded:
         return []
+    # a chain has one root, so at most one foreign base
     if len(specified) != 1 or len(recorded) != 1:
         message = f"{len(specified)} in the specs, {len(recorded)} recorded"
         return [Node("base image", Verdict.BROKEN, message)]
@@ -299,9 +312,11 @@ def _contradiction(resource: Resource, image: str, spec: ForeignBase, artifact: 
     annotations = resource.annotations
     if resource.name != spec.repository or annotations.get("image") != image:
         return f"is recorded as {resource.name} of {annotations.get('image')}"
+    # a spec may name the index of platforms or the manifest of one
     if spec.digest not in (f"sha256:{resource.sha256}", annotations.get("index")):
         return f"the spec names {spec.digest}"
     layers, present = annotations.get("layers"), list(artifact.layers or ())
+    # an empty list would be at the bottom of any image
     if not isinstance(layers, list) or not layers or present[: len(layers)] != layers:
         return "its layers are not at the bottom of this image"
     return ""
@@ -331,6 +346,7 @@ def _locked_base(pin: BasePin) -> list[object]:
 
 def _contents(resource: Resource, trust: Trust | None) -> Node:
     title = "contents"
+    # either may be accepted, as either may be named in a spec
     digests = (f"sha256:{resource.sha256}", str(resource.annotations.get("index")))
     reasons = [trust.bases[d] for d in digests if trust and d in trust.bases]
     if reasons:

@@ -47,6 +47,7 @@ def believed_names(
     skipped: list[str] = []
     for each in signatures:
         try:
+            # anybody may sign an image: a key that nobody here trusts is skipped, not broken
             signed = read_payload(each.data)
             key = _signer(each, trust)
         except RecordInvalid as error:
@@ -79,6 +80,7 @@ def judge_names(
     nodes = []
     for name in names:
         title = f"image signature by {name.key}"
+        # cosign, too, compares the digest in the payload with the image
         if name.digest != digest:
             nodes.append(Node(title, Verdict.BROKEN, f"is about {name.digest}, not about this"))
         elif name.evidence_set in (None, *sets) or _has_later(name, names):
@@ -96,6 +98,7 @@ def judge_commitment(
 
     An index is signed like the images in it, so it tells of an image whose own name was deleted.
     """
+    # without a set, or without any name, other checks say what is missing
     if not sets or not (names or is_named) or any(n.evidence_set in sets for n in names):
         return []
     message = (
@@ -105,6 +108,7 @@ def judge_commitment(
 
 
 def _has_later(name: TrustedName, names: Sequence[TrustedName]) -> bool:
+    # each key names for itself: a later name by another key replaces nothing
     same = [n for n in names if (n.key_id, n.reference) == (name.key_id, name.reference)]
     return any(n.digest == name.digest and n.is_later_than(name) for n in same)
 
@@ -129,6 +133,7 @@ def judge_tag(
     ours = [n for n in names if n.digest == digest]
     ours_here = newest(n for n in ours if n.reference == reference)
     if ours_here is not None:
+        # the same image under the same tag, but named again with newer evidence
         stripped = [n for n in others if n.reference == reference and n.digest == digest]
         last = newest(n for n in stripped if n.evidence_set and n.is_later_than(ours_here))
         if last is not None:
@@ -137,6 +142,7 @@ def judge_tag(
             return Node(title, Verdict.MOVED, f"{message}, and what is here is older")
     other = newest(n for n in others if n.reference == reference and n.digest != digest)
     if ours_here is None and other is None:
+        # a signed copy from another registry, or under another tag, is the usual reason
         signed_as = ", ".join(sorted({plain(n.reference) for n in ours})) or "nothing"
         message = f"no trusted signature names {digest} (signed as {signed_as})"
         return Node(title, Verdict.INCOMPLETE, message)
@@ -187,6 +193,7 @@ class Memory:
         timed = [n for n in names if n.reference == reference and n.at]
         if not timed or not self._is_kept:
             return
+        # two verifiers at once must not forget each other's newer name
         with self._store.locked("verified"):
             newest_names = dict(self._read(reference).names)
             for name in timed:
@@ -204,6 +211,7 @@ class Memory:
             seen = _SeenTag.model_validate_json(read_own(self._path(reference)))
         except (OSError, StoreDamaged, ValidationError):
             return _SeenTag(reference=reference)
+        # the file's name is a hash of the reference; its content says which
         return seen if seen.reference == reference else _SeenTag(reference=reference)
 
     def _path(self, reference: str) -> Path:

@@ -45,6 +45,7 @@ def judge_policy(policy: Policy, walked: Walk, now: datetime) -> Node:
     # a policy may ask for two people: signatures by the same key count once
     counted = [b for b in walked.believed if _keys(policy, b) >= policy.signatures]
     nodes = [_required(kind, counted) for kind in policy.require]
+    # the age that a statement claims: its signer's clock is all there is
     nodes += [_young(policy, b, now) for b in counted if policy.max_age_days]
     nodes += [_gate(gate, least, counted) for gate, least in policy.gates.items()]
     return Node("policy", children=tuple(nodes))
@@ -74,6 +75,7 @@ def _young(policy: Policy, believed: TrustedStatement, now: datetime) -> Node:
 def _gate(gate: str, least: Least, counted: list[TrustedStatement]) -> Node:
     results = [b.test for b in counted if b.test and b.test.gate == gate]
     enough = ("passed",) if least == "passed" else ("passed", "accepted")
+    # every result counts: one that failed is not outweighed by one that passed
     for result in results:
         if result.verdict not in enough:
             message = f"{result.verdict} on {result.card}, {least} is required"

@@ -26,6 +26,7 @@ from pipeline.verify.artifact import Artifact, make_artifact, require_manifest, 
 from pipeline.verify.evidence import MOST_FILES, AttachedEvidence, read_attached
 from pipeline.verify.naming import TrustedName, believed_names
 
+# https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
 _SIGNATURE_TAG = re.compile(r"sha256-([0-9a-f]{64})\.sig")
 # Looked through for the image that a tag was signed for, when it names another one now.
 _MOST_OTHERS = 500
@@ -52,6 +53,7 @@ def open_remote(repository: Repository, reference: Reference, platform: str | No
     root = repository.manifest(reference.digest) if reference.digest else at_tag
     if root is None:
         raise NotInRegistry(f"{reference}: names neither a tag nor a digest")
+    # the same choice of platform as `registry pull` makes
     wanted = plan_pull(repository, root, platform)
     images = tuple(d for d in wanted.documents if d.kind == "manifest")
     if not images:
@@ -70,6 +72,7 @@ def open_remote_image(remote: RemoteImage, image: Document, *, deep: bool, jobs:
     artifact = make_artifact(title, image, config)
     listed = (d.platform for d in remote.root.manifests if d.digest == image.digest)
     require_platform(artifact, next(listed, None))
+    # one layer may stand in an image twice
     layers = list({d.digest: d for d in image.layers}.values())
     if not deep:
         there = repository.client.each(
@@ -105,6 +108,7 @@ def attached_to(remote: RemoteImage, image: Document, jobs: int) -> AttachedEvid
             strays.append(f"{document.digest} is listed, but has no subject")
         else:
             documents.append(document)
+    # older cosign, and registries without the referrers API
     for suffix in ("sig", "att"):
         document = repository.find_manifest(f"{fallback_tag(image.digest)}.{suffix}")
         documents += [document] if document else []
@@ -118,6 +122,7 @@ def named_elsewhere(
 ) -> list[TrustedName]:
     """Names that trusted keys gave to other images of this repository."""
     repository, own = remote.repository, remote.root.digest
+    # registries list tags, not who signed what
     tags = [t for t in repository.tags() if _SIGNATURE_TAG.fullmatch(t)]
     tags = [t for t in tags if t != f"{fallback_tag(own)}.sig"][:_MOST_OTHERS]
 

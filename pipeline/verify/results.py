@@ -32,6 +32,7 @@ def judge_tests(
         return Node(title, message=f"{result.verdict}; the image is not for this card")
     counts = f"{len(result.passed)} passed, {len(result.warned)} accepted"
     if not result.passed and not result.warned:
+        # a gate may pass without a case, which must not look like many that passed
         counts = "nothing in it to judge"
     if result.verdict == "failed":
         return Node(title, Verdict.BROKEN, f"failed: {', '.join(result.failed[:3])}")
@@ -50,6 +51,7 @@ def _moved(result: TestResult, image: str, checkout: Checkout) -> list[str]:
     files = gate_files(checkout, image, result.gate)
     moved = sorted(files.keys() - saw)
     for item in result.configuration:
+        # wheels and the like are materials: the provenance and the lock answer for them
         if not item.name.startswith(("gates/", "common/gates/", "patches/")):
             continue
         try:
@@ -71,13 +73,16 @@ def judge_bill(predicate_type: str, predicate: dict[str, Any], made: Provenance 
     read = _cyclonedx if predicate_type == CYCLONEDX else _spdx
     try:
         listed = read(predicate)
+    # a format of others, too large to model: only its packages are read
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise RecordInvalid(f"{title}: is not in the format it claims ({error!r})") from error
     for package in listed:
+        # sets of them are sorted and shown below
         if not all(isinstance(part, str) for part in package):
             raise RecordInvalid(f"{title}: lists a package by {package[0]}, which is not a name")
     if made is None:
         return Node(title, Verdict.INCOMPLETE, "there is no provenance to compare it with")
+    # files of the checkout are components without a package URL
     resources = (*made.bases, *made.packages("pypi"), *made.packages("deb"))
     recorded = {(x.uri, x.sha256) for x in resources}
     if extra := sorted(listed - recorded):

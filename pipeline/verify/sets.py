@@ -37,6 +37,7 @@ class SetJudge:
     @cached_property
     def _current(self) -> list[Opened]:
         """The latest set of each key; of those that nobody signed, the latest."""
+        # of unsigned sets all are compared together, under the key ""
         keys = {key.id for x in self._sets for key in x.keys} or {""}
         current: list[Opened] = []
         for key in sorted(keys):
@@ -58,6 +59,7 @@ class SetJudge:
         """Why a statement no longer counts; empty where it does."""
         if opened.payload in self._named or opened in self._current:
             return ""
+        # untrusted beside trusted: judged as it is, and no set of ours speaks of it
         if opened not in self._counted:
             return ""
         if is_set(opened.envelope):
@@ -67,6 +69,7 @@ class SetJudge:
         # that gates did not pass is never superseded: a later set without it would hide it
         if opened.payload not in older or kind == UNGATED:
             return ""
+        # a statement of another gate or card does not replace a result
         about = verdict_of(opened.envelope.statement)[0]
         replaced = any(c.predicate_type == kind and c.about == about for c in self._named.values())
         return "replaced by a statement of the latest set" if replaced else ""
@@ -94,6 +97,7 @@ class SetJudge:
             if there is None:
                 message = "is listed in the set, but missing: it was removed or replaced"
                 nodes.append(Node(named.title, Verdict.BROKEN, message))
+            # the set repeats the verdict so that people see it; it must not lie about it
             elif (named.about, named.verdict) != verdict_of(there.envelope.statement):
                 message = f"contradicts the set, which lists {named.title}"
                 nodes.append(Node(there.item.name, Verdict.BROKEN, message))
@@ -113,10 +117,10 @@ class SetJudge:
         for each in self._opened:
             if is_set(each.envelope) or each.payload in known:
                 continue
+            # a publisher cannot list what others sign later
             is_stranger = not signers & {key.id for key in each.keys}
             if is_stranger and each.keys:
-                # somebody else who rebuilt the image vouches for no other statement
-                # a rebuild by another key is welcome and belongs to no set of the publisher
+                # a rebuild by another key is welcome, and the publisher's sets cannot list it
                 if each.envelope.statement.predicate_type == REBUILD:
                     continue
                 message = "no set by its signer lists it: more of that signer's may be missing"

@@ -26,6 +26,7 @@ def judge_signatures(
     if not envelope.signatures:
         return Node(_TITLE, Verdict.UNSIGNED, "nobody signed it"), []
     if trust is None:
+        # not broken: the signature may be good, nobody here can tell
         return Node(_TITLE, Verdict.INCOMPLETE, "there is no trust file to judge it by"), []
     believed: list[TrustedKey] = []
     doubts: list[str] = []
@@ -41,6 +42,7 @@ def judge_signatures(
         objection = key.objection(statement.predicate_type, statement.recorded, now)
         if objection:
             doubts.append(objection)
+        # one key may have signed twice; it counts once
         elif key not in believed:
             believed.append(key)
     if not believed:
@@ -59,6 +61,7 @@ def _signer(envelope: Envelope, signature: Signature, trust: Trust) -> TrustedKe
     known = trust.find(signature.key_id)
     if not known:
         return f"signed by {signature.key_id}, a key that the trust file does not know"
+    # cosign leaves the key id out: then every trusted key is tried
     for key in known:
         if is_valid_signature(key.key, signature.sig, envelope.signed_bytes):
             return key

@@ -28,6 +28,7 @@ class Verdict(Enum):
     BROKEN = "broken"
 
 
+# the order of the class, so that there is one place to change it
 _RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
 _ERRORS: dict[Verdict, type[PipelineError]] = {
     Verdict.STALE: EvidenceStale,
@@ -101,6 +102,7 @@ def error_of(node: Node) -> PipelineError | None:
         return None
     decisive = node.culprit()
     where = decisive.title if decisive is node else f"{node.title}: {decisive.title}"
+    # all else was checked, which is worth saying before `unsigned`
     if node.verdict is Verdict.UNSIGNED:
         return kind(f"{node.title}: valid but unsigned ({decisive.title}: {decisive.message})")
     return kind(f"{where}: {decisive.message or decisive.verdict.value}")

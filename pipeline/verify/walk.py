@@ -76,7 +76,7 @@ def walk(
         else:
             nodes.append(_judge(each, artifact, made, checkout))
     believed = tuple(
-        TrustedStatement(x.item.name, x.envelope.statement, x.keys)
+        x.believed
         for x in opened
         if isinstance(x, Opened) and x.is_believed and not sets.superseded(x)
     )
@@ -92,6 +92,7 @@ def _counted(opened: Sequence[Opened | Node]) -> list[Opened]:
     Then nothing is valid, but contradictions and missing evidence are still reported.
     """
     here = [x for x in opened if isinstance(x, Opened) and x.is_about_this]
+    # a forged statement beside trusted ones must not decide anything
     return [x for x in here if x.is_believed] or here
 
 
@@ -115,6 +116,7 @@ def _open(
 def _subject(envelope: Envelope, artifact: Artifact) -> Node:
     if envelope.statement.is_about(artifact.digest):
         return Node("subject", message="these bytes")
+    # the first of several is enough to see what it is about
     other = envelope.statement.subject[0]
     message = f"is about {other.name} sha256:{other.digest.sha256}, not about this"
     return Node("subject", Verdict.BROKEN, message)
@@ -127,6 +129,7 @@ def _provenance(counted: Sequence[Opened]) -> Provenance | None:
         if statement.predicate_type == PROVENANCE:
             try:
                 return read_provenance(statement.predicate)
+            # reported where that statement is judged
             except RecordInvalid:
                 continue
     return None
@@ -161,6 +164,7 @@ def _content(
     if kind == PROVENANCE:
         return judge_materials(read_provenance(predicate), artifact, checkout, opened.trust)
     if kind == TEST_RESULT:
+        # without provenance nothing says for which cards the image is
         external = made.definition.external if made else None
         image = external.image if external else None
         cards = external.images[external.image].cards if external else None
@@ -181,6 +185,7 @@ def _weights(predicate: dict[str, Any]) -> Node:
     title = f"weights, {verification.how}"
     if verification.result == "verified":
         return Node(title, message=f"verified at {verification.at}")
+    # `unknown`: nobody could read the files, which proves nothing
     verdict = Verdict.BROKEN if verification.result == "damaged" else Verdict.INCOMPLETE
     return Node(
         title, verdict, f"{verification.result}: {'; '.join(verification.why) or 'no reason given'}"
@@ -188,6 +193,7 @@ def _weights(predicate: dict[str, Any]) -> Node:
 
 
 def _rebuild(opened: Opened, predicate: dict[str, Any], artifact: Artifact) -> Node:
+    # the time is ours, beside the fields of the model
     body = {k: v for k, v in predicate.items() if k != RECORDED}
     rebuild = Rebuild.model_validate(body)
     if not rebuild.identical:
@@ -199,6 +205,7 @@ def _rebuild(opened: Opened, predicate: dict[str, Any], artifact: Artifact) -> N
     labels = annotations.get("org.opencontainers.image.title"), annotations.get("sm120.inputs")
     if labels != (rebuild.image, rebuild.inputs):
         return Node("rebuild", Verdict.BROKEN, "was of other inputs than the manifest names")
+    # otherwise one key could claim a rebuild in the name of another
     if opened.keys and rebuild.rebuilt_by not in {key.id for key in opened.keys}:
         message = f"names {rebuild.rebuilt_by} as its maker, which did not sign it"
         return Node("rebuild", Verdict.BROKEN, message)
@@ -214,6 +221,7 @@ def _missing(
     if made is None:
         return [Node("provenance", Verdict.INCOMPLETE, "no statement names what it was made of")]
     external = made.definition.external
+    # whether it passed is judged with the statement; here only whether there is one
     tests = [x.believed.test for x in counted]
     judged = {test.gate for test in tests if test}
     missing = [g for g in external.images[external.image].gates if g not in judged]

@@ -52,6 +52,7 @@ def judge_weights(
         nodes.append(_signature(place, signature, judge))
     if items:
         walked = walk(artifact, items, judge.trust, judge.checkout, judge.now)
+        # the model signature was judged last, if there is one
         vouched = nodes[-1].title == SIGNATURE and nodes[-1].verdict is Verdict.VALID
         nodes += [_covered(x) if vouched else x for x in walked.node.children]
     else:
@@ -76,6 +77,7 @@ def _lock(place: Place, checkout: Checkout | None) -> Node:
     message = f"{len(lock.files)} files of {lock.repository} at {lock.commit[:12]}"
     try:
         backing = checkout_backing(place, checkout)
+    # the most telling first: they are all PipelineErrors
     except LockStale as error:
         return Node("lock", Verdict.STALE, str(error))
     except LocksDisagree as error:
@@ -91,6 +93,7 @@ def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
         damage, unknown = report.damage, 0
         message = f"{report.files_read} read, {log.size(place.lock.size_bytes)}"
     else:
+        # reading a large model again takes long; the receipt knows each file by size and times
         seen = check_by_receipt(place, neighbours)
         damage = [finding for finding in seen.findings if finding.damage]
         unknown = len(seen.unknown)
@@ -110,10 +113,12 @@ def _signature(place: Place, path: Path, judge: Judge) -> Node:
         return Node(title, Verdict.INCOMPLETE, "there is no trust file to judge it by")
     try:
         key = signer_of(path, judge.trust.keys)
+        # files that the receipt proves unchanged are not hashed again
         known = {p.path: p.sha256 for p in check_by_receipt(place).proved if p.sha256}
         done = signing.check(place.snapshot, path, key.key, {} if judge.deep else known)
     except ModelSignatureInvalid as error:
         return Node(title, Verdict.BROKEN, str(error))
+    # a bundle without a transparency log has no time
     if objection := key.objection(WEIGHTS, None, judge.now):
         return Node(title, Verdict.BROKEN, objection)
     return Node(title, message=f"by {key.name}, over {done.files} files, {done.files_read} read")
@@ -128,6 +133,7 @@ def signer_of(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:
             return key
         except ModelSignatureInvalid as error:
             reasons.append(error)
+    # with one key the exact reason helps; with many it would be the last one's
     if len(reasons) == 1:
         raise reasons[0]
     raise ModelSignatureInvalid(f"{path.name}: no key of the trust file made it")
@@ -158,6 +164,7 @@ def _by_record(place: Place, trust: Trust, now: datetime) -> str:
     _, keys = judge_signatures(envelope, trust, now)
     statement = envelope.statement
     subjects = {s.name: f"sha256:{s.digest.sha256}" for s in statement.subject}
+    # a record of another commit was left by an earlier set in this folder
     is_of_this = f"{lock.repository}@{lock.commit}" in subjects
     if not keys or statement.predicate_type != WEIGHTS or not is_of_this:
         return ""
