@@ -107,6 +107,7 @@ def read_evidence(store: Store, image: str, platform: str, digest: str) -> Image
     except (OSError, StoreDamaged, ValidationError) as error:
         hint = f"Judge it again: `sm120 build {image} --gate`."
         raise StoreDamaged(f"{path}: the record of its gates cannot be read", hint) from error
+    # results of other bytes say nothing about these
     return gates if gates.image_digest == digest else None
 
 
@@ -114,6 +115,7 @@ def keep_evidence(
     store: Store, image: str, platform: str, digest: str, new: Sequence[Evidence]
 ) -> ImageGates:
     """Put results in the place of older ones of the same gate and card."""
+    # two gates of one image may end at the same time
     with store.locked(f"gates-{image}-{platform.replace('/', '-')}"):
         before = None
         with suppress(StoreDamaged):  # what cannot be read is replaced

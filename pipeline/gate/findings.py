@@ -103,6 +103,7 @@ def patch_evidence(gate: ImageGate, card: Card, verdicts: Sequence[PatchVerdict]
         gate="patches",
         arch=card.arch,
         verdict=worst([row.verdict for row in rows]),
+        # as published: every patch is judged on trees of its own, made from this one
         inputs={**_inputs(gate, "patches"), "engine": gate.tree.digest},
         made_by=_compilers(gate.environment),
         card=card,
@@ -116,6 +117,7 @@ def arch_evidence(checkout: Checkout, image: str, report: ArchReport) -> Evidenc
     Where one line of arch.yaml accepts many (thousands of files of kernels for other cards), they
     are one row with the digest of their names and hashes.
     """
+    # the others are the same for every card, and most of an image: the summary counts them
     carrying = [x for x in report.objects if x.judgement.verdict is not ObjectVerdict.NO_CUDA_CODE]
     groups: dict[str, list[JudgedObject]] = {}
     for judged in carrying:
@@ -209,6 +211,7 @@ def ptxas_version(program: Path) -> str:
     """`12.8.93`, as the program prints it, or why that is not known."""
     try:
         program.stat()
+        # it comes out of a wheel, like all that runs inside
         done = find_sandbox().run([str(program), "--version"], read=[program])
     except OSError as error:
         return f"unknown ({error.strerror})"

@@ -94,6 +94,7 @@ def decide(
     gate calls is anywhere in it.
     """
     before = overall(without)
+    # before anything else: cases whose functions are gone are unknown, which this is not
     if is_older and is_absent:
         return "not needed yet", "this older version does not have the code yet"
     if before == "unknown":
@@ -107,6 +108,7 @@ def decide(
     if with_patch is None:
         return "conflict", conflict
     after = overall(with_patch)
+    # compared by what was compiled: a patch of code that no case reaches changes no verdict either
     if fingerprint(without) == fingerprint(with_patch):
         return "inert", f"changes nothing: {_first_message(with_patch, 'failed')}"
     if after == "unknown":
@@ -144,6 +146,7 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> Pa
     cases = gate.gates.cases(only=spec.gate)
     if not cases:
         raise GateInvalid(f"{spec.file}: its gate {spec.gate} has no cases")
+    # with the others in place, as in the image: one patch may lean on another
     others = [w for w in gate.series.patches if w is not spec]
     base, _ = _with_patches(gate, tree, others)
     without = gate.judge(base, card, cases)
@@ -159,6 +162,7 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> Pa
         is_absent=_is_absent(tree, cases, without),
     )
     numbers = None
+    # numbers take minutes, and only a patch that fits is worth them
     if state == "needed":
         small = [case for case in numeric_cases(gate) if case.gate == spec.gate]
         numbers = check_numbers(gate.target(full, card), small) if small else None
@@ -221,6 +225,7 @@ def versions_against(context: GateContext, locked: WheelPin, wanted: str) -> lis
             f"{wanted}: is neither a version nor a range of versions", _VERSIONS
         ) from error
     offered = context.make_finder().versions(locked.name)
+    # a release candidate is judged where it is named, not because a range reaches it
     versions = [str(v) for v in offered if accepted.contains(v, prereleases=False)]
     if not versions:
         raise GateInvalid(f"{locked.name}: no published version matches {wanted}", _VERSIONS)
@@ -235,6 +240,7 @@ def versions_against(context: GateContext, locked: WheelPin, wanted: str) -> lis
 def _require_offered(context: GateContext, locked: WheelPin, versions: list[str]) -> list[str]:
     """The versions, or an error that names one that no index has."""
     package = locked.name
+    # the locked version's wheel is known by its hash and needs no index
     others = [version for version in versions if Version(version) != Version(locked.version)]
     if others:
         finder = context.make_finder()

@@ -99,6 +99,7 @@ def judge_built(context: GateContext, built: Built) -> Staged | None:
         try:
             new = judge()
             errors += [error_of(built.name, run.evidence) for run in new]
+        # an error like others, but no verdict
         except Interrupted:
             raise
         except PipelineError as error:

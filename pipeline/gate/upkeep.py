@@ -85,6 +85,7 @@ def _objects(store: Store) -> set[str]:
 def size_of(path: Path) -> int:
     """A file's size, or that of all files below a folder."""
     if path.is_dir() and not path.is_symlink():
+        # a file that another tree links to stays on the disk
         return sum(s.st_size for s in _stats(path) if s.st_nlink == 1)
     return path.lstat().st_size
 

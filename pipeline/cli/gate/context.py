@@ -40,7 +40,9 @@ def make_gate_context(
         checkout_of(context),
         store,
         host_platform(),
+        # made when they are first needed: most gates find everything in the store
         lambda: make_fetcher(store, mirrors, offline),
+        # reading pip's settings starts a process
         lambda: WheelFinder(Client(read_settings(mirrors))),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline import log
 from pipeline.gate.smem.results import CaseResult, GateResult, NumericsResult
 
+_VERDICTS = ("passed", "accepted", "failed", "unknown")
 _HEAD = ["case", "reference", "verdict", "largest error", "allowed", "seconds", "blocks"]
 
 
@@ -24,6 +25,7 @@ def show_kernels(result: GateResult) -> str:
     )
     if facts.stand_in:
         lines.append(facts.stand_in)
+    # what held needs no line in every run; what did not hold does
     if result.sandbox and result.sandbox.missing:
         lines.append(result.sandbox.sentence())
     if covered:
@@ -50,14 +52,12 @@ def _unchecked(result: GateResult, passed: int) -> str:
     return f"Passed cases without a check of their numerics: {unchecked} of {passed}"
 
 
-_VERDICTS = ("passed", "accepted", "failed", "unknown")
-
-
 def _row(case: CaseResult, limit: int) -> list[str]:
     worst = case.worst
     if worst is None:
         return [case.name, "–", "–", str(limit), case.verdict, "–", "–", "–", "–", ""]
     record = worst.record
+    # other numbers known at compile time (head sizes, flags) are in --json
     blocks = " ".join(f"{k}={v}" for k, v in record.blocks.items() if "BLOCK" in k)
     numbers = [record.registers, record.spill_bytes, record.num_warps, record.num_stages]
     return [
@@ -70,6 +70,7 @@ def _row(case: CaseResult, limit: int) -> list[str]:
 def show_unreached(result: GateResult) -> str:
     """The kernels of the engine that no case reaches yet."""
     covered = result.coverage
+    # only --case leaves the coverage out, and --discover refuses it
     assert covered is not None
     rows = [[k.module, k.name, str(k.line), ", ".join(k.launched_by)] for k in covered.rest]
     summary = (
@@ -100,6 +101,7 @@ def show_numbers(result: GateResult) -> str:
 
 def _numbers_row(case: NumericsResult) -> list[str]:
     shares = [c.max_share for c in case.computed]
+    # an output with missing numbers has no largest error, and so the case has none
     worst = None if None in shares else max((s for s in shares if s is not None), default=None)
     blocks = case.launches[0].blocks if case.launches else {}
     return [

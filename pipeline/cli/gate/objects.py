@@ -10,11 +10,13 @@ from pipeline.gate.arch.report import ArchReport, JudgedObject
 from pipeline.gate.arch.spec import ArchSpec
 from pipeline.gate.arch.verdict import ObjectVerdict
 
+# What stands before this in a path is the same for all wheels of an image.
 _PACKAGES = "site-packages/"
 
 
 def show_objects(name: str, report: ArchReport, spec: ArchSpec) -> str:
     """A report as a table of the objects that hold CUDA code, and what was accepted."""
+    # objects without CUDA code are counted below, not listed: an image has hundreds
     carrying = [x for x in report.objects if x.judgement.verdict is not ObjectVerdict.NO_CUDA_CODE]
     head = ["object", "machine code (sm_)", "PTX (compute_)", "modules that run", "verdict"]
     lines = [log.table(head, _rows(carrying)), ""]

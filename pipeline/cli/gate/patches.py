@@ -159,6 +159,7 @@ def tune(
         return say_json(tuning.model_dump(mode="json"))
     # what the engine and our patch use is shown however far down it ranks
     shown = [c for i, c in enumerate(tuning.choices) if i < top or c.who]
+    # every configuration sets the same parameters
     names = list(tuning.choices[0].values)
     head = [*names, "shared", "fits", "regs", "spill", "tile", "blocks/SM", "used by"]
     rows = [

@@ -61,6 +61,7 @@ class _Choice:
         return "smem" in gates or "arch" not in gates
 
     def wants_objects(self, gates: list[str]) -> bool:
+        # chosen cases or other patches say nothing about the objects of the built image
         return "arch" in self.only if self.only else "arch" in gates and self.is_own
 
     def asks_for(self, gate: str) -> bool:
@@ -162,6 +163,7 @@ def _judge_kernels(gate_context: GateContext, choice: _Choice, signing: Signing)
 def _wants_numbers(choice: _Choice, opened: ImageGate) -> bool:
     if choice.only:
         return "numerics" in choice.only
+    # few cases have numbers: a pattern that fits none of those asks only about memory
     return any(fnmatchcase(case.name, choice.case or "*") for case in numeric_cases(opened))
 
 

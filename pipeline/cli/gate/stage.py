@@ -29,6 +29,7 @@ def judge_images(
         if staged is None:
             continue
         stages[image] = staged
+        # on stderr: standard output is for the tables at the end, or for --json
         if staged.smem:
             log.say(show_kernels(staged.smem))
             log.say(show_numbers(staged.smem))
@@ -47,6 +48,7 @@ def stage_table(stages: Mapping[Built, Staged]) -> str:
     rows = [
         [
             *(image.name, gate.gate, gate.arch, gate.verdict, _counts(gate)),
+            # a result for another card may be kept from an earlier run: it took no time now
             log.seconds(staged.seconds.get(f"{gate.gate} {gate.arch}", 0.0)),
         ]
         for image, staged in stages.items()
@@ -57,6 +59,7 @@ def stage_table(stages: Mapping[Built, Staged]) -> str:
 
 def _counts(gate: Evidence) -> str:
     verdicts = [row.verdict for row in gate.rows]
+    # a gate that could not begin has no rows, only the reason
     parts = [f"{verdicts.count(v)} {v}" for v in ("passed", "accepted", "failed", "unknown")]
     return ", ".join(p for p in parts if not p.startswith("0 ")) or gate.message[:60]
 

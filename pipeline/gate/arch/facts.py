@@ -38,6 +38,7 @@ class Facts(Frozen):
 @cache
 def reader_digest() -> str:
     """The reader's own code: files that an older reader read are read again."""
+    # verdict.py is left out: another rule judges the same facts
     sources = [Path(m.__file__ or "") for m in (modules, forward_reader, elf, fatbin)]
     return sha256_of(b"".join(path.read_bytes() for path in sources))
 
@@ -49,6 +50,7 @@ def read_facts(open_file: Opener, file_bytes: int) -> Facts:
     except Unreadable as error:
         return Facts(reader=reader_digest(), problem=str(error))
     modules = [ModuleFacts(targets=module, times=times) for module, times in counted.items()]
+    # one order, so that a note's bytes do not depend on where the linker put what
     return Facts(reader=reader_digest(), modules=sorted(modules, key=lambda m: str(m.targets)))
 
 

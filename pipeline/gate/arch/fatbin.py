@@ -26,6 +26,7 @@ _MAX_HEAD_BYTES = 1 << 20  # compile options may follow the fixed part
 # `a`: for this card only; `f`: for its family (CUDA 12.9 and later)
 _ARCH_SPECIFIC = 1 << 20
 _FAMILY_SPECIFIC = 1 << 21
+# sm_10 was the first; more than three digits would be another format
 _OLDEST, _NEWEST = 10, 999
 
 

@@ -52,6 +52,7 @@ class ForwardReader:
             if matches:
                 self._at, needle = min(matches)
                 return needle
+            # the last bytes may begin a needle that the next chunk completes
             self._at = max(self._at, len(self._buffer) - max(map(len, needles)) + 1)
             if not self._pull():
                 self._at = len(self._buffer)

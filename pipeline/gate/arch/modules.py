@@ -53,6 +53,7 @@ class Scan:
     targets: int = 0
 
     def add(self, module: Module, start: int, end: int) -> None:
+        # by name: a suffix that is not known is None, which has no order among texts
         self.spans.append(Span(start, end, tuple(sorted(set(module), key=str))))
         self.targets += len(module)
         if len(self.spans) > _MAX_MODULES or self.targets > _MAX_TARGETS:
@@ -130,6 +131,7 @@ def _one_cubin(reader: ForwardReader, head: bytes, file_bytes: int) -> Counter[M
 def _host_object(
     open_file: Opener, reader: ForwardReader, header: elf.ElfHeader, file_bytes: int
 ) -> Counter[Module]:
+    # kept on the way: a second pass would inflate a library of gigabytes again
     near = max(elf.HEAD_BYTES, header.table_offset - _NAMES_NEAR_BYTES)
     reader.keep(near, max(0, header.table_offset - near))
     reader.keep(header.table_offset, header.table_bytes)
@@ -137,11 +139,13 @@ def _host_object(
     if reader.position < file_bytes:
         raise Unreadable("the file is cut off")
     sections = _sections(open_file, reader, header, near, file_bytes) if header.sections else []
+    # only sections tell data that looks like a fatbin from a fatbin that is broken
     if scan.doubts and not sections:
         raise Unreadable(scan.doubts[0][1])
     carrying = [s for s in sections if s.name in _SECTIONS and s.size_bytes]
     if len(carrying) > _MAX_SECTIONS:
         raise Unreadable(f"{len(carrying)} sections for fatbins are too many")
+    # what cannot be explained there may be code for any card, so it is not passed over
     _require_whole(scan, carrying)
     unlinked = [s for s in carrying if s.name == _UNLINKED]
     return Counter(span.module for span in _loadable(scan.spans, unlinked))
@@ -193,6 +197,7 @@ def _loose_cubin(scan: Scan, reader: ForwardReader, start: int, file_bytes: int)
     header = elf.read_header(head, file_bytes - start)
     if header.machine != elf.EM_CUDA:
         return
+    # enough for the notes that name its target, whatever the header claims
     rest = reader.take(min(max(0, header.end - elf.HEAD_BYTES), _MAX_NOTES_BYTES))
     target = Target(fatbin.CUBIN, *elf.cubin_target(head, rest))
     scan.add((target,), start, reader.position)

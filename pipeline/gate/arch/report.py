@@ -114,6 +114,7 @@ def _visible(store: Store, built: Built) -> list[ImageFile]:
 
 
 def _is_elf(store: Store, file: ImageFile) -> bool:
+    # small steps: only the first bytes are asked for, and the rest is never inflated
     pieces = read_pieces(store.blob_path(file.layer), file.row, step_bytes=4096)
     return next(pieces, b"").startswith(MAGIC)
 
@@ -163,6 +164,7 @@ def judge_image(
         judged.append(JudgedObject(file.path, file.row.sha256, facts, judgement, accepted))
     used = {x.accepted for x in judged}
     paths = [file.path for file, _ in objects]
+    # a demand for another card says nothing about this one
     here = [glob for glob, want in spec.demands.items() if card_of(want) == card_of(arch)]
     return ArchReport(
         arch=arch,

@@ -80,6 +80,7 @@ def judge(facts: Facts, arch: str, demanded: str | None = None) -> Judgement:
     running = jitted = total = 0
     for module in facts.modules:
         total += module.times
+        # the driver takes PTX only where a module has no machine code that loads
         if any(runs_on(target, card) for target in module.targets):
             running += module.times
         elif any(jits_on(target, card) for target in module.targets):
@@ -108,6 +109,7 @@ def _lacking(targets: set[Target], card: int, demanded: str | None) -> str:
     if demanded is None or card_of(demanded) != card:
         return ""
     wanted = {"a": ("a",), "f": ("f", "a"), "": ("", "f", "a", None)}[suffix_of(demanded)]
+    # PTX is no answer: a demand is for machine code that was compiled as this variant
     here = [t for t in targets if t.kind == CUBIN and t.arch == card]
     if any(t.suffix in wanted for t in here):
         return ""

@@ -77,6 +77,7 @@ def _require_same_call(where: str, spec: CaseSpec, numerics: NumericsSpec, packa
     for name in [*numerics.dims, *(numerics.each or {})]:
         if name not in {**spec.dims, **spec.each}:
             raise GateInvalid(f"{where}: the case has no dimension {name!r}")
+    # a case's name is made from the numbers in `each`: other dimensions would name other cases
     if numerics.each is not None and set(numerics.each) != set(spec.each):
         raise GateInvalid(f"{where}: each must name the same dimensions as the case's")
     functions = (f for argument in numerics.arguments.values() for f in called(argument))
@@ -94,6 +95,7 @@ def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec) -> Iterator[Case]
             "timeout_s": numerics.timeout_s,
         }
     )
+    # sizes and arguments are in the case by now; a worker is given only the rest
     chosen = Numerics.model_validate(numerics.model_dump(include=set(Numerics.model_fields)))
     for case in expanded(gate, small):
         arguments = {
@@ -106,8 +108,10 @@ def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec) -> Iterator[Case]
 def _filled(argument: dict[str, Any], fill: Fill) -> dict[str, Any]:
     """A tensor of floats that was left at zero gets something else to hold."""
     tensor = argument.get("tensor")
+    # what a case fills itself, it needs in order to be called: lengths, indices, masks
     if not tensor or tensor["fill"] != "zeros" or tensor["values"] is not None:
         return argument
+    # whole numbers are indices and lengths, where chance leads out of a tensor
     if "float" not in tensor["dtype"]:
         return argument
     return {"tensor": {**tensor, "fill": fill}}

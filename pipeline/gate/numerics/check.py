@@ -64,6 +64,7 @@ def check_numbers(target: GateTarget, cases: Sequence[Case]) -> NumericsResults:
     results = [judge_numbers(case, answer, cached=cached) for case, answer, cached in answers]
     return NumericsResults(
         verdict=overall_numbers(results),
+        # all workers are in one environment, so all answers name the same versions
         versions={k: v for _, answer, _ in answers for k, v in answer.versions.items()},
         repairs=REPAIRS,
         cases=results,

@@ -27,6 +27,7 @@ from pipeline.model import Frozen
 START = Path(__file__).with_name("start.py")
 _PROBE_S = 30.0  # a machine under load takes seconds; one that hangs must not hang the gate
 _PR_SET_DUMPABLE = 4
+# The stronger one first: it also hides what it does not give.
 _KINDS: tuple[Literal["namespaces", "restrictions"], ...] = ("namespaces", "restrictions")
 
 Barrier = Literal["network", "files", "processes", "capabilities", "environment"]
@@ -88,6 +89,7 @@ class Sandbox(Frozen):
         timeout_s: float | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a program inside to its end; its home is an empty folder that goes with it."""
+        # not TemporaryDirectory, whose removal recurses: code inside may nest folders without end
         folder = Path(tempfile.mkdtemp())
         try:
             root, work = folder / "root", folder / "work"
@@ -137,6 +139,7 @@ def require_isolation(sandbox: Sandbox) -> None:
 
 def _tried(kind: Literal["namespaces", "restrictions"]) -> tuple[list[str] | None, str]:
     try:
+        # whether a kernel, a container or a security module allows it is known only by doing it
         done = Sandbox(kind=kind, held=[]).run([], timeout_s=_PROBE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, str(error)

@@ -107,6 +107,8 @@ def enter_namespaces() -> None:
     if uid == 0 and _libc.unshare(flags) == 0:
         return
     check(_libc.unshare(flags | NEWUSER), "unshare")
+    # without this the kernel refuses a map of groups from a user without capabilities:
+    # https://man7.org/linux/man-pages/man7/user_namespaces.7.html
     Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
@@ -169,6 +171,8 @@ def make_root(request: dict[str, Any]) -> None:
         flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
         mount("proc", f"{root}/proc", "proc", flags)
     os.chdir(root)
+    # pivot_root(".", ".") stacks the old root under the new one, to be unmounted at once:
+    # https://man7.org/linux/man-pages/man2/pivot_root.2.html
     syscall(_numbers()[0], b".", b".", what="pivot_root")
     check(_libc.umount2(b".", MNT_DETACH), "umount2")
     mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)

@@ -74,6 +74,7 @@ Reference = Literal[
 # The narrowest type that a kernel rounds to on its way, which bounds how far off it may be.
 Rounding = Literal["bfloat16", "bfloat16 scores", "float8 probabilities", "float32"]
 Upstream = Annotated[str, StringConstraints(pattern=r"^https://\S+$", max_length=300)]
+# Long enough that it must say something to whoever reads it a year later.
 Reason = Annotated[str, StringConstraints(min_length=20, max_length=500)]
 
 
@@ -165,6 +166,7 @@ class AcceptedKernel(Frozen):
 
     kernel: Identifier
     case: str | list[str] | None = None  # all cases, where none is named
+    # up to here only: a later version that needs more fails again
     most_bytes: Annotated[int, Field(gt=0)]
     reason: Reason
     upstream: list[Upstream] = Field(min_length=1)
@@ -195,6 +197,7 @@ class CaseSpec(Frozen):
     optional: list[Identifier] = []
     kernels: list[Identifier] = []
     spill_free: list[Identifier] = []
+    # ptxas takes minutes over the largest tiles; a call that hangs must end all the same
     timeout_s: Annotated[int, Field(gt=0, le=1800)] = 240
 
     def filled(self, other: CaseSpec) -> CaseSpec:

@@ -28,6 +28,7 @@ from pipeline.yaml_file import read_yaml
 
 # 128 Mi elements: a tensor of half a gigabyte in float32, which any laptop has.
 MOST_ELEMENTS = 1 << 27
+# Each takes a core for seconds, and a slip in `each` multiplies them.
 MOST_CASES = 500
 
 
@@ -106,6 +107,7 @@ def _checked(gates: Gates, folder: Path) -> Gates:
         except ValueError as error:
             raise GateInvalid(f"{folder / name}.yaml: {error}") from error
     cases = gates.cases()
+    # only now: two files, or two sizes that `each` makes, may give the same name
     doubled = [name for name, n in Counter(case.name for case in cases).items() if n > 1]
     if doubled:
         raise GateInvalid(f"{folder}: two cases are called {doubled[0]}")

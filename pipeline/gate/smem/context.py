@@ -40,6 +40,7 @@ class GateContext:
             fetch = (p for p in pins if not self.store.has_input(p.sha256, p.size_bytes))
             work = Work(missing, (), tuple(fetch))
             self.store.need_space(work.disk_bytes)
+            # a wheel's bytes are all in its layer, from which files are unpacked
             make_layers(self.store, work, self.make_fetcher(), keep_inputs=False)
         records = [self.store.layer(plan.key) for plan in plans]
         if any(record is None for record in records):
@@ -100,9 +101,11 @@ def unpack(store: Store, layers: Iterable[LayerRecord], place: Placing, folder: 
 
 def _write(store: Store, layer: LayerRecord, row: FileRow, path: Path) -> int:
     if row.kind == Kind.SYMLINK:
+        # in the image it would lead elsewhere in the image; here, anywhere on this machine
         if not row.target.startswith("/") and ".." not in row.target.split("/"):
             path.symlink_to(row.target)
         return 0
     path.write_bytes(read_file(store.blob_path(layer.digest), row))
+    # ptxas must start; owners and other bits of the image mean nothing here
     path.chmod(0o755 if row.mode & 0o111 else 0o644)
     return row.size_bytes

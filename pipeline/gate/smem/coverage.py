@@ -219,6 +219,7 @@ def _resolved(modules: dict[str, _Module], module: _Module, name: str) -> Place 
         place = (f"{target}.{inner}" if inner else target, attribute)
     else:
         place = (module.name, name)
+    # bounded: packages may import names from each other in a circle
     for _ in range(_LONGEST_WAY):
         owning = modules.get(place[0])
         if owning is None:

@@ -109,6 +109,7 @@ def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str
     same = context.host == plan.platform
     pins = wanted if same else [_for_host(context, plan, pin) for pin in wanted]
     root = _root_layer(context, plan)
+    # all that decides what the folder holds; the same inputs never unpack twice
     inputs = [
         FORMAT,
         context.host,
@@ -218,6 +219,7 @@ def _make(
         )
         (work / "facts.json").write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # in one step: a folder that is there is whole
         os.replace(work, folder)
     return facts
 

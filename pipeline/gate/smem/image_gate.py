@@ -96,6 +96,7 @@ def run_gate(
     cases = gate.judge(tree, card, chosen_cases(gate.gates.cases(), only))
     record = gate.context.store.image_record(gate.plan.spec.name, gate.plan.platform)
     is_whole = gate.is_own and not unpatched and only is None
+    # a record with another key is of other bytes, which were not judged here
     built = record is not None and record.key == gate.plan.key and is_whole
     seconds = round(time.monotonic() - start, 3)
     return GateResult(
@@ -111,6 +112,7 @@ def run_gate(
         worker=worker_digest(),
         verdict=overall(cases),
         cases=cases,
+        # of some cases alone, what the others reach would count as missed
         coverage=coverage(_kernels(gate.context.store, tree), reached(cases)) if not only else None,
         sandbox=gate.target(tree, card).sandbox,
         seconds=seconds,

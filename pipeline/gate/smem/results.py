@@ -173,6 +173,7 @@ class GateResult(Frozen):
     def without_numbers(self) -> list[str]:
         """Cases that passed, of which no size had its numbers compared and judged right."""
         compared = self.numerics.cases if self.numerics else []
+        # by base: one size that is compared stands for the others, which run the same code
         right = {(case.gate, case.base) for case in compared if case.verdict == "right"}
         passed = [case for case in self.cases if case.verdict == "passed"]
         return [case.name for case in passed if (case.gate, case.base) not in right]
@@ -207,6 +208,7 @@ def judge_case(
 def _judged(
     records: Sequence[Record], card: Card, accepted: Sequence[AcceptedKernel], case: str
 ) -> list[KernelResult]:
+    # an autotuner passes over what does not fit: one configuration of a group is enough
     roomy = {
         r.group
         for r in records
@@ -235,6 +237,7 @@ def _judge_kernel(
 def _verdict(
     case: Case, answer: WorkerAnswer, kernels: Sequence[KernelResult]
 ) -> tuple[CaseVerdict, str]:
+    # first of all: a kernel that is too large stays so, however the call then ended
     over = [k.record for k in kernels if k.verdict == "over"]
     if over:
         most = max(over, key=lambda r: r.shared_bytes or 0)
@@ -246,6 +249,7 @@ def _verdict(
         error = _placeless(broken[0].message)
         return "unknown", f"{broken[0].record.kernel} did not compile: {error}"
     seen = {k.record.kernel for k in kernels}
+    # a call that no longer launches the kernel would otherwise pass without judging it
     missing = [name for name in case.kernels if name not in seen]
     if missing:
         return "unknown", f"{', '.join(missing)} was not compiled by this call"

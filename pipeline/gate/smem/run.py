@@ -67,6 +67,7 @@ class GateTarget:
 
     def key(self, case: Case) -> str:
         """Everything that decides the answer to a case."""
+        # these only decide the verdict, so an answer outlives a change of them
         asked = case.model_dump(exclude={"gate", "stands_for", "kernels", "spill_free", "base"})
         return sha256_of(
             canonical_json(
@@ -167,6 +168,7 @@ def ask(target: GateTarget, cases: Sequence[Case]) -> list[WorkerAnswer]:
 
 def _shares(cases: Sequence[Case], processes: int) -> list[list[Case]]:
     """Cases for one worker each: the patient ones first, and so few that none is left waiting."""
+    # what may take longest begins first, so that no core waits for it alone at the end
     patient = sorted(cases, key=lambda case: -case.timeout_s)
     count = min(len(cases), max(processes, len(cases) // CASES_A_WORKER))
     return [patient[i::count] for i in range(count)]

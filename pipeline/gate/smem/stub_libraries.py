@@ -116,6 +116,7 @@ def _version_needs(data: bytes, names: bytes) -> Iterable[tuple[int, tuple[str, 
         inner = at + first
         for _ in range(count):
             _, _, index, name, after = struct.unpack_from("<IHHII", data, inner)
+            # the highest bit marks a hidden symbol
             yield index & 0x7FFF, (_text(names, file), _text(names, name))
             inner += after
         if not following:
@@ -163,6 +164,7 @@ def shared_object(soname: str, symbols: Sequence[tuple[str, str]], machine: int)
     own_name = strings.add(soname)
     names = [strings.add(symbol) for _, symbol in symbols]
     versions = sorted({version for version, _ in symbols if version})
+    # 0 is for local symbols and 1 for the file's own name
     index = {version: i + 2 for i, version in enumerate(versions)}
     versym = struct.pack("<H", 0)
     versym += b"".join(struct.pack("<H", index.get(version, 1)) for version, _ in symbols)
@@ -216,6 +218,7 @@ def shared_object(soname: str, symbols: Sequence[tuple[str, str]], machine: int)
         _program_header(_PT_LOAD, _READ | _WRITE, 0, at_code, _PAGE)
         + _program_header(_PT_LOAD, _READ | _EXECUTE, at_code, end - at_code, _PAGE)
         + _program_header(_PT_DYNAMIC, _READ | _WRITE, at_dynamic, len(dynamic), 8)
+        # without it the loader wants an executable stack, which hardened systems refuse
         + _program_header(_PT_GNU_STACK, _READ | _WRITE, 0, 0, 16)
     )
     pieces = {
@@ -289,6 +292,7 @@ def _version_definitions(names: Sequence[str], strings: _Strings) -> bytes:
 
 def _hash_table(names: Sequence[str]) -> bytes:
     """System V's hash table, a bucket for each symbol; index 0 means none."""
+    # the old form of table: simpler than GNU's, and the loader reads both
     count = len(names) + 1
     buckets, chains = [0] * count, [0] * count
     for i, name in enumerate(names, start=1):

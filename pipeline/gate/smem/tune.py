@@ -37,6 +37,7 @@ class Choice(Frozen):
     @property
     def rank(self) -> tuple[bool, int, int, int]:
         """Fits, then spills little, then works on much at once, then uses few registers."""
+        # what ptxas did not report ranks behind everything that it did
         spills = 1 << 30 if self.spill_bytes is None else self.spill_bytes
         return (not self.fits, spills, -self.tile, self.registers or 0)
 
@@ -60,6 +61,7 @@ def tune(
     names = [name for name in ours.blocks if name in SWEPT]
     kernel = ours.kernel
     known = [("image", _values(ours, names)), ("upstream", _values(theirs, names))]
+    # patches that others published for the same kernel are worth comparing with
     for other, series in gate.context.checkout.other_series(gate.plan.spec).items():
         result = judge_all(gate.target(gate.patched(series), card), gate.gates, [case])[0]
         known.append((other, _values(_hungriest(result), names)))

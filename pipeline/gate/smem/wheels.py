@@ -57,6 +57,7 @@ class WheelFinder:
         sha256 = package.digests.get("sha256")
         if not sha256:
             raise ResolveFailed(f"{package.filename}: the index gives no sha256 for it")
+        # indexes name sizes only since https://peps.python.org/pep-0700/
         size = package.size or self._client.size_of(with_login(package.url, index))
         name = str(canonicalize_name(project))
         return WheelPin(
@@ -65,6 +66,7 @@ class WheelFinder:
 
     def offers(self, project: str, version: str) -> bool:
         """Whether some index has a wheel of a version, withdrawn or not."""
+        # whoever names a withdrawn version wants just that one
         wanted = Version(version)
         for _, package in self._listed(project):
             try:
@@ -101,6 +103,7 @@ def for_host(
     pin: WheelPin, python: str, host: str, folder: Path, make_finder: Callable[[], WheelFinder]
 ) -> WheelPin:
     """The same wheel for this machine, looked up once and then kept in the folder."""
+    # such a wheel is the same file on every machine
     if pin.file.endswith("-none-any.whl"):
         return pin
     name = f"{pin.name}-{pin.version}-py{python}.json"
