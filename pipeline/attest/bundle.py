@@ -22,6 +22,7 @@ from pipeline.files import read_plain
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _MOST_BYTES = 64 << 20
+# as long as the curve, which is what model-signing uses
 _HASHES: dict[str, hashes.HashAlgorithm] = {
     "secp256r1": hashes.SHA256(),
     "secp384r1": hashes.SHA384(),
@@ -42,10 +43,12 @@ class _Signature(ForeignModel):
 class _Envelope(ForeignModel):
     payload: str
     payloadType: str
+    # DSSE allows several, a Sigstore bundle has exactly one
     signatures: list[_Signature] = Field(min_length=1, max_length=1)
 
 
 class _PublicKey(ForeignModel):
+    # a hint only: the signature decides
     hint: str | None = None
 
 
@@ -72,6 +75,7 @@ def signed(statement: dict[str, Any], key: ec.EllipticCurvePrivateKey) -> bytes:
         "mediaType": MEDIA_TYPE,
         "verificationMaterial": {
             "publicKey": {"hint": key_hint(key.public_key())},
+            # a plain key needs no transparency log; verifiers must be told so, too
             "tlogEntries": [],
         },
         "dsseEnvelope": {
@@ -80,6 +84,7 @@ def signed(statement: dict[str, Any], key: ec.EllipticCurvePrivateKey) -> bytes:
             "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
         },
     }
+    # only the payload is signed, so this layout can change freely
     return json.dumps(whole, indent=1).encode() + b"\n"
 
 

@@ -115,5 +115,6 @@ def signature_attachment(
 
 def attestation_attachment(envelope: Envelope) -> CosignLayer:
     """A signed statement, for the tag `sha256-<hex>.att`."""
+    # cosign expects this annotation, and reads the signature in the envelope
     annotations = {SIGNATURE_NOTE: "", "predicateType": envelope.statement.predicate_type}
     return CosignLayer(envelope.dump(), ENVELOPE_MEDIA, annotations)

@@ -39,6 +39,7 @@ class _SignatureJson(Frozen):
     """A signature as JSON. cosign leaves `keyid` empty or out."""
 
     keyid: Digest | Literal[""] | None = None
+    # a P-256 signature has 96 characters, a P-521 one 188
     sig: Annotated[str, StringConstraints(min_length=1, max_length=400)]
 
 
@@ -92,6 +93,7 @@ def enclose(statement: Statement, signers: Sequence[Signer] = ()) -> Envelope:
 
 def countersigned(envelope: Envelope, signer: Signer) -> Envelope:
     """The envelope with one signature more; a key signs only once."""
+    # also a false one under our name is replaced
     others = tuple(s for s in envelope.signatures if s.key_id != signer.key_id)
     mine = Signature(signer.key_id, signer.sign(envelope.signed_bytes))
     return Envelope(envelope.payload, (*others, mine), envelope.statement)
@@ -106,6 +108,7 @@ def read_envelope(data: bytes, what: str) -> Envelope:
         for s in written.signatures
     ]
     named = [s.key_id for s in signatures if s.key_id]
+    # a policy that asks for two signatures must not get one twice
     if len(named) != len(set(named)):
         raise RecordInvalid(f"{what}: one key signed twice")
     return Envelope(payload, tuple(signatures), read_statement(payload, f"{what}: statement"))

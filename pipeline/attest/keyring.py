@@ -13,6 +13,7 @@ from pipeline.files import read_at_most, write_bytes
 from pipeline.model import sha256_of
 
 DEFAULT = "default"  # names the key that signs, where there are several
+# it becomes a part of a path
 _NAME = re.compile(r"[a-z0-9][a-z0-9.+-]{0,79}")
 _PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)-----END PUBLIC KEY-----\s*")
 _MOST_BYTES = 1 << 16
@@ -37,6 +38,7 @@ def own_key(environment: Mapping[str, str]) -> Path | None:
     try:
         name = (read_at_most(folder / DEFAULT, _MOST_BYTES) or b"").decode("ascii", "replace")
     except OSError:
+        # which of several is meant is not guessed
         keys = sorted(folder.glob("*.pem"))
         return keys[0] if len(keys) == 1 else None
     name = name.strip()
@@ -55,6 +57,7 @@ def own_public_keys(environment: Mapping[str, str]) -> list[Path]:
     """The public halves of the keys that this user holds."""
     try:
         public = sorted(default_folder(environment).glob("*.pub"))
+        # a public half alone is somebody else's: trust files are for those
         return [path for path in public if path.with_suffix(".pem").is_file()]
     except (KeyInvalid, OSError):
         return []

@@ -28,6 +28,7 @@ PublicKey = ec.EllipticCurvePublicKey
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
 # keys are below a kilobyte; a device or a wrong file must not be read whole
 _MOST_BYTES = 1 << 16
+# as OpenSSL names the curve
 P256 = ("secp256r1",)
 ANY_NIST = ("secp256r1", "secp384r1", "secp521r1")
 
@@ -78,10 +79,12 @@ def write_key(path: Path, key: PrivateKey, passphrase: bytes | None = None) -> P
         guard = serialization.BestAvailableEncryption(passphrase)
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, guard)
     public = path.with_suffix(".pub")
+    # looked at first: a private half without its public one is of no use
     if public.exists():
         raise KeyExists(f"{public}: already exists")
     try:
         with os_errors_explained(path):
+            # names of keys are nobody else's business, either
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write_once(path, pem, 0o600)
             _write_once(public, public_pem(key.public_key()).encode(), 0o644)
@@ -100,6 +103,7 @@ def _write_once(path: Path, data: bytes, mode: int) -> None:
     with os.fdopen(handle, "wb") as out:
         out.write(data)
         out.flush()
+        # a key that signed something must survive a power cut
         os.fsync(out.fileno())
 
 
@@ -109,6 +113,7 @@ def read_private(
     """A private key, if it is of our kind."""
     try:
         key = serialization.load_pem_private_key(pem, passphrase)
+    # how cryptography says that a passphrase is missing or not wanted
     except TypeError as error:
         problem = "needs its passphrase" if passphrase is None else "has no passphrase"
         raise KeyInvalid(f"{what}: {problem}", "Set SM120_KEY_PASSPHRASE, or unset it.") from error
@@ -139,6 +144,7 @@ def read_private_file(
 ) -> PrivateKey:
     """A private key from a file that only its owner can read."""
     data = read_key_file(path)
+    # as ssh does: a key that others could read may have been copied
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise KeyInvalid(f"{path}: others can read it", f"chmod 600 {path}; better a new key.")
     return read_private(data, str(path), passphrase, curves)
@@ -186,6 +192,7 @@ class AgentSigner:
 
     def sign(self, data: bytes) -> bytes:
         try:
+            # agents are often reached through the user's ssh-agent; nothing else is passed on
             done = proc.read(self.command, env=proc.environment("SSH_AUTH_SOCK"), stdin=data)
         except OSError as error:
             raise SigningFailed(f"{self.command[0]}: {error.strerror}") from error
@@ -206,6 +213,7 @@ def find_signer(path: Path | None, environment: Mapping[str, str]) -> Signer | N
     secret = passphrase.encode() if passphrase else None
     if path is not None:
         return LocalSigner(read_private_file(path, secret))
+    # CI systems hand secrets over in variables, not in files
     if pem := environment.get("SM120_SIGNING_KEY"):
         return LocalSigner(read_private(pem.encode(), "SM120_SIGNING_KEY", secret))
     if agent := environment.get("SM120_SIGNING_AGENT"):

@@ -30,6 +30,7 @@ class Rebuild(Frozen):
     image: Identity
     platform: Platform
     identical: bool
+    # what differed first; a reason why there is none
     difference: Known[Text]
     inputs: Digest  # the digest of all that decides the image
     builder: Identity
@@ -233,6 +234,7 @@ def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> None:
     model = MODELS.get(predicate_type)
     if model is None:
         return
+    # the time is checked with the statement
     body = {k: v for k, v in predicate.items() if k != RECORDED}
     # JSON has no bool that is an int: what is written must be of the kind it stands for
     as_model(model, body, predicate_type, "the predicate", strict=True)

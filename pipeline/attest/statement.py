@@ -69,6 +69,7 @@ class Statement(Frozen):
     def core(self) -> bytes:
         """The statement without its time and run: equal for equal findings."""
         *above, _ = self._place
+        # bills and weights have a place for the time and none for the run
         run = _RUNS.get(self.predicate_type if self.predicate_type in _PLACES else None)
         predicate = _without(self.predicate, self._place)
         predicate = _without(predicate, (*above, run)) if run else predicate
@@ -126,6 +127,7 @@ def stamp(when: datetime) -> str:
 def read_stamp(text: str) -> datetime:
     """The time that a stamp names."""
     try:
+        # one spelling of each time, so that equal statements are equal bytes
         return datetime.strptime(text, _STAMP).replace(tzinfo=UTC)
     except (ValueError, TypeError) as error:
         raise RecordInvalid(f"{text!r}: is not a time like 2026-01-31T12:00:00Z") from error

@@ -70,9 +70,11 @@ class TrustedKey(Frozen):
             return f"the key {self.name} is not trusted for {kind}"
         if made_at is not None and made_at > now + CLOCKS_APART:
             return f"is dated {made_at:%Y-%m-%d %H:%M:%S}, which is in the future"
+        # a statement without a time may be of today
         when = made_at or now
         if self.revoked and (self.revoked.compromised or when >= self.revoked.since):
             return f"the key {self.name} is revoked: {self.revoked.reason}"
+        # compared with now, not with the claimed time, which a signer can choose
         if now < self.not_before:
             return f"the key {self.name} is not trusted before {self.not_before:%Y-%m-%d}"
         if when > self.until:
@@ -123,6 +125,7 @@ def with_own_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | N
             public = read_public(read_key_file(path), str(path))
             name = path.stem if path.stem not in names else f"{path.stem}-own"
             key = _own_key(name, public)
+        # a stray file among the user's keys is no reason to trust nobody
         except (KeyInvalid, ValidationError):
             continue
         if key.id not in ids and key.name not in names:

@@ -77,6 +77,7 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
         image=built.name,
         platform=built.platform,
         digest=built.digest,
+        # images have no version: the digest is what changes with them
         version=built.digest.removeprefix("sha256:")[:12],
         layers=tuple(placed_layers(built)),
         parts=tuple(
@@ -91,6 +92,7 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
 
 
 def _changes(patch: OwnFile, part: ImagePart) -> bool:
+    # a wheel of two images is patched only in the one whose series changes it
     if patch.patch is None or not part.is_wheel or patch.image != part.image:
         return False
     return canonicalize_name(Requirement(patch.patch.applies_to).name) == part.pin.name
@@ -99,6 +101,7 @@ def _changes(patch: OwnFile, part: ImagePart) -> bool:
 def licences_of(store: Store, parts: Sequence[ImagePart]) -> dict[str, Licence]:
     """Each part's licence, by the part's package URL."""
     licences: dict[str, Licence] = {}
+    # a layer's table of contents has 100,000 rows and more: read once for all its packages
     for digest, layer in {x.layer.record.digest: x.layer.record for x in parts}.items():
         rows = {row.path: row for row in store.contents(layer)}
         metadata = {
@@ -129,6 +132,7 @@ def _copyright(rows: Mapping[str, FileRow], package: str) -> FileRow | None:
     except UnknownImage:
         return None  # a symlink loop leads to no licence
     row = rows.get(path)
+    # in a layer a hard link has no bytes of its own
     if row is not None and row.kind == Kind.HARDLINK:
         row = rows.get(row.target)
     return row if row is not None and row.kind == Kind.FILE else None

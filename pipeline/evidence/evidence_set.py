@@ -52,6 +52,7 @@ def kept(store: Store, image: str, platform: str, digest: str) -> list[Path]:
 def readable(folder: Path) -> dict[str, Envelope]:
     """The envelopes of a folder by name; a damaged one is left out."""
     paths = sorted(folder.glob(f"*{SUFFIX}"))
+    # a damaged one is made again by the next build
     read = {path.name.removesuffix(SUFFIX): read_kept(path) for path in paths}
     return {name: envelope for name, envelope in read.items() if envelope}
 
@@ -92,6 +93,7 @@ def verdict_of(statement: Statement) -> tuple[str | None, str | None]:
         about = f"{predicate.get('sm120_gate')} on {predicate.get('sm120_card')}"
         return about, str(predicate["sm120_verdict"])
     if statement.predicate_type == REBUILD:
+        # as long as `sha256:` and twelve digits, which is how people tell keys apart
         by = str(predicate.get("rebuilt_by"))[:19]
         return f"by {by}", "identical" if predicate.get("identical") is True else "different"
     return None, None
@@ -106,6 +108,7 @@ def set_statement(
     when: Moment | None = None,
 ) -> Statement:
     """The statement that lists all others; a set among them is left out."""
+    # a statement may be kept twice, before and after a second signature
     each_once = {e.payload: committed(e) for e in envelopes if not is_set(e)}.values()
     named = sorted(each_once, key=lambda c: (c.predicate_type, c.about or "", c.payload))
     if len(named) > MOST_STATEMENTS:
@@ -128,6 +131,7 @@ def keep_set(
     before, now = read_kept(folder / f"{NAME}{SUFFIX}"), statement.recorded
     # clocks with whole seconds give two sets of one build the same time
     if before and now and before.statement.has_happened(now) and before.statement.recorded:
+        # a clock that went back must not make the older set the latest
         at = max(now, before.statement.recorded + timedelta(seconds=1))
         recorded = {**statement.predicate[RECORDED], "at": stamp(at)}
         predicate = {**statement.predicate, RECORDED: recorded}
@@ -138,6 +142,7 @@ def keep_set(
 def latest(sets: Sequence[Envelope]) -> list[Envelope]:
     """The newest set; several where their times do not decide."""
     times = [e.statement.recorded for e in sets]
+    # a set without a time could be the newest: all of them must hold
     if any(t is None for t in times):
         return list(sets)
     newest = max((t for t in times if t), default=read_stamp("1970-01-01T00:00:00Z"))

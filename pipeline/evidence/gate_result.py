@@ -23,6 +23,7 @@ _RESULTS: dict[GateVerdict, Literal["PASSED", "WARNED", "FAILED"]] = {
     "passed": "PASSED",
     "accepted": "WARNED",
     "failed": "FAILED",
+    # nobody may take what was not judged for a success
     "unknown": "FAILED",
 }
 
@@ -74,6 +75,7 @@ def gate_predicate(result: Evidence) -> dict[str, Any]:
         for row in result.rows
         if row.verdict == "unknown"
     ]
+    # a gate that could not even start has no rows
     if result.verdict == "unknown" and not unknown:
         why = plain(result.message) or "no test was run"
         unknown = [_Reason(test=result.gate, verdict="unknown", why=why)]
@@ -108,6 +110,7 @@ def _tests(result: Evidence, verdict: GateVerdict) -> list[str]:
 def read_test_result(predicate: dict[str, Any]) -> TestResult:
     """A gate's result that does not contradict itself."""
     result = as_model(TestResult, predicate, "test result", "the predicate")
+    # counted again from the tests: a verdict alone could claim anything
     unknown = {x.test for x in result.unknown}
     really: GateVerdict = "passed"
     # an image without CUDA code gives the machine code gate nothing to judge; others must judge

@@ -39,6 +39,7 @@ def image_statements(
 
     A bill in SPDX repeats the one in CycloneDX and is as large: it is made on request only.
     """
+    # before anything is signed: the record is a file of the store, which somebody may have changed
     _require_layers(store, built)
     bill = bill_of(checkout, store, built)
     subject = (built.name, built.digest)
@@ -116,5 +117,6 @@ def record_rebuild(
 ) -> Envelope:
     """State, sign and keep it; each key has one statement for each digest."""
     statement = rebuild_statement(first, signer, difference, when)
+    # one file for each key, so that two people who rebuild do not replace each other's
     name = f"rebuild-{signer.key_id.removeprefix('sha256:')[:12]}"
     return keep_all(store, first, {name: statement}, [signer], when)[name]

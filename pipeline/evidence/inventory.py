@@ -59,6 +59,7 @@ class OwnFile:
 
 def placed_layers(built: Built) -> list[PlacedLayer]:
     """Every layer with its origin, from the root image's first to the image's patches."""
+    # layers are matched in their order: a title alone may stand in several images of the chain
     left = list(built.layers)
     placed: list[PlacedLayer] = []
     for each in built.plan.chain():
@@ -114,6 +115,7 @@ def parts_of(built: Built) -> list[ImagePart]:
 
 def _purl(pin: Pin, suite: str) -> str:
     if isinstance(pin, DebPin):
+        # `name_version_arch.deb`; the pin itself has no architecture, and it may be `all`
         architecture = pin.file.removesuffix(".deb").rpartition("_")[2]
         return deb_purl(pin.name, pin.version, architecture, suite)
     return wheel_purl(pin.name, pin.version, pin.file)
@@ -130,6 +132,7 @@ def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
             to = ", ".join(file.to for file in spec.files if file.source == source)
             files.append(OwnFile(spec.name, path, _digest(checkout, path), to=to))
         for patch in checkout.series(spec).patches:
+            # a series names its patches relative to itself
             path = str((folder / (spec.patches or "")).parent / patch.file)
             files.append(OwnFile(spec.name, path, _digest(checkout, path), patch=patch))
     return files
@@ -159,12 +162,14 @@ class Origin:
 def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin:
     """Where a file came from; links are followed inside the image."""
     layers = placed_layers(built)
+    # the layer that a file is in decides where it came from
     tree = see(((x, store.contents(x.layer.record)) for x in layers), first_folders=True)
     name, links = follow({file: row for file, (_, row) in tree.items()}, path)
     if name not in tree:
         raise UnknownImage(f"/{name}: no such file in the image", "Give its whole path.")
     placed, row = tree[name]
     owned = [p for p in parts_of(built) if p.pin.name == row.owner]
+    # owners of a foreign base's files are not known
     part = owned[0] if owned and not placed.base else None
     patches: tuple[str, ...] = ()
     if placed.layer.title == "patches":

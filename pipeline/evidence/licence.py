@@ -16,6 +16,7 @@ from pipeline.attest.strict import plain
 
 # some packages put the whole licence text into the field
 _LONGEST_NAME = 120
+# of names in a Debian copyright file, which may have dozens
 _LONGEST_LIST = 2000
 # Spellings that can mean one licence only.
 _SPELLINGS = {
@@ -53,6 +54,7 @@ _CLASSIFIERS = {
     "GNU Lesser General Public License v3 (LGPLv3)": "LGPL-3.0-only",
     "GNU Lesser General Public License v3 or later (LGPLv3+)": "LGPL-3.0-or-later",
 }
+# Debian's short names for what SPDX spells otherwise.
 _DEBIAN = {"expat": "MIT", "bsd-3-clause": "BSD-3-Clause", "bsd-2-clause": "BSD-2-Clause"}
 _GNU = re.compile(r"^(A?GPL|LGPL|GFDL)-(\d)(?:\.(\d))?(?:\.0)?(\+?)$")
 _LICENSE_LINE = re.compile(r"^License:[ \t]*(\S.*)$", re.M)
@@ -69,6 +71,7 @@ class Licence:
 
 def wheel_licence(metadata: bytes) -> Licence:
     """From a wheel's METADATA: the expression, else the free text, else the classifiers."""
+    # what it cannot parse it leaves out: metadata of old wheels is often not quite valid
     fields, _ = parse_email(metadata)
     if declared := fields.get("license_expression"):
         if expression := _expression(declared):
@@ -83,6 +86,7 @@ def wheel_licence(metadata: bytes) -> Licence:
         return Licence(expression, reason="METADATA License, the title of its text")
     named = [c.rpartition(" :: ")[2] for c in fields.get("classifiers", ()) if _is_licence(c)]
     certain = [_CLASSIFIERS[n] for n in named if n in _CLASSIFIERS]
+    # "BSD License" names a family: with one such classifier the whole is uncertain
     if named and len(certain) == len(named):
         return Licence(_joined(certain), reason="METADATA classifiers")
     if text:
@@ -119,7 +123,9 @@ def _short(text: str, longest: int = _LONGEST_NAME) -> str:
 
 def deb_licence(copyright_file: bytes) -> Licence:
     """From a .deb's copyright file, where it is in the machine-readable format."""
+    # some are older than UTF-8; the names of licences are ASCII
     text = copyright_file.decode("utf-8", errors="replace")
+    # older drafts of the format had the longer name
     if not re.match(r"\s*Format(-Specification)?:", text):
         return Licence(reason="its copyright file is not machine-readable")
     names = list(dict.fromkeys(line.strip() for line in _LICENSE_LINE.findall(text)))
@@ -135,6 +141,7 @@ def deb_licence(copyright_file: bytes) -> Licence:
 
 def _joined(terms: list[str]) -> str:
     unique = sorted(set(terms))
+    # AND binds more tightly than OR in SPDX expressions
     grouped = [f"({t})" if " OR " in t and len(unique) > 1 else t for t in unique]
     return " AND ".join(grouped)
 

@@ -90,6 +90,7 @@ class _Definition(Frozen):
     build_type: Identity = Field(alias="buildType")
     external: _External = Field(alias="externalParameters")
     internal: _Internal = Field(alias="internalParameters")
+    # far above any image: each one is looked for in all locks
     dependencies: list[Resource] = Field(
         alias="resolvedDependencies", min_length=1, max_length=10_000
     )
@@ -176,6 +177,7 @@ def _external(checkout: Checkout, plan: ImagePlan) -> _External:
     """The spec: image.yaml and series.yaml of the image and of those it stands on."""
     images = {
         each.spec.name: SpecMaterial(
+            # as people write it, so that a reader can compare it with the file
             spec=each.spec.model_dump(mode="json", by_alias=True),
             series=checkout.series(each.spec).model_dump(mode="json"),
         )
@@ -192,6 +194,7 @@ def _dependencies(checkout: Checkout, built: Built) -> list[Resource]:
     materials += [
         _resource(layer_urn(x.image, x.layer.title), x.layer.title, x.layer.record.digest)
         for x in placed_layers(built)
+        # its own layers come out of this build, so they are byproducts
         if x.image != built.plan.spec.name or x.base is not None
     ]
     return materials
@@ -199,6 +202,7 @@ def _dependencies(checkout: Checkout, built: Built) -> list[Resource]:
 
 def _resource(uri: str, name: str, digest: str, **annotations: Any) -> Resource:
     values = {"uri": uri, "name": name, "digest": DigestSet(sha256=digest.removeprefix("sha256:"))}
+    # `exclude_unset` writes only what was given: no empty annotations
     return Resource.model_validate(
         {**values, "annotations": annotations} if annotations else values
     )
@@ -269,6 +273,7 @@ def read_provenance(predicate: dict[str, Any]) -> Provenance:
     """The provenance of one of our images, whole and without contradictions."""
     provenance = as_model(Provenance, predicate, "provenance", "the predicate")
     definition, builder = provenance.definition, provenance.run.builder
+    # another builder's provenance may mean something else by the same fields
     if definition.build_type != BUILD_TYPE:
         raise RecordInvalid(f"provenance: {definition.build_type}: is not a build type of ours")
     if builder.id != BUILDER:
@@ -290,6 +295,7 @@ def _require_accounted(provenance: Provenance) -> None:
     images = definition.external.images.keys()
     if definition.external.image not in images or provenance.locks.keys() - images:
         raise RecordInvalid("provenance: names an image without its spec")
+    # two digests under one name would let a reader choose
     uris = [x.uri for x in definition.dependencies]
     if len(uris) != len(set(uris)):
         doubled = next(u for u in uris if uris.count(u) > 1)

@@ -15,6 +15,7 @@ from pipeline.evidence.inventory import BaseImage, OwnFile
 from pipeline.evidence.licence import Licence
 from pipeline.model import canonical_json
 
+# chosen once, for serial numbers that follow from the image's digest
 _NAMESPACE = uuid.UUID("6f0c9a3e-5a0d-5d0f-8a43-0f5f0c5d3b1e")
 
 
@@ -46,6 +47,7 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
 def _compositions(bill: Bill) -> list[dict[str, Any]]:
     """How complete the list is: whole, unless a foreign base holds what nobody listed."""
     if bill.base is None:
+        # claimed because the image was assembled from nothing else
         return [{"aggregate": "complete", "assemblies": [bill.purl]}]
     return [
         {"aggregate": "incomplete", "assemblies": [bill.purl]},

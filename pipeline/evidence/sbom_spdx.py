@@ -33,6 +33,7 @@ def spdx(bill: Bill) -> dict[str, Any]:
         "name": f"{bill.image}-{bill.version}",
         "documentNamespace": f"urn:sm120-pipeline:spdx:{bill.digest.removeprefix('sha256:')}",
         "creationInfo": {
+            # SPDX requires a time; the image's own fixed one says nothing that is not so
             "created": CREATED,
             "creators": [f"Tool: sm120-pipeline-{__version__}"],
             "comment": "The time is fixed, so that an image has one document.",
@@ -71,6 +72,7 @@ def _relationships(bill: Bill) -> list[dict[str, str]]:
         relations += [_relation(_file_id(p), "PATCH_FOR", part) for p in billed.patches]
     if bill.base:
         relations.append(_relation(IMAGE_ID, "DESCENDANT_OF", _BASE))
+        # as in `layers` above: one relation for a layer that stands there twice
         own = dict.fromkeys(_layer_id(layer.digest) for layer in bill.base.pin.layers)
         relations += [_relation(_BASE, "CONTAINS", layer) for layer in own]
     return relations + [_relation(IMAGE_ID, "CONTAINS", _file_id(x)) for x in bill.files]
@@ -81,6 +83,7 @@ def _relation(one: str, kind: str, other: str) -> dict[str, str]:
 
 
 def _id(kind: str, text: str) -> str:
+    # letters, digits, dots and dashes are all that an SPDX id may have
     return f"SPDXRef-{kind}-{re.sub(r'[^A-Za-z0-9.-]', '-', text)}"
 
 
@@ -104,6 +107,7 @@ def _package(identity: str, name: str, digest: str, **more: Any) -> dict[str, An
         "SPDXID": identity,
         "name": name,
         "downloadLocation": _NONE,
+        # with files, SPDX wants a verification code over all of them; layers have digests instead
         "filesAnalyzed": False,
         "checksums": [{"algorithm": "SHA256", "checksumValue": digest.removeprefix("sha256:")}],
         "licenseConcluded": _NONE,

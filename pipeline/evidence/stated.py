@@ -41,6 +41,7 @@ class Stated(Frozen):
     signed_by: list[Digest]  # the keys that signed every one of them
 
     def is_whole(self, folder: Path) -> bool:
+        # a memory that lists nothing must not pass for `all there`
         return {"provenance", "evidence-set"} <= {*self.statements} and all(
             (folder / f"{name}{SUFFIX}").is_file() for name in self.statements
         )
@@ -102,12 +103,14 @@ def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
     }
     try:
         judged = sha256_of(read_own(gates))
+    # gates may run later than the build
     except FileNotFoundError:
         judged = None
     except StoreDamaged:
         judged = "damaged"  # reported, with what to do, when the image is stated again
     # the golden digest is stated, so a new one makes the statements out of date
     must_be = golden.digest if golden else None
+    # the builder is part of the provenance
     made_by = [code_digest(), __version__]
     return sha256_of(
         canonical_json([built.plan.key, built.digest, made_by, specs, must_be, judged])
@@ -130,6 +133,7 @@ def sign_stated(checkout: Checkout, store: Store, built: Built, signer: Signer) 
     when = moment()
     wrong = _wrong(folder, built, kept, true, read_stamp(when.at))
     if not wrong:
+        # the kept ones, with their own times: they were made then
         statements = {name: e.statement for name, e in kept.items() if name in true}
         recorded = keep_all(store, built, statements, [signer], when)
         _remember(checkout, store, built, recorded)
@@ -155,6 +159,7 @@ def _wrong(
             problems[name] = "does not match the image"
         elif name in (*true, NAME) and not kept[name].statement.has_happened(now):
             problems[name] = "is dated in the future"
+        # a rebuild by somebody else is signed; what nobody signed may be planted
         elif name not in (*true, NAME) and not kept[name].signatures:
             problems[name] = UNSIGNED_FOREIGN
     every = set_statement(built.name, built.platform, built.digest, kept.values())

@@ -26,6 +26,7 @@ from pipeline.registry.referrers import kind_of, list_in_fallback_tag
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import LocalBlob, push_blob
 
+# RFC 6838 4.2, in small letters
 MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
 # held in memory while it is pushed; larger files are no evidence
 MOST_BYTES = 64 << 20
@@ -69,6 +70,7 @@ class Attachment(Frozen):
     @property
     def contents(self) -> tuple[Content, ...]:
         """All blobs that must be pushed before the manifest."""
+        # image-spec: an artifact without content has the empty JSON object as its layer
         layers = self.layers if self.layers or self.kept else (EMPTY,)
         return (self.config or EMPTY, *layers)
 
@@ -107,6 +109,7 @@ class AttachedArtifact(Frozen):
 def file_attachment(text: str, platforms: list[str]) -> Attachment:
     """`[PLATFORM=]FILE:TYPE` as a value."""
     platform, equals, rest = text.partition("=")
+    # a file name may hold an equals sign
     if not equals or platform not in platforms:
         platform, rest = "", text
     name, _, kind = rest.rpartition(":")
@@ -150,6 +153,7 @@ def attach(
             )
         )
     if unlisted:
+        # all at once: each change of that tag reads and writes a whole index
         list_in_fallback_tag(repository, subject.digest, [_entry(d) for d in unlisted])
     return attached
 

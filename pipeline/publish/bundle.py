@@ -50,7 +50,9 @@ def signed_records(store: Store, image: Built) -> list[Envelope]:
     A damaged file is an error that names it.
     """
     paths = kept(store, image.name, image.platform, image.digest)
+    # an error, not a gap: a set would no longer match what is published
     envelopes = [read_envelope(read_own(path), path.name) for path in paths]
+    # a file that was copied here from another image is left out
     about = [e for e in envelopes if e.statement.is_about(image.digest)]
     named = {
         each.payload

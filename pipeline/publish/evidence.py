@@ -85,6 +85,7 @@ def read_cosign_tags(repository: Repository, digest: str, signer: Signer | None)
     """The layers under cosign's tags, and the names that this key has given the image."""
     statements = _layers(repository, digest, "att", ENVELOPE_MEDIA)
     signatures = _layers(repository, digest, "sig", SIGNATURE_MEDIA) if signer else ()
+    # other keys' signatures stay as they are and need not be read
     names = tuple(_own_names(repository, signatures, signer)) if signer else ()
     return CosignTags(statements, signatures, names)
 
@@ -93,6 +94,7 @@ def _layers(
     repository: Repository, digest: str, suffix: str, media_type: str
 ) -> tuple[Descriptor, ...]:
     document = repository.find_manifest(f"{fallback_tag(digest)}.{suffix}")
+    # whoever can push could put another image's manifest under this tag
     if document is None or (document.subject and document.subject.digest != digest):
         return ()
     return tuple(layer for layer in document.layers if layer.media_type == media_type)
@@ -103,6 +105,7 @@ def _own_names(
 ) -> Iterator[SignedName]:
     """Only payloads that this key signed are read; other keys' may say anything."""
     for layer in signatures:
+        # not one of ours
         if layer.size_bytes > _MOST_PAYLOAD_BYTES:
             continue
         try:
@@ -129,6 +132,7 @@ class Naming:
 
         Only the last name counts: one that covers an older evidence set would hide the newer.
         """
+        # the time of the move is what a verifier compares
         if self.moves and self.at:
             return False
         same = [n for n in names if n.digest == digest and n.reference == self.reference]
@@ -182,6 +186,7 @@ def _under_tag(
     subject: Document, suffix: str, there: Sequence[Descriptor], new: Sequence[Content]
 ) -> Attachment:
     """An image as cosign stores things: layers that were there, then new ones."""
+    # the annotation is the signature: the same payload by another key is another layer
     known = [(d.digest, d.annotations) for d in there]
     fresh = tuple(c for c in new if (c.descriptor.digest, c.descriptor.annotations) not in known)
     return Attachment(

@@ -35,9 +35,11 @@ def gate_state(
         return GateState(platform=built.platform, state="no gates")
     try:
         gates = read_evidence(store, built.name, built.platform, built.digest)
+    # a damaged result is none: publishing is refused like without one
     except StoreDamaged:
         return _not_passed(built, "the record of its gates is damaged")
     if gates is None:
+        # after a rebuild with other inputs the results are of the image before
         was_run = evidence_path(store, built.name, built.platform).exists()
         return _not_passed(
             built, "its gates were run on another image" if was_run else "its gates were not run"
@@ -62,6 +64,7 @@ def _not_run(spec: ImageSpec, results: Sequence[Evidence], patched: bool) -> lis
     # patches are proved together with the shared-memory gate
     wanted = [*spec.gates, *(["patches"] if patched and "smem" in spec.gates else [])]
     missing = [gate for gate in wanted if gate not in judged]
+    # shared memory and numerics are judged for one card, machine code for each
     if "arch" in spec.gates and "arch" in judged:
         on = {result.arch for result in results if result.gate == "arch"}
         missing += [f"arch on {card}" for card in spec.promised_archs if card not in on]

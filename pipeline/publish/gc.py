@@ -68,6 +68,7 @@ class _Reader:
 def plan_gc(store: Store, repository: Repository, patterns: Sequence[str], jobs: int = 4) -> Plan:
     """Read tags and manifests, and plan to delete what no kept image reaches."""
     tags = repository.tags()
+    # every tag must be readable: what cannot be read cannot be spared
     named = dict(zip(tags, repository.client.each(jobs, tags, repository.manifest), strict=True))
     plain = [t for t in tags if not _EVIDENCE_TAG.fullmatch(t)]
     chosen = [t for t in plain if any(fnmatchcase(t, p) for p in patterns)]
@@ -82,6 +83,7 @@ def plan_gc(store: Store, repository: Repository, patterns: Sequence[str], jobs:
     evidence = _evidence_tags(named)
     kept = reach(reader, evidence, [named[t].digest for t in chosen])
     seen = KnownRepository(store, repository).manifests
+    # all that can be found, minus what is kept, is what goes
     everything = reach(reader, evidence, [*(d.digest for d in named.values()), *seen])
     return _plan(repository, reader, named, kept, everything - kept)
 
@@ -105,7 +107,7 @@ def reach(reader: _Reader, evidence: dict[str, list[str]], roots: Iterable[str])
             continue
         document = reader.find(digest)
         if document is None:
-            continue
+            continue  # remembered or referred to, and deleted since
         reached.add(digest)
         todo += [d.digest for d in document.manifests]
         todo += [document.subject.digest] if document.subject else []
@@ -140,6 +142,7 @@ def _plan(
 
 def _rank(held: Held) -> tuple[bool, bool, bool, str]:
     plain = any(not _EVIDENCE_TAG.fullmatch(t) for t in held.tags)
+    # tagged images, then evidence tags, then the rest; indexes before their manifests
     return not plain, not held.tags, held.kind == "manifest", held.digest
 
 

@@ -61,6 +61,7 @@ class KnownRepository:
     def forget(self, manifests: Iterable[str]) -> None:
         """Remove deleted manifests; the registry's garbage collection may remove their blobs."""
         with self._store.locked("published"):
+            # whether blobs are still there is not known any more
             self._keep([], sorted(set(self._seen().manifests) - set(manifests)))
 
     def elsewhere(self) -> dict[str, str]:
@@ -69,6 +70,7 @@ class KnownRepository:
         for path in sorted(self._path.parent.glob("*.json")):
             seen = _read(path)
             if seen and seen.registry == self._registry and seen.repository != self._name:
+                # a registry mounts a blob only from a repository that the login may read
                 repositories |= dict.fromkeys(seen.blobs, seen.repository)
         return repositories
 

@@ -67,6 +67,7 @@ def make_shipment(store: Store, built: list[Built], *, index: bool = False) -> S
 
 def _local(store: Store, blob: Descriptor) -> LocalBlob:
     path = store.blob_path(blob.digest)
+    # seen before the first byte is sent; the digest is checked by the registry
     if not path.is_file() or path.stat().st_size != blob.size_bytes:
         raise StoreDamaged(f"{path}: is not the {blob.size_bytes} bytes that the manifest names")
     return LocalBlob(blob.digest, blob.size_bytes, path)
@@ -79,6 +80,7 @@ def _index(images: dict[str, Document]) -> bytes:
         for platform, image in sorted(images.items())
     ]
     first, *others = [image.annotations.items() for image in images.values()]
+    # what holds for one platform only must not be said of the index
     shared = set(first).intersection(*others)
     return index_json(entries, dict(shared))
 
@@ -136,6 +138,7 @@ def publish(store: Store, order: Order) -> Published:
         known.remember(manifests=[d.digest for d in shipment.documents])
         for document in shipment.documents:
             repository.put_document(document.digest, document)
+        # before the tag moves: whoever pulls by tag finds evidence with it
         attached = _attach(order)
         known.remember(manifests=[a.digest for a in attached])
         repository.put_document(order.tag, shipment.root)
@@ -172,6 +175,7 @@ def _push_blobs(order: Order, missing: list[LocalBlob], known: KnownRepository) 
             missing,
             lambda b: push_blob(repository, b, bar, elsewhere.get(b.digest, "")),
         )
+    # also those that were there: other repositories can mount them from this one
     known.remember(blobs=[b.digest for b in blobs])
     return ways
 
@@ -208,6 +212,7 @@ def _attach_all(
 
 def _cosign_tags(order: Order, bundle: EvidenceBundle) -> dict[str, CosignTags]:
     """What cosign's tags hold, for each image that gets something under them."""
+    # saves two requests for each image
     if bundle.signer is None and not any(bundle.envelopes.values()):
         return {}
     return {
