@@ -55,7 +55,7 @@ def test_a_file_named_as_an_entity_is_refused() -> None:
 
 
 def test_deep_nesting_does_no_harm() -> None:
-    deep = 1_000_000
+    deep = 100_000
     assert "a document" in why(read_gpus("<a>" * deep + "</a>" * deep, CAPABILITIES))
 
 
