@@ -7,12 +7,13 @@ import json
 import os
 import select
 import shlex
+import signal
 import subprocess
 import tempfile
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -57,6 +58,7 @@ class Remote:
     def __init__(self, connection: Connection) -> None:
         self._to = connection
         self._process: subprocess.Popen[bytes] | None = None
+        self._hung_up = False
         self._read = b""
         self._errors = b""
 
@@ -71,6 +73,13 @@ class Remote:
     ) -> None:
         if self._process is not None:
             proc.end(self._process)
+
+    def hang_up(self) -> None:
+        """End the connection from another thread: commands that run or follow raise."""
+        self._hung_up = True
+        if self._process is not None:
+            with suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def run(self, command: str, limit_s: float = LIMIT_S) -> CommandResult:
         """Run one command; a host that cannot be reached raises."""
@@ -94,6 +103,9 @@ class Remote:
                 first = self._line(_START_S)
             if first != f"{shell.READY} 0".encode():
                 raise Unreached(f"cannot become root: {first[:100]!r}")
+        # here, because hang_up cannot end a process that was not there yet
+        if self._hung_up:
+            raise Unreached("the connection was ended")
         return self._process
 
     def _line(self, limit_s: float) -> bytes:

@@ -49,23 +49,32 @@ def verify_fleet(
     on_result: Callable[[HostResult], None],
 ) -> FleetResult:
     """Every host, some in parallel; one that is down does not hold up the others."""
+    remotes = [Remote(promised.connection) for promised in fleet]
 
-    def one(promised: Promised) -> HostResult:
-        result = verify_host(promised, options, judge_promises)
+    def one(promised: Promised, remote: Remote) -> HostResult:
+        result = verify_host(promised, remote, options, judge_promises)
         on_result(result)
         return result
 
     with ThreadPoolExecutor(max(1, jobs)) as pool:
-        return FleetResult(hosts=list(pool.map(one, fleet)))
+        try:
+            return FleetResult(hosts=list(pool.map(one, fleet, remotes)))
+        except BaseException:
+            # Ctrl-C reaches this thread alone, and the pool waits for all others
+            for remote in remotes:
+                remote.hang_up()
+            raise
 
 
-def verify_host(promised: Promised, options: VerifyOptions, judge_promises: Judge) -> HostResult:
+def verify_host(
+    promised: Promised, remote: Remote, options: VerifyOptions, judge_promises: Judge
+) -> HostResult:
     """One host."""
     if promised.unreached is not None:
         reason = promised.unreached.removeprefix("Task failed: ")
         return HostResult(host=promised.host, unreached=_one_line(reason))
     try:
-        with Remote(promised.connection) as remote:
+        with remote:
             # the first command: a host that is down is reported once, not by every check
             read = _facts(remote, promised.host)
             rows = judge_promises(promised, remote, read, options.roles)

@@ -31,7 +31,7 @@ from pipeline.host.fleet.promised import DriverPromise, Promised, Roles, read_pr
 from pipeline.host.fleet.records import keep_records, recorded
 from pipeline.host.fleet.remote import Remote, Unreached
 from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
-from pipeline.host.fleet.verify import VerifyOptions, verify_host
+from pipeline.host.fleet.verify import VerifyOptions, verify_fleet, verify_host
 from pipeline.host.probes import runner
 from pipeline.host.probes.runner import ProbeRow
 from pipeline.host.promises import run, test_host
@@ -111,10 +111,12 @@ def promised(**more: Any) -> Promised:
     return Promised(host="n1", connection=LOCAL, **more)
 
 
+def look_at(host: Promised, **options: Any) -> HostResult:
+    return verify_host(host, Remote(LOCAL), VerifyOptions(**options), judge_promises)
+
+
 def test_what_ansible_could_not_reach_is_not_asked_again() -> None:
-    result = verify_host(
-        promised(unreached="Failed to connect\nvia ssh"), VerifyOptions(), judge_promises
-    )
+    result = look_at(promised(unreached="Failed to connect\nvia ssh"))
     assert result.verdict == "not reached"
     assert result.unreached == "Failed to connect via ssh"
 
@@ -297,7 +299,7 @@ def test_captures_become_records_and_what_moved_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("root")
 def test_a_look_at_this_very_machine_judges_it_and_keeps_its_facts(tmp_path: Path) -> None:
-    result = verify_host(promised(), VerifyOptions(save=tmp_path / "seen"), judge_promises)
+    result = look_at(promised(), save=tmp_path / "seen")
     assert result.unreached is None
     assert {r.role for r in result.rows} == {"host"}
     assert {r.verdict for r in result.rows if "facts" in r.promise} == {"passed"}
@@ -306,11 +308,26 @@ def test_a_look_at_this_very_machine_judges_it_and_keeps_its_facts(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("root")
+def test_an_interrupt_does_not_wait_for_commands_on_other_hosts() -> None:
+    def judge(host: Promised, remote: Remote, *_: Any) -> list[Row]:
+        if host.host == "n1":
+            raise KeyboardInterrupt
+        remote.run("sleep 60")
+        return []
+
+    slow = promised().model_copy(update={"host": "n2"})
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        verify_fleet([promised(), slow], VerifyOptions(), judge, jobs=2, on_result=lambda _: None)
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.usefixtures("root")
 def test_a_check_that_breaks_is_unknown_and_the_others_are_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(test_host, "test_no_package_is_left_half_installed", lambda host: 1 / 0)
-    result = verify_host(promised(), VerifyOptions(), judge_promises)
+    result = look_at(promised())
     reasons = {r.promise: r.why for r in result.rows if r.verdict == "unknown"}
     assert reasons == {"<lambda>": "ZeroDivisionError: division by zero"}
     assert result.count("passed") > 1
@@ -319,7 +336,7 @@ def test_a_check_that_breaks_is_unknown_and_the_others_are_judged(
 @pytest.mark.usefixtures("root")
 def test_checks_that_take_too_long_leave_the_rest_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_LIMIT_S", -1.0)
-    result = verify_host(promised(), VerifyOptions(), judge_promises)
+    result = look_at(promised())
     assert {r.verdict for r in result.rows} == {"unknown"}
     assert "the checks before it took" in result.rows[0].why
 
@@ -354,8 +371,7 @@ def test_a_role_that_was_undone_is_judged_by_what_is_left_of_it(
 @pytest.mark.usefixtures("root")
 def test_a_role_that_nothing_can_be_said_of_is_unknown_row_by_row() -> None:
     roles = Roles(nvidia_driver=DriverPromise(state="present", headers="none"))
-    options = VerifyOptions(roles=("nvidia_driver",))
-    result = verify_host(promised(roles=roles), options, judge_promises)
+    result = look_at(promised(roles=roles), roles=("nvidia_driver",))
     rows = {r.promise: r for r in result.rows}
     assert rows["the locked driver is the loaded one"].verdict == "unknown"
     assert "host.lock.yaml" in rows["the locked driver is the loaded one"].why
