@@ -45,9 +45,9 @@ class _Source:
 
 
 def find_mirror(root: Path = Path("/")) -> DebianMirror:
-    """The Debian mirror that apt uses here, else the one that Debian's own tools name."""
-    finders = (_from_apt, _from_python_apt, _from_debootstrap, _from_apt_example)
-    for find in finders:
+    """The Debian mirror that apt uses here, else the one that python-apt knows."""
+    # on Ubuntu apt has no mirror of Debian's, but python-apt, which it comes with, names one
+    for find in (_from_apt, _from_python_apt):
         mirror = find(root)
         if mirror.main:
             return mirror
@@ -68,11 +68,6 @@ def _from_apt(root: Path) -> DebianMirror:
     return _mirror(sources, root)
 
 
-def _from_apt_example(root: Path) -> DebianMirror:
-    example = root / "usr/share/doc/apt/examples/sources.list"
-    return _mirror(_sources_in(example, _one_line_sources), root)
-
-
 def _from_python_apt(root: Path) -> DebianMirror:
     """python-apt's template repeats fields, so it is read line by line, not as deb822."""
     main: list[str] = []
@@ -86,15 +81,6 @@ def _from_python_apt(root: Path) -> DebianMirror:
         elif name == "BaseURI" and suite in bases:
             bases[suite].append(value.strip())
     return DebianMirror(_bases(main), _bases(security))
-
-
-def _from_debootstrap(root: Path) -> DebianMirror:
-    for script in ("bookworm", "sid", "debian-common"):
-        text = _text(root / "usr/share/debootstrap/scripts" / script)
-        match = re.search(r"^\s*default_mirror\s+(\S+)", text, re.MULTILINE)
-        if match is not None:
-            return DebianMirror(_bases([match[1]]), ())
-    return DebianMirror((), ())
 
 
 def _sources_in(path: Path, read: Callable[[str], Iterable[_Source]]) -> Iterator[_Source]:

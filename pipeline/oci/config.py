@@ -49,6 +49,10 @@ def _is_path(text: str) -> str:
 _Text = Annotated[str, StringConstraints(max_length=_LONGEST), AfterValidator(_no_nul)]
 _Variable = Annotated[_Text, AfterValidator(_is_variable)]
 _Path = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_is_path)]
+# Empty where a Dockerfile has no WORKDIR.
+_Workdir = Annotated[
+    str, StringConstraints(max_length=4096), AfterValidator(lambda text: text and _is_path(text))
+]
 _Port = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,5}(-[0-9]{1,5})?(/(tcp|udp|sctp))?$")]
 _User = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?$", max_length=200)
@@ -78,9 +82,7 @@ class RunSettings(_Part):
 
     env: Annotated[list[_Variable], Field(max_length=_MOST)] | None = Field(None, alias="Env")
     user: _User | None = Field(None, alias="User")
-    workdir: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
-        None, alias="WorkingDir"
-    )
+    workdir: _Workdir | None = Field(None, alias="WorkingDir")
     entrypoint: _Words | None = Field(None, alias="Entrypoint")
     command: _Words | None = Field(None, alias="Cmd")
     ports: Annotated[dict[_Port, Any], Field(max_length=_MOST)] | None = Field(
@@ -132,18 +134,8 @@ def read_config(data: bytes) -> ImageConfig:
     name = f"the config {sha256_of(data)}"
     value = read_json(data, name)
     try:
-        config = ImageConfig.model_validate(value)
+        return ImageConfig.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(p) for p in first["loc"]) or "it"
         raise BaseUnusable(f"{name}: {clean(field)}: {clean(first['msg'])}") from error
-    if config.runs.workdir:
-        _require_path(name, config.runs.workdir)
-    return config
-
-
-def _require_path(name: str, path: str) -> None:
-    try:
-        _is_path(path)
-    except ValueError as error:
-        raise BaseUnusable(f"{name}: config.WorkingDir: {error}") from error

@@ -135,23 +135,11 @@ def test_python_apts_template_answers_on_an_ubuntu_host(tmp_path: Path) -> None:
     assert find_mirror(tmp_path) == BOTH
 
 
-def test_debootstraps_script_answers_for_the_main_archive(tmp_path: Path) -> None:
-    script = f"case $ARCH in\n  *)\n  default_mirror {MAIN}\n"
-    write(tmp_path, "usr/share/debootstrap/scripts/sid", script)
-    assert find_mirror(tmp_path) == DebianMirror((MAIN,), ())
-
-
-def test_apts_own_example_is_the_last_resort(tmp_path: Path) -> None:
-    text = f"deb {MAIN} bookworm main\ndeb {SECURITY} bookworm-security main\n"
-    write(tmp_path, "usr/share/doc/apt/examples/sources.list", text)
-    assert find_mirror(tmp_path) == BOTH
-
-
 def test_the_hosts_own_mirror_comes_before_any_template(tmp_path: Path) -> None:
     write(tmp_path, "etc/apt/sources.list", f"deb {MAIN} bookworm main\n")
     write(
         tmp_path,
-        "usr/share/doc/apt/examples/sources.list",
-        "deb http://public.example.invalid/debian bookworm-security main\n",
+        "usr/share/python-apt/templates/Debian.info",
+        "Suite: {series}-security\nBaseURI: http://public.example.invalid/debian\n",
     )
     assert find_mirror(tmp_path) == DebianMirror((MAIN,), ())
