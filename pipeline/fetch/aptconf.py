@@ -11,14 +11,17 @@ from urllib.parse import urlsplit
 from pipeline.errors import IndexBroken, MirrorUnknown
 from pipeline.lock.debian import Stanza, read_stanzas
 
+# Closed lists: Ubuntu's `noble main` and a vendor's `nodistro main` must not pass for Debian.
 _CODENAMES = "buster|bullseye|bookworm|trixie|forky|duke|sid"
 _CLASSES = "(?:oldold|old)?stable|testing|unstable"
 _SUITE = re.compile(
     rf"(?:{_CODENAMES}|{_CLASSES})"
     r"(?P<pocket>-security|/updates|-updates|-backports|-proposed-updates)?"
 )
+# Both of apt's formats: https://manpages.debian.org/bookworm/apt/sources.list.5.en.html
 _ONE_LINE = re.compile(r"deb\s+(?:\[(?P<options>[^\]]*)\]\s*)?(?P<uri>\S+)\s+(?P<rest>.+)")
 _FIELDS = ("Types", "URIs", "Suites", "Components", "Signed-By", "Enabled")
+# What we can fetch; apt knows more, such as cdrom: and tor+http:.
 _SCHEMES = ("http", "https", "file")
 
 
@@ -59,6 +62,7 @@ def find_mirror(root: Path = Path("/")) -> DebianMirror:
 
 def _from_apt(root: Path) -> DebianMirror:
     apt = root / "etc/apt"
+    # apt's own order, and only the names that apt reads: an editor leaves debian.list.save behind
     sources = list(_sources_in(apt / "sources.list", _one_line_sources))
     for path in sorted((apt / "sources.list.d").glob("*")):
         if path.suffix == ".list":
@@ -122,6 +126,7 @@ def _mirror(sources: Iterable[_Source], root: Path) -> DebianMirror:
     main: list[str] = []
     security: list[str] = []
     for source in sources:
+        # a line without main is for firmware or drivers alone
         if "main" not in source.components or not _may_be_debian(source):
             continue
         pockets = [match["pocket"] for s in source.suites if (match := _SUITE.fullmatch(s))]
@@ -129,6 +134,7 @@ def _mirror(sources: Iterable[_Source], root: Path) -> DebianMirror:
         # Backports alone would not do, but every mirror with backports has the suite itself.
         if any(pocket not in ("-security", "/updates") for pocket in pockets):
             main += uris
+        # `buster/updates` was the security suite's name up to Debian 10
         if any(pocket in ("-security", "/updates") for pocket in pockets):
             security += uris
     return DebianMirror(_bases(main), _bases(security))
@@ -140,6 +146,7 @@ def _may_be_debian(source: _Source) -> bool:
     A wrong guess costs a failed lookup, never a wrong package: signatures decide that.
     """
     if source.signed_by:
+        # a key may be a file, several files, or stand in the stanza itself
         names = re.split(r"[,\s]+", source.signed_by)
         return any(name.rpartition("/")[2].startswith("debian-archive") for name in names)
     return "debian" in source.uri.lower() or any(s.endswith("-security") for s in source.suites)

@@ -108,6 +108,7 @@ class Bases:
         index = self._document(pin.repository, pin.index.digest) if pin.index else None
         manifest = self._document(pin.repository, pin.manifest.digest)
         _require_locked(pin, index, manifest)
+        # byte for byte as they came: their digests are what the lock and the evidence name
         for document in (*([index] if index else []), manifest):
             self._store.put_blob(document.data)
         missing = [
@@ -116,6 +117,7 @@ class Bases:
             if not is_whole(self._store.blob_path(blob.digest), blob.digest, blob.size_bytes)
         ]
         self._store.need_space(sum(b.size_bytes for b in missing))
+        # after the question of space: copies from a folder need as much as downloads
         missing = [b for b in missing if not self._copied(b)]
         if not missing:
             return
@@ -156,6 +158,7 @@ class Bases:
 
     def _in_folders(self, digest: str) -> list[Path]:
         name = digest.removeprefix("sha256:")
+        # flat, as `sm120 image collect` writes them, and as an OCI layout does
         places = (Path(name), Path("sha256") / name, Path("blobs") / "sha256" / name)
         return [folder / place for folder in self._settings.folders for place in places]
 
@@ -195,6 +198,7 @@ class Bases:
 
 
 def _verdict(what: str, failures: Sequence[PipelineError]) -> PipelineError:
+    # a registry that lies matters more than one that does not answer
     broken = [f for f in failures if isinstance(f, RegistryBroken)]
     if broken or len(failures) == 1:
         return (broken or failures)[0]
@@ -225,6 +229,7 @@ def _layer_pins(
         raise BaseUnusable(
             f"{base}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
         )
+    # here and not when the image is run: overlayfs mounts only so many
     if len(diff_ids) > MOST_LAYERS:
         raise BaseUnusable(f"{base}: {len(diff_ids)} layers, at most {MOST_LAYERS} can be mounted")
     return [

@@ -85,6 +85,7 @@ class Client:
             raise
         except NetError as error:
             raise unreachable(error) from error
+        # 416 is no error here: a partial file may have all bytes, or more than the server's
         if answer.status in ((200, 206, 416) if headers else (200,)):
             return answer
         answer.close()

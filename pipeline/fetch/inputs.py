@@ -40,7 +40,7 @@ from pipeline.store.store import Store
 
 # Large files keep the line busy, small ones wait for answers: some threads begin at each end.
 LARGE_FIRST, SMALL_FIRST = 4, 6
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20  # between two looks for Ctrl-C
 
 Result = tuple[Pin, Path | Exception]
 
@@ -67,6 +67,7 @@ class Fetcher:
     def fetch(self, pin: Pin, bar: Bar) -> Path:
         """One file, downloaded once even if two processes want it."""
         final = self._store.input_path(pin.sha256)
+        # by content, not by image: two builds often want the same wheel at the same time
         with self._store.locked(f"input-{pin.sha256}", self._client.stop):
             if self._store.has_input(pin.sha256, pin.size_bytes):
                 if self._is_whole(pin, final, bar):
@@ -91,6 +92,7 @@ class Fetcher:
         Use it under `contextlib.closing`, so that its threads end when the caller does.
         """
         self._require_near(pins)
+        # a deque's ends may be taken from by several threads without a lock
         todo = deque(sorted(pins, key=lambda p: p.size_bytes))
         done: SimpleQueue[Result] = SimpleQueue()
         takers = [todo.pop] * LARGE_FIRST + [todo.popleft] * SMALL_FIRST
@@ -107,6 +109,7 @@ class Fetcher:
                     raise got
                 yield pin, got
         finally:
+            # threads wait in recv(); closing their sockets is the only way to end them
             self._client.hang_up()
             self._client.join(threads)
 
@@ -135,6 +138,7 @@ class Fetcher:
             try:
                 done.put((pin, self.fetch(pin, bar)))
             except Exception as error:
+                # also a defect of ours: without it the other end would wait for ever
                 done.put((pin, error))
 
     def _try_all(self, pin: Pin, bar: Bar) -> None:
@@ -153,6 +157,7 @@ class Fetcher:
 
     def _verdict(self, pin: Pin, failures: list[PipelineError]) -> PipelineError:
         """The most telling of several failures."""
+        # that a source has other bytes matters more than that the next one does not answer
         wrong = [f for f in failures if isinstance(f, DigestMismatch)]
         if wrong:
             return wrong[0]
@@ -188,6 +193,7 @@ def _copy(pin: Pin, source: Path, partial: Path, bar: Bar, stop: threading.Event
     """From a folder: copied, and judged like any download."""
     try:
         with source.open("rb") as handle:
+            # of the open file: what lies under the name may change
             if os.fstat(handle.fileno()).st_size != pin.size_bytes:
                 raise DigestMismatch(f"{source}: is not of the locked {pin.size_bytes} bytes")
             got = _pour(handle, partial, bar, stop)

@@ -19,6 +19,7 @@ _SYSTEM_BUNDLES = (
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/cert.pem",
 )
+# What pip reads as true in its configuration.
 _YES = ("1", "y", "yes", "t", "true", "on")
 
 
@@ -44,6 +45,7 @@ def read_settings(extra_mirrors: tuple[str, ...] = ()) -> Settings:
     """The settings of pip, uv and SM120_* on this machine."""
     pip = pip_settings(_pip_config_list())
     uv = uv_settings(dict(os.environ), _uv_files())
+    # uv first: it resolves our locks, so what it finds there should be fetched from there
     default = uv.get("default") or pip.get("index-url") or [default_index()]
     extra = [*uv.get("extra", []), *pip.get("extra-index-url", [])]
     places = [*uv.get("find-links", []), *pip.get("find-links", [])]
@@ -71,6 +73,8 @@ def plain_settings() -> Settings:
 
 def _pip_config_list() -> str:
     """`pip config list` of the interpreter we run in; empty where there is no pip."""
+    # asked, not read: pip merges several files and its own variables
+    # https://pip.pypa.io/en/stable/topics/configuration/
     names = [n for n in os.environ if n.startswith("PIP_")]
     asked = proc.read([sys.executable, "-m", "pip", "config", "list"], env=proc.environment(*names))
     return asked.stdout.decode(errors="replace") if asked.returncode == 0 else ""
@@ -82,6 +86,7 @@ def pip_settings(listing: str) -> dict[str, list[str]]:
     ranks = {":env:": 4, "install": 3, "download": 2, "global": 1}
     for line in listing.splitlines():
         key, _, value = line.partition("=")
+        # `global.index-url='https://…'`; of the environment `:env:.index-url='…'`
         section, _, name = key.rpartition(".")
         rank, values = ranks.get(section, 0), _literal(value).split()
         # pip, too, passes over a setting that is there but empty
@@ -105,6 +110,7 @@ def _uv_files() -> list[dict[str, Any]]:
         try:
             settings.append(tomllib.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):
+            # uv itself says what is wrong with it when it makes a lock
             continue
     return settings
 
@@ -112,6 +118,8 @@ def _uv_files() -> list[dict[str, Any]]:
 def uv_settings(env: dict[str, str], files: list[dict[str, Any]]) -> dict[str, list[str]]:
     """uv's default index, extra indexes and find-links; the environment wins over files."""
     result: dict[str, list[str]] = {"default": [], "extra": [], "find-links": [], "no-index": []}
+    # the old names (UV_INDEX_URL, UV_EXTRA_INDEX_URL) still work in uv:
+    # https://docs.astral.sh/uv/concepts/indexes/
     default = (env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or "").split()[:1]
     result["default"] += [_unnamed(u) for u in default]
     result["extra"] += [_unnamed(u) for u in env.get("UV_INDEX", "").split()]
@@ -120,12 +128,14 @@ def uv_settings(env: dict[str, str], files: list[dict[str, Any]]) -> dict[str, l
     for settings in files:
         for index in settings.get("index", []):
             result["default" if index.get("default") else "extra"].append(str(index["url"]))
+        # `[pip]` holds what is for `uv pip` alone, which is how we call it
         tables = (settings, settings.get("pip", {}))
         for table in tables:
             result["default"] += [table["index-url"]] if "index-url" in table else []
             result["extra"] += table.get("extra-index-url", [])
             result["find-links"] += table.get("find-links", [])
             result["no-index"] += [str(table["no-index"])] if "no-index" in table else []
+    # the first one named is the nearest: environment, then user, then system
     result["default"] = result["default"][:1]
     return result
 
@@ -148,6 +158,7 @@ def folder_of(place: str) -> Path | None:
 def _ca_file(pip: dict[str, list[str]]) -> str | None:
     """The CA bundle pip or uv would use: their settings, then the system's."""
     chosen = next(iter(pip.get("cert", [])), None)
+    # as OpenSSL and uv, requests, and curl call it
     names = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
     candidates = [chosen, *(os.environ.get(n) for n in names), *_SYSTEM_BUNDLES]
     return next((c for c in candidates if c and Path(c).is_file()), None)
@@ -157,6 +168,7 @@ def with_login(url: str, index: str) -> str:
     """An address that an index gave, with the index's own login where it is the same server."""
     here, there = urlsplit(index), urlsplit(url)
     login, _, host = here.netloc.rpartition("@")
+    # an index may list files of any server: a login must not follow them there
     if not login or (there.scheme, there.netloc) != (here.scheme, host):
         return url
     return urlunsplit(there._replace(netloc=here.netloc))

@@ -22,6 +22,7 @@ from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.lock.model import DebPin, Pin, WheelPin
 from pipeline.net.failures import NetError
 
+# One package version has a handful of files.
 _MOST_SNAPSHOT_BYTES = 1 << 20
 
 
@@ -47,6 +48,7 @@ class Sources:
         settings = self._client.settings
         folders = [f for m in settings.mirrors if (f := folder_of(m))]
         if isinstance(pin, WheelPin):
+            # find-links of pip and uv are for wheels; .debs may lie in mirrors only
             folders += settings.folders
         near = [partial(_in_folder, folder, pin) for folder in folders]
         if offline:
@@ -62,6 +64,7 @@ class Sources:
         from pipeline.fetch.index import find_file  # slow to import, and not every build asks
 
         for package in find_file(self._client, index, pin.name, pin.file):
+            # before a byte is fetched: a file that was replaced upstream is found out here
             offered = package.digests.get("sha256")
             if offered and offered != pin.sha256:
                 raise DigestMismatch(
@@ -74,7 +77,9 @@ class Sources:
             if folder := folder_of(base):
                 yield Place(str(folder / pin.path), local=True)
             else:
+                # Debian's versions have + and ~, which its mirrors serve unescaped
                 yield Place(f"{base.rstrip('/')}/{quote(pin.path, safe='/+~')}")
+        # last: mirrors drop old versions, and this archive keeps them all
         if snapshot := os.environ.get("SM120_DEBIAN_SNAPSHOT"):
             yield from snapshot_places(self._client, snapshot, pin)
 
@@ -86,6 +91,7 @@ def _at_mirror(address: str, pin: Pin) -> Iterator[Place]:
 
 
 def _in_folder(folder: Path, pin: Pin) -> Iterator[Place]:
+    # as `sm120 image collect` and `pip download` write them, in a folder a project, and by hash
     by_hash = (folder / pin.sha256, folder / "sha256" / pin.sha256)
     for path in (folder / pin.file, folder / pin.name / pin.file, *by_hash):
         if path.is_file():
@@ -128,7 +134,7 @@ def debian_mirror() -> DebianMirror:
 
 def snapshot_places(client: Client, base: str, pin: DebPin) -> Iterator[Place]:
     """Debian's snapshot archive keeps every version ever published, by SHA-1."""
-    version = quote(pin.version.replace("%3a", ":"), safe="")
+    version = quote(pin.version, safe="")
     url = f"{base.rstrip('/')}/mr/binary/{pin.name}/{version}/binfiles?fileinfo=1"
     try:
         reply = client.page(url, _MOST_SNAPSHOT_BYTES)
@@ -138,6 +144,7 @@ def snapshot_places(client: Client, base: str, pin: DebPin) -> Iterator[Place]:
             sha1 for sha1, copies in files.items() if pin.size_bytes in {c["size"] for c in copies}
         ]
     except (NetError, JsonInvalid, KeyError, TypeError, AttributeError):
+        # a place less; the error that is shown is that of the mirrors before it
         return
     for sha1 in fitting:
         yield Place(f"{base.rstrip('/')}/file/{quote(sha1, safe='')}")

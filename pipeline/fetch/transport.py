@@ -32,6 +32,7 @@ def make_transport() -> Transport:
     def security(path: str, most_bytes: int) -> bytes:
         return read_below(client, debian_mirror().security, path, most_bytes)
 
+    # without an index at all, uv would ask the default one
     args = [] if settings.indexes else ["--no-index"]
     return Transport(debian, security, size_finder(client), args, uv_environment(settings))
 
@@ -57,6 +58,7 @@ def size_finder(client: Client) -> SizeFinder:
     from pipeline.fetch.index import find_file  # slow to import, and only a new lock asks
 
     def size_of(project: str, filename: str, sha256: str) -> int:
+        # the lock holds sizes, so that a plan can say what a build will fetch
         for folder in client.settings.folders:
             if (folder / filename).is_file():
                 return (folder / filename).stat().st_size

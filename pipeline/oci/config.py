@@ -21,13 +21,14 @@ from pipeline.model import Digest, sha256_of
 from pipeline.net.address import clean
 from pipeline.oci.document import read_json
 
-MOST_CONFIG_BYTES = 4 << 20
+MOST_CONFIG_BYTES = 4 << 20  # as large as a manifest may be
 # Of variables, layers or steps; real images have some dozens of each.
 _MOST = 10_000
 _LONGEST = 1 << 17  # of a variable: what Linux itself allows
 
 
 def _no_nul(text: str) -> str:
+    # the kernel would end the text there
     if "\0" in text:
         raise ValueError("contains a NUL")
     return text
@@ -41,6 +42,7 @@ def _is_variable(text: str) -> str:
 
 
 def _is_path(text: str) -> str:
+    # container engines resolve `..` each in their own way
     if not text.startswith("/") or ".." in text.split("/") or not text.isprintable():
         raise ValueError("is not an absolute path")
     return text
@@ -124,6 +126,7 @@ class ImageConfig(_Part):
     def past(self) -> list[dict[str, Any]] | None:
         """The history as it is written, where it tells of exactly the layers that there are."""
         steps = self.history or []
+        # some tools write no history, or one too short; a wrong one would misname our layers
         if sum(not step.empty_layer for step in steps) != len(self.rootfs.diff_ids):
             return None
         return [step.model_dump(exclude_none=True) for step in steps]

@@ -50,6 +50,7 @@ def _blob_name(digest: str) -> str:
 
 
 def _head(name: str, size_bytes: int) -> bytes:
+    # the same archive for the same image: no times and no names of this machine
     info = tarfile.TarInfo(name)
     info.size, info.mtime, info.mode = size_bytes, MTIME, 0o644
     return info.tobuf(tarfile.PAX_FORMAT)
@@ -68,6 +69,7 @@ def _file(digest: str, path: Path, size_bytes: int) -> Iterator[bytes]:
             while chunk := handle.read(_CHUNK_BYTES):
                 sha.update(chunk)
                 left -= len(chunk)
+                # more than the header before it states would be read as the next header
                 if left < 0:
                     break
                 yield chunk
@@ -90,6 +92,7 @@ def default_tag(name: str, digest: str) -> str:
 
 def connect() -> DockerClient:
     """The daemon that DOCKER_HOST or the usual socket names."""
+    # slow to load, and most commands need no daemon
     import docker
     from docker.errors import DockerException
 

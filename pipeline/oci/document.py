@@ -17,12 +17,14 @@ from pipeline.oci.reference import DIGEST
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
+# The config of an artifact that needs none.
 OCI_EMPTY = "application/vnd.oci.empty.v1+json"
 LayerType = Literal[
     "application/vnd.oci.image.layer.v1.tar+gzip", "application/vnd.oci.image.layer.v1.tar"
 ]
 GZIP_LAYER: LayerType = "application/vnd.oci.image.layer.v1.tar+gzip"
 PLAIN_LAYER: LayerType = "application/vnd.oci.image.layer.v1.tar"  # only ever of a foreign base
+# Docker Hub still serves many images by these names; their layers are the same.
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
@@ -38,8 +40,8 @@ KINDS: dict[str, Literal["manifest", "index"]] = {
 # The size that every registry is recommended to take:
 # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests
 MOST_MANIFEST_BYTES = 4 << 20
-_MOST_DEPTH = 20
-_MOST_ENTRIES = 1000
+_MOST_DEPTH = 20  # documents of the specification have some six levels
+_MOST_ENTRIES = 1000  # an image has 127 layers at most, an index some ten platforms
 
 
 class Descriptor(Frozen):
@@ -98,7 +100,10 @@ def _document(data: bytes, digest: str, value: Any, claimed: str) -> Document:
         )
     if value.get("schemaVersion") != 2:
         raise ValueError("has an unknown schema version")
+    # by its content: a document need not state its media type
     kind: Literal["manifest", "index"] = "index" if "manifests" in value else "manifest"
+    # a reader that goes by the header and one that goes by the content would see two images:
+    # https://github.com/opencontainers/distribution-spec/security/advisories/GHSA-mc8v-mgrf-8f4m
     if kind == "index" and ("layers" in value or "config" in value or "fsLayers" in value):
         raise ValueError("could be read as a manifest and as an index")
     media_type = (
@@ -142,6 +147,7 @@ def read_descriptor(value: Any) -> Descriptor:
     digest, size, kind = value.get("digest"), value.get("size"), value.get("mediaType")
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise ValueError(f"names a part by {str(digest)[:80]!r}, which is not a sha256 digest")
+    # for Python True is a 1
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise ValueError(f"names {digest} with {str(size)[:20]!r} bytes")
     if not isinstance(kind, str) or not kind:

@@ -56,8 +56,7 @@ def export_layout(blobs: Blobs, record: ImageRecord, folder: Path) -> None:
             write_bytes(partial / "oci-layout", LAYOUT)
             index = index_json([record.descriptor.model_copy(update=shown)])
             write_bytes(partial / "index.json", index)
-            if folder.exists():
-                folder.rmdir()
+            # onto an empty folder, too: rename(2) allows that
             os.replace(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -85,6 +84,7 @@ def _write_blobs(blobs: Blobs, digests: Iterable[str], folder: Path) -> None:
         def write(digest: str) -> None:
             target = folder / digest.removeprefix("sha256:")
             link_or_copy(sources[digest], target)
+            # after the copy: what counts is what lies there now
             if target.is_symlink() or sha256_of_file(target) != digest:
                 raise StoreDamaged(f"{sources[digest]}: does not match its digest")
             bar.advance(target.stat().st_size)

@@ -7,6 +7,7 @@ import re
 from pipeline.errors import ReferenceInvalid
 from pipeline.model import REPOSITORY, Frozen
 
+# https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pulling-manifests
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -77,4 +78,5 @@ def _is_registry(text: str) -> bool:
     if not _REGISTRY.fullmatch(text):
         return False
     _, _, port = text.rpartition("]")[2].partition(":")
+    # `team/app` is a repository of Docker Hub to Docker: here it names no registry
     return (":" in text or "." in text or text == "localhost") and int(port or 0) < 1 << 16

@@ -9,12 +9,14 @@ BLOCK = 512
 END = b"\0" * (2 * BLOCK)
 # 1980-01-01, the first day that zip archives can name: old enough to be nobody's build date.
 MTIME = 315532800
+# NUL is how archives before POSIX mark a file, 7 a contiguous one.
 _KINDS = {
     **dict.fromkeys((b"0", b"\0", b"7"), "file"),
     **{b"1": "hardlink", b"2": "symlink", b"3": "device", b"4": "device"},
     **{b"5": "dir", b"6": "fifo"},
 }
-LONGEST_NAME = 1 << 16
+LONGEST_NAME = 1 << 16  # Linux takes 4096 bytes of a path
+# GNU tar's way to leave out holes: the content would not be the file.
 SPARSE = "GNU.sparse"
 _WANTED = (b"path", b"linkpath", b"size", b"uid", b"gid")
 _MOST_LENGTH_DIGITS = 9
@@ -36,6 +38,7 @@ def header_size(block: bytes) -> int:
 
 def read_number(field: bytes) -> int:
     """Octal digits, or GNU's binary for what has too many of them."""
+    # a size of 8 GiB or more, or an owner above 2 million
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     digits = field.strip(b" \0")

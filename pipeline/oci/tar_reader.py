@@ -54,6 +54,7 @@ class TarStream:
             if flag in _LONG:
                 records[_LONG[flag]] = self._long_name(size)
             elif flag in (b"x", b"g"):
+                # read in any case, for its bounds; a global header holds times and comments
                 pax = self._pax(size)
                 records |= pax if flag == b"x" else {}
             else:
@@ -113,6 +114,7 @@ class TarStream:
 
     def _fill(self) -> bool:
         self._buffer, self._at = next((piece for piece in self._source if piece), b""), 0
+        # of the tar as it is, not of what we understand: that is how diffIDs are defined
         self._sha.update(self._buffer)
         self.unpacked_bytes += len(self._buffer)
         if self.unpacked_bytes > _MOST_BYTES:
@@ -155,6 +157,7 @@ def _gunzipped(packed: Iterator[bytes], name: str) -> Iterator[bytes]:
     engine, is_fresh = zlib.decompressobj(31), True
     for piece in packed:
         while piece:
+            # a gzip file is one or more members in a row (RFC 1952, 2.2)
             if engine.eof:
                 engine, is_fresh = zlib.decompressobj(31), True
             try:

@@ -66,8 +66,10 @@ class Authority:
             return made
 
     def _make(self, scope: Scope, challenges: list[Challenge]) -> str:
+        # a credential helper may open a dialog: it is asked once, and only when needed
         if not self._asked:
             self._login, self._asked = self._find_login(), True
+        # a token is good for one repository and some minutes, a password for everything
         for challenge in challenges:
             if challenge.scheme == "bearer" and challenge.get("realm"):
                 return "Bearer " + self._token(scope, challenge)
@@ -127,6 +129,7 @@ def _service(realm: str) -> SplitResult:
 def _token_in(data: bytes, realm: str) -> str:
     try:
         body = read_json(data, most_bytes=MOST_TOKEN_BYTES)
+        # the older name and OAuth's; services send one or both
         token = body.get("token") or body.get("access_token")
     except (JsonInvalid, AttributeError):
         token = None
@@ -137,7 +140,7 @@ def _token_in(data: bytes, realm: str) -> str:
 
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)(?:\s+|$)")
 _PARAMETER = re.compile(r'\s*([A-Za-z][\w-]*)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]*))\s*(?:,|$)')
-_LONGEST = 4096
+_LONGEST = 4096  # of a header; real ones have some hundred characters
 
 
 @dataclass(frozen=True)

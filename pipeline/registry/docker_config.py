@@ -17,6 +17,7 @@ from pipeline.errors import RegistryRefused, RegistryUnreachable
 from pipeline.net.route import tls_context as system_context
 from pipeline.oci.reference import Reference
 
+# It becomes part of a program's name: no path may come in.
 _HELPER = re.compile(r"[A-Za-z0-9._-]+")
 # `docker login` without a name keeps the login under this old address
 _HUB_KEY = "https://index.docker.io/v1/"
@@ -46,6 +47,7 @@ def find_login(reference: Reference) -> Login | None:
     """The login that `docker login` kept for a registry; none means anonymous."""
     config = _read_config()
     key = _HUB_KEY if reference.registry in _HUB_NAMES else reference.registry
+    # as Docker's client looks: the registry's own helper, the one for all, then the file
     helper = _text(_table(config, "credHelpers").get(key)) or _text(config.get("credsStore"))
     login = _ask_helper(helper, key) if helper else None
     return login or _from_auths(_table(config, "auths"), key)
@@ -127,6 +129,7 @@ def _ask_helper(name: str, key: str) -> Login | None:
     return Login(identity_token=secret) if user == "<token>" else Login(user, secret)
 
 
+# Rootless Docker and Podman have their own; all are read, as a machine may use either.
 _PLACES = (
     "/etc/docker/certs.d",
     "/etc/containers/certs.d",
@@ -150,6 +153,7 @@ def tls_context(host_port: str, ca_file: Path | None) -> ssl.SSLContext:
             context.load_verify_locations(cafile=path)
         except (OSError, ssl.SSLError) as error:
             raise RegistryUnreachable(f"{path}: is not a readable CA certificate") from error
+    # a client certificate is of use only with its key beside it
     for path in files:
         key = path.with_suffix(".key")
         if path.suffix == ".cert" and key in files:

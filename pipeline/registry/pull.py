@@ -127,6 +127,7 @@ def _require_ours(folder: Path) -> None:
     """A new or empty folder, or a layout that an earlier pull began."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise StoreUnwritable(f"{folder}: is not a folder", "Name a new or empty folder.")
+    # nothing of anybody's is overwritten, and an interrupted pull can be resumed
     known = {"blobs", ".partial", "oci-layout", "index.json"}
     if folder.exists() and not {p.name for p in folder.iterdir()} <= known:
         raise StoreUnwritable(f"{folder}: holds other files", "Name a new or empty folder.")
@@ -190,6 +191,7 @@ def plan_pull(
     evidence = _evidence(repository, {root.digest: root, **documents}) if with_evidence else ()
     root = chosen if platform is not None else root
     wanted = Wanted(root=root, documents=chosen_documents, platform=platform, evidence=evidence)
+    # as the manifests claim; each blob is held to its claim when it comes
     if wanted.size_bytes > most_bytes:
         limit = log.size(most_bytes)
         raise RegistryBroken(

@@ -20,7 +20,7 @@ from pipeline.oci.document import (
 )
 from pipeline.registry.repository import Repository
 
-_MOST_PAGES = 100
+_MOST_PAGES = 100  # as many as the entries below need at a hundred a page
 # an image has some ten; a hostile list must end
 _MOST_LISTED = 10_000
 # enough for two publishers that write the tag at the same time
@@ -47,6 +47,7 @@ def referrers(
     """The manifests that really have this image as their subject, in order of digest."""
     listed, _ = listed_referrers(repository, digest)
     documents = []
+    # one that is listed and gone, or of another image, is passed over: lists lag behind
     for entry in sorted({d.digest for d in listed}):
         document = repository.find_manifest(entry)
         if document is None or document.subject is None or document.subject.digest != digest:

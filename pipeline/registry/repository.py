@@ -84,6 +84,7 @@ class Repository:
 
     def has_blob(self, digest: str, size_bytes: int) -> bool:
         """Whether the registry has a blob already; one of another size is a contradiction."""
+        # some registries leave the length out of a HEAD: then the digest alone counts
         answer = self.client.ask(
             "HEAD", f"{self.path}/blobs/{digest}", scope=self.may("pull"), good=(200, 404)
         )
@@ -170,6 +171,7 @@ class Repository:
 def _tags_in(data: bytes, name: str) -> list[str]:
     body = read_json(data, f"{name}: the list of tags")
     tags = body.get("tags") if isinstance(body, dict) else None
+    # Go writes a list that was never filled as null
     if tags is None and isinstance(body, dict):
         return []
     if not isinstance(tags, list) or not all(isinstance(t, str) and TAG.fullmatch(t) for t in tags):
@@ -189,6 +191,7 @@ def _next_page(answer: Reply) -> str | None:
         raise RegistryBroken(
             f"{shown(answer.url)}: its next page {shown(link)!r} is not a valid address"
         ) from error
+    # without its host: registries behind a proxy write their inner name there
     path = parts.path or "/"
     return f"{path}?{parts.query}" if parts.query else path
 

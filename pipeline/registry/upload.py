@@ -133,6 +133,7 @@ class _Upload:
 
     def run(self, location: str) -> None:
         """Send until the registry has it; a cut goes on, a lost session begins again."""
+        # failures in a row without progress; a slow link may break any number of times
         failures, sessions, place = 0, 1, location
         while True:
             before = self._offset
@@ -171,6 +172,7 @@ class _Upload:
         return self._place
 
     def _finish(self, place: str) -> None:
+        # registries keep the session's state in the query
         joint = "&" if "?" in place else "?"
         length = self._blob.size_bytes - self._offset
         answer = self._request("PUT", f"{place}{joint}digest={self._blob.digest}", (201,), length)
@@ -225,6 +227,7 @@ class _Upload:
 
     def _where_it_stands(self) -> str | None:
         """`there`, the address to go on at, or none where the session is lost."""
+        # the closing request may have arrived and only its answer been lost
         if self._repository.has_blob(self._blob.digest, self._blob.size_bytes):
             return "there"
         if not self._place:

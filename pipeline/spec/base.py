@@ -9,11 +9,12 @@ from pydantic import AfterValidator, WithJsonSchema
 
 from pipeline.model import REPOSITORY, Digest, Frozen, RepositoryPath
 
+# No slash and no @: a name of ours can never be taken for an image from elsewhere.
 _OWN = r"[a-z0-9][a-z0-9.+-]{0,79}"
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _DIGEST = r"sha256:[0-9a-f]{64}"
 _FOREIGN = re.compile(rf"({REPOSITORY})(?::{_TAG})?@({_DIGEST})")
-_LONGEST_REPOSITORY = 200
+_LONGEST_REPOSITORY = 200  # names with their registry have 255 characters at most
 _PATTERN = rf"^{_OWN}$|^{REPOSITORY}(?::{_TAG})?@{_DIGEST}$"
 
 
@@ -37,6 +38,7 @@ def _is_base(text: str) -> str:
     if re.fullmatch(_OWN, text):
         return text
     name, at, digest = text.partition("@")
+    # a registry in the spec would make the image depend on where it is built
     first, slash, _ = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         raise ValueError(

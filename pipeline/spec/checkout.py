@@ -39,6 +39,7 @@ class Checkout:
             known = ", ".join(self.images()) or "none"
             raise UnknownImage(f"there is no image {name!r} (there are: {known})")
         spec = read_yaml(path, ImageSpec)
+        # locks, labels and the store go by the name; a copied folder must not pass for the first
         if spec.name != name:
             raise SpecInvalid(f"{path}: name: is {spec.name!r}, its folder is {name!r}")
         return spec
@@ -76,6 +77,7 @@ class Checkout:
 def find_checkout(start: Path) -> Checkout:
     """The nearest folder upwards that has `images/`."""
     for folder in [start, *start.parents]:
+        # both: many projects have an images/ folder
         if (folder / "images").is_dir() and (folder / "lockfiles").is_dir():
             return Checkout(folder)
     raise NoCheckout(f"{start}: not inside a checkout (no images/ and lockfiles/ above it)")

@@ -17,6 +17,7 @@ Target = Annotated[
     str, StringConstraints(pattern=r"^(ubuntu-24\.04|debian-12|debian-13)/(amd64|arm64)$")
 ]
 Release = Annotated[str, StringConstraints(pattern=r"^\d{1,3}(\.\d{1,3}){1,3}$")]
+# The toolkit is for compiling at run time, and the engines' wheels are of CUDA 13.
 CudaRelease = Annotated[str, StringConstraints(pattern=r"^13\.\d{1,2}$")]
 # R590 dropped the branch from Ubuntu's package names; Debian's never had it.
 FIRST_BRANCH_WITHOUT_NAMES = 590
@@ -27,6 +28,7 @@ OLDEST_TOOLKIT = "1.18.2"
 class DriverSpec(Frozen):
     """The driver's branch; its newest version unless one is named."""
 
+    # R570 is the first branch with the cards of sm_120
     branch: Annotated[int, Field(ge=570, le=9999)]
     version: Release | None = None
     packages: list[Name] | None = None
@@ -41,6 +43,7 @@ class DriverSpec(Frozen):
         """What to install: always the open kernel modules, the only ones Blackwell runs with."""
         if self.packages is not None:
             return self.packages
+        # https://github.com/NVIDIA/open-gpu-kernel-modules/issues/872
         named = target.startswith("ubuntu-") and self.branch < FIRST_BRANCH_WITHOUT_NAMES
         return [f"nvidia-driver-{self.branch}-open"] if named else ["nvidia-open"]
 
@@ -85,6 +88,8 @@ class HostSpec(Frozen):
         oldest = self.cuda.oldest_branches.get(self.cuda.release)
         if oldest is None:
             raise ValueError(f"cuda.oldest_branches does not name {self.cuda.release}")
+        # minor-version compatibility does not cover PTX that is compiled at run time:
+        # https://github.com/NVIDIA/nvbandwidth/issues/61
         if self.driver.branch < oldest:
             raise ValueError(
                 f"driver branch {self.driver.branch} cannot run what CUDA {self.cuda.release} "

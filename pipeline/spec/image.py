@@ -34,6 +34,7 @@ def _is_requirement(text: str) -> str:
         wanted = Requirement(text)
     except InvalidRequirement as error:
         raise ValueError(f"{text!r} is not a requirement") from error
+    # what lies at an address can change, and a mirror would not have it
     if wanted.url:
         raise ValueError(f"{text!r} names a location; give a version instead")
     return text
@@ -44,7 +45,9 @@ ImagePath = Annotated[
 ]
 RequirementText = Annotated[str, AfterValidator(_is_requirement)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+# Nothing with setuid, setgid or sticky: no image of ours needs it.
 Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3}$")]
+# As nvcc names them; `a` and `f` mark code for one chip or one family alone.
 Architecture = Annotated[str, StringConstraints(pattern=r"^sm_\d{2,3}[af]?$")]
 
 
@@ -52,6 +55,8 @@ class Account(Frozen):
     """A user that exists in the image, so that nothing has to run as root."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
+    # not root; the numbers above are reserved by Debian:
+    # https://www.debian.org/doc/debian-policy/ch-opersys.html#uid-and-gid-classes
     uid: Annotated[int, Field(ge=1, le=60000)]
     gid: Annotated[int, Field(ge=1, le=60000)]
     home: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")]
@@ -73,6 +78,7 @@ class DebianSpec(Frozen):
 class PythonSpec(Frozen):
     """The wheels of an image."""
 
+    # bookworm's own Python: it comes as .debs, not from elsewhere
     version: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")] = "3.11"
     requirements: Annotated[list[RequirementText], Field(min_length=1)]
     prefer: list[Name] = Field(
@@ -135,6 +141,7 @@ class ImageSpec(Frozen):
     def _has_one_root(self) -> ImageSpec:
         if (self.base is None) == (self.debian is None):
             raise ValueError("an image has either `base` (another image) or `debian`, not both")
+        # /etc/passwd is written once, with the root's first layer
         if self.base is not None and self.accounts:
             raise ValueError("`accounts` belong to the root image that has `debian`")
         return self
@@ -156,6 +163,7 @@ class ImageSpec(Frozen):
 
     def lock_digest_input(self) -> dict[str, Any]:
         """The part of the spec that decides what a lock must hold."""
+        # what only decides how files are laid out leaves a lock valid
         python = (
             self.python.model_dump(exclude={"prefer", "rewrite_record"}) if self.python else None
         )

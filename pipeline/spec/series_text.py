@@ -16,6 +16,7 @@ def with_hashes(text: str, hashes: Mapping[Place, Mapping[str, str]]) -> str:
     By position and not by the old value: new entries may have none, or all the same one.
     """
     edits = [edit for place, new in hashes.items() for edit in _edits(_file(text, place), new)]
+    # from the end, so that places before an edit stay where they are
     for start, end, value in sorted(edits, reverse=True):
         text = f"{text[:start]}{value}{text[end:]}"
     return text
@@ -40,6 +41,7 @@ def _edits(file: yaml.MappingNode, new: Mapping[str, str]) -> Iterator[tuple[int
     for key, value in new.items():
         if key in values:
             start, end = values[key].start_mark.index, values[key].end_mark.index
+            # an empty value (`before:`) ends at its colon
             yield start, end, value if end > start else f" {value}"
         else:
             added += f"{between}{key}: {value}"

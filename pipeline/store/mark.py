@@ -22,7 +22,7 @@ FOLDERS = (
     *("inputs", "partial", "layers", "contents", "images", "tmp", "locks"),
 )
 OWN = (*FOLDERS, "gate", "gates", "published", "verified")
-_MOST_BYTES = 4096
+_MOST_BYTES = 4096  # anything larger under this name is not a mark of ours
 # A new disk has the one; the other is a mark cut short, or there is nothing more to ask.
 _NOTHING = ("lost+found", MARK)
 
@@ -44,6 +44,7 @@ def require_store(root: Path) -> None:
         if other and not _is_marked(root):
             raise NotAStore(f"{root}: is not a store, and not empty: it holds {other!r}")
         return
+    # `trim` and `sweep` remove files: a link would lead them out of the store
     for name in OWN:
         if (root / name).is_symlink():
             raise NotAStore(
@@ -60,6 +61,7 @@ def write_mark(root: Path) -> None:
     """
     if _is_marked(root):
         return
+    # O_NOFOLLOW: a link planted here would have us write into another file
     handle = os.open(root / MARK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         os.write(handle, _LINE)

@@ -65,8 +65,10 @@ class Store:
             write_mark(self.root)
             for name in FOLDERS:
                 (self.root / name).mkdir(exist_ok=True)
+            # by writing: modes, quotas and read-only mounts each have their own way to say no
             with tempfile.TemporaryFile(dir=self.tmp):
                 pass
+            # so that skopeo and others can read from the store as it is
             self.write(self.root / "oci" / "oci-layout", LAYOUT)
 
     def blob_path(self, digest: str) -> Path:
@@ -78,6 +80,7 @@ class Store:
     def has_input(self, sha256: str, size_bytes: int) -> bool:
         """Whether a file of that name and size is there: enough to plan with, not to build from."""
         try:
+            # a link could lead to a file that changes later
             info = self.input_path(sha256).lstat()
         except FileNotFoundError:
             return False
@@ -132,6 +135,7 @@ class Store:
         """Remove what killed processes left behind: folders in a store's own tmp/, never links."""
         if not (self.root / MARK).is_file() or self.tmp.is_symlink():
             return
+        # a killed process lost its lock; one that still works holds it
         with self.locked("scratch"), os.scandir(self.tmp) as entries:
             for left in entries:
                 if left.is_dir(follow_symlinks=False) and is_free(Path(left.path) / "in-use"):
@@ -139,12 +143,14 @@ class Store:
 
     def need_space(self, n_bytes: int) -> None:
         """Stop before the first byte if the disk cannot hold what is coming."""
+        # what this user may still take: the blocks kept for root do not count
         free = shutil.disk_usage(self.root).free
         if free < n_bytes:
             raise DiskFull(f"{self.root}: {size(n_bytes)} needed, {size(free)} free")
 
     def write(self, path: Path, data: bytes) -> None:
         """A small file, whole or not there; what a kill leaves of it lies in tmp/ and is swept."""
+        # a build with nothing to do writes nothing, also in a store that cannot be written
         with suppress(OSError):
             if read_plain(path, len(data)) == data:
                 return
@@ -185,6 +191,7 @@ class Store:
         path = self.root / "layers" / f"{_hex(key)}.json"
         try:
             record = LayerRecord.model_validate_json(read_own(path))
+            # the size only: with nothing to do, hashing gigabytes would be all that a build does
             if self.blob_path(record.digest).stat().st_size != record.size_bytes:
                 return None
             if not self._table_path(record).exists():
@@ -195,6 +202,7 @@ class Store:
 
     def keep_layer(self, key: str, layer: WrittenLayer) -> LayerRecord:
         """Remember a layer whose blob is already in place, and what it holds."""
+        # the record last: where it stands, the table stands too, whenever a kill comes
         self.write(self._table_path(layer.record), dump_table(layer.rows))
         self.write(self.root / "layers" / f"{_hex(key)}.json", layer.record.dump())
         return layer.record
@@ -236,6 +244,7 @@ class Store:
 
     def rewrite_index(self) -> None:
         """`index.json` from the images that are there, so the store is itself an OCI layout."""
+        # two builds that end at the same time would each leave out the other's image
         with self.locked("index"):
             images = [read_image_record(path) for path in self.image_paths()]
             index = index_json(image.descriptor for image in images)
@@ -271,6 +280,7 @@ def read_own(path: Path, most_bytes: int = _MOST_BYTES) -> bytes:
     try:
         data = read_plain(path, most_bytes)
     except OSError as error:
+        # not a plain file, a socket, links in a circle
         if error.errno not in (errno.EINVAL, errno.ENXIO, errno.ELOOP):
             raise
         raise StoreDamaged(f"{path}: is not a plain file") from error
@@ -298,6 +308,7 @@ def read_table(path: Path) -> list[FileRow]:
 
 def dump_table(rows: Sequence[FileRow]) -> bytes:
     """A table of contents as JSON, a line a row: a newline is never part of a string."""
+    # most files are root's, and a table of an engine has some ten thousand rows
     kept = (row if row.uid or row.gid else row[:-2] for row in rows)
     lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in kept]
     return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
@@ -305,11 +316,13 @@ def dump_table(rows: Sequence[FileRow]) -> bytes:
 
 def search_table(table: bytes, suffix: str) -> list[FileRow]:
     """The rows of a table whose path ends so; only these lines are parsed."""
+    # the path is a row's first field, so its end is followed by a comma
     needle = json.dumps(suffix, ensure_ascii=False)[1:].encode() + b","
     rows, at = [], table.find(needle)
     while at >= 0:
         start, end = table.rfind(b"\n", 0, at) + 1, table.index(b"\n", at)
         row = FileRow(*json.loads(table[start:end].rstrip(b",")))
+        # a link's target may end so as well
         if row.path.endswith(suffix):
             rows.append(row)
         at = table.find(needle, end)

@@ -14,7 +14,7 @@ from pipeline.model import Frozen
 from pipeline.store.store import Store, read_image_record, read_table
 
 # A download that nobody went on with for a week.
-_STALE_S = 7 * 24 * 3600
+_STALE_S = 7 * 24 * 3600  # younger ones may belong to a fetch of today
 # What a store puts into its folders is named by hashes; a file of any other name is not its own.
 _OWN_NAME = re.compile(r"[0-9a-f]{64}(\.foreign)?(\.json)?")
 
@@ -62,10 +62,12 @@ def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
 
     def check(path: Path) -> bool:
         try:
+            # a pipe would be waited for
             if not stat.S_ISREG(path.lstat().st_mode):
                 return False
             got = sha256_of_file(path)
         except FileNotFoundError:
+            # a build or a trim took it away meanwhile: gone is not damaged
             return True
         advance(_size(path))
         return got == f"sha256:{path.name}"
@@ -106,6 +108,7 @@ def _remove(path: Path) -> None:
 
 def unreachable(store: Store) -> list[Path]:
     """Blobs, tables and inputs that no kept image needs, and downloads nobody goes on with."""
+    # a record that cannot be read ends it: what it needs is not known, so nothing can go
     kept: set[str] = set()
     for path in store.image_paths():
         kept |= read_image_record(path).digests
@@ -114,6 +117,7 @@ def unreachable(store: Store) -> list[Path]:
     tables = [p for p in _files(store.root / "contents") if p.name.split(".")[0] not in names]
     old = time.time() - _STALE_S
     partial = [p for p in _files(store.root / "partial") if p.lstat().st_mtime < old]
+    # all inputs: they are in the layers already, and a rebuild can fetch them again
     return [*blobs, *tables, *_files(store.root / "inputs"), *partial]
 
 
