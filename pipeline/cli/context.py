@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import platform as host
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from pipeline import log
 from pipeline.errors import NoCheckout, SpecInvalid
 from pipeline.spec.checkout import Checkout, find_checkout
 from pipeline.spec.image import ImageSpec
@@ -77,6 +79,16 @@ def own_name() -> str:
     if here.name == "sm120" and here.is_absolute() and here.is_relative_to(Path.cwd()):
         return str(here.relative_to(Path.cwd()))
     return "sm120"
+
+
+def show_moves(
+    head: Sequence[str], rows: Sequence[Sequence[object]], dry_run: bool, about: str = ""
+) -> None:
+    """What locking changed, or would change, as a table."""
+    if not rows:
+        return click.echo("nothing would change" if dry_run else "locked; nothing changed")
+    verb = "would change" if dry_run else "changed"
+    click.echo(f"{log.table(head, rows)}\n\n{len(rows)} {verb}{about}")
 
 
 def say_json(value: Any) -> None:

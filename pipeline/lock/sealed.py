@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -47,3 +48,11 @@ def read_sealed(path: Path, model: type[Lock], *, missing: str = "", edited: str
     if lock.computed_seal() != lock.seal:
         raise LockEdited(f"{path.name}: its contents do not match its seal", edited)
     return lock
+
+
+def read_or_none(read: Callable[[Path], Lock], path: Path) -> Lock | None:
+    """The lock that a new one replaces; one that is missing or damaged is compared as none."""
+    try:
+        return read(path)
+    except (LockMissing, LockEdited):
+        return None

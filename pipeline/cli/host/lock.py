@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
 
 from pipeline import log
-from pipeline.cli.context import checkout_of, say_json
+from pipeline.cli.context import checkout_of, say_json, show_moves
 from pipeline.cli.options import json_option, lock_check_option, locking_dry_run_option
-from pipeline.errors import LockEdited, LockMissing, SpecInvalid
+from pipeline.errors import LockMissing, SpecInvalid
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
 from pipeline.fetch.sources import read_below
 from pipeline.lock.host import Repository, lock_target, read_package_index, refused_key
 from pipeline.lock.host_model import (
-    HostLock,
     TargetLock,
     current_host_lock,
     host_lock_path,
@@ -23,10 +23,9 @@ from pipeline.lock.host_model import (
     sealed_host,
     write_host_lock,
 )
+from pipeline.lock.sealed import read_or_none
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.host import HostSpec, read_host_spec
-
-Row = dict[str, str | None]
 
 
 @click.command()
@@ -81,16 +80,27 @@ def lock(
             "a lock needs a system, a repository and its key",
             "sm120 host lock --target ubuntu-24.04/amd64 --repository ADDRESS --keyring KEY",
         )
-    _require_target(spec, target)
+    if target not in spec.targets:
+        raise SpecInvalid(
+            f"lockfiles/host.yaml does not name {target} (only {', '.join(spec.targets)})",
+            "Choose one of its targets, or add this one.",
+        )
     with log.step(f"Locking the packages of {target}"):
-        repository = _repository(address, keyring, suite, components)
+        read = partial(read_below, Client(read_settings()), [address])
+        repository = Repository(read, keyring, suite, tuple(components))
         index = read_package_index(repository, target.partition("/")[2])
         new = lock_target(spec, target, index)
     _warn_of_key(target, refused_key(target, index))
-    moves = _written(checkout, spec, target, new, dry_run)
+    path = host_lock_path(checkout)
+    old = read_or_none(read_host_lock, path)
+    # pins that answer another spec are dropped, not kept beside the new ones
+    kept = old.targets if old and old.spec == spec.digest() else {}
+    if not dry_run:
+        write_host_lock(path, sealed_host(spec, {**kept, target: new}))
+    moves = _moves(old.targets.get(target) if old else None, new)
     if as_json:
         return say_json(moves)
-    _show(moves, dry_run)
+    show_moves(["package", "before", "after"], [[*m.values()] for m in moves], dry_run)
 
 
 def _warn_of_key(target: str, key: str) -> None:
@@ -104,66 +114,17 @@ def _warn_of_key(target: str, key: str) -> None:
         )
 
 
-def _require_target(spec: HostSpec, target: str) -> None:
-    if target not in spec.targets:
-        raise SpecInvalid(
-            f"lockfiles/host.yaml does not name {target} (only {', '.join(spec.targets)})",
-            "Choose one of its targets, or add this one.",
-        )
-
-
-def _repository(
-    address: str, keyring: Path, suite: str | None, components: tuple[str, ...]
-) -> Repository:
-    client = Client(read_settings())
-    return Repository(
-        lambda path, most_bytes: read_below(client, [address], path, most_bytes),
-        keyring,
-        suite,
-        tuple(components),
-    )
-
-
-def _written(
-    checkout: Checkout, spec: HostSpec, target: str, new: TargetLock, dry_run: bool
-) -> list[Row]:
-    """Put the new pins beside those of the other systems; what moved."""
-    path = host_lock_path(checkout)
-    old = _old_lock(path)
-    before = old.targets.get(target) if old else None
-    # pins that answer another spec are dropped, not kept beside the new ones
-    others = old.targets if old and old.spec == spec.digest() else {}
-    if not dry_run:
-        write_host_lock(path, sealed_host(spec, {**others, target: new}))
-    return _moves(before, new)
-
-
-def _old_lock(path: Path) -> HostLock | None:
-    try:
-        return read_host_lock(path)
-    except (LockMissing, LockEdited):
-        return None
-
-
-def _moves(before: TargetLock | None, after: TargetLock) -> list[Row]:
-    old = before.pins() if before else {}
-    new = after.pins()
-    rows: list[Row] = []
-    for name in sorted({*old, *new}):
-        was, now = old.get(name), new.get(name)
-        if was != now:
-            before_it = was.version if was else None
-            rows.append({"name": name, "before": before_it, "after": now.version if now else None})
-    return rows
-
-
-def _show(moves: list[Row], dry_run: bool) -> None:
-    if not moves:
-        click.echo("nothing would change" if dry_run else "locked; nothing changed")
-        return
-    rows = [[str(m["name"]), m["before"] or "-", m["after"] or "-"] for m in moves]
-    click.echo(log.table(["package", "before", "after"], rows))
-    click.echo(f"\n{len(moves)} {'would change' if dry_run else 'changed'}")
+def _moves(before: TargetLock | None, after: TargetLock) -> list[dict[str, str | None]]:
+    old, new = before.pins() if before else {}, after.pins()
+    return [
+        {
+            "name": name,
+            "before": old[name].version if name in old else None,
+            "after": new[name].version if name in new else None,
+        }
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
 
 
 def _check(checkout: Checkout, spec: HostSpec, target: str | None, as_json: bool) -> None:

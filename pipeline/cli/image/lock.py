@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pipeline import log
-from pipeline.cli.context import checkout_of, platforms_of, say_json, store_of
+from pipeline.cli.context import checkout_of, platforms_of, say_json, show_moves, store_of
 from pipeline.cli.options import (
     base_options,
     json_option,
@@ -17,7 +17,7 @@ from pipeline.cli.options import (
     locking_dry_run_option,
     platform_option,
 )
-from pipeline.errors import LockEdited, LockMissing, SpecInvalid
+from pipeline.errors import SpecInvalid
 from pipeline.fetch.base import Bases, BaseSettings
 from pipeline.fetch.settings import folder_of, named_mirrors
 from pipeline.fetch.transport import make_transport
@@ -25,6 +25,7 @@ from pipeline.lock import export
 from pipeline.lock.export import Move, diff_locks
 from pipeline.lock.make import FindBase, Transport, make_lock
 from pipeline.lock.model import BasePin, ImageLock, current_lock, read_lock, write_lock
+from pipeline.lock.sealed import read_or_none
 from pipeline.spec.base import ForeignBase
 from pipeline.spec.checkout import Checkout
 
@@ -78,7 +79,9 @@ def lock(
             moves += changed
     if as_json:
         return say_json([m.model_dump() for m in moves])
-    _show_moves(moves, dry_run)
+    head = ["image", "platform", "kind", "name", "before", "after"]
+    concerned = f"; images concerned: {', '.join(sorted({m.image for m in moves}))}"
+    show_moves(head, [[getattr(m, name) for name in head] for m in moves], dry_run, concerned)
 
 
 def _lock_one(
@@ -91,24 +94,10 @@ def _lock_one(
 ) -> tuple[ImageLock, list[Move]]:
     path = checkout.lock_path(name, platform)
     new = make_lock(checkout, name, platform, transport, fresh)
-    try:
-        old = read_lock(path)
-    except (LockMissing, LockEdited):
-        old = None
+    old = read_or_none(read_lock, path)
     if not dry_run:
         write_lock(path, new)
     return new, diff_locks(old, new)
-
-
-def _show_moves(moves: list[Move], dry_run: bool) -> None:
-    if not moves:
-        click.echo("nothing would change" if dry_run else "locked; nothing changed")
-        return
-    rows = [[m.image, m.platform, m.kind, m.name, m.before or "-", m.after or "-"] for m in moves]
-    click.echo(log.table(["image", "platform", "kind", "name", "before", "after"], rows))
-    touched = sorted({m.image for m in moves})
-    verb = "would change" if dry_run else "changed"
-    click.echo(f"\n{len(moves)} {verb}; images concerned: {', '.join(touched)}")
 
 
 def _check(checkout: Checkout, names: tuple[str, ...], platform: str | None, as_json: bool) -> None:

@@ -12,12 +12,12 @@ from pipeline.cli.options import json_option, lock_check_option, locking_dry_run
 from pipeline.errors import LockEdited, LockMissing, LockStale, OfflineMiss, SpecInvalid
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import plain_settings
+from pipeline.lock.sealed import read_or_none
 from pipeline.spec.checkout import Checkout
 from pipeline.weights.hub import Hub, endpoint, is_offline, saved_token
 from pipeline.weights.locking import LockChange, LockResult, diff_locks, look_up
 from pipeline.weights.model import (
     FilePin,
-    WeightsLock,
     current_lock,
     lock_path,
     read_lock,
@@ -87,7 +87,7 @@ def lock_sets(
     # all are looked up before the first is written
     looked_up = {name: _look_up(checkout, name) for name in dict.fromkeys(names)}
     for name, looked in looked_up.items():
-        moves = _moves(checkout, name, looked.lock)
+        moves = diff_locks(read_or_none(read_lock, lock_path(checkout, name)), looked.lock)
         if not dry_run:
             write_lock(lock_path(checkout, name), looked.lock)
         answers.append(_answer(looked, moves))
@@ -115,14 +115,6 @@ def _transport() -> tuple[Client, Hub]:
         raise OfflineMiss("HF_HUB_OFFLINE is set", "Unset it where the Hub may be asked.")
     settings = plain_settings()
     return Client(settings), Hub(settings, endpoint=endpoint(), token=saved_token())
-
-
-def _moves(checkout: Checkout, name: str, new: WeightsLock) -> list[LockChange]:
-    try:
-        old = read_lock(lock_path(checkout, name))
-    except (LockMissing, LockEdited):
-        old = None
-    return diff_locks(old, new)
 
 
 def _answer(looked: LockResult, moves: list[LockChange]) -> dict[str, object]:
