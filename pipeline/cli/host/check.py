@@ -2,48 +2,71 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from pipeline import log
 from pipeline.cli.context import say_json
-from pipeline.cli.host.facts import facts_of, root_option, show_fix
-from pipeline.cli.options import ANY_PATH, all_of, json_option
-from pipeline.errors import HostUnfit, HostUnknown, NothingTuned, ProbeFailed
+from pipeline.cli.host.facts import facts_of, root_option
+from pipeline.cli.host.verify import require_verified, show_fixes
+from pipeline.cli.options import ANY_PATH, json_option
+from pipeline.errors import NothingTuned
 from pipeline.files import write_bytes
+from pipeline.host.fleet.result import FleetResult, HostResult
 from pipeline.host.probes.runner import ProbeReport, run_in_image, run_probes
 from pipeline.host.probes.tune import Setting, Tuning, plan, sweep, workloads
-from pipeline.host.rules.issues import Finding, findings, match_lines, match_rules
 from pipeline.host.rules.judge import judge
-from pipeline.host.rules.verdict import RuleResult, overall
 
-_probe_options = all_of(
-    [
-        click.option(
-            "--python", default=sys.executable, help="Python with torch that runs the tests."
-        ),
-        click.option("--image", help="Run the tests in a container of this loaded image."),
-        click.option(
-            "--device",
-            type=click.Choice(["cuda", "cpu"]),
-            default="cuda",
-            show_default=True,
-            help="Device to test; `cpu` tests only the tests.",
-        ),
-        click.option(
-            "--step-limit-s",
-            type=float,
-            default=60.0,
-            show_default=True,
-            help="Seconds after which a step counts as a hang.",
-        ),
-    ]
-)
+
+class Probes(NamedTuple):
+    """Where function tests run, and on what."""
+
+    python: str
+    image: str | None
+    device: str
+    step_limit_s: float
+
+    def run(self, arguments: list[str], settings: dict[str, str] | None = None) -> ProbeReport:
+        """Run them with the user's options and these."""
+        given = ["--device", self.device, "--step-limit-s", str(self.step_limit_s), *arguments]
+        if self.image:
+            return run_in_image(self.image, given, settings)
+        return run_probes(self.python, given, settings)
+
+
+def _probe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How function tests are run; the command gets it as `probes`."""
+
+    @click.option("--python", default=sys.executable, help="Python with torch that runs the tests.")
+    @click.option("--image", help="Run the tests in a container of this loaded image.")
+    @click.option(
+        "--device",
+        type=click.Choice(["cuda", "cpu"]),
+        default="cuda",
+        show_default=True,
+        help="Device to test; `cpu` tests only the tests.",
+    )
+    @click.option(
+        "--step-limit-s",
+        type=float,
+        # a collective over all cards takes seconds; on a bus that hangs it never ends
+        default=60.0,
+        show_default=True,
+        help="Seconds after which a step counts as a hang.",
+    )
+    @functools.wraps(command)
+    def packed(
+        *args: Any, python: str, image: str | None, device: str, step_limit_s: float, **rest: Any
+    ) -> Any:
+        return command(*args, probes=Probes(python, image, device, step_limit_s), **rest)
+
+    return packed
 
 
 @click.command("check")
@@ -70,10 +93,7 @@ def check(
     only: tuple[str, ...],
     floors: str | None,
     library: str | None,
-    python: str,
-    image: str | None,
-    device: str,
-    step_limit_s: float,
+    probes: Probes,
     root: Path | None,
     as_json: bool,
 ) -> None:
@@ -85,19 +105,29 @@ def check(
     rules = [] if only_functions else judge(facts_of(root), cuda)
     answer = None
     if not only_facts and root is None:
-        specs = {"--ranks": ranks, "--floors": _checked(floors), "--library": library}
-        arguments = ["--device", device, "--step-limit-s", str(step_limit_s)]
-        arguments += [x for k, v in specs.items() if v is not None for x in (k, str(v))]
+        given = {"--ranks": ranks, "--floors": _checked(floors), "--library": library}
+        arguments = [x for k, v in given.items() if v is not None for x in (k, str(v))]
         arguments += [x for name in only for x in ("--only", name)]
         with log.step("Testing the GPUs"):
-            answer = _runner(python, image)(arguments, {})
-    lines = answer.lines() if answer else []
-    issues = findings([match_rules(rules), match_lines("tests", lines)])
+            answer = probes.run(arguments)
+    tests, output = (answer.rows, answer.lines()) if answer else ([], [])
+    name = root.name if root else "this host"
+    result = HostResult(host=name, rules=rules, functions=tests, output=output)
     if as_json:
-        say_json(_as_json(rules, answer, issues))
+        say_json(
+            {
+                "verdict": result.verdict,
+                "rules": [r.model_dump() for r in rules],
+                "functions": answer.model_dump(mode="json") if answer else None,
+                "findings": [f.model_dump() for f in result.findings],
+            }
+        )
     else:
-        _show(rules, answer, issues)
-    _require_passed(rules, answer)
+        rows = [[r.verdict, r.rule, r.subject, r.why] for r in rules]
+        rows += [[r.verdict, r.check, r.subject, r.why] for r in tests]
+        click.echo(log.table(["verdict", "check", "subject", "reason"], rows))
+        show_fixes(result)
+    require_verified(FleetResult(hosts=[result]))
 
 
 def _checked(floors: str | None) -> str | None:
@@ -111,53 +141,6 @@ def _checked(floors: str | None) -> str | None:
     if not good:
         raise click.BadParameter("must be a JSON object of numbers", param_hint="--floors")
     return floors
-
-
-def _runner(python: str, image: str | None) -> Callable[[list[str], dict[str, str]], ProbeReport]:
-    if image:
-        return lambda arguments, settings: run_in_image(image, arguments, settings)
-    return lambda arguments, settings: run_probes(python, arguments, settings)
-
-
-def _as_json(
-    rules: list[RuleResult], answer: ProbeReport | None, issues: list[Finding]
-) -> dict[str, Any]:
-    return {
-        "verdict": _verdict(rules, answer),
-        "rules": [r.model_dump() for r in rules],
-        "functions": answer.model_dump(mode="json") if answer else None,
-        "findings": [f.model_dump() for f in issues],
-    }
-
-
-def _verdict(rules: list[RuleResult], answer: ProbeReport | None) -> str:
-    seen = [r.verdict for r in rules] + [r.verdict for r in (answer.rows if answer else [])]
-    return overall(seen)
-
-
-def _show(rules: list[RuleResult], answer: ProbeReport | None, issues: list[Finding]) -> None:
-    rows = [[r.verdict, r.rule, r.subject, r.why] for r in rules]
-    rows += [[r.verdict, r.check, r.subject, r.why] for r in (answer.rows if answer else [])]
-    click.echo(log.table(["verdict", "check", "subject", "reason"], rows))
-    for rule in rules:
-        if rule.fix:
-            click.echo(f"\n{rule.rule}, {rule.subject}: {rule.fix}")
-    for each in issues:
-        click.echo(f"\n{each.issue.id}: {each.issue.title}")
-        show_fix(each)
-
-
-def _require_passed(rules: list[RuleResult], answer: ProbeReport | None) -> None:
-    failed = [r for r in (answer.rows if answer else []) if r.verdict == "failed"]
-    if failed:
-        raise ProbeFailed(f"{failed[0].check}, {failed[0].subject}: {failed[0].why}")
-    unfit = [r for r in rules if r.verdict == "failed"]
-    if unfit:
-        raise HostUnfit(
-            f"{log.count(len(unfit), 'rule')} failed, such as {unfit[0].rule}, {unfit[0].subject}"
-        )
-    if _verdict(rules, answer) == "unknown":
-        raise HostUnknown("not everything could be judged")
 
 
 @click.command("tune-nccl")
@@ -187,10 +170,7 @@ def tune_nccl(
     graph_file: str | None,
     full: bool,
     rounds: int,
-    python: str,
-    image: str | None,
-    device: str,
-    step_limit_s: float,
+    probes: Probes,
     as_json: bool,
 ) -> None:
     """Measure NCCL settings at the sizes that engines use, and write the best to OUT.
@@ -201,8 +181,8 @@ def tune_nccl(
     if ranks < 2 or min(concurrency) < 1 or hidden < 1:
         raise click.BadParameter("tuning needs two ranks or more, and positive numbers")
     settings = plan(full=full, graph_file=graph_file)
-    common = ["--device", device, "--step-limit-s", str(step_limit_s), "--rounds", str(rounds)]
-    common += ["--only", "all_reduce", "--ranks", str(ranks), "--from-ranks", str(ranks)]
+    common = ["--rounds", str(rounds), "--only", "all_reduce"]
+    common += ["--ranks", str(ranks), "--from-ranks", str(ranks)]
     # settings are compared at the sizes of the workloads; large copies would only take time
     common += ["--bulk-bytes", "0"]
 
@@ -211,11 +191,11 @@ def tune_nccl(
         # the host's own nccl.conf would override the settings that are compared
         variables = {"NCCL_CONF_FILE": "/dev/null", **setting.variables}
         arguments = [*common, "--sizes-kib", ",".join(map(str, sizes))]
-        return _runner(python, image)(arguments, variables)
+        return probes.run(arguments, variables)
 
     with log.step(f"Trying {len(settings)} settings on {ranks} ranks"):
         loads = workloads(hidden, *concurrency)
-        tuning = sweep(settings, loads, measure, ranks=ranks, device=device)
+        tuning = sweep(settings, loads, measure, ranks=ranks, device=probes.device)
     text = json.dumps(tuning.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
     write_bytes(out, text.encode())
     if as_json:

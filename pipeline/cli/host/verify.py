@@ -127,7 +127,7 @@ def show_result(result: FleetResult, asked: VerifyOptions, brief: bool = False) 
     if rows:
         click.echo(log.table(["host", "verdict", "role", "promise", "reason"], rows))
     for host in result.hosts:
-        _show_fixes(host)
+        show_fixes(host)
         _show_drift(host)
     click.echo("")
     for host in result.hosts:
@@ -149,7 +149,8 @@ def _rows(host: HostResult) -> list[list[str]]:
     ]
 
 
-def _show_fixes(host: HostResult) -> None:
+def show_fixes(host: HostResult) -> None:
+    """How to mend what failed, and the known issues that explain it."""
     fixes: dict[str, list[str]] = {}
     for row in host.rows:
         if row.fix:
@@ -184,7 +185,8 @@ def _summary(host: HostResult) -> str:
     drift = "no record to compare with"
     if host.drift is not None:
         count = len(host.drift)
-        drift = f"{count} facts changed since it was recorded" if count else "as recorded"
+        changed = log.count(count, "fact")
+        drift = f"{changed} changed since it was recorded" if count else "as recorded"
     return f"{host.host}: {', '.join(counts) or 'nothing judged'}; {drift}"
 
 
