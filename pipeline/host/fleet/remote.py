@@ -77,7 +77,8 @@ class Remote:
     def hang_up(self) -> None:
         """End the connection from another thread: commands that run or follow raise."""
         self._hung_up = True
-        if self._process is not None:
+        # one that has ended may have left its number to another program
+        if self._process is not None and self._process.poll() is None:
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
