@@ -64,13 +64,12 @@ def parts_of(path: Path) -> list[Path]:
 
 def _require_whole(heads: list[GgufHeader]) -> None:
     for number, head in enumerate(heads):
-        count = head.metadata.get("split.count", 1)
-        if (count if len(heads) > 1 else max(1, count)) != len(heads):
+        count, position = head.metadata.get("split.count", 1), head.metadata.get("split.no")
+        # a file that was never split may have a count of 0
+        if count != len(heads) and (count, len(heads)) != (0, 1):
             raise ModelUnreadable(f"{head.path.name}: is one of {count} parts, not {len(heads)}")
-        if len(heads) > 1 and head.metadata.get("split.no") != number:
-            raise ModelUnreadable(
-                f"{head.path.name}: is numbered as part {head.metadata['split.no']}"
-            )
+        if len(heads) > 1 and position != number:
+            raise ModelUnreadable(f"{head.path.name}: is numbered as part {position}")
     want = heads[0].metadata.get("split.tensors.count")
     got = sum(len(head.tensors) for head in heads)
     if len(heads) > 1 and want is not None and want != got:

@@ -115,6 +115,18 @@ def test_parts_that_disagree_are_refused(
         read_gguf(put_parts(tmp_path, [split_parts()[0], second]))
 
 
+def test_a_part_without_a_number_is_refused(tmp_path: Path) -> None:
+    second = gguf({"split.count": 2}, [tensor("blk.0.attn_q.weight", (64, 64), 8, 0)], 4352)
+    with pytest.raises(ModelUnreadable, match="is numbered as part None"):
+        read_gguf(put_parts(tmp_path, [split_parts()[0], second]))
+
+
+@pytest.mark.parametrize("count", ["two", 7])
+def test_a_number_of_parts_that_is_none_is_refused(tmp_path: Path, count: Any) -> None:
+    with pytest.raises(ModelUnreadable, match=f"one of {count} parts, not 1"):
+        read_gguf(put(tmp_path, gguf(LLAMA | {"split.count": count}, TENSORS, DATA)))
+
+
 def test_a_part_that_lost_a_tensor_is_refused(tmp_path: Path) -> None:
     empty = gguf({"split.count": 2, "split.no": 1}, [], 0)
     with pytest.raises(ModelUnreadable, match="2 tensors announced, 1 listed"):
@@ -239,9 +251,11 @@ def test_every_cut_of_a_head_is_refused(tmp_path: Path) -> None:
 HEAD = len(WHOLE) - DATA
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(at=st.integers(0, HEAD - 1), value=st.integers(0, 255), more=st.binary(max_size=9))
-def test_damage_ends_in_our_own_words_or_in_nothing_larger_than_the_file(
+def test_damage_is_refused_or_gives_nothing_larger_than_the_file(
     tmp_path: Path, at: int, value: int, more: bytes
 ) -> None:
     damaged = bytearray(WHOLE)
