@@ -62,6 +62,7 @@ def answer(model: Architecture, question: Question) -> FitAnswer:
 def _grouped(model: Architecture, question: Question) -> list[TableRow]:
     sums: dict[str, int] = {}
     for part in parts_of(model, question.engine):
+        # the table shows `attention`, not each of its matrices
         group = part.name.partition(",")[0]
         sums[group] = sums.get(group, 0) + part.card_bytes(question.tp)
     return [TableRow(what=what, n_bytes=n) for what, n in sums.items()]
@@ -90,6 +91,7 @@ def _short(room: Room, low_tokens: int, question: Question) -> str:
         return f"the weights alone exceed the engine's share of a card by {gib(-room.kv_bytes)}"
     if room.kv_tokens < question.context:
         return f"room for {room.kv_tokens:,} tokens, {question.context:,} asked for"
+    # a server that fails to start after hours of loading is worse than a cautious no
     if low_tokens < question.context:
         return (
             f"too close to promise: {room.kv_tokens:,} tokens by our sum, {low_tokens:,} if it is "
@@ -116,6 +118,7 @@ def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
     if (needed := _needed_fraction(room, question)) and needed > room.fraction:
         flag = "--mem-fraction" if question.engine == "sglang" else "--gpu-util"
         notes.append(f"{flag} {needed:.3f} would give {question.context:,} tokens their room.")
+    # engines load them only for speculative decoding
     if model.predictors:
         notes.append("The layers for multi-token prediction are not counted, on cards or disk.")
     if model.precision.kv_fp8 and question.kv == "bf16":

@@ -101,6 +101,7 @@ def _gqa(text: Mapping[str, Any]) -> Gqa:
     kv_heads = _count(text, "num_key_value_heads") if "num_key_value_heads" in text else heads
     if heads % kv_heads:
         raise ModelUnreadable(f"num_key_value_heads: {kv_heads} does not divide {heads} heads")
+    # some layers would then keep all tokens and others a window of them
     if text.get("use_sliding_window"):
         raise ModelUnreadable("use_sliding_window: a cache of two kinds is not supported")
     if text.get("head_dim") is None and hidden % heads:
@@ -145,6 +146,7 @@ def _vision(config: Mapping[str, Any]) -> Vision:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         raise ModelUnreadable("vision_config: is missing")
+    # patches that become one token: the projector is as wide as all of them together
     merge = vision.get("merge_kernel_size")
     if not isinstance(merge, list) or len(merge) != 2:
         raise ModelUnreadable("vision_config: merge_kernel_size: is not a pair")

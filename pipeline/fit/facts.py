@@ -67,6 +67,7 @@ def recipe_of(repository: str, quant: str) -> tuple[Fact, Recipe] | None:
 
 def from_recipe(model: Architecture, recipe: Recipe) -> GgufModel:
     """The tensors that a published recipe gives for a DeepSeek-like model."""
+    # the names and shapes below are those of DeepSeek's architecture, which Kimi has too
     if not isinstance(model.attention, Mla) or model.moe is None:
         raise ModelUnreadable(f"{recipe.repository}: recipes need an MLA model with experts")
     tensors = [
@@ -105,6 +106,7 @@ def _deepseek2(model: Architecture, mla: Mla) -> list[tuple[str, tuple[int, ...]
             (f"{blk}attn_q_b.weight", (mla.q_rank, mla.heads * (mla.nope + mla.rope))),
             (f"{blk}attn_kv_a_mqa.weight", (h, mla.kv_rank + mla.rope)),
             (f"{blk}attn_kv_a_norm.weight", (mla.kv_rank,)),
+            # kv_b in two: engines absorb one half into the queries, the other into the output
             (f"{blk}attn_k_b.weight", (mla.nope, mla.kv_rank, mla.heads)),
             (f"{blk}attn_v_b.weight", (mla.kv_rank, mla.value, mla.heads)),
             (f"{blk}attn_output.weight", (mla.heads * mla.value, h)),

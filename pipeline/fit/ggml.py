@@ -19,7 +19,7 @@ class GgmlType:
 
     def size(self, weights: int) -> int:
         """Bytes of that many weights, without what rows may carry."""
-        return weights // self.values * self.n_bytes
+        return weights // self.values * self.n_bytes  # a row is a whole number of blocks
 
 
 _MAINLINE = """

@@ -75,6 +75,7 @@ class _HeaderReader:
         return self._handle.tell()
 
     def take(self, n: int, what: str) -> bytes:
+        # compared first: read() would try to allocate a claimed length of exabytes
         data = self._handle.read(n) if n <= self.left else b""
         if len(data) != n:
             raise self.fail(f"{what} lies beyond the end of the file")
@@ -163,6 +164,7 @@ def _listed(reader: _HeaderReader) -> tuple[Tensor, int]:
     kind = BY_NUMBER.get(number)
     if kind is None:
         raise reader.fail(f"{name} is of type {number}, which is not supported")
+    # blocks run along the first dimension, which GGUF lists as the fastest
     if min(shape) < 1 or math.prod(shape) > 1 << 50 or shape[0] % kind.values:
         raise reader.fail(f"{name} of shape {list(shape)} cannot be {kind.name}")
     return Tensor(name, shape, kind, kind.size(math.prod(shape))), offset
@@ -177,6 +179,7 @@ def _placed(
         raise reader.fail(f"general.alignment is {alignment!r}")
     if len({tensor.name for tensor, _ in listed}) != len(listed):
         raise reader.fail("lists a tensor twice")
+    # tensors begin at the next border after the head; their offsets count from there
     begin = -(-reader.at // alignment) * alignment
     ordered = sorted(listed, key=lambda pair: pair[1])
     ends = [*(start for _, start in ordered), max(0, size - begin)][1:]  # a first part may be empty

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.errors import ModelUnreadable
 from pipeline.fit.gguf import GgufHeader, Tensor, read_header
 
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # llama.cpp: llama_split_path
 _KNOWN = ("deepseek2", "llama", "qwen2", "qwen3", "qwen3moe")
 
 
@@ -94,8 +94,10 @@ def _model(name: str, metadata: dict[str, Any], tensors: list[Tensor]) -> GgufMo
     if embedding is None or len(embedding.shape) != 2:
         raise ModelUnreadable(f"{name}: has no token_embd.weight")
     hidden, layers = number("embedding_length"), number("block_count")
+    # the vocabulary is read from this tensor, so its shape must be believable
     if embedding.shape[0] != hidden:
         raise ModelUnreadable(f"{name}: embedding_length {hidden}, token_embd {embedding.shape[0]}")
+    # a sum over missing layers would promise room that is not there
     _require_layers(name, layers, tensors)
     is_mla = family == "deepseek2"  # Kimi K2 is converted as that, too
     experts = number("expert_count", 0)

@@ -23,8 +23,10 @@ def launch_lines(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
     cache = [] if batch.kv == "bf16" else ["-ctk q8_0", "-ctv q8_0"]
     attention = ["-mla 3", f"-amb {ATTENTION_BATCH_MIB}"] if model.is_mla else ["-fa on"]
     return [
+        # all layers on the cards; the -ot rules below take the experts back to the host
         "-ngl 999",
         f"--ctx-size {batch.context}",
+        # the engine lowers -ub to -b where it is larger
         f"-b {max(batch.batch, batch.ubatch)}",
         f"-ub {batch.ubatch}",
         *attention,

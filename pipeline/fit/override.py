@@ -49,6 +49,7 @@ def _rule(text: str, known: list[str]) -> TensorRule:
         raise ValueError(f"{text!r} is not a rule; write it like exps=CPU")
     if device not in known:
         raise ValueError(f"{text!r}: there is no device {device!r} (only {', '.join(known)})")
+    # a rule that only Python understands would match here and not in the engine
     if _NOT_ECMA.search(pattern):
         raise ValueError(f"{text!r}: the engine's regular expressions do not have this construct")
     try:
@@ -67,6 +68,7 @@ def home_of(tensor: str, layers: int, devices: list[str]) -> str:
     if tensor.startswith("token_embd"):
         return CPU
     layer = re.match(r"blk\.(\d+)\.", tensor)
+    # the output head and its norm count as one layer more
     place = int(layer[1]) if layer else layers
     return devices[min(place * len(devices) // (layers + 1), len(devices) - 1)]
 

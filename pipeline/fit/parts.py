@@ -51,6 +51,7 @@ def _stored(weights: int, scheme: Scheme) -> int:
 
 
 def _allocated(n_bytes: int) -> int:
+    # a card's free memory shrinks by segments, not by tensors
     step = _LARGE_ROUND if n_bytes >= _LARGE else _SMALL_ROUND
     return share(n_bytes, step) * step
 
@@ -69,8 +70,10 @@ def parts_of(model: Architecture, engine: str = "") -> list[TensorGroup]:
 def _ends(model: Architecture) -> Iterator[TensorGroup]:
     rows = share(model.vocabulary, _VOCABULARY_ROUND) * _VOCABULARY_ROUND
     yield TensorGroup("embedding", 1, rows * model.hidden, model.precision.base)
+    # tied: the embedding is the output head as well
     if not model.tied:
         yield TensorGroup("output head", 1, rows * model.hidden, model.precision.head)
+    # one before attention, one before the feed-forward part, one at the end
     norms = (2 * model.layers + 1) * model.hidden
     yield TensorGroup("norms", 1, norms, model.precision.base, divided=False)
 
@@ -146,6 +149,7 @@ def _scale_left_behind(scheme: Scheme, layers: int, weights: int) -> TensorGroup
 def require_divisible(model: Architecture, tp: int) -> None:
     """Stop where no engine could divide the model among that many cards."""
     _divides("attention heads", model.attention.heads, tp)
+    # more cards than such heads: each is on several cards, so the cards must divide by them
     if isinstance(model.attention, Gqa) and model.attention.kv_heads % tp:
         _divides("cards", tp, model.attention.kv_heads, "key and value heads")
     if model.dense_layers:
@@ -153,6 +157,7 @@ def require_divisible(model: Architecture, tp: int) -> None:
     if model.moe is not None:
         _divides("the experts' width", model.moe.width, tp)
         group = model.precision.experts.group
+        # larger ones are blocks of rows and columns (fp8: 128 x 128), not runs along the width
         if 1 < group <= 1024 and (model.moe.width // tp) % group:
             width = model.moe.width // tp
             raise DoesNotFit(

@@ -55,6 +55,7 @@ def _candidates(
 def _fill(candidates: list[int], experts: dict[int, int], room: int) -> list[int]:
     chosen: list[int] = []
     for layer in candidates:
+        # in a row without gaps: such a rule stays short, and people can follow it
         room -= experts[layer]
         if room < 0:
             break
@@ -68,6 +69,7 @@ def _rules(chosen: dict[str, list[int]], experts: dict[int, int]) -> list[Tensor
         for device, layers in chosen.items()
         if layers
     ]
+    # without a rule for the rest the engine would put it on the card of its layer
     everything = sum(map(len, chosen.values())) == len(experts)
     return rules if everything else [*rules, TensorRule("exps", CPU)]
 
@@ -81,6 +83,7 @@ def checked(model: GgufModel, machine: Machine, batch: Batch, rules: list[Tensor
         name = f"blk.{layer}.ffn_{part}_exps.weight"
         return device_of(name, rules, model.layers, machine.devices) != CPU
 
+    # a layer with one of its matrices on the host still waits for the host
     on_cards = sum(all(on_card(i, part) for part in ("gate", "up", "down")) for i in experts)
     return Layout(rules, loads, host, on_cards)
 

@@ -93,6 +93,7 @@ def _test(name: str) -> Callable[[str], bool]:
 
 def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
     groups = quant.get("config_groups")
+    # with several, each module's group is found by patterns that we would have to imitate
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise ModelUnreadable("quantization_config: config_groups: exactly one group is supported")
     weights = next(iter(groups.values())).get("weights") or {}
@@ -120,6 +121,7 @@ def _modelopt(quant: Mapping[str, Any]) -> Scheme:
 
 def _fp8(quant: Mapping[str, Any]) -> Scheme:
     block = quant.get("weight_block_size")
+    # a scale for each tensor or row: too little to count
     if block is None:
         return Scheme(name="fp8", bits=8)
     if not isinstance(block, list) or len(block) != 2:
@@ -131,6 +133,7 @@ def _awq(quant: Mapping[str, Any]) -> Scheme:
     bits = quant.get("bits", quant.get("w_bit"))
     if bits not in (4, 8):
         raise ModelUnreadable(f"quantization_config: awq of {bits} bits is not supported")
+    # AutoAWQ's default is a zero point for each group
     zero = bits / 8 if quant.get("zero_point", True) else 0.0
     group = _group(quant.get("group_size", quant.get("q_group_size")))
     return Scheme(name=f"awq{bits}", bits=bits, group=group, group_bytes=2 + zero)

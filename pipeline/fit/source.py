@@ -35,6 +35,7 @@ def find_source(text: str, checkout: Callable[[], Checkout]) -> Source:
         return _from_file(path)
     if path.is_dir():
         return _from_folder(path)
+    # meant as a path: an answer about an unknown spec would mislead
     if "/" in text or text.endswith((".json", ".gguf")):
         raise WeightsUnknown(f"{text}: there is no such file or folder")
     return _from_spec(checkout(), text)
@@ -52,6 +53,7 @@ def _from_file(path: Path) -> Source:
 def _from_config(path: Path) -> Source:
     model = read_config(path)
     shards = [file.stat().st_size for file in path.parent.glob("*.safetensors")]
+    # config.json alone is enough: people judge a model before they fetch it
     size = sum(shards) or _file_bytes(model)
     return Source(_name_of(path), model, f"{path.name}", size, not shards)
 

@@ -17,13 +17,14 @@ _UNITS = {
     "GIB": GIB,
     "TIB": 1 << 40,
 }
-MOST_BYTES = 1 << 50
+MOST_BYTES = 1 << 50  # 1 PiB, more than any machine has
 
 
 def read_size(text: str, *, bare: bool = False) -> int:
     """`96GiB`, `768GB` or `500G` in bytes; a number without a unit only where it may be `bare`."""
     parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(parts[2].upper().removesuffix("B") + "B") if parts else None
+    # cards are sold in GiB and memory in GB: without a unit either could be meant
     if parts is None or unit is None or not (parts[2] or bare):
         raise ValueError(f"{text!r} is not a size; write it like 96GiB or 768GB")
     size = round(float(parts[1]) * unit)

@@ -29,7 +29,7 @@ from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, NetErro
 from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.weights.model import COMMIT, MOST_FILES, FilePin
 
-MOST_PAGE_BYTES = 64 << 20
+MOST_PAGE_BYTES = 64 << 20  # 1,000 entries have some hundred kB
 _MOST_PAGES = 1000  # the Hub has 1,000 entries on a page, mirrors may have fewer
 _MOST_ENTRIES = 5 * MOST_FILES  # folders are listed too
 _YES = ("1", "on", "yes", "true")  # as huggingface_hub reads its switches
@@ -65,6 +65,7 @@ def _is_on(name: str) -> bool:
 class _HubModel(BaseModel):
     """Strict about the fields that are used; the Hub may add others."""
 
+    # strict: a size that comes as text or a float is a fault, not something to convert
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
@@ -111,6 +112,7 @@ class Hub:
         """Every file of a commit, with its size and the hash that the Hub knows it by."""
         pins: dict[str, FilePin] = {}
         for n_entries, entry in enumerate(self._entries(repository, commit), 1):
+            # while it arrives, not at the end: an endless listing must not fill the memory first
             if len(pins) > MOST_FILES or n_entries > _MOST_ENTRIES:
                 raise HubBroken(f"{repository}: more than {MOST_FILES} files are listed")
             if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
@@ -118,6 +120,7 @@ class Hub:
             if entry["type"] != "file":
                 continue
             pin = _pin(repository, entry)
+            # which of the two a client would download is anybody's guess
             if pin.path in pins:
                 raise HubBroken(f"{repository}: {pin.path!r} is listed twice")
             pins[pin.path] = pin
@@ -200,6 +203,7 @@ def _pin(repository: str, listed: dict[str, Any]) -> FilePin:
         # for a large file `oid` is git's hash of its LFS pointer; that of its bytes is under `lfs`
         if entry.lfs is None:
             return FilePin(path=entry.path, size_bytes=entry.size, git_sha1=entry.oid)
+        # which of the two the bytes will have is not known
         if entry.lfs.size != entry.size:
             raise HubBroken(f"{repository}: {entry.path} is listed with two sizes")
         return FilePin(path=entry.path, size_bytes=entry.size, sha256=entry.lfs.oid)

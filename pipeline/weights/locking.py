@@ -79,6 +79,7 @@ def _index_warnings(
     fetch: Fetch,
 ) -> list[str]:
     """Whether every shard that an index names is there, and part of the set."""
+    # only a warning hangs on it, so an index that is too large is passed over
     if not pin.path.endswith(_INDEX) or pin.size_bytes > MOST_INDEX_BYTES:
         return []
     folder = pin.path.rpartition("/")[0]
@@ -127,6 +128,7 @@ def _split_warnings(wanted: Sequence[FilePin]) -> list[str]:
     return [
         f"{stem}-*-of-{of}{end}: only {len(parts)} of {int(of)} parts"
         for (stem, of, end), parts in sorted(sets.items())
+        # not by their number: a part beyond the last must not stand in for a missing one
         if parts != set(range(1, int(of) + 1))
     ]
 

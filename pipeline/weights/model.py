@@ -43,12 +43,15 @@ FILE_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # as the Hub names blobs: 
 
 def _is_plain(path: str) -> str:
     """Spaces and letters of any script, but nothing that a terminal or a disk would act on."""
+    # category C: control characters, and those that turn text around (trojansource.codes)
     if "\\" in path or any(unicodedata.category(c)[0] == "C" for c in path):
         raise ValueError("has a character that is not allowed in a file name")
+    # a disk that normalises names (HFS+) would give the file another name than the lock has
     if unicodedata.normalize("NFC", path) != path:
         raise ValueError("is not in Unicode normal form C")
     if any(len(part.encode()) > _MOST_NAME_BYTES for part in path.split("/")):
         raise ValueError("has a name of more than 255 bytes, the most that disks take")
+    # else a repository could bring its own receipt, which says that its files are proved
     if path.split("/")[0].casefold() == _OWN_FOLDER:
         raise ValueError(f"{_OWN_FOLDER} is this tool's own folder")
     return path
@@ -82,6 +85,7 @@ class WeightsSpec(Frozen):
 
     def lock_digest(self) -> str:
         """What a lock answers: everything but the description."""
+        # the description is for people: to reword it must not make the lock stale
         return sha256_of(canonical_json(self.model_dump(exclude={"about"})))
 
 
@@ -147,6 +151,7 @@ def sealed(spec: WeightsSpec, commit: str, files: list[FilePin]) -> WeightsLock:
         spec=spec.lock_digest(),
         repository=spec.repository,
         commit=commit,
+        # in one order, whatever the Hub's is: equal sets have equal locks
         files=sorted(files, key=lambda pin: pin.path),
         seal=UNSEALED,
     ).sealed()
@@ -163,6 +168,7 @@ def dump(lock: WeightsLock) -> str:
         f"commit: {json.dumps(lock.commit)}",
         "files:",
         *(
+            # JSON is YAML too: a file stays on one line, whatever characters its name has
             f"- {json.dumps(pin.model_dump(exclude_none=True), ensure_ascii=False)}"
             for pin in lock.files
         ),
@@ -225,6 +231,7 @@ def current_lock(checkout: Checkout, name: str) -> WeightsLock:
     """A set's lock, if it was made for today's spec."""
     spec, path = read_spec(checkout, name), lock_path(checkout, name)
     lock = read_lock(path)
+    # a lock that was copied to another name has a good seal, so the name inside counts
     if lock.name != name or lock.repository != spec.repository:
         raise LockEdited(f"{path.name}: is the lock of {lock.name} ({lock.repository})")
     if lock.spec != spec.lock_digest():

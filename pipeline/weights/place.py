@@ -33,6 +33,7 @@ class Place:
     @property
     def state(self) -> Path:
         """What this tool keeps beside the files; one cache may hold several sets."""
+        # not in the snapshot: engines and the Hub's client list that folder
         return self.root / STATE / self.lock.name if self.hub_cache else self.root / STATE
 
     @property
@@ -93,6 +94,7 @@ class CachePath:
     @property
     def repository(self) -> str:
         """Its name on the Hub."""
+        # only the first: an id has one slash, between owner and name
         return self.root.resolve().name.removeprefix(_MODELS).replace("--", "/", 1)
 
 
@@ -103,6 +105,7 @@ def in_hub_cache(folder: Path) -> CachePath | None:
     is_cache = repository.name.startswith(_MODELS) or (repository / _BLOBS).is_dir()
     if real.parent.name == _SNAPSHOTS and COMMIT.fullmatch(real.name) and is_cache:
         return CachePath(repository, real.name)
+    # a plain folder may happen to have one of the two names; both, or the prefix, are a cache
     has = [(folder / name).is_dir() for name in (_BLOBS, _SNAPSHOTS)]
     if all(has) or (any(has) and real.name.startswith(_MODELS)):
         return CachePath(folder)
@@ -162,6 +165,7 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place
     here = in_hub_cache(folder)
     commit = here.commit if here else ""
     beside = list({(p.root, p.lock.name): p for p in _beside(folder, here)}.values())
+    # a snapshot was named: the sets of the cache's other commits are not meant
     places = [p for p in beside if commit in ("", p.lock.commit)]
     places = places or [p for p in _known(folder, here, known) if commit in ("", p.lock.commit)]
     if places:
@@ -180,6 +184,7 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place
 def _beside(folder: Path, here: CachePath | None) -> Iterator[Place]:
     if (folder / STATE / "lock.yaml").is_file():
         lock = read_lock(folder / STATE / "lock.yaml")
+        # a lock that lies in a snapshot: its files are links, so the place is the cache around it
         is_snapshot = here is not None and here.commit == lock.commit
         yield new_place(folder, lock, hub_cache=False) if is_snapshot else Place(folder, lock)
     for root in _repositories(folder, here):

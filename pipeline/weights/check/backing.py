@@ -43,6 +43,7 @@ def checkout_backing(place: Place, checkout: Checkout | None) -> Backing:
     """Compare the lock beside the files with the checkout's; raises where they disagree."""
     if checkout is None:
         return Backing()
+    # a cache that the Hub's own client made has no lock beside it
     if not place.lock_file.is_file():
         return Backing(lock_from="checkout", vouched_by="the checkout")
     own = lock_path(checkout, place.lock.name)
@@ -79,6 +80,7 @@ def _require_no_contradiction(place: Place, path: Path, known: WeightsLock) -> N
     if (lock.repository, lock.commit) != (known.repository, known.commit):
         return
     pins: dict[str, FilePin] = {pin.path: pin for pin in known.files}
+    # files that only one of them has are no contradiction: two specs may choose differently
     differing = [pin.path for pin in lock.files if pins.get(pin.path, pin) != pin]
     if differing:
         raise LocksDisagree(

@@ -77,9 +77,11 @@ def find_copies(
     candidates: dict[tuple[Path, bool], FilePin] = {}
     for pin in pins:
         own = place.file(pin)
+        # such as the tokenizer that a repository also keeps in a sub-folder
         others = [path for path in twins[pin.want] if path != own]
         for path in [*_elsewhere(place, pin), *others, *by_size.get(pin.size_bytes, [])]:
             if _is_file_of(path, pin.size_bytes):
+                # the same file may be wanted by SHA-256 and, under another name, by git's hash
                 candidates[path, pin.sha256 is None] = pin
     by_digest: dict[str, Path] = {}
 
@@ -113,9 +115,10 @@ def _files_by_size(
     place: Place, pins: Sequence[FilePin], judged: Collection[Path]
 ) -> dict[int, list[Path]]:
     """Files below the place that may be one of the wanted ones under another name."""
-    sizes = {pin.size_bytes for pin in pins} - {0}
+    sizes = {pin.size_bytes for pin in pins} - {0}  # an empty file needs no copy
     wanted = {pin.want for pin in pins}
     by_size: dict[int, list[Path]] = {}
+    # what is half fetched or half repaired is no copy
     partial = place.partial_folder.relative_to(place.root).as_posix()
     for path in (place.root / name for name in walk(place.root, [partial])):
         # a blob's name is its hash, so one with another name need not be read

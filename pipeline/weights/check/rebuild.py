@@ -116,6 +116,7 @@ class NewFile:
         for data in source(self.pin, start, stop):
             if self.stop.is_set():
                 raise Interrupted("stopped")
+            # a source that sends too much would overwrite the good block behind the range
             yield data[: max(0, stop - at)]
             at += len(data)
         if at != stop:
@@ -184,6 +185,7 @@ class _Walk:
         """Whether these are the bytes of the block there; if so, they count."""
         if len(data) != self._after(at) - at:
             return False
+        # a wrong block must not enter the hash: other bytes for it are tried next
         ahead = self._hasher.copy()
         ahead.update(data)
         if mark_of(ahead) != self._marks[at // BLOCK_BYTES]:
@@ -245,6 +247,7 @@ def copy_range(taken: int, made: int, start: int, stop: int) -> None:
     """Disks that can, share the bytes instead of copying them."""
     with suppress(OSError):
         while start < stop:
+            # on btrfs and XFS a reflink: no bytes are read, and none written (copy_file_range(2))
             count = os.copy_file_range(taken, made, min(stop - start, 1 << 30), start, start)
             if not count:
                 break

@@ -52,6 +52,7 @@ def repair(place: Place, checked: Checked, supply: Supply) -> list[Repaired]:
         wrong = {f.path: f.kind for f in damage if f.kind not in ("extra", "name")}
         pins = [pin for pin in place.lock.files if pin.path in wrong]
         repairer = _Repairer(place, checked.readings, supply)
+        # first what lies on this machine: it may spare days of fetching
         repairer.look_around(pins)
         # missing files come by a fetch, which is faster than source by source
         gone = [pin for pin in pins if wrong[pin.path] == "missing" and not repairer.has(pin)]

@@ -170,6 +170,7 @@ def tonight(
     # overdue files may use the catch-up limit, so that a long pause does not postpone them further
     most = pace.nightly_bytes(pins) * CATCH_UP_NIGHTS
     histories = state.files
+    # a known bad file would cost its share of every night until somebody repairs it
     fresh = [p for p in present if histories[p.pin.path].bad_as != p.identity]
     chosen: list[Present] = []
     spent = 0

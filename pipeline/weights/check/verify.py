@@ -81,6 +81,7 @@ def verify(place: Place, request: VerifyOptions, neighbours: Collection[Place] =
     pins = request.chosen(place.lock)
     since_ns = receipt.disk_time_ns(place)  # before the first file is looked at
     present, findings = survey(place, pins)
+    # with --only, what lies elsewhere in the folder was not asked about
     findings += [f for f in extras(place, neighbours) if is_chosen(f.path, request.only)]
     for finding in [f for f in findings if f.damage]:
         log.say(f"  {finding.kind}: {finding.path} {finding.detail}".rstrip())

@@ -125,6 +125,7 @@ def _open(path: Path, direct: bool) -> tuple[int, bool]:
 def _open_direct(path: Path, flags: int) -> int | None:
     """Past the page cache, where the file system can; errors of the file itself show later."""
     try:
+        # a page in memory is no proof of the disk: rot below it would pass (open(2))
         handle = os.open(path, flags | os.O_DIRECT)
     except OSError:
         return None
@@ -220,10 +221,12 @@ def on_all_cores(
     """
     pool = ThreadPoolExecutor(max(1, min(jobs, len(items))))
     try:
+        # all are submitted before the first result is awaited, else they would run one by one
         for future in [pool.submit(work, item) for item in items]:
             future.result()
     except BaseException:
         halt()
         raise
     finally:
+        # waits for what runs: no thread may read on after the caller has closed its files
         pool.shutdown(cancel_futures=True)

@@ -30,6 +30,7 @@ def install(place: Place, partial: Path, pins: Sequence[FilePin]) -> None:
         os.replace(partial, first)
         for other in others:
             other.parent.mkdir(parents=True, exist_ok=True)
+            # made aside: the other name must never lead to half a file
             copy = partial.with_name(f"{partial.name}.copy")
             copy.unlink(missing_ok=True)
             link_or_copy(first, copy)
@@ -93,6 +94,7 @@ def set_aside(place: Place, path: Path) -> Path:
     """Move something out of the way, to where a person can look at it."""
     folder = place.state / "aside"
     folder.mkdir(parents=True, exist_ok=True)
+    # names have at most 255 bytes; the end of a path tells more than its beginning
     name = "--".join(path.relative_to(place.root).parts)[-200:]
     free = next(p for n in count(1) if not os.path.lexists(p := folder / f"{n}-{name}"))
     path.rename(free)
@@ -102,4 +104,5 @@ def set_aside(place: Place, path: Path) -> Path:
 def name_revision(place: Place, revision: str) -> None:
     """In the Hub's layout, let the revision's name lead to the locked commit."""
     if place.hub_cache:
+        # without it the Hub's client, offline, does not find the snapshot of `main`
         write_bytes(place.root / "refs" / revision, place.lock.commit.encode())

@@ -50,6 +50,7 @@ def open_below(root: Path, relative: str) -> int:
                 below = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=at)
                 os.close(at)
                 at = below
+            # O_NONBLOCK: opening a pipe would otherwise wait for its other end
             handle = os.open(last, _FLAGS | os.O_NONBLOCK, dir_fd=at)
         finally:
             os.close(at)
@@ -80,6 +81,7 @@ def check_open(handle: int, pin: FilePin, advance: Advance, stop: threading.Even
 
 def read_checked(handle: int, pin: FilePin) -> bytes:
     """A small file's bytes, hashed as they are handed out."""
+    # one byte more than is locked shows a file that grew
     data = os.pread(handle, pin.size_bytes + 1, 0)
     wanted = pin.new_hash()
     wanted.update(data)

@@ -75,6 +75,7 @@ class Receipt(Sealed):
 def machine() -> str:
     """This machine, so that a folder on a moved or cloned disk is read again; "" where unknown."""
     try:
+        # hashed with a word of our own, as machine-id(5) asks of whoever shows the id to others
         return sha256_of(b"sm120 receipt " + _MACHINE.read_bytes().strip())
     except OSError:
         return ""
@@ -99,6 +100,7 @@ def read_receipt(place: Place) -> dict[str, ReceiptEntry]:
 def disk_time_ns(place: Place) -> int | None:
     """Now, by the clock that stamps the files; None where nothing can be written."""
     try:
+        # a network disk stamps files by its server's clock, which may differ from ours by minutes
         place.state.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place.state) as probe:
             return os.fstat(probe.fileno()).st_mtime_ns
@@ -136,10 +138,12 @@ def _keep(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str])
     with locked(place.state / "receipt.lock"):
         known = read_receipt(place)
         for path in doubted:
+            # the marks stay: they tell a repair which blocks are still good
             if path in known:
                 known[path] = known[path].model_copy(update={"identity": None})
         known |= {entry.path: entry for entry in entries}
         paths = {pin.path for pin in place.lock.files}
+        # files that the lock no longer has would otherwise be kept for ever
         files = [known[path] for path in sorted(known) if path in paths]
         done = Receipt(lock=place.lock.seal, machine=machine(), files=files).sealed()
         text = json.dumps(done.model_dump(), sort_keys=True, ensure_ascii=False)
@@ -170,6 +174,7 @@ def check_by_receipt(place: Place, neighbours: Collection[Place] = ()) -> Receip
     known = proved_identities(place)
     present, findings = survey(place, place.lock.files)
     findings += extras(place, neighbours)
+    # a name that leads elsewhere is damage though the blob itself is proved
     odd = {finding.path for finding in findings if finding.damage}
     good = [p for p in present if known.get(p.pin.path) == p.identity and p.pin.path not in odd]
     named = {p.pin.path for p in good} | odd

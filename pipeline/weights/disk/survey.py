@@ -44,6 +44,7 @@ _NAMED = 3
 
 def shown(text: str) -> str:
     """A name that is safe for terminals and documents: odd characters are escaped."""
+    # file names on a disk are anybody's: escape codes in one could rewrite the user's screen
     if text.isprintable() and unicodedata.normalize("NFC", text) == text:
         return text
     return text.encode("unicode_escape").decode()
@@ -111,6 +112,7 @@ def _look(pin: FilePin, path: Path, root: str, real: str) -> Present | FileFindi
         return FileFinding(path=pin.path, kind="missing", detail=detail)
     except OSError as error:
         return FileFinding(path=pin.path, kind="unreadable", detail=error.strerror or str(error))
+    # opening a pipe would wait for a writer, and a device may act on being read
     if not stat.S_ISREG(status.st_mode):
         return FileFinding(path=pin.path, kind="not a file", detail=_kind_of(status.st_mode))
     if status.st_size != pin.size_bytes:
@@ -166,10 +168,12 @@ def extras(place: Place, neighbours: Iterable[Place] = ()) -> list[FileFinding]:
     for path in walk(place.snapshot, _OTHERS_OWN):
         if path in known:
             continue
+        # it may hold anything, so the set cannot be called whole
         if path.endswith("/"):
             detail = "a folder that cannot be listed"
             findings.append(FileFinding(path=path, kind="unreadable", detail=detail))
             continue
+        # disks that ignore letter case would load MODEL.PY as well
         suffix = Path(path).suffix.lower()
         loads = suffix in _LOADED and path.rpartition("/")[0] in folders
         damage = suffix in _CODE or loads

@@ -52,12 +52,14 @@ class HubApi:
     def _answer(self, request: Request) -> Response:
         parts, query = ask.split(request.target)
         self._check_host(request)
+        # before the token is asked for: load balancers and systemd probes have none
         if parts == ["healthz"]:
             self._check_method(request, "GET", "HEAD")
             return _json(health(self.served, in_detail=self.may_read(request)))
         if denied := self._denied(request):
             return denied
         match parts:
+            # POST, as the Hub's client asks: a list of paths may be longer than a URL
             case ["api", "models", owner, name, "paths-info", revision]:
                 self._check_method(request, "POST")
                 snapshot = self.served.find(f"{owner}/{name}", revision)
@@ -113,13 +115,16 @@ class HubApi:
             "ETag": etag,
             "X-Repo-Commit": snapshot.commit,
             "Accept-Ranges": "bytes",
+            # a proxy must ask again: by now the file may be refused
             "Cache-Control": "no-cache",
         }
         if pin.sha256:
+            # the Hub's client takes hash and size of a large file from these, not from its ETag
             headers |= {"X-Linked-Etag": etag, "X-Linked-Size": str(pin.size_bytes)}
         if etag in request.header("if-none-match"):
             return Response(304, headers)
         asked = request.header("range")
+        # RFC 9110, 13.1.5: the client has a part of another file, so it needs all of this one
         if request.header("if-range") not in ("", etag) or request.method == "HEAD":
             asked = ""
         try:
@@ -161,6 +166,7 @@ class HubApi:
         host = request.header("host")
         if not _HOST.fullmatch(host):
             raise Refused(400, "the Host header is missing or malformed")
+        # DNS rebinding: a page's own name may lead to 127.0.0.1, but its Host header shows the name
         if self.only_loopback and not self.tokens and not _LOOPBACK.fullmatch(host):
             raise Refused(421, "this server listens on loopback only; use localhost or 127.0.0.1")
 

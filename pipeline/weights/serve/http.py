@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-HEAD_BYTES = 16 << 10
+HEAD_BYTES = 16 << 10  # the Hub's client sends less than 1 kB
 BODY_BYTES = 1 << 20  # of a `paths-info` question; the only requests with a body
 HEAD_S = 10.0  # a request must be here, whole, this long after its first byte
 IDLE_S = 60.0  # between two requests
@@ -85,6 +85,7 @@ class FilePart:
 
 
 def _one_line(value: str) -> str:
+    # a line end in a value would begin a header of its own
     return "".join(c if c.isprintable() else "?" for c in value)
 
 
@@ -119,6 +120,7 @@ class Reader:
         return Request(method, target, headers, body, stays)
 
     def _body(self, headers: dict[str, str], deadline: float) -> bytes:
+        # chunked bodies beside a length are how requests are smuggled past a proxy (RFC 9112, 6.1)
         if "transfer-encoding" in headers:
             raise Refused(411, "send a Content-Length instead of a Transfer-Encoding")
         text = headers.get("content-length", "0")

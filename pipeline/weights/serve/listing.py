@@ -81,6 +81,7 @@ def _sibling(pin: FilePin, *, blobs: bool) -> Json:
         return {"rfilename": pin.path}
     entry: Json = {"rfilename": pin.path, "size": pin.size_bytes, "blobId": blob_id(pin)}
     if pin.sha256:
+        # the Hub spells LFS differently here than in a tree: sha256, not oid
         size = len(pointer(pin))
         entry["lfs"] = {"sha256": pin.sha256, "size": pin.size_bytes, "pointerSize": size}
     return entry
@@ -99,9 +100,10 @@ def health(served: ServedSets, *, in_detail: bool) -> dict[str, Any]:
     """Counts for everybody; names only for those who may read the files anyway."""
     files = served.files
     states = Counter(held.state for held in files)
-    word = "damaged" if states["wrong"] else "proving" if states["unproved"] else "ready"
+    # the worst first: a monitor reads only this one
+    status = "damaged" if states["wrong"] else "proving" if states["unproved"] else "ready"
     answer: dict[str, Any] = {
-        "status": word,
+        "status": status,
         "files": len(files),
         "proved": states["proved"],
         "unproved": states["unproved"],

@@ -83,6 +83,7 @@ class Prover:
             known = receipts[state].get(held.pin.path)
             with suppress(FileUnfit, FileUnreadable):
                 handle = open_pin(held.place, held.pin)
+                # of the open file, not of its name: a name can be moved between the two looks
                 if identity(handle) == known:
                     self._set(held, "proved", known, "")
                 os.close(handle)

@@ -24,7 +24,9 @@ def split(target: str) -> tuple[list[str], Query]:
     if not path.startswith("/"):
         raise Refused(400, "the target is not a path")
     try:
+        # decoded after splitting: an encoded slash belongs to a name (refs%2Fpr%2F1)
         parts = [unquote_to_bytes(part).decode() for part in path[1:].split("/")]
+        # a bound on the fields, for parse_qs takes its time with thousands of them
         query = parse_qs(text, max_num_fields=50, errors="strict")
     except ValueError:
         raise Refused(400, "the target is not UTF-8") from None
@@ -79,6 +81,7 @@ def wanted_range(header: str, size: int) -> tuple[int, int] | None:
     match = _ONE.fullmatch(text.strip())
     if not match:
         raise Unsatisfiable
+    # `-500`: the last 500 bytes
     if match[3] is not None:
         length = min(int(match[3]), size)
         start, end = size - length, size - 1

@@ -50,6 +50,7 @@ def send_part(sock: socket.socket, part: FilePart) -> int:
             want = min(part.length - tail - sent, _ONCE_BYTES)
             sent += _send_some(sock, part.handle, part.start + sent, want, clock)
             clock.moved(sent)
+        # copied, so that what is sent is what was in the file at the check that follows
         last = os.pread(part.handle, tail, part.start + sent)
         _check(part)
         if len(last) != tail:

@@ -15,7 +15,7 @@ from pipeline.weights.place import Place
 from pipeline.weights.serve.prover import ServedFile
 
 MAIN = "main"
-_MOST_REF_BYTES = 256
+_MOST_REF_BYTES = 256  # a commit has 40
 
 
 class Absent(Exception):
@@ -94,6 +94,7 @@ class ServedSets:
         """Every name of a repository's revisions with its commit."""
         named = {n: c for (r, n), c in self._names.items() if r == repository}
         commits = self._commits(repository)
+        # clients that name no revision ask for main; of several commits none can be meant
         return {**({MAIN: commits[0]} if len(commits) == 1 else {}), **named}
 
     def find(self, repository: str, revision: str) -> Snapshot:

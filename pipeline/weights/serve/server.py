@@ -18,8 +18,8 @@ from pipeline.weights.serve.connections import ClientConnection, ConnectionLimit
 from pipeline.weights.serve.http import Closed, Reader, Refused, Request, Response
 from pipeline.weights.serve.send import Incomplete, send_bytes, send_part
 
-_HANDSHAKE_S = 10.0
-_LOG_CHARS = 300
+_HANDSHAKE_S = 10.0  # as long as a request may take, see HEAD_S
+_LOG_CHARS = 300  # of a target, which a client chooses
 _END_S = 2.0  # for the threads of open connections when the server stops
 _BUSY = Response(503, {"Retry-After": "5", "X-Error-Message": "all connections are in use"})
 

@@ -26,6 +26,7 @@ def record_path(place: Place) -> Path:
 
 def set_digest(lock: WeightsLock) -> str:
     """The set as one number: SHA-256 of the canonical JSON list of path, size and hash."""
+    # files only: a lock of another name or spec, for the same bytes, gives the same number
     rows = [[pin.path, pin.size_bytes, pin.want] for pin in lock.files]
     return sha256_of(canonical_json(rows))
 
@@ -42,6 +43,7 @@ def verification(
         report = verify(place, VerifyOptions(full=True), neighbours).report
         read, why = report.files_read, reasons(report.damage)
         return verification_from(files_read=read, files_by_receipt=0, why=why, now=now)
+    # evidence of a run needs an answer in seconds, not after hours of reading
     checked = check_by_receipt(place, neighbours)
     why = reasons(finding for finding in checked.findings if finding.damage)
     result: Literal["verified", "damaged", "unknown"] = "damaged" if why else "verified"
@@ -87,6 +89,7 @@ def weights_statement(place: Place, result: WeightsVerification) -> Statement:
         tool=Tool(name="sm120-pipeline", version=__version__),
     )
     subjects = [
+        # the file's own digest, so that `sha256sum` finds the lock that is meant
         subject(f"{lock.name}.lock.yaml", sha256_of(dump(lock).encode())),
         subject(f"{lock.repository}@{lock.commit}", set_digest(lock)),
     ]

@@ -90,11 +90,13 @@ def default_signature(place: Place) -> Path:
 
 def root_digest(digests: list[str]) -> str:
     """The digest of the whole: over the digests of the files, in their order."""
+    # as model_signing computes it: over the raw digests, without the names
     return hashlib.sha256(b"".join(bytes.fromhex(d) for d in digests)).hexdigest()
 
 
 def statement(name: str, digests: Mapping[str, str], *, links: bool) -> dict[str, Any]:
     """The in-toto statement of a set, with the format's own field names."""
+    # the format's order: by the parts of a path, not by its characters
     paths = sorted(digests, key=PurePosixPath)
     return {
         "_type": STATEMENT_TYPE,
@@ -122,6 +124,7 @@ def sign(
     if damage := report.damage:
         files = some([f"{finding.path} ({finding.kind})" for finding in damage])
         raise WeightsDamaged(f"{place.lock.name}: not signed, for it is damaged: {files}")
+    # the stock tool compares the whole folder, and would call the set changed
     if extra := [p for p in files_below(place.snapshot, ignored) if p not in known]:
         raise WeightsDamaged(
             f"{place.lock.name}: not in the lock, but in the folder to be signed: {some(extra)}",
@@ -183,6 +186,7 @@ def check(
     wanted = claimed.files
     own = [*OWN_PATHS, *_inside(signature, folder)]
     ignored = [*claimed.ignored, *own]
+    # a listed file that is ignored would never be compared
     if hidden := [path for path in wanted if is_below(path, ignored)]:
         raise ModelSignatureInvalid(f"{signature.name}: both lists and ignores {hidden[0]}")
     here = files_below(folder, ignored)
@@ -193,6 +197,7 @@ def check(
     unread = [p for p in here if p not in (known or {})]
     read = read_digests(partial(sha256_below, folder), unread)
     digests = read | {p: d for p, d in (known or {}).items() if p in wanted}
+    # first: a failing disk must not be reported as a forged file
     if failed := {p: d for p, d in digests.items() if isinstance(d, FileUnreadable)}:
         path, reason = min(failed.items())
         raise ModelSignatureInvalid(
@@ -218,6 +223,7 @@ def _statement(signature: Path, payload: bytes) -> _Statement:
             f"{signature.name}: is not a model-signing statement over files with SHA-256"
         ) from error
     names = [resource.name for resource in claimed.predicate.resources]
+    # the later digest would win here, the earlier one perhaps elsewhere
     if len(set(names)) != len(names):
         raise ModelSignatureInvalid(f"{signature.name}: lists a file twice")
     if claimed.subject[0].digest["sha256"] != root_digest(

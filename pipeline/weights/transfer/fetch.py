@@ -58,6 +58,7 @@ def fetch_files(
         if lock_file.exists() and not is_free(lock_file):
             log.say("Another fetch is at work on this folder; waiting for it")
     with locked(lock_file, stop=client.stop):
+        # under the lock: another fetch may just have made it the folder of another set
         _require_own_folder(place, pins)
         right = set() if again else right_files(place, pins, client.stop)
         todo = [pin for pin in pins if pin.path not in right]
@@ -134,6 +135,7 @@ def _transfer(
 
 def _require_space(root: Path, missing_bytes: int) -> None:
     """Refuse before the first byte what the disk cannot hold."""
+    # the folder itself may still have to be made
     nearest = next(p for p in (root, *root.absolute().parents) if p.exists())
     free = shutil.disk_usage(nearest).free
     if missing_bytes + LEAVE_FREE_BYTES > free:

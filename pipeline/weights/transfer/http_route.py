@@ -30,8 +30,8 @@ from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, NotAvail
 STALL_S = 30.0  # without a byte for so long, another route is taken
 _MOST_HOPS = 5  # the Hub needs two: a renamed repository, then its CDN
 _STALE_LINK = (400, 401, 403, 404, 410)  # what CDNs answer when a signed link has expired
-_MAY_PASS = (408, 425, 429)
-_SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+_MAY_PASS = (408, 425, 429)  # besides 5xx
+_SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")  # RFC 9110, 14.4
 _NUMBER = re.compile(r"\d{1,18}")
 
 
@@ -71,6 +71,7 @@ class HttpRoute:
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         headers = {}
+        # a whole file is asked for without a range: some mirrors know none
         if (start, stop) != (0, pin.size_bytes):
             headers["Range"] = f"bytes={start}-{stop - 1}"
         answer = self._ask_link(pin, headers) or self._ask_hub(pin, headers)
@@ -98,10 +99,12 @@ class HttpRoute:
         url = home = self._repository.address(pin.path)
         for _ in range(_MOST_HOPS):
             is_home = url == home or origin_of(url) == origin_of(home)
+            # a CDN has its own signature in the link, and must not see the token
             login = self._repository.login if is_home else {}
             answer = self._request(pin, url, {**headers, **login})
             place = answer.header("Location")
             if answer.status not in REDIRECTS or not place:
+                # a signed link is good for a while, and spares the Hub a request for each range
                 if not is_home and answer.status < 400:
                     self._links[pin.path] = url
                 return answer
@@ -130,6 +133,7 @@ def route_failure(pin: FilePin, error: NetError) -> AttemptFailed | NotAvailable
     """Whether a failed request is worth another attempt on this route."""
     if isinstance(error, ConnectionLost):
         return AttemptFailed(str(error), is_stall=error.is_stall, wait_s=error.wait_s)
+    # a wrong proxy is a setting of this machine, not a fault of the Hub
     if isinstance(error, BadAddress | BadAnswer) and not isinstance(error, BadProxy):
         return NotAvailable(HubBroken(f"{pin.path}: {error}"))
     return NotAvailable(unreachable(error))
@@ -177,6 +181,7 @@ def check_answer(answer: Answer, pin: FilePin, start: int, stop: int) -> bool:
     status = answer.status
     if status not in (200, 206):
         raise _refusal(answer, pin)
+    # ranges count bytes of the encoded form, which no lock knows
     if answer.header("Content-Encoding") not in ("", "identity"):
         raise AttemptFailed(
             f"{pin.path}: the server sends it compressed, though we asked it not to",
@@ -209,6 +214,7 @@ def _refusal(answer: Answer, pin: FilePin) -> AttemptFailed | NotAvailable:
     if status >= 500 or status in _MAY_PASS:
         wait_s = asked_wait_s(answer.headers)
         return AttemptFailed(f"{pin.path}: the server answers {status}", wait_s=wait_s)
+    # the other codes are about the repository or the revision, so they hold for every file
     is_of_file = status in (404, 410, 416) and code in ("", "EntryNotFound")
     return NotAvailable(_error(status, code, pin), only_this_file=is_of_file)
 

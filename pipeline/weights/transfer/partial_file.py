@@ -14,7 +14,7 @@ from pipeline.files import os_errors_explained
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.routes import AttemptFailed
 
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 20  # large enough for the disk, small enough to stay in a core's cache
 Span = tuple[int, int]  # from, up to
 
 
@@ -41,6 +41,7 @@ class PartialFile:
 
     def _read_journal(self) -> list[Span]:
         try:
+            # `begin` gave it its full size; the journal knows nothing of what cut it since
             if self.path.stat().st_size != self.pin.size_bytes:
                 return []
             lines = self._journal_path.read_text(encoding="ascii").splitlines()
@@ -100,6 +101,7 @@ class PartialFile:
         """Ranges that did not come after all."""
         with self._guard:
             self._busy -= 1
+            # of a file that was given up or finished, nothing is taken up again
             if not self._is_claimed:
                 self._todo = sorted([*(s for s in spans if s[0] < s[1]), *self._todo])
 
@@ -124,6 +126,7 @@ class PartialFile:
         if start >= stop:
             return
         with os_errors_explained(self._journal_path), self._guard:
+            # not synced: after a power cut some noted bytes may be gone, which the hash then shows
             os.write(self._journal, b"%d %d\n" % (start, stop))
             self._done = merged([*self._done, (start, stop)])
 

@@ -33,7 +33,7 @@ ATTEMPTS = 6
 # itself, so it gets more of them than one that just fails.
 DEFERRED_ATTEMPTS = 20
 LONGEST_WAIT_S = 30.0
-_LONGEST_DEFER_S = 600.0
+_LONGEST_DEFER_S = 600.0  # a server that asks for more is as good as down
 # Which of several routes' errors helps the user most, first to last.
 _MOST_USEFUL = (DigestMismatch, RevisionMoved, HubRefused, HubBroken, OfflineMiss, PipelineError)
 
@@ -53,6 +53,7 @@ class Router:
         with self._guard:
             missing = self._missing.get(pin.want, {})
             left = [i for i in range(len(self._routes)) if i not in missing]
+            # last, not never: where all routes stall, each still gets its turns
             left.sort(key=lambda i: (self._stalls[i] >= STALLS, i))
             if not left:
                 raise self._error(pin, missing)

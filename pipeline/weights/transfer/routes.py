@@ -46,6 +46,7 @@ class AttemptFailed(Exception):
         error_type: Callable[[str], PipelineError] = SourceUnreachable,
     ) -> None:
         super().__init__(reason)
+        # a stall has cost its time already, so the router leaves the route at once; see `Attempts`
         self.is_stall, self.wait_s, self.error_type = is_stall, wait_s, error_type
 
 

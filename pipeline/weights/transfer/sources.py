@@ -32,6 +32,7 @@ def open_routes(
     lock: WeightsLock, *, neighbours: Sequence[str] = (), offline: bool = False
 ) -> tuple[Client, list[Route]]:
     """The routes that this machine's environment gives, and the client that they share."""
+    # not pip's settings: its indexes and logins have nothing to do with weights
     client, is_offline = Client(plain_settings()), offline or hub.is_offline()
     routes = find_routes(
         client,
@@ -75,6 +76,7 @@ def find_routes(
                 f"--from {masked(address)}: is neither a folder nor an http address",
                 "Name a folder, or http://HOST:PORT of a neighbour.",
             ) from error
+        # not an option: command lines are visible to every user of the machine
         secret = os.environ.get(NEIGHBOUR_TOKEN)
         there = HubRepository(address.rstrip("/"), lock.repository, lock.commit, secret)
         routes.append(HttpRoute(client, there, name, stall_s))
@@ -97,6 +99,7 @@ class FolderRoute:
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         for path in (*(r / pin.path for r in self._roots), *(b / pin.want for b in self._blobs)):
             try:
+                # the size rules out most other files; the hash of what was copied decides
                 if path.is_file() and path.stat().st_size == pin.size_bytes:
                     return _FileBody(path.open("rb"), start, stop)
             except OSError:

@@ -20,7 +20,7 @@ from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, wrong_by
 PIECE_BYTES = 1 << 18  # read at a time: fits the core's cache, where it is hashed right away
 _MOST_REPORTED = 10  # errors of single files that are shown while the others go on
 NOTE_BYTES = 8 << 20  # at most this much of a range is fetched again after a kill
-_BURST_S = 0.25
+_BURST_S = 0.25  # short enough that a limited line stays usable for others
 
 
 class Throttle:
@@ -78,11 +78,13 @@ class WorkerPool:
 
         A file that no source has, or that arrives wrong, does not keep the others away.
         """
+        # daemons: one that hangs in a name lookup must not keep the process from ending
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(jobs)]
         try:
             for thread in threads:
                 thread.start()
             for _ in threads:
+                # a queue, not join(): the first error ends the run while others still transfer
                 if (error := self._results.get()) is not None:
                     raise error
         finally:
@@ -125,6 +127,7 @@ class WorkerPool:
                     return last, span
                 if self._new:
                     return self._begin(self._new.popleft())
+                # so that the last large files of a set come over all connections
                 most = max(self._begun, key=lambda p: p.todo_bytes, default=None)
                 if most is not None and (span := most.take()):
                     return most, span
@@ -146,6 +149,7 @@ class WorkerPool:
         try:
             body = attempts.open(partial.pin, *span, partial.turn)
             try:
+                # what the server sends anyway is written, not thrown away and asked for again
                 if body.is_whole:
                     spans += partial.take_whole()
                 self._write(partial, body, spans, attempts, buffer)
@@ -157,6 +161,7 @@ class WorkerPool:
             attempts.failed(partial.pin, failure)
         except PipelineError as error:
             self._put_back(partial, spans)
+            # an error that every file would meet (no network, no access) ends the run
             if not self._router.lacks_only(partial.pin):
                 raise
             self._give_up(partial, error)
@@ -228,6 +233,7 @@ class WorkerPool:
             log.say(
                 f"  {pin.path}: received {got[:12]}…, locked as {pin.want[:12]}…; fetching it again"
             )
+            # the bar counts bytes that are kept
             self._bar.advance(-partial.fetched_bytes)
             partial.start_over()
             return self._wake()

@@ -50,6 +50,7 @@ class XetRoute:
         name = self._hash_of(pin)
         try:
             with self._guard:
+                # one for all threads: each group has its own connections and token
                 self._group = self._group or self._new_group(self._repository)
             info = _file_info(name, pin.size_bytes)
             stream = self._group.download_stream(info, start=start, end=stop)
