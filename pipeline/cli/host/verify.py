@@ -22,16 +22,14 @@ from pipeline.errors import (
 )
 from pipeline.host.facts.drift import Difference
 from pipeline.host.fleet.playbook import promises_of
+from pipeline.host.fleet.promised import Roles
 from pipeline.host.fleet.result import FleetResult, HostResult
 from pipeline.host.fleet.verify import VerifyOptions, verify_fleet
 from pipeline.host.promises.run import judge_promises
 
 _QUIET = ("passed", "not applicable")
 # in the order in which site.yml runs them
-ROLES = (
-    *("nvidia_repository", "nvidia_driver", "cuda", "pcie", "nccl", "container_runtime"),
-    *("host_tuning", "registry", "weights"),
-)
+ROLES = tuple(Roles.model_fields)
 
 
 @click.command("verify")
@@ -111,6 +109,7 @@ def look(context: click.Context, fleet: Fleet, asked: VerifyOptions) -> FleetRes
         promises_of(checkout, [*fleet.arguments(), *passwords]) as promised,
     ):
         hosts = [fleet.reach(p) for p in promised]
+    # outside the block above, whose files hold passwords
     with log.step(f"Looking at {log.count(len(hosts), 'host')}"):
         return verify_fleet(
             hosts,
@@ -132,6 +131,7 @@ def show_result(result: FleetResult, asked: VerifyOptions, brief: bool = False) 
     click.echo("")
     for host in result.hosts:
         click.echo(_summary(host))
+    # a fleet that was only looked at must not seem tested
     if asked.image is None:
         click.echo(
             "The GPUs were not tested: --functions IMAGE does that, and --facts judges their setup."
@@ -151,6 +151,7 @@ def _rows(host: HostResult) -> list[list[str]]:
 
 def show_fixes(host: HostResult) -> None:
     """How to mend what failed, and the known issues that explain it."""
+    # one fix often mends several promises: it is shown once, below all of them
     fixes: dict[str, list[str]] = {}
     for row in host.rows:
         if row.fix:
@@ -192,6 +193,7 @@ def _summary(host: HostResult) -> str:
 
 def require_verified(result: FleetResult) -> None:
     """Raise the worst error of all hosts."""
+    # what the hardware does comes before what files and settings are
     for host in result.hosts:
         for test in host.functions:
             if test.verdict == "failed":
@@ -206,6 +208,7 @@ def require_verified(result: FleetResult) -> None:
         raise HostUnfit(
             f"{log.count(len(unfit), 'rule')} failed, such as {unfit[0][0]}, {unfit[0][1].rule}"
         )
+    # after what failed: an error that is known outweighs one that may be
     lost = [h.host for h in result.hosts if h.unreached is not None]
     if lost:
         raise HostUnreached(f"not reached: {', '.join(lost)}")
