@@ -26,6 +26,7 @@ class PipelineError(Exception):
         return {
             "error": type(self).__name__,
             "exit_code": self.exit_code,
+            # one line: a log that is read by line keeps the message whole
             "message": " ".join(str(self).split()),
             "hint": self.hint,
         }
@@ -51,6 +52,7 @@ class GateInvalid(InputInvalid):
     hint = "Fix the named field; `sm120 image schema gate` prints what the file may hold."
 
 
+# Not of the evidence's decade: the file is the verifier's own input, and nothing was judged yet.
 class TrustInvalid(InputInvalid):
     meaning = "a trust or policy file is missing or not valid"
     hint = "`sm120 evidence show-key KEY` prints an entry; --trust names the file."
@@ -73,6 +75,7 @@ class AttachmentInvalid(InputInvalid):
     hint = "Write --attach FILE:TYPE, e.g. sbom.json:application/vnd.cyclonedx+json."
 
 
+# A code of its own: CI tells "lock again and commit" from a spec that a person must correct.
 class LockUnusable(PipelineError):
     exit_code = 11
     meaning = "a lock is missing, out of date or was changed by hand"
@@ -115,6 +118,7 @@ class UnknownPackage(Unresolvable):
     meaning = "a Debian package is in no index that was read"
 
 
+# 20, 21 and 22 are apart because the next step differs: try again, distrust the source, connect.
 class Unreachable(PipelineError):
     exit_code = 20
     meaning = "no server that was named could deliver a file"
@@ -161,6 +165,7 @@ class RevisionMoved(SourceMismatch):
     )
 
 
+# Of a Debian archive; signatures of evidence and of weights are in the 70s.
 class SignatureInvalid(SourceMismatch):
     meaning = "a Release file's signature is missing, wrong or by an unknown key"
     hint = "Nothing was used. Another mirror may help; a private one needs its keyring named."
@@ -181,6 +186,7 @@ class RegistryBroken(SourceMismatch):
     hint = "Nothing of it was used. Try again; if it happens again, tell the registry's owner."
 
 
+# Not a failure of a server: none was asked.
 class OfflineMiss(PipelineError):
     exit_code = 22
     meaning = "--offline, and a needed file is not in the store"
@@ -202,6 +208,7 @@ class RegistryRefused(AccessRefused):
     hint = "`docker login REGISTRY` keeps a login where this command looks for it."
 
 
+# Not RegistryRefused: a login does not help where the registry itself forbids it.
 class DeleteDisabled(AccessRefused):
     meaning = "a registry does not allow deleting"
     hint = "Its owner can: docker-registry needs `storage: delete: enabled: true`."
@@ -236,6 +243,7 @@ class Conflict(PipelineError):
     meaning = "two packages, or a patch and the file it changes, contradict each other"
 
 
+# pip lets the last wheel win, so that an image would depend on the order of installation.
 class PathConflict(Conflict):
     meaning = "two wheels write one path with different bytes"
     hint = "Name the one that must win under `python: prefer:` in image.yaml."
@@ -251,6 +259,7 @@ class OutputDiffers(PipelineError):
     meaning = "a build gave other bytes than before, or no golden digest is committed yet"
 
 
+# Also of an image that has none: a build nobody compared must not look like one that matched.
 class GoldenMismatch(OutputDiffers):
     meaning = "a build gave another digest than the committed one, or none is committed yet"
     hint = "If the image is new or changed on purpose: `sm120 build IMAGE --accept`."
@@ -281,6 +290,7 @@ class StoreDamaged(StoreUnusable):
     hint = "`sm120 store check --repair` removes damaged files; the next build makes them again."
 
 
+# Apart from StoreDamaged: `store check --repair` must never remove what may be a user's folder.
 class FolderInTheWay(StoreDamaged):
     meaning = "a folder is where the store keeps a file"
     hint = "Look at what it is and move it away; the next build makes the file."
@@ -289,6 +299,7 @@ class FolderInTheWay(StoreDamaged):
         super().__init__(f"{path}: is a folder, where the store has a file")
 
 
+# `store trim` and `check --repair` delete below it: other people's folders are never taken for one.
 class NotAStore(StoreUnusable):
     meaning = "the folder named as the store holds other things"
     hint = "Nothing in it was touched. Name a new or empty folder with --store or SM120_STORE."
@@ -365,6 +376,7 @@ class PatchUnproved(GateNotPassed):
     hint = "Drop a superseded or upstreamed patch; redo an inert one."
 
 
+# Never counted as passed, and not as failed either: CI may retry this, but not 50.
 class GateUndecided(PipelineError):
     exit_code = 51
     meaning = "a gate could not be judged"
@@ -375,6 +387,7 @@ class GateUnknown(GateUndecided):
     hint = "Each unknown case above gives its reason; unknown never counts as passed."
 
 
+# This tells nothing about the image, only about the machine that was to judge it.
 class GateEnvironment(GateUndecided):
     meaning = "the environment in which kernels are compiled could not be made"
 
@@ -411,6 +424,7 @@ class SigningFailed(KeyUnusable):
     hint = "`sm120 evidence new-key NAME` makes a key; --key or SM120_SIGNING_KEY names another."
 
 
+# Each verdict of `verify` has a code of its own, for scripts that deploy what they verified.
 class EvidenceInvalid(PipelineError):
     exit_code = 71
     meaning = "evidence contradicts the artifact, its key or itself"
@@ -449,6 +463,7 @@ class EvidenceStale(PipelineError):
     hint = "Build it again, or go back to the state that was recorded."
 
 
+# Not EvidenceBroken: the image that was signed is still good, only its name is not.
 class TagMoved(PipelineError):
     exit_code = 75
     meaning = "verify: a tag names another image than the one that was signed under it"
@@ -464,6 +479,7 @@ class PolicyRefused(RefusedByPolicy):
     meaning = "verify: the evidence does not satisfy the policy file"
 
 
+# Nothing was sent: gates are looked at before the registry is asked.
 class PublishRefused(RefusedByPolicy):
     meaning = "an image was not published: its gates did not pass, or were not run on it"
     hint = "`sm120 build IMAGE --gate` judges it; `--force-ungated REASON` publishes it anyway."
@@ -479,6 +495,7 @@ class HostUnfit(HostNotFit):
     hint = "Each failed rule above names its fix."
 
 
+# Of roles, so that provisioning again may mend it; HostUnfit is of hardware and firmware, too.
 class PromiseBroken(HostNotFit):
     meaning = "a host does not have what its roles promise"
     hint = "Each broken promise above names its fix; most are repaired by `nox -s provision`."
@@ -499,6 +516,7 @@ class IssueFound(HostNotFit):
     hint = "Each finding above names its cause and its fix."
 
 
+# As 51 for gates: what nobody could look at is neither good nor bad.
 class HostUndecided(PipelineError):
     exit_code = 81
     meaning = "a host could not be judged"
@@ -514,6 +532,7 @@ class ProbeUnstarted(HostUndecided):
     hint = "Name a Python that has torch with --python, or run them inside an engine image."
 
 
+# Not 81: a host that is down needs power or a network, not another look.
 class HostUnreached(PipelineError):
     exit_code = 82
     meaning = "a host could not be reached, so nothing is known about it"
@@ -552,6 +571,7 @@ class FleetUnready(ProvisioningFailed):
     )
 
 
+# 128 + SIGINT, as shells report it: gnu.org/software/bash/manual/html_node/Exit-Status.html
 class Interrupted(PipelineError):
     exit_code = 130
     meaning = "stopped by Ctrl-C or a signal"

@@ -21,5 +21,6 @@ fish: sm120 completion fish > ~/.config/fish/completions/sm120.fish
 def completion(context: click.Context, shell: str) -> None:
     """Print the script of a shell."""
     script = get_completion_class(shell)
+    # the choice above names only shells that click knows
     assert script is not None
     click.echo(script(context.find_root().command, {}, "sm120", "_SM120_COMPLETE").source())

@@ -21,6 +21,7 @@ from pipeline.store.store import Store, open_store, open_to_read
 def checkout_of(context: click.Context) -> Checkout:
     """The checkout named by --checkout, else the one around the current folder."""
     chosen: Path | None = context.obj["checkout"]
+    # resolved: it is searched upwards, and `.` has no parents
     return find_checkout((chosen or Path.cwd()).resolve())
 
 
@@ -58,6 +59,7 @@ def platforms_of(spec: ImageSpec, chosen: str | None) -> list[str]:
 def pick_platform(spec: ImageSpec, chosen: str | None) -> str:
     """One platform for verbs about one image: the host's where the image has it."""
     platforms = platforms_of(spec, chosen)
+    # an image can be loaded and run here only where it is for this machine
     return host_platform() if chosen is None and host_platform() in platforms else platforms[0]
 
 
@@ -76,6 +78,7 @@ def host_platform() -> str:
 def own_name() -> str:
     """How to call this command again: by its path where it lies below the current folder."""
     here = Path(sys.argv[0])
+    # a line that can be pasted: in a checkout, sm120 is often not on the PATH
     if here.name == "sm120" and here.is_absolute() and here.is_relative_to(Path.cwd()):
         return str(here.relative_to(Path.cwd()))
     return "sm120"
@@ -93,4 +96,5 @@ def show_moves(
 
 def say_json(value: Any) -> None:
     """A result for programs, on stdout."""
+    # sorted: two results can be compared with diff
     click.echo(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False))

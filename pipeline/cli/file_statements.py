@@ -57,9 +57,11 @@ def without_statements(files: Sequence[Path]) -> tuple[Path, ...]:
 
 def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
     """State what a host is after a run, beside its record."""
+    # beside the record, so that a copied folder of records carries its evidence
     target = path.with_name(f"{path.name}{SUFFIX}")
     try:
         summary = summarise(read_facts(path)).model_dump(mode="json")
+    # a run of the playbook has changed hosts by now: its other statements are still written
     except RecordInvalid as error:
         return LeftBeside(str(target), f"not stated: {error}")
     digest = open_file(path).digest
@@ -75,7 +77,9 @@ def _keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBesi
     shown, and is not an error.
     """
     before = read_kept(path)
+    # DSSE does not demand a key id: github.com/secure-systems-lab/dsse
     keys = [s.key_id or "a key without a name" for s in before.signatures] if before else []
+    # our own statement is replaced, as what it describes has changed
     if keys and signing.key_id not in keys:
         return LeftBeside(str(path), f"left as it was, {signing.state(keys)}")
     try:
@@ -92,6 +96,7 @@ def _keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBesi
 
 def attest_file(artifact: Path, kind: str, body: Any, signer: Signer) -> Path:
     """Sign a statement of one of our own kinds about a file; where it is kept."""
+    # before signing: a signature under nonsense cannot be taken back
     check_predicate(KINDS[kind], body)
     statement = make_statement(
         artifact.name, open_file(artifact).digest, KINDS[kind], body, moment()

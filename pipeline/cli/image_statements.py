@@ -56,6 +56,7 @@ def leave_statements(
     for built in images:
         stated = find_stated(checkout, store, built)
         if stated is None or _can_sign(stated, signing):
+            # stated anew rather than signed as it lies there: what is signed was computed here
             stated = state_image(checkout, store, built, signing.signers)
         left[built] = Left(built.name, folder_of(store, built), stated)
     return left
@@ -76,6 +77,7 @@ def leave_gate_statements(
 ) -> None:
     """State the result of a gate that has just run, good or bad."""
     built = find_built(store, plan)
+    # a gate may judge an image that is not built; then there is no digest to state it of
     if built is None:
         return
     (left,) = leave_statements(checkout, store, [built], signing).values()
@@ -85,6 +87,7 @@ def leave_gate_statements(
 
 def sign_store(checkout: Checkout, store: Store, signer: Signer) -> Iterator[str]:
     """Sign the statements of this checkout's images in the store; a line about each."""
+    # only what the checkout describes: an image that it no longer knows cannot be checked
     for name in checkout.images():
         for platform in checkout.spec(name).platforms:
             if store.image_record(name, platform) is not None:
@@ -109,6 +112,7 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
     if not wrong:
         return "its statements are signed"
     first, why = next(iter(wrong.items()))
+    # made by us and wrong: stating it again is safe; what others left is for a person to look at
     fix = f"`sm120 evidence make {name}` replaces it"
     if why == UNSIGNED_FOREIGN:
         fix = f"look at it in {folder_of(store, built)}, and remove it"

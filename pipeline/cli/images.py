@@ -12,6 +12,7 @@ from pipeline.store.store import Store
 
 def plans_of(checkout: Checkout, names: tuple[str, ...], platform: str | None) -> list[ImagePlan]:
     """Plans of the named images, or of all, for the chosen platform or for all."""
+    # named twice is built once, in the order of the names
     chosen = dict.fromkeys(names or checkout.images())
     if not chosen:
         raise UnknownImage(f"{checkout.root / 'images'}: holds no image")
@@ -25,6 +26,7 @@ def plans_of(checkout: Checkout, names: tuple[str, ...], platform: str | None) -
 def find_image(checkout: Checkout, store: Store, name: str, platform: str | None) -> Built:
     """An image that was built from today's checkout, or an error that names the fix."""
     plan = plan_image(checkout, name, pick_platform(checkout.spec(name), platform))
+    # by the plan and not by name: an image of an older lock is not the one that was asked for
     built = find_built(store, plan)
     if built is None:
         fix = f"Run `sm120 build {name}` first."

@@ -40,6 +40,7 @@ class _Door(VerbGroup):
     cls=_Door,
     verbs={
         **DAILY,
+        # groups are loaded already, so they name no module
         **{str(each.name): Verb("", str(each.help)) for each in GROUPS},
         "completion": Verb("completion:completion", "Print completion for bash, zsh or fish."),
     },
@@ -47,6 +48,7 @@ class _Door(VerbGroup):
         "Daily commands": list(DAILY),
         "Groups of commands": [*(str(each.name) for each in GROUPS), "completion"],
     },
+    # click has only --help by default
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=_EPILOG,
 )
@@ -102,12 +104,14 @@ class _Stops:
 
 def main() -> None:
     """Run a command line, and exit with the code of its error."""
+    # read from argv: an error may come before click has parsed the options
     stops, debug = _Stops(), "--debug" in sys.argv
     try:
         _run()
     except (KeyboardInterrupt, click.Abort):
         _end(Interrupted("stopped"), debug)
     except Exception as error:
+        # also of a library: nobody should meet a traceback without --debug
         ours = _as_ours(error)
         was_stopped = stops.asked and not isinstance(ours, Interrupted)
         _end(Interrupted("stopped") if was_stopped else ours, debug)
@@ -115,7 +119,9 @@ def main() -> None:
 
 def _run() -> None:
     try:
+        # not standalone: click would turn Ctrl-C and errors into exit codes of its own
         cli(prog_name="sm120", standalone_mode=False)
+    # usage errors keep click's text and its code 2
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -127,6 +133,7 @@ def _as_ours(error: Exception) -> PipelineError:
         return error
     if isinstance(error, OSError):
         try:
+            # a full disk or a refused write may surface anywhere
             return explained(error, Path(error.filename or "."))
         except OSError:
             return PipelineError(f"{type(error).__name__}: {error}", "--debug shows where.")

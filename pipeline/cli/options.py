@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+# checked while the options are parsed, before anything is downloaded or asked
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
@@ -55,6 +56,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 offline_option = click.option(
     "--offline",
     is_flag=True,
+    # the environment, too, so that a CI job can forbid the network for all of its commands
     envvar="SM120_OFFLINE",
     help="Use the store and folders only, no network [SM120_OFFLINE].",
 )
@@ -67,6 +69,7 @@ mirror_option = click.option(
 )
 platform_option = click.option(
     "--platform",
+    # no other platform has NVIDIA wheels for Linux
     type=click.Choice(["linux/amd64", "linux/arm64", "host"]),
     help="Platform of the image; `host` is that of this machine.",
 )
@@ -86,6 +89,7 @@ trust_option = click.option(
 locking_dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Show what would change and write nothing."
 )
+# for CI: fails when somebody edited a spec and forgot to lock
 lock_check_option = click.option(
     "--check", is_flag=True, help="Only check that locks match their specs; needs no network."
 )
@@ -107,6 +111,7 @@ def all_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Comma
     """Several options as one decorator, listed in this order."""
 
     def add(command: Command) -> Command:
+        # decorators apply from the bottom up, and click lists options from the top down
         for option in reversed(options):
             command = option(command)
         return command

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.attest.keys import Signer
     from pipeline.attest.trust import Trust
 
+# a file in the store: whoever wants no key is not asked again at each build
 _OFFERED = "key-offered"
 
 
@@ -40,12 +41,14 @@ class Signing:
         self._is_named = any(self._environment.get(name) for name in named)
         self.reason = ""
         if self._is_named:
+            # reads the key now; a wrong passphrase after an hour of building would be too late
             _ = self.signers
 
     @cached_property
     def key_id(self) -> str | None:
         """The key that would sign, identified without loading it."""
         if self._is_named:
+            # an agent names its key only when it is asked
             return self.signers[0].key_id
         path = own_key(self._environment)
         return public_id(path.with_suffix(".pub")) if path else None
@@ -62,6 +65,7 @@ class Signing:
         except KeyInvalid as error:
             if self._is_named:
                 raise
+            # the user's own key was not asked for by name, so it may be unusable without an error
             self.reason = str(error)
             return ()
         return (signer,) if signer else ()
@@ -69,6 +73,7 @@ class Signing:
     def state(self, keys: Sequence[str]) -> str:
         """Who signed a statement, for a table."""
         if not keys:
+            # why, so that nobody wonders what became of the key
             return f"unsigned ({self.reason})" if self.reason else "unsigned"
         names = [_own_name(self._environment, key) or f"{key[:19]}…" for key in keys]
         return f"signed by {', '.join(names)}"
@@ -106,6 +111,7 @@ def trust_of(context: click.Context, path: Path | None) -> Trust | None:
     if path is not None:
         return read_trust(path)
     checkout = checkout_or_none(context)
+    # a checkout's trust file is reviewed like its code; the user's own keys are added to it
     shared = checkout.root / "lockfiles" / FILE_NAME if checkout else None
     trust = read_trust(shared) if shared and shared.exists() else None
     return with_own_keys(trust, own_public_keys(os.environ))

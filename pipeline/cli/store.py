@@ -36,6 +36,7 @@ def show(context: click.Context, as_json: bool) -> None:
 def check(context: click.Context, repair: bool, as_json: bool) -> None:
     """Read every file of the store again and compare it with the hash in its name."""
     store = store_of(context) if repair else store_to_read(context)
+    # only removing needs the store alone; reading may go on beside a build
     with store.alone() if repair else store.in_use():
         total = upkeep.total_bytes(store)
         with log.step(f"Reading {log.size(total)}"), log.progress("read", total) as bar:

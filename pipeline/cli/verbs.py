@@ -124,12 +124,14 @@ class VerbGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, whose module is loaded now."""
         if cmd_name not in self.commands and cmd_name in self.verbs:
+            # now and not at the top: `sm120 plan` need not load HTTP clients and key material
             module, _, function = self.verbs[cmd_name].where.partition(":")
             self.add_command(getattr(import_module(f"pipeline.cli.{module}"), function), cmd_name)
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table, each verb with a whole sentence."""
+        # one width for all sections, so that the sentences stand in one column
         width = max(map(len, self.verbs))
         for title, names in self.parts.items():
             with formatter.section(title):

@@ -43,6 +43,7 @@ def new_key(context: click.Context, name: str, folder: Path | None, ask: bool) -
     key is only written.
     """
     _require_plain(name)
+    # never an option: the arguments of a process can be read by every user of a machine
     secret = os.environ.get("SM120_KEY_PASSPHRASE")
     if ask and not secret:
         secret = click.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
@@ -52,10 +53,12 @@ def new_key(context: click.Context, name: str, folder: Path | None, ask: bool) -
         public = keys.write_key(path, key, secret.encode() if secret else None)
     except StoreUnwritable as error:
         raise StoreUnwritable(str(error), "Name a folder you can write with --to.") from error
+    # on stderr, so that stdout is the entry alone and can be appended to a trust file
     log.say(f"{path}: the private key, keep it secret")
     log.say(f"{public}: the public key, for those who verify\n")
     log.say("Entry for their trust file, under `keys:` (shorten `for` to what it may sign):")
     click.echo(_entry(name, public))
+    # a key that is written elsewhere may be for somebody else: it signs nothing here
     if folder is None and use_first_key(os.environ, name):
         _sign_store(context, keys.LocalSigner(key))
 
@@ -71,6 +74,7 @@ def _sign_store(context: click.Context, signer: keys.Signer) -> None:
 
 def _require_plain(name: str) -> None:
     try:
+        # it becomes a file name, and stands in trust files and messages
         TypeAdapter(Name).validate_python(name)
     except ValidationError as error:
         raise KeyInvalid(
@@ -89,6 +93,7 @@ def _entry(name: str, public: Path) -> str:
 def show_key(name: str) -> None:
     """Print the entry of a key for a trust file: its id, its public half, what it may sign."""
     path = Path(name)
+    # a name, as new-key took it
     if not path.exists():
         path = default_folder(os.environ) / f"{name}.pub"
     if not path.with_suffix(".pub").exists():
@@ -118,6 +123,7 @@ def list_keys(context: click.Context, trust_path: Path | None, as_json: bool) ->
 
 
 def _row(key: TrustedKey, now: datetime) -> dict[str, Any]:
+    # revoked first: that is what counts, however long the key would be valid
     state = "trusted"
     if key.revoked:
         state = f"revoked: {key.revoked.reason}"

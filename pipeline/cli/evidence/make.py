@@ -45,6 +45,7 @@ def make(
     The statements are kept beside the image in the store. Another key adds its signature.
     """
     checkout, store = checkout_of(context), store_of(context)
+    # without a key an error, not silence: who calls this verb wants a signature
     signers = [] if unsigned else [signer_of(key_path)]
     with store.in_use():
         built = find_image(checkout, store, name, platform)
@@ -86,9 +87,11 @@ def attest(
     context: click.Context, artifact: Path, kind: str, predicate: Path, key_path: Path | None
 ) -> None:
     """Sign a statement about any file. It is kept beside the file."""
+    # only kinds whose content we can check; of others we would sign anything
     own = sorted(name for name, uri in KINDS.items() if uri in MODELS)
     if kind not in own:
         raise click.BadParameter(f"one of {', '.join(own)}", param_hint="--type")
+    # strict and bounded: what is signed must mean the same to every reader
     body = read_json(read_bounded(predicate), predicate.name)
     click.echo(str(attest_file(artifact, kind, body, signer_of(key_path))))
 
@@ -111,4 +114,5 @@ def sbom(context: click.Context, name: str, form: str, platform: str | None) -> 
     with store.in_use():
         built = find_image(checkout, store, name, platform)
         bill = bill_of(checkout, store, built)
+    # as a file it ends with a newline already; another would change its digest
     click.echo((cyclonedx_bytes if form == "cyclonedx" else spdx_bytes)(bill), nl=False)

@@ -102,6 +102,7 @@ def verify(
     trust = trust_of(context, trust_path)
     policy = read_policy(policy_path) if policy_path else None
     judge = Judge(trust, checkout_or_none(context), now, deep, jobs)
+    # not compared with a spec: the image may be of somebody else's checkout
     chosen = named_platform(platform)
     with log.step(f"Reading {artifact}"):
         if reference := _reference(artifact):
@@ -122,6 +123,7 @@ def verify(
         say_json(answer)
     else:
         click.echo("\n".join(show(n, everything=everything) for n in (chain.node, *asked)))
+    # evidence before policy: a policy over evidence that does not hold says nothing
     if error := error_of(chain.node):
         if isinstance(error, EvidenceIncomplete) and not chain.node.children:
             error.hint = "Name its statements with --evidence."  # no tree shows what is missing
@@ -134,6 +136,7 @@ def verify(
 
 def _reference(artifact: str) -> Reference | None:
     """A place in a registry; what exists on this disk, or is an image's plain name, is none."""
+    # no registry is guessed for a bare name, unlike Docker, which asks its own Hub
     if Path(artifact).exists() or "/" not in artifact:
         return None
     try:
@@ -166,6 +169,7 @@ def _local(
     if path.is_dir():
         return _folder(path, places, platform, judge)
     if path.exists():
+        # who names a statement means the file that it lies beside
         about = path.with_name(path.name.removesuffix(SUFFIX))
         if about != path and not about.exists():
             walked = judge_statement(gather([path])[0], judge)
@@ -180,6 +184,7 @@ def _local(
 
 def _folder(path: Path, places: tuple[Path, ...], platform: str | None, judge: Judge) -> Chain:
     """An OCI layout, or weights."""
+    # of an OCI layout: github.com/opencontainers/image-spec/blob/main/image-layout.md
     if not (path / "index.json").exists():
         return _weights(path, places, judge)
     opened = open_layout(path, platform)
@@ -198,6 +203,7 @@ def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
             "Name a folder that `image export`, `registry pull` or `weights fetch` made.",
         ) from error
     walks = []
+    # a Hub cache holds several sets; each has its own lock and its own statement
     for place in sets:
         kept = [record_path(place)] if record_path(place).exists() else []
         walks.append(judge_weights(place, sets, gather(places or kept), judge))
@@ -232,6 +238,7 @@ def _built(
         items = gather(places or kept(store, artifact, chosen, digest))
         opened = open_image(store.blob_path(digest).parent, digest, f"{artifact} {chosen}")
     given = (judge.trust, judge.checkout, judge.now)
+    # gates of an image just built may still run; of evidence that was handed over they are missing
     walked = walk(opened, items, *given, gates_may_wait=not places)
     if not items:
         message = f"{walked.node.message}; `sm120 build {artifact}` states what it is made of"

@@ -23,6 +23,7 @@ def show_kernels(result: GateResult) -> str:
         f"{result.engine} {result.engine_version} {held}, Triton {facts.triton},"
         f" torch {facts.torch} ({where}, GPU libraries are stubs)"
     )
+    # what was judged is not quite what runs: the reader must know
     if facts.stand_in:
         lines.append(facts.stand_in)
     # what held needs no line in every run; what did not hold does
@@ -53,6 +54,7 @@ def _unchecked(result: GateResult, passed: int) -> str:
 
 
 def _row(case: CaseResult, limit: int) -> list[str]:
+    # the kernel that needs most decides: if it fits, all launches of the case do
     worst = case.worst
     if worst is None:
         return [case.name, "–", "–", str(limit), case.verdict, "–", "–", "–", "–", ""]

@@ -46,6 +46,7 @@ def _rows(objects: list[JudgedObject]) -> list[list[str]]:
 
 def _row(group: list[JudgedObject]) -> list[str]:
     first = group[0]
+    # below site-packages a path begins with its package, which is what a reader looks for
     name = first.path.rpartition(_PACKAGES)[2]
     if len(group) > 1:
         name = f"{str(first.accepted).removeprefix('*/')} ({len(group)} objects)"

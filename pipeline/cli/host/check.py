@@ -104,6 +104,7 @@ def check(
     """
     rules = [] if only_functions else judge(facts_of(root), cuda)
     answer = None
+    # a capture has no GPUs that could be tested
     if not only_facts and root is None:
         given = {"--ranks": ranks, "--floors": _checked(floors), "--library": library}
         arguments = [x for k, v in given.items() if v is not None for x in (k, str(v))]
@@ -134,6 +135,7 @@ def _checked(floors: str | None) -> str | None:
     if floors is None:
         return None
     try:
+        # checked before anything starts: the tests would refuse it only in their container
         value = json.loads(floors)
         good = isinstance(value, dict) and all(isinstance(v, int | float) for v in value.values())
     except ValueError:
@@ -147,7 +149,12 @@ def _checked(floors: str | None) -> str | None:
 @click.argument("out", metavar="OUT", type=ANY_PATH)
 @click.option("--ranks", type=int, required=True, help="Number of GPUs that work together.")
 @click.option(
-    "--hidden", type=int, default=7168, show_default=True, help="Hidden size of the model."
+    # DeepSeek-V3 and Kimi K2 have this hidden size; it decides how large each all_reduce is
+    "--hidden",
+    type=int,
+    default=7168,
+    show_default=True,
+    help="Hidden size of the model.",
 )
 @click.option(
     "--concurrency",
@@ -178,6 +185,7 @@ def tune_nccl(
     A setting that hangs, crashes or gives wrong sums is refused. Without a clear gain, NCCL's own
     choice stays.
     """
+    # one rank sends nothing: there would be nothing to measure
     if ranks < 2 or min(concurrency) < 1 or hidden < 1:
         raise click.BadParameter("tuning needs two ranks or more, and positive numbers")
     settings = plan(full=full, graph_file=graph_file)
@@ -197,6 +205,7 @@ def tune_nccl(
         loads = workloads(hidden, *concurrency)
         tuning = sweep(settings, loads, measure, ranks=ranks, device=probes.device)
     text = json.dumps(tuning.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+    # written whether or not something won: it is the record of what was tried
     write_bytes(out, text.encode())
     if as_json:
         say_json(tuning.model_dump(mode="json"))

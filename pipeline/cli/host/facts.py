@@ -22,11 +22,13 @@ from pipeline.host.rules.judge import judge
 from pipeline.host.rules.outliers import find_outliers
 from pipeline.known import Unknown
 
+# so that a host can be judged on another machine, and rules tested without its hardware
 root_option = click.option(
     "--root",
     type=click.Path(path_type=Path, exists=True),
     help="Read a copied file tree or a capture (host/facts/capture.py) instead of this machine.",
 )
+# for bug reports: serial numbers and UUIDs identify an owner
 redact_option = click.option(
     "--redact", is_flag=True, help="Leave out serial numbers, UUIDs and names."
 )
@@ -133,6 +135,7 @@ def drift(old: Path, new: str, root: Path | None, as_json: bool) -> None:
         click.echo(log.table(["field", "change", "before", "after"], rows))
     else:
         click.echo("nothing has changed")
+    # that a field can be read now which could not be before is no drift
     bad = [d for d in differences if d.kind != "gained"]
     if bad:
         raise HostDrifted(
@@ -151,6 +154,7 @@ def drift(old: Path, new: str, root: Path | None, as_json: bool) -> None:
 @json_option
 def outliers(files: tuple[Path, ...], checks: tuple[Path, ...], as_json: bool) -> None:
     """Find the host or GPU that differs from the rest, by recorded facts and measurements."""
+    # `records/*.json` also matches the statements beside the records
     files = without_statements(files)
     hosts = {f.stem: read_facts(f) for f in files}
     if len(hosts) != len(files):
@@ -185,11 +189,13 @@ def doctor(logs: tuple[Path, ...], no_facts: bool, root: Path | None, as_json: b
     """Recognise known issues in logs and in the facts of this machine; name cause and fix."""
     matches = []
     for path in logs:
+        # line by line, and whatever its encoding: engines write logs of gigabytes
         with path.open(encoding="utf-8", errors="replace") as lines:
             matches.append(match_lines(path.name, lines))
     if not no_facts:
         capture = read_capture(root)
         matches.append(match_rules(judge(gather(capture))))
+        # either may be closed to users, or already have dropped the line
         for name in ("dmesg", "journal"):
             text = capture.output(name)
             if isinstance(text, str):
@@ -209,6 +215,7 @@ def _show_findings(issues: list[Finding]) -> None:
         show_fix(each)
         click.echo(f"  see:   {', '.join(each.issue.sources)}\n")
     if not issues:
+        # an empty result must not read as a clean bill of health
         click.echo("no known issue was recognised; that does not prove that there is none")
 
 

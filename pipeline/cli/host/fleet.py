@@ -29,6 +29,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         required=True,
         help="Ansible inventory of the hosts. Repeatable.",
     ),
+    # the same letters and names as ansible-playbook, whose users type them without thinking
     click.option("-l", "--limit", help="Work on these hosts or groups only."),
     click.option(
         "-e",
@@ -125,6 +126,7 @@ class Fleet:
         filled = {
             "user": to.user or self.user or "",
             "key": to.key or str(self.private_key or ""),
+            # what the inventory has for one host is more exact than one password for all
             "password": to.password or self.secrets.ssh,
             "become_password": to.become_password or self.secrets.sudo,
         }
@@ -139,6 +141,7 @@ class Fleet:
             "--vault-password-file": self.secrets.vault,
         }
         arguments: list[str] = []
+        # files, since the arguments of a process can be read by every user
         with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
             for option, secret in given.items():
                 if secret:
@@ -164,6 +167,7 @@ def fleet_of(given: dict[str, Any]) -> Fleet:
 
 def _secret(path: Path | None, ask: bool, prompt: str) -> str:
     """From the user, from a file, or from the output of a program in its place, as Ansible does."""
+    # asked once and handed on: Ansible and our own connections would each ask again
     if ask:
         typed: str = click.prompt(prompt, hide_input=True, err=True)
         return typed

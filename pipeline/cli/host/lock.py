@@ -75,6 +75,7 @@ def lock(
     spec = read_host_spec(checkout)
     if check:
         return _check(checkout, spec, target, as_json)
+    # not `required`: --check needs none of them
     if target is None or address is None or keyring is None:
         raise SpecInvalid(
             "a lock needs a system, a repository and its key",
@@ -90,6 +91,7 @@ def lock(
         repository = Repository(read, keyring, suite, tuple(components))
         index = read_package_index(repository, target.partition("/")[2])
         new = lock_target(spec, target, index)
+    # after locking: the lock itself is right, only these hosts cannot use this repository
     _warn_of_key(target, refused_key(target, index))
     path = host_lock_path(checkout)
     old = read_or_none(read_host_lock, path)

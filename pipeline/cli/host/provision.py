@@ -83,6 +83,7 @@ def provision(
     # tags that are no role, such as Ansible's `always`, promise nothing that could be verified
     roles = tuple(role for tag in tags for role in tag.split(",") if role in ROLES)
     asked = VerifyOptions(roles=roles, records=fleet.records)
+    # Ansible's recap tells which tasks ran, not what the host is now
     result = look(context, fleet, asked)
     show_result(result, asked, brief=True)
     require_verified(result)
@@ -130,6 +131,7 @@ def _play(
     context: click.Context, fleet: Fleet, playbook: str, more: list[str], mode: _Mode
 ) -> None:
     """Run a playbook over a fleet, and keep and state what each host was before and after."""
+    # first of all: a named key that cannot sign must not be found out after a reboot of all hosts
     signing = Signing()
     # what a run of Ansible by hand left becomes records first, so that it does not count as ours
     keep_records(fleet.records)
@@ -144,6 +146,7 @@ def _play(
         log.say("Dry run: nothing was changed, so nothing is recorded or verified.")
     else:
         show_changes(fleet.records, signing)
+    # after the records: hosts that were changed before the failure are recorded, too
     if code != 0:
         alone = "The hosts were not verified; `sm120 host verify` does that alone."
         hint = "" if mode.dry_run else alone

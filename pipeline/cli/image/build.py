@@ -84,6 +84,7 @@ def build(
             checkout,
             store,
             plans,
+            # a function: a build with nothing to fetch reads no settings and runs no pip
             lambda: make_fetcher(store, mirrors, offline, bases),
             keep_inputs=keep_inputs,
             accept=accept,
@@ -91,6 +92,7 @@ def build(
         # a damaged record of gates is an error, unless gates run now and replace it
         with suppress(*([StoreDamaged] if gated else [])):
             left = leave_statements(checkout, store, built, signing)
+    # after the image is stated and kept: a failed gate must not cost the build
     stages = judge_images(context, built, mirrors, offline) if gated else {}
     if gated:
         with store.in_use():
@@ -98,12 +100,14 @@ def build(
     elapsed = time.monotonic() - start
     if as_json:
         rows = [{**_built_json(b), "evidence": left[b].as_json()} for b in built]
+        # printed before the error: a script gets the digests of what failed, too
         say_json([{**row, **stage_json(stages.get(b))} for row, b in zip(rows, built, strict=True)])
         return require_all_passed(stages)
     click.echo(_built_table(built))
     if stages:
         click.echo(f"\n{stage_table(stages)}")
     click.echo(f"\n{evidence_table(left.values(), signing)}")
+    # never with --json, where nobody reads it
     signing.offer_key(store, any(not x.stated.signed_by for x in left.values()))
     require_all_passed(stages)
     what = "nothing to do" if all(b.cached for b in built) else "done"
@@ -137,6 +141,7 @@ def _built_json(built: Built) -> dict[str, Any]:
         "size_bytes": built.size_bytes,
         "unpacked_bytes": built.record.unpacked_bytes,
         "cached": built.cached,
+        # milliseconds: more digits only make two results differ
         "time_s": round(built.time_s, 3),
         "layers": [{"title": x.title, **x.record.model_dump()} for x in built.layers],
     }
@@ -173,6 +178,7 @@ def rebuild(
     signer = signer_of(key_path) if attest else None
     with store.in_use(), store.scratch() as folder:
         first = find_image(checkout, store, name, platform)
+        # nothing that was built before can leak into the second build
         empty = open_store(folder / "store")
         # inputs that the store kept, and the layers of a foreign base, need not travel again
         near = (str(store.root / "inputs"), str(store.root / "oci"))

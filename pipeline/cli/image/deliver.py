@@ -39,6 +39,7 @@ def load(
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         built = find_image(checkout, store, name, platform)
+        # by digest where nobody names it, so that a later image does not take its name away
         names = list(tags) or [default_tag(name, built.digest)]
         image_id = load_image(store, name, built.digest, names)
     if as_json:
@@ -83,8 +84,10 @@ def collect(
     pins, foreign = {}, {}
     for name in names:
         for spec in checkout.chain(name):
+            # platforms of the image, not of its base, which may have more
             for each in platforms_of(checkout.spec(name), platform):
                 lock = current_lock(checkout, spec, each)
+                # by hash: images of one chain share most of their wheels
                 pins.update({p.sha256: p for p in lock.pins})
                 if lock.base_image:
                     foreign[str(lock.base_image)] = lock.base_image

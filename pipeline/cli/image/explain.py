@@ -48,6 +48,7 @@ def explain(
         origin = find_origin(checkout, store, built, path)
     if as_json:
         return say_json(asdict(origin))
+    # how the path was followed, before what it leads to
     for link in origin.links:
         click.echo(link)
     digest = f" sha256:{origin.sha256}" if origin.sha256 else ""
@@ -69,9 +70,11 @@ def sources(as_json: bool) -> None:
     try:
         mirror = debian_mirror()
         debian = [*mirror.main, *mirror.security]
+    # an answer here, not an error: who asks wants to know why there is none
     except MirrorUnknown as error:
         debian = [f"unknown: {error}"]
     places = {
+        # addresses may carry credentials, and this output goes into bug reports
         "indexes": [masked(u) for u in settings.indexes],
         "folders": [str(f) for f in settings.folders],
         "mirrors": [masked(m) for m in settings.mirrors],

@@ -73,6 +73,7 @@ def lock(
     for name in sorted(chosen, key=lambda n: (len(checkout.chain(n)), n)):
         spec = checkout.spec(name)
         for each in platforms_of(spec, platform):
+            # with --dry-run the lock of a base is not written, and its image must still see it
             known = fresh.setdefault(each, {})
             with log.step(f"Locking {name} for {each}"):
                 known[name], changed = _lock_one(checkout, name, each, transport, known, dry_run)
@@ -116,6 +117,7 @@ def _check(checkout: Checkout, names: tuple[str, ...], platform: str | None, as_
 
 
 def _export(checkout: Checkout, names: tuple[str, ...], platform: str | None, form: str) -> None:
+    # both formats describe one environment
     if len(names) != 1:
         raise SpecInvalid(
             "--export takes exactly one image", "sm120 image lock IMAGE --export pylock"
@@ -135,6 +137,7 @@ def _base_finder(context: click.Context, bases: BaseSettings) -> FindBase:
 
     def find(base: ForeignBase, platform: str) -> BasePin:
         folders = tuple(f for m in named_mirrors() if (f := folder_of(m)))
+        # opened here: most images have no foreign base, and then no store is needed
         return Bases(store_of(context), replace(bases, folders=folders)).resolve(base, platform)
 
     return find

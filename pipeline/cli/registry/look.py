@@ -37,6 +37,7 @@ def open_registry(reference: Reference, access: Access) -> Iterator[Repository]:
 @platform_option
 @click.option("--evidence", is_flag=True, help="Fetch what is attached to the image, too.")
 @click.option(
+    # a reference may name anything: it is refused before the disk is full
     "--max-gb",
     type=click.IntRange(1),
     default=200,
@@ -62,6 +63,7 @@ def pull(
     """
     reference = parse_reference(place)
     with open_registry(reference, access) as repository:
+        # once: everything below goes by its digest, whatever happens to the tag meanwhile
         root = resolve(repository, reference)
         if not reference.digest:
             log.say(f"{reference} is {root.digest}")
@@ -107,6 +109,7 @@ def tags(place: str, access: Access, jobs: int, as_json: bool) -> None:
     required=True,
     help="Tags to keep, as a shell pattern such as 'v*'. Repeatable.",
 )
+# what is deleted in a registry cannot be brought back
 @click.option("--yes", is_flag=True, help="Delete; without it, only show what would go.")
 @registry_options
 @json_option
@@ -129,6 +132,7 @@ def clean(
     for reference in [parse_repository(place) for place in places]:
         with (
             open_registry(reference, access) as repository,
+            # a publish from here at the same time could refer to a manifest that is about to go
             KnownRepository(store, repository).alone(),
         ):
             plan = plan_gc(store, repository, patterns, jobs)

@@ -84,6 +84,7 @@ def publish(
         states = [gate_state(store, spec, b, has_patches=patched) for b in built]
         require_gates(name, states, reason)
         _say_gates(name, states)
+        # gates first: what may not be published need not be read from the disk
         shipment = make_shipment(store, built, index=index)
         if reference.digest not in (None, shipment.root.digest):
             raise ReferenceInvalid(
@@ -93,9 +94,11 @@ def publish(
         chosen = [file_attachment(a, list(shipment.images)) for a in attachments]
         # as short as Docker shows an image's id
         tag = reference.tag or shipment.root.digest[7:19]
+        # also for a dry run: a key that cannot be read should be known before the real one
         signer = find_signer(key_path, os.environ) if not no_evidence else None
         bundle = None
         if not no_evidence:
+            # stated with the image: who pulls it learns that it was forced, and why
             bad = [s for s in states if s.state == "not passed"]
             place = f"{reference.registry}/{reference.repository}:{tag}"
             # to record an image changes the store, which a dry run leaves alone
@@ -154,6 +157,7 @@ def _say_evidence(name: str, done: Published) -> None:
 
 def _shown(done: Published) -> str:
     rows = [[platform, digest] for platform, digest in done.platforms.items()]
+    # a single platform without --index is its own root
     if done.digest not in done.platforms.values():
         rows.append(["index", done.digest])
     counts = f"{done.blobs['sent']} sent, {done.blobs['mounted']} mounted"

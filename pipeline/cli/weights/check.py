@@ -89,9 +89,11 @@ def verify(
     if lock_file is None:
         backings = [signed_backing_of(context, place, trust_path) for place in places]
     else:
+        # the user vouches for a lock by naming it
         backings = [Backing(lock_from="given") for _ in places]
     checked = [_verified(place, request, places) for place in places]
     repaired: list[Repaired] = []
+    # after the whole check: what is damaged is known before anything is downloaded
     if wants_repair:
         for i, place in enumerate(places):
             if not checked[i].report.is_whole:
@@ -124,6 +126,7 @@ def _places(context: click.Context, folder: Path, lock_file: Path | None) -> lis
     if lock_file is None:
         try:
             return places_in(context, folder)
+        # only this verb can take a lock from elsewhere, so only its hint names the option
         except WeightsUnknown as error:
             hint = f"{error.hint} --lock names a lock that is elsewhere."
             raise WeightsUnknown(str(error), hint) from error
@@ -132,6 +135,7 @@ def _places(context: click.Context, folder: Path, lock_file: Path | None) -> lis
 
 def _verified(place: Place, request: VerifyOptions, places: list[Place]) -> Checked:
     with log.step(f"Verifying {place.lock.name}, {log.size(place.lock.size_bytes)}"):
+        # others of the folder: files that belong to them are no strangers
         return prove(place, request, [p for p in places if p != place])
 
 
@@ -234,6 +238,7 @@ def scrub(
     Meant for a nightly timer: it runs at low priority and remembers what it has read.
     """
     left = budget
+    # it runs for hours beside engines that answer users
     lower_priority()
     slices = []
     for folder in folders:
@@ -243,6 +248,7 @@ def scrub(
             with log.step(f"Scrubbing {place.lock.name}"):
                 others = [p for p in places if p != place]
                 done = read_slice(place, Pace(every_days, left), int(time.time()), others)
+            # one budget for all folders, which share one night
             left = None if left is None else max(0, left - done.bytes_read)
             slices.append(done)
     damaged = any(finding.damage for s in slices for finding in s.findings)

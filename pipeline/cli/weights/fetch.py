@@ -62,6 +62,7 @@ def fetch_set(
     is stated beside the files (.sm120/record.dsse.json), signed where there is a key. Another
     machine gets the token in SM120_NEIGHBOUR_TOKEN, never the Hub's.
     """
+    # before hours of download: a named key that cannot sign is an error now
     checkout, signing = checkout_of(context), Signing()
     lock = current_lock(checkout, name)
     pins = chosen_files(lock, only)
@@ -70,7 +71,9 @@ def fetch_set(
     options = Options(jobs=jobs, limit_bytes_per_s=limit_rate)
     try:
         brought = fetch_files(place, pins, routes, client=client, options=options)
+        # after the files: a lock beside a folder tells that the set is there
         place.keep_lock()
+        # so that engines which ask the cache for `main` find the locked commit
         name_revision(place, read_spec(checkout, name).revision)
     except StoreUnwritable as error:
         # the general hint speaks of the store, but weights lie where --to names

@@ -33,6 +33,7 @@ _ENGINE = click.Choice(["sglang", "vllm", "ik_llama"])
 _COUNT = click.IntRange(1, 1024)
 _TOKENS = click.IntRange(1, 1 << 24)
 _RATE = click.FloatRange(0, min_open=True)
+# open at both ends: an engine needs some of a GPU, and CUDA's own context some of the rest
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 
 
@@ -42,6 +43,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 @click.option(
     "--vram",
     type=Size(),
+    # RTX PRO 6000 Blackwell, of which SM120 servers usually have eight
     default="96GiB",
     show_default=True,
     help="Memory per GPU.",
@@ -74,7 +76,12 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     help="Measured weights per GPU, from the engine's log.",
 )
 @click.option(
-    "--batch", type=_TOKENS, default=2048, show_default=True, help="Batch size, -b (ik_llama)."
+    # both defaults are those of llama.cpp: github.com/ggml-org/llama.cpp
+    "--batch",
+    type=_TOKENS,
+    default=2048,
+    show_default=True,
+    help="Batch size, -b (ik_llama).",
 )
 @click.option(
     "--ubatch",
@@ -113,6 +120,7 @@ def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) ->
 
 def _engine(options: dict[str, Any], is_gguf: bool) -> str:
     engine: str = options["engine"] or ("ik_llama" if is_gguf else "sglang")
+    # each engine is calculated by its own rules; those of another would give a wrong answer
     if is_gguf != (engine == "ik_llama"):
         raise ModelUnreadable(
             f"{engine} is judged here with {'safetensors' if is_gguf else 'GGUF files'} only",
@@ -136,6 +144,7 @@ _ONLY = (
 
 def _question(options: dict[str, Any], engine: str) -> Question:
     tp = options["tp"] or options["gpus"]
+    # refused here in the terms of the options, rather than as a model that does not fit
     if tp > options["gpus"]:
         raise click.UsageError(f"--tp {tp}: there are only {options['gpus']} cards.")
     dcp = options["dcp"] or 1
@@ -177,6 +186,7 @@ def _parallel(source: Source, question: Question, options: dict[str, Any], as_js
 def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
     machine = Machine(options["gpus"], options["vram"], options["headroom"], options["ram"])
     batch = Batch(options["ctx"], options["kv"] or "bf16", options["ubatch"], options["batch"])
+    # no memory helps here, so that the table would mislead
     if batch.context > model.context:
         raise DoesNotFit(f"--ctx {batch.context}: the model knows only {model.context} positions")
     try:

@@ -19,6 +19,7 @@ def answer_text(result: FitAnswer, question: Question) -> str:
     """The table of a card, the KV cache and what to know."""
     rows = [[row.what, _gib_text(row.n_bytes)] for row in result.rows]
     measured = question.measured_bytes is not None
+    # the KV cache is what calculated weights leave: their error is its uncertainty
     between = (
         f"{result.low_tokens:,} to {result.high_tokens:,} if that sum is off by {WEIGHTS_ERROR:.1%}"
     )
@@ -40,6 +41,7 @@ def _gib_text(n_bytes: float) -> str:
 
 def room_text(result: FitAnswer, question: Question) -> str:
     """How much of what was asked for has room."""
+    # by the low estimate: a promise that holds if the weights turn out larger
     times = result.low_tokens // question.context
     return f"room for at least {times} request{'s' * (times > 1)} of {question.context:,} tokens"
 

@@ -111,6 +111,7 @@ def _look_up(checkout: Checkout, name: str) -> LockResult:
 
 
 def _transport() -> tuple[Client, Hub]:
+    # huggingface_hub's own switch: users who set it expect every tool to obey it
     if is_offline():
         raise OfflineMiss("HF_HUB_OFFLINE is set", "Unset it where the Hub may be asked.")
     settings = plain_settings()

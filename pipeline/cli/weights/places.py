@@ -40,6 +40,7 @@ def signed_backing_of(context: click.Context, place: Place, trust_path: Path | N
     """The same, where signatures beside the set count, too."""
     backing = backing_of(context, place)
     kept = (place.state / name for name in ("model.sig", "record.dsse.json"))
+    # the strongest backing is there already; signatures could only add to it
     if backing.lock_from == "checkout" or not any(path.exists() for path in kept):
         return backing
     # loads what reads signatures, which a set that the checkout backs does not need

@@ -29,6 +29,7 @@ _MOST_TOKEN_BYTES = 1 << 20
 
 @click.command()
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=EXISTING_FOLDER)
+# closed by default: the licences of many weights forbid to hand them on
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -59,6 +60,7 @@ def serve(
     Clients set HF_ENDPOINT to the printed address. Only files of the locks are served, and each
     only while its bytes are proved: by the receipt of `weights verify`, or by a background check.
     """
+    # first: a wrong certificate is known before many files are looked through
     tls = _tls(tls_cert, tls_key)
     places = [place for folder in folders for place in places_in(context, folder)]
     for place in places:
@@ -72,6 +74,7 @@ def serve(
     # where anybody may connect, one address must not use up all connections
     most_of_one = None if tokens else connections.most // 2
     server = Server(hub.answer, host, port, tls, hub.may_read, most_of_one, connections)
+    # before the files are checked: that an address is in use is known at once
     server.listen()
     try:
         prover.start()
@@ -86,6 +89,7 @@ def serve(
 
 def _prover(served: ServedSets) -> Prover:
     prover = Prover(served.files)
+    # so that a set which was verified once is served at once
     prover.trust_receipts(proved_identities)
     if left := sum(held.pin.size_bytes for held in served.files if held.state == "unproved"):
         log.say(
@@ -150,6 +154,7 @@ def _tokens(path: Path) -> frozenset[str]:
     text = (read_at_most(path, _MOST_TOKEN_BYTES) or b"").decode(errors="replace")
     lines = [line.strip() for line in text.splitlines()]
     tokens = frozenset(line for line in lines if line and not line.startswith("#"))
+    # guessable by trying; and a client could not send spaces or other letters in a header
     if not tokens or any(len(t) < 8 or not t.isascii() or " " in t for t in tokens):
         raise AddressUnusable(
             f"{path.name}: a token has at least eight ASCII characters and no spaces",

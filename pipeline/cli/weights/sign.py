@@ -73,6 +73,7 @@ def sign(
         return say_json({**asdict(done), "signature": str(done.signature)})
     for path in done.not_covered:
         log.say(f"not covered by the format: {path}")
+    # the Hub's cache consists of symlinks, which the tool refuses by default
     links = " --allow_symlinks" if place.hub_cache else ""
     click.echo(
         f"signed {log.count(done.files, 'file')} ({done.files_read} read) with key {done.key[:16]}"
@@ -106,6 +107,7 @@ def check_signature(
     """Check a folder against a model-signing signature, whoever made it."""
     place = _place_or_none(context, folder, name, needed=signature is None)
     target = signature or (signing.default_signature(place) if place else folder / signing.NAME)
+    # hashes that a receipt proves for unchanged files; --full reads them all again
     known: dict[str, str] = {}
     if place and not full:
         known = {pin.path: pin.sha256 for pin in check_by_receipt(place).proved if pin.sha256}
@@ -141,7 +143,9 @@ def attest(
     backing_of(context, place)
     verification = records.verification(place, sets, full=full)
     statement = records.weights_statement(place, verification)
+    # printed also where the set is damaged: that, too, is a statement about it
     say_json(statement.as_json())
+    # without a key it is only printed; the unsigned one beside the set stays
     if signer := find_signer(key_path, os.environ):
         write_bytes(record_path(place), enclose(statement, [signer]).dump())
         log.say(f"signed and kept as {record_path(place)}")
