@@ -41,18 +41,14 @@ def listed_referrers(repository: Repository, digest: str) -> tuple[list[Descript
     return list(index.manifests) if index else [], "tag"
 
 
-def referrers(
-    repository: Repository, digest: str, artifact_type: str | None = None
-) -> list[Document]:
+def referrers(repository: Repository, digest: str) -> list[Document]:
     """The manifests that really have this image as their subject, in order of digest."""
     listed, _ = listed_referrers(repository, digest)
     documents = []
     # one that is listed and gone, or of another image, is passed over: lists lag behind
     for entry in sorted({d.digest for d in listed}):
         document = repository.find_manifest(entry)
-        if document is None or document.subject is None or document.subject.digest != digest:
-            continue
-        if artifact_type in (None, kind_of(document)):
+        if document and document.subject and document.subject.digest == digest:
             documents.append(document)
     return documents
 

@@ -26,7 +26,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from pipeline import foreign_json
 from pipeline.errors import DiskFull, FolderInTheWay, StoreDamaged
@@ -178,13 +177,6 @@ class Store:
         if sha256_of(data) != digest:
             raise StoreDamaged(f"{path}: does not match its digest")
         return data
-
-    def read_json(self, digest: str) -> Any:
-        """A manifest, config or index."""
-        try:
-            return foreign_json.read_json(self.read_blob(digest), most_bytes=_MOST_BYTES)
-        except foreign_json.JsonInvalid as error:
-            raise StoreDamaged(f"{self.blob_path(digest)}: {error}") from error
 
     def layer(self, key: str) -> LayerRecord | None:
         """The layer that a set of inputs gave before, if its blob is still whole."""

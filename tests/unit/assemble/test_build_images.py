@@ -138,8 +138,8 @@ def test_an_image_holds_debs_wheels_files_and_patches(world: World) -> None:
 
 def test_manifest_config_and_index_agree_with_the_blobs(world: World) -> None:
     built = world.build()[0]
-    manifest = world.store.read_json(built.digest)
-    config = world.store.read_json(manifest["config"]["digest"])
+    manifest = json.loads(world.store.read_blob(built.digest))
+    config = json.loads(world.store.read_blob(manifest["config"]["digest"]))
     for layer, diff_id in zip(manifest["layers"], config["rootfs"]["diff_ids"], strict=True):
         raw = world.store.blob_path(layer["digest"]).read_bytes()
         assert (sha256_of(raw), len(raw)) == (layer["digest"], layer["size"])

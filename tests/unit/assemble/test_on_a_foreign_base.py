@@ -81,14 +81,16 @@ def built_on(place: Path, image: ForeignImage, *names: str, **more: Any) -> tupl
 
 
 def config(store: Store, built: Built) -> dict[str, Any]:
-    config_json: dict[str, Any] = store.read_json(store.read_json(built.digest)["config"]["digest"])
+    config_json: dict[str, Any] = json.loads(
+        store.read_blob(json.loads(store.read_blob(built.digest))["config"]["digest"])
+    )
     return config_json
 
 
 def test_the_bases_layers_lie_unchanged_at_the_bottom(tmp_path: Path) -> None:
     image = foreign_image(system_layer(), layer_of(Thing("etc/more", b"x")))
     built, store = built_on(tmp_path, image)
-    layers = store.read_json(built.digest)["layers"]
+    layers = json.loads(store.read_blob(built.digest))["layers"]
     assert [x["digest"] for x in layers[:2]] == [x.described["digest"] for x in image.layers]
     assert len(layers) == 3
     made = config(store, built)
@@ -390,7 +392,7 @@ def test_plain_layers_and_dockers_names_are_taken(tmp_path: Path) -> None:
     packed = gzipped(tar_of(Thing("etc/b", b"b")), f"{docker}.image.rootfs.diff.tar.gzip")
     kind = f"{docker}.distribution.manifest.v2+json"
     built, store = built_on(tmp_path, foreign_image(plain, packed, manifest={"mediaType": kind}))
-    kinds = [x["mediaType"] for x in store.read_json(built.digest)["layers"]]
+    kinds = [x["mediaType"] for x in json.loads(store.read_blob(built.digest))["layers"]]
     oci = "application/vnd.oci.image.layer.v1.tar"
     assert kinds == [oci, f"{oci}+gzip", f"{oci}+gzip"]
 

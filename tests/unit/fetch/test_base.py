@@ -316,7 +316,7 @@ def test_a_layer_with_other_bytes_is_not_kept(
     assert not store.blob_path(digest).exists()
 
 
-def test_a_layer_that_the_registry_lost_is_told(
+def test_a_layer_that_the_registry_lost_is_reported(
     store: Store, door: Door, tiny: TinyRegistry
 ) -> None:
     pin = locked(store, door, tiny, foreign_image())
@@ -345,7 +345,7 @@ def test_where_no_registry_has_it_all_are_named(
         bases.resolve(asked("sha256:" + "0" * 64), AMD64)
 
 
-def test_a_lie_of_one_registry_is_told_though_others_are_only_empty(
+def test_a_lie_of_one_registry_is_reported_though_others_are_only_empty(
     store: Store, door: Door, tiny: TinyRegistry
 ) -> None:
     image, other = foreign_image(), foreign_image(layer_of(Thing("evil")))
@@ -355,7 +355,9 @@ def test_a_lie_of_one_registry_is_told_though_others_are_only_empty(
         bases.resolve(asked(image.digest), AMD64)
 
 
-def test_a_registry_that_only_fails_is_told(store: Store, door: Door, tiny: TinyRegistry) -> None:
+def test_a_registry_that_only_fails_is_reported(
+    store: Store, door: Door, tiny: TinyRegistry
+) -> None:
     door.fail("GET", "manifests", status(503), times=9)
     with pytest.raises(RegistryUnreachable, match="503"):
         bases_at(store, door.host_port).resolve(asked("sha256:" + "0" * 64), AMD64)

@@ -153,7 +153,7 @@ def test_an_address_in_an_answer_that_is_none_is_the_servers_fault(place: str) -
 
 
 @pytest.mark.parametrize("url", ["http://[", "http://x:99999", "http://", "gopher://x"])
-def test_a_configured_address_that_is_none_is_said_to_be_none(url: str) -> None:
+def test_a_configured_address_that_is_none_is_reported_as_such(url: str) -> None:
     for ask in ASKS.values():
         with pytest.raises(PipelineError, match="not a valid address"):
             ask(url)

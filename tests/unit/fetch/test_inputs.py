@@ -381,7 +381,7 @@ def test_every_source_that_failed_is_named(store: Store, server: FaultServer) ->
         fetch(store, Settings(indexes=(DEAD, server.index)))
 
 
-def test_no_source_at_all_is_said_plainly(store: Store) -> None:
+def test_no_source_at_all_is_reported_plainly(store: Store) -> None:
     with pytest.raises(SourceUnreachable, match="no source has it"):
         fetch(store, Settings(indexes=()))
 

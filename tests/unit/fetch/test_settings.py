@@ -53,7 +53,7 @@ def test_the_order_of_lines_does_not_matter() -> None:
     assert pip_settings(f"{one}\n{two}") == pip_settings(f"{two}\n{one}") == {"cert": ["/b"]}
 
 
-def test_several_values_are_several_words() -> None:
+def test_several_values_stay_several() -> None:
     listing = "global.extra-index-url='https://a https://b\\nhttps://c'"
     expected = ["https://a", "https://b", "https://c"]
     assert pip_settings(listing)["extra-index-url"] == expected
@@ -354,7 +354,7 @@ def test_no_error_about_a_proxy_shows_its_password() -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_uv_is_told_the_same_and_no_password_is_an_argument(tmp_path: Path) -> None:
+def test_uv_gets_the_same_settings_and_no_password_is_an_argument(tmp_path: Path) -> None:
     settings = Settings(
         indexes=(INDEX, OTHER),
         folders=(tmp_path, tmp_path / "gone"),

@@ -149,7 +149,7 @@ def test_an_interim_answer_is_not_the_answer(status: int) -> None:
     assert [(r.status, r.data) for r in replies] == [(200, b"one"), (200, b"two")]
 
 
-def test_a_length_that_is_said_twice_alike_is_a_length() -> None:
+def test_a_length_that_is_stated_twice_alike_is_a_length() -> None:
     for lengths, is_good in ((b"2, 2", True), (b"2\r\nContent-Length: 2", True), (b"2, 3", False)):
         script = hostile.sends(hostile.OK + b"Content-Length: " + lengths + b"\r\n\r\n{}")
         with hostile_server(script) as url:
@@ -351,7 +351,7 @@ def test_a_body_is_sent_whole_and_a_refusal_in_the_middle_is_heard() -> None:
         *("http://x/\x07", "http://x:y/", "http://[::1", "http://x\n/", "http://" + "a" * 20_000),
     ],
 )
-def test_what_is_no_address_is_said_to_be_none(url: str) -> None:
+def test_what_is_no_address_is_reported_as_such(url: str) -> None:
     with pytest.raises(BadAddress, match="not a valid address"):
         client().fetch(url, most_bytes=9)
 

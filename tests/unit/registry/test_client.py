@@ -112,7 +112,7 @@ def test_a_registry_that_refuses_for_ever_ends_after_two_tries(
     assert door.count("GET", "tags") == 2
 
 
-def test_a_token_service_that_refuses_is_said_so(
+def test_a_token_service_that_refuses_is_reported(
     login: str, door: Door, tiny: TinyRegistry
 ) -> None:
     tiny.realm, tiny.login = f"{door.url}/token", "someone:else"
@@ -255,7 +255,7 @@ def test_more_tags_than_any_repository_has_are_not_kept_in_memory(
         repository_at(door).tags()
 
 
-def test_what_is_not_there_is_said_so(repository: Repository) -> None:
+def test_what_is_not_there_is_reported(repository: Repository) -> None:
     with pytest.raises(NotInRegistry):
         repository.tags()
     with pytest.raises(NotInRegistry):
@@ -349,7 +349,7 @@ def test_a_registry_elsewhere_is_spoken_to_in_http_only_when_asked() -> None:
     assert RegistryClient(here, Access(insecure_http=True)).base == "http://10.1.2.3:5000"
 
 
-def test_a_registrys_words_cannot_steer_a_terminal(door: Door) -> None:
+def test_a_registrys_message_cannot_steer_a_terminal(door: Door) -> None:
     repository = repository_at(door)
     body = b'{"errors":[{"code":"X","message":"\\u001b[2Jgone\\n\\r"}]}'
     door.fail("GET", "tags", status(418, body))
@@ -436,7 +436,7 @@ def test_a_token_service_without_a_token_is_broken(
         repository_at(door).tags()
 
 
-def test_a_token_service_with_a_bad_day_is_said_so(
+def test_a_token_service_with_a_bad_day_is_reported(
     login: str, door: Door, tiny: TinyRegistry
 ) -> None:
     tiny.realm = f"{door.url}/token"
@@ -482,7 +482,7 @@ def test_a_date_says_how_long_to_wait_too() -> None:
     assert retry_after_s("soon") is None
 
 
-def test_a_wait_of_seconds_is_told_with_its_reason_and_once(
+def test_a_wait_of_seconds_is_reported_with_its_reason_and_once(
     door: Door, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = repository_at(door).client
@@ -493,6 +493,6 @@ def test_a_wait_of_seconds_is_told_with_its_reason_and_once(
     assert lines == ["  the registry answers 503; trying again in 1 s"]
 
 
-def test_a_short_wait_is_not_told(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_wait_is_not_reported(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     repository_at(door).client.patience.pause(0, Lost("broke off"))
     assert capsys.readouterr().err == ""

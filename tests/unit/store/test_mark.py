@@ -176,7 +176,7 @@ def test_a_store_whose_own_folder_is_a_link_is_refused(tmp_path: Path, name: str
     "command", [["image", "list"], ["store", "show"], ["store", "trim"], ["build"]]
 )
 @pytest.mark.parametrize("place", ["loop", "nowhere", "file", "x" * 300, "y/" * 3000])
-def test_a_place_where_no_folder_can_be_is_told_in_one_line(
+def test_a_place_where_no_folder_can_be_is_reported_in_one_line(
     tmp_path: Path, sm120: Command, place: str, command: list[str]
 ) -> None:
     make_checkout(tmp_path, [make_wheel(tmp_path / "mirror", "thing")])

@@ -107,7 +107,7 @@ def test_a_manifest_that_is_none_is_damaged_and_made_again(world: World, put: Pu
     digest = str(world.built)
     put(world.store.blob_path(digest))
     with pytest.raises(StoreDamaged):
-        world.store.read_json(digest)
+        world.store.read_blob(digest)
     assert world.find() is None
     if put is not huge:  # a check reads it whole, as it does a layer
         assert world.store.blob_path(digest) in damaged(world.store, lambda _: None)
@@ -128,7 +128,7 @@ def test_the_memory_of_layers_and_their_tables_are_made_again(world: World, put:
 
 
 @odd
-def test_a_table_of_contents_that_is_none_is_said_to_be_damaged(world: World, put: Put) -> None:
+def test_a_table_of_contents_that_is_none_is_reported_as_damaged(world: World, put: Put) -> None:
     (path, *_) = (world.store.root / "contents").iterdir()
     layer = makers.image_record(f"sha256:{path.stem}").layers[0].record
     put(path)
@@ -141,7 +141,7 @@ def test_a_table_of_contents_that_is_none_is_said_to_be_damaged(world: World, pu
 
 
 @odd
-def test_what_gates_found_that_is_none_is_said_to_be_damaged(world: World, put: Put) -> None:
+def test_a_gate_result_that_is_none_is_reported_as_damaged(world: World, put: Put) -> None:
     put(evidence_path(world.store, "child", makers.AMD64))
     with pytest.raises(StoreDamaged, match="the record of its gates cannot be read"):
         read_evidence(world.store, "child", makers.AMD64, str(world.built))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -153,7 +154,7 @@ def flip(path: Path) -> None:
 
 
 def parts(store: Store, built: Built) -> list[str]:
-    manifest = store.read_json(built.digest)
+    manifest = json.loads(store.read_blob(built.digest))
     return [manifest["config"]["digest"], *(x["digest"] for x in manifest["layers"])]
 
 

@@ -172,7 +172,7 @@ def test_its_place_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_small_blob_is_checked_when_it_is_read(store: Store) -> None:
     digest = store.put_blob(b"{}")
-    assert store.read_json(digest) == {}
+    assert json.loads(store.read_blob(digest)) == {}
     store.blob_path(digest).write_bytes(b"[]")
     with pytest.raises(StoreDamaged, match="does not match its digest"):
         store.read_blob(digest)
@@ -211,7 +211,7 @@ def test_a_row_is_found_by_the_end_of_its_path(store: Store) -> None:
         store.find_rows(unknown, "a")
 
 
-def test_a_small_file_with_other_words_is_replaced(store: Store) -> None:
+def test_a_small_file_with_other_content_is_replaced(store: Store) -> None:
     path = store.root / "layers" / "x.json"
     for data in (b"one", b"one", b"two"):
         store.write(path, data)
@@ -270,7 +270,7 @@ def test_a_layer_that_lost_a_part_is_made_again(store: Store, damage: object) ->
 
 
 @pytest.mark.parametrize("text", ["", "{", "[[1]]", "[1]", "3", "null", "\xff"])
-def test_a_damaged_table_of_contents_is_said_to_be_one(store: Store, text: str) -> None:
+def test_a_damaged_table_of_contents_is_reported_as_damaged(store: Store, text: str) -> None:
     layer = kept_layer(store).record
     table = store.root / "contents" / f"{layer.digest.removeprefix('sha256:')}.json"
     table.write_bytes(text.encode("latin-1"))

@@ -57,7 +57,7 @@ def test_show_counts_what_is_there(store: Store, digest: str, sm120: Command) ->
     assert "tables of contents" in sm120("store", "show").out
 
 
-def test_a_whole_store_is_said_to_be_whole(digest: str, sm120: Command) -> None:
+def test_a_whole_store_is_reported_as_whole(digest: str, sm120: Command) -> None:
     ended = sm120("store", "check")
     assert (ended.code, ended.out) == (0, "the store is undamaged\n")
     assert sm120("store", "check", "--json").json == {"damaged": [], "repaired": False}
