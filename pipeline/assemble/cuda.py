@@ -12,6 +12,7 @@ from pipeline.oci.record import Kind
 _TRIPLETS = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 # Folders that get links of our own, and `bin`: nvcc looks for lib64 beside the folder it is in.
 _ALWAYS_MADE = ("bin", "lib", "lib/stubs")
+# NVIDIA's wheels hold `libcudart.so.12`, not the `libcudart.so` that -lcudart asks for
 _VERSIONED = re.compile(r"^(lib[\w+.-]+?\.so)\.\d[\d.]*$")
 
 
@@ -28,6 +29,7 @@ def cuda_home(
     paths, root = list(paths), home.strip("/")
     trees = [_tree(paths, source) for source in sources]
     for source, tree in zip(sources, trees, strict=True):
+        # a folder that moved in a new release of the wheels would leave an empty CUDA home
         if not tree:
             raise SpecInvalid(f"cuda: from: no wheel has anything below {source}")
     entries: list[Entry] = []
@@ -70,6 +72,7 @@ def _merge(at: str, below: str, trees: list[tuple[str, Tree]], out: list[Entry])
         folders = [(source, tree) for source, tree in inner if tree is not None]
         if folders and len(folders) < len(inner):
             raise PathConflict(f"/{at}/{name}: is a file in one CUDA folder, a folder in another")
+        # one link for a whole folder where that suffices: headers alone are thousands of files
         if len(folders) > 1 or (folders and f"{below}{name}" in _ALWAYS_MADE):
             _merge(f"{at}/{name}", f"{below}{name}/", folders, out)
         else:

@@ -69,6 +69,7 @@ def unpack(deb: Path, scratch: Path, *, limit_bytes: int = MAX_DATA_BYTES) -> De
             version, control, data = _members(archive)
             _require_version(archive, version)
             control_text = _read_control(archive, control)
+            # kept whole, as files are read from it when the layer is written
             with data_tar.open("wb") as out:
                 out.writelines(_inflate(archive, data, limit_bytes))
         with data_tar.open("rb") as tar:
@@ -107,6 +108,7 @@ def _members(archive: BinaryIO) -> list[_Member]:
         if member.offset + member.size_bytes > end:
             raise CorruptArchive(f"{member.name} claims more bytes than the file has")
         members.append(member)
+        # members begin at even offsets; the padding of the last one may be missing
         archive.seek(min(member.offset + member.size_bytes + member.size_bytes % 2, end))
     if [m.name.split(".")[0] for m in members] != ["debian-binary", "control", "data"]:
         raise CorruptArchive(f"not a .deb: it holds {[m.name for m in members]}")
@@ -123,6 +125,7 @@ def _member(header: bytes, offset: int) -> _Member:
 
 def _require_version(archive: BinaryIO, member: _Member) -> None:
     archive.seek(member.offset)
+    # deb(5): a higher minor version is to be read all the same
     if not archive.read(min(member.size_bytes, 16)).startswith(b"2."):
         raise CorruptArchive("not a .deb of format 2")
 
@@ -130,6 +133,7 @@ def _require_version(archive: BinaryIO, member: _Member) -> None:
 def _read_control(archive: BinaryIO, member: _Member) -> str:
     tar = io.BytesIO(b"".join(_inflate(archive, member, MAX_CONTROL_BYTES)))
     entries = {entry.path: entry for entry in _entries(tar, "")}
+    # maintainer scripts lie beside it, and are never run
     if "control" not in entries:
         raise CorruptArchive("it has no control file")
     content = entries["control"].content
@@ -194,18 +198,21 @@ def _inflate(archive: BinaryIO, member: _Member, limit_bytes: int) -> Iterator[b
     left, written = member.size_bytes, 0
     while not unpacker.eof:
         hungry = unpacker.needs_input
+        # nothing is read while output waits: a bomb grows by one chunk at a time
         packed = archive.read(min(left, _CHUNK_BYTES)) if hungry else b""
         left -= len(packed)
         try:
             chunk = unpacker.decompress(packed, _CHUNK_BYTES)
         except (lzma.LZMAError, zlib.error) as error:
             raise CorruptArchive(f"{member.name} cannot be decompressed: {error}") from error
+        # no input left, none produced, no end: the stream was cut off
         if hungry and not (packed or chunk or unpacker.eof):
             raise CorruptArchive(f"{member.name} ends too early")
         written += len(chunk)
         if written > limit_bytes:
             raise HostileArchive(f"{member.name} unpacks to more than {limit_bytes} bytes")
         yield chunk
+    # another reader might unpack what is hidden there
     if left or unpacker.unused_data:
         raise CorruptArchive(f"bytes follow the end of {member.name}")
 
@@ -225,8 +232,10 @@ def _entries(tar: BinaryIO, tar_path: str) -> Iterator[Entry]:
             long_names[flag] = _read_at(tar, offset, size)
         else:
             entry = _entry(header, long_names, Slice(tar_path, offset, size))
+            # `./`, the root itself, is in every package
             if entry.path:
                 yield entry
+            # a long name is for the entry right behind it
             long_names = {}
         offset += size + -size % BLOCK
     if long_names:
@@ -243,6 +252,7 @@ def _read_at(tar: BinaryIO, offset: int, size: int) -> bytes:
 
 
 def _require_zeros(tar: BinaryIO, offset: int, end: int) -> None:
+    # POSIX: two blocks of zeros end an archive
     if end - offset < 2 * BLOCK:
         raise CorruptArchive("the tar archive ends too early")
     tar.seek(offset)
@@ -282,6 +292,7 @@ def _decoded(field: bytes) -> str:
         text = field.partition(b"\0")[0].decode()
     except UnicodeDecodeError as error:
         raise CorruptArchive(f"a name in the tar archive is not UTF-8: {field!r}") from error
+    # such a name could steer a terminal, or hide what a listing shows
     if not text.isprintable():
         raise HostileArchive(f"a name in the tar archive has control characters: {text!r}")
     return text
@@ -300,6 +311,7 @@ def _relative(name: str) -> str:
 
 def _require_inside(path: str, target: str) -> None:
     """A link may start at the image's root, but not climb above it."""
+    # counted by names alone: what lies behind other links is not known here
     depth = 0 if target.startswith("/") else path.count("/")
     for part in target.split("/"):
         depth += -1 if part == ".." else part not in ("", ".")
@@ -322,6 +334,7 @@ def _checked(entries: list[Entry]) -> list[Entry]:
         for parent in parents(entry.path):
             if kinds.get(parent, Kind.DIR) is not Kind.DIR:
                 raise HostileArchive(f"{entry.path} would be written through {parent}")
+        # a link into another package would depend on the order of packages
         if entry.kind is Kind.HARDLINK and kinds.get(entry.target) is not Kind.FILE:
             raise HostileArchive(f"{entry.path} is a hard link to {entry.target}, no file in here")
     return entries

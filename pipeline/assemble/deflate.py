@@ -28,6 +28,7 @@ FINAL_BLOCK = b"\x03\x00"
 LEVEL = 6
 CHUNK_BYTES = 1 << 20
 _INFLATE_STEP_BYTES = 4 << 20
+# shorter runs are cheaper stored than as a block of their own
 _ZERO_RUN = re.compile(rb"\0{16,}")
 _LONGEST_MATCH = 258
 # ISA-L's own error is no zlib.error, and its stubs declare an instance instead of the class.
@@ -35,6 +36,7 @@ _DamagedStream = cast(type[Exception], isal_zlib.error)
 # ISA-L reads up to eight bytes ahead: with fewer behind a stream it cannot say that they are
 # left over, nor that it still holds output. So there are always more.
 _GUARD = b"\0" * 16
+# of the probe at LEVEL with the `deflate` that lockfiles/tool pins
 _PROBE_DIGEST = "sha256:88aaae9f22a238b61973a9edd1ba2f2436bc716235399ed78990c0b48602f3fb"
 
 
@@ -90,8 +92,6 @@ def squeeze(data: bytes) -> bytes:
         if run.start() > position:
             out += b"\0" if not out else b""
             out += _stored(data[position : run.start()])
-        elif out:
-            out += _stored(b"")
         out += _zeros(run.end() - run.start())
         position = run.end()
     out += b"\0" if not out else b""
@@ -104,6 +104,7 @@ def _stored(chunk: bytes) -> bytes:
     return b"\0".join(struct.pack("<HH", len(p), len(p) ^ 0xFFFF) + p for p in parts)
 
 
+# tar headers have few different runs of zeros
 @cache
 def _zeros(length: int) -> bytes:
     """A block of `length` zeros in fixed Huffman codes, then the type bits of a stored block."""
@@ -151,6 +152,7 @@ def inflate(chunks: Iterator[bytes], size_bytes: int, name: str) -> Iterator[byt
             if engine.eof:
                 raise CorruptArchive(f"{name}: bytes after the end of its deflate stream")
             try:
+                # one byte more than stated is enough to know that it lies
                 out = engine.decompress(chunk, min(left + 1, _INFLATE_STEP_BYTES))
             except _DamagedStream as error:
                 raise CorruptArchive(f"{name}: damaged deflate stream ({error})") from error

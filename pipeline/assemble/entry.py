@@ -62,6 +62,7 @@ def path_fault(path: str) -> str:
     for part in parts:
         if part in ("", ".", ".."):
             return "leaves its folder"
+        # https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts
         if part.startswith(_WHITEOUT):
             return "would delete other files when it is unpacked"
         if len(part.encode(errors="replace")) > _LONGEST_NAME_BYTES:
@@ -81,4 +82,5 @@ def with_parents(entries: list[Entry]) -> list[Entry]:
     for entry in entries:
         for parent in parents(entry.path):
             known.setdefault(parent, Entry(path=parent, kind=Kind.DIR, mode=0o755))
+    # a folder sorts before what is in it; the order is part of the digest
     return [known[path] for path in sorted(known)]

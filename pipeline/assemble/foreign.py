@@ -21,11 +21,13 @@ from pipeline.oci.tar_reader import open_layer
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
+# a list of users has a few kilobytes
 _MOST_PASSWD_BYTES = 1 << 20
 # PyPI's manylinux wheels need glibc; Alpine and its like have musl.
 _MUSL = re.compile(r"(usr/)?lib/ld-musl-[a-z0-9_]+\.so\.1")
 # glibc has carried its version in this name up to 2.33; newer ones do not tell it so
 _OLD_GLIBC = re.compile(r"(?:usr/)?lib(?:64)?/(?:[a-z0-9_-]+/)?libc-2\.(\d+)\.so")
+# Debian's own, and that of the official Python images
 _PYTHON_FOLDERS = ("usr/bin", "usr/local/bin")
 
 
@@ -59,6 +61,7 @@ class Foreign:
         if row.kind == Kind.HARDLINK:
             real = row.target
         with open_layer(self.store.blob_path(record.digest), record.media_type) as stream:
+            # to the layer's end: a later entry of the same name wins, and the diffID is known
             data = None
             for header in stream.entries():
                 if header.path == real and header.kind == Kind.FILE:
@@ -73,6 +76,7 @@ class Foreign:
 
     def user(self, image: str, name: str, passwd: bytes | None = None) -> str:
         """`uid:gid` of a user by the base's own list; a number stands for itself."""
+        # numbers need no entry in /etc/passwd, as in Docker
         if name.isdecimal():
             return name
         listed = self.read("etc/passwd", _MOST_PASSWD_BYTES) if passwd is None else passwd
@@ -122,6 +126,7 @@ class Foreign:
             )
         for folder in parents(root):
             row = self.rows.get(folder)
+            # a layer writes the folders above its files anew, and would change their mode and owner
             plain = (Kind.DIR, 0o755, 0, 0)
             if row is not None and (row.kind, row.mode, row.uid, row.gid) != plain:
                 raise SpecInvalid(

@@ -42,6 +42,7 @@ def read_layers(store: Store, pin: BasePin) -> None:
         try:
             list(pool.map(lambda layer: _read_layer(store, layer, watch), missing))
         except BaseException:
+            # the other readers have gigabytes before them
             stop.set()
             raise
 

@@ -44,6 +44,7 @@ def check(golden: Golden, name: str, got: GoldenImage) -> None:
         )
     if want.digest == got.digest:
         return
+    # changed inputs are the usual reason, and no defect: they are named first
     moved = [k for k in got.inputs if got.inputs[k] != want.inputs.get(k)]
     if moved:
         raise GoldenMismatch(

@@ -90,6 +90,7 @@ def code_digest() -> str:
 def find_built(store: Store, plan: ImagePlan) -> Built | None:
     """The image as built before, if its inputs are the same and every blob is still there."""
     record = store.image_record(plan.spec.name, plan.platform)
+    # without a look at the layers' bytes: `sm120 store check` reads those
     if record is None or (record.key, record.code) != (plan.key, code_digest()):
         return None
     return Built(plan, record, cached=True) if _is_whole(store, record) else None
@@ -145,11 +146,13 @@ def _make_parts(
     work = work_for(todo, store)
     if not work.missing and not work.bases:
         return
+    # before the first download, not after most of them
     store.need_space(work.disk_bytes)
     fetcher = make_fetcher()
     for base in work.bases:
         fetcher.bases.bring(base)
         read_layers(store, base)
+    # after the bases were read, before gigabytes of wheels are fetched for them
     require_fit(store, todo)
     if work.missing:
         make_layers(store, work, fetcher, keep_inputs=keep_inputs)
@@ -180,6 +183,7 @@ def _finish(
         golden.accept(checkout.golden_path, label, got)
     if judge:
         golden.check(golden.read_golden(checkout.golden_path), label, got)
+    # an image that was there keeps its name and its diff
     if diff is not None:
         folder = store.image_folder(plan.spec.name, plan.platform)
         store.write(folder / "patches.diff", diff.encode())
@@ -211,6 +215,7 @@ def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[ImageR
         base=tuple(x.digest for x in plan.foreign.documents) if plan.foreign else (),
     )
     store.put_blob(manifest)
+    # somebody may have deleted files of the store meanwhile
     if not _is_whole(store, record):
         raise StoreDamaged(f"{plan.spec.name}: a layer vanished while it was built")
     return record, patched.diff
@@ -254,6 +259,7 @@ def _own_layer(
     """The image's own files; remembered, so that an edited patch need not look at all paths."""
     parts = plan.spec.model_dump(mode="json", include={"name", "python", "cuda", "files"})
     digests = [x.record.digest for x in lower]
+    # what is below decides which folders and winners are written again
     key = sha256_of(canonical_json([parts, plan.inputs["files"], digests, code_digest()]))
     known = store.layer(key)
     if known:

@@ -38,6 +38,7 @@ _FLUSH_BYTES = 1 << 20
 _PENDING_BYTES = 1 << 15
 _LONGEST_TARGET_BYTES = 4095  # PATH_MAX without the closing NUL
 _TRAILER_BYTES = 8  # CRC-32 and size, RFC 1952
+# bounds what one file costs in memory, however well it was packed
 _STEP_BYTES = 4 << 20
 
 
@@ -130,6 +131,7 @@ class LayerWriter:
             sha.update(chunk)
             crc = isal_zlib.crc32(chunk, crc)
         _require_crc(name, crc, content.crc32)
+        # a member's CRC is over header and content; the content is not read twice for it
         whole = isal_zlib.crc32_combine(crc_before, crc, content.size_bytes)
         self._blob.write(trailer(whole, size_before + content.size_bytes))
         return offset
@@ -142,6 +144,7 @@ class LayerWriter:
     def _compressed(self, entry: Entry, sha: hashlib._Hash) -> int:
         """Compress plain bytes, a gzip member for each piece; the first carries the header."""
         offset, whole_crc = 0, 0
+        # a member a piece: libdeflate compresses only what it has whole in memory
         for piece in self._pieces(entry.content):
             crc, size = self._open_member()
             offset = offset or self._blob.size_bytes
@@ -171,6 +174,7 @@ class LayerWriter:
                 yield content[start : start + CHUNK_BYTES]
 
     def _read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+        # thousands of members of one wheel share one open file
         if path not in self._files:
             self._files[path] = self.reading.enter_context(open(path, "rb"))  # noqa: PTH123, SIM115
         handle = self._files[path]

@@ -38,6 +38,7 @@ def shield_from_ctrl_c() -> None:
 
     What is blocked while the fork server starts stays blocked in it and in its children.
     """
+    # first, as starting it ends with SIGINT unblocked
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -76,12 +77,14 @@ def undisturbed() -> Iterator[None]:
         for number, handler in before:
             signal.signal(number, handler)
         if caught:
+            # a second signal means the same as the first
             signal.raise_signal(caught[0])
 
 
 def make_layer(store_root: Path, layer: LayerPlan) -> LayerRecord:
     """Write one layer from inputs that are in the store, unless another process just did."""
     store = Store(store_root)
+    # another build, perhaps of another checkout, may write the same layer now
     with store.locked(f"layer-{layer.key.removeprefix('sha256:')}"):
         known = store.layer(layer.key)
         if known:
@@ -122,12 +125,14 @@ def _workers(store: Store) -> Iterator[ProcessPoolExecutor]:
     shield_from_ctrl_c()
     # not fork: a copy of this process would have the locks of its threads and not the threads
     context = multiprocessing.get_context("forkserver")
+    # as many as this process may use, which in a container is less than the machine has
     count = min(len(os.sched_getaffinity(0)), 8)
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=end_with_parent)
     try:
         yield pool
     except BaseException:
         # unfinished layers are scratch files; their workers end at once and leave no name behind
+        # a private name, but the only way to end them before their layer is done
         for process in list((getattr(pool, "_processes", None) or {}).values()):
             process.terminate()
         raise
@@ -154,6 +159,7 @@ def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool
                 for layer in work.missing:
                     left = waiting[layer.key]
                     left.discard(pin.sha256)
+                    # each layer starts as soon as its last file is there
                     if not left and not any(p is layer for p in futures.values()):
                         with undisturbed():
                             future = pool.submit(make_layer, store.root, layer)

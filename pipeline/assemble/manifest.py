@@ -37,6 +37,7 @@ def image_config(
     the image sets nothing else. Its labels are not: they describe another image.
     """
     settings: dict[str, Any] = {
+        # sorted, as everything that a digest is made of
         "Env": [f"{k}={v}" for k, v in sorted(environment(plan, below).items())],
         "Labels": notes_of(plan),
         "WorkingDir": _inherited(plan, "workdir") or _of_base(below, "workdir") or "/",
@@ -44,6 +45,7 @@ def image_config(
         **_kept(plan, below),
     }
     if user := _inherited(plan, "user"):
+        # by number: the user need not be looked up at run time, and Kubernetes can check it
         settings["User"] = below.find_user(user) if below else _account(plan, user)
     elif user := _of_base(below, "user"):
         settings["User"] = user
@@ -137,6 +139,7 @@ def notes_of(plan: ImagePlan) -> dict[str, str]:
     if spec.cuda and spec.cuda.architectures:
         notes["sm120.architectures"] = ",".join(spec.cuda.architectures)
     if spec.python:
+        # the first requirement is the engine, pinned with ==
         engine = spec.python.requirements[0].partition("==")
         notes[f"{_PREFIX}version"] = engine[2]
     return {**notes, **spec.labels}

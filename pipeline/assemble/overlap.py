@@ -21,6 +21,7 @@ class Claim:
 def winner(path: str, owners: Sequence[str], prefer: Sequence[str]) -> str:
     """Whose bytes are used for a contested path."""
     for name in prefer:
+        # a wheel that contradicts itself has no winner
         if name in owners and len(set(owners)) > 1:
             return name
     listed = " and ".join(sorted(set(owners)))
@@ -62,6 +63,7 @@ def _identity(entry: Entry) -> object:
     if entry.sha256:
         return entry.sha256
     if isinstance(content, Deflated):
+        # what no RECORD hashes is compared by what the zip states
         return content.crc32, content.size_bytes
     if isinstance(content, Slice):
         return content.path, content.offset
@@ -86,6 +88,7 @@ def misplaced(layers: Sequence[list[FileRow]], prefer: Sequence[str]) -> list[Cl
             continue
         name = winner(path, [c.row.owner for c in rivals], prefer)
         best = next(c for c in rivals if c.row.owner == name)
+        # the winner is on top already
         if best.layer != max(c.layer for c in rivals):
             lost.append(best)
     return lost

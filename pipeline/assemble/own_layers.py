@@ -46,6 +46,7 @@ class WheelTree:
 
     def find(self, path: str) -> tuple[LayerRecord, FileRow] | None:
         for layer in reversed(self.layers):
+            # a search in the table's text: 150,000 rows are not parsed for one
             for row in self.store.find_rows(layer, path):
                 if row.path == path:
                     return layer, row
@@ -106,6 +107,7 @@ def folders_above(
         row, home = known[path], homes.get(path)
         if row.kind != Kind.DIR:
             raise SpecInvalid(f"{plan.spec.name}: puts a file below /{path}, a {row.kind}")
+        # rows of our own layers do not record owners; homes are all that is not root's
         uid, gid = (home.uid, home.gid) if home else (row.uid, row.gid)
         above.append(Entry(path, Kind.DIR, row.mode, uid=uid, gid=gid))
     for entry in entries:
@@ -140,6 +142,7 @@ def patched_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Pat
         _require_version(plan, spec)
         for promised in spec.files:
             path = f"{site}/{promised.path}"
+            # a second patch of the same file starts from what the first one left
             if path not in originals:
                 layer, row = _require_file(tree, path, spec)
                 originals[path] = (layer, row, tree.read(layer, row))
@@ -168,6 +171,7 @@ def _require_version(plan: ImagePlan, spec: PatchSpec) -> None:
         raise SpecInvalid(f"{spec.file}: applies_to: {error}") from error
     name = canonicalize_name(wanted.name)
     pin = next((w for w in plan.lock.wheels if w.name == name), None)
+    # a lock may name a pre-release
     if pin is None or not wanted.specifier.contains(pin.version, prereleases=True):
         got = f"{pin.name} {pin.version}" if pin else f"no {wanted.name}"
         raise PatchConflict(f"{spec.file}: is for {spec.applies_to}, the lock has {got}")
@@ -272,6 +276,7 @@ def _records(
     entries = []
     for owner, layer in sorted(owners.items()):
         rows = tree.store.find_rows(layer, ".dist-info/RECORD")
+        # a layer of small wheels has a RECORD for each of them
         row = next(r for r in rows if r.owner == owner)
         text = tree.read(layer, row).decode()
         entries.append(
@@ -284,6 +289,7 @@ def corrected(record: str, changed: dict[str, bytes]) -> str:
     """A RECORD whose lines for changed files are true."""
     out = []
     for line in record.splitlines(keepends=True):
+        # paths with commas are quoted; all other lines stay byte for byte
         path = next(csv.reader(io.StringIO(line)))[0]
         out.append(record_row(path, changed[path]) if path in changed else line)
     return "".join(out)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import PatchConflict
 
+# a count that is left out is 1
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 # What git writes for changes that a unified diff cannot show.
 _NOT_IN_PLACE = (
@@ -49,6 +50,7 @@ def parse(text: str, name: str) -> list[FilePatch]:
     while at < len(lines):
         if lines[at].startswith(_NOT_IN_PLACE):
             raise PatchConflict(f"{name}: patches change text in place, not {lines[at].strip()!r}")
+        # mail headers, `diff --git` and `index` lines say nothing that is needed
         if not lines[at].startswith("--- "):
             at += 1
             continue
@@ -67,6 +69,7 @@ def parse(text: str, name: str) -> list[FilePatch]:
 
 
 def _target(lines: list[str], at: int, name: str) -> str:
+    # diff -u puts a time behind a tab
     old = lines[at][4:].split("\t")[0].strip()
     below = lines[at + 1] if at + 1 < len(lines) else ""
     new = below[4:].split("\t")[0].strip() if below.startswith("+++ ") else "nothing"
@@ -88,6 +91,7 @@ def _hunk(lines: list[str], at: int, name: str) -> tuple[Hunk, int]:
             raise PatchConflict(f"{name}: the hunk at line {start} ends early")
         sign, text = lines[at][0], lines[at][1:]
         at += 1
+        # "\ No newline at end of file" is about the line before it
         if at < len(lines) and lines[at].startswith("\\"):
             text, at = text.rstrip("\n"), at + 1
         before += [text] if sign in " -" else []
@@ -111,8 +115,10 @@ def apply(patch: FilePatch, before: bytes, name: str) -> bytes:
     for hunk in patch.hunks:
         # a hunk that only adds names the line it comes after
         first = hunk.start - 1 if hunk.before else hunk.start
+        # hunks come in the order of their lines
         if first < at:
             raise PatchConflict(f"{name}: hunks of {patch.path} overlap at line {hunk.start}")
+        # no fuzz and no offset: a patch that fits elsewhere may do something else there
         current = tuple(lines[first : first + len(hunk.before)])
         if current != hunk.before or first > len(lines):
             raise PatchConflict(_difference(patch.path, hunk, current, name))

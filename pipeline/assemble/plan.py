@@ -22,6 +22,7 @@ FORMAT = 1
 READER = 1
 # A wheel this large has a layer of its own, shared between images and pushed once.
 BIG_WHEEL_BYTES = 16_000_000
+# below the 127 that engines mount, with room for the layers of who builds on it
 MOST_LAYERS = 100
 DEFAULT_VENV = Venv()
 
@@ -55,7 +56,9 @@ class LayerPlan:
                 {
                     "format": FORMAT,
                     "kind": self.kind.value,
+                    # a wheel's file name has its platform; pure ones give one layer for both
                     "architecture": self.architecture if self.kind is not LayerKind.WHEELS else "",
+                    # neither address nor path: a mirror may move files
                     "pins": [[p.file, p.sha256] for p in self.pins],
                     "venv": [self.venv.version, self.venv.root],
                     "prefer": self.prefer,
@@ -124,6 +127,7 @@ def _plan_on(
     layers = tuple(_layers(spec, lock, platform.partition("/")[2]))
     inputs = _inputs(checkout, spec, lock, base)
     plan = ImagePlan(spec, platform, lock, layers, base, inputs)
+    # an image on too tall a base is refused before anything is fetched
     foreign_layers = len(plan.foreign.layers) if plan.foreign else 0
     require_few(spec.name, len(plan.all_layers()) + foreign_layers)
     return plan
@@ -233,6 +237,7 @@ class Work:
     def disk_bytes(self) -> int:
         """Room for the downloads in flight and for the layers that stay."""
         layers = sum(layer_bytes_guess(layer) for layer in self.missing)
+        # as many as are fetched at once; big ones are removed once they are a layer
         largest = sorted((p.size_bytes for p in self.fetch), reverse=True)[:8]
         kept = sum(p.size_bytes for p in self.fetch if p.size_bytes < BIG_WHEEL_BYTES)
         return layers + sum(largest) + kept + self.base_bytes
@@ -246,6 +251,7 @@ def layer_bytes_guess(layer: LayerPlan) -> int:
 
 def foreign_key(layer: LayerPin) -> str:
     """Under which the store knows what a layer of a foreign base holds."""
+    # in one table with our own layers, so the words keep the keys apart
     parts = ["foreign layer", READER, layer.digest, layer.diff_id, layer.media_type]
     return sha256_of(canonical_json(parts))
 

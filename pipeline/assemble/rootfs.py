@@ -99,6 +99,7 @@ def unpack_all(debs: list[Path], scratch: Path, architecture: str) -> list[DebCo
     names = [deb.name for deb in debs]
     if doubled := [name for name in names if names.count(name) > 1]:
         raise CorruptArchive(f"{doubled[0]} is given twice")
+    # each needs up to 128 MiB for xz
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         packages = list(pool.map(lambda deb: unpack(deb, scratch), debs))
     known: set[str] = set()
@@ -235,6 +236,7 @@ def _write_configuration(tree: Tree) -> None:
         tree.ensure_directory(path, mode)
     for path in sorted(_COPIES):
         content = tree.read(_COPIES[path]) or _DEFAULTS.get(path)
+        # what a package ships itself is not overwritten
         if tree.get(path) is None and content is not None:
             tree.put(_file(path, content))
     _write_ca_bundle(tree)
@@ -244,6 +246,7 @@ def _write_configuration(tree: Tree) -> None:
 
 def _write_ca_bundle(tree: Tree) -> None:
     names = [path for path in tree.paths_below(_CA_FOLDER) if path.endswith(".crt")]
+    # what update-ca-certificates would concatenate
     certificates = [(tree.read(name) or b"").rstrip(b"\n") + b"\n" for name in names]
     if certificates:
         tree.put(_file(_CA_BUNDLE, b"".join(certificates)))
@@ -252,6 +255,7 @@ def _write_ca_bundle(tree: Tree) -> None:
 def _write_link(tree: Tree, path: str, targets: tuple[str, ...]) -> None:
     """Link to the first target that exists, unless a package owns the path."""
     at_path = tree.get(path)
+    # an empty folder is nobody's content, only the place of such a link
     is_free = at_path is None or (at_path.kind is Kind.DIR and not tree.holds_below(path))
     for target in targets:
         there = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), target))
@@ -291,6 +295,7 @@ def _write_dpkg_status(tree: Tree, packages: list[DebContents]) -> None:
         control = contents.control
         multi_arch = control.get("Multi-Arch") == "same"
         name = control["Package"] + (f":{control['Architecture']}" if multi_arch else "")
+        # as dpkg writes these lists: the root first
         listing = "/.\n" + "".join(f"/{p}\n" for p in tree.files_of[control["Package"]])
         tree.put(_file(f"var/lib/dpkg/info/{name}.list", listing.encode()))
 
@@ -307,6 +312,7 @@ def with_hard_links(entries: list[Entry]) -> list[Entry]:
     tied: list[Entry] = []
     for entry in entries:
         if entry.kind is Kind.FILE and isinstance(entry.content, Slice):
+            # entries come sorted, so the first path is the same on every machine
             target = first.setdefault(entry.content, entry.path)
             if target != entry.path:
                 entry = replace(entry, kind=Kind.HARDLINK, content=None, target=target)

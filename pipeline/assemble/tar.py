@@ -17,6 +17,7 @@ def header(entry: Entry, size_bytes: int) -> bytes:
     target = entry.target.encode()
     prefix, name = _split(path)
     records: dict[str, bytes] = {}
+    # ustar has no encoding: readers take bytes beyond ASCII for what they like, pax is UTF-8
     if not name or not path.isascii():
         records["path"] = path
         prefix, name = b"", path[:100].decode(errors="ignore").encode()
@@ -36,6 +37,7 @@ def _split(path: bytes) -> tuple[bytes, bytes]:
     """ustar's (prefix, name), or an empty name where the path does not fit."""
     if len(path) <= 100:
         return b"", path
+    # the longest prefix that fits: one rule, as the split is part of the digest
     for at in range(min(155, len(path) - 2), 0, -1):
         if path[at : at + 1] == b"/" and len(path) - at - 1 <= 100:
             return path[:at], path[at + 1 :]
@@ -53,6 +55,7 @@ def _record(key: str, value: bytes) -> bytes:
     """`LENGTH key=value`, where LENGTH counts itself."""
     rest = b" " + key.encode() + b"=" + value + b"\n"
     length = len(rest) + 1
+    # one more digit can make the length one longer
     while len(str(length)) + len(rest) != length:
         length = len(str(length)) + len(rest)
     return str(length).encode() + rest
@@ -69,10 +72,12 @@ def _block(
         b"%07o\0" % gid,
         b"%011o\0" % size_bytes,
         b"%011o\0" % MTIME,
+        # the checksum counts its own field as blanks
         b"        ",
         flag,
         target.ljust(100, b"\0"),
         b"ustar\x0000",
+        # no user and group names: numbers decide; no device numbers
         b"\0" * 80,
         prefix.ljust(155, b"\0"),
         b"\0" * 12,

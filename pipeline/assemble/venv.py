@@ -22,6 +22,7 @@ INSTALLER = b"sm120-pipeline\n"
 # The longest entry_points.txt of today's engines has 2.4 kB; reading them takes its time.
 _MOST_ENTRY_POINT_BYTES = 256 << 10
 _MOST_SCRIPTS = 1_000
+# https://packaging.python.org/en/latest/specifications/entry-points/
 _ENTRY_POINT = re.compile(r"^([\w.]+)\s*:\s*([\w.]+)\s*(\[.*\])?$")
 _SCRIPT_NAME = re.compile(r"^[\w.+-]+$")
 _METADATA_FOLDERS = (".dist-info", ".egg-info")
@@ -60,6 +61,7 @@ class Venv:
             "platlib": self.site,
             "scripts": self.bin,
             "data": self.root,
+            # where pip puts them in a virtual environment
             "headers": f"{self.root}/include/site/python{self.version}/{project}",
         }
         return folders.get(name)
@@ -120,6 +122,7 @@ def wheel_entries(wheel: Wheel, venv: Venv, *, rewrite_record: bool = False) -> 
         entries.append(entry)
         assert isinstance(entry.content, bytes)
         rows.append(record_row(venv.record_path(entry.path), entry.content))
+    # it cannot hold its own hash
     rows.append(f"{record_name},,\n")
     text = "".join(sorted(rows)).encode()
     entries.append(Entry(f"{venv.site}/{record_name}", Kind.FILE, 0o644, text))
@@ -132,6 +135,7 @@ def _require_own_place(wheel: Wheel, path: str, venv: Venv) -> None:
     top = below.partition("/")[0]
     if below == path or not top.lower().endswith(_METADATA_FOLDERS) or top == wheel.dist_info:
         return
+    # old setuptools left an egg-info beside the modules
     name = top.rpartition(".")[0].partition("-")[0]
     if not top.lower().endswith(".egg-info") or canonicalize_name(name) != wheel.project:
         raise HostileArchive(f"{wheel.filename}: writes {top}, the metadata of another package")
@@ -167,6 +171,7 @@ def _placed(wheel: Wheel, member: Member, venv: Venv) -> Entry:
 
 def _script(member: Member, path: str, promised: str, venv: Venv) -> Entry:
     """A shipped script: `#!python` becomes the image's interpreter."""
+    # a program, not a script: nothing to rewrite in its first line
     if member.content.size_bytes > 1 << 20:
         return Entry(path, Kind.FILE, 0o755, member.content, sha256=promised)
     data = read_member(member)
@@ -191,6 +196,7 @@ def _console_scripts(wheel: Wheel, venv: Venv) -> list[Entry]:
     parser = configparser.ConfigParser(
         delimiters=("=",), strict=False, interpolation=None, default_section="\0"
     )
+    # names of commands may have capitals
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
         parser.read_string(read_member(member).decode())

@@ -56,6 +56,7 @@ def _take_away(seen: View[Layer], rows: Sequence[FileRow]) -> None:
     if not gone and not emptied:
         return
     hidden = gone | emptied
+    # OCI applies a layer's whiteouts to what is below it, never to its own files
     for path in [p for p in seen if p in gone or any(x in hidden for x in parents(p))]:
         del seen[path]
 
@@ -69,6 +70,7 @@ def follow(rows: Mapping[str, FileRow], path: str) -> tuple[str, list[str]]:
         links.append(f"/{link} → {target}")
         if len(links) > _MOST_LINKS:
             raise UnknownImage(f"/{path}: symlink loop", "")
+        # an absolute target starts at the image's root, not at the machine's
         beyond = posixpath.join("/", posixpath.dirname(link), target)
         current = posixpath.normpath(beyond + current[len(link) :]).strip("/")
     return current, links

@@ -34,7 +34,9 @@ _SMALL_LIMIT_BYTES = 64 << 20
 _MOST_MEMBERS = 500_000
 # A second name for an entry, which some tools read and others do not.
 _UNICODE_PATH = 0x7075
+# sizes follow the data, as streaming writers leave them: APPNOTE.TXT 4.4.4
 _HAS_DESCRIPTOR = 0x8
+# the true size is in an extra field: APPNOTE.TXT 4.4.8
 _IN_ZIP64 = 0xFFFFFFFF
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 
@@ -84,6 +86,7 @@ def _members(path: Path, filename: str) -> dict[str, Member]:
     end = 0
     with path.open("rb") as handle:
         for info in sorted(infos, key=lambda i: i.header_offset):
+            # two entries over the same bytes are how zip bombs reach petabytes
             if info.header_offset < end:
                 raise HostileArchive(f"{filename}: {info.filename!r} overlaps another entry")
             start = _data_offset(handle, info, filename)
@@ -114,6 +117,7 @@ def _data_offset(handle: BinaryIO, info: zipfile.ZipInfo, filename: str) -> int:
         raise CorruptArchive(
             f"{filename}: the header of {info.filename!r} contradicts the directory"
         )
+    # without the UTF-8 flag names are in the code page of the first PCs
     if name not in (info.orig_filename.encode(), info.orig_filename.encode("cp437", "replace")):
         raise HostileArchive(f"{filename}: {info.filename!r} has another name in its own header")
     if _UNICODE_PATH in _extra_kinds(info.extra) | _extra_kinds(extra):
@@ -149,6 +153,7 @@ def _check_name(info: zipfile.ZipInfo, filename: str) -> None:
     if fault:
         raise HostileArchive(f"{filename}: entry name {name[:200]!r} {fault}")
     kind = stat.S_IFMT(info.external_attr >> 16)
+    # zip files made on Windows have no Unix mode
     if kind not in (0, stat.S_IFREG):
         raise HostileArchive(f"{filename}: {name!r} is a link or a device, wheels hold files")
     if info.flag_bits & 0x1:
@@ -239,6 +244,7 @@ def read_chunks(member: Member) -> Iterator[bytes]:
 def _record(members: dict[str, Member], dist_info: str, filename: str) -> dict[str, str]:
     """What RECORD promises; it must name exactly the files that are there."""
     text = read_member(members[f"{dist_info}/RECORD"]).decode("utf-8", "replace")
+    # PEP 427: RECORD cannot hash itself, nor the signatures over it
     unsigned = {f"{dist_info}/{n}" for n in ("RECORD", "RECORD.jws", "RECORD.p7s")}
     record: dict[str, str] = {}
     for name, promised in _rows(text, filename):
@@ -268,6 +274,7 @@ def _hex(promised: str, name: str, filename: str) -> str:
         how = f"with {algorithm}, not sha256" if algorithm else "with nothing"
         raise CorruptArchive(f"{filename}: RECORD hashes {name!r} {how}")
     try:
+        # PEP 427 strips the padding
         digest = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
     except ValueError as error:
         raise CorruptArchive(f"{filename}: RECORD's hash of {name!r} is not base64") from error
