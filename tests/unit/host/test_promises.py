@@ -18,10 +18,12 @@ from pipeline.host.fleet.promised import (
     CudaPromise,
     Promised,
     RepositoryPromise,
+    Roles,
     RuntimePromise,
     WeightsPromise,
 )
-from pipeline.host.promises import owned
+from pipeline.host.fleet.remote import Remote
+from pipeline.host.promises import owned, run
 from pipeline.host.promises import test_container_runtime as runtime
 from pipeline.host.promises import test_cuda as cuda
 from pipeline.host.promises import test_host as base
@@ -36,6 +38,7 @@ from pipeline.host.promises import test_weights as weights
 from pipeline.host.promises.boot import without_effect
 from pipeline.host.promises.outcome import Broken, NotApplicable, Outcome, Undecided
 from pipeline.host.promises.owned import LEFT, LOOSE
+from pipeline.host.promises.run import MODULES, checks_in, judge_promises
 from pipeline.lock.host_model import HostLock, sealed_host, write_host_lock
 from pipeline.spec.host import HostSpec
 from tests.unit.host.fake_host import FakeHost
@@ -1020,3 +1023,30 @@ def test_files_that_cannot_be_read_in_time_are_not_taken_for_good_ones(
 ) -> None:
     with pytest.raises(Undecided, match="cannot be read: did not end"):
         check(saying("for f in ", "did not end within 120 s", 124), *given)
+
+
+def test_every_check_of_every_role_gets_what_it_asks_for(
+    promised: Promised, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_testinfra", lambda *_: GOOD)
+    roles = Roles(
+        nvidia_repository=keyed(REPOSITORY, key),
+        nvidia_driver=DRIVER,
+        cuda=CudaPromise(state="present", toolkit=True, image_releases=[]),
+        pcie=PCIE,
+        nccl=NCCL,
+        container_runtime=keyed(RUNTIME, key),
+        host_tuning=TUNING,
+        registry=REGISTRY,
+        weights=weights_with(key),
+    )
+    host = promised.model_copy(update={"roles": roles})
+    rows = judge_promises(host, Remote(host.connection), machine())
+    checks = [c for module in MODULES.values() for c in checks_in(module)]
+    # of driver, toolkit and container toolkit: the library of NCCL is not asked for
+    parts = 3 * len(checks_in(pins))
+    assert len(rows) == len(checks) + len(Roles.model_fields) + parts
+    assert [f"{r.promise}: {r.why}" for r in rows if "Error" in r.why] == []
+    assert {r.role for r in rows} == set(MODULES)
+    only = judge_promises(host, Remote(host.connection), machine(), ["pcie"])
+    assert {r.role for r in only} == {"host", "pcie"}
