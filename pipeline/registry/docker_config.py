@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline import proc
 from pipeline.errors import RegistryRefused, RegistryUnreachable
+from pipeline.net.client import basic
 from pipeline.net.route import tls_context as system_context
 from pipeline.oci.reference import Reference
 
@@ -40,7 +41,7 @@ class Login:
     @property
     def basic(self) -> str:
         """The header's value for basic authentication."""
-        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        return basic(self.user, self.password)
 
 
 def find_login(reference: Reference) -> Login | None:

@@ -84,12 +84,14 @@ def _fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs
 def pull_layout(repository: Repository, wanted: Wanted, folder: Path, jobs: int = 4) -> Pulled:
     """Write an OCI layout; it has an index only once everything in it is there."""
     _require_ours(folder)
-    blobs = LayoutBlobs(folder)
-    with locked(blobs.partial_path(_LOCK)):
+    blobs, partial = LayoutBlobs(folder), folder / ".partial"
+    with locked(partial / _LOCK):
+        with os_errors_explained(folder):
+            partial.mkdir(exist_ok=True)  # a pull that we waited for has removed it
         received = _fetch_blobs(repository, wanted, blobs, jobs)
         _write_index(wanted, folder)
         # only now: an interrupted pull leaves partial files, and the next one resumes them
-        shutil.rmtree(folder / ".partial", ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     return _pulled(wanted, received)
 
 

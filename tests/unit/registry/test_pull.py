@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, StoreUnwritable
+from pipeline.files import locked
 from pipeline.oci.document import Document
 from pipeline.oci.reference import parse_reference
 from pipeline.registry.download import pull_blob
@@ -296,6 +300,19 @@ def test_two_pulls_into_one_folder_do_not_disturb_each_other(
         thread.start()
     for thread in threads:
         thread.join()
+    assert blobs_in(tmp_path / "out")[digest_of(LAYER)] == LAYER
+
+
+def test_a_pull_that_waited_for_another_one_makes_its_folder_for_partial_files_anew(
+    repository: Repository, image: Document, tmp_path: Path
+) -> None:
+    partial = tmp_path / "out/.partial"
+    with ThreadPoolExecutor(1) as pool:
+        with locked(partial / "pull.lock"):
+            waiting = pool.submit(pull, repository, image, tmp_path / "out")
+            time.sleep(0.3)
+            shutil.rmtree(partial)  # as the other one does when it is done
+        waiting.result()
     assert blobs_in(tmp_path / "out")[digest_of(LAYER)] == LAYER
 
 
