@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -34,6 +35,7 @@ class Recorder:
         from triton.runtime.driver import driver
 
         driver.set_active(compiling_driver(self.card))
+        # what Triton goes back to when code resets its driver
         driver._default = driver._active
         # modules take `compile` by three names, depending on how they import Triton
         self._real = triton.compiler.compiler.compile
@@ -63,6 +65,7 @@ class Recorder:
             wanted = recorder.override
             if wanted and wanted["kernel"] == function.fn.__name__:
                 for name, value in wanted["values"].items():
+                    # every launch has warps and stages; a block size, only where the kernel has it
                     if name not in kwargs and not name.startswith("num_"):
                         raise Stopped(f"{function.fn.__name__} is launched without {name}")
                     kwargs[name] = value
@@ -80,6 +83,7 @@ class Recorder:
             "blocks": _blocks(src),
         }
         start = time.monotonic()
+        # patches leave most kernels as they were, and trees are judged with and without them
         key = kernel_key(src, options, self.card["arch"])
         needs = self._kept.read(key)
         if needs is None:
@@ -93,6 +97,7 @@ class Recorder:
             self._kept.write(key, needs)
         record.update(needs)
         self.records.append(record)
+        # Triton's launcher ends so on the card, and engines may catch it
         limit = self.card["shared_bytes"]
         if self.strict and needs["shared_bytes"] > limit:
             from triton.runtime.errors import OutOfResources
@@ -126,6 +131,7 @@ def _blocks(src: Any) -> Json:
         if (
             isinstance(value, int)
             and not isinstance(value, bool)
+            # Lq, Lk and Lv are head sizes in attention kernels
             and name.isupper() | (name[0] == "L")
         ):
             shown[name] = value
@@ -134,6 +140,7 @@ def _blocks(src: Any) -> Json:
 
 def _number(pattern: str, message: str) -> int | None:
     numbers = re.findall(pattern, message)
+    # ptxas reports functions that were not inlined one by one
     return max(map(int, numbers)) if numbers else None
 
 
@@ -171,6 +178,7 @@ class Compiled:
             name=self.name,
         )
         self.asm: Json = {}
+        # anything but none: Triton takes the kernel for loaded, and loads nothing
         self.function = 1
         self.module = 1
         self.packed_metadata = (needs["num_warps"], 1, needs["shared_bytes"])
@@ -198,10 +206,14 @@ class KeptKernels:
         """What was kept before; a file that is half-written or foreign counts as none."""
         if self._folder is None:
             return None
+        path = self._folder / key
         try:
-            needs = json.loads((self._folder / key).read_text(encoding="utf-8"))
+            needs = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+        # `sm120 store trim` takes what was not used for a month; Landlock's sandbox forbids this
+        with contextlib.suppress(OSError):
+            os.utime(path)
         whole = isinstance(needs, dict) and isinstance(needs.get("shared_bytes"), int)
         return needs if whole and needs.pop("key", None) == key else None
 
@@ -209,7 +221,8 @@ class KeptKernels:
         """Keep what a kernel needs; another process may be writing the same."""
         if self._folder is None:
             return
-        temporary = self._folder / f"{key}.{os.getpid()}"
+        # not by process number: in a namespace of its own, every worker has the same one
+        temporary = self._folder / f"{key}.{os.urandom(8).hex()}"
         temporary.write_text(json.dumps({**needs, "key": key}), encoding="utf-8")
         os.replace(temporary, self._folder / key)
 
@@ -218,6 +231,7 @@ def kernel_key(src: Any, options: Json, arch: str) -> str:
     """Everything that decides what compiling a kernel gives."""
     import triton
 
+    # the hash covers the kernel's source, its helpers and what it is specialised for
     parts = [src.hash(), placeless(options), triton.__version__, arch]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -121,6 +122,32 @@ def test_a_kernel_is_kept_under_its_key_and_read_back(tmp_path: Path) -> None:
     kept.write("abc", FOUND)
     assert kept.read("abc") == FOUND
     assert [p.name for p in tmp_path.iterdir()] == ["abc"]
+
+
+def test_two_workers_may_keep_the_same_kernel_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, others = os.replace, [KeptKernels(str(tmp_path))]
+
+    def replace(before: Path, after: Path) -> None:
+        if others:
+            # both have written by now, and the other one is done first
+            others.pop().write("abc", FOUND)
+        real(before, after)
+
+    monkeypatch.setattr(os, "replace", replace)
+    kept = KeptKernels(str(tmp_path))
+    kept.write("abc", FOUND)
+    assert kept.read("abc") == FOUND
+    assert [p.name for p in tmp_path.iterdir()] == ["abc"]
+
+
+def test_a_kernel_that_is_read_counts_as_used(tmp_path: Path) -> None:
+    kept = KeptKernels(str(tmp_path))
+    kept.write("abc", FOUND)
+    os.utime(tmp_path / "abc", (0, 0))
+    assert kept.read("abc") == FOUND
+    assert (tmp_path / "abc").stat().st_mtime > 0
 
 
 @pytest.mark.parametrize(
