@@ -23,6 +23,7 @@ NAME = "gate_worker"
 
 def load() -> None:
     """This folder as a package, without putting it or its neighbours on the import path."""
+    # numbers.py here would otherwise hide the standard library's, which NumPy imports
     sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != FOLDER]
     package = types.ModuleType(NAME)
     package.__path__ = [str(FOLDER)]

@@ -18,6 +18,7 @@ def build(argument: Json, made: Json, package: str) -> Any:
     if kind == "tensor":
         return tensor(value)
     if kind == "view":
+        # a view keeps the other tensor's strides, which the kernel is launched with
         return made[value["of"]][..., : value["columns"]]
     if kind == "route":
         return routed(value, made)
@@ -29,6 +30,7 @@ def build(argument: Json, made: Json, package: str) -> Any:
     if kind == "triton_dtype":
         return _triton_dtype(value)
     if kind == "device":
+        # torch only reports a card: all memory is the CPU's
         return torch.device("cpu")
     if kind == "items":
         return [build(a, made, package) for a in value]
@@ -70,6 +72,7 @@ def routed(wanted: Json, made: Json) -> Any:
     owners: list[int] = []
     for expert in sorted(set(experts)):
         own = [pair for pair, chosen in enumerate(experts) if chosen == expert]
+        # a number past the last pair marks rows that only fill their block
         own += [len(experts)] * (-len(own) % block)
         pairs += own
         owners += [expert] * (len(own) // block)

@@ -66,6 +66,7 @@ def together(results: Sequence[Expected]) -> Expected:
 
 
 def _kv_head(part: Keys, head: int) -> int:
+    # grouped-query attention: neighbouring heads share one head of keys
     return int(head // (part.q.shape[1] // part.k.shape[1]))
 
 

@@ -20,6 +20,7 @@ def prepare(case: Json, package: str) -> tuple[Any, Json]:
     made: Json = {}
     for name, argument in case["arguments"].items():
         made[name] = build(argument, made, package)
+    # versions differ in their arguments; only what a case calls optional may be left out
     known = inspect.signature(function).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
     if not takes_any:

@@ -36,6 +36,7 @@ def pretend_card(card: Json, cuda: str) -> None:
         shared_memory_per_block_optin=card["shared_bytes"],
         shared_memory_per_multiprocessor=card["shared_bytes_per_sm"],
         max_threads_per_multi_processor=card["threads_per_sm"],
+        # of an RTX PRO 6000
         L2_cache_size=128 << 20,
         gcnArchName="",
         uuid="GPU-0",
@@ -61,6 +62,7 @@ def pretend_card(card: Json, cuda: str) -> None:
         setattr(torch.cuda, name, lambda *a, _value=value, **k: _value)
     for name in ("device", "stream"):
         setattr(torch.cuda, name, lambda *a, **k: contextlib.nullcontext())
+    # functions choose by it, and would take the way for CPUs
     torch.Tensor.is_cuda = property(lambda self: True)
     _stay_on_cpu()
     _tolerate_missing_operators()
@@ -96,6 +98,7 @@ def _stay_on_cpu() -> None:
             if kwargs.get("device") is not None and _is_card(kwargs["device"]):
                 kwargs["device"] = "cpu"
             name = getattr(func, "__name__", "")
+            # tensor.cuda(), and tensor.to("cuda") with the device in second place
             if name == "cuda":
                 return args[0]
             if name == "to":
@@ -104,6 +107,7 @@ def _stay_on_cpu() -> None:
                 )
             return func(*args, **kwargs)
 
+    # never left: this process does nothing but the gate's work
     CpuMemory().__enter__()
 
 

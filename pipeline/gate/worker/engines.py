@@ -76,6 +76,7 @@ def find(functions: list[str], package: str) -> Any:
         try:
             function = getattr(importlib.import_module(module), attribute, None)
         except ModuleNotFoundError as error:
+            # the module itself is gone; one that it imports would be another error
             if error.name and module.startswith(error.name):
                 missing.append(name)
                 continue
@@ -84,6 +85,7 @@ def find(functions: list[str], package: str) -> Any:
             missing.append(name)
             continue
         owner = str(getattr(function, "__module__", "")).partition(".")[0]
+        # an autotuner is an object of Triton's around the engine's own function `fn`
         if not callable(function) or (owner != package and not hasattr(function, "fn")):
             raise Stopped(f"{name}: is not a function of {package}")
         settle()

@@ -42,6 +42,7 @@ def install() -> None:
 def _never_wait() -> None:
     from triton.language.extra import cuda
 
+    # waits for the kernel before, which has ended when the interpreter begins the next
     for name in ("gdc_wait", "gdc_launch_dependents"):
         setattr(cuda, name, lambda **kwargs: None)
 
@@ -51,11 +52,13 @@ def converted(values: Any, before: Any, after: Any, rounding: Any) -> Any:
     import numpy as np
     import torch
 
+    # no repair for it: an error is better than numbers that are slightly off
     if rounding is not None and getattr(rounding, "name", "") == "RTZ":
         raise NotImplementedError("rounding towards zero")
     kinds = _kinds()
     source, target = kinds[before.name], kinds[after.name]
     whole = np.dtype(f"int{before.primitive_bitwidth}")
+    # a view as another type needs the bytes in one piece
     bits = torch.from_numpy(np.ascontiguousarray(values).view(whole))
     numbers = bits.view(source).to(torch.float64 if source is torch.float64 else torch.float32)
     if target is torch.float8_e4m3fn:
@@ -97,6 +100,7 @@ def _narrowed(handle: Any, interpreter: Any) -> Any:
     """A float32 result as bfloat16; truth values stay as they are."""
     import numpy as np
 
+    # a comparison of two bfloat16 tensors
     if handle.data.dtype == np.bool_:
         return handle
     data = converted(
@@ -138,6 +142,7 @@ def _dot(interpreter: Any) -> Any:
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
         left, right = (_widened(handle, interpreter).data for handle in (a, b))
+        # tensor cores multiply narrow types and add up in the accumulator's
         product = np.matmul(left, right, dtype=d.data.dtype) + d.data
         return interpreter.TensorHandle(product, d.dtype.scalar)
 

@@ -18,6 +18,7 @@ def interpreting(card: Json) -> Callable[[Json, str], Json]:
     from triton.runtime.interpreter import GridExecutor
 
     driver.set_active(compiling_driver(card))
+    # what Triton goes back to when code resets its driver
     driver._default = driver._active
     install()
     launches: list[Json] = []
@@ -33,6 +34,7 @@ def _watch(kind: Any, launches: list[Json]) -> None:
             {
                 "kernel": grid.fn.__name__,
                 "module": grid.fn.__module__,
+                # by type: a flag is a bool, which is an int as well
                 "blocks": {k: v for k, v in kwargs.items() if k.isupper() and type(v) is int},
                 "num_warps": kwargs.get("num_warps"),
                 "num_stages": kwargs.get("num_stages"),
@@ -78,5 +80,6 @@ def errors(got: Any, expected: Any) -> Json:
     if finite.all():
         off = (numbers - expected.want).abs()
         measured["max_error"] = float(off.max())
+        # where nothing was added up, any error at all is too large a share
         measured["max_share"] = float((off / expected.size.clamp_min(1e-30)).max())
     return measured

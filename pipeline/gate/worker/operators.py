@@ -14,6 +14,7 @@ from .errors import Stopped
 
 # The largest finite float8_e4m3fn (OCP 8-bit Floating Point Specification).
 _LARGEST_E4M3 = 448.0
+# A group of nothing but zeros must not be divided by zero.
 _SMALLEST_SCALE = 1e-12
 
 
@@ -49,6 +50,7 @@ def per_token_group_quant_8bit(
     **more: Any,
 ) -> None:
     """One scale for each group of a row's numbers."""
+    # column-major and UE8M0 scales and the like, which no case asks for
     if any(how) or any(more.values()):
         raise Stopped("only plain quantization by groups is implemented here")
     groups = input.float().reshape(*input.shape[:-1], -1, group_size)
@@ -67,6 +69,7 @@ _OPERATORS = {
     "sgl_per_token_quant_fp8": per_token_quant_fp8,
     "sgl_per_token_group_quant_8bit": per_token_group_quant_8bit,
 }
+# Where sglang 0.5.8 and 0.5.23 keep the functions that call them.
 _PLACES = (
     "sglang.srt.layers.quantization.fp8_kernel",
     "sglang.kernels.ops.quantization.fp8_kernel",

@@ -99,6 +99,7 @@ def decode_attention(a: Json) -> Outputs:
 
 def prefill_attention(a: Json) -> Outputs:
     """Attention over whole inputs without a cache, as vision towers do it."""
+    # the usual scale, where the call leaves it to the function
     scale = a.get("sm_scale") or a["q"].shape[-1] ** -0.5
     results = []
     for start, rows in zip(a["b_start_loc"].tolist(), a["b_seq_len"].tolist(), strict=True):
@@ -145,6 +146,7 @@ def prefix_prefill(a: Json) -> Outputs:
         v = picked(a["v_cache"], pages).permute(0, 3, 1, 2).flatten(0, 1)
         k, v = _dequantized(k, a["k_scale"], q), _dequantized(v, a["v_scale"], q)
         parts = [
+            # every new token sees the whole prefix
             Keys(q[start:end], k[:prefix], v[:prefix]),
             Keys(q[start:end], a["k"][start:end], a["v"][start:end], causal(rows, rows)),
         ]
@@ -192,6 +194,7 @@ def _narrowed(rows: Any, a: Json) -> Any:
     else:
         groups = rows.reshape((tokens, hidden) if a["per_channel_quant"] else (1, -1))
     given = a.get("A_scale")
+    # 448 is the largest finite float8_e4m3fn
     scale = groups.abs().amax(1, keepdim=True) / 448.0 if given is None else _number(given)
     return rounded(groups / scale, torch.float8_e4m3fn) * scale
 
@@ -226,13 +229,16 @@ def fused_moe(a: Json) -> Outputs:
     tokens, chosen = a["topk_weights"].shape
     rows, matrices = _tokens(a), _experts(a)
     inner = matrices.shape[1]
+    # a pair that no block names stays NaN, which nothing equals
     want = torch.full((tokens * chosen, inner), float("nan"), dtype=torch.float64)
     size, block = want.clone(), a["config"]["BLOCK_SIZE_M"]
     used = int(a["num_tokens_post_padded"][0])
     for place, pair in enumerate(a["sorted_token_ids"][:used].tolist()):
+        # it only fills its block
         if pair >= tokens * chosen:
             continue
         expert = int(a["expert_ids"][place // block])
+        # top_k is 1 for the second product, whose rows are the pairs themselves
         row, matrix = rows[pair // a["top_k"]], matrices[expert]
         weight = _number(a["topk_weights"].reshape(-1)[pair]) if a["mul_routed_weight"] else 1.0
         want[pair] = matrix @ row * weight
