@@ -53,6 +53,7 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
 
 
 def _runtime(facts: HostFacts) -> Known[str]:
+    # either may run the engine; a signed statement names all that there are
     engines = {"docker": facts.software.docker, "podman": facts.software.podman}
     present = [f"{name} {v}" for name, v in engines.items() if not isinstance(v, Unknown)]
     return ", ".join(present) if present else unknown("neither docker nor podman answers")

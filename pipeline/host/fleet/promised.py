@@ -63,8 +63,8 @@ class PciePromise(Frozen):
     acs_off: bool
     aspm_off: bool
     hmm_off: bool
-    p2p_keys: str
-    bar1_mib: int
+    p2p_keys: str  # for NVreg_RegistryDwords; empty: the driver decides
+    bar1_mib: int  # 0: any size will do
 
 
 class NcclPromise(Frozen):
@@ -73,7 +73,7 @@ class NcclPromise(Frozen):
     state: State
     library: bool
     settings: dict[str, Any]
-    container_settings: dict[str, Any]
+    container_settings: dict[str, Any]  # with LD_PRELOAD of the patched library, if any
     patched: str  # on the controller
     patched_at: str
 
@@ -84,12 +84,12 @@ class RuntimePromise(Frozen):
     state: State
     engine: Literal["docker", "podman"]
     packages: list[str]  # any of them
-    settings: dict[str, Any]
-    limits: str
+    settings: dict[str, Any]  # of Docker's daemon.json
+    limits: str  # the text of Podman's file
     certs: str
     registry: str
     registry_ca: str  # on the controller
-    login_sha256: str
+    login_sha256: str  # the login itself stays in the vault
 
 
 class TuningPromise(Frozen):
@@ -99,10 +99,10 @@ class TuningPromise(Frozen):
     sysctls: dict[str, Any]
     governor: Literal["keep", "performance"]
     time_sync: bool
-    power_limit_w: int
+    power_limit_w: int  # 0: left alone
     keep_driver: bool
     files: dict[str, str]
-    gone: list[str]
+    gone: list[str]  # files of settings that are not asked for
 
 
 class RegistryPromise(Frozen):
@@ -127,7 +127,7 @@ class WeightsPromise(Frozen):
     requirements: str
     locks: str
     sets: list[str]
-    device: str
+    device: str  # empty: the folder needs no disk of its own
     scrub_days: int
     scrub_at: str
 

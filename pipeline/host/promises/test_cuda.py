@@ -31,6 +31,8 @@ def test_the_loaded_driver_runs_what_these_releases_compile(
     """Of the toolkit and of every image named in the inventory."""
     lock = whole_lock(promised)
     branch = int(known(facts.driver.version).split(".")[0])
+    # kernels are compiled on the host: an older driver refuses PTX of a newer CUDA
+    # (NVIDIA/nvbandwidth#61)
     least = {
         r: lock.cuda_oldest_branches.get(r) for r in (lock.cuda_release, *wanted.image_releases)
     }

@@ -95,6 +95,7 @@ def link_width(facts: HostFacts) -> Iterator[RuleResult]:
     """Fewer lanes than the card has: because of a slot, a riser or bifurcation."""
     fix = "Reseat the card and riser; check the slot's bifurcation in the firmware."
     for gpu in gpus_of(facts):
+        # an idle card lowers its generation, but keeps its width
         now, most = gpu.link.width, gpu.link.width_max
         good = first_unknown(now, most) or now == most
         yield result("link width", f"GPU {gpu.index}", good, f"x{now} of x{most}", fix)
