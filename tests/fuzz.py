@@ -23,6 +23,7 @@ from pipeline.attest.cosign import (
     ENVELOPE_MEDIA,
     SIGNATURE_MEDIA,
     SIGNATURE_NOTE,
+    Content,
     signature_attachment,
 )
 from pipeline.attest.keys import LocalSigner
@@ -32,7 +33,7 @@ from pipeline.attest.trust import read_trust
 from pipeline.errors import PipelineError
 from pipeline.model import canonical_json
 from pipeline.oci.document import read_document
-from pipeline.publish.attachment import Attachment, Content
+from pipeline.publish.attachment import Attachment
 from pipeline.verify.evidence import AttachedBlob, read_attached, read_item
 from pipeline.verify.naming import believed_names
 from pipeline.verify.policy import read_policy

@@ -237,7 +237,7 @@ class Work:
     def disk_bytes(self) -> int:
         """Room for the downloads in flight and for the layers that stay."""
         layers = sum(layer_bytes_guess(layer) for layer in self.missing)
-        # as many as are fetched at once; big ones are removed once they are a layer
+        # downloads in flight, at their worst; big ones are removed once they are a layer
         largest = sorted((p.size_bytes for p in self.fetch), reverse=True)[:8]
         kept = sum(p.size_bytes for p in self.fetch if p.size_bytes < BIG_WHEEL_BYTES)
         return layers + sum(largest) + kept + self.base_bytes

@@ -9,7 +9,7 @@ https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -32,12 +32,12 @@ UNGATED_MEDIA = "application/vnd.sm120.ungated.v1+json"
 
 
 @dataclass(frozen=True)
-class CosignLayer:
-    """A blob that publishing attaches to an image, with the layer's media type and annotations."""
+class Content:
+    """A blob that is attached to an image, with its layer's media type and annotations."""
 
     data: bytes
     media_type: str
-    annotations: dict[str, str]
+    annotations: dict[str, str] = field(default_factory=dict)
 
 
 class _Image(Frozen):
@@ -106,15 +106,15 @@ def signature_attachment(
     signer: Signer,
     at: datetime | None = None,
     evidence_set: str | None = None,
-) -> CosignLayer:
+) -> Content:
     """An image's signature, for the tag `sha256-<hex>.sig`."""
     payload = signature_payload(digest, reference, at, evidence_set)
     signature = base64.b64encode(signer.sign(payload)).decode()
-    return CosignLayer(payload, SIGNATURE_MEDIA, {SIGNATURE_NOTE: signature})
+    return Content(payload, SIGNATURE_MEDIA, {SIGNATURE_NOTE: signature})
 
 
-def attestation_attachment(envelope: Envelope) -> CosignLayer:
+def attestation_attachment(envelope: Envelope) -> Content:
     """A signed statement, for the tag `sha256-<hex>.att`."""
     # cosign expects this annotation, and reads the signature in the envelope
     annotations = {SIGNATURE_NOTE: "", "predicateType": envelope.statement.predicate_type}
-    return CosignLayer(envelope.dump(), ENVELOPE_MEDIA, annotations)
+    return Content(envelope.dump(), ENVELOPE_MEDIA, annotations)

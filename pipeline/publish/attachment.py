@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pipeline.attest.cosign import Content
 from pipeline.errors import AttachmentInvalid
 from pipeline.files import read_at_most
 from pipeline.log import NoBar
@@ -34,21 +35,14 @@ PREDICATE_NOTE = "in-toto.io/predicate-type"
 _TITLE = "org.opencontainers.image.title"
 
 
-class Content(Frozen):
-    """Bytes with their media type."""
-
-    media_type: str
-    data: bytes
-    annotations: dict[str, str] = {}
-
-    @property
-    def descriptor(self) -> Descriptor:
-        return Descriptor(
-            media_type=self.media_type,
-            digest=sha256_of(self.data),
-            size_bytes=len(self.data),
-            annotations=self.annotations,
-        )
+def described(content: Content) -> Descriptor:
+    """How a manifest names a blob."""
+    return Descriptor(
+        media_type=content.media_type,
+        digest=sha256_of(content.data),
+        size_bytes=len(content.data),
+        annotations=content.annotations,
+    )
 
 
 class Attachment(Frozen):
@@ -76,7 +70,7 @@ class Attachment(Frozen):
 
     def manifest(self, subject: Document) -> Document:
         """The artifact's manifest."""
-        config, *layers = (c.descriptor for c in self.contents)
+        config, *layers = map(described, self.contents)
         written: dict[str, Any] = {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
@@ -92,7 +86,7 @@ class Attachment(Frozen):
         return read_document(canonical_json(written))
 
 
-EMPTY = Content(media_type=OCI_EMPTY, data=b"{}")
+EMPTY = Content(b"{}", OCI_EMPTY)
 
 
 class AttachedArtifact(Frozen):
@@ -121,7 +115,7 @@ def file_attachment(text: str, platforms: list[str]) -> Attachment:
     data = read_at_most(path, MOST_BYTES)
     if data is None:
         raise AttachmentInvalid(f"{path}: is larger than {MOST_BYTES >> 20} MiB")
-    content = Content(media_type=kind, data=data, annotations={_TITLE: path.name})
+    content = Content(data, kind, {_TITLE: path.name})
     return Attachment(artifact_type=kind, layers=(content,), platform=platform or None)
 
 
@@ -160,12 +154,11 @@ def attach(
 
 def _bring(repository: Repository, content: Content) -> int:
     """The bytes that had to be sent."""
-    described = content.descriptor
-    if repository.has_blob(described.digest, described.size_bytes):
+    digest, size_bytes = sha256_of(content.data), len(content.data)
+    if repository.has_blob(digest, size_bytes):
         return 0
-    blob = LocalBlob(described.digest, described.size_bytes, data=content.data)
-    push_blob(repository, blob, NoBar())
-    return described.size_bytes
+    push_blob(repository, LocalBlob(digest, size_bytes, data=content.data), NoBar())
+    return size_bytes
 
 
 def _entry(document: Document) -> Descriptor:

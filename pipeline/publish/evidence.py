@@ -16,7 +16,7 @@ from pipeline.attest.cosign import (
     ENVELOPE_MEDIA,
     SIGNATURE_MEDIA,
     SIGNATURE_NOTE,
-    CosignLayer,
+    Content,
     SignedName,
     attestation_attachment,
     read_payload,
@@ -30,7 +30,7 @@ from pipeline.errors import NotInRegistry, RecordInvalid, RegistryBroken
 from pipeline.evidence.evidence_set import is_set
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.document import OCI_CONFIG, Descriptor, Document
-from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, Content
+from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, described
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
 
@@ -61,14 +61,14 @@ def _attachments(envelope: Envelope, platform: str) -> list[Attachment]:
     kind = envelope.statement.predicate_type
     statement = Attachment(
         artifact_type=ENVELOPE_MEDIA,
-        layers=(Content(media_type=ENVELOPE_MEDIA, data=envelope.dump()),),
+        layers=(Content(envelope.dump(), ENVELOPE_MEDIA),),
         annotations={PREDICATE_NOTE: kind},
         platform=platform,
     )
     if (media := BILL_MEDIA.get(kind)) is None:
         return [statement]
     data = canonical_json(envelope.statement.predicate) + b"\n"
-    bill = Content(media_type=media, data=data)
+    bill = Content(data, media)
     return [statement, Attachment(artifact_type=media, layers=(bill,), platform=platform)]
 
 
@@ -166,20 +166,16 @@ def for_cosign(
     """An image's statements, and the signature of its name, where cosign looks for them."""
     attachments = []
     if envelopes:
-        statements = [_content(attestation_attachment(e)) for e in envelopes]
+        statements = [attestation_attachment(e) for e in envelopes]
         attachments.append(_under_tag(subject, "att", there.statements, statements))
     if naming is not None:
         evidence_set = next((sha256_of(e.payload) for e in envelopes if is_set(e)), None)
         new = []
         if not naming.is_signed(subject.digest, there.names, evidence_set):
             signed = (naming.reference, naming.signer, naming.at, evidence_set)
-            new = [_content(signature_attachment(subject.digest, *signed))]
+            new = [signature_attachment(subject.digest, *signed)]
         attachments.append(_under_tag(subject, "sig", there.signatures, new))
     return attachments
-
-
-def _content(layer: CosignLayer) -> Content:
-    return Content(media_type=layer.media_type, data=layer.data, annotations=layer.annotations)
 
 
 def _under_tag(
@@ -188,13 +184,13 @@ def _under_tag(
     """An image as cosign stores things: layers that were there, then new ones."""
     # the annotation is the signature: the same payload by another key is another layer
     known = [(d.digest, d.annotations) for d in there]
-    fresh = tuple(c for c in new if (c.descriptor.digest, c.descriptor.annotations) not in known)
+    fresh = tuple(c for c in new if (sha256_of(c.data), c.annotations) not in known)
     return Attachment(
         # cosign's own names for these, where it attaches them as referrers
         artifact_type=f"application/vnd.dev.cosign.artifact.{suffix}.v1+json",
         kept=tuple(there),
         layers=fresh,
-        config=_config([*there, *(c.descriptor for c in fresh)]),
+        config=_config([*there, *map(described, fresh)]),
         tag=f"{fallback_tag(subject.digest)}.{suffix}",
         # statements are referrers already, each for itself
         is_referrer=suffix == "sig",
@@ -205,4 +201,4 @@ def _config(layers: Sequence[Descriptor]) -> Content:
     """The least config that cosign accepts."""
     rootfs = {"type": "layers", "diff_ids": [x.digest for x in layers]}
     body = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
-    return Content(media_type=OCI_CONFIG, data=canonical_json(body))
+    return Content(canonical_json(body), OCI_CONFIG)

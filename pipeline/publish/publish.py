@@ -13,11 +13,11 @@ from typing import Literal
 
 from pipeline import log
 from pipeline.assemble.image import Built
-from pipeline.attest.cosign import UNGATED_MEDIA
+from pipeline.attest.cosign import UNGATED_MEDIA, Content
 from pipeline.errors import StoreDamaged
 from pipeline.model import Frozen, canonical_json
 from pipeline.oci.document import Descriptor, Document, index_json, read_document
-from pipeline.publish.attachment import AttachedArtifact, Attachment, Content, attach
+from pipeline.publish.attachment import AttachedArtifact, Attachment, attach
 from pipeline.publish.evidence import (
     CosignTags,
     EvidenceBundle,
@@ -241,7 +241,7 @@ def _ungated(order: Order) -> list[Attachment]:
 def _ungated_note(order: Order, gates: GateState, reason: str) -> Content:
     digest = order.shipment.images[gates.platform].digest
     data = {"image": digest, "gates": gates.message, "reason": reason}
-    return Content(media_type=UNGATED_MEDIA, data=canonical_json(data))
+    return Content(canonical_json(data), UNGATED_MEDIA)
 
 
 def _published(

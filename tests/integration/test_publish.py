@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from pipeline.attest.cosign import Content
 from pipeline.cli.context import host_platform
 from pipeline.cli.registry.look import open_registry
 from pipeline.errors import (
@@ -29,7 +30,7 @@ from pipeline.errors import (
     RegistryUnreachable,
 )
 from pipeline.oci.reference import parse_repository
-from pipeline.publish.attachment import Attachment, Content, attach
+from pipeline.publish.attachment import Attachment, attach
 from pipeline.registry.client import Access
 from pipeline.registry.referrers import fallback_tag
 from tests.integration.bench import Bench, complete_digest

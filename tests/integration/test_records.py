@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 
-from pipeline.attest.cosign import CosignLayer, attestation_attachment, signature_attachment
+from pipeline.attest.cosign import Content, attestation_attachment, signature_attachment
 from pipeline.attest.envelope import enclose, read_envelope
 from pipeline.attest.keys import LocalSigner, new_key, public_pem, write_key
 from pipeline.attest.names import HOST_FACTS, PROVENANCE
@@ -147,7 +147,7 @@ class RegistryFolder:
         requests.put(place, params={"digest": digest}, data=data, timeout=10).raise_for_status()
         return digest
 
-    def manifest(self, tag: str, config: bytes, layers: Sequence[CosignLayer]) -> str:
+    def manifest(self, tag: str, config: bytes, layers: Sequence[Content]) -> str:
         described = [
             {
                 "mediaType": x.media_type,
@@ -170,7 +170,7 @@ class RegistryFolder:
         return sha256_of(data)
 
 
-def config_of(layers: Sequence[CosignLayer]) -> bytes:
+def config_of(layers: Sequence[Content]) -> bytes:
     ids = [sha256_of(x.data) for x in layers]
     return canonical_json(
         {
@@ -187,7 +187,7 @@ def test_cosign_verifies_signature_and_attestation_in_a_registry(
 ) -> None:
     evidence_folder, key = RegistryFolder(registry), new_key()
     public, signer = write_key(tmp_path / "k.pem", key), LocalSigner(key)
-    layer = CosignLayer(b"layer", "application/vnd.oci.image.layer.v1.tar+gzip", {})
+    layer = Content(b"layer", "application/vnd.oci.image.layer.v1.tar+gzip", {})
     digest = evidence_folder.manifest("v1", config_of([layer]), [layer])
     tag = digest.replace(":", "-")
     signature = signature_attachment(digest, evidence_folder.name, signer)

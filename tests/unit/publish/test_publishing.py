@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.assemble.image import Built
-from pipeline.attest.cosign import UNGATED_MEDIA
+from pipeline.attest.cosign import UNGATED_MEDIA, Content
 from pipeline.errors import (
     AttachmentInvalid,
     NotInRegistry,
@@ -18,7 +18,7 @@ from pipeline.errors import (
     RegistryUnreachable,
     StoreDamaged,
 )
-from pipeline.publish.attachment import Attachment, Content, file_attachment
+from pipeline.publish.attachment import Attachment, file_attachment
 from pipeline.publish.gates import GateState
 from pipeline.publish.known import KnownRepository
 from pipeline.publish.publish import make_shipment, publish, rehearse

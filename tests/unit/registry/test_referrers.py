@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.attest.cosign import Content
 from pipeline.errors import RegistryBroken
 from pipeline.oci.document import Document
-from pipeline.publish.attachment import Attachment, Content, attach
+from pipeline.publish.attachment import Attachment, attach
 from pipeline.registry.referrers import (
     fallback_tag,
     kind_of,
