@@ -93,9 +93,10 @@ def show_numbers(result: GateResult) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(numerics.versions.items()))
     counts = {v: sum(c.verdict == v for c in numerics.cases) for v in ("right", "wrong", "unknown")}
     summary = ", ".join(f"{n} {v}" for v, n in counts.items() if n) or "no case has numerics"
+    fixes = log.count(len(numerics.repairs), "fix", "fixes")
     lines += [
         "An error is relative to the sum of the magnitudes that were added up.",
-        f"Triton's interpreter on the CPU, with {len(numerics.repairs)} fixes ({versions})",
+        f"Triton's interpreter on the CPU, with {fixes} ({versions})",
         f"{result.image}'s numerics: {summary} in {log.seconds(numerics.seconds)}",
     ]
     return "\n".join(lines)

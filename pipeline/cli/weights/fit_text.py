@@ -43,7 +43,7 @@ def room_text(result: FitAnswer, question: Question) -> str:
     """How much of what was asked for has room."""
     # by the low estimate: a promise that holds if the weights turn out larger
     times = result.low_tokens // question.context
-    return f"room for at least {times} request{'s' * (times > 1)} of {question.context:,} tokens"
+    return f"room for at least {log.count(times, 'request')} of {question.context:,} tokens"
 
 
 def layout_lines(model: GgufModel, batch: Batch, layout: Layout, machine: Machine) -> list[str]:
@@ -56,7 +56,7 @@ def layout_lines(model: GgufModel, batch: Batch, layout: Layout, machine: Machin
 
 def heading(source: Source, engine: str, options: dict[str, Any]) -> str:
     """What is asked, and where the answer comes from."""
-    cards = f"{options['gpus']} card{'s' * (options['gpus'] > 1)} of {gib(options['vram'])}"
+    cards = f"{log.count(options['gpus'], 'card')} of {gib(options['vram'])}"
     return f"{source.name} on {cards} with {engine}\nread from: {source.origin}\n"
 
 

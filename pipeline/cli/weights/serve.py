@@ -81,7 +81,8 @@ def serve(
         _announce(server, served, as_json=as_json, guarded=bool(tokens))
         server.run()
     except KeyboardInterrupt:
-        log.say(f"stopped after {server.requests} requests, {log.size(server.sent_bytes)} sent")
+        requests = log.count(server.requests, "request")
+        log.say(f"stopped after {requests}, {log.size(server.sent_bytes)} sent")
     finally:
         prover.stop()
         server.close()
