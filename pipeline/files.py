@@ -111,10 +111,12 @@ def remove_tree(folder: Path) -> None:
     `shutil.rmtree` calls itself for each level. Here a folder is moved to the top before it is
     emptied, so that neither the depth nor the length of a path has a limit.
     """
+    # a name that the program which filled the folder could not have taken
     todo, prefix = [folder], f".{secrets.token_hex(8)}"
     while todo:
         here = todo.pop()
         with suppress(OSError):
+            # a folder without these rights cannot be emptied, even by its owner
             here.chmod(0o700)
         with suppress(OSError):
             for entry in list(os.scandir(here)):
@@ -203,6 +205,7 @@ def hash_so_far(partial: Path, advance: Callable[[int], None]) -> hashlib._Hash:
 def link_or_copy(source: Path, target: Path) -> None:
     """The same bytes under another name: a hard link where the disk allows it, else a copy."""
     try:
+        # free of copies of gigabytes; not across disks, and not on every file system
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
@@ -244,6 +247,7 @@ def _wait_for(handle: int, kind: int, stop: threading.Event | None) -> None:
 def is_free(path: Path) -> bool:
     """Whether no living process holds this lock."""
     try:
+        # a link in its place is not ours, so it counts as held
         handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return True

@@ -30,6 +30,7 @@ def read_json(
     """
     if len(data) > most_bytes:
         raise JsonInvalid(f"larger than {most_bytes} bytes")
+    # RFC 8259 forbids it, and readers differ in what they do with it: rfc-editor.org/rfc/rfc8259
     if data.startswith(b"\xef\xbb\xbf"):
         raise JsonInvalid("begins with a byte order mark")
     _require_shallow(data, most_depth)
@@ -74,6 +75,7 @@ def _require_whole_characters(value: Any) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
+        # some readers take the first, some the last: a signature over it would mean two things
         if key in result:
             raise JsonInvalid(f"the key {key[:40]!r} appears twice")
         result[key] = value
@@ -81,6 +83,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(text: str) -> Any:
+    # Python reads NaN and Infinity, which JSON does not have
     raise JsonInvalid(f"{text} is not a number")
 
 

@@ -24,6 +24,7 @@ Known: TypeAlias = Annotated[Unknown | Value, Field(union_mode="left_to_right")]
 
 def unknown(why: str) -> Unknown:
     """Why, in one line that is short enough to be kept."""
+    # reasons come from programs, with newlines and of any length
     line = " ".join(why.split())[:400]
     return Unknown(unknown=line if len(line) >= 3 else f"no reason: {line!r}")
 

@@ -33,6 +33,7 @@ def say(text: str) -> None:
 
 def size(number: float) -> str:
     """1234567 -> '1.2 MB', in the units download pages use."""
+    # powers of 1000, as the Hub, registries and disks count; GiB are for memory alone
     for unit in ("B", "kB", "MB"):
         if number < 1000:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -58,6 +59,7 @@ def step(title: str) -> Iterator[None]:
     say(title)
     start = time.monotonic()
     yield
+    # not after an error, whose message is the next line
     say(f"  done in {seconds(time.monotonic() - start)}")
 
 
@@ -83,6 +85,7 @@ class LineBar:
             if now - self._last < QUIET_LINE_EVERY_S or self._done <= 0 or now == self._start:
                 return
             self._last = now
+            # of the whole time: a rate of the last seconds makes the time left jump
             rate = self._done / (now - self._start)
             left = max(0.0, (self._total - self._done) / rate)
             say(
@@ -132,6 +135,7 @@ def progress(title: str, total_bytes: int) -> Iterator[Bar]:
     elif not sys.stderr.isatty():
         yield LineBar(title, total_bytes)
     else:
+        # loaded only where it is shown
         from rich import progress as rp
         from rich.console import Console
 
@@ -142,6 +146,7 @@ def progress(title: str, total_bytes: int) -> Iterator[Bar]:
             rp.TransferSpeedColumn(),
             rp.TimeRemainingColumn(),
         )
+        # transient: what stays on the screen is the line that `step` prints
         with rp.Progress(*columns, console=Console(stderr=True), transient=True) as live:
             yield RichBar(live, live.add_task(title, total=total_bytes))
 

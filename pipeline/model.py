@@ -45,11 +45,13 @@ RelativePath = Annotated[
 class Frozen(BaseModel):
     """A value that cannot change and cannot hold a field nobody declared."""
 
+    # frozen: hashes are taken of these values; closed: a misspelled field must not be ignored
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def canonical_json(value: Any) -> bytes:
     """One byte string per value, whatever order it was built in."""
+    # seals of locks and keys of layers are hashes of these bytes: none of them may ever change
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode()
 

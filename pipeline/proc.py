@@ -22,6 +22,7 @@ _LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
 
 def environment(*extra_names: str, **values: str) -> dict[str, str]:
     """A short explicit environment: the common names, those asked for, and set values."""
+    # a token in the environment reaches only the child that it is named for
     env = {n: os.environ[n] for n in (*_PASSED, *extra_names) if n in os.environ}
     env.update(values)
     return env
@@ -126,6 +127,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     """Close its doors, and end it and its children if it does not go by itself."""
     _close(process)
     try:
+        # most programs end by themselves once their stdin is closed
         process.wait(timeout=2)
     except subprocess.TimeoutExpired:
         with suppress(OSError):

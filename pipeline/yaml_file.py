@@ -45,6 +45,7 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
     try:
         return cast(Model, _parsed(data, model))
     except ValidationError as error:
+        # one at a time: later errors are often only consequences of the first
         first = error.errors()[0]
         field = ".".join(str(p) for p in first["loc"]) or "the file"
         raise SpecInvalid(f"{path}: {field}: {first['msg']}") from error
@@ -59,6 +60,7 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
 def _parsed(data: bytes, model: type[BaseModel]) -> BaseModel:
     text = data.decode("utf-8")
     _require_plain(text)
+    # a loader derived from the safe one: no tag makes a Python object
     return model.model_validate(yaml.load(text, Loader=_UniqueKeys))  # noqa: S506
 
 
