@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import ssl
 import threading
@@ -52,28 +51,25 @@ class Server:
             where = f"{self.host}:{self.port}"
             raise AddressUnusable(f"cannot listen on {where}: {error}") from error
         self.port = self._listener.getsockname()[1]
-        # `stop` may come from any thread or signal handler: a byte here ends the waiting in `run`
-        self._wake, self._woken = socket.socketpair()
 
     def run(self) -> None:
         """Accept until `stop` is called or the main thread is interrupted."""
         try:
             while not self._stopping.is_set():
-                ready, _, _ = select.select([self._listener, self._woken], [], [])
-                if self._listener in ready and not self._stopping.is_set():
-                    self._accept()
+                self._accept()
         finally:
             self.close()
 
     def stop(self) -> None:
         """End `run`, from any thread."""
         self._stopping.set()
-        with suppress(OSError):
-            self._wake.send(b"x")
+        with suppress(OSError):  # it is closed already
+            # whoever waits in accept() gets an error; to close the socket would not wake them
+            self._listener.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close every socket."""
-        self._stopping.set()
+        self.stop()
         self._listener.close()
         self.connections.hang_up()
         deadline = time.monotonic() + _END_S
@@ -83,8 +79,8 @@ class Server:
     def _accept(self) -> None:
         try:
             sock, peer = self._listener.accept()
-        except OSError:
-            self.connections.make_room()  # out of file descriptors: close one
+        except OSError:  # out of file descriptors, or stopped
+            self.connections.make_room()
             time.sleep(0.05)
             return
         connection = ClientConnection(sock, str(peer[0]))
