@@ -390,7 +390,7 @@ def test_a_flipped_byte_never_reaches_hf(hf: Hf, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_at_once_and_well_when_told_to(
+def test_a_signal_ends_it_at_once_and_well(
     place: Place, tmp_path: Path, number: signal.Signals
 ) -> None:
     with serving(tmp_path, str(place.root)) as server:

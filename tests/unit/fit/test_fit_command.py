@@ -35,7 +35,7 @@ def test_a_spec_is_answered_offline_and_says_what_it_was_read_from(fit: Any) -> 
     assert "fits: room for at least 3 requests of 65,536 tokens" in ended.out
 
 
-def test_memory_of_the_host_is_said_to_be_unjudged_where_it_does_not_matter(fit: Any) -> None:
+def test_memory_of_the_host_is_reported_as_unjudged_where_it_does_not_matter(fit: Any) -> None:
     ended = fit("kimi-k2.6", "--mem-fraction", "0.85", "--ram", "768GiB")
     assert ended.code == 0, ended.err
     assert "the host is not judged" in ended.out

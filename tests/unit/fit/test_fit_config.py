@@ -107,7 +107,7 @@ def test_a_qwen_moe_needs_no_dense_layer_and_no_shared_expert() -> None:
     assert not names & {"dense", "shared experts", "vision tower"}
 
 
-def test_layers_for_multi_token_prediction_are_said_not_to_be_counted() -> None:
+def test_layers_for_multi_token_prediction_are_reported_as_not_counted() -> None:
     config = kimi()
     config["text_config"]["num_nextn_predict_layers"] = 1
     notes = answer(architecture_of(config), asked(fraction=0.85)).notes

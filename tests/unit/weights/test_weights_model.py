@@ -92,7 +92,7 @@ def test_a_lock_of_an_older_spec_is_stale(checkout: Checkout) -> None:
         current_lock(checkout, "tiny")
 
 
-def test_words_for_people_do_not_make_a_lock_stale(checkout: Checkout) -> None:
+def test_another_description_does_not_make_a_lock_stale(checkout: Checkout) -> None:
     spec = read_spec(checkout, "tiny")
     other = spec.model_copy(update={"about": "The same files, described in other words."})
     assert spec.lock_digest() == other.lock_digest()

@@ -200,7 +200,7 @@ def test_an_extra_file_that_an_engine_would_load_is_damage(a_set: DiskSet, path:
 @pytest.mark.parametrize(
     "path", ["README.md", "notes/run.log", "figures/a.json", ".cache/huggingface/x.json"]
 )
-def test_an_extra_file_that_no_engine_loads_is_said_but_no_damage(
+def test_an_extra_file_that_no_engine_loads_is_reported_but_no_damage(
     a_set: DiskSet, path: str
 ) -> None:
     extra = a_set.place.snapshot / path

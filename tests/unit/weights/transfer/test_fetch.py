@@ -661,7 +661,7 @@ def test_random_faults_leave_no_wrong_file(bed: Bed) -> None:
         assert hashlib.sha256((bed.folder / BIG).read_bytes()).hexdigest() == bed.pin().want
 
 
-def test_an_arrival_hashes_in_order_whatever_order_the_ranges_come_in(tmp_path: Path) -> None:
+def test_a_partial_file_hashes_in_order_whatever_order_the_ranges_come_in(tmp_path: Path) -> None:
     data = big_bytes(1000)
     pin = FilePin(path="a", size_bytes=1000, sha256=hashlib.sha256(data).hexdigest())
     partial_file = PartialFile(pin, tmp_path, 100)
