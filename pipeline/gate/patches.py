@@ -242,16 +242,18 @@ def _require_offered(context: GateContext, locked: WheelPin, versions: list[str]
     package = locked.name
     # the locked version's wheel is known by its hash and needs no index
     others = [version for version in versions if Version(version) != Version(locked.version)]
-    if others:
-        finder = context.make_finder()
-        for version in others:
-            if not finder.offers(package, version):
-                newest = ", ".join(map(str, finder.versions(package)[-3:])) or "none"
-                raise GateInvalid(
-                    f"{package} {version}: no index has a wheel of this version"
-                    f" (its newest: {newest})",
-                    _VERSIONS,
-                )
+    if not others:
+        return versions
+    finder = context.make_finder()
+    # whoever names a withdrawn version wants just that one
+    offered = finder.versions(package, withdrawn=True)
+    for version in others:
+        if Version(version) not in offered:
+            newest = ", ".join(map(str, finder.versions(package)[-3:])) or "none"
+            raise GateInvalid(
+                f"{package} {version}: no index has a wheel of this version (its newest: {newest})",
+                _VERSIONS,
+            )
     return versions
 
 

@@ -87,13 +87,13 @@ def judge(environment: Environment, root: Path, gate: str, change: tuple[str, st
     tree = EngineTree(root / "engine", "tinyengine", "1", sha256_of(path.read_bytes()))
     setup = EngineSetup(package="tinyengine")
     gates = Gates(setup=setup, gates={"smem-tiny": GateFile.model_validate(GATE)})
-    bench = GateTarget(open_store(root / "store"), environment, tree, setup, card_for("sm_120"))
+    target = GateTarget(open_store(root / "store"), environment, tree, setup, card_for("sm_120"))
     if gate == "smem":
-        (fit,) = judge_all(bench, gates, gates.cases())
+        (fit,) = judge_all(target, gates, gates.cases())
         return f"{fit.verdict} {fit.message}"
     spec = gates.gates["smem-tiny"].cases[0]
     cases = list(numeric("smem-tiny", spec, NumericsSpec.model_validate(NUMERICS)))
-    (numbers,) = check_numbers(bench, cases).cases
+    (numbers,) = check_numbers(target, cases).cases
     return f"{numbers.verdict} {numbers.message}"
 
 

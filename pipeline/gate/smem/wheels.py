@@ -64,27 +64,13 @@ class WheelFinder:
             name=name, version=version, file=package.filename, size_bytes=size, sha256=sha256
         )
 
-    def offers(self, project: str, version: str) -> bool:
-        """Whether some index has a wheel of a version, withdrawn or not."""
-        # whoever names a withdrawn version wants just that one
-        wanted = Version(version)
-        for _, package in self._listed(project):
-            try:
-                if package.package_type == "wheel" and Version(package.version or "") == wanted:
-                    return True
-            except InvalidVersion:
-                continue
-        return False
-
-    def versions(self, project: str) -> list[Version]:
-        """Every version that has a wheel and was not withdrawn, oldest first."""
+    def versions(self, project: str, *, withdrawn: bool = False) -> list[Version]:
+        """Every version that has a wheel, oldest first; also withdrawn ones where those count."""
         versions = set()
         for _, package in self._listed(project):
-            try:
-                if package.package_type == "wheel" and package.version and not package.is_yanked:
-                    versions.add(Version(package.version))
-            except InvalidVersion:
-                continue
+            if package.package_type == "wheel" and (withdrawn or not package.is_yanked):
+                with suppress(InvalidVersion):
+                    versions.add(Version(package.version or ""))
         return sorted(versions)
 
     def _listed(self, project: str) -> list[tuple[str, DistributionPackage]]:

@@ -110,8 +110,8 @@ def test_a_file_that_two_trees_share_is_counted_once(place: Place) -> None:
     second = place.store.root / "gate/engines/b/x.py"
     second.parent.mkdir()
     os.link(first, second)
-    shelf = {s.name: s for s in gate_sections(place.store)}["gate engines"]
-    assert (shelf.files, shelf.size_bytes) == (1, 5)
+    section = {s.name: s for s in gate_sections(place.store)}["gate engines"]
+    assert (section.files, section.size_bytes) == (1, 5)
     assert size_of(second.parent) == 0  # removing one of them frees nothing
     assert remove([second.parent]) == 0
     assert first.exists()

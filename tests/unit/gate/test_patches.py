@@ -172,10 +172,7 @@ class Offers:
 
     known: tuple[str, ...]
 
-    def offers(self, project: str, version: str) -> bool:
-        return version in self.known
-
-    def versions(self, project: str) -> list[Version]:
+    def versions(self, project: str, *, withdrawn: bool = False) -> list[Version]:
         return [Version(v) for v in self.known]
 
 

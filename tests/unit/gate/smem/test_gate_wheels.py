@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from packaging.version import Version
 
 from pipeline.errors import GateEnvironment, ResolveFailed
 from pipeline.gate.smem.environment import cuda_of
-from pipeline.gate.smem.wheels import for_host, nearest
+from pipeline.gate.smem.wheels import WheelFinder, for_host, nearest
 from pipeline.lock.model import WheelPin
 
 HOST = "linux/arm64"
@@ -100,3 +101,75 @@ def test_torchs_cuda_is_that_of_the_runtime_locked_for_it() -> None:
     none: Any = Plan(numpy="2.0")
     with pytest.raises(GateEnvironment):
         cuda_of(none)
+
+
+def offer(file: str, **changes: Any) -> Any:
+    """A file as an index lists it."""
+    kind, version = "wheel" if file.endswith(".whl") else "sdist", file.split("-")[1]
+    given = {"package_type": kind, "version": version, "is_yanked": False, "size": 5}
+    listed = {
+        "filename": file,
+        "url": f"https://index.test/{file}",
+        "digests": {"sha256": "a" * 64},
+    }
+    return SimpleNamespace(**{**listed, **given, **changes})
+
+
+def index(monkeypatch: pytest.MonkeyPatch, *offers: Any) -> WheelFinder:
+    monkeypatch.setattr("pipeline.fetch.index.list_files", lambda client, place, project: offers)
+    settings = SimpleNamespace(indexes=["https://index.test/simple"])
+    client: Any = SimpleNamespace(settings=settings, size_of=lambda url: 7)
+    return WheelFinder(client)
+
+
+def test_the_wheel_an_installer_would_choose_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    finder = index(
+        monkeypatch,
+        offer("tool-1.0-py3-none-any.whl"),
+        offer("tool-1.0-1-cp311-cp311-manylinux_2_17_x86_64.whl"),
+        offer("tool-1.0-2-cp311-cp311-manylinux_2_17_x86_64.whl", size=None),
+        offer("tool-1.0-3-cp311-cp311-manylinux_2_17_aarch64.whl"),
+        offer("tool-2.0-cp311-cp311-manylinux_2_17_x86_64.whl"),
+        offer("tool-1.0.tar.gz"),
+    )
+    found = finder.find("tool", "1.0", "3.11", "linux/amd64")
+    assert found.file == "tool-1.0-2-cp311-cp311-manylinux_2_17_x86_64.whl"
+    assert found.size_bytes == 7  # asked of the server where the index does not name it
+
+
+@pytest.mark.parametrize(
+    "offered",
+    [
+        offer("tool-1.0-cp311-cp311-manylinux_2_17_aarch64.whl"),
+        offer("tool-1.0-cp312-cp312-manylinux_2_17_x86_64.whl"),
+        offer("tool-1.1-py3-none-any.whl"),
+        offer("tool-1.0.tar.gz"),
+        offer("not-a-wheel.whl"),
+    ],
+)
+def test_a_wheel_that_does_not_run_here_is_not_found(
+    monkeypatch: pytest.MonkeyPatch, offered: Any
+) -> None:
+    with pytest.raises(ResolveFailed, match="no index has a wheel for linux/amd64"):
+        index(monkeypatch, offered).find("tool", "1.0", "3.11", "linux/amd64")
+
+
+def test_a_wheel_without_a_hash_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    finder = index(monkeypatch, offer("tool-1.0-py3-none-any.whl", digests={}))
+    with pytest.raises(ResolveFailed, match="no sha256"):
+        finder.find("tool", "1.0", "3.11", "linux/amd64")
+
+
+def test_withdrawn_versions_count_only_where_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finder = index(
+        monkeypatch,
+        offer("tool-1.10-py3-none-any.whl"),
+        offer("tool-1.9-py3-none-any.whl"),
+        offer("tool-2.0-py3-none-any.whl", is_yanked=True),
+        offer("tool-3.0.tar.gz"),
+        offer("tool-odd-py3-none-any.whl"),
+    )
+    assert finder.versions("tool") == [Version("1.9"), Version("1.10")]
+    assert finder.versions("tool", withdrawn=True) == [*finder.versions("tool"), Version("2.0")]
