@@ -54,14 +54,14 @@ nox.options.sessions = []  # plain `nox` lists; a build fetches gigabytes only w
 ENGINES = ("sglang-k2", "sglang", "vllm")
 
 
-def run(session: nox.Session, group: str, *command: str, patience_s: float = 5) -> None:
+def run(session: nox.Session, group: str, *command: str, patience_s: float = 5, **env: str) -> None:
     """Run a program of a group's environment; after Ctrl-C it has some seconds to clean up."""
     programs = environment(group)
     session.run(
         str(programs / command[0]),
         *command[1:],
         external=True,
-        env={"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"},
+        env={"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **env},
         interrupt_timeout=patience_s,
         terminate_timeout=patience_s,
     )
@@ -128,10 +128,13 @@ def run_pytest(session: nox.Session, *folders: str) -> None:
     """Tests on all cores; a file stays in one process (tests/conftest.py: which ones together)."""
     cores = len(os.sched_getaffinity(0))
     # unit tests wait a third of their time, for servers and limits; real parts need their memory
-    processes = min(2 * cores, 8) if folders == ("tests/unit",) else min(cores, 4)
+    processes = min(cores * 3 // 2, 8) if folders == ("tests/unit",) else min(cores, 4)
     named = [arg for arg in session.posargs if arg.startswith("tests")]
     command = ("pytest", f"--numprocesses={processes}", "--durations=25")
-    run(session, "test", *command, *(() if named else folders), *session.posargs)
+    # containers often forbid .pyc files; without them every test process compiles all tests anew,
+    # and every command that a test starts our whole package
+    env = {"PYTHONDONTWRITEBYTECODE": ""}
+    run(session, "test", *command, *(() if named else folders), *session.posargs, **env)
 
 
 @nox.session
