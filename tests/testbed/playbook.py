@@ -21,6 +21,13 @@ from tests.testbed.packages import CannotHave, system_environment
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOK = ROOT / "ansible" / "site.yml"
 ROLLBACK = ROOT / "ansible" / "rollback.yml"
+# `host` commands without any option
+NO_OPTIONS: Mapping[str, Any] = {
+    **dict.fromkeys(("limit", "user", "private_key", "vault_password_file", "records"), None),
+    **dict.fromkeys(("become_password_file", "connection_password_file"), None),
+    **dict.fromkeys(("ask_become_pass", "ask_pass", "ask_vault_pass"), False),
+    **{"extra_vars": (), "vault_ids": (), "jobs": 20},
+}
 _RECAP = re.compile(r"^(?P<host>\S+)\s+: (?P<counts>ok=.*)$", re.M)
 _TASK = re.compile(r"^(TASK|RUNNING HANDLER) \[", re.M)
 

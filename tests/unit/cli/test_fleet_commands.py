@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
 
 from pipeline.cli.host.fleet import fleet_of
-from pipeline.errors import FleetUnready
-from pipeline.host.fleet.playbook import ansible_program, promises_of
+from pipeline.host.fleet.playbook import ansible_program
 from pipeline.host.fleet.promised import Promised
 from pipeline.spec.checkout import Checkout
+from tests.testbed.playbook import NO_OPTIONS
 from tests.unit.host.fake_host import LOCAL, program
 from tests.unit.host.machines import blackwell, facts
 from tests.unit.support import ROOT, Command
 
-NOTHING = {
-    **dict.fromkeys(("limit", "user", "private_key", "vault_password_file", "records"), None),
-    **dict.fromkeys(("become_password_file", "connection_password_file"), None),
-    **dict.fromkeys(("ask_become_pass", "ask_pass", "ask_vault_pass"), False),
-    **{"extra_vars": (), "vault_ids": (), "jobs": 20},
-}
-
 
 def test_what_the_user_says_reaches_ansible_word_by_word(tmp_path: Path) -> None:
-    given = {**NOTHING, "inventories": ("a", "b"), "limit": "gpu", "extra_vars": ("x=1 y=2",)}
+    given = {**NO_OPTIONS, "inventories": ("a", "b"), "limit": "gpu", "extra_vars": ("x=1 y=2",)}
     arguments = fleet_of(given).arguments()
     assert arguments == [
         *("--inventory", "a", "--inventory", "b", "--extra-vars", "x=1 y=2", "--limit", "gpu")
@@ -38,7 +29,7 @@ def test_what_the_user_says_reaches_ansible_word_by_word(tmp_path: Path) -> None
 def test_the_inventorys_own_words_win_over_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("from file\n")
-    given = {**NOTHING, "inventories": ("a",), "user": "me", "become_password_file": file}
+    given = {**NO_OPTIONS, "inventories": ("a",), "user": "me", "become_password_file": file}
     fleet = fleet_of(given)
     bare = fleet.reach(Promised(host="n", connection=LOCAL)).connection
     assert (bare.user, bare.become_password) == ("me", "from file")
@@ -50,7 +41,7 @@ def test_the_inventorys_own_words_win_over_the_command_line(tmp_path: Path) -> N
 def test_the_password_for_ansible_lies_in_a_closed_file_and_is_gone_after(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("from file\n")
-    fleet = fleet_of({**NOTHING, "inventories": ("a",), "become_password_file": file})
+    fleet = fleet_of({**NO_OPTIONS, "inventories": ("a",), "become_password_file": file})
     with fleet.password_files() as arguments:
         path = Path(arguments[1])
         assert arguments[0] == "--become-password-file"
@@ -64,7 +55,7 @@ def test_every_password_that_is_typed_reaches_ansible_and_our_own_connection(
 ) -> None:
     monkeypatch.setattr(click, "prompt", lambda text, **_: f"typed {text}")
     asked = dict.fromkeys(("ask_become_pass", "ask_pass", "ask_vault_pass"), True)
-    fleet = fleet_of({**NOTHING, **asked, "inventories": ("a",), "vault_ids": ("site@x",)})
+    fleet = fleet_of({**NO_OPTIONS, **asked, "inventories": ("a",), "vault_ids": ("site@x",)})
     assert fleet.arguments()[-2:] == ["--vault-id", "site@x"]
     assert "typed" not in repr(fleet)
     with fleet.password_files() as arguments:
@@ -85,7 +76,7 @@ def test_a_program_may_stand_in_the_place_of_a_password_file(
     sm120: Command, tmp_path: Path, body: str, code: int
 ) -> None:
     program(tmp_path, "ask", body)
-    given = {**NOTHING, "inventories": ("a",), "connection_password_file": tmp_path / "ask"}
+    given = {**NO_OPTIONS, "inventories": ("a",), "connection_password_file": tmp_path / "ask"}
     if code == 0:
         assert fleet_of(given).secrets.ssh == "secret"
         return
@@ -106,59 +97,11 @@ def test_a_password_file_that_is_no_text_is_refused_in_one_line(
     assert "Traceback" not in ended.err
 
 
-def test_what_ansible_knows_by_vault_and_environment_is_handed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = tmp_path / "vault"
-    key.write_text("open sesame\n")
-    made = subprocess.run(
-        [
-            *(
-                ansible_program("ansible-vault"),
-                "encrypt_string",
-                "--vault-password-file",
-                str(key),
-            ),
-            *("--name", "ansible_become_password", "of sudo"),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    rows = [
-        *(f"ansible_python_interpreter: {sys.executable}", "ansible_connection: local"),
-        *("ansible_password: of ssh", "nvidia_repository_url: http://x", "sm120_parts: []"),
-        "nvidia_repository_key: /x.gpg",
-    ]
-    text = "\n".join([*rows, made.stdout.rstrip()]).replace("\n", "\n    ")
-    inventory = tmp_path / "hosts.yml"
-    inventory.write_text(f"all:\n  hosts: {{n1: {{}}}}\n  vars:\n    {text}\n")
-    monkeypatch.setenv("ANSIBLE_REMOTE_USER", "ops")
-    monkeypatch.setenv("ANSIBLE_PRIVATE_KEY_FILE", "/keys/ops")
-    monkeypatch.setenv("ANSIBLE_HOST_KEY_CHECKING", "False")
-    monkeypatch.setattr(click, "prompt", lambda text, **_: "open sesame")
-    fleet = fleet_of({**NOTHING, "inventories": (str(inventory),), "ask_vault_pass": True})
-    with (
-        fleet.password_files() as passwords,
-        promises_of(Checkout(ROOT), [*fleet.arguments(), *passwords]) as promised,
-    ):
-        (to,) = [p.connection for p in promised]
-    with (
-        pytest.raises(FleetUnready, match="vault") as caught,
-        promises_of(Checkout(ROOT), fleet.arguments()),
-    ):
-        pass
-    assert "--ask-vault-pass" in caught.value.hint
-    assert (to.user, to.key, to.port) == ("ops", "/keys/ops", 0)
-    assert (to.password, to.become_password) == ("of ssh", "of sudo")
-    assert to.arguments.split() == ["-o", "StrictHostKeyChecking=no"]
-
-
 def test_records_lie_beside_the_inventory_and_never_inside_one(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "hosts.yml").touch()
     for inventory, name in (("site", "site-records"), ("hosts.yml", "records")):
-        given = {**NOTHING, "inventories": (str(tmp_path / inventory),)}
+        given = {**NO_OPTIONS, "inventories": (str(tmp_path / inventory),)}
         assert fleet_of(given).records == tmp_path / name
 
 
