@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,31 @@ _CLEARED = ("PIP_", "UV_", "SM120_", "XDG_", "HF_")
 _NOWHERE = "http://127.0.0.1:9"
 
 
+@pytest.fixture(scope="session")
+def new_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder of that name and a number; `mktemp` would list thousands of them for a free one."""
+    folders, numbers = tmp_path_factory.mktemp("unit"), itertools.count()
+
+    def make(name: str) -> Path:
+        folder = folders / f"{name}{next(numbers)}"
+        folder.mkdir()
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def tmp_path(new_folder: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
+    """As pytest's own, but found at once."""
+    return new_folder(re.sub(r"\W", "_", request.node.name)[:30])
+
+
 @pytest.fixture(autouse=True)
 def stay_at_home(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    monkeypatch: pytest.MonkeyPatch, new_folder: Callable[[str], Path]
 ) -> Iterator[None]:
     """Settings of this machine stay out, and so does the network beyond loopback."""
-    home = tmp_path_factory.mktemp("home")
+    home = new_folder("home")
     for name in [n for n in os.environ if n.startswith(_CLEARED) or n.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     # programs that tests start have sockets of their own: their way out is a closed door
@@ -38,6 +59,8 @@ def stay_at_home(
     monkeypatch.setenv("SM120_STORE", str(home / "store"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    # without settings pip has nothing to say, and takes half a second for it
+    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
     monkeypatch.setattr(socket.socket, "connect", _only_loopback(socket.socket.connect))
     monkeypatch.setattr(socket, "getaddrinfo", _only_numbers(socket.getaddrinfo))
     yield
@@ -86,8 +109,7 @@ def door(tiny: TinyRegistry) -> Iterator[Door]:
 
 @pytest.fixture
 def no_slow_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds ask no pip and start no processes: that takes seconds, and other tests do it."""
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
+    """Builds start no processes: that takes seconds, and other tests do it."""
     monkeypatch.setattr("pipeline.assemble.locked_layers._workers", makers.threads)
 
 

@@ -16,6 +16,7 @@ from pipeline.fetch.http import Client
 from pipeline.fetch.index import find_file
 from pipeline.fetch.settings import (
     Settings,
+    _pip_config_list,
     folder_of,
     pip_settings,
     read_settings,
@@ -32,6 +33,7 @@ from tests.testbed.fault_server import FaultServer
 from tests.unit.support import pin_for
 
 SECRET = "tr0ub4dor"
+ASK_PIP = _pip_config_list  # before a test puts something in its place
 INDEX = "https://index.example.invalid/simple"
 OTHER = "https://other.example.invalid/simple"
 
@@ -75,6 +77,12 @@ def test_a_value_with_an_equals_sign_and_a_quote_survives() -> None:
     assert pip_settings(listing)["index-url"] == ["https://u:p'w@h/simple?a=b"]
 
 
+@pytest.fixture
+def real_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", ASK_PIP)
+
+
+@pytest.mark.usefixtures("real_pip")
 def test_real_pip_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(f"[global]\nindex-url = {INDEX}\nproxy = h:1\n[install]\nproxy = h:2\n")
@@ -84,6 +92,7 @@ def test_real_pip_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert (result.indexes, result.proxy) == ((INDEX, OTHER), "h:2")
 
 
+@pytest.mark.usefixtures("real_pip")
 def test_a_python_without_pip_has_no_pip_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
