@@ -91,6 +91,7 @@ def _dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def _imports(path: Path) -> list[tuple[str, list[str]]]:
     """(module, names) of each import of ours, relative ones made absolute."""
     imports: list[tuple[str, list[str]]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -26,20 +27,30 @@ def test_no_two_test_files_have_one_name() -> None:
 def asserts(function: ast.FunctionDef, helpers: frozenset[str] = frozenset()) -> bool:
     """Whether it asserts, expects an error or a skip, or calls a helper that does."""
     for node in ast.walk(function):
-        called = ast.unparse(node.func).rpartition(".") if isinstance(node, ast.Call) else None
-        if isinstance(node, (ast.Assert, ast.Raise)) or (called and called[2] in helpers):
-            return True
-        if called and called[0] == "pytest" and called[2] in ("raises", "warns", "fail"):
-            return True
+        match node:
+            case ast.Assert() | ast.Raise():
+                return True
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in helpers:
+                return True
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="pytest"), attr=name)):
+                if name in ("raises", "warns", "fail"):
+                    return True
     return False
+
+
+def functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef]:
+    """All of them, also those inside classes and other functions."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef):
+            yield statement
+        yield from functions(getattr(statement, "body", []))
 
 
 def test_every_test_asserts_something() -> None:
     every = [
-        (file, node)
+        (file, function)
         for file in TESTS.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef)
+        for function in functions(ast.parse(file.read_text(encoding="utf-8")).body)
     ]
     helpers = frozenset(f.name for _, f in every if not f.name.startswith("test_") and asserts(f))
     tests = [(file, f) for file, f in every if file in FILES and f.name.startswith("test_")]

@@ -38,7 +38,7 @@ LOCK = sealed("tiny", AMD64, DIGEST, None, [WHEEL], [DEB])
 
 names = st.from_regex(r"[a-z0-9][a-z0-9.+-]{0,20}", fullmatch=True)
 versions = st.from_regex(r"[A-Za-z0-9.+~:!_-]{1,20}", fullmatch=True)
-hexes = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
+hexes = st.binary(min_size=32, max_size=32).map(bytes.hex)
 sizes = st.integers(1, 2**40)
 file_names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.+~!%:-]{0,30}", fullmatch=True)
 paths = st.lists(

@@ -164,7 +164,7 @@ def test_pax_headers_in_a_row_take_no_more_memory_than_one() -> None:
     start = tar_of(Thing("a"))
 
     def source() -> Iterator[bytes]:
-        for _ in range(60):
+        for _ in range(30):
             yield pax_header(body)
         yield start
 
