@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.fetch.http import Client
-from pipeline.fetch.settings import read_settings
+from pipeline.fetch.settings import plain_settings
 from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.repair import repair
 from pipeline.weights.disk import receipt
@@ -58,7 +58,7 @@ def make_locked(folder: Path, hub: TestHub, *, hub_cache: bool) -> DiskSet:
 
 
 def supply_of(a_set: DiskSet, hub: TestHub) -> RouteSupply:
-    client = Client(read_settings(), first_wait_s=0.01)
+    client = Client(plain_settings(), first_wait_s=0.01)
     routes = find_routes(client, a_set.place.lock, endpoint=hub.url, token=None)
     return RouteSupply(routes[:1], client)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.fetch.http import Client
-from pipeline.fetch.settings import read_settings
+from pipeline.fetch.settings import plain_settings
 from pipeline.weights.check import rebuild, repair
 from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.rebuild import wrong_by_size
@@ -420,7 +420,7 @@ def test_the_routes_of_a_fetch_are_asked_one_after_the_other(tmp_path: Path, kin
             flip(plain.path(SHARD), 0)
         folders = [tmp_path, wrong, folder]
         routes: list[Route] = [FolderRoute(f, lock) for f in folders]
-        supply = RouteSupply(routes, Client(read_settings(), first_wait_s=0.01))
+        supply = RouteSupply(routes, Client(plain_settings(), first_wait_s=0.01))
         repair.repair(plain.place, plain.check(), supply)
         assert is_right(plain)
 
