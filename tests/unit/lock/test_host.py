@@ -262,8 +262,9 @@ def test_a_lock_that_is_missing_edited_or_stale_is_refused(
     with pytest.raises(LockMissing):
         read_host_lock(path)
     write_host_lock(path, sealed_host(spec_for(), {DEBIAN: locked(repository)}))
-    with pytest.raises(LockStale):
+    with pytest.raises(LockStale) as stale:
         current_host_lock(path, spec_for(branch=590))
+    assert "`sm120 host lock --dry-run`" in stale.value.hint
     path.write_text(path.read_text().replace("1.18.2-1", "1.18.3-1"))
     with pytest.raises(LockEdited):
         read_host_lock(path)

@@ -23,7 +23,7 @@ from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES
 from pipeline.weights.disk.install import make_way
 from pipeline.weights.disk.receipt import keep, read_receipt
-from pipeline.weights.model import FilePin
+from pipeline.weights.model import FilePin, WeightsLock
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.partial_file import merged, missing
 from pipeline.weights.transfer.routes import Route
@@ -455,6 +455,24 @@ def test_the_command_repairs_and_says_what_it_fetched(a_set: DiskSet, sm120: Com
     assert ended.code == 0
     assert "fetched whole" in ended.out
     assert is_right(a_set)
+
+
+def test_the_command_obeys_the_switches_of_the_hub_as_a_fetch_does(
+    a_set: DiskSet, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def find_routes(client: Client, lock: WeightsLock, **options: Any) -> list[Route]:
+        given.update(options)
+        return [FolderRoute(a_set.copy, lock)]
+
+    monkeypatch.setattr("pipeline.weights.transfer.sources.find_routes", find_routes)
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    flip(a_set.path(SHARD), 5)
+    assert sm120("weights", "verify", a_set.place.root, "--repair").code == 0
+    assert (given["with_xet"], given["offline"], given["token"]) == (False, True, None)
 
 
 def test_the_command_does_not_call_a_failed_repair_a_success(
