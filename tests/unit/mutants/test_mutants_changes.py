@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.accepted import Accepted, read_accepted
 from tests.mutants.changes import Mutant, changed_source, mutants_of
 from tests.unit.support import ROOT
 
@@ -109,3 +110,9 @@ def test_every_mutant_of_the_pipeline_is_python() -> None:
     assert len(mutants) > 50
     for mutant in mutants:
         compile(changed_source(source, mutant), mutant.file, "exec")
+
+
+@pytest.mark.parametrize("entry", read_accepted(), ids=lambda entry: entry.function)
+def test_an_accepted_mutant_is_one_of_the_code_as_it_is(entry: Accepted) -> None:
+    source = (ROOT / entry.file).read_text(encoding="utf-8")
+    assert entry.name in {mutant.name for mutant in mutants_of(entry.file, source)}
