@@ -251,7 +251,7 @@ def layer_bytes_guess(layer: LayerPlan) -> int:
 
 def foreign_key(layer: LayerPin) -> str:
     """Under which the store knows what a layer of a foreign base holds."""
-    # in one table with our own layers, so the words keep the keys apart
+    # in one table with our own layers, so the first part keeps the keys apart
     parts = ["foreign layer", READER, layer.digest, layer.diff_id, layer.media_type]
     return sha256_of(canonical_json(parts))
 

@@ -75,7 +75,7 @@ def signed(statement: dict[str, Any], key: ec.EllipticCurvePrivateKey) -> bytes:
         "mediaType": MEDIA_TYPE,
         "verificationMaterial": {
             "publicKey": {"hint": key_hint(key.public_key())},
-            # a plain key needs no transparency log; verifiers must be told so, too
+            # a plain key needs no transparency log; verifiers must know that, too
             "tlogEntries": [],
         },
         "dsseEnvelope": {

@@ -80,7 +80,7 @@ def _index(images: dict[str, Document]) -> bytes:
         for platform, image in sorted(images.items())
     ]
     first, *others = [image.annotations.items() for image in images.values()]
-    # what holds for one platform only must not be said of the index
+    # what holds for one platform only must not stand in the index
     shared = set(first).intersection(*others)
     return index_json(entries, dict(shared))
 
