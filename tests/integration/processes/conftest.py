@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.conftest import sm120, stay_at_home
+from tests.unit.conftest import new_folder, sm120, stay_at_home
 from tests.unit.host.conftest import programs, unkillable
 
-__all__ = ["programs", "sm120", "stay_at_home", "unkillable"]
+__all__ = ["new_folder", "programs", "sm120", "stay_at_home", "unkillable"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.unit.conftest import stay_at_home
+from tests.unit.conftest import new_folder, stay_at_home
 
-__all__ = ["stay_at_home"]
+__all__ = ["new_folder", "stay_at_home"]
