@@ -16,18 +16,19 @@ def role_values(
     role: str, tmp_path: Path, expression: str, cases: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """What an expression over the role's variables gives, in each case of other variables."""
-    places = [tmp_path / f"answer-{number}" for number in range(len(cases))]
-    tasks = [
+    place = tmp_path / "answers"
+    # set_fact is done by Ansible itself, while each module is a process of its own
+    tasks: list[dict[str, Any]] = [
         {
-            "ansible.builtin.copy": {
-                "content": f"{{{{ {expression} }}}}",
-                "dest": str(place),
-                "mode": "0600",
+            "ansible.builtin.set_fact": {
+                "answers": f"{{{{ answers | default([]) + [({expression}) | string] }}}}"
             },
             "vars": dict(case),
         }
-        for place, case in zip(places, cases, strict=True)
+        for case in cases
     ]
+    written = {"content": "{{ answers | to_json }}", "dest": str(place), "mode": "0600"}
+    tasks.append({"ansible.builtin.copy": written})
     play = {
         "hosts": "localhost",
         "connection": "local",
@@ -47,4 +48,5 @@ def role_values(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return [place.read_text() for place in places]
+    answers: list[str] = json.loads(place.read_text(encoding="utf-8"))
+    return answers
