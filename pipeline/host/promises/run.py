@@ -17,19 +17,19 @@ from pipeline.host.fleet.promised import Promised, Roles
 from pipeline.host.fleet.remote import Remote, Unreached
 from pipeline.host.fleet.result import Row
 from pipeline.host.promises import (
+    container_runtime,
+    cuda,
+    host_tuning,
+    nccl,
+    nvidia_driver,
+    nvidia_repository,
     owned,
-    test_container_runtime,
-    test_cuda,
-    test_host,
-    test_host_tuning,
-    test_nccl,
-    test_nvidia_driver,
-    test_nvidia_repository,
-    test_pcie,
-    test_pinned_packages,
-    test_registry,
-    test_weights,
+    pcie,
+    pinned_packages,
+    registry,
+    weights,
 )
+from pipeline.host.promises import host as every_host
 from pipeline.host.promises.checks import Host, locked_target
 from pipeline.host.promises.outcome import Outcome, Undecided, known
 from pipeline.known import Known
@@ -37,16 +37,16 @@ from pipeline.known import Known
 Check: TypeAlias = Callable[..., None]
 
 MODULES: dict[str, ModuleType] = {
-    "host": test_host,
-    "nvidia_repository": test_nvidia_repository,
-    "nvidia_driver": test_nvidia_driver,
-    "cuda": test_cuda,
-    "pcie": test_pcie,
-    "nccl": test_nccl,
-    "container_runtime": test_container_runtime,
-    "host_tuning": test_host_tuning,
-    "registry": test_registry,
-    "weights": test_weights,
+    "host": every_host,
+    "nvidia_repository": nvidia_repository,
+    "nvidia_driver": nvidia_driver,
+    "cuda": cuda,
+    "pcie": pcie,
+    "nccl": nccl,
+    "container_runtime": container_runtime,
+    "host_tuning": host_tuning,
+    "registry": registry,
+    "weights": weights,
 }
 # the part of the host lock that a role installs
 _PARTS = {
@@ -113,7 +113,7 @@ def _checks(role: str, roles: Roles) -> Iterator[tuple[Check, str]]:
     if role != "host":
         yield owned.test_nobody_but_root_can_change_its_files, ""
     if role in _PARTS and _installs_packages(role, roles):
-        yield from ((check, _PARTS[role]) for check in checks_in(test_pinned_packages))
+        yield from ((check, _PARTS[role]) for check in checks_in(pinned_packages))
 
 
 def checks_in(module: ModuleType) -> list[Check]:

@@ -34,7 +34,8 @@ from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
 from pipeline.host.fleet.verify import VerifyOptions, verify_fleet, verify_host
 from pipeline.host.probes import runner
 from pipeline.host.probes.runner import ProbeRow
-from pipeline.host.promises import run, test_host
+from pipeline.host.promises import host as every_host
+from pipeline.host.promises import run
 from pipeline.host.promises.run import judge_promises
 from pipeline.host.rules.verdict import RuleResult
 from pipeline.known import unknown
@@ -326,7 +327,7 @@ def test_an_interrupt_does_not_wait_for_commands_on_other_hosts() -> None:
 def test_a_check_that_breaks_is_unknown_and_the_others_are_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(test_host, "test_no_package_is_left_half_installed", lambda host: 1 / 0)
+    monkeypatch.setattr(every_host, "test_no_package_is_left_half_installed", lambda host: 1 / 0)
     result = look_at(promised())
     reasons = {r.promise: r.why for r in result.rows if r.verdict == "unknown"}
     assert reasons == {"<lambda>": "ZeroDivisionError: division by zero"}

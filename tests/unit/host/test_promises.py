@@ -23,18 +23,13 @@ from pipeline.host.fleet.promised import (
     WeightsPromise,
 )
 from pipeline.host.fleet.remote import Remote
-from pipeline.host.promises import owned, run
-from pipeline.host.promises import test_container_runtime as runtime
-from pipeline.host.promises import test_cuda as cuda
-from pipeline.host.promises import test_host as base
-from pipeline.host.promises import test_host_tuning as tuning
-from pipeline.host.promises import test_nccl as nccl
-from pipeline.host.promises import test_nvidia_driver as driver
-from pipeline.host.promises import test_nvidia_repository as repository
-from pipeline.host.promises import test_pcie as pcie
-from pipeline.host.promises import test_pinned_packages as pins
-from pipeline.host.promises import test_registry as registry
-from pipeline.host.promises import test_weights as weights
+from pipeline.host.promises import container_runtime as runtime
+from pipeline.host.promises import cuda, nccl, owned, pcie, registry, run, weights
+from pipeline.host.promises import host as base
+from pipeline.host.promises import host_tuning as tuning
+from pipeline.host.promises import nvidia_driver as driver
+from pipeline.host.promises import nvidia_repository as repository
+from pipeline.host.promises import pinned_packages as pins
 from pipeline.host.promises.boot import without_effect
 from pipeline.host.promises.outcome import Broken, NotApplicable, Outcome, Undecided
 from pipeline.host.promises.owned import LEFT, LOOSE
