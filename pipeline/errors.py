@@ -270,6 +270,21 @@ class NotReproducible(OutputDiffers):
     hint = "The first difference is named above; keep both layouts and report it."
 
 
+class CompileFailed(PipelineError):
+    exit_code = 33
+    meaning = "a source did not compile, or not to what its spec promises"
+
+
+class StepFailed(CompileFailed):
+    meaning = "a step of a source's build failed, hung, or ran out of memory or disk"
+    hint = "The log named above holds all of its output; finished objects are kept."
+
+
+class OutputWrong(CompileFailed):
+    meaning = "a compiled tree lacks a file, or holds other machine code than its spec promises"
+    hint = "Correct `outputs`, `architectures` or `cpu` in source.yaml, or the build's flags."
+
+
 class StoreUnusable(PipelineError):
     exit_code = 40
     meaning = "the store, or the disk it is on, cannot be used as it is"
@@ -315,6 +330,11 @@ class UnknownImage(UnknownName):
     hint = "`sm120 image list` lists them; `sm120 build IMAGE` builds one."
 
 
+class UnknownSource(UnknownName):
+    meaning = "there is no such source to compile, or no such build of it"
+    hint = "`sm120 source list` shows what there is."
+
+
 class NoCheckout(UnknownName):
     meaning = "no checkout was found"
     hint = "Run it in the checkout, or name it with --checkout."
@@ -344,6 +364,11 @@ class DockerUnavailable(ToolUnavailable):
     hint = (
         "Start Docker, or set DOCKER_HOST. Building needs no Docker, only loading and running do."
     )
+
+
+class SandboxUnavailable(ToolUnavailable):
+    meaning = "nothing on this machine can compile without network and out of reach of your files"
+    hint = "Allow user namespaces, run it as root, or install Docker or Podman."
 
 
 class AddressUnusable(ToolUnavailable):

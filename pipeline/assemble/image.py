@@ -233,6 +233,8 @@ def _chain_layers(checkout: Checkout, store: Store, plan: ImagePlan) -> list[Tit
     for layer in plan.layers:
         record = _pinned(store, layer.key, layer.title)
         layers.append(TitledLayer(title=layer.title, record=record))
+    for tree in plan.trees:
+        layers.append(TitledLayer(title=tree.title, record=_pinned(store, tree.key, tree.title)))
     return layers
 
 

@@ -11,13 +11,17 @@ from pathlib import Path
 from pipeline.assemble.venv import Venv
 from pipeline.errors import SpecInvalid
 from pipeline.lock.model import BasePin, ImageLock, LayerPin, Pin, WheelPin, current_lock
+from pipeline.lock.source import SourceLock, current_source_lock
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import Account, ImageSpec
+from pipeline.spec.image import Account, CompiledSpec, ImageSpec
+from pipeline.spec.source import BuildSpec, SourceSpec
 from pipeline.store.store import Store
 
 # Raised when the same inputs would give other bytes; part of every layer's key.
 FORMAT = 1
+# Raised when the same source, toolchain and steps would give another compiled tree.
+TREE_FORMAT = 1
 # Raised when the same foreign layer would be listed otherwise.
 READER = 1
 # A wheel this large has a layer of its own, shared between images and pushed once.
@@ -74,6 +78,47 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
+class TreePlan:
+    """A source compiled in one way for one platform, and where its files lie in an image."""
+
+    source: SourceSpec
+    name: str  # of the build
+    platform: str
+    lock: SourceLock
+    toolchain: ImagePlan
+    to: str
+    own: tuple[str, ...]  # the digests of our files and patches, in their order
+
+    @property
+    def build(self) -> BuildSpec:
+        return self.source.builds[self.name]
+
+    @property
+    def title(self) -> str:
+        return f"{self.source.name} ({self.name})"
+
+    @cached_property
+    def inputs(self) -> dict[str, object]:
+        """All that decides its bytes, by name; what only helps to plan is no part of it."""
+        hints = {"cpu_minutes", "job_memory_mb", "silent_minutes", "platforms", "may_differ"}
+        return {
+            "format": TREE_FORMAT,
+            "platform": self.platform,
+            "tree": self.lock.tree,
+            "build": self.build.model_dump(mode="json", by_alias=True, exclude=hints),
+            "files": [[file.to, file.mode] for file in self.source.files],
+            "own": list(self.own),
+            "toolchain": self.toolchain.key,
+            "to": self.to,
+        }
+
+    @cached_property
+    def key(self) -> str:
+        """Under which the store keeps its layer."""
+        return sha256_of(canonical_json(self.inputs))
+
+
+@dataclass(frozen=True)
 class ImagePlan:
     """One image for one platform: its spec, its lock, and the layers that come from pins."""
 
@@ -83,6 +128,7 @@ class ImagePlan:
     layers: tuple[LayerPlan, ...]
     base: ImagePlan | None
     inputs: dict[str, object]  # all that decides the image, by name
+    trees: tuple[TreePlan, ...] = ()
 
     @cached_property
     def key(self) -> str:
@@ -109,6 +155,9 @@ class ImagePlan:
     def all_layers(self) -> list[LayerPlan]:
         return [layer for plan in self.chain() for layer in plan.layers]
 
+    def all_trees(self) -> list[TreePlan]:
+        return [tree for plan in self.chain() for tree in plan.trees]
+
 
 def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
     """Everything that can be known without network or disk work; refuses stale locks."""
@@ -125,12 +174,34 @@ def _plan_on(
     _require_files(checkout, spec)
     lock = current_lock(checkout, spec, platform)
     layers = tuple(_layers(spec, lock, platform.partition("/")[2]))
+    trees = tuple(plan_tree(checkout, each, platform) for each in spec.compiled)
     inputs = _inputs(checkout, spec, lock, base)
-    plan = ImagePlan(spec, platform, lock, layers, base, inputs)
+    if trees:
+        inputs["compiled"] = [tree.key for tree in trees]
+    plan = ImagePlan(spec, platform, lock, layers, base, inputs, trees)
     # an image on too tall a base is refused before anything is fetched
     foreign_layers = len(plan.foreign.layers) if plan.foreign else 0
-    require_few(spec.name, len(plan.all_layers()) + foreign_layers)
+    require_few(spec.name, len(plan.all_layers()) + len(plan.all_trees()) + foreign_layers)
     return plan
+
+
+def plan_tree(checkout: Checkout, compiled: CompiledSpec, platform: str) -> TreePlan:
+    """What a compiled tree is made of; refuses a stale lock, and a toolchain compiled itself."""
+    source = checkout.source(compiled.source)
+    build = checkout.source_build(compiled.source, compiled.build, platform)
+    lock = current_source_lock(checkout.source_lock_path(source.name), source)
+    toolchain = plan_image(checkout, build.toolchain, platform)
+    if toolchain.all_trees():
+        raise SpecInvalid(
+            f"{source.name}: toolchain: {build.toolchain} holds compiled trees; use one of packages"
+        )
+    folder = checkout.source_folder(source.name)
+    names = [*(f.source for f in source.files), *(p.file for p in source.patches)]
+    own = tuple(_file_digest(folder / name) for name in names)
+    if "missing" in own:
+        absent = names[own.index("missing")]
+        raise SpecInvalid(f"{source.name}: {absent} is not in the source's folder")
+    return TreePlan(source, compiled.build, platform, lock, toolchain, compiled.to, own)
 
 
 def require_few(name: str, layers: int) -> None:
@@ -206,7 +277,7 @@ def _inputs(
     patch_folder = folder / spec.patches if spec.patches else folder
     return {
         "format": FORMAT,
-        "spec": sha256_of(canonical_json(spec.model_dump(mode="json", by_alias=True))),
+        "spec": sha256_of(canonical_json(spec.dumped())),
         "lock": lock.seal,
         "base": base.key if base else None,
         "files": [_file_digest(folder / file.source) for file in spec.files],

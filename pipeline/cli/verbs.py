@@ -51,6 +51,11 @@ IMAGE = {
     "sources": Verb("image.explain:sources", "Show where this machine downloads files from."),
     "schema": Verb("image.explain:schema", "Print the JSON schema of a file or statement."),
 }
+SOURCE = {
+    "list": Verb("source.sources:list_sources", "List the sources, their builds and times."),
+    "lock": Verb("source.sources:lock", "Look up archives of sources; write their locks."),
+    "build": Verb("source.compile:build_source", "Compile a source into the store."),
+}
 GATE = {
     "run": Verb("gate.run:run", "Judge an image: shared memory, numerics, machine code."),
     "patches": Verb("gate.patches:patches", "Judge whether each patch of an image is needed."),
@@ -161,6 +166,7 @@ Once for each system of your hosts, then for all of them:
 
 GROUPS = (
     VerbGroup("image", verbs=IMAGE, help="Lock, build, load and export engine images."),
+    VerbGroup("source", verbs=SOURCE, help="Lock and compile engines from source."),
     VerbGroup("gate", verbs=GATE, help="Check without a GPU that an image runs on its card."),
     VerbGroup(
         "weights",

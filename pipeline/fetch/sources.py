@@ -19,7 +19,7 @@ from pipeline.fetch.http import Client
 from pipeline.fetch.settings import folder_of, with_login
 from pipeline.files import read_at_most
 from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.lock.model import DebPin, Pin, WheelPin
+from pipeline.lock.model import ArchivePin, DebPin, Pin, WheelPin
 from pipeline.net.failures import NetError
 
 # One package version has a handful of files.
@@ -47,8 +47,8 @@ class Sources:
         """Ways to find a file, nearest first; each is asked only when those before it failed."""
         settings = self._client.settings
         folders = [f for m in settings.mirrors if (f := folder_of(m))]
-        if isinstance(pin, WheelPin):
-            # find-links of pip and uv are for wheels; .debs may lie in mirrors only
+        if not isinstance(pin, DebPin):
+            # find-links of pip and uv are for wheels and sdists; .debs may lie in mirrors only
             folders += settings.folders
         near = [partial(_in_folder, folder, pin) for folder in folders]
         if offline:
@@ -57,10 +57,14 @@ class Sources:
         mirrors = [partial(_at_mirror, address, pin) for address in addresses]
         if isinstance(pin, DebPin):
             return [*near, *mirrors, partial(self._debian_places, pin)]
+        if isinstance(pin, ArchivePin) and pin.kind == "debian":
+            return [*near, *mirrors, partial(self._debian_archive_places, pin)]
+        if isinstance(pin, ArchivePin) and pin.kind == "file":
+            return [*near, *mirrors]  # its name means something to the user alone
         indexes = [partial(self._index_places, index, pin) for index in settings.indexes]
         return [*near, *mirrors, *indexes]
 
-    def _index_places(self, index: str, pin: WheelPin) -> Iterator[Place]:
+    def _index_places(self, index: str, pin: WheelPin | ArchivePin) -> Iterator[Place]:
         from pipeline.fetch.index import find_file  # slow to import, and not every build asks
 
         for package in find_file(self._client, index, pin.name, pin.file):
@@ -72,13 +76,19 @@ class Sources:
                 )
             yield Place(with_login(package.url, index))
 
-    def _debian_places(self, pin: DebPin) -> Iterator[Place]:
-        for base in self._find_mirror().bases_for(pin.path):
+    def _debian_archive_places(self, pin: ArchivePin) -> Iterator[Place]:
+        return self._below_mirrors(pin.path or "")
+
+    def _below_mirrors(self, path: str) -> Iterator[Place]:
+        for base in self._find_mirror().bases_for(path):
             if folder := folder_of(base):
-                yield Place(str(folder / pin.path), local=True)
+                yield Place(str(folder / path), local=True)
             else:
                 # Debian's versions have + and ~, which its mirrors serve unescaped
-                yield Place(f"{base.rstrip('/')}/{quote(pin.path, safe='/+~')}")
+                yield Place(f"{base.rstrip('/')}/{quote(path, safe='/+~')}")
+
+    def _debian_places(self, pin: DebPin) -> Iterator[Place]:
+        yield from self._below_mirrors(pin.path)
         # last: mirrors drop old versions, and this archive keeps them all
         if snapshot := os.environ.get("SM120_DEBIAN_SNAPSHOT"):
             yield from snapshot_places(self._client, snapshot, pin)

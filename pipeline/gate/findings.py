@@ -15,13 +15,13 @@ from pipeline.gate.arch.verdict import ObjectVerdict
 from pipeline.gate.evidence import Evidence, EvidenceRow, GateKind
 from pipeline.gate.files import gate_files
 from pipeline.gate.patches import PatchVerdict
-from pipeline.gate.sandbox.sandbox import find_sandbox
 from pipeline.gate.smem.environment import Environment
 from pipeline.gate.smem.image_gate import ImageGate
 from pipeline.gate.smem.limits import CARDS, Card
 from pipeline.gate.smem.results import CaseResult, CaseVerdict, GateResult, worst
 from pipeline.gate.smem.run import worker_digest
 from pipeline.model import canonical_json, sha256_of
+from pipeline.sandbox.sandbox import find_sandbox
 from pipeline.spec.checkout import Checkout
 
 # Left out of evidence: the same findings must give the same bytes, whenever they are made.

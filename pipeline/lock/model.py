@@ -111,7 +111,19 @@ class DebPin(Frozen):
         return self.path.rpartition("/")[2]
 
 
-Pin = WheelPin | DebPin
+class ArchivePin(Frozen):
+    """A source archive. Where it can be asked for follows from its kind."""
+
+    kind: Literal["sdist", "debian", "file"]
+    name: Name
+    version: Version | Literal[""] = ""
+    path: RelativePath | None = Field(default=None, description="below a Debian mirror")
+    file: FileName
+    size_bytes: Size
+    sha256: Hex
+
+
+Pin = WheelPin | DebPin | ArchivePin
 
 
 class ImageLock(Sealed):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage
+from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage, UnknownSource
 from pipeline.spec.image import ImageSpec, PatchSeries
+from pipeline.spec.source import BuildSpec, SourceSpec
 from pipeline.yaml_file import read_yaml
 
 
@@ -27,6 +28,42 @@ class Checkout:
     def lock_path(self, name: str, platform: str) -> Path:
         architecture = platform.partition("/")[2]
         return self.root / "lockfiles" / "images" / f"{name}.{architecture}.lock.yaml"
+
+    def sources(self) -> list[str]:
+        """All sources that can be compiled here, sorted."""
+        return sorted(p.parent.name for p in self._sources.glob("*/source.yaml"))
+
+    @property
+    def _sources(self) -> Path:
+        return self.root / "images" / "sources"
+
+    def source_folder(self, name: str) -> Path:
+        return self._sources / name
+
+    def source_lock_path(self, name: str) -> Path:
+        return self.root / "lockfiles" / "sources" / f"{name}.lock.yaml"
+
+    def source(self, name: str) -> SourceSpec:
+        """One source's spec."""
+        path = self.source_folder(name) / "source.yaml"
+        if not path.exists():
+            known = ", ".join(self.sources()) or "none"
+            raise UnknownSource(f"there is no source {name!r} (there are: {known})")
+        spec = read_yaml(path, SourceSpec)
+        if spec.name != name:
+            raise SpecInvalid(f"{path}: name: is {spec.name!r}, its folder is {name!r}")
+        return spec
+
+    def source_build(self, name: str, build: str, platform: str) -> BuildSpec:
+        """One way to compile a source, for a platform that it is meant for."""
+        spec = self.source(name)
+        found = spec.builds.get(build)
+        if found is None:
+            known = ", ".join(spec.builds)
+            raise UnknownSource(f"{name}: has no build {build!r} (it has: {known})")
+        if platform not in found.platforms:
+            raise SpecInvalid(f"{name}: its build {build} is not for {platform}")
+        return found
 
     @property
     def golden_path(self) -> Path:

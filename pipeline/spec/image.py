@@ -112,6 +112,14 @@ class FileSpec(Frozen):
     mode: Mode = "0644"
 
 
+class CompiledSpec(Frozen):
+    """A source compiled here, and where its files lie in the image."""
+
+    source: Name
+    build: Name
+    to: ImagePath
+
+
 class ImageSpec(Frozen):
     """One image: its base, what is put on it, and how it runs."""
 
@@ -126,6 +134,7 @@ class ImageSpec(Frozen):
     debs: list[Name] = []
     python: PythonSpec | None = None
     cuda: CudaSpec | None = None
+    compiled: list[CompiledSpec] = []
     files: list[FileSpec] = []
     patches: RelativePath | None = None
     entrypoint: list[str] = []
@@ -145,6 +154,11 @@ class ImageSpec(Frozen):
         if self.base is not None and self.accounts:
             raise ValueError("`accounts` belong to the root image that has `debian`")
         return self
+
+    def dumped(self) -> dict[str, Any]:
+        """All of the spec, as hashes cover it; what came later counts only where it is used."""
+        later = {name for name in ("compiled",) if not getattr(self, name)}
+        return self.model_dump(mode="json", by_alias=True, exclude=later)
 
     @property
     def foreign(self) -> ForeignBase | None:

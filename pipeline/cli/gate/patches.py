@@ -22,10 +22,10 @@ from pipeline.gate.patches import (
     unproved,
     versions_against,
 )
-from pipeline.gate.sandbox.sandbox import find_sandbox, require_isolation
 from pipeline.gate.smem.image_gate import find_case
 from pipeline.gate.smem.limits import card_for
 from pipeline.gate.smem.tune import tune as sweep
+from pipeline.sandbox.sandbox import find_sandbox, require_isolation
 
 
 @click.command()

@@ -28,9 +28,11 @@ from pipeline.cli.options import (
     platform_option,
 )
 from pipeline.cli.signing import Signing, signer_of
+from pipeline.cli.source.compile import compile_missing
 from pipeline.errors import NotReproducible, StoreDamaged
 from pipeline.evidence.image import record_rebuild
 from pipeline.fetch.base import BaseSettings
+from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.transport import make_fetcher
 from pipeline.store.store import Store, open_store
 
@@ -79,13 +81,18 @@ def build(
     start = time.monotonic()
     checkout, store, signing = checkout_of(context), store_of(context), Signing()
     plans = plans_of(checkout, names, platform)
+
+    # a function: a build with nothing to fetch reads no settings and runs no pip
+    def fetcher() -> Fetcher:
+        return make_fetcher(store, mirrors, offline, bases)
+
     with store.in_use():
+        compile_missing(checkout, store, plans, fetcher)
         built = build_images(
             checkout,
             store,
             plans,
-            # a function: a build with nothing to fetch reads no settings and runs no pip
-            lambda: make_fetcher(store, mirrors, offline, bases),
+            fetcher,
             keep_inputs=keep_inputs,
             accept=accept,
         )

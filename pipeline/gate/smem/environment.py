@@ -24,13 +24,13 @@ from packaging.utils import canonicalize_name
 from pipeline import log
 from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, plan_image
 from pipeline.errors import GateEnvironment, LockMissing
-from pipeline.gate.sandbox.sandbox import find_sandbox
 from pipeline.gate.smem.context import GateContext, layer_of, locked_wheel, mark_used, unpack
 from pipeline.gate.smem.stub_libraries import make_stubs
 from pipeline.gate.smem.wheels import for_host
 from pipeline.lock.model import WheelPin
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.oci.record import FileRow
+from pipeline.sandbox.sandbox import find_sandbox
 from pipeline.store.store import Store
 
 # Part of every environment's key: raised when the same inputs are unpacked differently.

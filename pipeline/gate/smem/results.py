@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipeline.gate.sandbox.sandbox import Sandbox
 from pipeline.gate.smem.case_spec import AcceptedKernel
 from pipeline.gate.smem.cases import Case
 from pipeline.gate.smem.environment import EnvironmentFacts
 from pipeline.gate.smem.limits import Card
 from pipeline.model import Digest, Frozen
+from pipeline.sandbox.sandbox import Sandbox
 
 KernelVerdict = Literal["fits", "over", "accepted", "spare", "error"]
 CaseVerdict = Literal["passed", "accepted", "failed", "unknown"]

@@ -21,7 +21,6 @@ from pipeline import proc
 from pipeline.errors import Interrupted
 from pipeline.files import os_errors_explained, write_bytes
 from pipeline.gate.files import EngineSetup
-from pipeline.gate.sandbox.sandbox import Sandbox, find_sandbox, hide_environment
 from pipeline.gate.smem.cases import Case, Gates
 from pipeline.gate.smem.context import mark_used
 from pipeline.gate.smem.engine import EngineTree, modules_defining
@@ -29,6 +28,7 @@ from pipeline.gate.smem.environment import Environment
 from pipeline.gate.smem.limits import Card
 from pipeline.gate.smem.results import CaseResult, WorkerAnswer, judge_case
 from pipeline.model import canonical_json, sha256_of
+from pipeline.sandbox.sandbox import Sandbox, find_sandbox, hide_environment
 from pipeline.store.store import Store
 
 WORKER = Path(__file__).parent.with_name("worker")

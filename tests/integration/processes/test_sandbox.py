@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import GateEnvironment
-from pipeline.gate.sandbox import sandbox
-from pipeline.gate.sandbox.sandbox import NO_SANDBOX, START, Sandbox
-from pipeline.gate.sandbox.start import BARRIERS
 from pipeline.gate.smem import run
 from pipeline.gate.smem.engine import EngineTree
 from pipeline.gate.upkeep import gate_sections, remove
+from pipeline.sandbox import sandbox
+from pipeline.sandbox.sandbox import NO_SANDBOX, START, Sandbox
+from pipeline.sandbox.start import BARRIERS
 from pipeline.store.store import open_store
 from tests.unit.gate.smem.test_run import HEAD, cases, target, worker
 from tests.unit.support import Command
@@ -526,7 +526,7 @@ def test_where_the_system_forbids_user_namespaces_most_of_it_still_holds() -> No
     """A namespace that allows none inside it, and no capabilities: as in a container."""
     of_kind("restrictions")
     forbid = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all"
-    imported = "from pipeline.gate.sandbox.sandbox import find_sandbox"
+    imported = "from pipeline.sandbox.sandbox import find_sandbox"
     report = f"{imported}; print(find_sandbox().model_dump_json())"
     text = f"{forbid} --inh-caps -all --no-new-privs {sys.executable} -c '{report}'"
     try:
@@ -548,7 +548,7 @@ def test_where_the_system_forbids_user_namespaces_most_of_it_still_holds() -> No
 
 SNOOP = """
 import ctypes, os, sys
-from pipeline.gate.sandbox.sandbox import hide_environment
+from pipeline.sandbox.sandbox import hide_environment
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     # another user than the one that started it: the kernel hides such a process by itself

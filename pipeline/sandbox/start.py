@@ -3,7 +3,9 @@
     python start.py REQUEST [PROGRAM ARGUMENT…]
 
 REQUEST is a JSON object: `kind`, the folders to `read` and to `write`, an empty folder `root`, the
-working folder `cwd`. Without a program it only tries, and prints as JSON which barriers hold.
+working folder `cwd`; with namespaces also the unpacked image to run in (`system`) and folders at
+other places in it (`mounts`). Without a program it only tries, and prints as JSON which barriers
+hold.
 
 `namespaces` gives the program a file system, a network, processes and message queues of its own,
 as root or through a user namespace. `restrictions` is for systems and containers that forbid this:
@@ -114,9 +116,9 @@ def enter_namespaces() -> None:
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
 
 
-def bind(source: str, root: str, *, writable: bool) -> None:
-    """A file or folder at its own path under a new root."""
-    target = root + source
+def bind(source: str, root: str, *, writable: bool, at: str = "") -> None:
+    """A file or folder under a new root, at its own path or at another."""
+    target = root + (at or source)
     folder = target if Path(source).is_dir() else str(Path(target).parent)
     Path(folder).mkdir(parents=True, exist_ok=True)
     if folder != target and not Path(target).exists():
@@ -144,11 +146,13 @@ def make_root(request: dict[str, Any]) -> None:
     root = request["root"]
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=16m")
-    for path in SYSTEM:
-        if Path(path).is_symlink():
-            Path(root + path).symlink_to(Path(path).readlink())
-        elif Path(path).exists():
-            bind(path, root, writable=False)
+    system = request.get("system")  # the root of an image, in place of this machine's programs
+    for path in SYSTEM if system is None else _top_level(system):
+        source = f"{system or ''}{path}"
+        if Path(source).is_symlink():
+            Path(root + path).symlink_to(Path(source).readlink())
+        elif Path(source).exists():
+            bind(source, root, writable=False, at=path)
     for folder in ("dev/shm", "tmp", "etc", "proc"):
         Path(root, folder).mkdir(parents=True, exist_ok=True)
     for folder in ("dev/shm", "tmp"):
@@ -161,11 +165,14 @@ def make_root(request: dict[str, Any]) -> None:
         bind(path, root, writable=named[path])
     for path in (*request["read"], *request["write"]):
         place_links(Path(path), root)
+    for source, path in request.get("mounts", []):
+        bind(source, root, writable=True, at=path)
     for path in DEVICES:
         Path(root + path).touch()
         mount(path, root + path, None, MS_BIND)
     owner = f"nobody:x:{os.geteuid()}:{os.getegid()}::{request['cwd']}:/bin/sh\n"
-    Path(f"{root}/etc/passwd").write_text(owner, encoding="ascii")
+    if system is None:  # an image has accounts of its own
+        Path(f"{root}/etc/passwd").write_text(owner, encoding="ascii")
     # A container hides parts of /proc and forbids a fresh one: then there is none.
     with contextlib.suppress(OSError):
         flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
@@ -176,6 +183,12 @@ def make_root(request: dict[str, Any]) -> None:
     syscall(_numbers()[0], b".", b".", what="pivot_root")
     check(_libc.umount2(b".", MNT_DETACH), "umount2")
     mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def _top_level(system: str) -> list[str]:
+    """What lies in an image's root but the folders that every container has of its own."""
+    own = {"dev", "proc", "sys", "tmp"}
+    return [f"/{name}" for name in sorted(os.listdir(system)) if name not in own]  # noqa: PTH208
 
 
 def _numbers() -> tuple[int, int]:
@@ -195,7 +208,7 @@ def drop_powers(request: dict[str, Any]) -> None:
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):
             os.setgroups([])
-        named = [*request["read"], *request["write"]]
+        named = [*request["read"], *request["write"], *(at for _, at in request.get("mounts", []))]
         if any(Path(path).stat().st_uid != 0 for path in named):
             kept = 1 << CAP_DAC_OVERRIDE
     for number in range(64):
@@ -334,6 +347,8 @@ def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:
     # The first process of a namespace: when it ends, the kernel ends all others.
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     make_root(request)
+    if "hostname" in request:
+        socket.sethostname(request["hostname"])
     os.chdir(request["cwd"])
     child = os.fork()
     if child:
@@ -343,6 +358,7 @@ def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:
     if not command:
         print(json.dumps(BARRIERS), flush=True)
         os._exit(0)
+    os.umask(0o022)
     start(command)
 
 
@@ -401,6 +417,11 @@ def main(arguments: Sequence[str]) -> int:
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     limits = [n for n in (hard, LARGEST_FILE_BYTES) if n != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_FSIZE, (min(limits), min(limits)))
+    if "memory_bytes" in request:
+        # of each process: a compiler that runs away ends itself before the machine is full
+        resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
+    if "cpus" in request:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: request["cpus"]])
     kinds = {"namespaces": in_namespaces, "restrictions": in_restrictions}
     return kinds[request["kind"]](request, command)
 

@@ -21,8 +21,8 @@ from typing import Literal
 from pipeline import proc
 from pipeline.errors import GateEnvironment
 from pipeline.files import remove_tree
-from pipeline.gate.sandbox.start import BARRIERS
 from pipeline.model import Frozen
+from pipeline.sandbox.start import BARRIERS
 
 START = Path(__file__).with_name("start.py")
 _PROBE_S = 30.0  # a machine under load takes seconds; one that hangs must not hang the gate

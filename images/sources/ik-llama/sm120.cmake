@@ -1,0 +1,14 @@
+# What every build of ik_llama.cpp here has in common; given to CMake with -C.
+set(CMAKE_BUILD_TYPE Release CACHE STRING "")
+# One program that needs no library of ours beside it.
+set(BUILD_SHARED_LIBS OFF CACHE BOOL "")
+# Not the CPU of the machine that compiles: each build names its instruction sets.
+set(GGML_NATIVE OFF CACHE BOOL "")
+# Objects are kept by the launcher that the pipeline sets; ggml's own search for ccache would
+# put a second one before it.
+set(GGML_CCACHE OFF CACHE BOOL "")
+set(LLAMA_BUILD_TESTS OFF CACHE BOOL "")
+# No downloads by the server: weights are fetched and proved before it starts.
+set(LLAMA_CURL OFF CACHE BOOL "")
+# The CPU's flash attention aborts with eight slots (iqk_fa_templates.h:1157 of this commit).
+set(GGML_IQK_FLASH_ATTENTION OFF CACHE BOOL "")

@@ -1,0 +1,1 @@
+"""`sm120 source`: lock sources, compile them, and share their objects."""

@@ -1,0 +1,119 @@
+"""`sm120 source build`, and compiling what images need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import click
+
+from pipeline import log
+from pipeline.assemble.image import Built, build_images
+from pipeline.assemble.plan import ImagePlan, TreePlan, plan_tree
+from pipeline.cli.context import checkout_of, host_platform, say_json, store_of
+from pipeline.cli.options import json_option, mirror_option, offline_option, platform_option
+from pipeline.errors import UnknownSource
+from pipeline.fetch.inputs import Fetcher
+from pipeline.fetch.transport import make_fetcher
+from pipeline.oci.record import LayerRecord
+from pipeline.source.box import KINDS, Wanted, find_way
+from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, tree_path
+from pipeline.spec.checkout import Checkout
+from pipeline.spec.image import CompiledSpec
+from pipeline.store.store import Store
+
+
+def compile_missing(
+    checkout: Checkout,
+    store: Store,
+    plans: Sequence[ImagePlan],
+    fetcher: Callable[[], Fetcher],
+    *,
+    sandbox: Wanted = "auto",
+    jobs: int = 0,
+) -> None:
+    """Compile every tree that the images need and the store lacks."""
+    trees = {tree.key: tree for plan in plans for tree in plan.all_trees()}
+    missing = [tree for tree in trees.values() if store.layer(tree.key) is None]
+    if missing:
+        compiler = make_compiler(checkout, store, fetcher, sandbox, jobs)
+        for tree in missing:
+            compile_tree(compiler, tree)
+
+
+def make_compiler(
+    checkout: Checkout, store: Store, fetcher: Callable[[], Fetcher], sandbox: Wanted, jobs: int
+) -> Compiler:
+    """A compiler whose toolchains are images of this checkout, built when they are needed."""
+
+    def toolchain(tree: TreePlan) -> Built:
+        return build_images(checkout, store, [tree.toolchain], fetcher)[0]
+
+    return Compiler(checkout, store, fetcher, toolchain, find_way(sandbox), jobs)
+
+
+@click.command("build")
+@click.argument("name", metavar="SOURCE")
+@click.argument("build", metavar="BUILD")
+@platform_option
+@click.option("--jobs", type=click.IntRange(1), default=0, help="Compilers to run at once.")
+@click.option(
+    "--sandbox",
+    type=click.Choice(["auto", *KINDS]),
+    default="auto",
+    help="What the steps run in.",
+    show_default=True,
+)
+@mirror_option
+@offline_option
+@json_option
+@click.pass_context
+def build_source(
+    context: click.Context,
+    name: str,
+    build: str,
+    platform: str | None,
+    jobs: int,
+    sandbox: Wanted,
+    mirrors: tuple[str, ...],
+    offline: bool,
+    as_json: bool,
+) -> None:
+    """Compile one build of a source into the store, without making an image of it.
+
+    The steps run in the source's toolchain image without network. Objects are kept: an interrupted
+    or slightly changed build goes on where it was. `sm120 source list` shows builds and times.
+    """
+    checkout, store = checkout_of(context), store_of(context)
+    chosen = host_platform() if platform in (None, "host") else str(platform)
+    wanted = CompiledSpec(source=name, build=build, to=f"/opt/{name}")
+    plan = plan_tree(checkout, wanted, chosen)
+
+    def fetcher() -> Fetcher:
+        return make_fetcher(store, mirrors, offline)
+
+    with store.in_use():
+        record = compile_tree(make_compiler(checkout, store, fetcher, sandbox, jobs), plan)
+    tree = read_tree(store, plan)
+    if as_json:
+        return say_json({**tree.model_dump(), **record.model_dump()})
+    click.echo(_text(tree, record))
+
+
+def read_tree(store: Store, plan: TreePlan) -> CompiledTree:
+    """What the store remembers of a compiled tree."""
+    try:
+        return CompiledTree.model_validate_json(tree_path(store, plan.key).read_bytes())
+    except (FileNotFoundError, ValueError) as error:
+        raise UnknownSource(f"{plan.title} is not compiled") from error
+
+
+def _text(tree: CompiledTree, record: LayerRecord) -> str:
+    rows = [
+        ["layer", record.digest],
+        ["size", log.size(record.unpacked_bytes)],
+        ["toolchain", tree.toolchain],
+        ["objects", f"{tree.objects.compiled} compiled, {tree.objects.kept} kept from before"],
+        ["time", log.seconds(tree.seconds)],
+        ["version", tree.version.replace("\n", "; ")],
+    ]
+    return log.table([tree.source, tree.build], rows)

@@ -1,0 +1,233 @@
+"""From a source's lock and a toolchain to a layer: unpack, patch, run the steps, keep outputs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from pipeline import log, proc
+from pipeline.assemble.entry import Entry, Slice, with_parents
+from pipeline.assemble.image import Built
+from pipeline.assemble.layer import write_layer
+from pipeline.assemble.plan import TreePlan
+from pipeline.errors import DigestMismatch, OutputWrong, StepFailed
+from pipeline.files import os_errors_explained
+from pipeline.model import Frozen
+from pipeline.oci import docker
+from pipeline.oci.record import Kind, LayerRecord
+from pipeline.source.archive import unpack
+from pipeline.source.box import Box, Limits, Way, run_step
+from pipeline.source.objects import ObjectCounts, cache_settings, counts_since
+from pipeline.source.patched import add_files, apply_patches
+from pipeline.source.progress import NINJA_STATUS, NinjaProgress
+from pipeline.source.toolchain import unpacked_root
+from pipeline.spec.checkout import Checkout
+from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.fetch.inputs import Fetcher
+
+# Where a build finds its folders. Compilers write paths into what they make, so these never change.
+SOURCE, BUILD, OBJECTS, TEMPORARY = "/src", "/build", "/objects", "/tmp"  # noqa: S108
+# How much of a failed step's output is part of the error; the log has all of it.
+_SHOWN_LINES = 12
+# 1980-01-01: the oldest date that zip files can hold, and what layers have for every file.
+_EPOCH = "315532800"
+
+
+class CompiledTree(Frozen):
+    """What is remembered of a compiled tree beside its layer."""
+
+    key: str
+    source: str
+    build: str
+    platform: str
+    toolchain: str  # the digest of its image
+    layer: str
+    sandbox: str
+    seconds: float
+    objects: ObjectCounts
+    version: str
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """What compiling needs beside the plan."""
+
+    checkout: Checkout
+    store: Store
+    make_fetcher: Callable[[], Fetcher]
+    build_toolchain: Callable[[TreePlan], Built]
+    way: Way
+    jobs: int = 0  # 0: as many as cores and memory allow
+
+
+def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
+    """The layer of a compiled tree, made unless the store has it."""
+    store = compiler.store
+    with store.locked(f"tree-{plan.key.removeprefix('sha256:')}"):
+        if known := store.layer(plan.key):
+            return known
+        toolchain = compiler.build_toolchain(plan)
+        with store.scratch() as scratch:
+            return _compile(compiler, plan, toolchain, scratch)
+
+
+def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path) -> LayerRecord:
+    store, start = compiler.store, time.monotonic()
+    title = f"{plan.source.name} ({plan.name})"
+    folders = {name: scratch / name.strip("/") for name in (SOURCE, BUILD, TEMPORARY)}
+    for folder in folders.values():
+        folder.mkdir()
+    _bring_source(compiler, plan, folders[SOURCE], title)
+    box = _box(compiler, plan, toolchain, folders, scratch)
+    if compiler.way.kind == "docker":
+        docker.load(store, toolchain.name, toolchain.digest, [box.image])
+    before = counts_since(store, plan.toolchain.spec.name)
+    logs = store.root / "logs"
+    logs.mkdir(exist_ok=True)
+    log_path = logs / f"{plan.source.name}-{plan.name}.log"
+    with log.step(f"Compiling {title}, {_expected(plan, box)}"), log_path.open("w") as out:
+        for step in plan.build.steps:
+            _run(compiler.way, box, plan, step.name, _command(step.run, box), out, log_path)
+    record = _keep_outputs(store, plan, folders[BUILD])
+    tree = CompiledTree(
+        key=plan.key,
+        source=plan.source.name,
+        build=plan.name,
+        platform=plan.platform,
+        toolchain=toolchain.digest,
+        layer=record.digest,
+        sandbox=compiler.way.kind,
+        seconds=round(time.monotonic() - start, 1),
+        objects=counts_since(store, plan.toolchain.spec.name, before),
+        version=_version(compiler.way, box, plan),
+    )
+    store.write(tree_path(store, plan.key), tree.model_dump_json().encode())
+    log.say(f"  {log.count(tree.objects.compiled, 'object')} compiled, {tree.objects.kept} kept")
+    return record
+
+
+def tree_path(store: Store, key: str) -> Path:
+    """Where the store remembers a compiled tree."""
+    return store.root / "trees" / f"{key.removeprefix('sha256:')}.json"
+
+
+def _bring_source(compiler: Compiler, plan: TreePlan, folder: Path, title: str) -> None:
+    pin = plan.lock.archive
+    with log.progress("fetched", pin.size_bytes) as bar:
+        archive = compiler.make_fetcher().fetch(pin, bar)
+    with log.step(f"Unpacking {pin.file}"):
+        unpacked = unpack(archive, plan.source.archive, folder, pin.file)
+    if unpacked.tree != plan.lock.tree:
+        raise DigestMismatch(f"{title}: its files are {unpacked.tree}, locked as {plan.lock.tree}")
+    own = compiler.checkout.source_folder(plan.source.name)
+    add_files(plan.source, own, folder)
+    apply_patches(plan.source, own, folder)
+
+
+def _box(
+    compiler: Compiler,
+    plan: TreePlan,
+    toolchain: Built,
+    folders: Mapping[str, Path],
+    scratch: Path,
+) -> Box:
+    store, spec = compiler.store, plan.toolchain.spec
+    objects = store.root / "objects" / spec.name
+    objects.mkdir(parents=True, exist_ok=True)
+    base = {k: v for p in plan.toolchain.chain() for k, v in p.spec.env.items()}
+    env = {
+        **base,
+        "HOME": BUILD,
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "SOURCE_DATE_EPOCH": _EPOCH,
+        "NINJA_STATUS": NINJA_STATUS,
+        **cache_settings(OBJECTS),
+        **plan.build.env,
+    }
+    return Box(
+        root=unpacked_root(store, toolchain),
+        image=docker.default_tag(toolchain.name, toolchain.digest),
+        mounts={**folders, OBJECTS: objects},
+        env=env,
+        limits=_limits(compiler, plan),
+        scratch=scratch,
+    )
+
+
+def _limits(compiler: Compiler, plan: TreePlan) -> Limits:
+    """As many jobs as there are cores, and fewer where memory would not hold them."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    by_memory = max(1, int(total * 0.9) // (plan.build.job_memory_mb << 20))
+    jobs = compiler.jobs or min(len(os.sched_getaffinity(0)), by_memory)
+    return Limits(
+        cpus=jobs, memory_bytes=int(total * 0.95), silent_s=plan.build.silent_minutes * 60
+    )
+
+
+def _command(run: list[str], box: Box) -> list[str]:
+    return [part.replace("{jobs}", str(box.limits.cpus)) for part in run]
+
+
+def _expected(plan: TreePlan, box: Box) -> str:
+    minutes = plan.build.cpu_minutes / box.limits.cpus
+    return f"about {log.seconds(minutes * 60)} with {log.count(box.limits.cpus, 'job')}"
+
+
+def _run(
+    way: Way, box: Box, plan: TreePlan, name: str, command: list[str], out: TextIO, log_path: Path
+) -> None:
+    progress, shown = NinjaProgress(f"{plan.source.name} {name}"), list[str]()
+
+    def see(line: str) -> None:
+        out.write(line + "\n")
+        progress.see(line)
+        shown.append(line)
+        del shown[:-_SHOWN_LINES]
+
+    out.write(f"$ {' '.join(command)}\n")
+    label = f"{plan.source.name} ({plan.name}): {name}"
+    try:
+        code = run_step(way, box, command, see)
+    except StepFailed as error:
+        raise StepFailed(f"{label}: {error}; log: {log_path}") from error
+    if code:
+        reason = next((x for x in shown if _is_reason(x)), proc.last_line("\n".join(shown)))
+        raise StepFailed(f"{label} ended with {code}: {reason.strip()[:300]}; log: {log_path}")
+
+
+def _is_reason(line: str) -> bool:
+    return "error:" in line or "Killed" in line or "No space left" in line
+
+
+def _keep_outputs(store: Store, plan: TreePlan, build: Path) -> LayerRecord:
+    """The declared outputs as a layer; a missing one stops here, what is not declared stays out."""
+    entries = []
+    for output in plan.build.outputs:
+        path = build / output.source
+        if path.is_symlink() or not path.is_file():
+            raise OutputWrong(f"{plan.source.name} ({plan.name}): left no file {output.source}")
+        mode = 0o755 if output.executable else 0o644
+        content = Slice(str(path), 0, path.stat().st_size)
+        place = f"{plan.to.strip('/')}/{output.to}"
+        entries.append(Entry(place, Kind.FILE, mode, content, owner=plan.source.name))
+    with store.new_blob() as blob:
+        with os_errors_explained(blob.path), blob.path.open("wb") as out:
+            written = write_layer(with_parents(entries), out)
+        blob.keep(written.record.digest)
+    return store.keep_layer(plan.key, written)
+
+
+def _version(way: Way, box: Box, plan: TreePlan) -> str:
+    """What the result says of itself, run in the toolchain; nothing where it cannot run there."""
+    if not plan.build.version:
+        return ""
+    lines: list[str] = []
+    code = run_step(way, box, plan.build.version, lines.append)
+    return "\n".join(lines[:20]) if not code else f"ended with {code}"

@@ -1,0 +1,88 @@
+"""Locking a source: its archive is looked up and unpacked once, for the digest of its files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+from packaging.version import Version
+
+from pipeline import log
+from pipeline.errors import ResolveFailed, SpecInvalid
+from pipeline.files import link_or_copy, sha256_of_file
+from pipeline.lock.model import ArchivePin
+from pipeline.lock.source import SourceLock, sealed_source
+from pipeline.source.archive import unpack
+from pipeline.spec.source import SdistSpec, SourceSpec
+from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
+
+    from pipeline.fetch.inputs import Fetcher
+
+ListFiles = Callable[[str], "list[DistributionPackage]"]
+SizeOf = Callable[[str, str, str], int]
+
+
+def lock_source(
+    store: Store, spec: SourceSpec, list_files: ListFiles, size_of: SizeOf, fetcher: Fetcher
+) -> SourceLock:
+    """The lock of a source from the place that its spec names."""
+    if spec.archive.sdist is None:
+        raise SpecInvalid(
+            f"{spec.name}: archive: is a file of your own",
+            f"`sm120 source lock {spec.name} --from FILE` locks it.",
+        )
+    pin = find_sdist(spec.archive.sdist, list_files, size_of)
+    with log.progress("fetched", pin.size_bytes) as bar:
+        archive = fetcher.fetch(pin, bar)
+    return _sealed(store, spec, pin, archive)
+
+
+def lock_file(store: Store, spec: SourceSpec, archive: Path) -> SourceLock:
+    """The lock of a source from an archive at hand, which the store keeps for the build."""
+    if not archive.is_file():
+        raise SpecInvalid(f"{archive}: is not a file", "Name a tar archive, packed or not.")
+    digest = sha256_of_file(archive).removeprefix("sha256:")
+    pin = ArchivePin(
+        kind="file",
+        name=spec.name,
+        file=archive.name,
+        size_bytes=archive.stat().st_size,
+        sha256=digest,
+    )
+    lock = _sealed(store, spec, pin, archive)
+    if not store.has_input(digest, pin.size_bytes):
+        link_or_copy(archive, store.input_path(digest))
+    return lock
+
+
+def find_sdist(wanted: SdistSpec, list_files: ListFiles, size_of: SizeOf) -> ArchivePin:
+    """The one source archive of a version, by the hash that the index states."""
+    for package in list_files(wanted.project):
+        try:
+            name, version = parse_sdist_filename(package.filename)
+        except InvalidSdistFilename:
+            continue
+        digest = package.digests.get("sha256")
+        is_it = name == canonicalize_name(wanted.project) and version == Version(wanted.version)
+        if is_it and digest:
+            return ArchivePin(
+                kind="sdist",
+                name=wanted.project,
+                version=wanted.version,
+                file=package.filename,
+                size_bytes=package.size or size_of(wanted.project, package.filename, digest),
+                sha256=digest,
+            )
+    raise ResolveFailed(f"{wanted.project} {wanted.version}: no index has its source archive")
+
+
+def _sealed(store: Store, spec: SourceSpec, pin: ArchivePin, archive: Path) -> SourceLock:
+    with tempfile.TemporaryDirectory(dir=store.tmp) as scratch:
+        unpacked = unpack(archive, spec.archive, Path(scratch) / "tree", pin.file)
+    return sealed_source(spec.name, spec.lock_digest(), pin, unpacked.tree, unpacked.files)

@@ -1,0 +1,92 @@
+"""A toolchain image as a folder that programs can run in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pipeline import log
+from pipeline.assemble.image import Built
+from pipeline.assemble.layer import read_pieces
+from pipeline.files import remove_tree, sha256_of_file
+from pipeline.oci.record import FileRow, Kind, LayerRecord
+from pipeline.store.store import Store
+
+Row = tuple[LayerRecord, FileRow]
+
+
+def unpacked_root(store: Store, image: Built) -> Path:
+    """The image's files in a folder of the store, every one hashed before it is used.
+
+    A compiler that somebody changed would change what it compiles, and the folder outlives the
+    command that made it; hashing 1.4 GB takes some seconds, a build takes minutes.
+    """
+    final = store.root / "toolchains" / image.digest.removeprefix("sha256:")
+    rows = _rows(store, image)
+    with store.locked(f"toolchain-{final.name}"):
+        if final.is_dir() and not _is_whole(final, rows):
+            log.say(f"{image.name}: its unpacked copy was changed and is made anew")
+            remove_tree(final)
+        if not final.is_dir():
+            with log.step(f"Unpacking {image.name}, {log.size(image.record.unpacked_bytes)}"):
+                _unpack(store, rows, final)
+    return final
+
+
+def _rows(store: Store, image: Built) -> dict[str, Row]:
+    seen: dict[str, Row] = {}
+    for layer in image.layers:
+        seen |= {row.path: (layer.record, row) for row in store.contents(layer.record)}
+    return seen
+
+
+def _is_whole(root: Path, rows: dict[str, Row]) -> bool:
+    """Whether the folder holds exactly the image's files."""
+    return _count(root) == len(rows) and all(
+        _is(root / path, row) for path, (_, row) in rows.items()
+    )
+
+
+def _is(place: Path, row: FileRow) -> bool:
+    if row.kind == Kind.SYMLINK:
+        return place.is_symlink() and str(place.readlink()) == row.target
+    if place.is_symlink():
+        return False
+    if row.kind == Kind.DIR:
+        return place.is_dir()
+    if row.kind == Kind.FILE:
+        return place.is_file() and sha256_of_file(place) == f"sha256:{row.sha256}"
+    return place.is_file()
+
+
+def _count(root: Path) -> int:
+    """Everything in the folder but itself."""
+    return sum(len(folders) + len(files) for _, folders, files in os.walk(root))
+
+
+def _unpack(store: Store, rows: dict[str, Row], final: Path) -> None:
+    with store.scratch() as scratch:
+        root = scratch / "root"
+        root.mkdir()
+        # links to files come last: what they lead to must be there
+        ordered = sorted(rows.items(), key=lambda item: (item[1][1].kind == Kind.HARDLINK, item[0]))
+        for path, (layer, row) in ordered:
+            _place(store, layer, row, root / path, root)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(root, final)
+
+
+def _place(store: Store, layer: LayerRecord, row: FileRow, place: Path, root: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if row.kind == Kind.DIR:
+        place.mkdir(exist_ok=True)
+    elif row.kind == Kind.SYMLINK:
+        place.symlink_to(row.target)
+    elif row.kind == Kind.HARDLINK:
+        place.hardlink_to(root / row.target)
+    else:
+        with place.open("xb") as out:
+            for piece in read_pieces(store.blob_path(layer.digest), row):
+                out.write(piece)
+        # whoever unpacks it must be able to remove it again, so folders keep the usual mode
+        place.chmod(row.mode & 0o755 | 0o644)
