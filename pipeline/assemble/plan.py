@@ -79,14 +79,13 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class TreePlan:
-    """A source compiled in one way for one platform, and where its files lie in an image."""
+    """A source compiled in one way for one platform."""
 
     source: SourceSpec
     name: str  # of the build
     platform: str
     lock: SourceLock
     toolchain: ImagePlan
-    to: str
     own: tuple[str, ...]  # the digests of our files and patches, in their order
 
     @property
@@ -106,10 +105,10 @@ class TreePlan:
             "platform": self.platform,
             "tree": self.lock.tree,
             "build": self.build.model_dump(mode="json", by_alias=True, exclude=hints),
+            "outputs": [x.model_dump(mode="json", by_alias=True) for x in self.source.outputs],
             "files": [[file.to, file.mode] for file in self.source.files],
             "own": list(self.own),
             "toolchain": self.toolchain.key,
-            "to": self.to,
         }
 
     @cached_property
@@ -201,7 +200,7 @@ def plan_tree(checkout: Checkout, compiled: CompiledSpec, platform: str) -> Tree
     if "missing" in own:
         absent = names[own.index("missing")]
         raise SpecInvalid(f"{source.name}: {absent} is not in the source's folder")
-    return TreePlan(source, compiled.build, platform, lock, toolchain, compiled.to, own)
+    return TreePlan(source, compiled.build, platform, lock, toolchain, own)
 
 
 def require_few(name: str, layers: int) -> None:

@@ -335,7 +335,7 @@ def wait(child: int) -> int:
 
 def start(command: Sequence[str]) -> NoReturn:
     """Become the program."""
-    os.execve(command[0], list(command), dict(os.environ))
+    os.execvp(command[0], list(command))
 
 
 def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:

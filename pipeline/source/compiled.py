@@ -21,7 +21,7 @@ from pipeline.oci import docker
 from pipeline.oci.record import Kind, LayerRecord
 from pipeline.source.archive import unpack
 from pipeline.source.box import Box, Limits, Way, run_step
-from pipeline.source.objects import ObjectCounts, cache_settings, counts_since
+from pipeline.source.objects import ObjectCounts, cache_settings, counts_since, objects_folder
 from pipeline.source.patched import add_files, apply_patches
 from pipeline.source.progress import NINJA_STATUS, NinjaProgress
 from pipeline.source.toolchain import unpacked_root
@@ -87,11 +87,11 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
     box = _box(compiler, plan, toolchain, folders, scratch)
     if compiler.way.kind == "docker":
         docker.load(store, toolchain.name, toolchain.digest, [box.image])
-    before = counts_since(store, plan.toolchain.spec.name)
+    before = counts_since(store)
     logs = store.root / "logs"
     logs.mkdir(exist_ok=True)
     log_path = logs / f"{plan.source.name}-{plan.name}.log"
-    with log.step(f"Compiling {title}, {_expected(plan, box)}"), log_path.open("w") as out:
+    with log.step(f"Compiling {title}, {_expected(plan, box)}"), log_path.open("w", buffering=1) as out:
         for step in plan.build.steps:
             _run(compiler.way, box, plan, step.name, _command(step.run, box), out, log_path)
     record = _keep_outputs(store, plan, folders[BUILD])
@@ -104,7 +104,7 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
         layer=record.digest,
         sandbox=compiler.way.kind,
         seconds=round(time.monotonic() - start, 1),
-        objects=counts_since(store, plan.toolchain.spec.name, before),
+        objects=counts_since(store, before),
         version=_version(compiler.way, box, plan),
     )
     store.write(tree_path(store, plan.key), tree.model_dump_json().encode())
@@ -137,8 +137,8 @@ def _box(
     folders: Mapping[str, Path],
     scratch: Path,
 ) -> Box:
-    store, spec = compiler.store, plan.toolchain.spec
-    objects = store.root / "objects" / spec.name
+    store = compiler.store
+    objects = objects_folder(store)
     objects.mkdir(parents=True, exist_ok=True)
     base = {k: v for p in plan.toolchain.chain() for k, v in p.spec.env.items()}
     env = {
@@ -209,13 +209,13 @@ def _is_reason(line: str) -> bool:
 def _keep_outputs(store: Store, plan: TreePlan, build: Path) -> LayerRecord:
     """The declared outputs as a layer; a missing one stops here, what is not declared stays out."""
     entries = []
-    for output in plan.build.outputs:
+    for output in plan.source.outputs:
         path = build / output.source
         if path.is_symlink() or not path.is_file():
             raise OutputWrong(f"{plan.source.name} ({plan.name}): left no file {output.source}")
         mode = 0o755 if output.executable else 0o644
         content = Slice(str(path), 0, path.stat().st_size)
-        place = f"{plan.to.strip('/')}/{output.to}"
+        place = f"{plan.build.to.strip('/')}/{output.to}"
         entries.append(Entry(place, Kind.FILE, mode, content, owner=plan.source.name))
     with store.new_blob() as blob:
         with os_errors_explained(blob.path), blob.path.open("wb") as out:

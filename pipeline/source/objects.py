@@ -41,9 +41,9 @@ def cache_settings(folder: str) -> dict[str, str]:
     }
 
 
-def counts_since(store: Store, toolchain: str, before: ObjectCounts | None = None) -> ObjectCounts:
+def counts_since(store: Store, before: ObjectCounts | None = None) -> ObjectCounts:
     """What ccache did, by the lines it adds to its log for each call of a compiler."""
-    path = store.root / "objects" / toolchain / _STATS
+    path = objects_folder(store) / _STATS
     lines = path.read_text().split() if path.exists() else []
     compiled = lines.count("cache_miss")
     kept = lines.count("direct_cache_hit") + lines.count("preprocessed_cache_hit")
@@ -52,6 +52,6 @@ def counts_since(store: Store, toolchain: str, before: ObjectCounts | None = Non
     return ObjectCounts(compiled=compiled - before.compiled, kept=kept - before.kept)
 
 
-def objects_folder(store: Store, toolchain: str) -> Path:
-    """Where a toolchain's objects lie."""
-    return store.root / "objects" / toolchain
+def objects_folder(store: Store) -> Path:
+    """Where objects lie: of all toolchains, as the compiler is part of every key."""
+    return store.root / "objects"

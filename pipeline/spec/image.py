@@ -113,11 +113,10 @@ class FileSpec(Frozen):
 
 
 class CompiledSpec(Frozen):
-    """A source compiled here, and where its files lie in the image."""
+    """A source compiled here; its build says where its files lie in the image."""
 
     source: Name
     build: Name
-    to: ImagePath
 
 
 class ImageSpec(Frozen):

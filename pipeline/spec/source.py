@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, model_validator
 
 from pipeline.model import Digest, Frozen, Name, Platform, RelativePath, canonical_json, sha256_of
-from pipeline.spec.image import Architecture, EnvName, FileSpec
+from pipeline.spec.image import Architecture, EnvName, FileSpec, ImagePath
 
 Reason = Annotated[str, StringConstraints(min_length=10)]
 # As /proc/cpuinfo names them, so that a start script can compare without a table.
@@ -98,10 +98,10 @@ class BuildSpec(Frozen):
     """One way to compile a source."""
 
     toolchain: Name = Field(description="the image of this checkout that it is compiled in")
+    to: ImagePath = Field(description="the folder of an image that its outputs lie in")
     platforms: Annotated[list[Platform], Field(min_length=1)]
     env: dict[EnvName, str] = {}
     steps: Annotated[list[StepSpec], Field(min_length=1)]
-    outputs: Annotated[list[OutputSpec], Field(min_length=1)]
     cpu_minutes: Annotated[
         int, Field(gt=0, description="measured, with no object kept from before")
     ]
@@ -133,6 +133,7 @@ class SourceSpec(Frozen):
     upstream: UpstreamSpec
     files: list[FileSpec] = Field(default=[], description="our own files, put into the source")
     patches: list[SourcePatch] = []
+    outputs: Annotated[list[OutputSpec], Field(min_length=1)]
     builds: Annotated[dict[Name, BuildSpec], Field(min_length=1)]
 
     def lock_digest(self) -> str:

@@ -12,3 +12,6 @@ set(LLAMA_BUILD_TESTS OFF CACHE BOOL "")
 set(LLAMA_CURL OFF CACHE BOOL "")
 # The CPU's flash attention aborts with eight slots (iqk_fa_templates.h:1157 of this commit).
 set(GGML_IQK_FLASH_ATTENTION OFF CACHE BOOL "")
+# Tensor parallelism over NCCL is not part of any recipe here, and `-sm graph` is reported to give
+# wrong text with experts on the CPU.
+set(GGML_NCCL OFF CACHE BOOL "")

@@ -55,7 +55,12 @@ def make_compiler(
 @click.argument("name", metavar="SOURCE")
 @click.argument("build", metavar="BUILD")
 @platform_option
-@click.option("--jobs", type=click.IntRange(1), default=0, help="Compilers to run at once.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(0),
+    default=0,
+    help="Compilers to run at once (0: as memory allows).",
+)
 @click.option(
     "--sandbox",
     type=click.Choice(["auto", *KINDS]),
@@ -85,7 +90,7 @@ def build_source(
     """
     checkout, store = checkout_of(context), store_of(context)
     chosen = host_platform() if platform in (None, "host") else str(platform)
-    wanted = CompiledSpec(source=name, build=build, to=f"/opt/{name}")
+    wanted = CompiledSpec(source=name, build=build)
     plan = plan_tree(checkout, wanted, chosen)
 
     def fetcher() -> Fetcher:

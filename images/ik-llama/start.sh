@@ -1,0 +1,27 @@
+#!/bin/sh
+# Starts the build of ik_llama.cpp that this CPU can run, and says which one it is.
+set -eu
+variants=/opt/ik-llama
+flags=" $(sed -n 's/^flags[[:space:]]*: //p' /proc/cpuinfo | head -n 1) "
+can() {
+    for feature in "$@"; do
+        case "$flags" in *" $feature "*) ;; *) return 1 ;; esac
+    done
+}
+if can avx512f avx512bw && [ -d "$variants/avx512" ]; then
+    variant=avx512
+elif can avx2 fma f16c; then
+    variant=avx2
+else
+    echo "ik_llama.cpp: this CPU has no AVX2 with FMA and F16C, which every build here needs" >&2
+    exit 78
+fi
+program=llama-server
+case "${1:-}" in
+llama-server | llama-bench | llama-sweep-bench | llama-quantize)
+    program=$1
+    shift
+    ;;
+esac
+echo "ik_llama.cpp 55d3c05b: $program built for $variant" >&2
+exec "$variants/$variant/$program" "$@"
