@@ -1,7 +1,10 @@
 # What every build of ik_llama.cpp here has in common; given to CMake with -C.
 set(CMAKE_BUILD_TYPE Release CACHE STRING "")
-# One program that needs no library of ours beside it.
-set(BUILD_SHARED_LIBS OFF CACHE BOOL "")
+# Four programs share one libggml: as static programs each would hold 80 MB of the same GPU code.
+set(BUILD_SHARED_LIBS ON CACHE BOOL "")
+# Programs and libraries in one folder, and found there wherever the folder lies.
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY /build/bin CACHE PATH "")
+set(CMAKE_BUILD_RPATH_USE_ORIGIN ON CACHE BOOL "")
 # Not the CPU of the machine that compiles: each build names its instruction sets.
 set(GGML_NATIVE OFF CACHE BOOL "")
 # Objects are kept by the launcher that the pipeline sets; ggml's own search for ccache would
