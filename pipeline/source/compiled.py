@@ -91,7 +91,10 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
     logs = store.root / "logs"
     logs.mkdir(exist_ok=True)
     log_path = logs / f"{plan.source.name}-{plan.name}.log"
-    with log.step(f"Compiling {title}, {_expected(plan, box)}"), log_path.open("w", buffering=1) as out:
+    with (
+        log.step(f"Compiling {title}, {_expected(plan, box)}"),
+        log_path.open("w", buffering=1) as out,
+    ):
         for step in plan.build.steps:
             _run(compiler.way, box, plan, step.name, _command(step.run, box), out, log_path)
     record = _keep_outputs(store, plan, folders[BUILD])
