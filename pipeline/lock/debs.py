@@ -48,14 +48,14 @@ def resolve_debs(
     for suite, get in suites:
         inrelease = get(f"dists/{suite}/InRelease", MAX_RELEASE_BYTES)
         release = read_release(inrelease, keyring=keyring, now=now)
-        _require_suite(release, suite)
+        require_suite(release, suite)
         for component in components:
             folder = f"{component}/binary-{architecture}"
             indexes.append(read_packages(get, f"dists/{suite}", release, folder))
     return resolve_closure(indexes, wanted, architecture, exclude)
 
 
-def _require_suite(release: Release, name: str) -> None:
+def require_suite(release: Release, name: str) -> None:
     """A validly signed Release file of another suite is still the wrong one."""
     if name not in (release.codename, release.suite):
         raise IndexBroken(
@@ -69,23 +69,29 @@ def read_packages(get: Get, base: str, release: Release, folder: str) -> Iterato
     `base` is where the Release file lies; `folder` is the index's place below it. Both are
     empty in a flat repository, as NVIDIA's are.
     """
-    below = f"{folder}/" if folder else ""
+    return read_index(get, base, release, f"{folder}/Packages" if folder else "Packages", FIELDS)
+
+
+def read_index(
+    get: Get, base: str, release: Release, name: str, fields: Iterable[str]
+) -> Iterator[Stanza]:
+    """The stanzas of an index file, however it is packed, with only these fields."""
     # only what the signed Release file lists is asked for
     for packing in _PACKINGS:
-        promised = release.files.get(f"{below}Packages{packing}")
+        promised = release.files.get(f"{name}{packing}")
         if promised is not None:
             break
     else:
-        raise IndexBroken(f"{base or 'the repository'} has no {below}Packages")
-    plain = f"{below}Packages{packing}"
-    hashed = f"{below}by-hash/SHA256/{promised.sha256}"
+        raise IndexBroken(f"{base or 'the repository'} has no {name}")
+    plain = f"{name}{packing}"
+    hashed = f"{plain.rpartition('/')[0]}/by-hash/SHA256/{promised.sha256}".lstrip("/")
     where = f"{base}/" if base else ""
     # a mirror in the middle of an update has another index; of any size it need not be read
     most_bytes = 2 * promised.size_bytes + _SLACK_BYTES
     # by hash, the index of this very Release file stays while the mirror moves on
     packed = get(f"{where}{hashed if release.by_hash else plain}", most_bytes)
     _require_bytes(packed, promised, f"{where}{plain}")
-    return read_stanzas(_text(inflated(packed, packing, MAX_INDEX_BYTES), plain), FIELDS)
+    return read_stanzas(_text(inflated(packed, packing, MAX_INDEX_BYTES), plain), fields)
 
 
 def _require_bytes(data: bytes, promised: IndexFile, name: str) -> None:

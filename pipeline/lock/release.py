@@ -51,9 +51,13 @@ class Verified(Frozen):
 
 
 def read_release(
-    inrelease: bytes, *, keyring: Path = DEBIAN_12_KEYRING, now: datetime | None = None
+    inrelease: bytes,
+    *,
+    keyring: Path = DEBIAN_12_KEYRING,
+    now: datetime | None = None,
+    may_be_old: bool = False,
 ) -> Release:
-    """The verified and still valid content of an InRelease file."""
+    """The verified content of an InRelease file, still valid unless an old one will do."""
     verified = verify(inrelease, keyring)
     fields = read_stanza(verified.text, _FIELDS)
     release = Release(
@@ -65,10 +69,11 @@ def read_release(
         files=_index_files(fields.get("SHA256", "")),
         signers=verified.signers,
     )
-    if release.valid_until is not None and release.valid_until < (now or datetime.now(UTC)):
+    expires = None if may_be_old else release.valid_until
+    if expires is not None and expires < (now or datetime.now(UTC)):
         raise IndexBroken(
             f"{release.codename or release.suite}: the Release file expired on "
-            f"{release.valid_until:%Y-%m-%d %H:%M} UTC",
+            f"{expires:%Y-%m-%d %H:%M} UTC",
             "The mirror is out of date, or this machine's clock is wrong.",
         )
     return release

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from packaging.version import Version
 from pipeline import log
 from pipeline.errors import ResolveFailed, SpecInvalid
 from pipeline.files import link_or_copy, sha256_of_file
+from pipeline.lock.deb_source import find_debian_source
+from pipeline.lock.debs import Get
 from pipeline.lock.model import ArchivePin
 from pipeline.lock.source import SourceLock, sealed_source
 from pipeline.source.archive import unpack
@@ -28,19 +31,35 @@ ListFiles = Callable[[str], "list[DistributionPackage]"]
 SizeOf = Callable[[str, str, str], int]
 
 
-def lock_source(
-    store: Store, spec: SourceSpec, list_files: ListFiles, size_of: SizeOf, fetcher: Fetcher
-) -> SourceLock:
+@dataclass(frozen=True)
+class Outside:
+    """How a lock reaches the outside; where that is, is configuration."""
+
+    list_files: ListFiles
+    size_of: SizeOf
+    debian: Get
+    debian_security: Get
+    fetcher: Fetcher
+
+
+def lock_source(store: Store, spec: SourceSpec, outside: Outside) -> SourceLock:
     """The lock of a source from the place that its spec names."""
-    if spec.archive.sdist is None:
-        raise SpecInvalid(
-            f"{spec.name}: archive: is a file of your own",
-            f"`sm120 source lock {spec.name} --from FILE` locks it.",
-        )
-    pin = find_sdist(spec.archive.sdist, list_files, size_of)
+    pin, fetcher = _found(spec, outside), outside.fetcher
     with log.progress("fetched", pin.size_bytes) as bar:
         archive = fetcher.fetch(pin, bar)
     return _sealed(store, spec, pin, archive)
+
+
+def _found(spec: SourceSpec, outside: Outside) -> ArchivePin:
+    if sdist := spec.archive.sdist:
+        return find_sdist(sdist, outside.list_files, outside.size_of)
+    if debian := spec.archive.debian:
+        security = debian.suite.endswith("-security")
+        return find_debian_source(debian, outside.debian_security if security else outside.debian)
+    raise SpecInvalid(
+        f"{spec.name}: archive: is a file of your own",
+        f"`sm120 source lock {spec.name} --from FILE` locks it.",
+    )
 
 
 def lock_file(store: Store, spec: SourceSpec, archive: Path) -> SourceLock:

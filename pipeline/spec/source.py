@@ -27,6 +27,9 @@ class DebianSourceSpec(Frozen):
     package: Name
     suite: Name
     component: Name = "main"
+    version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:-]+$")] | None = Field(
+        default=None, description="Debian's version; without it, the newest of the suite"
+    )
 
 
 class ArchiveSpec(Frozen):

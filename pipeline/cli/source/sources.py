@@ -15,15 +15,16 @@ from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import read_settings
 from pipeline.fetch.sources import Sources
-from pipeline.fetch.transport import size_finder
+from pipeline.fetch.transport import make_transport
 from pipeline.lock.source import (
     SourceLock,
     current_source_lock,
     read_source_lock,
     write_source_lock,
 )
-from pipeline.source.locking import lock_file, lock_source
+from pipeline.source.locking import Outside, lock_file, lock_source
 from pipeline.spec.checkout import Checkout
+from pipeline.store.store import Store
 
 
 @click.command("list")
@@ -93,9 +94,7 @@ def lock(
             if archive:
                 new = lock_file(store, spec, archive)
             else:
-                client = Client(read_settings())
-                fetcher = Fetcher(store, client, Sources(client), offline=False)
-                new = lock_source(store, spec, _lister(client), size_finder(client), fetcher)
+                new = lock_source(store, spec, _outside(store))
         rows += _moves(_old(checkout, name), new)
         if not dry_run:
             path = checkout.source_lock_path(name)
@@ -108,6 +107,18 @@ def lock(
         return
     columns = ["source", "what", "before", "after"]
     click.echo(log.table(columns, [[row[c] or "-" for c in columns] for row in rows]))
+
+
+def _outside(store: Store) -> Outside:
+    client = Client(read_settings())
+    transport = make_transport()
+    return Outside(
+        list_files=_lister(client),
+        size_of=transport.wheel_size,
+        debian=transport.debian,
+        debian_security=transport.debian_security,
+        fetcher=Fetcher(store, client, Sources(client), offline=False),
+    )
 
 
 def _lister(client: Client) -> Any:
@@ -131,22 +142,24 @@ def _old(checkout: Checkout, name: str) -> SourceLock | None:
 
 
 def _moves(old: SourceLock | None, new: SourceLock) -> list[dict[str, str | None]]:
-    """What a lock would change, in terms of people: archive, files, number of files."""
+    """What a lock would change: the archive, its files, the spec that it answers."""
 
     def facts(lock: SourceLock | None) -> dict[str, str | None]:
         if lock is None:
-            return {"archive": None, "sha256": None, "files": None, "tree": None}
+            return {}
         pin = lock.archive
         return {
             "archive": pin.file,
+            "version": pin.version,
             "sha256": pin.sha256[:12],
             "files": str(lock.files),
             "tree": lock.tree,
+            "spec": lock.spec,
         }
 
     before, after = facts(old), facts(new)
     return [
-        {"source": new.source, "what": what, "before": before[what], "after": after[what]}
+        {"source": new.source, "what": what, "before": before.get(what), "after": after[what]}
         for what in after
-        if before[what] != after[what]
+        if before.get(what) != after[what]
     ]
