@@ -25,6 +25,7 @@ from pipeline.gate.numerics.cases import NumericsFile
 from pipeline.gate.smem.case_spec import GateFile
 from pipeline.net.address import masked
 from pipeline.spec.image import ImageSpec, PatchSeries
+from pipeline.spec.source import SourceSpec
 from pipeline.verify.policy import Policy
 from pipeline.yaml_file import schema as schema_text
 
@@ -97,6 +98,7 @@ _SCHEMAS: dict[str, type[BaseModel]] = {
     "numerics": NumericsFile,
     "engine": EngineSetup,
     "arch": ArchSpec,
+    "source": SourceSpec,
     "trust": Trust,
     "policy": Policy,
     **{kind: MODELS[uri] for kind, uri in KINDS.items() if uri in MODELS},

@@ -17,8 +17,10 @@ from pipeline.gate.files import EngineSetup
 from pipeline.gate.numerics.cases import NumericsFile
 from pipeline.gate.smem.case_spec import GateFile
 from pipeline.lock.model import current_lock
+from pipeline.lock.source import current_source_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import ImageSpec, PatchSeries
+from pipeline.spec.source import SourceSpec
 from pipeline.yaml_file import schema
 from tests.unit.spec.json_schema import problems
 
@@ -28,7 +30,8 @@ SHIPPED = [(n, p) for n in CHECKOUT.images() for p in CHECKOUT.spec(n).platforms
 
 @pytest.mark.parametrize(("name", "platform"), SHIPPED)
 def test_a_shipped_lock_answers_its_spec(name: str, platform: str) -> None:
-    assert current_lock(CHECKOUT, CHECKOUT.spec(name), platform).pins or name == "debian-python"
+    spec = CHECKOUT.spec(name)
+    assert current_lock(CHECKOUT, spec, platform).pins or spec.compiled or name == "debian-python"
 
 
 @pytest.mark.parametrize(("name", "platform"), SHIPPED)
@@ -48,7 +51,9 @@ MODELS: dict[str, type[BaseModel]] = {
     "numerics": NumericsFile,
     "engine": EngineSetup,
     "arch": ArchSpec,
+    "source": SourceSpec,
 }
+SOURCES = sorted((CHECKOUT.root / "images" / "sources").glob("*/source.yaml"))
 GATE_FILES = sorted((CHECKOUT.root / "images").glob("*/gates/**/*.yaml"))
 
 
@@ -60,6 +65,21 @@ def schema_of(path: Path) -> str:
 def test_the_schemas_for_editors_are_those_of_the_code(name: str) -> None:
     path = CHECKOUT.root / "images" / f"{name}.schema.json"
     assert path.read_text(encoding="utf-8") == schema(MODELS[name])
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.parent.name)
+def test_a_source_names_its_schema_and_fits_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=../../source.schema.json\n")
+    rules = json.loads(schema(SourceSpec))
+    assert problems(yaml.safe_load(text), rules, rules) == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.parent.name)
+def test_the_lock_of_a_source_answers_its_spec(path: Path) -> None:
+    name = path.parent.name
+    lock = current_source_lock(CHECKOUT.source_lock_path(name), CHECKOUT.source(name))
+    assert lock.source == name
 
 
 @pytest.mark.parametrize("path", GATE_FILES, ids=lambda p: f"{p.parts[-3]}-{p.stem}")
