@@ -160,7 +160,7 @@ class ImagePlan:
 
 def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
     """Everything that can be known without network or disk work; refuses stale locks."""
-    root, *others = checkout.chain(name)
+    root, *others = checkout.chain(name, platform)
     plan = _plan_on(checkout, root, platform, None)
     for spec in others:
         plan = _plan_on(checkout, spec, platform, plan)

@@ -68,11 +68,11 @@ class SpecMaterial(Frozen):
 
     @property
     def cards(self) -> list[str]:
-        """The cards it was for, and the one that every image is judged for."""
+        """The cards it was for, by machine code and by number: kernels are compiled for those."""
         cuda = self.spec.get("cuda")
         listed = cuda.get("architectures") if isinstance(cuda, dict) else None
         named = [str(card) for card in listed] if isinstance(listed, list) else []
-        return [DEFAULT_ARCH, *named]
+        return [*named, *(card.rstrip("af") for card in named)] or [DEFAULT_ARCH]
 
 
 class _External(Frozen):
@@ -178,7 +178,7 @@ def _external(checkout: Checkout, plan: ImagePlan) -> _External:
     images = {
         each.spec.name: SpecMaterial(
             # as people write it, so that a reader can compare it with the file
-            spec=each.spec.model_dump(mode="json", by_alias=True),
+            spec=each.spec.dumped(),
             series=checkout.series(each.spec).model_dump(mode="json"),
         )
         for each in plan.chain()

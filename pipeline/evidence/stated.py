@@ -96,7 +96,7 @@ def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
     golden = read_golden(checkout.golden_path).images.get(label)
     specs = {
         each.spec.name: [
-            each.spec.model_dump(mode="json", by_alias=True),
+            each.spec.dumped(),
             checkout.series(each.spec).model_dump(mode="json"),
         ]
         for each in built.plan.chain()

@@ -58,11 +58,11 @@ def read_setup(checkout: Checkout, image: str) -> EngineSetup:
     return setup
 
 
-def gate_files(checkout: Checkout, image: str, gate: str) -> dict[str, Path]:
+def gate_files(checkout: Checkout, image: str, gate: str, platform: str = "") -> dict[str, Path]:
     """What decides a gate's verdict beside the image, by the name that evidence has for it.
 
     Shared files come first and are named by their path below images/, the image's own by their
-    path below its folder.
+    path below its folder. Objects differ by platform, and so may the file about them.
     """
     folders = {"gates": checkout.folder(image) / "gates"}
     try:
@@ -72,9 +72,13 @@ def gate_files(checkout: Checkout, image: str, gate: str) -> dict[str, Path]:
     if shared and gate != "arch":  # what an image's objects hold is its own
         name = f"{_SHARED}/{shared}"
         folders = {name: checkout.folder(name), **folders}
+    patterns = _FILES.get(gate, ())
+    special = f"arch.{platform.partition('/')[2]}.yaml"
+    if gate == "arch" and (folders["gates"] / special).is_file():
+        patterns = (special,)
     return {
         f"{name}/{path.name}": path
         for name, folder in folders.items()
-        for pattern in _FILES.get(gate, ())
+        for pattern in patterns
         for path in sorted(folder.glob(pattern))
     }

@@ -111,7 +111,7 @@ def patch_evidence(gate: ImageGate, card: Card, verdicts: Sequence[PatchVerdict]
     )
 
 
-def arch_evidence(checkout: Checkout, image: str, report: ArchReport) -> Evidence:
+def arch_evidence(checkout: Checkout, image: str, platform: str, report: ArchReport) -> Evidence:
     """The architecture gate's result: a row for every object that carries CUDA code.
 
     Where one line of arch.yaml accepts many (thousands of files of kernels for other cards), they
@@ -132,7 +132,7 @@ def arch_evidence(checkout: Checkout, image: str, report: ArchReport) -> Evidenc
         arch=report.arch,
         # an image without any CUDA code is fit for every card
         verdict=worst([row.verdict for row in rows] or ["passed"]),
-        inputs=_gate_files(checkout, image, "arch"),
+        inputs=_gate_files(checkout, image, "arch", platform),
         made_by={"sm120-pipeline": __version__, "reader": reader_digest()},
         summary={**report.summary, "accepted without need": list(report.unused)},
         rows=rows,
@@ -178,8 +178,8 @@ def unjudged(gate: GateKind, arch: str, error: PipelineError) -> Evidence:
     )
 
 
-def _gate_files(checkout: Checkout, image: str, gate: GateKind) -> dict[str, str]:
-    files = gate_files(checkout, image, gate)
+def _gate_files(checkout: Checkout, image: str, gate: GateKind, platform: str) -> dict[str, str]:
+    files = gate_files(checkout, image, gate, platform)
     return {name: sha256_of(path.read_bytes()) for name, path in files.items()}
 
 
@@ -188,7 +188,7 @@ def _inputs(gate: ImageGate, kind: GateKind) -> dict[str, str]:
     patches = [gate.patch_folder / spec.file for spec in gate.series.patches]
     wheels = gate.environment.facts.wheels
     return {
-        **_gate_files(gate.context.checkout, gate.plan.spec.name, kind),
+        **_gate_files(gate.context.checkout, gate.plan.spec.name, kind, gate.plan.platform),
         **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
         **{pin.file: f"sha256:{pin.sha256}" for pin in wheels},
     }

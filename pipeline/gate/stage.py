@@ -28,7 +28,6 @@ from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.image_gate import ImageGate, open_gate, run_gate
 from pipeline.gate.smem.limits import Card, card_for
 from pipeline.gate.smem.results import GateResult
-from pipeline.spec.image import DEFAULT_ARCH
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,14 @@ def run_patches(gate: ImageGate, card: Card) -> GateRun:
 def run_arch(context: GateContext, built: Built, archs: Sequence[str]) -> list[GateRun]:
     """Does every object of a built image hold code that the cards can run?"""
     start = time.monotonic()
-    checkout, promised = context.checkout, context.checkout.spec(built.name).promised_archs
-    spec, objects = read_arch_spec(checkout, built.name), read_image(context.store, built)
+    checkout, promised = context.checkout, built.plan.spec.promised_archs
+    spec = read_arch_spec(checkout, built.name, built.platform)
+    objects = read_image(context.store, built)
     reports = [judge_image(objects, spec, arch, promised=arch in promised) for arch in archs]
     # the objects are read once for all cards: each has its share of the time
     share = (time.monotonic() - start) / max(1, len(reports))
-    return [GateRun(arch_evidence(checkout, built.name, r), share, report=r) for r in reports]
+    kept = [arch_evidence(checkout, built.name, built.platform, r) for r in reports]
+    return [GateRun(one, share, report=r) for one, r in zip(kept, reports, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,9 @@ def judge_built(context: GateContext, built: Built) -> Staged | None:
         except Interrupted:
             raise
         except PipelineError as error:
-            new = [GateRun(unjudged(kind, DEFAULT_ARCH, error), time.monotonic() - start)]
+            new = [
+                GateRun(unjudged(kind, built.plan.spec.main_arch, error), time.monotonic() - start)
+            ]
             errors.append(error)
         runs += new
     if not runs:
@@ -124,7 +127,7 @@ def _stage(
 ) -> Iterator[tuple[GateKind, Callable[[], list[GateRun]]]]:
     """The gates that an image asks for, in order; `runs` are those that have ended by then."""
     opened = cache(lambda: open_gate(context, built.plan))
-    card, gates = card_for(DEFAULT_ARCH), built.plan.spec.gates
+    card, gates = card_for(built.plan.spec.main_arch), built.plan.spec.gates
 
     def numerics() -> list[GateRun]:
         smem = runs[0]  # without its result there is nothing to put numbers to

@@ -40,7 +40,7 @@ def make_lock(
     fresh: Mapping[str, ImageLock] | None = None,
 ) -> ImageLock:
     """Resolve one image for one platform. What it stands on is locked already, or `fresh`."""
-    chain = checkout.chain(name)
+    chain = checkout.chain(name, platform)
     spec = chain[-1]
     # a base that is locked in the same run is not in its file yet
     below = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage, UnknownSource
-from pipeline.spec.image import ImageSpec, PatchSeries
+from pipeline.spec.image import ImageFile, ImageSpec, PatchSeries
 from pipeline.spec.source import BuildSpec, SourceSpec
 from pipeline.yaml_file import read_yaml
 
@@ -69,20 +69,20 @@ class Checkout:
     def golden_path(self) -> Path:
         return self.root / "lockfiles" / "golden.yaml"
 
-    def spec(self, name: str) -> ImageSpec:
-        """One image's spec."""
+    def spec(self, name: str) -> ImageFile:
+        """One image's spec, for all its platforms; `on` gives that of one platform."""
         path = self.folder(name) / "image.yaml"
         if not path.exists():
             known = ", ".join(self.images()) or "none"
             raise UnknownImage(f"there is no image {name!r} (there are: {known})")
-        spec = read_yaml(path, ImageSpec)
+        spec = read_yaml(path, ImageFile)
         # locks, labels and the store go by the name; a copied folder must not pass for the first
         if spec.name != name:
             raise SpecInvalid(f"{path}: name: is {spec.name!r}, its folder is {name!r}")
         return spec
 
-    def chain(self, name: str) -> list[ImageSpec]:
-        """The spec and those it stands on, root first."""
+    def chain(self, name: str, platform: str) -> list[ImageSpec]:
+        """The spec for a platform and those it stands on, root first."""
         specs: list[ImageSpec] = []
         seen: list[str] = []
         current: str | None = name
@@ -90,7 +90,7 @@ class Checkout:
             if current in seen:
                 raise SpecInvalid(f"{name}: its base images form a loop ({' → '.join(seen)})")
             seen.append(current)
-            spec = self.spec(current)
+            spec = self.spec(current).on(platform)
             specs.append(spec)
             current = spec.parent
         _require_supported(specs[::-1])

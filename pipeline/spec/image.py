@@ -49,6 +49,7 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3}$")]
 # As nvcc names them; `a` and `f` mark code for one chip or one family alone.
 Architecture = Annotated[str, StringConstraints(pattern=r"^sm_\d{2,3}[af]?$")]
+Summary = Annotated[str, StringConstraints(min_length=10, max_length=200)]
 
 
 class Account(Frozen):
@@ -92,7 +93,7 @@ class PythonSpec(Frozen):
     )
 
 
-# The card that every image is judged for, also where its spec promises none.
+# The card of an image whose spec promises none.
 DEFAULT_ARCH = "sm_120"
 
 
@@ -123,7 +124,7 @@ class ImageSpec(Frozen):
     """One image: its base, what is put on it, and how it runs."""
 
     name: Name
-    summary: Annotated[str, StringConstraints(min_length=10, max_length=200)]
+    summary: Summary
     base: BaseText | None = Field(
         default=None, description="an image of this checkout, or REPOSITORY@sha256:…"
     )
@@ -174,6 +175,11 @@ class ImageSpec(Frozen):
         """The cards it is for."""
         return (list(self.cuda.architectures) if self.cuda else []) or [DEFAULT_ARCH]
 
+    @property
+    def main_arch(self) -> str:
+        """The card that its kernels are compiled for: the first that it names."""
+        return self.promised_archs[0].rstrip("af")
+
     def lock_digest_input(self) -> dict[str, Any]:
         """The part of the spec that decides what a lock must hold."""
         # what only decides how files are laid out leaves a lock valid
@@ -186,6 +192,76 @@ class ImageSpec(Frozen):
     def lock_digest(self) -> str:
         """The digest a lock of this spec records: change the spec, and the lock is stale."""
         return sha256_of(canonical_json(self.lock_digest_input()))
+
+
+class PythonOverride(Frozen):
+    """Wheels of one platform; a list takes the place of the list for all platforms."""
+
+    requirements: Annotated[list[RequirementText], Field(min_length=1)] | None = None
+    prefer: list[Name] | None = None
+    rewrite_record: dict[Name, str] | None = None
+    omit: dict[Name, str] | None = None
+
+
+class CudaOverride(Frozen):
+    """The machine code that one platform promises, and where its CUDA home comes from."""
+
+    sources: Annotated[list[RelativePath], Field(min_length=1)] | None = Field(
+        default=None, alias="from"
+    )
+    architectures: list[Architecture] | None = None
+
+
+class PlatformOverride(Frozen):
+    """How an image differs on one platform: mappings are merged, all else takes its place."""
+
+    summary: Summary | None = None
+    debs: list[Name] | None = None
+    python: PythonOverride | None = None
+    cuda: CudaOverride | None = None
+    env: dict[EnvName, str] | None = None
+    gates: list[Name] | None = None
+
+
+class ImageFile(ImageSpec):
+    """`image.yaml` as it is written: one spec, and where it differs on a platform.
+
+    Everything that is hashed is an `ImageSpec` of a platform. So the platform that gets
+    overrides leaves the digests of the others as they are.
+    """
+
+    overrides: dict[Platform, PlatformOverride] = Field(
+        default={}, description="what differs on one of the platforms"
+    )
+
+    @model_validator(mode="after")
+    def _fits_its_platforms(self) -> ImageFile:
+        for platform, override in self.overrides.items():
+            if platform not in self.platforms:
+                raise ValueError(f"`overrides` has {platform}, which is not in `platforms`")
+            for field in ("python", "cuda"):
+                if getattr(override, field) is not None and getattr(self, field) is None:
+                    raise ValueError(f"`overrides` changes `{field}`, which the image has not")
+        return self
+
+    def on(self, platform: str) -> ImageSpec:
+        """The spec for a platform: its own where it has overrides, else that of all the others."""
+        own = self.overrides.get(platform)
+        body = self.model_dump(by_alias=True, exclude={"overrides"})
+        others = [each for each in self.platforms if each not in self.overrides]
+        body["platforms"] = [platform] if own else others or self.platforms
+        return ImageSpec.model_validate(
+            _merged(body, own.model_dump(by_alias=True, exclude_none=True)) if own else body
+        )
+
+
+def _merged(body: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    inner = {
+        key: _merged(body[key], value)
+        for key, value in own.items()
+        if isinstance(value, dict) and isinstance(body.get(key), dict)
+    }
+    return {**body, **own, **inner}
 
 
 class PatchedFile(Frozen):

@@ -112,17 +112,18 @@ def _builder(provenance: Provenance) -> Node:
 
 def _spec(provenance: Provenance, checkout: Checkout) -> Node:
     nodes = []
+    platform = provenance.definition.external.platform
     for name, material in provenance.definition.external.images.items():
-        nodes.append(_one_spec(name, material, checkout))
+        nodes.append(_one_spec(name, material, checkout, platform))
     return Node("spec", children=tuple(nodes), is_folded=True)
 
 
-def _one_spec(name: str, material: SpecMaterial, checkout: Checkout) -> Node:
+def _one_spec(name: str, material: SpecMaterial, checkout: Checkout, platform: str) -> Node:
     # compared as values, not as text: a comment changes nothing
     title = f"images/{name}/image.yaml"
     try:
-        spec = checkout.spec(name)
-        after = spec.model_dump(mode="json", by_alias=True)
+        spec = checkout.spec(name).on(platform)
+        after = spec.dumped()
         series = checkout.series(spec).model_dump(mode="json")
     except PipelineError as error:
         return Node(title, Verdict.INCOMPLETE, str(error))

@@ -22,6 +22,7 @@ def judge_tests(
     image: str | None,
     checkout: Checkout | None,
     cards: Collection[str] | None = None,
+    platform: str = "",
 ) -> Node:
     """A gate that failed breaks the chain; one that could not judge leaves it incomplete.
 
@@ -39,16 +40,16 @@ def judge_tests(
     if result.verdict == "unknown":
         first = result.unknown[0]
         return Node(title, Verdict.INCOMPLETE, f"unknown: {first.test}: {first.why}")
-    moved = _moved(result, image, checkout) if image and checkout else []
+    moved = _moved(result, image, checkout, platform) if image and checkout else []
     if moved:
         return Node(title, Verdict.STALE, f"{counts}, but has changed since: {', '.join(moved)}")
     return Node(title, message=counts)
 
 
-def _moved(result: TestResult, image: str, checkout: Checkout) -> list[str]:
+def _moved(result: TestResult, image: str, checkout: Checkout, platform: str) -> list[str]:
     """Case files and patches that are not what the gate saw, and cases that it did not see."""
     saw = {item.name for item in result.configuration}
-    files = gate_files(checkout, image, result.gate)
+    files = gate_files(checkout, image, result.gate, platform)
     moved = sorted(files.keys() - saw)
     for item in result.configuration:
         # wheels and the like are materials: the provenance and the lock answer for them

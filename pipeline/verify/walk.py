@@ -168,7 +168,9 @@ def _content(
         external = made.definition.external if made else None
         image = external.image if external else None
         cards = external.images[external.image].cards if external else None
-        return (judge_tests(read_test_result(predicate), image, checkout, cards),)
+        platform = external.platform if external else ""
+        result = read_test_result(predicate)
+        return (judge_tests(result, image, checkout, cards, platform),)
     if kind in (CYCLONEDX, SPDX):
         return (judge_bill(kind, predicate, made),)
     check_predicate(kind, predicate)

@@ -13,16 +13,14 @@ from pipeline.gate.files import read_setup
 from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.engine import engine_pin
 from pipeline.gate.smem.image_gate import ImageGate, open_gate
+from pipeline.gate.smem.limits import Card, card_for
 from pipeline.gate.smem.wheels import WheelFinder
 from pipeline.lock.model import WheelPin
-from pipeline.spec.image import DEFAULT_ARCH
 
 arch_option = click.option(
     "--arch",
     metavar="sm_NNN",
-    default=DEFAULT_ARCH,
-    show_default=True,
-    help="Architecture of the target card, such as sm_120 or sm_100.",
+    help="Architecture of the target card [default: the first that image.yaml names].",
 )
 series_option = click.option(
     "--series",
@@ -45,6 +43,16 @@ def make_gate_context(
         # reading pip's settings starts a process
         lambda: WheelFinder(Client(read_settings(mirrors))),
     )
+
+
+def chosen_card(
+    gate_context: GateContext, name: str, platform: str | None, arch: str | None
+) -> Card:
+    """The card that --arch names, else the one that the image is for."""
+    if arch is not None:
+        return card_for(arch)
+    spec = gate_context.checkout.spec(name)
+    return card_for(spec.on(pick_platform(spec, platform)).main_arch)
 
 
 def locked_engine(gate_context: GateContext, name: str, platform: str | None) -> WheelPin:

@@ -8,6 +8,7 @@ from pipeline import log
 from pipeline.cli.context import say_json
 from pipeline.cli.gate.context import (
     arch_option,
+    chosen_card,
     locked_engine,
     make_gate_context,
     open_image_gate,
@@ -23,7 +24,6 @@ from pipeline.gate.patches import (
     versions_against,
 )
 from pipeline.gate.smem.image_gate import find_case
-from pipeline.gate.smem.limits import card_for
 from pipeline.gate.smem.tune import tune as sweep
 from pipeline.sandbox.sandbox import find_sandbox, require_isolation
 
@@ -53,7 +53,7 @@ def patches(
     against: str | None,
     without_sandbox: bool,
     series: str | None,
-    arch: str,
+    arch: str | None,
     platform: str | None,
     mirrors: tuple[str, ...],
     offline: bool,
@@ -66,12 +66,12 @@ def patches(
     The gate decides, with the patch and without it. `--against 0.5.9` or `--against ">=0.5.9"`
     judges other versions on the index and downloads only the engine's own wheel.
     """
-    card = card_for(arch)
     sandbox = find_sandbox()
     # the locked version was chosen by somebody, the others only lie on an index
     if against is not None and not without_sandbox:
         require_isolation(sandbox)
     gate_context = make_gate_context(context, mirrors, offline)
+    card = chosen_card(gate_context, name, platform, arch)
     with gate_context.store.in_use():
         # an answer from an index is small; what opening an image's gates fetches is not
         versions = []
@@ -80,7 +80,7 @@ def patches(
             versions = versions_against(gate_context, locked, against)
         opened = open_image_gate(gate_context, name, platform, series)
         if against is None:
-            with log.step(f"Judging the patches of {name} for {arch}"):
+            with log.step(f"Judging the patches of {name} for {card.arch}"):
                 verdicts = judge_patches(opened, card)
         else:
             verdicts = judge_against(opened, card, versions, log.say)
@@ -137,7 +137,7 @@ def tune(
     context: click.Context,
     name: str,
     case: str,
-    arch: str,
+    arch: str | None,
     warps: str,
     stages: str,
     top: int,
@@ -148,8 +148,9 @@ def tune(
 
     Shows what fits and what spills registers. Which is fastest, only a card can show.
     """
-    card, tried = card_for(arch), (_numbers(warps), _numbers(stages))
+    tried = (_numbers(warps), _numbers(stages))
     gate_context = make_gate_context(context)
+    card = chosen_card(gate_context, name, platform, arch)
     with gate_context.store.in_use():
         opened = open_image_gate(gate_context, name, platform)
         chosen = find_case(opened, case)
@@ -175,7 +176,7 @@ def tune(
     fitting = sum(c.fits for c in tuning.choices)
     click.echo(
         f"\n{tuning.kernel} of {case}: {fitting} of {len(tuning.choices)} fit"
-        f" {tuning.limit_bytes} bytes on {arch}"
+        f" {tuning.limit_bytes} bytes on {card.arch}"
     )
 
 

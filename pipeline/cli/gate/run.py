@@ -10,8 +10,8 @@ import click
 
 from pipeline import log
 from pipeline.assemble.image import Built
-from pipeline.cli.context import say_json
-from pipeline.cli.gate.context import make_gate_context, open_image_gate, series_option
+from pipeline.cli.context import pick_platform, say_json
+from pipeline.cli.gate.context import chosen_card, make_gate_context, open_image_gate, series_option
 from pipeline.cli.gate.kernels import show_kernels, show_numbers, show_unreached
 from pipeline.cli.gate.objects import show_objects
 from pipeline.cli.image_statements import leave_gate_statements
@@ -25,7 +25,6 @@ from pipeline.gate.evidence import error_of, keep_evidence
 from pipeline.gate.numerics.check import numeric_cases
 from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.image_gate import ImageGate, chosen_cases
-from pipeline.gate.smem.limits import card_for
 from pipeline.gate.stage import (
     GateRun,
     run_arch,
@@ -34,7 +33,6 @@ from pipeline.gate.stage import (
     shown_result,
 )
 from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import DEFAULT_ARCH
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def run(
 
 
 def _judge_kernels(gate_context: GateContext, choice: _Choice, signing: Signing) -> list[GateRun]:
-    card = card_for(choice.arch or DEFAULT_ARCH)
+    card = chosen_card(gate_context, choice.name, choice.platform, choice.arch)
     opened = open_image_gate(gate_context, choice.name, choice.platform, choice.series, choice.case)
     count = len(chosen_cases(opened.gates.cases(), choice.case))
     with log.step(f"Judging {log.count(count, 'case')} of {choice.name} for {card.arch}"):
@@ -220,6 +218,7 @@ def _texts(checkout: Checkout, choice: _Choice, runs: list[GateRun], discover: b
         texts += [show_kernels(kernels)] if choice.asks_for("smem") else []
         texts += [show_numbers(kernels)] if kernels.numerics else []
     if reports := [run.report for run in runs if run.report]:
-        spec = read_arch_spec(checkout, choice.name)
+        platform = pick_platform(checkout.spec(choice.name), choice.platform)
+        spec = read_arch_spec(checkout, choice.name, platform)
         texts += [show_objects(choice.name, report, spec) for report in reports]
     return texts

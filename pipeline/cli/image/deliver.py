@@ -83,9 +83,9 @@ def collect(
     checkout, store = checkout_of(context), store_of(context)
     pins, foreign = {}, {}
     for name in names:
-        for spec in checkout.chain(name):
-            # platforms of the image, not of its base, which may have more
-            for each in platforms_of(checkout.spec(name), platform):
+        # platforms of the image, not of its base, which may have more
+        for each in platforms_of(checkout.spec(name), platform):
+            for spec in checkout.chain(name, each):
                 lock = current_lock(checkout, spec, each)
                 # by hash: images of one chain share most of their wheels
                 pins.update({p.sha256: p for p in lock.pins})

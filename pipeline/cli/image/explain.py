@@ -24,7 +24,7 @@ from pipeline.gate.files import EngineSetup
 from pipeline.gate.numerics.cases import NumericsFile
 from pipeline.gate.smem.case_spec import GateFile
 from pipeline.net.address import masked
-from pipeline.spec.image import ImageSpec, PatchSeries
+from pipeline.spec.image import ImageFile, PatchSeries
 from pipeline.spec.source import SourceSpec
 from pipeline.verify.policy import Policy
 from pipeline.yaml_file import schema as schema_text
@@ -92,7 +92,7 @@ def sources(as_json: bool) -> None:
 
 # files that people write, then what our own kinds of statements hold
 _SCHEMAS: dict[str, type[BaseModel]] = {
-    "image": ImageSpec,
+    "image": ImageFile,
     "series": PatchSeries,
     "gate": GateFile,
     "numerics": NumericsFile,

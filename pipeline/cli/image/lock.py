@@ -70,7 +70,7 @@ def lock(
     fresh: dict[str, dict[str, ImageLock]] = {}
     chosen = dict.fromkeys(names or checkout.images())
     # base images before those that stand on them, whose locks name theirs
-    for name in sorted(chosen, key=lambda n: (len(checkout.chain(n)), n)):
+    for name in sorted(chosen, key=lambda n: (_depth(checkout, n), n)):
         spec = checkout.spec(name)
         for each in platforms_of(spec, platform):
             # with --dry-run the lock of a base is not written, and its image must still see it
@@ -83,6 +83,11 @@ def lock(
     head = ["image", "platform", "kind", "name", "before", "after"]
     concerned = f"; images concerned: {', '.join(sorted({m.image for m in moves}))}"
     show_moves(head, [[getattr(m, name) for name in head] for m in moves], dry_run, concerned)
+
+
+def _depth(checkout: Checkout, name: str) -> int:
+    """How many images it stands on, the same on every platform."""
+    return len(checkout.chain(name, checkout.spec(name).platforms[0]))
 
 
 def _lock_one(
@@ -106,7 +111,7 @@ def _check(checkout: Checkout, names: tuple[str, ...], platform: str | None, as_
     for name in names or tuple(checkout.images()):
         spec = checkout.spec(name)
         for each in platforms_of(spec, platform):
-            current = current_lock(checkout, spec, each)
+            current = current_lock(checkout, spec.on(each), each)
             counts = {"wheels": len(current.wheels), "debs": len(current.debs)}
             rows.append({"image": name, "platform": each, "seal": current.seal, **counts})
     if as_json:
@@ -122,8 +127,10 @@ def _export(checkout: Checkout, names: tuple[str, ...], platform: str | None, fo
         raise SpecInvalid(
             "--export takes exactly one image", "sm120 image lock IMAGE --export pylock"
         )
-    spec = checkout.spec(names[0])
-    current = current_lock(checkout, spec, platforms_of(spec, platform)[0])
+    file = checkout.spec(names[0])
+    chosen = platforms_of(file, platform)[0]
+    spec = file.on(chosen)
+    current = current_lock(checkout, spec, chosen)
     if spec.python is None:
         raise SpecInvalid(f"{spec.name}: has no wheels to export")
     if form == "requirements":

@@ -28,7 +28,7 @@ def list_images(context: click.Context, as_json: bool) -> None:
                     "platform": platform,
                     "locked": checkout.lock_path(name, platform).exists(),
                     "built": record.digest if record else None,
-                    "summary": spec.summary,
+                    "summary": spec.on(platform).summary,
                 }
             )
     if as_json:

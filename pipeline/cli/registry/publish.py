@@ -81,7 +81,7 @@ def publish(
     with store.in_use():
         built = [find_image(checkout, store, name, p) for p in platforms_of(spec, platform)]
         patched = bool(checkout.series(spec).patches)
-        states = [gate_state(store, spec, b, has_patches=patched) for b in built]
+        states = [gate_state(store, spec.on(b.platform), b, has_patches=patched) for b in built]
         require_gates(name, states, reason)
         _say_gates(name, states)
         # gates first: what may not be published need not be read from the disk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Field by field as in the ELF specification (elf.h). What NVIDIA puts into a cubin is documented
 # nowhere: it is as ptxas 12.8 to 13.4 write it.
@@ -56,6 +56,7 @@ class Section:
     name: str
     offset: int
     size_bytes: int
+    alignment_bytes: int = 1
 
     @property
     def end(self) -> int:
@@ -87,11 +88,11 @@ def read_sections(header: ElfHeader, table: bytes, file_bytes: int) -> list[tupl
     if len(table) != header.table_bytes or header.sections > _MAX_SECTIONS:
         raise Unreadable("the section headers are cut off")
     sections = []
-    for name, kind, _, _, offset, size, *_ in _SECTION.iter_unpack(table):
+    for name, kind, _, _, offset, size, _, _, alignment, _ in _SECTION.iter_unpack(table):
         size = 0 if kind == _NO_BYTES_IN_FILE else size
         if kind and offset + size > file_bytes:
             raise Unreadable("a section lies outside the file")
-        sections.append((name, Section("", offset, size)))
+        sections.append((name, Section("", offset, size, alignment)))
     return sections
 
 
@@ -107,7 +108,7 @@ def names_section(header: ElfHeader, sections: list[tuple[int, Section]]) -> Sec
 
 def named(sections: list[tuple[int, Section]], names: bytes) -> list[Section]:
     """The sections with their names."""
-    return [Section(_name(names, at), s.offset, s.size_bytes) for at, s in sections]
+    return [replace(s, name=_name(names, at)) for at, s in sections]
 
 
 def _name(names: bytes, at: int) -> str:

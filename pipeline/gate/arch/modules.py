@@ -18,7 +18,10 @@ Opener = Callable[[], Iterator[bytes]]
 # nvcc -rdc=true puts code that is still to be linked into a section of its own.
 _UNLINKED = "__nv_relfatbin"
 _SECTIONS = (".nv_fatbin", _UNLINKED)
-_ALIGNMENT_BYTES = 64  # the most that a linker leaves between two fatbins
+# What a linker may leave between two fatbins: this much, or less than the section's alignment,
+# which is 256 bytes in objects for arm64.
+_ALIGNMENT_BYTES = 64
+_MAX_ALIGNMENT_BYTES = 256
 # Limits against files that are made to cost time and memory; the largest library seen (cuFFT) has
 # 24,000 modules.
 _MAX_MODULES = 100_000
@@ -210,13 +213,14 @@ def _require_whole(scan: Scan, sections: list[Section]) -> None:
         if reason:
             raise Unreadable(reason)
         at = section.offset
+        gap = max(_ALIGNMENT_BYTES, min(section.alignment_bytes, _MAX_ALIGNMENT_BYTES))
         for start, end, _ in scan.spans:
             if end <= section.offset or start >= section.end:
                 continue
             if start < at or end > section.end:
                 raise Unreadable(f"a fatbin extends past the end of {section.name}")
-            if start - at > _ALIGNMENT_BYTES:
+            if start - at > gap:
                 break
             at = end
-        if section.end - at > _ALIGNMENT_BYTES:
+        if section.end - at > gap:
             raise Unreadable(f"{section.name} holds bytes at {at:#x} that are not a fatbin")

@@ -18,7 +18,7 @@ from pipeline.errors import GateUnknown, Interrupted
 from pipeline.gate.arch.elf import MAGIC
 from pipeline.gate.arch.facts import Facts, keep_facts, kept_facts, read_facts
 from pipeline.gate.arch.spec import ArchSpec
-from pipeline.gate.arch.verdict import Judgement, ObjectVerdict, card_of, judge
+from pipeline.gate.arch.verdict import Judgement, ObjectVerdict, answers, card_of, judge
 from pipeline.oci.record import FileRow, Kind
 from pipeline.store.store import Store
 
@@ -165,7 +165,7 @@ def judge_image(
     used = {x.accepted for x in judged}
     paths = [file.path for file, _ in objects]
     # a demand for another card says nothing about this one
-    here = [glob for glob, want in spec.demands.items() if card_of(want) == card_of(arch)]
+    here = [glob for glob, want in spec.demands.items() if answers(want, card_of(arch))]
     return ArchReport(
         arch=arch,
         objects=tuple(judged),

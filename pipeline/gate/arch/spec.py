@@ -1,5 +1,7 @@
 """`images/<name>/gates/arch.yaml`: what is known and accepted, and what is demanded.
 
+Where the wheels of another processor hold other code, `arch.<processor>.yaml` takes its place.
+
 A file of its own: nothing in it decides a byte of the image, so nothing in it may move a digest.
 """
 
@@ -10,6 +12,7 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
+from pipeline.gate.files import gate_files
 from pipeline.model import Frozen
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import Architecture
@@ -35,9 +38,7 @@ class ArchSpec(Frozen):
         return next((arch for glob, arch in self.demands.items() if fnmatchcase(path, glob)), None)
 
 
-def read_arch_spec(checkout: Checkout, name: str) -> ArchSpec:
-    """The image's file, or nothing accepted and nothing demanded."""
-    path = checkout.folder(name) / "gates" / "arch.yaml"
-    if not path.exists():
-        return ArchSpec()
-    return read_yaml(path, ArchSpec)
+def read_arch_spec(checkout: Checkout, name: str, platform: str) -> ArchSpec:
+    """The image's file for a platform, or nothing accepted and nothing demanded."""
+    files = gate_files(checkout, name, "arch", platform)
+    return next((read_yaml(path, ArchSpec) for path in files.values()), ArchSpec())

@@ -104,17 +104,23 @@ def judge(facts: Facts, arch: str, demanded: str | None = None) -> Judgement:
 def _lacking(targets: set[Target], card: int, demanded: str | None) -> str:
     """What is there instead of the demanded variant; empty where it is there.
 
-    `f` asks for the family's features, which `a` has too; `a` asks for exactly itself.
+    `f` asks for the family's features, which `a` has too; `a` asks for exactly itself. A demand
+    counts for every card that runs what it asks for: `sm_120f` for sm_121, too, `sm_120a` not.
     """
-    if demanded is None or card_of(demanded) != card:
+    if demanded is None or not answers(demanded, card):
         return ""
     wanted = {"a": ("a",), "f": ("f", "a"), "": ("", "f", "a", None)}[suffix_of(demanded)]
     # PTX is no answer: a demand is for machine code that was compiled as this variant
-    here = [t for t in targets if t.kind == CUBIN and t.arch == card]
+    here = [t for t in targets if runs_on(t, card)]
     if any(t.suffix in wanted for t in here):
         return ""
     have = ", ".join(sorted(map(str, here))) or "nothing for this card"
     return f"{have} where {demanded} is needed"
+
+
+def answers(demanded: str, card: int) -> bool:
+    """Whether a demand says something about a card."""
+    return runs_on(Target(CUBIN, card_of(demanded), suffix_of(demanded)), card)
 
 
 def card_of(arch: str) -> int:

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 
@@ -123,6 +123,8 @@ def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str
         facts = known_facts(folder)
         is_new = facts is None
         facts = facts or _make(context, plan, root, pins, folder)
+        # images for several platforms share a folder where their versions are the same
+        facts = facts.model_copy(update=_relation(context, plan, pins))
         absent = _absent(context.store, plan, {pin.name for pin in pins})
         environment = Environment(folder, facts, absent)
         if is_new:
@@ -207,13 +209,12 @@ def _make(
         unpack(context.store, records[:1], _placing_root(architecture, plan.venv.version), work)
         unpack(context.store, records[1:], _placing_site(site, names), work)
         facts = EnvironmentFacts(
-            kind="image" if context.host == plan.platform else "host wheels",
+            **_relation(context, plan, pins),
             platform=context.host,
             python=plan.venv.version,
             triton=next(p.version for p in pins if p.name == "triton"),
             torch=next(p.version for p in pins if p.name == "torch"),
             cuda=cuda_of(plan),
-            stand_in=_stand_in(plan, pins),
             wheels=list(pins),
             stubs=_make_stubs(work, architecture),
         )
@@ -222,6 +223,12 @@ def _make(
         # in one step: a folder that is there is whole
         os.replace(work, folder)
     return facts
+
+
+def _relation(context: GateContext, plan: ImagePlan, pins: Sequence[WheelPin]) -> dict[str, Any]:
+    """How an environment stands to an image: its own files, or the same versions for this host."""
+    kind = "image" if context.host == plan.platform else "host wheels"
+    return {"kind": kind, "stand_in": _stand_in(plan, pins)}
 
 
 def _stand_in(plan: ImagePlan, pins: Sequence[WheelPin]) -> str | None:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from pipeline.errors import GateInvalid
+from pipeline.gate.arch.spec import read_arch_spec
 from pipeline.gate.files import gate_files
 from pipeline.gate.numerics.cases import read_numeric_cases
 from pipeline.gate.smem.cases import Case, read_gates
 from pipeline.spec.checkout import Checkout
+from tests.unit.support import AMD64, ARM64
 
 WHY = "because a test wants to see it"
 OUT = {"tensor": {"shape": ["tokens"]}}
@@ -136,3 +138,15 @@ def test_evidence_names_every_file_that_decides_a_gate(checkout: Checkout) -> No
     assert gate_files(checkout, "older", "arch").keys() == {"gates/arch.yaml"}
     assert gate_files(checkout, "older", "unheard of") == {}
     assert all(path.is_file() for path in gate_files(checkout, "older", "patches").values())
+
+
+def test_a_platform_may_have_its_own_file_about_objects(checkout: Checkout) -> None:
+    gates, why = checkout.folder("older") / "gates", "needed by nobody who has such a card"
+    put(gates / "arch.yaml", {"accepted": {"*/hopper.so": why}})
+    put(gates / "arch.arm64.yaml", {"accepted": {"*/other.so": why}})
+    assert gate_files(checkout, "older", "arch", ARM64).keys() == {"gates/arch.arm64.yaml"}
+    assert gate_files(checkout, "older", "arch", AMD64).keys() == {"gates/arch.yaml"}
+    assert gate_files(checkout, "newer", "arch", ARM64) == {}
+    assert list(read_arch_spec(checkout, "older", ARM64).accepted) == ["*/other.so"]
+    assert list(read_arch_spec(checkout, "older", AMD64).accepted) == ["*/hopper.so"]
+    assert read_arch_spec(checkout, "newer", ARM64).accepted == {}

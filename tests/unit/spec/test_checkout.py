@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage
 from pipeline.spec.checkout import Checkout, find_checkout
-from tests.unit.support import ROOT, make_checkout, tiny_spec, write_spec
+from tests.unit.support import AMD64, ROOT, make_checkout, tiny_spec, write_spec
 
 
 def test_an_unknown_image_is_answered_with_the_known_ones(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def with_bases(root: Path, **bases: str | None) -> Checkout:
 
 def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
     checkout = with_bases(tmp_path, a=None, b="a", c="b")
-    assert [w.name for w in checkout.chain("c")] == ["a", "b", "c"]
+    assert [w.name for w in checkout.chain("c", AMD64)] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
 )
 def test_a_base_that_leads_back_is_refused(tmp_path: Path, bases: dict[str, str]) -> None:
     with pytest.raises(SpecInvalid, match="its base images form a loop"):
-        with_bases(tmp_path, **bases).chain("a")
+        with_bases(tmp_path, **bases).chain("a", AMD64)
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnknownImage, match="'gone'"):
-        with_bases(tmp_path, a="gone").chain("a")
+        with_bases(tmp_path, a="gone").chain("a", AMD64)
 
 
 def test_the_checkout_is_found_from_any_folder_in_it(tmp_path: Path) -> None:
@@ -66,5 +66,6 @@ def test_the_checkout_is_found_from_any_folder_in_it(tmp_path: Path) -> None:
 def test_the_shipped_specs_are_good() -> None:
     checkout = Checkout(ROOT)
     for name in checkout.images():
-        assert checkout.chain(name)[-1].name == name
+        for platform in checkout.spec(name).platforms:
+            assert checkout.chain(name, platform)[-1].name == name
         assert checkout.series(checkout.spec(name)) is not None

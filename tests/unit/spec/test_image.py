@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.spec.image import ImageSpec, PatchSeries
+from pipeline.spec.image import ImageFile, ImageSpec, PatchSeries
 from pipeline.yaml_file import schema
 from tests.unit.spec.json_schema import problems
 from tests.unit.support import AMD64, ROOT, tiny_spec
@@ -137,7 +137,7 @@ def test_the_order_of_debs_does_not_matter() -> None:
     assert one.lock_digest() == other.lock_digest()
 
 
-SCHEMA: dict[str, Any] = json.loads(schema(ImageSpec))
+SCHEMA: dict[str, Any] = json.loads(schema(ImageFile))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.parent.name)

@@ -19,7 +19,7 @@ from pipeline.gate.smem.case_spec import GateFile
 from pipeline.lock.model import current_lock
 from pipeline.lock.source import current_source_lock
 from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import ImageSpec, PatchSeries
+from pipeline.spec.image import ImageFile, PatchSeries
 from pipeline.spec.source import SourceSpec
 from pipeline.yaml_file import schema
 from tests.unit.spec.json_schema import problems
@@ -30,7 +30,7 @@ SHIPPED = [(n, p) for n in CHECKOUT.images() for p in CHECKOUT.spec(n).platforms
 
 @pytest.mark.parametrize(("name", "platform"), SHIPPED)
 def test_a_shipped_lock_answers_its_spec(name: str, platform: str) -> None:
-    spec = CHECKOUT.spec(name)
+    spec = CHECKOUT.spec(name).on(platform)
     assert current_lock(CHECKOUT, spec, platform).pins or spec.compiled or name == "debian-python"
 
 
@@ -45,7 +45,7 @@ def test_no_lock_names_a_place(path: Path) -> None:
 
 
 MODELS: dict[str, type[BaseModel]] = {
-    "image": ImageSpec,
+    "image": ImageFile,
     "series": PatchSeries,
     "gate": GateFile,
     "numerics": NumericsFile,
@@ -58,7 +58,7 @@ GATE_FILES = sorted((CHECKOUT.root / "images").glob("*/gates/**/*.yaml"))
 
 
 def schema_of(path: Path) -> str:
-    return "gate" if path.stem.startswith("smem-") else path.stem
+    return "gate" if path.stem.startswith("smem-") else path.name.partition(".")[0]
 
 
 @pytest.mark.parametrize("name", MODELS)

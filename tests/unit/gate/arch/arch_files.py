@@ -79,7 +79,12 @@ def container(*entries: bytes, claimed: int | None = None) -> bytes:
 
 
 def host_object(
-    sections: dict[str, bytes], *, machine: int = 62, names_last: bool = True, extra: bytes = b""
+    sections: dict[str, bytes],
+    *,
+    machine: int = 62,
+    names_last: bool = True,
+    extra: bytes = b"",
+    alignment: int = 8,
 ) -> bytes:
     """An ELF file with these sections; the names stand before the headers or right at the start."""
     names = b"\0" + b"".join(n.encode() + b"\0" for n in [*sections, ".shstrtab"])
@@ -89,7 +94,7 @@ def host_object(
     body, table, at = bytearray(), bytearray(64), 64
     for name, data in parts.items():
         begin = names.index(name.encode() + b"\0")
-        table += struct.pack("<IIQQQQIIQQ", begin, 1, 0, 0, at, len(data), 0, 0, 8, 0)
+        table += struct.pack("<IIQQQQIIQQ", begin, 1, 0, 0, at, len(data), 0, 0, alignment, 0)
         padded = data + b"\0" * (-len(data) % 8)
         body += padded
         at += len(padded)

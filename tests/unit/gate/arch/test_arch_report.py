@@ -12,7 +12,7 @@ from pipeline.gate.arch import report as arch
 from pipeline.gate.arch.facts import reader_digest
 from pipeline.gate.arch.report import ArchReport, judge_image, read_image
 from pipeline.gate.arch.spec import ArchSpec, read_arch_spec
-from pipeline.gate.arch.verdict import ObjectVerdict
+from pipeline.gate.arch.verdict import ObjectVerdict, answers, card_of
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests import makers
@@ -172,11 +172,19 @@ def test_for_a_card_that_was_not_promised_nothing_is_accepted(gate: Gate) -> Non
     assert not judge_image(objects, spec, "sm_100", promised=False).passed
 
 
-@pytest.mark.parametrize("name", ["sglang-k2", "sglang", "vllm"])
-def test_the_shipped_files_are_valid_and_demand_something(name: str) -> None:
-    spec = read_arch_spec(Checkout(ROOT), name)
+ENGINES = [(name, "linux/amd64") for name in ("sglang-k2", "sglang", "vllm", "vllm-b12x")]
+SPARK = [(name, "linux/arm64") for name in ("sglang", "vllm")]
+
+
+@pytest.mark.parametrize(("name", "platform"), [*ENGINES, *SPARK])
+def test_the_shipped_files_are_valid_and_demand_code_for_their_card(
+    name: str, platform: str
+) -> None:
+    checkout = Checkout(ROOT)
+    spec = read_arch_spec(checkout, name, platform)
+    (promised,) = checkout.spec(name).on(platform).promised_archs
     assert spec.accepted
-    assert "sm_120" in spec.demands.values()
+    assert any(answers(arch, card_of(promised)) for arch in spec.demands.values())
 
 
 def gate_arch(sm120: Command, gate: Gate, *args: str) -> Any:

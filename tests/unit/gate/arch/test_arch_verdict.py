@@ -144,6 +144,27 @@ def test_a_demand_that_is_met(have: Target, want: str) -> None:
 
 def test_a_demand_for_another_card_is_not_asked() -> None:
     assert judge(facts([sm(90)]), "sm_90", "sm_120a").verdict is ObjectVerdict.RUNS
+    assert judge(facts([sm(120)]), "sm_121", "sm_120a").verdict is ObjectVerdict.RUNS
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "verdict"),
+    [
+        (sm(120), "sm_120", ObjectVerdict.RUNS),
+        (sm(120, "f"), "sm_120", ObjectVerdict.RUNS),
+        (sm(121, "a"), "sm_120", ObjectVerdict.RUNS),
+        (sm(120, "f"), "sm_120f", ObjectVerdict.RUNS),
+        (sm(121, "a"), "sm_120f", ObjectVerdict.RUNS),
+        (sm(120), "sm_120f", ObjectVerdict.WRONG_VARIANT),
+        (sm(121), "sm_120f", ObjectVerdict.WRONG_VARIANT),
+        (compute(120), "sm_120", ObjectVerdict.WRONG_VARIANT),
+        (sm(120, "a"), "sm_120f", ObjectVerdict.NO_KERNEL_IMAGE),
+    ],
+)
+def test_a_demand_of_the_family_counts_on_every_card_of_it(
+    have: Target, want: str, verdict: ObjectVerdict
+) -> None:
+    assert judge(facts([have]), "sm_121", want).verdict is verdict
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,17 @@ def test_objects_of_another_processor_are_read_too() -> None:
     assert names_of(bytes(aarch64)) == CUOBJDUMP["mixed.so"]
 
 
+def test_objects_for_arm64_leave_more_room_between_their_fatbins() -> None:
+    one = container(entry(120))
+    apart = {".nv_fatbin": one.ljust(256, b"\0") + one}
+    assert sum(modules_of(host_object(apart, machine=183, alignment=256)).values()) == 2
+    with pytest.raises(Unreadable, match="not a fatbin"):
+        modules_of(host_object(apart, machine=183))
+    further = {".nv_fatbin": one.ljust(len(one) + 264, b"\0") + one}
+    with pytest.raises(Unreadable, match="not a fatbin"):
+        modules_of(host_object(further, machine=183, alignment=1 << 20))
+
+
 def test_fatbins_among_the_data_are_found() -> None:
     assert names_of(host_object({".rodata": b"text" * 10 + container(entry(120))})) == ["sm_120"]
 
