@@ -16,13 +16,14 @@ from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
 from pipeline.gate.smem.stub_libraries import shared_object
 from tests.integration.built import ROOT, run_sm120
 
+AMD64 = ("--platform", "linux/amd64")
 PATCH = "0001-extend-attention-sm120-blocks.patch"
 
 
 def gate(store: Path, *args: str) -> Any:
     """A gate's result, however it ended."""
     only = () if "--only" in args else ("--only", "smem")
-    done = run_sm120(store, "gate", "run", *args, *only, "--json")
+    done = run_sm120(store, "gate", "run", *args, *only, "--json", *AMD64)
     assert done.returncode in (0, GateFailed.exit_code, GateUnknown.exit_code), done.stderr[-2000:]
     return json.loads(done.stdout)["smem"]
 
@@ -91,7 +92,7 @@ def test_a_card_with_more_shared_memory_takes_what_sm120_does_not(big_store: Pat
 
 def test_our_patches_are_needed_at_their_version(big_store: Path) -> None:
     for image in ("sglang-k2", "sglang", "vllm"):
-        result = json.loads(run_sm120(big_store, "gate", "patches", image, "--json").stdout)
+        result = json.loads(run_sm120(big_store, "gate", "patches", image, "--json", *AMD64).stdout)
         assert [v["state"] for v in result] == ["needed"], result
         assert [v["numerics"] for v in result] == ["right"], result
 
@@ -158,7 +159,8 @@ def dead_code_checkout(tmp_path: Path) -> Path:
 
 
 def test_a_second_run_answers_within_five_seconds(big_store: Path) -> None:
-    first, second = (run_sm120(big_store, "gate", "run", "vllm", "--json") for _ in range(2))
+    command = ("gate", "run", "vllm", "--json", *AMD64)
+    first, second = (run_sm120(big_store, *command) for _ in range(2))
     before, after = (json.loads(done.stdout)["smem"] for done in (first, second))
     assert before["verdict"] == after["verdict"]
     assert after["seconds"] < 5

@@ -14,13 +14,14 @@ import pytest
 from pipeline.errors import GateInvalid, GateUnknown
 from tests.integration.built import ROOT, run_sm120, sm120
 
+AMD64 = ("--platform", "linux/amd64")
 OLD = "sglang.srt.layers.attention.triton_ops.extend_attention:extend_attention_fwd"
 NEW = "sglang.kernels.ops.attention.extend_attention"
 
 
 @pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm"])
 def test_a_build_leaves_one_record_of_all_its_gates(big_store: Path, image: str) -> None:
-    (built,) = json.loads(sm120(big_store, "build", image, "--gate", "--json").stdout)
+    (built,) = json.loads(sm120(big_store, "build", image, "--gate", "--json", *AMD64).stdout)
     result = {e["gate"]: e for e in built["gates"]["results"] if e["arch"] == "sm_120"}
     assert result.keys() == {"smem", "numerics", "patches", "arch"}
     assert {e["verdict"] for e in result.values()} <= {"passed", "accepted"}
@@ -34,7 +35,7 @@ def test_a_build_leaves_one_record_of_all_its_gates(big_store: Path, image: str)
 
 @pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm"])
 def test_at_least_sixty_kernels_of_each_engine_are_reached(big_store: Path, image: str) -> None:
-    result = json.loads(run_sm120(big_store, "gate", "run", image, "--json").stdout)["smem"]
+    result = json.loads(run_sm120(big_store, "gate", "run", image, "--json", *AMD64).stdout)["smem"]
     assert result["coverage"]["reached"] >= 60
 
 
@@ -54,7 +55,7 @@ def test_sglang_s_extend_attention_moved_in_0_5_16_and_the_gate_says_where_it_is
 def judged(checkout: Path, store: Path) -> Any:
     command = [sys.executable, "-m", "pipeline", "--checkout", str(checkout), "--store", str(store)]
     done = subprocess.run(
-        [*command, "gate", "run", "sglang", "--json"],
+        [*command, "gate", "run", "sglang", "--json", *AMD64],
         capture_output=True,
         text=True,
         cwd=ROOT,
