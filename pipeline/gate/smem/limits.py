@@ -52,6 +52,8 @@ def _card(
 # larger amount fail on 12.x: https://github.com/sgl-project/sglang/issues/14322 (106,496 bytes),
 # https://github.com/vllm-project/vllm/issues/46721 (102,400 bytes).
 # https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities
+# As GB10 itself reports it: https://github.com/QwenLM/FlashQLA/issues/4. Its 128 GB are shared with
+# the processor, so what the driver reports is a little less; no block size depends on that.
 CARDS = {
     card.arch: card
     for card in (

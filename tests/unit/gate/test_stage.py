@@ -20,14 +20,22 @@ WHY = "an attention kernel for Hopper; nothing calls it on this card"
 pytestmark = pytest.mark.usefixtures("no_slow_helpers")
 
 
-def make(root: Path, gates: list[str], *names: str, **files: str) -> Checkout:
+SPARK = {
+    "cuda": {"from": ["engine"], "architectures": ["sm_120"]},
+    "overrides": {makers.AMD64: {"cuda": {"architectures": ["sm_121"]}}},
+}
+
+
+def make(
+    root: Path, gates: list[str], *names: str, more: dict[str, Any] | None = None, **files: str
+) -> Checkout:
     """A checkout with one engine of compiled objects that asks for gates."""
     parts: dict[str, bytes | makers.Part] = {
         f"engine/{name}": (DATA / name).read_bytes() for name in names
     }
     wheel = makers.make_wheel(root / "mirror", "engine", parts)
     deb = makers.make_deb(root / "mirror", "tool", Item("./usr/bin/tool", b"#!/bin/sh\n"))
-    image = makers.wheel_image("engine", [wheel], gates=gates)
+    image = makers.wheel_image("engine", [wheel], gates=gates, **(more or {}))
     image.files.update({f"gates/{name}.yaml": text for name, text in files.items()})
     return makers.make_checkout(root, makers.root_image([deb]), image)
 
@@ -88,6 +96,23 @@ def test_a_gate_that_cannot_begin_is_recorded_as_unknown_and_the_next_one_still_
     assert result["smem"]["verdict"] == result["patches"]["verdict"] == "unknown"
     assert "has no gates" in result["smem"]["message"]
     assert result["arch"]["verdict"] == "passed"
+
+
+def test_the_card_of_an_override_is_the_one_that_is_judged(sm120: Command, tmp_path: Path) -> None:
+    make(tmp_path, ["smem", "arch"], "mixed.so", more=SPARK)
+    build(sm120)
+    assert {(e["gate"], e["arch"]) for e in record(tmp_path)["results"]} == {
+        *(("smem", "sm_121"), ("patches", "sm_121"), ("arch", "sm_121")),
+    }
+
+
+def test_code_for_sm_120a_alone_does_not_fit_sm_121(sm120: Command, tmp_path: Path) -> None:
+    make(tmp_path, ["arch"], "sm_120a.cubin", more=SPARK)
+    ended = build(sm120)
+    assert ended.error == "NoKernelImage"
+    assert "sm_120a.cubin: no kernel image" in ended.err
+    store = tmp_path / "store"
+    assert sm120("--store", store, "gate", "run", "engine", "--arch", "sm_120").code == 0
 
 
 def test_an_engine_without_triton_is_unknown_not_passed(sm120: Command, tmp_path: Path) -> None:

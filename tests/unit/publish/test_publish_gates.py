@@ -104,6 +104,22 @@ def test_a_card_that_the_image_is_not_for_decides_nothing(store: Store) -> None:
     assert gate_state(store, spec("arch"), BUILT).state == "passed"
 
 
+def test_results_for_sm_120_say_nothing_of_an_image_for_another_card(store: Store) -> None:
+    spark = spec("arch", cuda={"from": ["nvidia"], "architectures": ["sm_121"]})
+    keep(store, record(arch="passed"))
+    assert gate_state(store, spark, BUILT).message == "arch: not run"
+    kept = record(arch="failed")
+    kept["results"].append(result("arch", "sm_121", "passed"))
+    keep(store, kept)
+    assert gate_state(store, spark, BUILT).state == "passed"
+
+
+def test_kernels_are_judged_for_the_card_whose_variant_is_promised(store: Store) -> None:
+    keep(store, record(smem="passed"))
+    promised = {"from": ["nvidia"], "architectures": ["sm_120a"]}
+    assert gate_state(store, spec("smem", cuda=promised), BUILT).state == "passed"
+
+
 def test_wrong_numbers_keep_an_image_back(store: Store) -> None:
     keep(store, record(smem="passed", numerics="passed"))
     assert gate_state(store, spec("smem"), BUILT).state == "passed"
