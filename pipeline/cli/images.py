@@ -25,10 +25,12 @@ def plans_of(checkout: Checkout, names: tuple[str, ...], platform: str | None) -
 
 def find_image(checkout: Checkout, store: Store, name: str, platform: str | None) -> Built:
     """An image that was built from today's checkout, or an error that names the fix."""
-    plan = plan_image(checkout, name, pick_platform(checkout.spec(name), platform))
+    spec = checkout.spec(name)
+    plan = plan_image(checkout, name, pick_platform(spec, platform))
     # by the plan and not by name: an image of an older lock is not the one that was asked for
     built = find_built(store, plan)
     if built is None:
-        fix = f"Run `sm120 build {name}` first."
+        which = f" --platform {plan.platform}" if len(spec.platforms) > 1 else ""
+        fix = f"Run `sm120 build {name}{which}` first."
         raise UnknownImage(f"{name} for {plan.platform} is not built", fix)
     return built

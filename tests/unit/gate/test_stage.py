@@ -20,7 +20,7 @@ WHY = "an attention kernel for Hopper; nothing calls it on this card"
 pytestmark = pytest.mark.usefixtures("no_slow_helpers")
 
 
-SPARK = {
+SPARK: dict[str, Any] = {
     "cuda": {"from": ["engine"], "architectures": ["sm_120"]},
     "overrides": {makers.AMD64: {"cuda": {"architectures": ["sm_121"]}}},
 }
@@ -122,7 +122,10 @@ def test_an_engine_without_triton_is_unknown_not_passed(sm120: Command, tmp_path
         "why": "a gate for an engine that has none",
         "cases": [{**case, "arguments": {}, "kernels": ["k"]}],
     }
-    files = {"engine": json.dumps({"package": "engine"}), "smem-one": json.dumps(smem)}
+    files: dict[str, Any] = {
+        "engine": json.dumps({"package": "engine"}),
+        "smem-one": json.dumps(smem),
+    }
     make(tmp_path, ["smem"], "mixed.so", **files)
     ended = build(sm120)
     assert ended.error == "GateEnvironment"
