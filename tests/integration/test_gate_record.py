@@ -15,21 +15,26 @@ from pipeline.errors import GateInvalid, GateUnknown
 from tests.integration.built import ROOT, run_sm120, sm120
 
 AMD64 = ("--platform", "linux/amd64")
+ENGINES = ["sglang-k2", "sglang", "vllm", "vllm-b12x"]
+SPARK = ["sglang arm64", "vllm arm64"]
 OLD = "sglang.srt.layers.attention.triton_ops.extend_attention:extend_attention_fwd"
 NEW = "sglang.kernels.ops.attention.extend_attention"
 
 
-@pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm"])
+@pytest.mark.parametrize("image", [*ENGINES, *SPARK])
 def test_a_build_leaves_one_record_of_all_its_gates(big_store: Path, image: str) -> None:
-    (built,) = json.loads(sm120(big_store, "build", image, "--gate", "--json", *AMD64).stdout)
-    result = {e["gate"]: e for e in built["gates"]["results"] if e["arch"] == "sm_120"}
+    name, _, processor = image.partition(" ")
+    platform, card = ("linux/arm64", "sm_121") if processor else ("linux/amd64", "sm_120")
+    asked = ("build", name, "--platform", platform, "--gate", "--json")
+    (built,) = json.loads(sm120(big_store, *asked).stdout)
+    result = {e["gate"]: e for e in built["gates"]["results"] if e["arch"] == card}
     assert result.keys() == {"smem", "numerics", "patches", "arch"}
     assert {e["verdict"] for e in result.values()} <= {"passed", "accepted"}
     made_by = result["smem"]["made_by"]
     assert {"sm120-pipeline", "triton", "torch", "python", "ptxas", "worker"} <= made_by.keys()
     assert result["smem"]["card"]["shared_bytes"] == 101376
     assert all(row["facts"]["kernels"] for row in result["smem"]["rows"])
-    beside = big_store / "images" / image / "linux-amd64" / "gates.json"
+    beside = big_store / "images" / name / platform.replace("/", "-") / "gates.json"
     assert json.loads(beside.read_text())["image_digest"] == built["digest"]
 
 

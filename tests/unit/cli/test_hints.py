@@ -126,3 +126,18 @@ def test_offline_names_how_many_files_are_missing_and_fetches_none(
     wheels[0].rename(lone / wheels[0].name)
     ended = sm120("build", "tiny", "--offline", "--mirror", lone)
     assert f"{wheels[1].name}: not in the store" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("image", "fix"),
+    [
+        ("sglang-k2", "Run `sm120 build sglang-k2` first."),
+        ("vllm", "Run `sm120 build vllm --platform linux/arm64` first."),
+    ],
+)
+def test_an_image_that_is_not_built_is_named_with_the_platform_where_it_has_several(
+    sm120: Command, tmp_path: Path, image: str, fix: str
+) -> None:
+    platform = "linux/arm64" if image == "vllm" else "linux/amd64"
+    asked = ("image", "export", image, tmp_path / "to", "--platform", platform)
+    assert hint(sm120, "--checkout", ROOT, "--store", tmp_path / "store", *asked) == fix
