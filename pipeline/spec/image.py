@@ -220,7 +220,6 @@ class PlatformOverride(Frozen):
     python: PythonOverride | None = None
     cuda: CudaOverride | None = None
     env: dict[EnvName, str] | None = None
-    gates: list[Name] | None = None
 
 
 class ImageFile(ImageSpec):

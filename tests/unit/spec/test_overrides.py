@@ -55,7 +55,6 @@ def test_mappings_are_merged_and_everything_else_is_replaced() -> None:
         "python": {"requirements": ["engine==1.1", "more==2"], "omit": {"b": "not on this one"}},
         "cuda": {"architectures": ["sm_121"]},
         "env": {"CARD": "12.1", "MORE": "1"},
-        "gates": [],
     }
     omitted = {"a": "not needed here", "b": "not on this one"}
     merged = {
@@ -87,6 +86,7 @@ def test_another_platform_than_the_images_own_gets_the_common_spec() -> None:
         ({ARM64: {"colour": "blue"}}, "Extra inputs"),
         ({ARM64: {"name": "other"}}, "Extra inputs"),
         ({ARM64: {"base": "other"}}, "Extra inputs"),
+        ({ARM64: {"gates": []}}, "Extra inputs"),
         ({ARM64: {"platforms": [ARM64]}}, "Extra inputs"),
         ({ARM64: {"overrides": {}}}, "Extra inputs"),
         ({ARM64: {"python": {"version": "3.12"}}}, "Extra inputs"),
