@@ -219,6 +219,7 @@ class PlatformOverride(Frozen):
     debs: list[Name] | None = None
     python: PythonOverride | None = None
     cuda: CudaOverride | None = None
+    compiled: list[CompiledSpec] | None = None
     env: dict[EnvName, str] | None = None
 
 

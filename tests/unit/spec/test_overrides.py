@@ -33,7 +33,7 @@ def alone(platform: str = AMD64, **changes: Any) -> ImageSpec:
 
 
 def hashed(spec: ImageSpec) -> bytes:
-    return canonical_json(spec.model_dump(mode="json", by_alias=True))
+    return canonical_json(spec.dumped())
 
 
 def test_without_overrides_a_spec_is_the_same_on_all_platforms() -> None:
@@ -54,6 +54,7 @@ def test_mappings_are_merged_and_everything_else_is_replaced() -> None:
         "debs": ["libnuma1"],
         "python": {"requirements": ["engine==1.1", "more==2"], "omit": {"b": "not on this one"}},
         "cuda": {"architectures": ["sm_121"]},
+        "compiled": [{"source": "engine", "build": "arm"}],
         "env": {"CARD": "12.1", "MORE": "1"},
     }
     omitted = {"a": "not needed here", "b": "not on this one"}
