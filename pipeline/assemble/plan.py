@@ -22,6 +22,10 @@ from pipeline.store.store import Store
 FORMAT = 1
 # Raised when the same source, toolchain and steps would give another compiled tree.
 TREE_FORMAT = 1
+# What of a build only helps to plan or to judge: it decides none of its bytes.
+BUILD_HINTS = frozenset(
+    ("cpu_minutes", "job_memory_mb", "silent_minutes", "platforms", "may_differ")
+)
 # Raised when the same foreign layer would be listed otherwise.
 READER = 1
 # A wheel this large has a layer of its own, shared between images and pushed once.
@@ -99,12 +103,11 @@ class TreePlan:
     @cached_property
     def inputs(self) -> dict[str, object]:
         """All that decides its bytes, by name; what only helps to plan is no part of it."""
-        hints = {"cpu_minutes", "job_memory_mb", "silent_minutes", "platforms", "may_differ"}
         return {
             "format": TREE_FORMAT,
             "platform": self.platform,
             "tree": self.lock.tree,
-            "build": self.build.model_dump(mode="json", by_alias=True, exclude=hints),
+            "build": self.build.model_dump(mode="json", by_alias=True, exclude={*BUILD_HINTS}),
             "outputs": [x.model_dump(mode="json", by_alias=True) for x in self.source.outputs],
             "files": [[file.to, file.mode] for file in self.source.files],
             "own": list(self.own),

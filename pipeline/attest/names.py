@@ -50,6 +50,9 @@ KINDS = {
 # Stated of a foreign base: its bytes are pinned by digest, its contents were not examined.
 UNLISTED = "unknown: taken as published by digest; nothing here lists what it holds"
 
+# Stated of what compiled trees are made with: it took part in the build and is not in the image.
+BUILD_TIME = "build time only: it is not in the image"
+
 # Bills of materials also travel as plain files of these types.
 BILL_MEDIA = {CYCLONEDX: "application/vnd.cyclonedx+json", SPDX: "application/spdx+json"}
 
@@ -82,6 +85,41 @@ def deb_purl(name: str, version: str, architecture: str, suite: str) -> str:
 def image_purl(name: str, digest: str, architecture: str) -> str:
     """An image as a package URL."""
     return f"pkg:oci/{name}@{quote(digest, safe='')}?arch={architecture}"
+
+
+def archive_purl(kind: str, name: str, version: str, file: str, sha256: str) -> str:
+    """A source archive as a package URL; one of one's own has its hash in place of a version."""
+    if kind == "sdist":
+        return wheel_purl(name, version, file)
+    where = f"?arch=source&file_name={quote(file, safe='')}"
+    if kind == "debian":
+        return f"pkg:deb/debian/{quote(name, safe='')}@{quote(version, safe='')}{where}"
+    return f"pkg:generic/{quote(name, safe='')}@{sha256}?file_name={quote(file, safe='')}"
+
+
+def tree_purl(source: str, commit: str, build: str, architecture: str) -> str:
+    """A source compiled in one way."""
+    return f"pkg:generic/{source}@{quote(commit, safe='')}?arch={architecture}&build={build}"
+
+
+def source_urn(source: str) -> str:
+    """The archive of a source that is compiled here."""
+    return f"{_OWN}:source:{source}"
+
+
+def tree_urn(source: str, build: str) -> str:
+    """A compiled tree."""
+    return f"{_OWN}:tree:{source}:{build}"
+
+
+def toolchain_urn(image: str, digest: str) -> str:
+    """An image that trees are compiled in."""
+    return f"{_OWN}:toolchain:{image}:{digest.removeprefix('sha256:')}"
+
+
+def build_time_urn(toolchain: str, purl: str) -> str:
+    """A package of a toolchain; the image may hold the same one for itself."""
+    return f"{_OWN}:build-time:{toolchain}:{quote(purl, safe='')}"
 
 
 def file_urn(path: str) -> str:

@@ -5,7 +5,7 @@ Licences are read from the files that the image itself holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from pipeline.assemble.layer import read_file
 from pipeline.assemble.view import follow
 from pipeline.attest.names import image_purl
 from pipeline.errors import UnknownImage
+from pipeline.evidence.compiled import ImageTree, Toolchain, toolchains_of, trees_of
 from pipeline.evidence.inventory import (
     BaseImage,
     ImagePart,
@@ -26,10 +27,12 @@ from pipeline.evidence.inventory import (
     own_files,
     parts_of,
     placed_layers,
+    source_files,
 )
-from pipeline.evidence.licence import Licence, deb_licence, wheel_licence
+from pipeline.evidence.licence import Licence, deb_licence, source_licence, wheel_licence
 from pipeline.oci.record import FileRow, Kind
 from pipeline.spec.checkout import Checkout
+from pipeline.spec.image import PatchSpec
 from pipeline.store.store import Store
 
 # licence files are short texts; what is larger is something else
@@ -41,6 +44,15 @@ class BilledPart:
     """A wheel or .deb with its licence and patches."""
 
     part: ImagePart
+    licence: Licence
+    patches: tuple[OwnFile, ...]
+
+
+@dataclass(frozen=True)
+class BilledTree:
+    """A compiled tree with its licence and patches; what its source vendors is not listed."""
+
+    tree: ImageTree
     licence: Licence
     patches: tuple[OwnFile, ...]
 
@@ -62,6 +74,9 @@ class Bill:
     patches: tuple[OwnFile, ...]
     base: BaseImage | None  # a foreign one, of which only the digests are known
     root: Path  # of the checkout, for the patches' text
+    trees: tuple[BilledTree, ...] = ()
+    toolchains: tuple[Toolchain, ...] = ()
+    build_files: tuple[OwnFile, ...] = ()  # put into sources, or part of a toolchain
 
     @property
     def purl(self) -> str:
@@ -73,6 +88,8 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
     parts, files = parts_of(built), own_files(checkout, built.plan)
     licences = licences_of(store, parts)
     patches = tuple(f for f in files if f.patch)
+    trees = trees_of(store, built)
+    toolchains = toolchains_of(trees)
     return Bill(
         image=built.name,
         platform=built.platform,
@@ -88,12 +105,33 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
         patches=patches,
         base=base_image(built.plan),
         root=checkout.root,
+        trees=tuple(_billed(tree) for tree in trees),
+        toolchains=tuple(toolchains),
+        build_files=_build_files(checkout, trees, toolchains, {f.path for f in files}),
     )
+
+
+def _billed(tree: ImageTree) -> BilledTree:
+    patches = tuple(f for f in source_files(tree.plan) if f.patch)
+    return BilledTree(tree, source_licence(tree.plan.source.licence), patches)
+
+
+def _build_files(
+    checkout: Checkout,
+    trees: Sequence[ImageTree],
+    toolchains: Sequence[Toolchain],
+    known: Collection[str],
+) -> tuple[OwnFile, ...]:
+    """Files of the checkout that took part in compiling, beyond those in the image."""
+    files = [f for tree in trees for f in source_files(tree.plan)]
+    files += [f for toolchain in toolchains for f in own_files(checkout, toolchain.plan)]
+    by_path = {f.path: f for f in files if f.path not in known}
+    return tuple(by_path.values())
 
 
 def _changes(patch: OwnFile, part: ImagePart) -> bool:
     # a wheel of two images is patched only in the one whose series changes it
-    if patch.patch is None or not part.is_wheel or patch.image != part.image:
+    if not isinstance(patch.patch, PatchSpec) or not part.is_wheel or patch.image != part.image:
         return False
     return canonicalize_name(Requirement(patch.patch.applies_to).name) == part.pin.name
 

@@ -14,6 +14,7 @@ from pipeline.attest.statement import Moment, Statement, make_statement
 from pipeline.attest.strict import plain
 from pipeline.errors import StoreDamaged
 from pipeline.evidence.bill import bill_of
+from pipeline.evidence.compiled import trees_of
 from pipeline.evidence.evidence_set import NAME as SET
 from pipeline.evidence.evidence_set import folder_of, keep, keep_set, readable, set_statement
 from pipeline.evidence.gate_result import gate_statements
@@ -41,10 +42,11 @@ def image_statements(
     """
     # before anything is signed: the record is a file of the store, which somebody may have changed
     _require_layers(store, built)
+    trees = trees_of(store, built)
     bill = bill_of(checkout, store, built)
     subject = (built.name, built.digest)
     statements = {
-        "provenance": image_provenance(checkout, built, when),
+        "provenance": image_provenance(checkout, built, when, trees),
         "sbom-cyclonedx": make_statement(*subject, CYCLONEDX, cyclonedx(bill), when),
     }
     if spdx:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from pipeline.assemble.image import Built
-from pipeline.assemble.plan import ImagePlan, LayerPlan
+from pipeline.assemble.plan import ImagePlan, LayerPlan, TreePlan
 from pipeline.assemble.view import follow, see
-from pipeline.attest.names import deb_purl, file_urn, image_purl, wheel_purl
+from pipeline.attest.names import archive_purl, deb_purl, file_urn, image_purl, wheel_purl
 from pipeline.errors import StoreDamaged, UnknownImage
 from pipeline.lock.model import BasePin, DebPin, Pin, WheelPin
 from pipeline.model import sha256_of
 from pipeline.oci.record import FileRow, TitledLayer
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
+from pipeline.spec.source import SourcePatch
 from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.source.compiled import CompiledTree
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class PlacedLayer:
     layer: TitledLayer
     plan: LayerPlan | None  # none for an image's own files, patches and a foreign base
     base: BasePin | None = None  # the foreign base that it is a layer of
+    tree: TreePlan | None = None  # the compiled tree that it holds
 
 
 @dataclass(frozen=True)
@@ -44,12 +51,12 @@ class ImagePart:
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A file of the checkout that goes into an image: one of ours, or a patch."""
+    """A file of the checkout that goes into an image or a source: one of ours, or a patch."""
 
     image: str
     path: str  # below the checkout
     digest: str
-    patch: PatchSpec | None = None
+    patch: PatchSpec | SourcePatch | None = None
     to: str = ""
 
     @property
@@ -72,6 +79,10 @@ def placed_layers(built: Built) -> list[PlacedLayer]:
             if not left or left[0].title != wanted.title:
                 raise StoreDamaged(f"{built.name}: the layer {wanted.title!r} is not in the image")
             placed.append(PlacedLayer(name, left.pop(0), wanted))
+        for tree in each.trees:
+            if not left or left[0].title != tree.title:
+                raise StoreDamaged(f"{built.name}: the layer {tree.title!r} is not in the image")
+            placed.append(PlacedLayer(name, left.pop(0), None, tree=tree))
         # these two have no pins: an image's own files, then its patches, each only if there are any
         for title in (f"{name} files", "patches"):
             if left and left[0].title == title:
@@ -103,17 +114,22 @@ def base_image(plan: ImagePlan) -> BaseImage | None:
 
 def parts_of(built: Built) -> list[ImagePart]:
     """Every wheel and .deb, in the order of layers and, within one, of names."""
-    # .debs come from one suite: that of the first image of the chain that names one
-    suite = next((p.spec.debian.suite for p in built.plan.chain() if p.spec.debian), "unknown")
+    suite = suite_of(built.plan)
     return [
-        ImagePart(placed.image, pin, _purl(pin, suite), placed.layer)
+        ImagePart(placed.image, pin, package_purl(pin, suite), placed.layer)
         for placed in placed_layers(built)
         if placed.plan is not None
         for pin in placed.plan.pins
     ]
 
 
-def _purl(pin: Pin, suite: str) -> str:
+def suite_of(plan: ImagePlan) -> str:
+    """Where .debs come from: the suite of the first image of the chain that names one."""
+    return next((p.spec.debian.suite for p in plan.chain() if p.spec.debian), "unknown")
+
+
+def package_purl(pin: Pin, suite: str) -> str:
+    """A wheel or .deb as a package URL."""
     if isinstance(pin, DebPin):
         # `name_version_arch.deb`; the pin itself has no architecture, and it may be `all`
         architecture = pin.file.removesuffix(".deb").rpartition("_")[2]
@@ -138,6 +154,15 @@ def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
     return files
 
 
+def source_files(tree: TreePlan) -> list[OwnFile]:
+    """What is put into a source and changed in it, in the order that its key lists them."""
+    source, folder = tree.source, f"images/sources/{tree.source.name}"
+    files = [OwnFile(source.name, f"{folder}/{x.source}", "", to=x.to) for x in source.files]
+    files += [OwnFile(source.name, f"{folder}/{x.file}", "", patch=x) for x in source.patches]
+    # the digests that the tree was planned with, not those of the checkout by now
+    return [replace(file, digest=digest) for file, digest in zip(files, tree.own, strict=True)]
+
+
 def _digest(checkout: Checkout, path: str) -> str:
     return sha256_of((checkout.root / path).read_bytes())
 
@@ -157,6 +182,8 @@ class Origin:
     package: str | None = None
     package_sha256: str | None = None
     patches: tuple[str, ...] = ()
+    own_files: tuple[str, ...] = ()  # that were put into the source it was compiled from
+    toolchain: str | None = None  # what it was compiled in
 
 
 def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin:
@@ -168,6 +195,8 @@ def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin
     if name not in tree:
         raise UnknownImage(f"/{name}: no such file in the image", "Give its whole path.")
     placed, row = tree[name]
+    if placed.tree and row.owner == placed.tree.source.name:
+        return _compiled_origin(store, placed, placed.tree, row, links)
     owned = [p for p in parts_of(built) if p.pin.name == row.owner]
     # owners of a foreign base's files are not known
     part = owned[0] if owned and not placed.base else None
@@ -192,6 +221,41 @@ def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin
         package_sha256=part.pin.sha256 if part else None,
         patches=patches,
     )
+
+
+def _compiled_origin(
+    store: Store, placed: PlacedLayer, tree: TreePlan, row: FileRow, links: Sequence[str]
+) -> Origin:
+    pin, made = tree.lock.archive, tree_record(store, tree, placed.layer)
+    ours = source_files(tree)
+    return Origin(
+        path=f"/{row.path}",
+        links=tuple(links),
+        kind=row.kind,
+        size_bytes=row.size_bytes,
+        sha256=row.sha256,
+        layer=placed.layer.title,
+        layer_digest=placed.layer.record.digest,
+        origin=f"{tree.title}, compiled from {pin.file}",
+        package=archive_purl(pin.kind, pin.name, pin.version, pin.file, pin.sha256),
+        package_sha256=pin.sha256,
+        patches=tuple(f"{x.path} {x.digest}" for x in ours if x.patch),
+        own_files=tuple(f"{x.path} {x.digest}" for x in ours if not x.patch),
+        toolchain=f"{tree.toolchain.spec.name} {made.toolchain}",
+    )
+
+
+def tree_record(store: Store, tree: TreePlan, layer: TitledLayer) -> CompiledTree:
+    """How a compiled tree of an image was made; the layer must be the one that came out."""
+    # loads what compiling needs, and most images hold no tree
+    from pipeline.source.compiled import read_tree
+
+    made = read_tree(store, tree)
+    if (made.key, made.layer) != (tree.key, layer.record.digest):
+        raise StoreDamaged(
+            f"{tree.title}: the image holds {layer.record.digest}, but {made.layer} was compiled"
+        )
+    return made
 
 
 def _origin(placed: PlacedLayer, row: FileRow, is_packaged: bool, is_patched: bool) -> str:

@@ -96,6 +96,14 @@ def wheel_licence(metadata: bytes) -> Licence:
     return Licence(reason="its METADATA names no licence")
 
 
+def source_licence(text: str) -> Licence:
+    """Of a source that is compiled here: as its source.yaml states it."""
+    reason = "source.yaml; what the source vendors may have others"
+    if expression := _expression(text):
+        return Licence(expression, reason=reason)
+    return Licence(name=_short(text) or None, reason=reason)
+
+
 def _title(text: str) -> str | None:
     """What a whole licence text in the field is, by the line it begins with."""
     if re.match(r"Apache License\s+Version 2\.0\b", text):

@@ -6,6 +6,7 @@ https://slsa.dev/spec/v1.0/provenance
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -15,17 +16,23 @@ from pipeline.assemble.golden import read_golden
 from pipeline.assemble.image import Built, code_digest
 from pipeline.assemble.plan import FORMAT, ImagePlan
 from pipeline.attest.names import (
+    BUILD_TIME,
     BUILD_TYPE,
     BUILDER,
     PROVENANCE,
     UNLISTED,
+    build_time_urn,
     golden_urn,
     layer_urn,
     lock_urn,
+    source_urn,
+    toolchain_urn,
+    tree_urn,
 )
 from pipeline.attest.statement import DigestSet, Moment, Statement, make_statement
-from pipeline.attest.strict import as_model
+from pipeline.attest.strict import as_model, plain
 from pipeline.errors import RecordInvalid
+from pipeline.evidence.compiled import ImageTree, Toolchain, toolchains_of
 from pipeline.evidence.inventory import (
     BaseImage,
     ImagePart,
@@ -34,10 +41,12 @@ from pipeline.evidence.inventory import (
     own_files,
     parts_of,
     placed_layers,
+    source_files,
 )
 from pipeline.model import Digest, Frozen, Identity, Name, Platform, Stamp
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import DEFAULT_ARCH
+from pipeline.spec.source import SourceSpec
 
 
 class Resource(Frozen):
@@ -75,10 +84,17 @@ class SpecMaterial(Frozen):
         return [*named, *(card.rstrip("af") for card in named)] or [DEFAULT_ARCH]
 
 
+class SourceMaterial(Frozen):
+    """A source.yaml as it was compiled, with those of its builds that the image holds."""
+
+    spec: dict[str, Any]
+
+
 class _External(Frozen):
     image: Name
     platform: Platform
     images: dict[Name, SpecMaterial]
+    sources: dict[Name, SourceMaterial] = {}
 
 
 class _Internal(Frozen):
@@ -148,24 +164,58 @@ class Provenance(Frozen):
         prefix = "urn:sm120-pipeline:layer:"
         return [x for x in self.definition.dependencies if x.uri.startswith(prefix)]
 
+    def _materials(self, kind: str) -> list[Resource]:
+        prefix = f"urn:sm120-pipeline:{kind}:"
+        return [x for x in self.definition.dependencies if x.uri.startswith(prefix)]
+
+    @property
+    def archives(self) -> list[Resource]:
+        """The archives of sources that were compiled."""
+        return self._materials("source")
+
+    @property
+    def toolchains(self) -> list[Resource]:
+        """The images that sources were compiled in."""
+        return self._materials("toolchain")
+
+    @property
+    def build_time(self) -> list[Resource]:
+        """The packages of toolchains."""
+        return self._materials("build-time")
+
+    @property
+    def trees(self) -> list[Resource]:
+        """What was compiled, each by the digest of its layer."""
+        return self._below("tree")
+
     @property
     def bases(self) -> list[Resource]:
         """Foreign base images."""
         return [x for x in self.definition.dependencies if x.uri.startswith("pkg:oci/")]
 
 
-def image_provenance(checkout: Checkout, built: Built, when: Moment | None = None) -> Statement:
-    """What an image was made of and by what."""
+def image_provenance(
+    checkout: Checkout,
+    built: Built,
+    when: Moment | None = None,
+    trees: Sequence[ImageTree] = (),
+) -> Statement:
+    """What an image was made of and by what; `trees` are its compiled ones."""
     predicate = Provenance(
         buildDefinition=_Definition(
             buildType=BUILD_TYPE,
-            externalParameters=_external(checkout, built.plan),
+            externalParameters=_external(checkout, built.plan, trees),
             internalParameters=_Internal(format=FORMAT, builderCode=code_digest()),
-            resolvedDependencies=_dependencies(checkout, built),
+            resolvedDependencies=_dependencies(checkout, built, trees),
         ),
         runDetails=_Run(
             builder=_Builder(id=BUILDER, version={"sm120-pipeline": __version__}),
-            byproducts=[*_locks(built.plan), _golden(checkout, built), *_layers(built)],
+            byproducts=[
+                *_locks(built.plan),
+                _golden(checkout, built),
+                *_layers(built),
+                *(_tree(tree) for tree in trees),
+            ],
         ),
     )
     # fields without a value are left out, not written as null
@@ -173,7 +223,7 @@ def image_provenance(checkout: Checkout, built: Built, when: Moment | None = Non
     return make_statement(built.name, built.digest, PROVENANCE, body, when)
 
 
-def _external(checkout: Checkout, plan: ImagePlan) -> _External:
+def _external(checkout: Checkout, plan: ImagePlan, trees: Sequence[ImageTree]) -> _External:
     """The spec: image.yaml and series.yaml of the image and of those it stands on."""
     images = {
         each.spec.name: SpecMaterial(
@@ -183,10 +233,26 @@ def _external(checkout: Checkout, plan: ImagePlan) -> _External:
         )
         for each in plan.chain()
     }
-    return _External(image=plan.spec.name, platform=plan.platform, images=images)
+    builds: dict[str, list[str]] = {}
+    for tree in trees:
+        builds.setdefault(tree.plan.source.name, []).append(tree.plan.name)
+    by_name = {tree.plan.source.name: tree.plan.source for tree in trees}
+    sources = {
+        name: SourceMaterial(spec=source_spec(spec, builds[name])) for name, spec in by_name.items()
+    }
+    # not written where there are none, so that other images are stated as before
+    compiled = {"sources": sources} if sources else {}
+    return _External(image=plan.spec.name, platform=plan.platform, images=images, **compiled)
 
 
-def _dependencies(checkout: Checkout, built: Built) -> list[Resource]:
+def source_spec(source: SourceSpec, builds: Collection[str]) -> dict[str, Any]:
+    """A source.yaml without the builds that others are made of."""
+    spec = source.model_dump(mode="json", by_alias=True)
+    spec["builds"] = {name: each for name, each in spec["builds"].items() if name in builds}
+    return spec
+
+
+def _dependencies(checkout: Checkout, built: Built, trees: Sequence[ImageTree]) -> list[Resource]:
     base = base_image(built.plan)
     materials = [_base(base)] if base else []
     materials += [_part(part) for part in parts_of(built)]
@@ -197,7 +263,100 @@ def _dependencies(checkout: Checkout, built: Built) -> list[Resource]:
         # its own layers come out of this build, so they are byproducts
         if x.image != built.plan.spec.name or x.base is not None
     ]
+    # a toolchain may stand on the image's own base: a file that both use is listed once
+    known = {x.uri for x in materials}
+    for resource in _tree_materials(checkout, trees):
+        if resource.uri not in known:
+            known.add(resource.uri)
+            materials.append(resource)
     return materials
+
+
+def _tree_materials(checkout: Checkout, trees: Sequence[ImageTree]) -> Iterator[Resource]:
+    for tree in trees:
+        yield _archive(tree)
+        for file in source_files(tree.plan):
+            kind = "patch" if file.patch else "file"
+            yield _resource(file.urn, file.path, file.digest, source=file.image, kind=kind)
+    for toolchain in toolchains_of(trees):
+        ours = own_files(checkout, toolchain.plan)
+        yield _toolchain(toolchain, ours)
+        for part in toolchain.parts:
+            yield _resource(
+                build_time_urn(toolchain.name, part.purl),
+                part.pin.file,
+                part.pin.sha256,
+                toolchain=toolchain.name,
+                image=part.image,
+                purl=part.purl,
+                sizeBytes=part.pin.size_bytes,
+                use=BUILD_TIME,
+            )
+        for file in ours:
+            kind = "patch" if file.patch else "file"
+            notes = {"image": file.image, "kind": kind, "use": BUILD_TIME}
+            yield _resource(file.urn, file.path, file.digest, **notes)
+
+
+def _archive(tree: ImageTree) -> Resource:
+    source, lock = tree.plan.source, tree.plan.lock
+    return _resource(
+        source_urn(source.name),
+        lock.archive.file,
+        lock.archive.sha256,
+        source=source.name,
+        kind=lock.archive.kind,
+        purl=tree.archive_purl,
+        sizeBytes=lock.archive.size_bytes,
+        tree=lock.tree,
+        files=lock.files,
+        lock=lock.seal,
+        licence=plain(source.licence),
+        upstream=source.upstream.model_dump(mode="json"),
+    )
+
+
+def _toolchain(toolchain: Toolchain, ours: Sequence[OwnFile]) -> Resource:
+    """An image that is compiled in, and all that decides it: each image of its chain by inputs."""
+    chain = [
+        {
+            "name": each.spec.name,
+            "inputs": each.inputs,
+            # in the order in which the inputs have their digests
+            "files": [f"images/{each.spec.name}/{file.source}" for file in each.spec.files],
+            "patches": [x.path for x in ours if x.patch and x.image == each.spec.name],
+        }
+        for each in toolchain.plan.chain()
+    ]
+    return _resource(
+        toolchain_urn(toolchain.name, toolchain.digest),
+        toolchain.name,
+        toolchain.digest,
+        purl=toolchain.purl,
+        chain=chain,
+        use=BUILD_TIME,
+    )
+
+
+def _tree(tree: ImageTree) -> Resource:
+    plan, made = tree.plan, tree.made
+    # what names it stands beside this already, and how long it took proves nothing
+    known = {"key", "source", "build", "platform", "toolchain", "layer", "seconds", "version"}
+    return _resource(
+        tree_urn(plan.source.name, plan.name),
+        plan.title,
+        made.layer,
+        image=tree.image,
+        source=plan.source.name,
+        build=plan.name,
+        purl=tree.purl,
+        key=plan.key,
+        inputs=plan.inputs,
+        toolchain=made.toolchain,
+        version=plain(made.version),
+        run=made.model_dump(mode="json", exclude=known),
+        origin=tree.objects_text,
+    )
 
 
 def _resource(uri: str, name: str, digest: str, **annotations: Any) -> Resource:
@@ -287,6 +446,7 @@ def _require_accounted(provenance: Provenance) -> None:
     definition = provenance.definition
     known = [*provenance.packages("pypi"), *provenance.packages("deb"), *provenance.files]
     known += [*provenance.bases, *provenance.base_layers]
+    known += [*provenance.archives, *provenance.toolchains, *provenance.build_time]
     for resource in definition.dependencies:
         if resource not in known:
             raise RecordInvalid(f"provenance: {resource.uri}: is not a known kind of material")
@@ -296,7 +456,7 @@ def _require_accounted(provenance: Provenance) -> None:
     if definition.external.image not in images or provenance.locks.keys() - images:
         raise RecordInvalid("provenance: names an image without its spec")
     # two digests under one name would let a reader choose
-    uris = [x.uri for x in definition.dependencies]
+    uris = [x.uri for x in (*definition.dependencies, *provenance.trees)]
     if len(uris) != len(set(uris)):
         doubled = next(u for u in uris if uris.count(u) > 1)
         raise RecordInvalid(f"provenance: {doubled}: is listed twice")

@@ -7,9 +7,10 @@ from typing import Any
 
 from pipeline import __version__
 from pipeline.assemble.manifest import CREATED
-from pipeline.attest.names import UNLISTED
+from pipeline.attest.names import BUILD_TIME, UNLISTED
 from pipeline.attest.strict import plain
-from pipeline.evidence.bill import Bill, BilledPart
+from pipeline.evidence.bill import Bill, BilledPart, BilledTree
+from pipeline.evidence.compiled import ImageTree, Toolchain, ToolchainPart
 from pipeline.evidence.inventory import OwnFile, PlacedLayer
 from pipeline.model import canonical_json
 
@@ -38,7 +39,10 @@ def spdx(bill: Bill) -> dict[str, Any]:
             "creators": [f"Tool: sm120-pipeline-{__version__}"],
             "comment": "The time is fixed, so that an image has one document.",
         },
-        "packages": [_image(bill), *_base(bill), *layers, *parts, *files, *patches],
+        "packages": [
+            *(_image(bill), *_base(bill), *layers, *parts, *files, *patches),
+            *_compiled(bill),
+        ],
         "relationships": _relationships(bill),
         "hasExtractedLicensingInfos": _references(bill),
     }
@@ -46,7 +50,8 @@ def spdx(bill: Bill) -> dict[str, Any]:
 
 def _references(bill: Bill) -> list[dict[str, str]]:
     """Licences that packages name by a reference of their own; SPDX wants them declared."""
-    expressions = " ".join(x.licence.expression or "" for x in bill.parts)
+    licences = [*(x.licence for x in bill.parts), *(x.licence for x in bill.trees)]
+    expressions = " ".join(licence.expression or "" for licence in licences)
     return [
         {
             "licenseId": reference,
@@ -75,7 +80,8 @@ def _relationships(bill: Bill) -> list[dict[str, str]]:
         # as in `layers` above: one relation for a layer that stands there twice
         own = dict.fromkeys(_layer_id(layer.digest) for layer in bill.base.pin.layers)
         relations += [_relation(_BASE, "CONTAINS", layer) for layer in own]
-    return relations + [_relation(IMAGE_ID, "CONTAINS", _file_id(x)) for x in bill.files]
+    relations += [_relation(IMAGE_ID, "CONTAINS", _file_id(x)) for x in bill.files]
+    return relations + _compiled_relations(bill)
 
 
 def _relation(one: str, kind: str, other: str) -> dict[str, str]:
@@ -190,3 +196,90 @@ def _own_file(file: OwnFile) -> dict[str, Any]:
         primaryPackagePurpose="SOURCE" if file.patch else "FILE",
         comment=comment,
     )
+
+
+def _compiled(bill: Bill) -> list[dict[str, Any]]:
+    """Compiled trees, and what they were compiled from and in."""
+    packages = [_tree(x) for x in bill.trees]
+    packages += [_archive(x.tree) for x in bill.trees]
+    packages += [
+        _build_time(_toolchain_id(x), x.name, x.digest, x.purl, x.digest) for x in bill.toolchains
+    ]
+    packages += [
+        _build_time(_tool_id(x, p), p.pin.name, p.pin.sha256, p.purl, p.pin.version)
+        for x in bill.toolchains
+        for p in x.parts
+    ]
+    packages += [_own_file(x) for x in bill.build_files]
+    # two builds of one source have one archive
+    return list({x["SPDXID"]: x for x in packages}.values())
+
+
+def _tree(billed: BilledTree) -> dict[str, Any]:
+    tree, licence = billed.tree, billed.licence
+    source = tree.plan.source
+    return _package(
+        _tree_id(tree),
+        source.name,
+        tree.layer.record.digest,
+        versionInfo=source.upstream.commit,
+        primaryPackagePurpose="APPLICATION",
+        licenseDeclared=licence.expression or _NONE,
+        licenseComments=f"{licence.name or licence.expression or _NONE}: {licence.reason}",
+        comment=f"compiled as {tree.plan.name}; {tree.objects_text}",
+        externalRefs=[_purl(tree.purl)],
+    )
+
+
+def _archive(tree: ImageTree) -> dict[str, Any]:
+    pin = tree.plan.lock.archive
+    return _package(
+        _archive_id(tree),
+        pin.name,
+        pin.sha256,
+        versionInfo=pin.version or tree.plan.source.upstream.commit,
+        packageFileName=pin.file,
+        primaryPackagePurpose="SOURCE",
+        comment=f"{BUILD_TIME}; its files are {tree.plan.lock.tree}",
+        externalRefs=[_purl(tree.archive_purl)],
+    )
+
+
+def _build_time(identity: str, name: str, digest: str, purl: str, version: str) -> dict[str, Any]:
+    notes: dict[str, Any] = {"versionInfo": version, "comment": BUILD_TIME}
+    return _package(identity, name, digest, **notes, externalRefs=[_purl(purl)])
+
+
+def _compiled_relations(bill: Bill) -> list[dict[str, str]]:
+    relations = []
+    for billed in bill.trees:
+        tree, identity = billed.tree, _tree_id(billed.tree)
+        relations.append(_relation(_layer_id(tree.layer.record.digest), "CONTAINS", identity))
+        relations.append(_relation(identity, "GENERATED_FROM", _archive_id(tree)))
+        relations += [_relation(_file_id(p), "PATCH_FOR", identity) for p in billed.patches]
+        for toolchain in bill.toolchains:
+            if toolchain.digest == tree.made.toolchain:
+                relations.append(_relation(_toolchain_id(toolchain), "BUILD_TOOL_OF", identity))
+    relations += [
+        _relation(_toolchain_id(x), "CONTAINS", tool)
+        for x in bill.toolchains
+        for tool in dict.fromkeys(_tool_id(x, p) for p in x.parts)
+    ]
+    return relations
+
+
+def _tree_id(tree: ImageTree) -> str:
+    return _id("Tree", f"{tree.plan.source.name}-{tree.plan.name}")
+
+
+def _archive_id(tree: ImageTree) -> str:
+    return _id("Source", f"{tree.plan.source.name}-{tree.plan.lock.archive.sha256[:12]}")
+
+
+def _toolchain_id(toolchain: Toolchain) -> str:
+    return _id("Toolchain", f"{toolchain.name}-{toolchain.digest[7:19]}")
+
+
+def _tool_id(toolchain: Toolchain, part: ToolchainPart) -> str:
+    pin = part.pin
+    return _id("Tool", f"{toolchain.name}-{pin.name}-{pin.version}-{pin.sha256[:12]}")

@@ -17,6 +17,7 @@ from pipeline.assemble.golden import read_golden
 from pipeline.assemble.image import Built, code_digest
 from pipeline.attest.envelope import SUFFIX
 from pipeline.errors import StoreDamaged
+from pipeline.evidence.compiled import trees_of
 from pipeline.evidence.evidence_set import folder_of
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
@@ -112,9 +113,10 @@ def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
     must_be = golden.digest if golden else None
     # the builder is part of the provenance
     made_by = [code_digest(), __version__]
-    return sha256_of(
-        canonical_json([built.plan.key, built.digest, made_by, specs, must_be, judged])
-    )
+    inputs: list[object] = [built.plan.key, built.digest, made_by, specs, must_be, judged]
+    if trees := trees_of(store, built):
+        inputs.append([tree.made.model_dump(mode="json") for tree in trees])
+    return sha256_of(canonical_json(inputs))
 
 
 def sign_stated(checkout: Checkout, store: Store, built: Built, signer: Signer) -> dict[str, str]:

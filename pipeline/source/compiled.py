@@ -14,11 +14,11 @@ from pipeline.assemble.entry import Entry, Slice, with_parents
 from pipeline.assemble.image import Built
 from pipeline.assemble.layer import write_layer
 from pipeline.assemble.plan import TreePlan
-from pipeline.errors import DigestMismatch, OutputWrong, StepFailed
+from pipeline.errors import DigestMismatch, OutputWrong, StepFailed, StoreDamaged, UnknownSource
 from pipeline.files import os_errors_explained
 from pipeline.model import Frozen
 from pipeline.oci import docker
-from pipeline.oci.record import Kind, LayerRecord
+from pipeline.oci.record import Kind, LayerRecord, WrittenLayer
 from pipeline.source.archive import unpack
 from pipeline.source.box import Box, Limits, Way, run_step
 from pipeline.source.objects import ObjectCounts, cache_settings, counts_since, objects_folder
@@ -26,7 +26,7 @@ from pipeline.source.patched import add_files, apply_patches
 from pipeline.source.progress import NINJA_STATUS, NinjaProgress
 from pipeline.source.toolchain import unpacked_root
 from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store
+from pipeline.store.store import Store, read_own
 
 if TYPE_CHECKING:
     from pipeline.fetch.inputs import Fetcher
@@ -97,20 +97,22 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
     ):
         for step in plan.build.steps:
             _run(compiler.way, box, plan, step.name, _command(step.run, box), out, log_path)
-    record = _keep_outputs(store, plan, folders[BUILD])
+    written = _write_outputs(store, plan, folders[BUILD])
     tree = CompiledTree(
         key=plan.key,
         source=plan.source.name,
         build=plan.name,
         platform=plan.platform,
         toolchain=toolchain.digest,
-        layer=record.digest,
+        layer=written.record.digest,
         sandbox=compiler.way.kind,
         seconds=round(time.monotonic() - start, 1),
         objects=counts_since(store, before),
         version=_version(compiler.way, box, plan),
     )
+    # before the layer gets its key: a tree that is there always says how it was made
     store.write(tree_path(store, plan.key), tree.model_dump_json().encode())
+    record = store.keep_layer(plan.key, written)
     log.say(f"  {log.count(tree.objects.compiled, 'object')} compiled, {tree.objects.kept} kept")
     return record
 
@@ -209,7 +211,17 @@ def _is_reason(line: str) -> bool:
     return "error:" in line or "Killed" in line or "No space left" in line
 
 
-def _keep_outputs(store: Store, plan: TreePlan, build: Path) -> LayerRecord:
+def read_tree(store: Store, plan: TreePlan) -> CompiledTree:
+    """What the store remembers of a compiled tree."""
+    try:
+        return CompiledTree.model_validate_json(read_own(tree_path(store, plan.key)))
+    except FileNotFoundError as error:
+        raise UnknownSource(f"{plan.title} is not compiled") from error
+    except ValueError as error:
+        raise StoreDamaged(f"{plan.title}: the record of how it was compiled is damaged") from error
+
+
+def _write_outputs(store: Store, plan: TreePlan, build: Path) -> WrittenLayer:
     """The declared outputs as a layer; a missing one stops here, what is not declared stays out."""
     entries = []
     for output in plan.source.outputs:
@@ -224,7 +236,7 @@ def _keep_outputs(store: Store, plan: TreePlan, build: Path) -> LayerRecord:
         with os_errors_explained(blob.path), blob.path.open("wb") as out:
             written = write_layer(with_parents(entries), out)
         blob.keep(written.record.digest)
-    return store.keep_layer(plan.key, written)
+    return written
 
 
 def _version(way: Way, box: Box, plan: TreePlan) -> str:

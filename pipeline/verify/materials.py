@@ -11,11 +11,13 @@ from pipeline.attest.strict import plain
 from pipeline.attest.trust import Trust
 from pipeline.errors import LockEdited, LockMissing, PipelineError
 from pipeline.evidence.provenance import Provenance, Resource, SpecMaterial
-from pipeline.lock.model import BasePin, DebPin, ImageLock, Pin, read_lock
+from pipeline.lock.model import BasePin, ImageLock, read_lock
 from pipeline.model import sha256_of, stays_below
 from pipeline.spec.base import ForeignBase, parse_foreign
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
+from pipeline.verify.pinned import judge_pin
+from pipeline.verify.trees import judge_trees
 from pipeline.verify.verdict import Node, Verdict
 
 
@@ -34,6 +36,7 @@ def judge_materials(
     if checkout is None:
         # a trust file can accept a base also where nothing else can be compared
         nodes += judge_base(provenance, {}, artifact, trust)
+        nodes += judge_trees(provenance, artifact, None)
         message = "there is no checkout to compare spec, lock and patches with"
         return (*nodes, Node("materials", Verdict.INCOMPLETE, message))
     platform = provenance.definition.external.platform
@@ -50,6 +53,7 @@ def judge_materials(
         _omitted(provenance, locks),
         _files(provenance, checkout),
     ]
+    nodes += judge_trees(provenance, artifact, checkout)
     return tuple(nodes)
 
 
@@ -215,27 +219,14 @@ def _package(
         return Node(resource.name, Verdict.BROKEN, "is in a layer that this image does not have")
     if isinstance(lock, str):
         return Node(resource.name, Verdict.INCOMPLETE, lock)
-    # compared by hash first: names and versions are checked by `_pinned`
+    # compared by hash first: names and versions are checked by `judge_pin`
     pin = next((p for p in lock.pins if p.sha256 == resource.sha256), None)
     if pin is not None:
-        return _pinned(resource, pin)
+        return judge_pin(resource, pin, resource.uri)
     # the very lock that was used: so no later change of it explains the difference
     if lock.seal == provenance.locks[image]:
         return Node(resource.name, Verdict.BROKEN, "is not in the lock that the provenance names")
     return Node(resource.name, Verdict.STALE, "is no longer locked")
-
-
-def _pinned(resource: Resource, pin: Pin) -> Node:
-    """A package is recorded with the name, version and size of its pin."""
-    kind = "deb/debian" if isinstance(pin, DebPin) else "pypi"
-    # qualifiers of a package URL repeat what is compared here
-    recorded = [resource.name, unquote(resource.uri.partition("?")[0])]
-    recorded.append(str(resource.annotations.get("sizeBytes")))
-    want = [pin.file, f"pkg:{kind}/{pin.name}@{pin.version}", str(pin.size_bytes)]
-    for got, wanted in zip(recorded, want, strict=True):
-        if got != wanted:
-            return Node(pin.file, Verdict.BROKEN, f"is recorded as {got}, but locked as {wanted}")
-    return Node(resource.name)
 
 
 def _omitted(provenance: Provenance, locks: dict[str, ImageLock | str]) -> Node:

@@ -86,19 +86,21 @@ def judge_bill(predicate_type: str, predicate: dict[str, Any], made: Provenance 
     # files of the checkout are components without a package URL
     resources = (*made.bases, *made.packages("pypi"), *made.packages("deb"))
     recorded = {(x.uri, x.sha256) for x in resources}
+    made_from = (*made.trees, *made.archives, *made.toolchains, *made.build_time)
+    recorded |= {(str(x.annotations.get("purl")), x.sha256) for x in made_from}
     if extra := sorted(listed - recorded):
         return Node(title, Verdict.BROKEN, f"lists {extra[0][0]}, which is not in the provenance")
     if missing := sorted(recorded - listed):
         return Node(title, Verdict.BROKEN, f"leaves out {missing[0][0]}")
-    if not made.bases:
-        return Node(
-            title, message=f"{log.count(len(listed), 'package')}, the same as in the provenance"
-        )
+    count = log.count(len(listed) - len(made.bases), "package")
+    if not made.bases and not made.trees:
+        return Node(title, message=f"{count}, the same as in the provenance")
     if _claims_all(predicate):
-        return Node(title, Verdict.BROKEN, "claims to be complete, but contains a base image")
-    message = (
-        f"{log.count(len(listed) - 1, 'package')} and a base image whose contents are not listed"
-    )
+        what = "a base image" if made.bases else "compiled sources"
+        return Node(title, Verdict.BROKEN, f"claims to be complete, but contains {what}")
+    message = f"{count} and a base image whose contents are not listed" if made.bases else count
+    if made.trees:
+        message += f", with all that {log.count(len(made.trees), 'compiled tree')} came from"
     return Node(title, message=f"{message}, the same as in the provenance")
 
 

@@ -39,7 +39,7 @@ from pipeline.yaml_file import schema as schema_text
 def explain(
     context: click.Context, name: str, path: str, platform: str | None, as_json: bool
 ) -> None:
-    """Show where a file of a built image comes from: which wheel, .deb or patch.
+    """Show where a file of a built image comes from: which wheel, .deb, source or patch.
 
     FILE is a path in the image, such as /usr/bin/python3.
     """
@@ -59,6 +59,10 @@ def explain(
         click.echo(f"         {origin.package} sha256:{origin.package_sha256}")
     for patch in origin.patches:
         click.echo(f"  patch  {patch}")
+    for own in origin.own_files:
+        click.echo(f"  file   {own}")
+    if origin.toolchain:
+        click.echo(f"  with   {origin.toolchain}")
     click.echo(f"  layer  {origin.layer} {origin.layer_digest}")
 
 

@@ -11,12 +11,11 @@ from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.plan import ImagePlan, TreePlan, plan_tree
 from pipeline.cli.context import checkout_of, host_platform, say_json, store_of
 from pipeline.cli.options import json_option, mirror_option, offline_option, platform_option
-from pipeline.errors import UnknownSource
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.transport import make_fetcher
 from pipeline.oci.record import LayerRecord
 from pipeline.source.box import KINDS, Wanted, find_way
-from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, tree_path
+from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, read_tree
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import CompiledSpec
 from pipeline.store.store import Store
@@ -102,14 +101,6 @@ def build_source(
     if as_json:
         return say_json({**tree.model_dump(), **record.model_dump()})
     click.echo(_text(tree, record))
-
-
-def read_tree(store: Store, plan: TreePlan) -> CompiledTree:
-    """What the store remembers of a compiled tree."""
-    try:
-        return CompiledTree.model_validate_json(tree_path(store, plan.key).read_bytes())
-    except (FileNotFoundError, ValueError) as error:
-        raise UnknownSource(f"{plan.title} is not compiled") from error
 
 
 def _text(tree: CompiledTree, record: LayerRecord) -> str:

@@ -1,0 +1,106 @@
+"""The compiled trees of an image: how each was made, what it was made from and in what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline import log
+from pipeline.assemble.image import Built
+from pipeline.assemble.plan import ImagePlan, TreePlan
+from pipeline.attest.names import archive_purl, image_purl, tree_purl
+from pipeline.evidence.inventory import package_purl, placed_layers, suite_of, tree_record
+from pipeline.lock.model import Pin
+from pipeline.oci.record import TitledLayer
+from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.source.compiled import CompiledTree
+
+
+@dataclass(frozen=True)
+class ImageTree:
+    """A compiled tree in an image: its plan, its layer, and what is remembered of its making."""
+
+    image: str
+    plan: TreePlan
+    layer: TitledLayer
+    made: CompiledTree
+
+    @property
+    def purl(self) -> str:
+        source = self.plan.source
+        architecture = self.plan.platform.partition("/")[2]
+        return tree_purl(source.name, source.upstream.commit, self.plan.name, architecture)
+
+    @property
+    def archive_purl(self) -> str:
+        pin = self.plan.lock.archive
+        return archive_purl(pin.kind, pin.name, pin.version, pin.file, pin.sha256)
+
+    @property
+    def objects_text(self) -> str:
+        return objects_text(self.made.objects.compiled, self.made.objects.kept)
+
+
+def objects_text(compiled: int, kept: int) -> str:
+    """Where the objects of a tree came from, as far as it is known."""
+    if not compiled and not kept:
+        return "no compiler was called through the object cache"
+    if not kept:
+        return f"{log.count(compiled, 'object')} compiled in this build, none taken from before"
+    return (
+        f"{log.count(compiled, 'object')} compiled in this build, {kept} taken from the object"
+        " cache: compiled there before or brought from elsewhere, which is not recorded"
+    )
+
+
+@dataclass(frozen=True)
+class ToolchainPart:
+    """A wheel or .deb of a toolchain."""
+
+    image: str
+    pin: Pin
+    purl: str
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """An image that trees were compiled in."""
+
+    plan: ImagePlan
+    digest: str
+
+    @property
+    def name(self) -> str:
+        return self.plan.spec.name
+
+    @property
+    def purl(self) -> str:
+        return image_purl(self.name, self.digest, self.plan.architecture)
+
+    @property
+    def parts(self) -> list[ToolchainPart]:
+        suite = suite_of(self.plan)
+        return [
+            ToolchainPart(each.spec.name, pin, package_purl(pin, suite))
+            for each in self.plan.chain()
+            for pin in each.lock.pins
+        ]
+
+
+def trees_of(store: Store, built: Built) -> list[ImageTree]:
+    """The compiled trees of an image, each with the record of its making."""
+    return [
+        ImageTree(x.image, x.tree, x.layer, tree_record(store, x.tree, x.layer))
+        for x in placed_layers(built)
+        if x.tree is not None
+    ]
+
+
+def toolchains_of(trees: Sequence[ImageTree]) -> list[Toolchain]:
+    """The images that they were compiled in, each once."""
+    # by digest: after an upgrade of the builder one plan may have given two images
+    known = {tree.made.toolchain: tree.plan.toolchain for tree in trees}
+    return [Toolchain(plan, digest) for digest, plan in known.items()]

@@ -1,0 +1,344 @@
+"""From a compiled layer to its source archive, each patch and the toolchain.
+
+The manifest names the digest of everything that decided the image, and that digest covers the
+inputs of each compiled tree. So a provenance that tells other inputs contradicts the image itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pipeline import log
+from pipeline.assemble.golden import read_golden
+from pipeline.assemble.plan import BUILD_HINTS, plan_image
+from pipeline.attest.names import file_urn, layer_urn, source_urn, toolchain_urn, tree_urn
+from pipeline.attest.strict import plain
+from pipeline.errors import LockEdited, LockMissing, PipelineError
+from pipeline.evidence.compiled import objects_text
+from pipeline.evidence.provenance import Provenance, Resource, source_spec
+from pipeline.lock.model import read_lock
+from pipeline.lock.source import SourceLock, read_source_lock
+from pipeline.model import canonical_json, sha256_of
+from pipeline.spec.checkout import Checkout
+from pipeline.verify.artifact import Artifact
+from pipeline.verify.pinned import judge_pin
+from pipeline.verify.verdict import Node, Verdict
+
+_MOST_IMAGES = 20  # that stand on each other; far above any chain of ours
+
+
+def judge_trees(
+    provenance: Provenance, artifact: Artifact, checkout: Checkout | None
+) -> list[Node]:
+    """Nothing for images without compiled trees; else each of them with all it was made of."""
+    recorded = (*provenance.trees, *provenance.archives, *provenance.toolchains)
+    try:
+        if not _wanted(provenance) and not recorded and not provenance.build_time:
+            return []
+        return [_bound(provenance, artifact), *_TreeJudge(provenance, artifact, checkout).judge()]
+    # of unknown origin: what is not there, or not of its kind, proves nothing
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        message = f"their record lacks {plain(str(error))[:80]!r}"
+        return [Node("compiled trees", Verdict.BROKEN, message)]
+
+
+def _wanted(provenance: Provenance) -> list[tuple[str, str, str]]:
+    """Image, source and build of each tree that the specs ask for, in their order."""
+    return [
+        (name, str(each["source"]), str(each["build"]))
+        for name, material in provenance.definition.external.images.items()
+        for each in material.spec.get("compiled") or []
+    ]
+
+
+def _bound(provenance: Provenance, artifact: Artifact) -> Node:
+    """All inputs of the image, put together again, give the digest that its manifest names."""
+    title = "inputs in the manifest"
+    named = artifact.annotations.get("sm120.inputs")
+    if recorded_key(provenance) != named:
+        return Node(title, Verdict.BROKEN, f"is {named}, but other inputs were recorded")
+    return Node(title, message="spec, locks, files and compiled trees, as recorded")
+
+
+def recorded_key(provenance: Provenance) -> str:
+    """The digest of everything that decides the image, from its provenance alone."""
+    external, key = provenance.definition.external, None
+    files = _file_digests(provenance)
+    trees = {tree.uri: tree for tree in provenance.trees}
+    for name in _chain(provenance):
+        spec, series = external.images[name].spec, external.images[name].series
+        folder = f"images/{name}"
+        patch_folder = f"{folder}/{spec['patches']}".rpartition("/")[0] if spec["patches"] else ""
+        inputs = {
+            "format": provenance.definition.internal.format,
+            "spec": sha256_of(canonical_json(spec)),
+            "lock": provenance.locks[name],
+            "base": key,
+            "files": [files[f"{folder}/{x['from']}"] for x in spec["files"]],
+            "patches": [files[f"{patch_folder}/{x['file']}"] for x in series["patches"]],
+            "series": sha256_of(canonical_json(series)),
+        }
+        if compiled := spec.get("compiled"):
+            urns = [tree_urn(x["source"], x["build"]) for x in compiled]
+            inputs["compiled"] = [trees[urn].annotations["key"] for urn in urns]
+        key = sha256_of(canonical_json(inputs))
+    return key or ""
+
+
+def _chain(provenance: Provenance) -> list[str]:
+    """The images from the root to the one that was built."""
+    images, names = provenance.definition.external.images, list[str]()
+    name: str | None = provenance.definition.external.image
+    while name in images and len(names) < _MOST_IMAGES:
+        names.append(str(name))
+        base = images[str(name)].spec.get("base")
+        name = base if isinstance(base, str) else None
+    return names[::-1]
+
+
+def _file_digests(provenance: Provenance) -> dict[str, str]:
+    """Files of the checkout by their path."""
+    return {x.name: f"sha256:{x.sha256}" for x in provenance.files if x.uri == file_urn(x.name)}
+
+
+class _TreeJudge:
+    """One provenance, and the checkout that it is compared with."""
+
+    def __init__(
+        self, provenance: Provenance, artifact: Artifact, checkout: Checkout | None
+    ) -> None:
+        self._provenance, self._artifact, self._checkout = provenance, artifact, checkout
+        self._external = provenance.definition.external
+        self._files = _file_digests(provenance)
+        self._trees = {x.uri: x for x in provenance.trees}
+
+    def judge(self) -> list[Node]:
+        wanted = _wanted(self._provenance)
+        nodes = [self._tree(*each) for each in wanted]
+        nodes += self._unasked({tree_urn(source, build) for _, source, build in wanted})
+        builds: dict[str, set[str]] = {}
+        for _, source, build in wanted:
+            builds.setdefault(source, set()).add(build)
+        nodes += [self._source(name, names) for name, names in builds.items()]
+        nodes += [self._toolchain(x) for x in self._provenance.toolchains]
+        return nodes
+
+    def _unasked(self, wanted: Collection[str]) -> list[Node]:
+        """What is recorded of trees that no spec asks for."""
+        trees = [x for x in self._provenance.trees if x.uri in wanted]
+        sources = {source_urn(str(x.annotations["source"])) for x in trees}
+        digests = {str(x.annotations["toolchain"]) for x in trees}
+        toolchains = {x.name for x in self._provenance.toolchains}
+        extra = [x for x in self._provenance.trees if x.uri not in wanted]
+        extra += [x for x in self._provenance.archives if x.uri not in sources]
+        extra += [x for x in self._provenance.toolchains if f"sha256:{x.sha256}" not in digests]
+        extra += [
+            x for x in self._provenance.build_time if x.annotations["toolchain"] not in toolchains
+        ]
+        message = "is recorded, but no image's spec asks for it"
+        return [Node(plain(x.name), Verdict.BROKEN, message) for x in extra]
+
+    def _tree(self, image: str, source: str, build: str) -> Node:
+        title = f"compiled {source} ({build})"
+        tree = self._trees.get(tree_urn(source, build))
+        if tree is None:
+            return Node(title, Verdict.BROKEN, "is in the spec, but its record is missing")
+        objects = tree.annotations["run"]["objects"]
+        counts = int(objects["compiled"]), int(objects["kept"])
+        children = (
+            self._layer(tree, image),
+            self._inputs(tree, source, build),
+            self._made_from(tree, source),
+            self._made_in(tree, source, build),
+            Node("objects", message=objects_text(*counts)),
+        )
+        return Node(title, message=f"layer sha256:{tree.sha256[:12]}…", children=children)
+
+    def _layer(self, tree: Resource, image: str) -> Node:
+        urn, digest = layer_urn(image, tree.name), f"sha256:{tree.sha256}"
+        recorded = [x.sha256 for x in self._provenance.layers if x.uri == urn]
+        if recorded != [tree.sha256] or tree.annotations["image"] != image:
+            return Node("layer", Verdict.BROKEN, f"{digest} is not the image's layer of it")
+        if digest not in (self._artifact.layers or ()):
+            return Node("layer", Verdict.BROKEN, f"{digest} is missing from the image")
+        return Node("layer")
+
+    def _inputs(self, tree: Resource, source: str, build: str) -> Node:
+        """The key covers the inputs, and the inputs are those of the recorded source.yaml."""
+        inputs, spec = tree.annotations["inputs"], self._external.sources[source].spec
+        if sha256_of(canonical_json(inputs)) != tree.annotations["key"]:
+            return Node("inputs", Verdict.BROKEN, "its key is not the digest of its inputs")
+        steps = {k: v for k, v in spec["builds"][build].items() if k not in BUILD_HINTS}
+        wanted = {
+            "platform": self._external.platform,
+            "build": steps,
+            "outputs": spec["outputs"],
+            "files": [[x["to"], x["mode"]] for x in spec["files"]],
+        }
+        for name, value in wanted.items():
+            if inputs[name] != value:
+                return Node("inputs", Verdict.BROKEN, f"{name}: not as in the recorded source.yaml")
+        names = ", ".join(step["name"] for step in steps["steps"])
+        return Node("inputs", message=plain(f"steps: {names}"))
+
+    def _made_from(self, tree: Resource, source: str) -> Node:
+        """The archive's files, our own and the patches, by the digests that the key covers."""
+        title, inputs = "source", tree.annotations["inputs"]
+        archive = self._archive(source)
+        if archive is None:
+            return Node(title, Verdict.BROKEN, "the provenance names no source archive")
+        if archive.annotations["tree"] != inputs["tree"]:
+            return Node(title, Verdict.BROKEN, f"was compiled from other files: {inputs['tree']}")
+        spec = self._external.sources[source].spec
+        names = [*(x["from"] for x in spec["files"]), *(x["file"] for x in spec["patches"])]
+        paths = [f"images/sources/{source}/{name}" for name in names]
+        for path in paths:
+            if path not in self._files:
+                return Node(title, Verdict.BROKEN, plain(f"{path} is missing from the provenance"))
+        if [self._files[path] for path in paths] != inputs["own"]:
+            return Node(title, Verdict.BROKEN, "was compiled with other files or patches of ours")
+        ours = [x.name for x in self._provenance.files if x.annotations.get("source") == source]
+        if extra := sorted(set(ours) - set(paths)):
+            return Node(title, Verdict.BROKEN, plain(f"{extra[0]} is not part of its source.yaml"))
+        patches = log.count(len(spec["patches"]), "patch", "patches")
+        files = log.count(len(spec["files"]), "file")
+        return Node(title, message=plain(f"{archive.name}, {files} of ours, {patches}"))
+
+    def _archive(self, source: str) -> Resource | None:
+        urn = source_urn(source)
+        return next((x for x in self._provenance.archives if x.uri == urn), None)
+
+    def _made_in(self, tree: Resource, source: str, build: str) -> Node:
+        """The toolchain is the one that the key covers, image by image of its chain."""
+        name = self._external.sources[source].spec["builds"][build]["toolchain"]
+        digest = str(tree.annotations["toolchain"])
+        urn = toolchain_urn(name, digest)
+        toolchain = next((x for x in self._provenance.toolchains if x.uri == urn), None)
+        title = f"toolchain {name}"
+        if toolchain is None or f"sha256:{toolchain.sha256}" != digest:
+            return Node(title, Verdict.BROKEN, f"was {digest}, which is missing")
+        if _chain_key(toolchain) != tree.annotations["inputs"]["toolchain"]:
+            return Node(title, Verdict.BROKEN, "it was compiled in one of other inputs")
+        return Node(title, message=digest)
+
+    def _source(self, name: str, builds: Collection[str]) -> Node:
+        """A source and its archive, against source.yaml and lock of the checkout."""
+        title = f"images/sources/{name}/source.yaml"
+        material, archive = self._external.sources[name], self._archive(name)
+        if archive is None:
+            return Node(title, Verdict.BROKEN, "the provenance names no source archive")
+        stated = [material.spec["licence"], material.spec["upstream"]]
+        if [archive.annotations["licence"], archive.annotations["upstream"]] != stated:
+            return Node(title, Verdict.BROKEN, "names another licence or commit than its archive")
+        if self._checkout is None:
+            return Node(title, message=_origin(archive))
+        try:
+            after = source_spec(self._checkout.source(name), builds)
+            lock = read_source_lock(self._checkout.source_lock_path(name))
+        except PipelineError as error:
+            return Node(title, Verdict.INCOMPLETE, str(error))
+        if problem := _locked_otherwise(archive, lock):
+            return Node(title, Verdict.BROKEN, plain(problem))
+        before = material.spec
+        moved = sorted(k for k in {**before, **after} if before.get(k) != after.get(k))
+        if moved:
+            return Node(title, Verdict.STALE, f"has changed since: {', '.join(moved)}")
+        if lock.seal != archive.annotations["lock"]:
+            return Node(title, Verdict.STALE, f"another archive is locked now: {lock.archive.file}")
+        return Node(title, message=_origin(archive))
+
+    def _toolchain(self, toolchain: Resource) -> Node:
+        """Everything in a toolchain, and whether the checkout would give the same one now."""
+        title = f"toolchain {plain(toolchain.name)}"
+        chain = toolchain.annotations["chain"]
+        for each in chain:
+            for kind in ("files", "patches"):
+                digests = [self._files.get(path, "missing") for path in each[kind]]
+                if digests != each["inputs"][kind]:
+                    message = f"{kind} of {plain(str(each['name']))}: not all of them are recorded"
+                    return Node(title, Verdict.BROKEN, message)
+        if self._checkout is None:
+            return Node(title, message=f"sha256:{toolchain.sha256}")
+        children = [self._golden(toolchain, self._checkout)]
+        children += [self._packages(toolchain.name, each, self._checkout) for each in chain]
+        return Node(title, children=tuple(children), is_folded=True)
+
+    def _golden(self, toolchain: Resource, checkout: Checkout) -> Node:
+        """The digest that the same inputs must give, as it is committed."""
+        title, platform = "golden digest", self._external.platform
+        label = f"{toolchain.name}.{platform.partition('/')[2]}"
+        try:
+            now = plan_image(checkout, toolchain.name, platform)
+            golden = read_golden(checkout.golden_path).images.get(label)
+        except PipelineError as error:
+            return Node(title, Verdict.INCOMPLETE, str(error))
+        inputs = toolchain.annotations["chain"][-1]["inputs"]
+        if golden is not None and golden.inputs == inputs:
+            if golden.digest != f"sha256:{toolchain.sha256}":
+                message = f"these inputs give {golden.digest}, not sha256:{toolchain.sha256}"
+                return Node(title, Verdict.BROKEN, message)
+            if now.key == _chain_key(toolchain):
+                return Node(title)
+        if now.key != _chain_key(toolchain):
+            moved = [k for k in {**inputs, **now.inputs} if inputs.get(k) != now.inputs.get(k)]
+            return Node(title, Verdict.STALE, f"has changed since: {', '.join(sorted(moved))}")
+        return Node(title, Verdict.INCOMPLETE, f"none is committed for {label}")
+
+    def _packages(self, toolchain: str, image: Mapping[str, Any], checkout: Checkout) -> Node:
+        """Each package of a toolchain's image is locked, and each locked one is recorded."""
+        name, seal = str(image["name"]), image["inputs"]["lock"]
+        try:
+            lock = read_lock(checkout.lock_path(name, self._external.platform))
+        except (LockMissing, LockEdited) as error:
+            return Node(plain(name), Verdict.INCOMPLETE, str(error))
+        if lock.seal != seal:
+            return Node(plain(name), Verdict.STALE, "is locked otherwise now")
+        recorded = {
+            x.sha256: x
+            for x in self._provenance.build_time
+            if (x.annotations["toolchain"], x.annotations["image"]) == (toolchain, name)
+        }
+        nodes = []
+        for pin in lock.pins:
+            resource = recorded.pop(pin.sha256, None)
+            if resource is None:
+                message = "is locked, but missing from the provenance"
+                nodes.append(Node(pin.file, Verdict.BROKEN, message))
+            else:
+                nodes.append(judge_pin(resource, pin, str(resource.annotations["purl"])))
+        extra = "is not in the lock that the provenance names"
+        nodes += [Node(plain(x.name), Verdict.BROKEN, extra) for x in recorded.values()]
+        title = f"{plain(name)}: {log.count(len(nodes), 'package')} at build time"
+        return Node(title, children=tuple(nodes), is_folded=True)
+
+
+def _chain_key(toolchain: Resource) -> str:
+    """The key of a toolchain's plan; empty where one image does not stand on the one before."""
+    key: str | None = None
+    for image in toolchain.annotations["chain"]:
+        if image["inputs"]["base"] != key:
+            return ""
+        key = sha256_of(canonical_json(image["inputs"]))
+    return key or ""
+
+
+def _locked_otherwise(archive: Resource, lock: SourceLock) -> str:
+    """What contradicts the very lock that the provenance names; a later lock explains it."""
+    if lock.seal != archive.annotations["lock"]:
+        return ""
+    pin, notes = lock.archive, archive.annotations
+    recorded = [archive.name, archive.sha256, notes["sizeBytes"], notes["kind"]]
+    recorded += [notes["tree"], notes["files"]]
+    locked = [pin.file, pin.sha256, pin.size_bytes, pin.kind, lock.tree, lock.files]
+    for got, want in zip(recorded, locked, strict=True):
+        if got != want:
+            return f"is recorded as {got}, but locked as {want}"
+    return ""
+
+
+def _origin(archive: Resource) -> str:
+    upstream, notes = archive.annotations["upstream"], archive.annotations
+    return plain(
+        f"{archive.name}: {upstream['repository']} {upstream['commit']}, {notes['licence']}"
+    )

@@ -1,0 +1,368 @@
+"""From an image to its compiled layers, their source, each patch and the toolchain; and lies."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.attest.keys import new_key
+from pipeline.evidence.image import image_statements
+from pipeline.evidence.provenance import Provenance, read_provenance
+from pipeline.model import canonical_json, sha256_of
+from pipeline.spec.checkout import Checkout
+from pipeline.verify.trees import recorded_key
+from pipeline.verify.verdict import Verdict, show
+from tests.compiled import add_source, build_compiled, lock_source, source_spec, write_archive
+from tests.unit.verify.world import WHEN, World
+
+Body = dict[str, Any]
+Lie = Callable[[Body], None]
+PATCH = "images/sources/hello/patches/0001.patch"
+OTHER = "0" * 64
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    made = build_compiled(tmp_path_factory.mktemp("compiled"))
+    statements = image_statements(made.checkout, made.store, made.built, WHEN, spdx=True)
+    keys = (new_key(), new_key())
+    return World(made.place, made.checkout, made.store, made.built, *keys, copy.copy(statements))
+
+
+def provenance_of(world: World) -> Provenance:
+    return read_provenance(world.statements["provenance"].predicate)
+
+
+def test_a_compiled_image_is_walked_to_source_patches_and_toolchain(world: World) -> None:
+    node = world.walk().node
+    assert node.verdict is Verdict.VALID, show(node)
+    text = show(node)
+    for part in ("compiled hello (plain)", "compiled hello (other)", "toolchain tools"):
+        assert part in text
+    assert "hello-1.0.tar: somebody/hello 0123456789abcdef" in text
+    assert "1 file of ours, 1 patch" in text
+
+
+def test_the_inputs_of_the_image_follow_from_its_provenance_alone(world: World) -> None:
+    assert recorded_key(provenance_of(world)) == world.built.plan.key
+
+
+def test_without_a_checkout_the_walk_still_reaches_the_source(world: World) -> None:
+    node = world.walk(checkout=None).node
+    assert node.verdict is Verdict.INCOMPLETE, show(node)
+    assert "hello-1.0.tar" in show(node)
+
+
+def materials(body: Body) -> list[Body]:
+    listed: list[Body] = body["predicate"]["buildDefinition"]["resolvedDependencies"]
+    return listed
+
+
+def one(body: Body, start: str) -> Body:
+    return next(x for x in materials(body) if x["uri"].startswith(f"urn:sm120-pipeline:{start}"))
+
+
+def tree_in(body: Body, build: str = "plain") -> Body:
+    products: list[Body] = body["predicate"]["runDetails"]["byproducts"]
+    return next(x for x in products if x["uri"] == f"urn:sm120-pipeline:tree:hello:{build}")
+
+
+def remove(body: Body, start: str) -> None:
+    materials(body).remove(one(body, start))
+
+
+def rekey(tree: Body) -> None:
+    """What a careful liar does: the key is made to fit the changed inputs."""
+    tree["annotations"]["key"] = sha256_of(canonical_json(tree["annotations"]["inputs"]))
+
+
+def other_archive(body: Body) -> None:
+    one(body, "source:hello")["digest"]["sha256"] = OTHER
+
+
+def archive_of_other_files(body: Body) -> None:
+    one(body, "source:hello")["annotations"]["tree"] = f"sha256:{OTHER}"
+
+
+def other_files_all_the_way(body: Body) -> None:
+    archive_of_other_files(body)
+    for build in ("plain", "other"):
+        tree = tree_in(body, build)
+        tree["annotations"]["inputs"]["tree"] = f"sha256:{OTHER}"
+        rekey(tree)
+
+
+def no_archive(body: Body) -> None:
+    remove(body, "source:hello")
+
+
+def other_commit(body: Body) -> None:
+    one(body, "source:hello")["annotations"]["upstream"]["commit"] = "f" * 40
+
+
+def other_licence(body: Body) -> None:
+    one(body, "source:hello")["annotations"]["licence"] = "BSD-3-Clause"
+
+
+def other_size(body: Body) -> None:
+    one(body, "source:hello")["annotations"]["sizeBytes"] = 1
+
+
+def no_patch(body: Body) -> None:
+    remove(body, f"checkout:{PATCH}")
+
+
+def no_patch_all_the_way(body: Body) -> None:
+    """Left out of materials, spec, inputs and keys: only the manifest still knows it."""
+    no_patch(body)
+    external = body["predicate"]["buildDefinition"]["externalParameters"]
+    external["sources"]["hello"]["spec"]["patches"] = []
+    for build in ("plain", "other"):
+        tree = tree_in(body, build)
+        tree["annotations"]["inputs"]["own"].pop()
+        rekey(tree)
+
+
+def other_patch(body: Body) -> None:
+    one(body, f"checkout:{PATCH}")["digest"]["sha256"] = OTHER
+
+
+def no_own_file(body: Body) -> None:
+    remove(body, "checkout:images/sources/hello/config.h")
+
+
+def one_file_more(body: Body) -> None:
+    more = copy.deepcopy(one(body, f"checkout:{PATCH}"))
+    more["uri"], more["name"] = more["uri"] + "2", more["name"] + "2"
+    materials(body).append(more)
+
+
+def other_toolchain_of_the_tree(body: Body) -> None:
+    tree_in(body)["annotations"]["toolchain"] = f"sha256:{OTHER}"
+
+
+def other_toolchain(body: Body) -> None:
+    """Another digest wherever it stands: only the golden digest of the same inputs tells."""
+    resource = one(body, "toolchain:tools")
+    resource["uri"] = f"urn:sm120-pipeline:toolchain:tools:{OTHER}"
+    resource["digest"]["sha256"] = OTHER
+    for build in ("plain", "other"):
+        tree_in(body, build)["annotations"]["toolchain"] = f"sha256:{OTHER}"
+
+
+def toolchain_of_other_inputs(body: Body) -> None:
+    one(body, "toolchain:tools")["annotations"]["chain"][-1]["inputs"]["lock"] = f"sha256:{OTHER}"
+
+
+def toolchain_on_nothing(body: Body) -> None:
+    del one(body, "toolchain:tools")["annotations"]["chain"][0]
+
+
+def no_toolchain(body: Body) -> None:
+    remove(body, "toolchain:tools")
+
+
+def no_compiler(body: Body) -> None:
+    compiler = next(x for x in materials(body) if x["name"].startswith("cc-1.0"))
+    materials(body).remove(compiler)
+
+
+def other_compiler(body: Body) -> None:
+    next(x for x in materials(body) if x["name"].startswith("cc-1.0"))["digest"]["sha256"] = OTHER
+
+
+def compiler_of_another_version(body: Body) -> None:
+    compiler = next(x for x in materials(body) if x["name"].startswith("cc-1.0"))
+    compiler["annotations"]["purl"] = "pkg:pypi/cc@2.0?file_name=x"
+
+
+def no_toolchain_file(body: Body) -> None:
+    remove(body, "checkout:images/tools/cc.sh")
+
+
+def other_layer(body: Body) -> None:
+    tree_in(body)["digest"]["sha256"] = OTHER
+
+
+def layer_of_another_tree(body: Body) -> None:
+    tree_in(body)["digest"] = tree_in(body, "other")["digest"]
+
+
+def no_tree(body: Body) -> None:
+    products = body["predicate"]["runDetails"]["byproducts"]
+    products.remove(tree_in(body))
+
+
+def one_tree_more(body: Body) -> None:
+    more = copy.deepcopy(tree_in(body))
+    more["uri"] += "-more"
+    body["predicate"]["runDetails"]["byproducts"].append(more)
+
+
+def other_steps(body: Body) -> None:
+    tree_in(body)["annotations"]["inputs"]["build"]["steps"][0]["run"].append("-O0")
+    rekey(tree_in(body))
+
+
+def other_steps_all_the_way(body: Body) -> None:
+    other_steps(body)
+    external = body["predicate"]["buildDefinition"]["externalParameters"]
+    build = external["sources"]["hello"]["spec"]["builds"]["plain"]
+    build["steps"][0]["run"].append("-O0")
+
+
+def inputs_beside_their_key(body: Body) -> None:
+    tree_in(body)["annotations"]["inputs"]["format"] = 2
+
+
+def no_inputs(body: Body) -> None:
+    del tree_in(body)["annotations"]["inputs"]
+
+
+def no_counts(body: Body) -> None:
+    del tree_in(body)["annotations"]["run"]["objects"]
+
+
+def no_source_spec(body: Body) -> None:
+    del body["predicate"]["buildDefinition"]["externalParameters"]["sources"]
+
+
+def not_compiled_at_all(body: Body) -> None:
+    spec = body["predicate"]["buildDefinition"]["externalParameters"]["images"]["engine"]["spec"]
+    spec["compiled"] = []
+
+
+LIES = [
+    *(other_archive, archive_of_other_files, other_files_all_the_way, no_archive, other_commit),
+    *(other_licence, other_size, no_patch, no_patch_all_the_way, other_patch, no_own_file),
+    *(one_file_more, other_toolchain_of_the_tree, other_toolchain, toolchain_of_other_inputs),
+    *(toolchain_on_nothing, no_toolchain, no_compiler, other_compiler, no_toolchain_file),
+    *(compiler_of_another_version, other_layer, layer_of_another_tree, no_tree, one_tree_more),
+    *(other_steps, other_steps_all_the_way, inputs_beside_their_key, no_inputs, no_counts),
+    *(no_source_spec, not_compiled_at_all),
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_about_a_compiled_tree_is_found(world: World, lie: Lie) -> None:
+    node = world.judge(provenance=world.lie("provenance", lie))
+    assert node.verdict is Verdict.BROKEN, show(node)
+
+
+# what the image itself contradicts, so that no checkout is needed
+BOUND = [
+    *(archive_of_other_files, other_files_all_the_way, no_archive, no_patch, other_patch),
+    *(no_patch_all_the_way, no_own_file, other_toolchain_of_the_tree, toolchain_of_other_inputs),
+    *(no_toolchain, other_layer, layer_of_another_tree, no_tree, other_steps_all_the_way),
+]
+
+
+def only_provenance(world: World, lie: Lie | None) -> Verdict:
+    envelope = world.lie("provenance", lie) if lie else world.signed("provenance")
+    return world.walk({"provenance": envelope}, checkout=None).node.verdict
+
+
+@pytest.mark.parametrize("lie", BOUND)
+def test_the_image_itself_contradicts_it_without_a_checkout(world: World, lie: Lie) -> None:
+    assert only_provenance(world, None) is Verdict.INCOMPLETE
+    assert only_provenance(world, lie) is Verdict.BROKEN
+
+
+def bill_without(name: str) -> Lie:
+    def hide(body: Body) -> None:
+        kept = [x for x in body["predicate"]["components"] if x["name"] != name]
+        assert len(kept) < len(body["predicate"]["components"])
+        body["predicate"]["components"] = kept
+
+    return hide
+
+
+def complete(body: Body) -> None:
+    body["predicate"]["compositions"] = [{"aggregate": "complete", "assemblies": []}]
+
+
+def other_hash(body: Body) -> None:
+    tree = next(x for x in body["predicate"]["components"] if x["type"] == "application")
+    tree["hashes"][0]["content"] = OTHER
+
+
+@pytest.mark.parametrize(
+    "lie", [bill_without("hello"), bill_without("tools"), bill_without("cc"), complete, other_hash]
+)
+def test_a_bill_that_hides_what_was_compiled_is_broken(world: World, lie: Lie) -> None:
+    node = world.judge(sbom_cyclonedx=world.lie("sbom-cyclonedx", lie))
+    assert node.verdict is Verdict.BROKEN, show(node)
+
+
+@pytest.mark.parametrize("kind", ["SPDXRef-Tree", "SPDXRef-Source", "SPDXRef-Toolchain"])
+def test_an_SPDX_bill_that_hides_it_is_broken(world: World, kind: str) -> None:
+    def hide(body: Body) -> None:
+        kept = [p for p in body["predicate"]["packages"] if not p["SPDXID"].startswith(kind)]
+        assert len(kept) < len(body["predicate"]["packages"])
+        body["predicate"]["packages"] = kept
+
+    node = world.judge(sbom_spdx=world.lie("sbom-spdx", hide))
+    assert node.verdict is Verdict.BROKEN, show(node)
+
+
+def changed_spec(checkout: Checkout, change: Callable[[Body], None]) -> None:
+    path = checkout.source_folder("hello") / "source.yaml"
+    spec = json.loads(path.read_text())
+    change(spec)
+    path.write_text(json.dumps(spec))
+
+
+def other_flags(checkout: Checkout) -> None:
+    changed_spec(checkout, lambda s: s["builds"]["plain"]["steps"][0]["run"].append("-O3"))
+
+
+def new_patch(checkout: Checkout) -> None:
+    patch = checkout.root / PATCH
+    patch.write_text(patch.read_text() + "\n")
+
+
+def patch_gone(checkout: Checkout) -> None:
+    (checkout.root / PATCH).unlink()
+
+
+def relocked(checkout: Checkout) -> None:
+    archive = write_archive(checkout.root.parent / "mirror")
+    archive.write_bytes(archive.read_bytes() + b"\0" * 1024)
+    lock_source(checkout, archive, "hello")
+
+
+def other_toolchain_file(checkout: Checkout) -> None:
+    (checkout.root / "images/tools/cc.sh").write_text("#!/bin/bash\n")
+
+
+@pytest.mark.parametrize(
+    "move", [other_flags, new_patch, patch_gone, relocked, other_toolchain_file]
+)
+def test_what_moved_in_the_checkout_since_makes_it_stale(
+    world: World, tmp_path: Path, move: Callable[[Checkout], None]
+) -> None:
+    checkout = world.checkout_copy(tmp_path)
+    move(checkout)
+    node = world.walk(checkout=checkout).node
+    assert node.verdict is Verdict.STALE, show(node)
+
+
+def test_a_build_that_the_image_does_not_hold_may_change(world: World, tmp_path: Path) -> None:
+    checkout = world.checkout_copy(tmp_path)
+    spec = source_spec()
+    spec["builds"]["third"] = {**spec["builds"]["plain"], "to": "/opt/third"}
+    add_source(checkout, write_archive(tmp_path / "mirror"), spec)
+    node = world.walk(checkout=checkout).node
+    assert node.verdict is Verdict.VALID, show(node)
+
+
+@pytest.mark.parametrize("gone", ["lockfiles/sources/hello.lock.yaml", "lockfiles/golden.yaml"])
+def test_what_cannot_be_compared_is_incomplete(world: World, tmp_path: Path, gone: str) -> None:
+    checkout = world.checkout_copy(tmp_path)
+    (checkout.root / gone).unlink()
+    assert world.walk(checkout=checkout).node.verdict is Verdict.INCOMPLETE
