@@ -23,5 +23,7 @@ llama-server | llama-bench | llama-sweep-bench | llama-quantize)
     shift
     ;;
 esac
+# Reached from outside the container unless the arguments say otherwise: of two, the last one counts.
+[ "$program" != llama-server ] || set -- --host 0.0.0.0 --port 8080 "$@"
 echo "ik_llama.cpp 55d3c05b: $program built for $variant" >&2
 exec "$variants/$variant/$program" "$@"
