@@ -2,19 +2,30 @@
 # Starts the build of ik_llama.cpp that this CPU can run, and says which one it is.
 set -eu
 variants=/opt/ik-llama
-flags=" $(sed -n 's/^flags[[:space:]]*: //p' /proc/cpuinfo | head -n 1) "
+if [ -d "$variants/armv8.2" ]; then
+    # What the kernel told this process; in an emulator /proc/cpuinfo is that of the machine below.
+    flags=" $(LD_SHOW_AUXV=1 /bin/true | sed -n 's/^AT_HWCAP:[[:space:]]*//p') "
+    needed="asimddp asimdhp fphp"
+else
+    flags=" $(sed -n 's/^flags[[:space:]]*: //p' /proc/cpuinfo | head -n 1) "
+    needed="avx2 fma f16c"
+fi
 can() {
     for feature in "$@"; do
         case "$flags" in *" $feature "*) ;; *) return 1 ;; esac
     done
 }
-if can avx512f avx512bw && [ -d "$variants/avx512" ]; then
-    variant=avx512
-elif can avx2 fma f16c; then
-    variant=avx2
-else
-    echo "ik_llama.cpp: this CPU has no AVX2 with FMA and F16C, which every build here needs" >&2
+# unquoted: a list of words
+if ! can $needed; then
+    echo "ik_llama.cpp: this CPU lacks one of $needed, which every build here needs" >&2
     exit 78
+fi
+if [ -d "$variants/armv8.2" ]; then
+    variant=armv8.2
+elif can avx512f avx512bw && [ -d "$variants/avx512" ]; then
+    variant=avx512
+else
+    variant=avx2
 fi
 program=llama-server
 case "${1:-}" in

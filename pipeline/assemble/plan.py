@@ -15,16 +15,20 @@ from pipeline.lock.source import SourceLock, current_source_lock
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import Account, CompiledSpec, ImageSpec
-from pipeline.spec.source import BuildSpec, SourceSpec
+from pipeline.spec.source import BuildSpec, OutputSpec, SourceSpec
 from pipeline.store.store import Store
 
 # Raised when the same inputs would give other bytes; part of every layer's key.
 FORMAT = 1
 # Raised when the same source, toolchain and steps would give another compiled tree.
 TREE_FORMAT = 1
-# What of a build only helps to plan or to judge: it decides none of its bytes.
+# What of a build only helps to plan or to judge: it decides none of its bytes. What its toolchain
+# runs on is said by the toolchain's own key, and its outputs stand with those of the source.
 BUILD_HINTS = frozenset(
-    ("cpu_minutes", "job_memory_mb", "silent_minutes", "platforms", "may_differ")
+    (
+        *("cpu_minutes", "job_memory_mb", "silent_minutes", "platforms", "may_differ"),
+        *("toolchain_platform", "outputs"),
+    )
 )
 # Raised when the same foreign layer would be listed otherwise.
 READER = 1
@@ -97,6 +101,11 @@ class TreePlan:
         return self.source.builds[self.name]
 
     @property
+    def outputs(self) -> list[OutputSpec]:
+        """What compiling leaves: what every build of the source has, then its own."""
+        return [*self.source.outputs, *self.build.outputs]
+
+    @property
     def title(self) -> str:
         return f"{self.source.name} ({self.name})"
 
@@ -108,7 +117,7 @@ class TreePlan:
             "platform": self.platform,
             "tree": self.lock.tree,
             "build": self.build.model_dump(mode="json", by_alias=True, exclude={*BUILD_HINTS}),
-            "outputs": [x.model_dump(mode="json", by_alias=True) for x in self.source.outputs],
+            "outputs": [x.model_dump(mode="json", by_alias=True) for x in self.outputs],
             "files": [[file.to, file.mode] for file in self.source.files],
             "own": list(self.own),
             "toolchain": self.toolchain.key,
@@ -192,7 +201,10 @@ def plan_tree(checkout: Checkout, compiled: CompiledSpec, platform: str) -> Tree
     source = checkout.source(compiled.source)
     build = checkout.source_build(compiled.source, compiled.build, platform)
     lock = current_source_lock(checkout.source_lock_path(source.name), source)
-    toolchain = plan_image(checkout, build.toolchain, platform)
+    runs_on = build.toolchain_platform or platform
+    if runs_on not in checkout.spec(build.toolchain).platforms:
+        raise SpecInvalid(f"{source.name}: toolchain: {build.toolchain} is not for {runs_on}")
+    toolchain = plan_image(checkout, build.toolchain, runs_on)
     if toolchain.all_trees():
         raise SpecInvalid(
             f"{source.name}: toolchain: {build.toolchain} holds compiled trees; use one of packages"

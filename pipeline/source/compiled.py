@@ -14,7 +14,14 @@ from pipeline.assemble.entry import Entry, Slice, with_parents
 from pipeline.assemble.image import Built
 from pipeline.assemble.layer import write_layer
 from pipeline.assemble.plan import TreePlan
-from pipeline.errors import DigestMismatch, OutputWrong, StepFailed, StoreDamaged, UnknownSource
+from pipeline.errors import (
+    DigestMismatch,
+    OutputWrong,
+    SandboxUnavailable,
+    StepFailed,
+    StoreDamaged,
+    UnknownSource,
+)
 from pipeline.files import os_errors_explained
 from pipeline.model import Frozen
 from pipeline.oci import docker
@@ -87,6 +94,7 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
     box = _box(compiler, plan, toolchain, folders, scratch)
     if compiler.way.kind == "docker":
         docker.load(store, toolchain.name, toolchain.digest, [box.image])
+    _require_runs(compiler.way, box, plan)
     before = counts_since(store)
     logs = store.root / "logs"
     logs.mkdir(exist_ok=True)
@@ -166,6 +174,18 @@ def _box(
     )
 
 
+def _require_runs(way: Way, box: Box, plan: TreePlan) -> None:
+    """Try the toolchain: it may be for another processor than this machine's."""
+    lines: list[str] = []
+    if run_step(way, box, ["true"], lines.append):
+        toolchain = f"{plan.toolchain.spec.name} for {plan.toolchain.platform}"
+        raise SandboxUnavailable(
+            f"{plan.title}: this machine does not run its toolchain, {toolchain}"
+            f" ({lines[-1].strip()[:200] if lines else 'no reason given'})",
+            "Compile it on a machine of that platform, or install qemu-user-static with binfmt.",
+        )
+
+
 def _limits(compiler: Compiler, plan: TreePlan) -> Limits:
     """As many jobs as there are cores, and fewer where memory would not hold them."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -224,7 +244,7 @@ def read_tree(store: Store, plan: TreePlan) -> CompiledTree:
 def _write_outputs(store: Store, plan: TreePlan, build: Path) -> WrittenLayer:
     """The declared outputs as a layer; a missing one stops here, what is not declared stays out."""
     entries = []
-    for output in plan.source.outputs:
+    for output in plan.outputs:
         path = build / output.source
         if path.is_symlink() or not path.is_file():
             raise OutputWrong(f"{plan.source.name} ({plan.name}): left no file {output.source}")

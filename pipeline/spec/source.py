@@ -102,9 +102,16 @@ class BuildSpec(Frozen):
 
     toolchain: Name = Field(description="the image of this checkout that it is compiled in")
     to: ImagePath = Field(description="the folder of an image that its outputs lie in")
-    platforms: Annotated[list[Platform], Field(min_length=1)]
+    platforms: Annotated[list[Platform], Field(min_length=1, description="what the result is for")]
+    toolchain_platform: Platform | None = Field(
+        default=None,
+        description="what the toolchain runs on, where that is not what the result is for",
+    )
     env: dict[EnvName, str] = {}
     steps: Annotated[list[StepSpec], Field(min_length=1)]
+    outputs: list[OutputSpec] = Field(
+        default=[], description="what this build leaves beside the outputs of all builds"
+    )
     cpu_minutes: Annotated[
         int, Field(gt=0, description="measured, with no object kept from before")
     ]

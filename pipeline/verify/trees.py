@@ -173,7 +173,7 @@ class _TreeJudge:
         wanted = {
             "platform": self._external.platform,
             "build": steps,
-            "outputs": spec["outputs"],
+            "outputs": [*spec["outputs"], *spec["builds"][build].get("outputs", [])],
             "files": [[x["to"], x["mode"]] for x in spec["files"]],
         }
         for name, value in wanted.items():
@@ -264,9 +264,15 @@ class _TreeJudge:
         children += [self._packages(toolchain.name, each, self._checkout) for each in chain]
         return Node(title, children=tuple(children), is_folded=True)
 
+    def _runs_on(self, toolchain: str) -> str:
+        """The platform of a toolchain: the image's own, unless a build in it names another."""
+        builds = [x for m in self._external.sources.values() for x in m.spec["builds"].values()]
+        named = [x.get("toolchain_platform") for x in builds if x["toolchain"] == toolchain]
+        return next((str(x) for x in named if x), self._external.platform)
+
     def _golden(self, toolchain: Resource, checkout: Checkout) -> Node:
         """The digest that the same inputs must give, as it is committed."""
-        title, platform = "golden digest", self._external.platform
+        title, platform = "golden digest", self._runs_on(toolchain.name)
         label = f"{toolchain.name}.{platform.partition('/')[2]}"
         try:
             now = plan_image(checkout, toolchain.name, platform)
@@ -289,7 +295,7 @@ class _TreeJudge:
         """Each package of a toolchain's image is locked, and each locked one is recorded."""
         name, seal = str(image["name"]), image["inputs"]["lock"]
         try:
-            lock = read_lock(checkout.lock_path(name, self._external.platform))
+            lock = read_lock(checkout.lock_path(name, self._runs_on(toolchain)))
         except (LockMissing, LockEdited) as error:
             return Node(plain(name), Verdict.INCOMPLETE, str(error))
         if lock.seal != seal:

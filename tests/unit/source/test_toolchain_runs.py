@@ -1,0 +1,49 @@
+"""A toolchain is tried before the first step: it may be for another processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pipeline.assemble.plan import plan_tree
+from pipeline.errors import SandboxUnavailable
+from pipeline.source import compiled
+from pipeline.source.box import Box, Namespaces
+from pipeline.spec.checkout import Checkout
+from pipeline.spec.image import CompiledSpec
+
+SHIPPED = Checkout(Path(__file__).resolve().parents[3])
+PLAN = plan_tree(SHIPPED, CompiledSpec(source="ik-llama", build="cpu-arm64"), "linux/arm64")
+
+
+def tried(monkeypatch: pytest.MonkeyPatch, code: int, *lines: str) -> None:
+    def run(way: Any, box: Any, command: list[str], on_line: Any) -> int:
+        assert command == ["true"]
+        for line in lines:
+            on_line(line)
+        return code
+
+    monkeypatch.setattr(compiled, "run_step", run)
+    compiled._require_runs(Namespaces(), cast(Box, None), PLAN)
+
+
+def test_a_toolchain_that_runs_here_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried(monkeypatch, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "reason"),
+    [
+        (125, ["sandbox: true: Exec format error"], "Exec format error"),
+        (126, ["first", "exec /usr/bin/true: exec format error"], "exec format error"),
+        (1, [], "no reason given"),
+    ],
+)
+def test_one_that_does_not_run_here_is_named_with_its_platform_and_the_reason(
+    monkeypatch: pytest.MonkeyPatch, code: int, lines: list[str], reason: str
+) -> None:
+    with pytest.raises(SandboxUnavailable, match=reason) as caught:
+        tried(monkeypatch, code, *lines)
+    assert "cross-toolchain for linux/amd64" in str(caught.value)
