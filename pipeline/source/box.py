@@ -1,34 +1,53 @@
 """The box that steps run in: a toolchain's files, no network, fixed paths, limits.
 
 Three ways to make one: Linux namespaces, which need nothing installed; Docker, through its SDK;
-Podman. All three show the same paths, variables and host name, so that they give the same bytes.
+Podman. All three show the same paths, variables, host name and number of processors, so that they
+give the same bytes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
+import secrets
 import selectors
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pipeline import proc
+from pipeline import log, proc
 from pipeline.errors import DockerUnavailable, SandboxUnavailable, StepFailed
+from pipeline.files import is_free
 from pipeline.oci import docker
 from pipeline.sandbox.sandbox import START, find_sandbox
+from pipeline.sandbox.start import LARGEST_FILE_BYTES
+
+if TYPE_CHECKING:
+    from docker.models.containers import Container
 
 Kind = Literal["namespaces", "docker", "podman"]
 KINDS: tuple[Kind, ...] = ("namespaces", "docker", "podman")
 HOST_NAME = "build"  # compilers and configure scripts write it into what they make
 Wanted = Literal["auto", "namespaces", "docker", "podman"]
 OnLine = Callable[[str], None]
+# On every container: the scratch folder of the command that started it.
+LABEL = "sm120.scratch"
+_SHM_BYTES = 256 << 20
+_WORK = "/build"
+_KILLED = 128 + signal.SIGKILL
+_PODMAN_S = 60.0
+_MOST_LINE_BYTES = 1 << 20
+# The number of processes that a build may have; far above what compilers need, and allowed to all.
+_PROCESSES = 4096
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,7 @@ class Limits:
     cpus: int
     memory_bytes: int
     silent_s: float
+    most_s: float = float("inf")  # a step that prints without end ends here
 
 
 @dataclass(frozen=True)
@@ -50,16 +70,29 @@ class Box:
     env: Mapping[str, str]
     limits: Limits
     scratch: Path
-    hidden: tuple[str, ...] = field(default=())
+
+    @property
+    def processors(self) -> str:
+        """The processors that it may use, as container engines write them."""
+        return ",".join(map(str, sorted(os.sched_getaffinity(0))[: self.limits.cpus]))
+
+
+@dataclass(frozen=True)
+class Running:
+    """A command in a box: where its output comes from, and how it ends."""
+
+    output: int
+    wait: Callable[[], int]
 
 
 class Way(Protocol):
     """One way to run a command in a box."""
 
-    kind: Kind
+    @property
+    def kind(self) -> Kind: ...
 
-    def started(self, box: Box, command: Sequence[str]) -> list[str]:
-        """The program that runs it here, with its output on stdout."""
+    def running(self, box: Box, command: Sequence[str]) -> AbstractContextManager[Running]:
+        """The command, started; nothing of it is left after the block."""
 
 
 class Namespaces:
@@ -67,7 +100,8 @@ class Namespaces:
 
     kind: Kind = "namespaces"
 
-    def started(self, box: Box, command: Sequence[str]) -> list[str]:
+    @contextmanager
+    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
         empty = box.scratch / "new-root"
         empty.mkdir(exist_ok=True)
         request = {
@@ -76,116 +110,274 @@ class Namespaces:
             "read": [],
             "write": [],
             "root": str(empty.absolute()),
-            "cwd": "/build",
+            "cwd": _WORK,
             "system": str(box.root.absolute()),
             "mounts": [[str(path.absolute()), at] for at, path in box.mounts.items()],
             "hostname": HOST_NAME,
             "memory_bytes": box.limits.memory_bytes,
             "cpus": box.limits.cpus,
         }
-        return [sys.executable, "-I", "-S", str(START), json.dumps(request), *command]
+        start = [sys.executable, "-I", "-S", str(START), json.dumps(request), *command]
+        with _process(start, box.env) as running:
+            yield running
 
 
-class Containers:
-    """Docker or Podman, by their own commands; Docker needs the image loaded, Podman a folder."""
+class Podman:
+    """Podman on the unpacked toolchain; a layer of its own keeps its traces out of it."""
 
-    def __init__(self, kind: Literal["docker", "podman"]) -> None:
-        self.kind: Kind = kind
+    kind: Kind = "podman"
 
-    def started(self, box: Box, command: Sequence[str]) -> list[str]:
-        limits = [f"--memory={box.limits.memory_bytes}", f"--cpus={box.limits.cpus}"]
-        volumes = [f"--volume={path.absolute()}:{at}" for at, path in box.mounts.items()]
-        env = [f"--env={name}={value}" for name, value in box.env.items()]
-        common = [
-            *("run", "--rm", "--network=none", "--read-only", "--cap-drop=ALL"),
-            *("--security-opt=no-new-privileges", f"--hostname={HOST_NAME}"),
-            *("--workdir=/build", f"--user={os.geteuid()}:{os.getegid()}", "--entrypoint="),
-            *(*limits, *volumes, *env),
+    def __init__(self, runtime: str = "") -> None:
+        self._head = ["podman", *([f"--runtime={runtime}"] if runtime else [])]
+
+    @contextmanager
+    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
+        self._remove_leftovers()
+        name = f"sm120-{secrets.token_hex(8)}"
+        try:
+            with _process([*self._head, *self._arguments(box, name), *command], None) as running:
+                yield running
+        finally:
+            # podman's own process is gone, but its container is a child of another
+            self._read("rm", "--force", "--ignore", "--time=0", name)
+
+    def _arguments(self, box: Box, name: str) -> list[str]:
+        user = ["--userns=keep-id"] if os.geteuid() else []
+        return [
+            *("run", "--rm", f"--name={name}", f"--label={LABEL}={box.scratch}"),
+            *("--network=none", "--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL"),
+            *("--security-opt=no-new-privileges", f"--hostname={HOST_NAME}", "--no-hosts"),
+            *(
+                f"--workdir={_WORK}",
+                f"--user={os.geteuid()}:{os.getegid()}",
+                "--entrypoint=",
+                *user,
+            ),
+            # swap counts too, or there would be no limit
+            *(f"--memory={box.limits.memory_bytes}", f"--memory-swap={box.limits.memory_bytes}"),
+            *(f"--cpuset-cpus={box.processors}", f"--shm-size={_SHM_BYTES}"),
+            *(f"--ulimit={name}={soft}:{hard}" for name, (soft, hard) in _rlimits().items()),
+            *(f"--volume={path.absolute()}:{at}" for at, path in box.mounts.items()),
+            # O: on the folder itself podman would leave the points that it mounts things at
+            *("--rootfs", f"{box.root.absolute()}:O"),
+            *_with_environment(box.env),
         ]
-        if self.kind == "docker":
-            return [self.kind, *common, box.image, *command]
-        own = [] if os.geteuid() == 0 else ["--userns=keep-id"]
-        return [self.kind, *common, *own, "--rootfs", str(box.root.absolute()), *command]
+
+    def _remove_leftovers(self) -> None:
+        """Containers whose command was killed before it could end them."""
+        shown = '{{.ID}} {{index .Labels "' + LABEL + '"}}'
+        listed = self._read("ps", "--all", f"--filter=label={LABEL}", f"--format={shown}")
+        for line in listed.splitlines():
+            identity, _, scratch = line.partition(" ")
+            if is_left(scratch):
+                self._read("rm", "--force", "--ignore", "--time=0", identity)
+
+    def _read(self, *arguments: str) -> str:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = proc.read([*self._head, *arguments], timeout_s=_PODMAN_S)
+            return done.stdout.decode(errors="replace")
+        return ""
+
+
+class Docker:
+    """Docker, through its SDK; the toolchain is an image there."""
+
+    kind: Kind = "docker"
+
+    @contextmanager
+    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
+        from docker.errors import DockerException
+        from requests import RequestException
+
+        client = docker.connect()
+        try:
+            for left in client.containers.list(all=True, filters={"label": LABEL}):
+                if is_left(left.labels[LABEL]):
+                    left.remove(force=True)
+            container = client.containers.create(**_docker_arguments(box, command))
+            try:
+                with _followed(container) as running:
+                    yield running
+            finally:
+                with suppress(DockerException):
+                    container.remove(force=True)
+        except (DockerException, RequestException) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise DockerUnavailable(f"Docker ended the build: {reason}") from error
+        finally:
+            client.close()
+
+
+def _docker_arguments(box: Box, command: Sequence[str]) -> dict[str, Any]:
+    from docker.types import Ulimit
+
+    limits = _rlimits().items()
+    return {
+        "image": box.image,
+        "command": [*_with_environment(box.env), *command],
+        "entrypoint": [],
+        "labels": {LABEL: str(box.scratch)},
+        "network_mode": "none",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "hostname": HOST_NAME,
+        "working_dir": _WORK,
+        "user": f"{os.geteuid()}:{os.getegid()}",
+        "mem_limit": box.limits.memory_bytes,
+        "memswap_limit": box.limits.memory_bytes,  # swap counts too, or there would be no limit
+        "cpuset_cpus": box.processors,
+        "shm_size": _SHM_BYTES,
+        "ulimits": [Ulimit(name=name, soft=soft, hard=hard) for name, (soft, hard) in limits],
+        "volumes": [f"{path.absolute()}:{at}" for at, path in box.mounts.items()],
+    }
+
+
+@contextmanager
+def _followed(container: Container) -> Iterator[Running]:
+    """A started container whose output comes through a pipe, as that of a process does."""
+    from urllib3.exceptions import HTTPError
+
+    output, into = os.pipe()
+
+    def follow() -> None:
+        with suppress(OSError, HTTPError), os.fdopen(into, "wb", buffering=0) as pipe:
+            for chunk in stream:
+                pipe.write(chunk)
+
+    try:
+        stream = container.attach(stream=True, logs=True)
+        container.start()
+        threading.Thread(target=follow, daemon=True).start()
+        yield Running(output, lambda: int(container.wait()["StatusCode"]))
+    finally:
+        os.close(output)
+
+
+def is_left(scratch: str) -> bool:
+    """Whether the command that made a container is gone: nobody holds its scratch folder."""
+    path = Path(scratch)
+    return path.is_absolute() and (not path.is_dir() or is_free(path / "in-use"))
+
+
+def _rlimits() -> dict[str, tuple[int, int]]:
+    """Limits of each process; what engines set without being asked, root here may not raise."""
+    files = min(x for x in resource.getrlimit(resource.RLIMIT_NOFILE) if x != -1)
+    sizes = LARGEST_FILE_BYTES, LARGEST_FILE_BYTES
+    return {"nofile": (files, files), "nproc": (_PROCESSES,) * 2, "core": (0, 0), "fsize": sizes}
+
+
+def _with_environment(env: Mapping[str, str]) -> list[str]:
+    """These variables and no other: engines add some of their own, each its own."""
+    return ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in env.items())]
 
 
 def find_way(wanted: Wanted) -> Way:
     """The first way that this machine allows; tried, not guessed."""
     reasons = []
     for kind in KINDS if wanted == "auto" else (wanted,):
-        reason = _obstacle(kind)
-        if not reason:
-            return Namespaces() if kind == "namespaces" else Containers(kind)
-        reasons.append(f"{kind}: {reason}")
+        way = _tried(kind)
+        if not isinstance(way, str):
+            return way
+        reasons.append(f"{kind}: {way}")
     raise SandboxUnavailable(f"no sandbox to compile in ({'; '.join(reasons)})")
 
 
-def _obstacle(kind: Kind) -> str:
+def _tried(kind: Kind) -> Way | str:
+    """A way, or what stands in it."""
     if kind == "namespaces":
         sandbox = find_sandbox()
-        return "" if sandbox.kind == "namespaces" else sandbox.reason or "not allowed here"
+        works = sandbox.kind == "namespaces"
+        return Namespaces() if works else sandbox.reason or "not allowed here"
     if kind == "docker":
         try:
             docker.connect().close()
         except DockerUnavailable as error:
             return str(error)
-        return ""
-    try:
-        done = proc.read(["podman", "info"], timeout_s=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return proc.last_line(done.stderr.decode(errors="replace")) if done.returncode else ""
+        return Docker()
+    return _podman()
+
+
+def _podman() -> Podman | str:
+    """Podman with the first runtime that works here: its own choice need not."""
+    reason = ""
+    for runtime in ("", "crun", "runc"):
+        head = ["podman", *([f"--runtime={runtime}"] if runtime else [])]
+        limits = [f"--ulimit={name}={soft}:{hard}" for name, (soft, hard) in _rlimits().items()]
+        # a program that is not there is the last thing a runtime finds out
+        arguments = ["run", "--rm", "--network=none", *limits, "--rootfs"]
+        try:
+            with tempfile.TemporaryDirectory() as empty:
+                command = [*head, *arguments, f"{empty}:O", "/nothing"]
+                done = proc.read(command, timeout_s=_PODMAN_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        if done.returncode == 127:
+            return Podman(runtime)
+        reason = reason or proc.last_line(done.stderr.decode(errors="replace"))
+    return reason
 
 
 def run_step(way: Way, box: Box, command: Sequence[str], on_line: OnLine) -> int:
-    """Run one command to its end and hand on its lines; a silent one is ended."""
-    # a container's own variables come with its command
-    env = dict(box.env) if way.kind == "namespaces" else proc.environment("DOCKER_HOST")
-    with _started(way.started(box, command), env) as process:
-        assert process.stdout is not None
-        for line in _lines(process, box.limits.silent_s):
+    """Run one command to its end and hand on its lines; one that hangs is ended."""
+    with way.running(box, command) as running:
+        for line in _lines(running.output, box.limits):
             on_line(line)
-        return process.wait()
+        code = running.wait()
+    if code == _KILLED:
+        limit = log.size(box.limits.memory_bytes)
+        raise StepFailed(f"was killed, as the system does when memory ends (limit: {limit})")
+    return code
 
 
 @contextmanager
-def _started(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _process(command: Sequence[str], env: Mapping[str, str] | None) -> Iterator[Running]:
     process = subprocess.Popen(
         list(command),
-        env=dict(env),
+        env=proc.environment("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
+        if env is None
+        else dict(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         # Ctrl-C on a terminal is ours to act on: all it started ends as one
         start_new_session=True,
     )
+    assert process.stdout is not None
     try:
-        yield process
+        yield Running(process.stdout.fileno(), process.wait)
     finally:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        process.stdout.close()
 
 
-def _lines(process: subprocess.Popen[bytes], silent_s: float) -> Iterator[str]:
+def _lines(handle: int, limits: Limits) -> Iterator[str]:
     """Output line by line; carriage returns end lines too, as ninja writes them on terminals."""
-    assert process.stdout is not None
-    handle, rest, last = process.stdout.fileno(), b"", time.monotonic()
+    rest, start = b"", time.monotonic()
+    last = start
     os.set_blocking(handle, False)
     with selectors.DefaultSelector() as waiting:
         waiting.register(handle, selectors.EVENT_READ)
         while True:
-            if waiting.select(timeout=1.0):
-                chunk = os.read(handle, 1 << 16)
-                if not chunk:
-                    break
-                last = time.monotonic()
-                *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
-                yield from (line.decode(errors="replace") for line in lines if line)
-            elif time.monotonic() - last > silent_s:
-                raise StepFailed(
-                    f"nothing was printed for {silent_s / 60:.0f} minutes, so it was ended"
-                )
+            now = time.monotonic()
+            if now - start > limits.most_s:
+                raise StepFailed(f"took longer than {log.seconds(limits.most_s)}, so it was ended")
+            if now - last > limits.silent_s:
+                silent = log.seconds(limits.silent_s)
+                raise StepFailed(f"printed nothing for {silent}, so it was ended")
+            if not waiting.select(timeout=min(1.0, limits.silent_s)):
+                continue
+            chunk = os.read(handle, 1 << 16)
+            if not chunk:
+                break
+            last = time.monotonic()
+            *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines if line)
+            # a line without end must not fill the memory
+            if len(rest) > _MOST_LINE_BYTES:
+                yield rest.decode(errors="replace")
+                rest = b""
     if rest:
         yield rest.decode(errors="replace")

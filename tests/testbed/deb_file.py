@@ -76,7 +76,10 @@ def control(name: str, architecture: str = "amd64", extra: str = "") -> str:
 
 
 def deb_bytes(
-    data_tar: bytes, control_text: str = control("sample"), extra_control: Sequence[Item] = ()
+    data_tar: bytes,
+    control_text: str = control("sample"),
+    extra_control: Sequence[Item] = (),
+    preset: int | None = None,
 ) -> bytes:
     """A whole .deb around a data archive."""
     control_tar = tar([Item("./control", control_text.encode()), *extra_control])
@@ -85,7 +88,7 @@ def deb_bytes(
             b"!<arch>\n",
             ar_member("debian-binary", b"2.0\n"),
             ar_member("control.tar.xz", lzma.compress(control_tar)),
-            ar_member("data.tar.xz", lzma.compress(data_tar)),
+            ar_member("data.tar.xz", lzma.compress(data_tar, preset=preset)),
         )
     )
 
