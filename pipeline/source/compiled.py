@@ -16,6 +16,7 @@ from pipeline.assemble.layer import write_layer
 from pipeline.assemble.plan import TreePlan
 from pipeline.errors import (
     DigestMismatch,
+    DiskFull,
     OutputWrong,
     SandboxUnavailable,
     StepFailed,
@@ -40,8 +41,15 @@ if TYPE_CHECKING:
 
 # Where a build finds its folders. Compilers write paths into what they make, so these never change.
 SOURCE, BUILD, OBJECTS, TEMPORARY = "/src", "/build", "/objects", "/tmp"  # noqa: S108
+# How long a build may take in all: so many times its measured CPU time, and never less than this.
+SLOWEST_MACHINE = 20.0
+SHORTEST_LIMIT_S = 3600.0
+MINUTE_S = 60.0
 # How much of a failed step's output is part of the error; the log has all of it.
-_SHOWN_LINES = 12
+_SHOWN_LINES = 40
+_NO_SPACE = "No space left on device"
+# How compilers, linkers and shells say why; the first such line is the reason.
+_REASONS = (_NO_SPACE, "error:", "rror: ", "Killed", "memory exhausted", "allocate memory")
 # 1980-01-01: the oldest date that zip files can hold, and what layers have for every file.
 _EPOCH = "315532800"
 
@@ -71,6 +79,7 @@ class Compiler:
     build_toolchain: Callable[[TreePlan], Built]
     way: Way
     jobs: int = 0  # 0: as many as cores and memory allow
+    memory_bytes: int = 0  # 0: nearly all there is
 
 
 def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
@@ -189,10 +198,15 @@ def _require_runs(way: Way, box: Box, plan: TreePlan) -> None:
 def _limits(compiler: Compiler, plan: TreePlan) -> Limits:
     """As many jobs as there are cores, and fewer where memory would not hold them."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    by_memory = max(1, int(total * 0.9) // (plan.build.job_memory_mb << 20))
+    memory_bytes = compiler.memory_bytes or int(total * 0.95)
+    by_memory = max(1, int(memory_bytes * 0.95) // (plan.build.job_memory_mb << 20))
     jobs = compiler.jobs or min(len(os.sched_getaffinity(0)), by_memory)
+    longest_s = SLOWEST_MACHINE * plan.build.cpu_minutes * MINUTE_S
     return Limits(
-        cpus=jobs, memory_bytes=int(total * 0.95), silent_s=plan.build.silent_minutes * 60
+        cpus=jobs,
+        memory_bytes=memory_bytes,
+        silent_s=plan.build.silent_minutes * MINUTE_S,
+        most_s=max(SHORTEST_LIMIT_S, longest_s),
     )
 
 
@@ -224,11 +238,14 @@ def _run(
         raise StepFailed(f"{label}: {error}; log: {log_path}") from error
     if code:
         reason = next((x for x in shown if _is_reason(x)), proc.last_line("\n".join(shown)))
-        raise StepFailed(f"{label} ended with {code}: {reason.strip()[:300]}; log: {log_path}")
+        text = f"{label} ended with {code}: {reason.strip()[:300]}; log: {log_path}"
+        if _NO_SPACE in reason:
+            raise DiskFull(text)
+        raise StepFailed(text)
 
 
 def _is_reason(line: str) -> bool:
-    return "error:" in line or "Killed" in line or "No space left" in line
+    return any(part in line for part in _REASONS)
 
 
 def read_tree(store: Store, plan: TreePlan) -> CompiledTree:

@@ -36,7 +36,9 @@ FILES = {
     "one.c": '#include "shared.h"\nint one(void) { return SHARED + 1; }\n',
     "two.c": "int two(void) { return 2; }\n",
     "shared.h": "#define SHARED 40\n",
-    "build.sh": "for name in one two; do ccache gcc -ffreestanding -O2 -c /src/$name.c -o $name.o; done\n",
+    "build.sh": (
+        "for name in one two; do\nccache gcc -ffreestanding -O2 -c /src/$name.c -o $name.o\ndone\n"
+    ),
 }
 
 
