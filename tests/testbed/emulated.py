@@ -52,7 +52,7 @@ class EmulatedImage:
         inner = ["unshare", *("-m", "-n", "-p", "-f"), "sh", "-c", _INSIDE, str(self.root)]
         process = subprocess.Popen(
             ["unshare", "-U", "sh", "-c", 'read go; exec "$@"', "sh", *inner, *command],
-            env={**own, **variables, **fixed},
+            env={**own, **fixed, **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
