@@ -117,9 +117,9 @@ def toolchain_urn(image: str, digest: str) -> str:
     return f"{_OWN}:toolchain:{image}:{digest.removeprefix('sha256:')}"
 
 
-def build_time_urn(toolchain: str, purl: str) -> str:
+def build_time_urn(toolchain: str, platform: str, purl: str) -> str:
     """A package of a toolchain; the image may hold the same one for itself."""
-    return f"{_OWN}:build-time:{toolchain}:{quote(purl, safe='')}"
+    return f"{_OWN}:build-time:{toolchain}:{platform.replace('/', '-')}:{quote(purl, safe='')}"
 
 
 def file_urn(path: str) -> str:

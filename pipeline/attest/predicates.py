@@ -24,6 +24,13 @@ from pipeline.model import Count, Digest, Frozen, HubRepository, Identity, Platf
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 
 
+class DeclaredDifference(Frozen):
+    """A file that a compiled tree's build says may have other bytes, and why."""
+
+    path: Text  # in the image
+    reason: Text  # as the build's `may_differ` has it
+
+
 class Rebuild(Frozen):
     """A second build from the same lock, in an empty store, compared byte for byte."""
 
@@ -38,6 +45,10 @@ class Rebuild(Frozen):
     builder_code: Digest
     rebuilt_by: Digest  # the key that vouches for it
     claims: Literal["SLSA Build L1; a rebuild on one's own machine is no hosted builder"]
+    # not identical, but every difference is declared; left out where there is none
+    equivalent: Annotated[list[DeclaredDifference], Field(min_length=1, max_length=1000)] | None = (
+        None
+    )
 
 
 class WeightsLockName(Frozen):

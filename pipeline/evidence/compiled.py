@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.assemble.plan import ImagePlan, TreePlan
-from pipeline.attest.names import archive_purl, image_purl, tree_purl
+from pipeline.attest.names import archive_purl, build_time_urn, image_purl, tree_purl
 from pipeline.evidence.inventory import package_purl, placed_layers, suite_of, tree_record
 from pipeline.lock.model import Pin
 from pipeline.oci.record import TitledLayer
@@ -63,6 +63,7 @@ class ToolchainPart:
     image: str
     pin: Pin
     purl: str
+    urn: str
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,13 @@ class Toolchain:
     def parts(self) -> list[ToolchainPart]:
         suite = suite_of(self.plan)
         return [
-            ToolchainPart(each.spec.name, pin, package_purl(pin, suite))
+            self._part(each.spec.name, pin, package_purl(pin, suite))
             for each in self.plan.chain()
             for pin in each.lock.pins
         ]
+
+    def _part(self, image: str, pin: Pin, purl: str) -> ToolchainPart:
+        return ToolchainPart(image, pin, purl, build_time_urn(self.name, self.plan.platform, purl))
 
 
 def trees_of(store: Store, built: Built) -> list[ImageTree]:

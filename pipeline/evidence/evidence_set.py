@@ -95,7 +95,8 @@ def verdict_of(statement: Statement) -> tuple[str | None, str | None]:
     if statement.predicate_type == REBUILD:
         # as long as `sha256:` and twelve digits, which is how people tell keys apart
         by = str(predicate.get("rebuilt_by"))[:19]
-        return f"by {by}", "identical" if predicate.get("identical") is True else "different"
+        verdict = "equivalent" if predicate.get("equivalent") else "different"
+        return f"by {by}", "identical" if predicate.get("identical") is True else verdict
     return None, None
 
 

@@ -9,7 +9,7 @@ from pipeline.assemble.image import Built, code_digest
 from pipeline.attest.envelope import Envelope
 from pipeline.attest.keys import Signer
 from pipeline.attest.names import BUILDER, CYCLONEDX, REBUILD, SPDX
-from pipeline.attest.predicates import Rebuild
+from pipeline.attest.predicates import DeclaredDifference, Rebuild
 from pipeline.attest.statement import Moment, Statement, make_statement
 from pipeline.attest.strict import plain
 from pipeline.errors import StoreDamaged
@@ -94,8 +94,17 @@ def keep_all(
         return {**kept, SET: keep_set(store, folder, every, signers)}
 
 
-def rebuild_statement(first: Built, signer: Signer, difference: str, when: Moment) -> Statement:
-    """A rebuild of an image; an empty difference means the same digest."""
+def rebuild_statement(
+    first: Built,
+    signer: Signer,
+    difference: str,
+    when: Moment,
+    declared: Sequence[DeclaredDifference] = (),
+) -> Statement:
+    """A rebuild of an image; an empty difference means the same digest.
+
+    With `declared` it gave another digest, and these are all the files that differ.
+    """
     nothing = Unknown(unknown="there is none: the digests are equal")
     predicate = Rebuild(
         image=first.name,
@@ -108,17 +117,22 @@ def rebuild_statement(first: Built, signer: Signer, difference: str, when: Momen
         builder_code=code_digest(),
         rebuilt_by=signer.key_id,
         claims="SLSA Build L1; a rebuild on one's own machine is no hosted builder",
+        equivalent=list(declared) or None,
     )
-    return make_statement(
-        first.name, first.digest, REBUILD, predicate.model_dump(mode="json"), when
-    )
+    body = predicate.model_dump(mode="json", exclude=None if declared else {"equivalent"})
+    return make_statement(first.name, first.digest, REBUILD, body, when)
 
 
 def record_rebuild(
-    store: Store, first: Built, signer: Signer, difference: str, when: Moment
+    store: Store,
+    first: Built,
+    signer: Signer,
+    difference: str,
+    when: Moment,
+    declared: Sequence[DeclaredDifference] = (),
 ) -> Envelope:
     """State, sign and keep it; each key has one statement for each digest."""
-    statement = rebuild_statement(first, signer, difference, when)
+    statement = rebuild_statement(first, signer, difference, when, declared)
     # one file for each key, so that two people who rebuild do not replace each other's
     name = f"rebuild-{signer.key_id.removeprefix('sha256:')[:12]}"
     return keep_all(store, first, {name: statement}, [signer], when)[name]

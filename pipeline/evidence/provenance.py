@@ -21,7 +21,6 @@ from pipeline.attest.names import (
     BUILDER,
     PROVENANCE,
     UNLISTED,
-    build_time_urn,
     golden_urn,
     layer_urn,
     lock_urn,
@@ -283,10 +282,11 @@ def _tree_materials(checkout: Checkout, trees: Sequence[ImageTree]) -> Iterator[
         yield _toolchain(toolchain, ours)
         for part in toolchain.parts:
             yield _resource(
-                build_time_urn(toolchain.name, part.purl),
+                part.urn,
                 part.pin.file,
                 part.pin.sha256,
                 toolchain=toolchain.name,
+                platform=toolchain.plan.platform,
                 image=part.image,
                 purl=part.purl,
                 sizeBytes=part.pin.size_bytes,
@@ -333,6 +333,7 @@ def _toolchain(toolchain: Toolchain, ours: Sequence[OwnFile]) -> Resource:
         toolchain.name,
         toolchain.digest,
         purl=toolchain.purl,
+        platform=toolchain.plan.platform,
         chain=chain,
         use=BUILD_TIME,
     )

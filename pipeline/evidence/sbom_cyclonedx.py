@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.attest.names import BUILD_TIME, UNLISTED, build_time_urn
+from pipeline.attest.names import BUILD_TIME, UNLISTED
 from pipeline.attest.strict import plain
 from pipeline.evidence.bill import Bill, BilledPart, BilledTree
 from pipeline.evidence.compiled import ImageTree
@@ -212,7 +212,7 @@ def _build_time(bill: Bill) -> list[dict[str, Any]]:
             {
                 **_excluded("library", p.purl, p.pin.name, p.pin.version, p.pin.sha256, notes),
                 # the image may hold the same package for itself
-                "bom-ref": build_time_urn(x.name, p.purl),
+                "bom-ref": p.urn,
             }
             for p in x.parts
         ]
@@ -257,7 +257,6 @@ def _made_with(bill: Bill) -> list[dict[str, Any]]:
         for x in bill.trees
     ]
     toolchains = [
-        {"ref": x.purl, "dependsOn": sorted({build_time_urn(x.name, p.purl) for p in x.parts})}
-        for x in bill.toolchains
+        {"ref": x.purl, "dependsOn": sorted({p.urn for p in x.parts})} for x in bill.toolchains
     ]
     return [*trees, *toolchains]

@@ -102,6 +102,20 @@ def _file_digests(provenance: Provenance) -> dict[str, str]:
     return {x.name: f"sha256:{x.sha256}" for x in provenance.files if x.uri == file_urn(x.name)}
 
 
+def may_differ(provenance: Provenance) -> dict[str, str]:
+    """The files of the image that a rebuild may give other bytes, each with its reason."""
+    declared: dict[str, str] = {}
+    try:
+        for _, source, build in _wanted(provenance):
+            spec = provenance.definition.external.sources[source].spec["builds"][build]
+            folder = str(spec["to"]).rstrip("/")
+            declared |= {f"{folder}/{path}": why for path, why in spec["may_differ"].items()}
+    # reported where the provenance itself is judged
+    except (KeyError, TypeError, AttributeError):
+        return {}
+    return declared
+
+
 class _TreeJudge:
     """One provenance, and the checkout that it is compared with."""
 
@@ -211,13 +225,16 @@ class _TreeJudge:
 
     def _made_in(self, tree: Resource, source: str, build: str) -> Node:
         """The toolchain is the one that the key covers, image by image of its chain."""
-        name = self._external.sources[source].spec["builds"][build]["toolchain"]
+        spec = self._external.sources[source].spec["builds"][build]
+        name, runs_on = spec["toolchain"], spec.get("toolchain_platform")
         digest = str(tree.annotations["toolchain"])
         urn = toolchain_urn(name, digest)
         toolchain = next((x for x in self._provenance.toolchains if x.uri == urn), None)
         title = f"toolchain {name}"
         if toolchain is None or f"sha256:{toolchain.sha256}" != digest:
             return Node(title, Verdict.BROKEN, f"was {digest}, which is missing")
+        if toolchain.annotations["platform"] != (runs_on or self._external.platform):
+            return Node(title, Verdict.BROKEN, "it runs on another platform than the build's")
         if _chain_key(toolchain) != tree.annotations["inputs"]["toolchain"]:
             return Node(title, Verdict.BROKEN, "it was compiled in one of other inputs")
         return Node(title, message=digest)
@@ -261,18 +278,12 @@ class _TreeJudge:
         if self._checkout is None:
             return Node(title, message=f"sha256:{toolchain.sha256}")
         children = [self._golden(toolchain, self._checkout)]
-        children += [self._packages(toolchain.name, each, self._checkout) for each in chain]
+        children += [self._packages(toolchain, each, self._checkout) for each in chain]
         return Node(title, children=tuple(children), is_folded=True)
-
-    def _runs_on(self, toolchain: str) -> str:
-        """The platform of a toolchain: the image's own, unless a build in it names another."""
-        builds = [x for m in self._external.sources.values() for x in m.spec["builds"].values()]
-        named = [x.get("toolchain_platform") for x in builds if x["toolchain"] == toolchain]
-        return next((str(x) for x in named if x), self._external.platform)
 
     def _golden(self, toolchain: Resource, checkout: Checkout) -> Node:
         """The digest that the same inputs must give, as it is committed."""
-        title, platform = "golden digest", self._runs_on(toolchain.name)
+        title, platform = "golden digest", str(toolchain.annotations["platform"])
         label = f"{toolchain.name}.{platform.partition('/')[2]}"
         try:
             now = plan_image(checkout, toolchain.name, platform)
@@ -291,19 +302,21 @@ class _TreeJudge:
             return Node(title, Verdict.STALE, f"has changed since: {', '.join(sorted(moved))}")
         return Node(title, Verdict.INCOMPLETE, f"none is committed for {label}")
 
-    def _packages(self, toolchain: str, image: Mapping[str, Any], checkout: Checkout) -> Node:
+    def _packages(self, toolchain: Resource, image: Mapping[str, Any], checkout: Checkout) -> Node:
         """Each package of a toolchain's image is locked, and each locked one is recorded."""
         name, seal = str(image["name"]), image["inputs"]["lock"]
+        platform = str(toolchain.annotations["platform"])
         try:
-            lock = read_lock(checkout.lock_path(name, self._runs_on(toolchain)))
+            lock = read_lock(checkout.lock_path(name, platform))
         except (LockMissing, LockEdited) as error:
             return Node(plain(name), Verdict.INCOMPLETE, str(error))
         if lock.seal != seal:
             return Node(plain(name), Verdict.STALE, "is locked otherwise now")
+        notes = {"toolchain": toolchain.name, "platform": platform, "image": name}
         recorded = {
             x.sha256: x
             for x in self._provenance.build_time
-            if (x.annotations["toolchain"], x.annotations["image"]) == (toolchain, name)
+            if all(x.annotations[key] == value for key, value in notes.items())
         }
         nodes = []
         for pin in lock.pins:

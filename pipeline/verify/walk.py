@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from pipeline import log
 from pipeline.attest.envelope import Envelope
 from pipeline.attest.names import (
     CYCLONEDX,
@@ -18,8 +19,9 @@ from pipeline.attest.names import (
     WEIGHTS,
     kind_of,
 )
-from pipeline.attest.predicates import Rebuild, Weights, check_predicate
+from pipeline.attest.predicates import DeclaredDifference, Rebuild, Weights, check_predicate
 from pipeline.attest.statement import RECORDED, Statement
+from pipeline.attest.strict import plain
 from pipeline.attest.trust import Trust
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.gate_result import read_test_result
@@ -32,6 +34,7 @@ from pipeline.verify.materials import judge_materials
 from pipeline.verify.results import judge_bill, judge_tests
 from pipeline.verify.sets import SetJudge
 from pipeline.verify.signature import Opened, TrustedStatement, judge_signatures
+from pipeline.verify.trees import may_differ
 from pipeline.verify.verdict import Node, Verdict
 
 
@@ -179,7 +182,7 @@ def _content(
     if kind == UNGATED:
         message = f"published although its gates did not pass: {predicate['reason']}"
         return (Node("ungated", Verdict.INCOMPLETE, message),)
-    return (_rebuild(opened, predicate, artifact),) if kind == REBUILD else ()
+    return (_rebuild(opened, predicate, artifact, made),) if kind == REBUILD else ()
 
 
 def _weights(predicate: dict[str, Any]) -> Node:
@@ -194,14 +197,18 @@ def _weights(predicate: dict[str, Any]) -> Node:
     )
 
 
-def _rebuild(opened: Opened, predicate: dict[str, Any], artifact: Artifact) -> Node:
+def _rebuild(
+    opened: Opened, predicate: dict[str, Any], artifact: Artifact, made: Provenance | None
+) -> Node:
     # the time is ours, beside the fields of the model
     body = {k: v for k, v in predicate.items() if k != RECORDED}
     rebuild = Rebuild.model_validate(body)
-    if not rebuild.identical:
+    if not rebuild.identical and not rebuild.equivalent:
         return Node("rebuild", Verdict.BROKEN, "gave a different digest")
-    if not isinstance(rebuild.difference, Unknown):
+    if rebuild.identical and (rebuild.equivalent or not isinstance(rebuild.difference, Unknown)):
         return Node("rebuild", Verdict.BROKEN, "claims to be identical, but names a difference")
+    if rebuild.equivalent and (problem := _undeclared(rebuild.equivalent, made)):
+        return problem
     annotations = artifact.annotations
     # the manifest's labels are part of its digest, so a rebuild of other inputs cannot pass
     labels = annotations.get("org.opencontainers.image.title"), annotations.get("sm120.inputs")
@@ -211,7 +218,24 @@ def _rebuild(opened: Opened, predicate: dict[str, Any], artifact: Artifact) -> N
     if opened.keys and rebuild.rebuilt_by not in {key.id for key in opened.keys}:
         message = f"names {rebuild.rebuilt_by} as its maker, which did not sign it"
         return Node("rebuild", Verdict.BROKEN, message)
-    return Node("rebuild", message=f"the same digest again, by {rebuild.rebuilt_by[:19]}…")
+    by = f"by {rebuild.rebuilt_by[:19]}…"
+    if rebuild.equivalent:
+        files = log.count(len(rebuild.equivalent), "file")
+        return Node("rebuild", message=f"equivalent, {files} with declared differences, {by}")
+    return Node("rebuild", message=f"the same digest again, {by}")
+
+
+def _undeclared(differences: Sequence[DeclaredDifference], made: Provenance | None) -> Node | None:
+    """A difference that no build of the image declares, for just that reason."""
+    if made is None:
+        message = "there is no provenance that says which files may differ"
+        return Node("rebuild", Verdict.INCOMPLETE, message)
+    declared = may_differ(made)
+    for each in differences:
+        if declared.get(each.path) != each.reason:
+            message = f"{plain(each.path)} differs, and no build declares that with this reason"
+            return Node("rebuild", Verdict.BROKEN, message)
+    return None
 
 
 def _missing(

@@ -12,7 +12,6 @@ import click
 
 from pipeline import log
 from pipeline.assemble.image import Built, build_images
-from pipeline.assemble.rebuild import rebuild as build_again
 from pipeline.attest.keys import Signer
 from pipeline.attest.statement import moment
 from pipeline.cli.context import checkout_of, own_name, say_json, store_of
@@ -31,9 +30,12 @@ from pipeline.cli.signing import Signing, signer_of
 from pipeline.cli.source.compile import compile_missing
 from pipeline.errors import NotReproducible, StoreDamaged
 from pipeline.evidence.image import record_rebuild
+from pipeline.evidence.rebuilt import Rebuilt
+from pipeline.evidence.rebuilt import rebuild as build_again
 from pipeline.fetch.base import BaseSettings
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.transport import make_fetcher
+from pipeline.source.objects import objects_folder
 from pipeline.store.store import Store, open_store
 
 
@@ -157,6 +159,11 @@ def _built_json(built: Built) -> dict[str, Any]:
 @click.command()
 @click.argument("name", metavar="IMAGE")
 @click.option("--attest", is_flag=True, help="Sign and keep the result, good or bad.")
+@click.option(
+    "--keep-objects",
+    is_flag=True,
+    help="Take compiled objects from the store, and only link again.",
+)
 @key_option
 @platform_option
 @mirror_option
@@ -168,6 +175,7 @@ def rebuild(
     context: click.Context,
     name: str,
     attest: bool,
+    keep_objects: bool,
     key_path: Path | None,
     platform: str | None,
     mirrors: tuple[str, ...],
@@ -177,10 +185,14 @@ def rebuild(
 ) -> None:
     """Build an image again in an empty store, and compare every byte with the first build.
 
-    Prints `identical`, or names the first file that differs. Inputs that the store still has are
-    used; everything else is fetched again. With --attest the result is signed: a proof of equal
-    bytes, not of a hosted builder.
+    Prints `identical`, or names the first file and byte that differ. Inputs that the store still
+    has are used; everything else is fetched again, and compiled again. Files that a source declares
+    under `may_differ` may differ: then it prints `equivalent`, and each of them with the reason.
+    With --attest the result is signed: a proof of equal bytes, not of a hosted builder.
     """
+    if attest and keep_objects:
+        # objects that were compiled before prove nothing about compiling
+        raise click.UsageError("--attest needs everything compiled again; leave --keep-objects out")
     checkout, store = checkout_of(context), store_of(context)
     signer = signer_of(key_path) if attest else None
     with store.in_use(), store.scratch() as folder:
@@ -190,21 +202,41 @@ def rebuild(
         # inputs that the store kept, and the layers of a foreign base, need not travel again
         near = (str(store.root / "inputs"), str(store.root / "oci"))
         fetcher = make_fetcher(empty, (*mirrors, *near), offline, bases)
-        with _attested(store, first, signer):
-            second = build_again(checkout, first, store, empty, fetcher)
+        if keep_objects:
+            objects_folder(store).mkdir(exist_ok=True)
+            objects_folder(empty).symlink_to(objects_folder(store))
+        compile_missing(checkout, empty, [first.plan], lambda: fetcher)
+        with _attested(store, first, signer) as ended:
+            ended.append(build_again(checkout, first, store, empty, fetcher))
+    (rebuilt,) = ended
     if as_json:
-        return say_json({"image": name, "digest": second.digest, "identical": True})
-    click.echo(f"{name}: identical, {second.digest}")
+        return say_json(_rebuilt_json(name, rebuilt))
+    click.echo(f"{name}: {rebuilt.verdict}, {rebuilt.second.digest}")
+    for each in rebuilt.declared:
+        click.echo(f"  {each.path} differs: {each.reason}")
+
+
+def _rebuilt_json(name: str, rebuilt: Rebuilt) -> dict[str, Any]:
+    row = {
+        "image": name,
+        "digest": rebuilt.second.digest,
+        "identical": not rebuilt.declared,
+        "verdict": rebuilt.verdict,
+    }
+    return {**row, "differences": [each.model_dump() for each in rebuilt.declared]}
 
 
 @contextmanager
-def _attested(store: Store, first: Built, signer: Signer | None) -> Iterator[None]:
+def _attested(store: Store, first: Built, signer: Signer | None) -> Iterator[list[Rebuilt]]:
     """State how a rebuild ended, where somebody signs; a difference is stated like a success."""
+    ended: list[Rebuilt] = []
     try:
-        yield
+        yield ended
     except NotReproducible as error:
         if signer is not None:
             record_rebuild(store, first, signer, str(error), moment())
         raise
     if signer is not None:
-        record_rebuild(store, first, signer, "", moment())
+        declared = ended[0].declared
+        text = f"{log.count(len(declared), 'file')} with declared differences" if declared else ""
+        record_rebuild(store, first, signer, text, moment(), declared)

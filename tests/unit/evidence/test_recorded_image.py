@@ -54,7 +54,7 @@ from tests.unit.verify.world import EDIT, WHEN, World, make_world
 
 # of `sm120 image schema KIND`: whoever changes the form of a signed statement does it knowingly
 SCHEMAS = {
-    "rebuild": "sha256:b029cfe040484f60252364c539fe3516ba96bfb87c8372e61a8d689629d9b307",
+    "rebuild": "sha256:34bc5b6010b6556a2c70efc22f70895d6c67647afc0b6c6e92d25cb030f44bde",
     "weights": "sha256:db8c5cf81285b98528692a0605f3192e40b7c810fc9bf22187f578900e47f829",
     "host-facts": "sha256:0ad6592829716461276eb3181566d79c591a5259ab33a35fc6660a6376489969",
     "benchmark-run": "sha256:1136f730d3ea3fbf44be7e8f7e2d03c31f5e42b9844dc918998e244f291c377b",

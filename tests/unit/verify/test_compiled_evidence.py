@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.keys import new_key
-from pipeline.evidence.image import image_statements
+from pipeline.attest.envelope import enclose
+from pipeline.attest.keys import LocalSigner, new_key
+from pipeline.attest.predicates import DeclaredDifference
+from pipeline.evidence.evidence_set import verdict_of
+from pipeline.evidence.image import image_statements, rebuild_statement
 from pipeline.evidence.provenance import Provenance, read_provenance
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
@@ -24,6 +27,8 @@ Body = dict[str, Any]
 Lie = Callable[[Body], None]
 PATCH = "images/sources/hello/patches/0001.patch"
 OTHER = "0" * 64
+WHY = "it notes the moment at which it was made"
+NOTES = DeclaredDifference(path="/opt/hello/notes", reason=WHY)
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +168,10 @@ def toolchain_on_nothing(body: Body) -> None:
     del one(body, "toolchain:tools")["annotations"]["chain"][0]
 
 
+def toolchain_for_another_machine(body: Body) -> None:
+    one(body, "toolchain:tools")["annotations"]["platform"] = "linux/arm64"
+
+
 def no_toolchain(body: Body) -> None:
     remove(body, "toolchain:tools")
 
@@ -244,7 +253,7 @@ LIES = [
     *(toolchain_on_nothing, no_toolchain, no_compiler, other_compiler, no_toolchain_file),
     *(compiler_of_another_version, other_layer, layer_of_another_tree, no_tree, one_tree_more),
     *(other_steps, other_steps_all_the_way, inputs_beside_their_key, no_inputs, no_counts),
-    *(no_source_spec, not_compiled_at_all),
+    *(no_source_spec, not_compiled_at_all, toolchain_for_another_machine),
 ]
 
 
@@ -366,3 +375,51 @@ def test_what_cannot_be_compared_is_incomplete(world: World, tmp_path: Path, gon
     checkout = world.checkout_copy(tmp_path)
     (checkout.root / gone).unlink()
     assert world.walk(checkout=checkout).node.verdict is Verdict.INCOMPLETE
+
+
+@pytest.fixture(scope="module")
+def lenient(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """One whose builds let a file differ, built again with that difference."""
+    builds = source_spec()["builds"]
+    builds = {name: {**build, "may_differ": {"notes": WHY}} for name, build in builds.items()}
+    made = build_compiled(tmp_path_factory.mktemp("lenient"), builds=builds)
+    statements = image_statements(made.checkout, made.store, made.built, WHEN)
+    key = new_key()
+    again = (made.built, LocalSigner(key), "1 file differs as declared", WHEN)
+    statements["rebuild"] = rebuild_statement(*again, [NOTES])
+    return World(made.place, made.checkout, made.store, made.built, key, new_key(), statements)
+
+
+def test_an_equivalent_rebuild_is_valid_and_says_so(lenient: World) -> None:
+    node = lenient.walk().node
+    assert node.verdict is Verdict.VALID, show(node)
+    assert "equivalent, 1 file with declared differences" in show(node)
+
+
+def test_a_set_lists_an_equivalent_rebuild_as_such(lenient: World) -> None:
+    about, verdict = verdict_of(lenient.statements["rebuild"])
+    assert (about or "").startswith("by sha256:")
+    assert verdict == "equivalent"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"equivalent": [{"path": "/opt/hello/bin/hello", "reason": WHY}]},
+        {"equivalent": [{"path": "/opt/hello/notes", "reason": "somebody says so"}]},
+        {"equivalent": [NOTES.model_dump(), {"path": "/etc/passwd", "reason": WHY}]},
+        {"equivalent": []},
+        {"equivalent": None},
+        {"identical": True},
+    ],
+)
+def test_a_difference_that_no_build_declares_is_broken(lenient: World, changes: Body) -> None:
+    lie = lenient.lie("rebuild", lambda body: body["predicate"].update(changes))
+    node = lenient.judge(rebuild=lie)
+    assert node.verdict is Verdict.BROKEN, show(node)
+
+
+def test_an_image_whose_build_declares_nothing_has_no_equivalent(world: World) -> None:
+    statement = rebuild_statement(world.built, LocalSigner(world.key), "some", WHEN, [NOTES])
+    node = world.judge(rebuild=enclose(statement, [LocalSigner(world.key)]))
+    assert node.verdict is Verdict.BROKEN, show(node)

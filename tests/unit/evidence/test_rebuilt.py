@@ -10,8 +10,8 @@ from pipeline.assemble import locked_layers as pinned
 from pipeline.assemble.entry import Entry, with_parents
 from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.plan import LayerPlan
-from pipeline.assemble.rebuild import difference, rebuild
 from pipeline.errors import NotReproducible, StoreDamaged
+from pipeline.evidence.rebuilt import difference, rebuild
 from pipeline.oci.record import Kind
 from pipeline.store.store import Store, open_store
 from tests.makers import (
@@ -42,7 +42,7 @@ class World:
     def again(self) -> Built:
         empty = open_store(self.place / "empty")
         fetcher = folder_fetcher(empty, self.mirror)
-        return rebuild(self.checkout, self.first, self.store, empty, fetcher)
+        return rebuild(self.checkout, self.first, self.store, empty, fetcher).second
 
     def other(self, change: dict[str, bytes]) -> tuple[Store, Built]:
         """The image with other wheel contents, in a store of its own."""

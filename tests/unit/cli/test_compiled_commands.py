@@ -1,0 +1,127 @@
+"""Images with compiled trees through the command line: built, explained, verified, built again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pipeline.source.box import Box, Running
+from pipeline.store.store import default_root
+from tests.compiled import HELLO, CopyingWay, compiled_checkout, source_spec
+from tests.unit.support import Command, Ended
+
+WHY = "it notes the moment at which it was made"
+pytestmark = pytest.mark.usefixtures("no_slow_helpers")
+
+
+@dataclass
+class SeeingWay(CopyingWay):
+    """Notes what lies in the folder of objects when it compiles."""
+
+    objects: frozenset[str] = frozenset()
+
+    @contextmanager
+    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
+        self.objects |= {path.name for path in box.mounts["/objects"].iterdir()}
+        with super().running(box, command) as running:
+            yield running
+
+
+class Desk:
+    """A checkout, its mirror and the command."""
+
+    def __init__(self, place: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.place, self._sm120, self.way = place, sm120, SeeingWay()
+        builds = source_spec()["builds"]
+        builds = {name: {**x, "may_differ": {"notes": WHY}} for name, x in builds.items()}
+        self.checkout = compiled_checkout(place, builds=builds)
+        monkeypatch.setattr("pipeline.cli.source.compile.find_way", lambda _: self.way)
+
+    def __call__(self, *words: str) -> Ended:
+        return self._sm120("--checkout", str(self.checkout.root), *words)
+
+    def offline(self, *words: str) -> Ended:
+        return self(*words, "--offline", "--mirror", str(self.place / "mirror"))
+
+    def build(self) -> str:
+        (built,) = json.loads(self.offline("build", "engine", "--accept", "--json").out)
+        return str(built["digest"])
+
+
+@pytest.fixture
+def desk(tmp_path: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    desk = Desk(tmp_path, sm120, monkeypatch)
+    # the toolchain's golden digest is committed before anything is compiled in it
+    assert desk.offline("build", "tools", "--accept").code == 0
+    return desk
+
+
+def test_a_compiled_image_is_built_explained_and_verified(desk: Desk) -> None:
+    desk.build()
+    text = desk("image", "explain", "engine", HELLO).out
+    assert "from   hello (plain), compiled from hello-1.0.tar" in text
+    assert "  patch  images/sources/hello/patches/0001.patch sha256:" in text
+    assert "  file   images/sources/hello/config.h sha256:" in text
+    assert "  with   tools sha256:" in text
+    walked = desk("verify", "engine")
+    assert "compiled hello (plain)" in walked.out + walked.err
+    assert "broken" not in walked.out + walked.err
+
+
+def test_a_rebuild_compiles_again_and_is_identical(desk: Desk) -> None:
+    digest = desk.build()
+    done = desk.offline("image", "rebuild", "engine", "--json")
+    assert done.json == {
+        "image": "engine",
+        "digest": digest,
+        "identical": True,
+        "verdict": "identical",
+        "differences": [],
+    }
+
+
+def test_a_rebuild_with_declared_differences_is_equivalent(desk: Desk) -> None:
+    digest = desk.build()
+    desk.way.make = lambda source: (
+        {"hello": b"program of " + (source / "main.c").read_bytes()} | {"notes": b"later"}
+    )
+    done = desk.offline("image", "rebuild", "engine")
+    assert done.code == 0, done.err
+    assert done.out.startswith("engine: equivalent, sha256:")
+    assert digest not in done.out
+    assert f"  /opt/hello/notes differs: {WHY}" in done.out
+    rows = desk.offline("image", "rebuild", "engine", "--json").json
+    assert (rows["identical"], rows["verdict"]) == (False, "equivalent")
+    assert rows["differences"][0] == {"path": "/opt/hello/notes", "reason": WHY}
+
+
+def test_a_rebuild_with_other_differences_fails(desk: Desk) -> None:
+    desk.build()
+    desk.way.make = lambda _: {"hello": b"program of another", "notes": b"later"}
+    ended = desk.offline("image", "rebuild", "engine")
+    assert ended.error == "NotReproducible"
+    assert "/opt/hello/bin/hello differs" in ended.err
+
+
+def test_a_rebuild_takes_kept_objects_only_when_asked(desk: Desk) -> None:
+    desk.build()
+    objects = default_root() / "objects"
+    (objects / "from-before").write_bytes(b"x")
+    desk.way.objects = frozenset()
+    assert desk.offline("image", "rebuild", "engine").code == 0
+    assert "from-before" not in desk.way.objects
+    assert desk.offline("image", "rebuild", "engine", "--keep-objects").code == 0
+    assert "from-before" in desk.way.objects
+    assert (objects / "from-before").exists()
+
+
+def test_kept_objects_are_no_proof_to_sign(desk: Desk) -> None:
+    desk.build()
+    ended = desk.offline("image", "rebuild", "engine", "--keep-objects", "--attest")
+    assert ended.code == 2
+    assert "leave --keep-objects out" in ended.err
