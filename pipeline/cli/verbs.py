@@ -55,6 +55,7 @@ SOURCE = {
     "list": Verb("source.sources:list_sources", "List the sources, their builds and times."),
     "lock": Verb("source.sources:lock", "Look up archives of sources; write their locks."),
     "build": Verb("source.compile:build_source", "Compile a source into the store."),
+    "export": Verb("source.export:export", "Write a compiled source's files into a folder."),
 }
 GATE = {
     "run": Verb("gate.run:run", "Judge an image: shared memory, numerics, machine code."),

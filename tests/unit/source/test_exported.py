@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.assemble.entry import Entry, with_parents
+from pipeline.assemble.layer import write_layer
+from pipeline.errors import PipelineError, StoreDamaged
+from pipeline.oci.record import Kind, LayerRecord
+from pipeline.source.exported import export_tree
+from pipeline.store.store import Store, open_store
+
+KEY = "sha256:" + "1" * 64
+LIBRARY = b"\x7fELF of a library" * 1000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def record(store: Store) -> LayerRecord:
+    """A compiled tree of a library and a header, as images have it."""
+    entries = [
+        Entry("opt/lib-x/libx.so.2", Kind.FILE, 0o755, LIBRARY),
+        Entry("opt/lib-x/include/x.h", Kind.FILE, 0o644, b"int x;\n"),
+    ]
+    with store.new_blob() as blob:
+        with blob.path.open("wb") as out:
+            written = write_layer(with_parents(entries), out)
+        blob.keep(written.record.digest)
+    return store.keep_layer(KEY, written)
+
+
+def test_files_lie_below_the_folder_with_their_bytes_and_modes(
+    store: Store, record: LayerRecord, tmp_path: Path
+) -> None:
+    rows = export_tree(store, record, "/opt/lib-x", tmp_path / "out")
+    library = tmp_path / "out" / "libx.so.2"
+    assert library.read_bytes() == LIBRARY
+    assert library.stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "out" / "include" / "x.h").read_bytes() == b"int x;\n"
+    assert len(rows) == 2
+
+
+def test_a_damaged_tree_leaves_no_library_behind(
+    store: Store, record: LayerRecord, tmp_path: Path
+) -> None:
+    blob = store.blob_path(record.digest)
+    blob.chmod(0o644)
+    data = bytearray(blob.read_bytes())
+    row = next(x for x in store.contents(record) if x.path.endswith("libx.so.2"))
+    data[row.offset + 5] ^= 0xFF
+    blob.write_bytes(data)
+    with pytest.raises(StoreDamaged):
+        export_tree(store, record, "/opt/lib-x", tmp_path / "out")
+    assert not (tmp_path / "out" / "libx.so.2").exists()
+
+
+def test_a_tree_whose_layer_is_gone_is_refused(
+    store: Store, record: LayerRecord, tmp_path: Path
+) -> None:
+    store.blob_path(record.digest).unlink()
+    with pytest.raises(StoreDamaged, match="not in the store"):
+        export_tree(store, record, "/opt/lib-x", tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(
+    store: Store, record: LayerRecord, tmp_path: Path
+) -> None:
+    (tmp_path / "out").write_text("a file, not a folder")
+    with pytest.raises(PipelineError, match="out"):
+        export_tree(store, record, "/opt/lib-x", tmp_path / "out")
