@@ -1,0 +1,73 @@
+"""NCCL's source: patches are what the spec says, its compilers' scripts do one thing each."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipeline.assemble import patch
+from pipeline.spec.checkout import Checkout
+from pipeline.spec.source import SourcePatch
+
+ROOT = Path(__file__).parents[3]
+OWN = ROOT / "images" / "sources" / "nccl-sm120"
+SPEC = Checkout(ROOT).source("nccl-sm120")
+
+
+@pytest.mark.parametrize("entry", SPEC.patches, ids=lambda entry: Path(entry.file).stem)
+def test_a_patch_changes_exactly_the_files_that_the_spec_lists(entry: SourcePatch) -> None:
+    changed = [x.path for x in patch.parse((OWN / entry.file).read_text(), entry.file)]
+    assert changed == [x.path for x in entry.files]
+    assert all(x.before and x.after and x.before != x.after for x in entry.files)
+    assert all(link.startswith("https://github.com/NVIDIA/nccl/pull/") for link in entry.upstream)
+
+
+def test_every_patch_in_the_folder_is_in_the_spec() -> None:
+    assert sorted(p.name for p in (OWN / "patches").iterdir()) == sorted(
+        Path(entry.file).name for entry in SPEC.patches
+    )
+
+
+def test_the_result_must_hold_code_for_sm_120_and_is_checked_before_it_is_kept() -> None:
+    build = SPEC.builds["sm120"]
+    assert build.architectures == ["sm_120"]
+    arguments = [x for step in build.steps for x in step.run]
+    assert not [x for x in arguments if "sm_" in x and "sm_120" not in x]
+    assert build.steps[-1].run == ["/src/sm120/graph_check.sh"]
+
+
+def run_script(name: str, folder: Path, *arguments: str) -> list[str]:
+    """What a script starts, with programs that print how they were called."""
+    text = (OWN / name).read_text()
+    for real in ("/usr/bin/g++", "/usr/local/cuda/bin/nvcc"):
+        text = text.replace(real, str(folder / Path(real).name))
+    for program in ("ccache", "g++", "nvcc"):
+        (folder / program).write_text('#!/bin/sh\nprintf "%s\\n" "${0##*/}" "$@"\n')
+        (folder / program).chmod(0o755)
+    script = folder / "script"
+    script.write_text(text)
+    command = ["/bin/sh", str(script), *arguments]
+    env = {"PATH": f"{folder}:/usr/bin:/bin"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return [line.replace(f"{folder}/", "") for line in done.stdout.splitlines()]
+
+
+def test_nvcc_is_asked_for_whole_programs_in_words_that_ccache_knows(tmp_path: Path) -> None:
+    started = run_script("nvcc", tmp_path, "-dw", "a b.cu", "-o", "a.o")
+    whole = ["--relocatable-device-code=false", "--compile"]
+    assert started == ["ccache", "nvcc", *whole, "a b.cu", "-o", "a.o"]
+
+
+def test_what_nvcc_compiles_apart_stays_so(tmp_path: Path) -> None:
+    assert run_script("nvcc", tmp_path, "-dc", "a.cu") == ["ccache", "nvcc", "-dc", "a.cu"]
+
+
+def test_objects_of_gcc_are_kept(tmp_path: Path) -> None:
+    assert run_script("g++", tmp_path, "-c", "a.cc") == ["ccache", "g++", "-c", "a.cc"]
+
+
+def test_what_nvcc_itself_hands_to_gcc_is_not_kept_twice(tmp_path: Path) -> None:
+    inner = "/tmp/tmpxft_00000007_00000000-6_a.cudafe1.cpp"
+    assert run_script("g++", tmp_path, "-c", inner) == ["g++", "-c", inner]
