@@ -8,7 +8,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,16 +150,19 @@ def compiler_in(checkout: Checkout, store: Store, mirror: Path, way: CopyingWay)
     """A compiler that fetches from a folder."""
 
     def toolchain(tree: TreePlan) -> Built:
-        return makers.build(checkout, store, mirror, tree.toolchain.spec.name)[0]
+        name, platform = tree.toolchain.spec.name, tree.toolchain.platform
+        return makers.build(checkout, store, mirror, name, platform=platform)[0]
 
     fetcher = lambda: makers.folder_fetcher(store, mirror)  # noqa: E731
     return Compiler(checkout, store, fetcher, toolchain, way)
 
 
-def compiled_checkout(place: Path, **source: Any) -> Checkout:
+def compiled_checkout(place: Path, tools_on: str = AMD64, **source: Any) -> Checkout:
     """A checkout with root, toolchain, source and an image of two of its builds."""
     mirror = place / "mirror"
-    root = makers.root_image([makers.make_deb(mirror, "tool", Item("./usr/bin/tool", b"#!"))])
+    architecture = "amd64" if tools_on == AMD64 else "all"
+    tool = Item("./usr/bin/tool", b"#!")
+    root = makers.root_image([makers.make_deb(mirror, "tool", tool, architecture=architecture)])
     tools = makers.wheel_image("tools", [makers.make_wheel(mirror, "cc")])
     tools.spec["files"] = [{"from": "cc.sh", "to": "/usr/bin/cc", "mode": "0755"}]
     tools.files["cc.sh"] = "#!/bin/sh\n"
@@ -177,14 +180,23 @@ def compiled_checkout(place: Path, **source: Any) -> Checkout:
         },
         files={"start.sh": "#!/bin/sh\n"},
     )
-    checkout = makers.make_checkout(place / "checkout", root, tools, engine)
+    images = [root, engine]
+    if tools_on != AMD64:
+        # a lock of its own for the same root, below the toolchain alone
+        root.spec["platforms"], tools.spec["platforms"] = [AMD64, tools_on], [tools_on]
+        tools = replace(tools, platform=tools_on)
+        images.append(replace(root, platform=tools_on))
+    checkout = makers.make_checkout(place / "checkout", *images, tools)
     add_source(checkout, write_archive(mirror), source_spec(**source))
     return checkout
 
 
-def build_compiled(place: Path, way: CopyingWay = COPYING, **source: Any) -> CompiledWorld:
+def build_compiled(
+    place: Path, way: CopyingWay = COPYING, tools_on: str = AMD64, **source: Any
+) -> CompiledWorld:
     """Compile the source and build the image."""
-    checkout, store = compiled_checkout(place, **source), open_store(place / "store")
+    checkout = compiled_checkout(place, tools_on, **source)
+    store = open_store(place / "store")
     plan = plan_image(checkout, "engine", AMD64)
     for tree in plan.trees:
         compile_tree(compiler_in(checkout, store, place / "mirror", way), tree)

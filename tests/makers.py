@@ -239,9 +239,10 @@ def build(
     accept: bool = True,
     keep_inputs: bool = False,
     processes: bool = False,
+    platform: str = AMD64,
 ) -> list[Built]:
     """Build offline from a folder."""
-    plans = [plan_image(checkout, name, AMD64) for name in names]
+    plans = [plan_image(checkout, name, platform) for name in names]
     workers = nullcontext() if processes else mock.patch.object(pinned, "_workers", threads)
     with workers:
         return build_images(

@@ -57,6 +57,68 @@ def test_the_inputs_of_the_image_follow_from_its_provenance_alone(world: World) 
     assert recorded_key(provenance_of(world)) == world.built.plan.key
 
 
+ARM64 = "linux/arm64"
+MORE = [{"from": "notes", "to": "more"}]
+
+
+@pytest.fixture(scope="module")
+def cross_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Compiled in a toolchain of another platform, with an output that one build alone has."""
+    builds = source_spec()["builds"]
+    for build in builds.values():
+        build["toolchain_platform"] = ARM64
+    builds["plain"]["outputs"] = MORE
+    made = build_compiled(tmp_path_factory.mktemp("cross"), tools_on=ARM64, builds=builds)
+    statements = image_statements(made.checkout, made.store, made.built, WHEN, spdx=True)
+    keys = (new_key(), new_key())
+    return World(made.place, made.checkout, made.store, made.built, *keys, copy.copy(statements))
+
+
+def test_a_toolchain_of_another_platform_is_compared_with_its_own_lock_and_digest(
+    cross_world: World,
+) -> None:
+    node = cross_world.walk().node
+    assert node.verdict is Verdict.VALID, show(node)
+
+
+def build_in(body: Body, build: str = "plain") -> Body:
+    external = body["predicate"]["buildDefinition"]["externalParameters"]
+    spec: Body = external["sources"]["hello"]["spec"]["builds"][build]
+    return spec
+
+
+def toolchain_of_the_images_platform(body: Body) -> None:
+    for build in ("plain", "other"):
+        del build_in(body, build)["toolchain_platform"]
+
+
+def output_not_in_the_spec(body: Body) -> None:
+    build_in(body)["outputs"] = []
+
+
+def output_not_in_the_inputs(body: Body) -> None:
+    tree_in(body)["annotations"]["inputs"]["outputs"].pop()
+    rekey(tree_in(body))
+
+
+def output_in_neither(body: Body) -> None:
+    output_not_in_the_spec(body)
+    output_not_in_the_inputs(body)
+
+
+@pytest.mark.parametrize(
+    "lie", [output_not_in_the_spec, output_not_in_the_inputs, output_in_neither]
+)
+def test_a_lie_about_the_outputs_of_one_build_is_found(cross_world: World, lie: Lie) -> None:
+    node = cross_world.judge(provenance=cross_world.lie("provenance", lie))
+    assert node.verdict is Verdict.BROKEN, show(node)
+
+
+def test_a_record_that_hides_what_the_toolchain_ran_on_is_not_valid(cross_world: World) -> None:
+    lie = cross_world.lie("provenance", toolchain_of_the_images_platform)
+    assert cross_world.judge(provenance=lie).verdict is not Verdict.VALID
+
+
 def test_without_a_checkout_the_walk_still_reaches_the_source(world: World) -> None:
     node = world.walk(checkout=None).node
     assert node.verdict is Verdict.INCOMPLETE, show(node)
