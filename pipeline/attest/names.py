@@ -26,6 +26,7 @@ BENCHMARK_RUN = f"{_OWN}:predicate:benchmark-run:v1"
 REPORT = f"{_OWN}:predicate:report:v1"
 UNGATED = f"{_OWN}:predicate:ungated:v1"
 EVIDENCE_SET = f"{_OWN}:predicate:evidence-set:v1"
+OBJECTS = f"{_OWN}:predicate:objects:v1"  # about the manifest of an export of compiled objects
 # cosign's own signature over an image's digest; not a statement, but a key may be for it alone
 IMAGE_SIGNATURE = "cosign container image signature"
 
@@ -44,6 +45,7 @@ KINDS = {
     "report": REPORT,
     "ungated": UNGATED,
     "evidence-set": EVIDENCE_SET,
+    "objects": OBJECTS,
     "image-signature": IMAGE_SIGNATURE,
 }
 

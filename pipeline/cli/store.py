@@ -9,6 +9,7 @@ from pipeline.cli.context import say_json, store_of, store_to_read
 from pipeline.cli.options import json_option
 from pipeline.errors import StoreDamaged
 from pipeline.gate import upkeep as gate_upkeep
+from pipeline.source.upkeep import source_leftovers, source_sections
 from pipeline.store import upkeep
 from pipeline.store.upkeep import sections
 
@@ -19,7 +20,7 @@ from pipeline.store.upkeep import sections
 def show(context: click.Context, as_json: bool) -> None:
     """Show how much the store holds, and where it is."""
     store = store_to_read(context)
-    parts = [*sections(store), *gate_upkeep.gate_sections(store)]
+    parts = [*sections(store), *source_sections(store), *gate_upkeep.gate_sections(store)]
     if as_json:
         return say_json({"root": str(store.root), "sections": [p.model_dump() for p in parts]})
     rows = [[p.name, p.files, log.size(p.size_bytes)] for p in parts]
@@ -61,21 +62,22 @@ def check(context: click.Context, repair: bool, as_json: bool) -> None:
 def trim(context: click.Context, yes: bool) -> None:
     """Remove what no built image needs: old layers, kept inputs, stale downloads.
 
-    Environments, engines and results of gates go, too, where no gate has used them for a month.
-    Without --yes nothing is removed.
+    What gates and compiling leave goes, too, where nothing has used it for a month: environments,
+    engines and results of gates, unpacked toolchains, compiled objects. Without --yes nothing is
+    removed.
     """
     store = store_of(context)
     # a build that runs now may be about to use what looks unneeded
     with store.alone():
-        gates = gate_upkeep.gate_leftovers(store)
+        left = [*gate_upkeep.gate_leftovers(store), *source_leftovers(store)]
         if yes:
-            click.echo(f"{log.size(upkeep.trim(store) + gate_upkeep.remove(gates))} freed")
+            click.echo(f"{log.size(upkeep.trim(store) + gate_upkeep.remove(left))} freed")
             return
         paths = upkeep.unreachable(store)
         total = sum(p.lstat().st_size for p in paths)
-        left = sum(map(gate_upkeep.size_of, gates))
+        left_bytes = sum(map(gate_upkeep.size_of, left))
     click.echo(
         f"{log.count(len(paths), 'file')} ({log.size(total)}) and"
-        f" {log.count(len(gates), 'leftover')} of gates ({log.size(left)}) can go;"
-        " `sm120 store trim --yes` removes them"
+        f" {log.count(len(left), 'leftover')} of gates and compiling ({log.size(left_bytes)})"
+        " can go; `sm120 store trim --yes` removes them"
     )

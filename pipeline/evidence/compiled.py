@@ -41,19 +41,21 @@ class ImageTree:
 
     @property
     def objects_text(self) -> str:
-        return objects_text(self.made.objects.compiled, self.made.objects.kept)
+        objects = self.made.objects
+        return objects_text(objects.compiled, objects.kept, objects.imported)
 
 
-def objects_text(compiled: int, kept: int) -> str:
+def objects_text(compiled: int, kept: int, imported: int = 0) -> str:
     """Where the objects of a tree came from, as far as it is known."""
-    if not compiled and not kept:
+    if not compiled and not kept and not imported:
         return "no compiler was called through the object cache"
-    if not kept:
-        return f"{log.count(compiled, 'object')} compiled in this build, none taken from before"
-    return (
-        f"{log.count(compiled, 'object')} compiled in this build, {kept} taken from the object"
-        " cache: compiled there before or brought from elsewhere, which is not recorded"
-    )
+    text = f"{log.count(compiled, 'object')} compiled in this build"
+    if not kept and not imported:
+        return f"{text}, none taken from before"
+    if kept:
+        # a file that somebody copied into the cache leaves no trace there
+        text += f", {kept} taken from the object cache: compiled there before or copied into it"
+    return f"{text}, {imported} imported with a manifest" if imported else text
 
 
 @dataclass(frozen=True)

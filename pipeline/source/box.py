@@ -135,7 +135,9 @@ class Podman:
         self._remove_leftovers()
         name = f"sm120-{secrets.token_hex(8)}"
         try:
-            with _process([*self._head, *self._arguments(box, name), *command], None) as running:
+            start = [*self._head, *self._arguments(box, name), *command]
+            # its monitor leaves a file `oom` where it was started
+            with _process(start, None, box.scratch) as running:
                 yield running
         finally:
             # podman's own process is gone, but its container is a child of another
@@ -331,9 +333,12 @@ def run_step(way: Way, box: Box, command: Sequence[str], on_line: OnLine) -> int
 
 
 @contextmanager
-def _process(command: Sequence[str], env: Mapping[str, str] | None) -> Iterator[Running]:
+def _process(
+    command: Sequence[str], env: Mapping[str, str] | None, cwd: Path | None = None
+) -> Iterator[Running]:
     process = subprocess.Popen(
         list(command),
+        cwd=cwd,
         env=proc.environment("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
         if env is None
         else dict(env),

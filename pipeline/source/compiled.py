@@ -29,7 +29,7 @@ from pipeline.oci import docker
 from pipeline.oci.record import Kind, LayerRecord, WrittenLayer
 from pipeline.source.archive import unpack
 from pipeline.source.box import Box, Limits, Way, run_step
-from pipeline.source.objects import ObjectCounts, cache_settings, counts_since, objects_folder
+from pipeline.source.objects import ObjectCounts, cache_settings, count_objects, objects_folder
 from pipeline.source.patched import add_files, apply_patches
 from pipeline.source.progress import NINJA_STATUS, NinjaProgress
 from pipeline.source.toolchain import unpacked_root
@@ -104,7 +104,7 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
     if compiler.way.kind == "docker":
         docker.load(store, toolchain.name, toolchain.digest, [box.image])
     _require_runs(compiler.way, box, plan)
-    before = counts_since(store)
+    begun = time.time()
     logs = store.root / "logs"
     logs.mkdir(exist_ok=True)
     log_path = logs / f"{plan.source.name}-{plan.name}.log"
@@ -124,14 +124,20 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
         layer=written.record.digest,
         sandbox=compiler.way.kind,
         seconds=round(time.monotonic() - start, 1),
-        objects=counts_since(store, before),
+        objects=count_objects(store, folders[TEMPORARY], begun),
         version=_version(compiler.way, box, plan),
     )
     # before the layer gets its key: a tree that is there always says how it was made
     store.write(tree_path(store, plan.key), tree.model_dump_json().encode())
     record = store.keep_layer(plan.key, written)
-    log.say(f"  {log.count(tree.objects.compiled, 'object')} compiled, {tree.objects.kept} kept")
+    log.say(f"  {objects_text(tree.objects)}")
     return record
+
+
+def objects_text(objects: ObjectCounts) -> str:
+    """Where a tree's objects came from, for people."""
+    text = f"{log.count(objects.compiled, 'object')} compiled, {objects.kept} kept from before"
+    return f"{text}, {objects.imported} imported" if objects.imported else text
 
 
 def tree_path(store: Store, key: str) -> Path:
@@ -170,7 +176,7 @@ def _box(
         "TZ": "UTC",
         "SOURCE_DATE_EPOCH": _EPOCH,
         "NINJA_STATUS": NINJA_STATUS,
-        **cache_settings(OBJECTS),
+        **cache_settings(OBJECTS, TEMPORARY),
         **plan.build.env,
     }
     return Box(

@@ -1,28 +1,46 @@
 """Objects kept by what they were compiled from, so that only what changed is compiled again.
 
 ccache does it: the key of an object is the hash of the compiler, its flags and the preprocessed
-source, or of all files that it was made of. Results are checked by their own checksum when they
-are used; what they were compiled into is judged by the golden digest of the image.
+source, or of all files that it was made of. Each entry has a checksum of its own, which ccache
+compares when it uses it: one that was cut short or changed by accident is compiled again. Somebody
+who may write to the cache can write an entry with a right checksum, though; that the result is
+what it should be is for the golden digest of the image to say.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pipeline.model import Count, Frozen
-from pipeline.store.store import Store
+from pipeline.errors import StoreDamaged
+from pipeline.model import Count, Digest, Frozen
+from pipeline.store.store import Store, read_own
 
-_STATS = "stats.log"
+# Of one build, in its own temporary folder: builds at the same time must not count each other's.
+STATS = "ccache-stats.log"
+# An entry of ccache: a result (R) or a manifest (M) under its hash, in one folder or two.
+ENTRY = re.compile(r"[0-9a-f]/(?:[0-9a-f]/)?[0-9a-v]{20,60}[RM]")
 
 
 class ObjectCounts(Frozen):
     """How many objects a build compiled, and how many it took from before."""
 
     compiled: Count = 0
-    kept: Count = 0
+    kept: Count = 0  # compiled by an earlier build in this store
+    imported: Count = 0  # brought here from elsewhere
+    manifests: list[Digest] = []  # of the exports that those came with
 
 
-def cache_settings(folder: str) -> dict[str, str]:
+class ImportedObjects(Frozen):
+    """What is remembered of an import: whose objects these are."""
+
+    manifest: Digest
+    signed_by: list[str] = []
+    files: dict[str, Digest]
+
+
+def cache_settings(folder: str, temporary: str) -> dict[str, str]:
     """ccache's settings: all that decides an object's bytes is part of its key."""
     return {
         # CMake reads these when it configures
@@ -34,24 +52,62 @@ def cache_settings(folder: str) -> dict[str, str]:
         "CCACHE_COMPILERCHECK": "content",
         "CCACHE_COMPRESSLEVEL": "5",
         "CCACHE_MAXSIZE": "30G",
-        "CCACHE_STATSLOG": f"{folder}/{_STATS}",
+        "CCACHE_STATSLOG": f"{temporary}/{STATS}",
         "CCACHE_UMASK": "022",
         # a preprocessed file that says where it lies would tell two equal trees apart
         "CCACHE_NOHASHDIR": "1",
     }
 
 
-def counts_since(store: Store, before: ObjectCounts | None = None) -> ObjectCounts:
-    """What ccache did, by the lines it adds to its log for each call of a compiler."""
-    path = objects_folder(store) / _STATS
-    lines = path.read_text().split() if path.exists() else []
-    compiled = lines.count("cache_miss")
-    kept = lines.count("direct_cache_hit") + lines.count("preprocessed_cache_hit")
-    if before is None:
-        return ObjectCounts(compiled=compiled, kept=kept)
-    return ObjectCounts(compiled=compiled - before.compiled, kept=kept - before.kept)
+def count_objects(store: Store, temporary: Path, since: float) -> ObjectCounts:
+    """What ccache did in a build that began at a time, by the lines it wrote for each compiler.
+
+    ccache renews the time of an entry that it uses; so it is known which of the imported ones were.
+    """
+    path = temporary / STATS
+    lines = path.read_text(errors="replace").split() if path.is_file() else []
+    hits = lines.count("direct_cache_hit") + lines.count("preprocessed_cache_hit")
+    used = {x.manifest: n for x in imports(store) if (n := _used(store, x.files, since))}
+    imported = min(hits, sum(used.values()))
+    return ObjectCounts(
+        compiled=lines.count("cache_miss"),
+        kept=hits - imported,
+        imported=imported,
+        manifests=sorted(used) if imported else [],
+    )
+
+
+def _used(store: Store, files: Mapping[str, str], since: float) -> int:
+    folder, count = objects_folder(store), 0
+    for name in files:
+        path = folder / name
+        # times of files are those of the kernel's last tick, which may lie before the clock's
+        if name.endswith("R") and path.is_file() and path.stat().st_mtime >= since - 1:
+            count += 1
+    return count
+
+
+def imports(store: Store) -> Iterator[ImportedObjects]:
+    """All imports into this store."""
+    folder = imports_folder(store)
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        try:
+            yield ImportedObjects.model_validate_json(read_own(path))
+        except ValueError as error:
+            raise StoreDamaged(f"{path}: the record of an import is damaged") from error
+
+
+def entries(folder: Path) -> list[str]:
+    """The cache's entries by their path, sorted; what else ccache keeps there is its own affair."""
+    found = (path.relative_to(folder).as_posix() for path in folder.glob("[0-9a-f]/**/*[RM]"))
+    return sorted(name for name in found if ENTRY.fullmatch(name))
 
 
 def objects_folder(store: Store) -> Path:
     """Where objects lie: of all toolchains, as the compiler is part of every key."""
     return store.root / "objects"
+
+
+def imports_folder(store: Store) -> Path:
+    """Where it is remembered which objects came from elsewhere."""
+    return store.root / "imports"

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.assemble.layer import read_pieces
-from pipeline.files import remove_tree, sha256_of_file
+from pipeline.files import os_errors_explained, remove_tree, sha256_of_file
 from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.store.store import Store
 
@@ -30,6 +30,9 @@ def unpacked_root(store: Store, image: Built) -> Path:
         if not final.is_dir():
             with log.step(f"Unpacking {image.name}, {log.size(image.record.unpacked_bytes)}"):
                 _unpack(store, rows, final)
+        # so that `sm120 store trim` knows that it is in use
+        with os_errors_explained(final):
+            os.utime(final)
     return final
 
 

@@ -21,7 +21,10 @@ FOLDERS = (
     *("oci", "oci/blobs", "oci/blobs/sha256"),
     *("inputs", "partial", "layers", "contents", "images", "tmp", "locks"),
 )
-OWN = (*FOLDERS, "gate", "gates", "logs", "objects", "published", "toolchains", "trees", "verified")
+OWN = (
+    *(*FOLDERS, "gate", "gates", "published", "verified"),
+    *("imports", "logs", "objects", "toolchains", "trees"),
+)
 _MOST_BYTES = 4096  # anything larger under this name is not a mark of ours
 # A new disk has the one; the other is a mark cut short, or there is nothing more to ask.
 _NOTHING = ("lost+found", MARK)

@@ -8,6 +8,7 @@
     contents/     what a layer holds and where in the blob each file lies
     images/       what was built last, for `nothing to do` in a blink, and the results of its gates
     gate/ gates/  what gates compile with, and their results; see pipeline/gate/upkeep.py
+    toolchains/ trees/ objects/ imports/ logs/  what compiling leaves; see pipeline/source/upkeep.py
     published/    which repositories were seen to hold what
     verified/     the newest image that a tag of a registry was seen on
     tmp/ locks/   work under way

@@ -159,7 +159,7 @@ class _TreeJudge:
         if tree is None:
             return Node(title, Verdict.BROKEN, "is in the spec, but its record is missing")
         objects = tree.annotations["run"]["objects"]
-        counts = int(objects["compiled"]), int(objects["kept"])
+        counts = (int(objects.get(name, 0)) for name in ("compiled", "kept", "imported"))
         children = (
             self._layer(tree, image),
             self._inputs(tree, source, build),

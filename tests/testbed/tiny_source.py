@@ -29,7 +29,7 @@ from tests.makers import AMD64
 from tests.testbed.deb_file import Item, control, deb_bytes, tar
 from tests.testbed.packages import CannotHave
 
-SHELL = "sh env cat cp mkdir sleep date uname nproc dd ls sort id touch rm ln seq head"
+SHELL = "sh env cat cp mkdir sleep date uname nproc dd ls sort id touch rm ln seq head true"
 COMPILER = "gcc as ccache"
 # Two objects, of which an edit of one leaves the other alone.
 FILES = {

@@ -15,7 +15,7 @@ from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.transport import make_fetcher
 from pipeline.oci.record import LayerRecord
 from pipeline.source.box import KINDS, Wanted, find_way
-from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, read_tree
+from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, objects_text, read_tree
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import CompiledSpec
 from pipeline.store.store import Store
@@ -108,7 +108,7 @@ def _text(tree: CompiledTree, record: LayerRecord) -> str:
         ["layer", record.digest],
         ["size", log.size(record.unpacked_bytes)],
         ["toolchain", tree.toolchain],
-        ["objects", f"{tree.objects.compiled} compiled, {tree.objects.kept} kept from before"],
+        ["objects", objects_text(tree.objects)],
         ["time", log.seconds(tree.seconds)],
         ["version", tree.version.replace("\n", "; ")],
     ]

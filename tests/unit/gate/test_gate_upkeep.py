@@ -98,7 +98,7 @@ def test_the_command_says_first_and_removes_when_told(sm120: Command, place: Pla
     old = place.put("gate/environments/older/facts.json", days=31)
     mine = place.put("gate/environments/mine/facts.json")
     trim = ("--store", place.store.root, "store", "trim")
-    assert "1 leftover of gates" in sm120(*trim).out
+    assert "1 leftover of gates and compiling" in sm120(*trim).out
     assert old.exists()
     assert sm120(*trim, "--yes").code == 0
     assert not old.parent.exists()
