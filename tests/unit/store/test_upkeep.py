@@ -182,7 +182,8 @@ def test_an_empty_store_can_be_looked_after(store: Store, sm120: Command) -> Non
 
 def test_a_rebuild_leaves_nothing_behind(store: Store, digest: str, sm120: Command) -> None:
     ended = sm120("image", "rebuild", "tiny", "--offline", "--json")
-    assert ended.json == {"image": "tiny", "digest": digest, "identical": True}
+    assert ended.json["digest"] == digest
+    assert ended.json["identical"]
     assert list(store.tmp.iterdir()) == []
     assert not list(store.root.glob("rebuild-*"))
 
