@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.assemble.plan import ImagePlan, TreePlan
 from pipeline.attest.names import archive_purl, build_time_urn, image_purl, tree_purl
+from pipeline.attest.strict import plain
 from pipeline.evidence.inventory import package_purl, placed_layers, suite_of, tree_record
 from pipeline.lock.model import Pin
 from pipeline.oci.record import TitledLayer
@@ -41,21 +42,23 @@ class ImageTree:
 
     @property
     def objects_text(self) -> str:
-        objects = self.made.objects
-        return objects_text(objects.compiled, objects.kept, objects.imported)
+        return objects_text(self.made.objects.model_dump(mode="json"))
 
 
-def objects_text(compiled: int, kept: int, imported: int = 0) -> str:
+def objects_text(objects: Mapping[str, Any]) -> str:
     """Where the objects of a tree came from, as far as it is known."""
+    compiled, kept = int(objects["compiled"]), int(objects["kept"])
+    imported = int(objects.get("imported", 0))
     if not compiled and not kept and not imported:
         return "no compiler was called through the object cache"
-    text = f"{log.count(compiled, 'object')} compiled in this build"
-    if not kept and not imported:
-        return f"{text}, none taken from before"
+    parts = [f"{log.count(compiled, 'object')} compiled in this build"]
     if kept:
         # a file that somebody copied into the cache leaves no trace there
-        text += f", {kept} taken from the object cache: compiled there before or copied into it"
-    return f"{text}, {imported} imported with a manifest" if imported else text
+        parts.append(f"{kept} taken from the object cache, compiled there before or copied into it")
+    if imported:
+        brought_by = ", ".join(str(x)[:19] + "…" for x in objects.get("manifests") or [])
+        parts.append(f"{imported} brought from another machine ({brought_by or 'no export named'})")
+    return plain("; ".join(parts) if len(parts) > 1 else f"{parts[0]}, none taken from before")
 
 
 @dataclass(frozen=True)

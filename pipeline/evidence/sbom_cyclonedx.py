@@ -186,7 +186,6 @@ def _tree(billed: BilledTree, root: Path) -> dict[str, Any]:
             {"name": "sm120:layer:title", "value": tree.layer.title},
             {"name": "sm120:licence:source", "value": _source(billed.licence)},
             {"name": "sm120:toolchain", "value": tree.made.toolchain},
-            {"name": "sm120:objects", "value": tree.objects_text},
             {"name": "sm120:upstream", "value": plain(source.upstream.repository)},
         ],
         "pedigree": {"commits": [{"uid": source.upstream.commit}]},

@@ -226,7 +226,7 @@ def _tree(billed: BilledTree) -> dict[str, Any]:
         primaryPackagePurpose="APPLICATION",
         licenseDeclared=licence.expression or _NONE,
         licenseComments=f"{licence.name or licence.expression or _NONE}: {licence.reason}",
-        comment=f"compiled as {tree.plan.name}; {tree.objects_text}",
+        comment=f"compiled as {tree.plan.name} in {tree.made.toolchain}",
         externalRefs=[_purl(tree.purl)],
     )
 

@@ -159,13 +159,12 @@ class _TreeJudge:
         if tree is None:
             return Node(title, Verdict.BROKEN, "is in the spec, but its record is missing")
         objects = tree.annotations["run"]["objects"]
-        counts = (int(objects.get(name, 0)) for name in ("compiled", "kept", "imported"))
         children = (
             self._layer(tree, image),
             self._inputs(tree, source, build),
             self._made_from(tree, source),
             self._made_in(tree, source, build),
-            Node("objects", message=objects_text(*counts)),
+            Node("objects", message=objects_text(objects)),
         )
         return Node(title, message=f"layer sha256:{tree.sha256[:12]}…", children=children)
 
