@@ -55,6 +55,7 @@ ENGINES = ("sglang-k2", "sglang", "vllm")
 # Built only when they are asked for. Sizes are downloads; times are of two cores.
 OTHERS = {
     "vllm-b12x": "vllm with the b12x kernels; shares its layers: 2.4 MB more, half a minute",
+    "vllm-nccl": "vllm with NCCL compiled here for two AMD sockets; some 40 minutes",
     "vllm --platform linux/arm64": "for DGX Spark (GB10): 3.9 GB, 4 minutes",
     "sglang --platform linux/arm64": "for DGX Spark (GB10): 4.0 GB, 4 minutes",
 }

@@ -56,7 +56,7 @@ def run_script(name: str, folder: Path, *arguments: str) -> list[str]:
 
 def test_nvcc_is_asked_for_whole_programs_in_words_that_ccache_knows(tmp_path: Path) -> None:
     started = run_script("nvcc", tmp_path, "-dw", "a b.cu", "-o", "a.o")
-    whole = ["--relocatable-device-code=false", "--compile"]
+    whole = ["--relocatable-device-code=false", "-c"]
     assert started == ["ccache", "nvcc", *whole, "a b.cu", "-o", "a.o"]
 
 
