@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from pipeline.assemble import patch
+from pipeline.gate.arch.spec import read_arch_spec
+from pipeline.lock.model import read_lock
+from pipeline.lock.source import read_source_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.source import SourcePatch
 
 ROOT = Path(__file__).parents[3]
 OWN = ROOT / "images" / "sources" / "nccl-sm120"
+PLATFORM = "linux/amd64"
 SPEC = Checkout(ROOT).source("nccl-sm120")
 
 
@@ -36,6 +40,35 @@ def test_the_result_must_hold_code_for_sm_120_and_is_checked_before_it_is_kept()
     arguments = [x for step in build.steps for x in step.run]
     assert not [x for x in arguments if "sm_" in x and "sm_120" not in x]
     assert build.steps[-1].run == ["/src/sm120/graph_check.sh"]
+
+
+def test_the_image_names_the_library_where_its_build_puts_it() -> None:
+    checkout = Checkout(ROOT)
+    image, build = checkout.spec("vllm-nccl"), SPEC.builds["sm120"]
+    assert [(x.source, x.build) for x in image.compiled] == [("nccl-sm120", "sm120")]
+    library = f"{build.to}/libnccl.so.2"
+    assert "libnccl.so.2" in [x.to for x in SPEC.outputs]
+    assert image.env == {"LD_PRELOAD": library, "VLLM_NCCL_SO_PATH": library}
+    assert read_arch_spec(checkout, "vllm-nccl", PLATFORM).demanded(library.lstrip("/")) == "sm_120"
+
+
+def test_it_is_the_version_that_the_engine_under_it_was_built_with() -> None:
+    """A library older than the headers of torch could lack what torch calls."""
+    checkout = Checkout(ROOT)
+    base = checkout.spec("vllm-nccl").parent
+    assert base == "vllm"
+    wheels = read_lock(checkout.lock_path(base, PLATFORM)).wheels
+    published = next(x.version for x in wheels if x.name == "nvidia-nccl-cu13")
+    locked = read_source_lock(checkout.source_lock_path("nccl-sm120")).archive.version
+    assert locked is not None
+    assert locked.startswith(f"{published}-")
+
+
+def test_nothing_that_vllm_accepts_is_missing_from_the_image_on_top() -> None:
+    checkout = Checkout(ROOT)
+    below, own = (read_arch_spec(checkout, name, PLATFORM) for name in ("vllm", "vllm-nccl"))
+    assert own.accepted == below.accepted
+    assert below.demands.items() <= own.demands.items()
 
 
 def run_script(name: str, folder: Path, *arguments: str) -> list[str]:
