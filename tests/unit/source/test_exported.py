@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
 from pipeline.assemble.entry import Entry, with_parents
 from pipeline.assemble.layer import write_layer
+from pipeline.assemble.plan import plan_tree
 from pipeline.errors import PipelineError, StoreDamaged
 from pipeline.oci.record import Kind, LayerRecord
 from pipeline.source.exported import export_tree
+from pipeline.spec.checkout import Checkout
+from pipeline.spec.image import CompiledSpec
 from pipeline.store.store import Store, open_store
+from tests.unit.support import ROOT, Command
 
 KEY = "sha256:" + "1" * 64
+OURS = ("--checkout", ROOT, "source", "export")
+AMD64 = ("--platform", "linux/amd64")
 LIBRARY = b"\x7fELF of a library" * 1000
 
 
@@ -73,3 +80,35 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(
     (tmp_path / "out").write_text("a file, not a folder")
     with pytest.raises(PipelineError, match="out"):
         export_tree(store, record, "/opt/lib-x", tmp_path / "out")
+
+
+def test_the_command_writes_what_is_compiled_and_prints_hashes(
+    sm120: Command, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path / "store")
+    wanted = CompiledSpec(source="nccl-sm120", build="sm120")
+    key = plan_tree(Checkout(ROOT), wanted, "linux/amd64").key
+    entries = [Entry("opt/nccl-sm120/libnccl.so.2", Kind.FILE, 0o755, LIBRARY)]
+    with store.new_blob() as blob:
+        with blob.path.open("wb") as out:
+            written = write_layer(with_parents(entries), out)
+        blob.keep(written.record.digest)
+    store.keep_layer(key, written)
+    ended = sm120("--store", store.root, *OURS, "nccl-sm120", "sm120", tmp_path / "out", *AMD64)
+    assert ended.code == 0, ended.err
+    assert hashlib.sha256(LIBRARY).hexdigest() in ended.out
+    assert (tmp_path / "out" / "libnccl.so.2").read_bytes() == LIBRARY
+
+
+def test_what_is_not_compiled_is_refused_with_the_command_that_does_it(
+    sm120: Command, tmp_path: Path
+) -> None:
+    ended = sm120(*OURS, "nccl-sm120", "sm120", tmp_path / "out", *AMD64)
+    assert ended.error == "UnknownSource"
+    assert "sm120 source build nccl-sm120 sm120" in ended.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_build_that_the_source_does_not_have_is_refused(sm120: Command, tmp_path: Path) -> None:
+    ended = sm120(*OURS, "nccl-sm120", "sm90", tmp_path / "out", *AMD64)
+    assert ended.error == "UnknownSource"
