@@ -27,7 +27,7 @@ TREE_FORMAT = 1
 BUILD_HINTS = frozenset(
     (
         *("cpu_minutes", "job_memory_mb", "silent_minutes", "platforms", "may_differ"),
-        *("toolchain_platform", "outputs"),
+        *("toolchain_platform", "outputs", "cpu_checked"),
     )
 )
 # Raised when the same foreign layer would be listed otherwise.

@@ -12,9 +12,9 @@ from pipeline.assemble.layer import read_file
 from pipeline.assemble.plan import TreePlan
 from pipeline.attest.predicates import DeclaredDifference
 from pipeline.attest.strict import plain
+from pipeline.binary import elf
 from pipeline.errors import NotReproducible
 from pipeline.evidence.inventory import placed_layers
-from pipeline.gate.arch import elf
 from pipeline.oci.record import FileRow, Kind, TitledLayer
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store

@@ -12,7 +12,7 @@ from functools import cache
 
 from pipeline.assemble.image import Built
 from pipeline.errors import Interrupted, PipelineError
-from pipeline.gate.arch.report import ArchReport, judge_image, read_image
+from pipeline.gate.arch.report import ArchReport, judge_image, promised_code, read_image
 from pipeline.gate.arch.spec import read_arch_spec
 from pipeline.gate.evidence import Evidence, GateKind, ImageGates, error_of, keep_evidence
 from pipeline.gate.findings import (
@@ -71,7 +71,11 @@ def run_arch(context: GateContext, built: Built, archs: Sequence[str]) -> list[G
     checkout, promised = context.checkout, built.plan.spec.promised_archs
     spec = read_arch_spec(checkout, built.name, built.platform)
     objects = read_image(context.store, built)
-    reports = [judge_image(objects, spec, arch, promised=arch in promised) for arch in archs]
+    compiled = promised_code(built)
+    reports = [
+        judge_image(objects, spec, arch, promised=arch in promised, compiled=compiled)
+        for arch in archs
+    ]
     # the objects are read once for all cards: each has its share of the time
     share = (time.monotonic() - start) / max(1, len(reports))
     kept = [arch_evidence(checkout, built.name, built.platform, r) for r in reports]

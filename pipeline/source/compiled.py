@@ -17,7 +17,6 @@ from pipeline.assemble.plan import TreePlan
 from pipeline.errors import (
     DigestMismatch,
     DiskFull,
-    OutputWrong,
     SandboxUnavailable,
     StepFailed,
     StoreDamaged,
@@ -30,6 +29,7 @@ from pipeline.oci.record import Kind, LayerRecord, WrittenLayer
 from pipeline.source.archive import unpack
 from pipeline.source.box import Box, Limits, Way, run_step
 from pipeline.source.objects import ObjectCounts, cache_settings, count_objects, objects_folder
+from pipeline.source.outputs import MachineCode, declared_outputs, judge_outputs
 from pipeline.source.patched import add_files, apply_patches
 from pipeline.source.progress import NINJA_STATUS, NinjaProgress
 from pipeline.source.toolchain import unpacked_root
@@ -67,6 +67,7 @@ class CompiledTree(Frozen):
     seconds: float
     objects: ObjectCounts
     version: str
+    code: MachineCode = MachineCode()
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
     ):
         for step in plan.build.steps:
             _run(compiler.way, box, plan, step.name, _command(step.run, box), out, log_path)
-    written = _write_outputs(store, plan, folders[BUILD])
+    outputs = declared_outputs(plan, folders[BUILD])
+    code = judge_outputs(compiler.way, box, plan, outputs)
+    written = _write_outputs(store, plan, outputs)
     tree = CompiledTree(
         key=plan.key,
         source=plan.source.name,
@@ -126,6 +129,7 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
         seconds=round(time.monotonic() - start, 1),
         objects=count_objects(store, folders[TEMPORARY], begun),
         version=_version(compiler.way, box, plan),
+        code=code,
     )
     # before the layer gets its key: a tree that is there always says how it was made
     store.write(tree_path(store, plan.key), tree.model_dump_json().encode())
@@ -264,13 +268,11 @@ def read_tree(store: Store, plan: TreePlan) -> CompiledTree:
         raise StoreDamaged(f"{plan.title}: the record of how it was compiled is damaged") from error
 
 
-def _write_outputs(store: Store, plan: TreePlan, build: Path) -> WrittenLayer:
-    """The declared outputs as a layer; a missing one stops here, what is not declared stays out."""
+def _write_outputs(store: Store, plan: TreePlan, files: Mapping[str, Path]) -> WrittenLayer:
+    """The declared outputs as a layer; what is not declared stays out."""
     entries = []
     for output in plan.outputs:
-        path = build / output.source
-        if path.is_symlink() or not path.is_file():
-            raise OutputWrong(f"{plan.source.name} ({plan.name}): left no file {output.source}")
+        path = files[output.source]
         mode = 0o755 if output.executable else 0o644
         content = Slice(str(path), 0, path.stat().st_size)
         place = f"{plan.build.to.strip('/')}/{output.to}"

@@ -123,7 +123,10 @@ class BuildSpec(Frozen):
         default=[], description="GPU machine code that the result must hold, and no other"
     )
     cpu: list[CpuFeature] = Field(
-        default=[], description="instruction sets beyond the platform's own that the result may use"
+        default=[], description="instruction sets beyond the platform's own that the result uses"
+    )
+    cpu_checked: dict[CpuFeature, Reason] = Field(
+        default={}, description="others that it uses only after asking the processor, and where"
     )
     version: list[str] = Field(
         default=[], description="a command of the result that prints its version"

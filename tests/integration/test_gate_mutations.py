@@ -18,8 +18,8 @@ import pytest
 
 from pipeline import log
 from pipeline.assemble.plan import plan_image
+from pipeline.binary.fatbin import CUBIN
 from pipeline.gate.arch.facts import read_facts
-from pipeline.gate.arch.fatbin import CUBIN
 from pipeline.gate.arch.verdict import ObjectVerdict
 from pipeline.gate.arch.verdict import judge as judge_object
 from pipeline.gate.numerics.check import check_numbers, numeric_cases
@@ -33,7 +33,7 @@ from pipeline.store.store import open_store
 from tests.gpu.collect import gate_context
 from tests.integration.built import ROOT
 from tests.integration.mutants import EXTEND, MLA, MUTANTS, Mutant
-from tests.unit.gate.arch.arch_files import DATA, container, entry, host_object, opener
+from tests.unit.binary.arch_files import DATA, container, entry, host_object, opener
 
 CARD = card_for("sm_120")
 

@@ -30,7 +30,7 @@ from tests.testbed.deb_file import Item, control, deb_bytes, tar
 from tests.testbed.packages import CannotHave
 
 SHELL = "sh env cat cp mkdir sleep date uname nproc dd ls sort id touch rm ln seq head true"
-COMPILER = "gcc as ccache"
+COMPILER = "gcc as ccache x86_64-linux-gnu-objdump"
 # Two objects, of which an edit of one leaves the other alone.
 FILES = {
     "one.c": '#include "shared.h"\nint one(void) { return SHARED + 1; }\n',

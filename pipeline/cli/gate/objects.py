@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline import log
-from pipeline.gate.arch.fatbin import CUBIN, PTX, Target
+from pipeline.binary.fatbin import CUBIN, PTX, Target
 from pipeline.gate.arch.report import ArchReport, JudgedObject
 from pipeline.gate.arch.spec import ArchSpec
 from pipeline.gate.arch.verdict import ObjectVerdict

@@ -108,6 +108,8 @@ def _text(tree: CompiledTree, record: LayerRecord) -> str:
         ["layer", record.digest],
         ["size", log.size(record.unpacked_bytes)],
         ["toolchain", tree.toolchain],
+        ["GPU code", ", ".join(tree.code.gpu) or "none"],
+        ["instructions", ", ".join(tree.code.cpu) or "of every processor"],
         ["objects", objects_text(tree.objects)],
         ["time", log.seconds(tree.seconds)],
         ["version", tree.version.replace("\n", "; ")],

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from pipeline.binary import elf, fatbin, forward_reader, modules
+from pipeline.binary.elf import Unreadable
+from pipeline.binary.fatbin import Target
+from pipeline.binary.modules import Opener, read_modules
 from pipeline.files import write_bytes
-from pipeline.gate.arch import elf, fatbin, forward_reader, modules
-from pipeline.gate.arch.elf import Unreadable
-from pipeline.gate.arch.fatbin import Target
-from pipeline.gate.arch.modules import Opener, read_modules
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.store.store import Store
 

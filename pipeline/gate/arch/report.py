@@ -6,16 +6,17 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.assemble.layer import read_pieces
+from pipeline.binary.elf import MAGIC
 from pipeline.errors import GateUnknown, Interrupted
-from pipeline.gate.arch.elf import MAGIC
 from pipeline.gate.arch.facts import Facts, keep_facts, kept_facts, read_facts
 from pipeline.gate.arch.spec import ArchSpec
 from pipeline.gate.arch.verdict import Judgement, ObjectVerdict, answers, card_of, judge
@@ -92,10 +93,17 @@ def read_image(store: Store, built: Built) -> list[tuple[ImageFile, Facts]]:
     return [(f, facts) for f in files if (facts := known[f.row.sha256]) is not None]
 
 
+def promised_code(built: Built) -> dict[str, list[str]]:
+    """The folders of an image that hold what was compiled here, with the GPU code of each."""
+    trees = built.plan.all_trees()
+    return {f"{tree.build.to.strip('/')}/": tree.build.architectures for tree in trees}
+
+
 def _objects(store: Store, built: Built) -> Iterator[ImageFile]:
+    compiled = tuple(promised_code(built))
     for file in _visible(store, built):
         name = file.path.rpartition("/")[2]
-        perhaps = _PERHAPS.search(name) or file.row.mode & 0o111
+        perhaps = _PERHAPS.search(name) or file.row.mode & 0o111 or file.path.startswith(compiled)
         if _OBJECT.search(name) or (perhaps and _is_elf(store, file)):
             yield file
 
@@ -152,13 +160,23 @@ def _read_one(store: Store, file: ImageFile, bar: log.Bar, stop: threading.Event
 
 
 def judge_image(
-    objects: list[tuple[ImageFile, Facts]], spec: ArchSpec, arch: str, *, promised: bool = True
+    objects: list[tuple[ImageFile, Facts]],
+    spec: ArchSpec,
+    arch: str,
+    *,
+    promised: bool = True,
+    compiled: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> ArchReport:
-    """Every object against a card; what is accepted is accepted for the promised card only."""
+    """Every object against a card; what is accepted is accepted for the promised card only.
+
+    What was compiled here, by folder, must hold exactly the code that its build promises.
+    """
     spec = spec if promised else ArchSpec()
     judged = []
     for file, facts in objects:
-        judgement = judge(facts, arch, spec.demanded(file.path))
+        folder = next((each for each in compiled if file.path.startswith(each)), None)
+        exactly = None if folder is None else compiled[folder]
+        judgement = judge(facts, arch, spec.demanded(file.path), exactly)
         forgiven = judgement.verdict in _FORGIVABLE
         accepted = spec.accepting(file.path) if forgiven else None
         judged.append(JudgedObject(file.path, file.row.sha256, facts, judgement, accepted))
@@ -166,9 +184,15 @@ def judge_image(
     paths = [file.path for file, _ in objects]
     # a demand for another card says nothing about this one
     here = [glob for glob, want in spec.demands.items() if answers(want, card_of(arch))]
+    unmatched = [g for g in here if not any(fnmatchcase(p, g) for p in paths)]
+    carrying = [x.path for x in judged if x.facts.modules]
+    # a tree that lost all of its GPU code has no object that could fail
+    for folder, archs in compiled.items():
+        if archs and not any(path.startswith(folder) for path in carrying):
+            unmatched.append(f"{folder}*")
     return ArchReport(
         arch=arch,
         objects=tuple(judged),
         unused=tuple(glob for glob in spec.accepted if glob not in used),
-        unmatched=tuple(g for g in here if not any(fnmatchcase(p, g) for p in paths)),
+        unmatched=tuple(unmatched),
     )

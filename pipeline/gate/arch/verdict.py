@@ -7,11 +7,13 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#binary-compatib
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
+from pipeline.binary.fatbin import CUBIN, PTX, Target
+from pipeline.binary.promise import broken_promise
 from pipeline.gate.arch.facts import Facts
-from pipeline.gate.arch.fatbin import CUBIN, PTX, Target
 
 _NAME = re.compile(r"sm_(\d{2,3})([af]?)")
 # Every card that CUDA 12 and 13 compile for.
@@ -72,8 +74,16 @@ def jits_on(target: Target, card: int) -> bool:
     return target.arch <= card
 
 
-def judge(facts: Facts, arch: str, demanded: str | None = None) -> Judgement:
-    """The verdict on an object for a card such as `sm_120`."""
+def judge(
+    facts: Facts,
+    arch: str,
+    demanded: str | None = None,
+    exactly: Collection[str] | None = None,
+) -> Judgement:
+    """The verdict on an object for a card such as `sm_120`.
+
+    `exactly` is what every module of an object that was compiled here must hold.
+    """
     if facts.problem:
         return Judgement(ObjectVerdict.UNREADABLE, f"unreadable: {facts.problem}")
     card = card_of(arch)
@@ -86,6 +96,8 @@ def judge(facts: Facts, arch: str, demanded: str | None = None) -> Judgement:
         elif any(jits_on(target, card) for target in module.targets):
             jitted += module.times
     lacking = _lacking(facts.targets, card, demanded)
+    if exactly is not None:
+        lacking = broken_promise((module.targets for module in facts.modules), exactly) or lacking
     if lacking and not total:
         verdict, message = ObjectVerdict.WRONG_VARIANT, f"no CUDA code where {demanded} is needed"
     elif not total:

@@ -106,6 +106,7 @@ def test_a_tree_is_stated_by_its_layer_with_steps_and_origin(made: CompiledWorld
     assert notes["key"] == made.tree.key
     assert notes["run"]["sandbox"] == "namespaces"
     assert notes["run"]["objects"]["compiled"] == 0
+    assert notes["run"]["code"] == {"gpu": {}, "cpu": {}}
 
 
 def test_a_tree_says_where_its_objects_come_from() -> None:

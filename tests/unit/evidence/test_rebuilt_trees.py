@@ -23,7 +23,7 @@ from tests.compiled import (
     source_spec,
 )
 from tests.makers import folder_fetcher
-from tests.unit.gate.arch.arch_files import host_object
+from tests.unit.binary.arch_files import host_object
 
 Make = Callable[[Path], dict[str, bytes]]
 WHY = "it notes the moment at which it was made"

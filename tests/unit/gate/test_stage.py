@@ -11,7 +11,7 @@ import pytest
 from pipeline.spec.checkout import Checkout
 from tests import makers
 from tests.testbed.deb_file import Item
-from tests.unit.gate.arch.arch_files import DATA
+from tests.unit.binary.arch_files import DATA
 from tests.unit.support import Command, Ended
 
 WHY = "an attention kernel for Hopper; nothing calls it on this card"

@@ -17,7 +17,7 @@ from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests import makers
 from tests.testbed.deb_file import Item, hard_link, symlink
-from tests.unit.gate.arch.arch_files import DATA
+from tests.unit.binary.arch_files import DATA
 from tests.unit.support import ROOT, Command
 
 PACKAGES = "opt/venv/lib/python3.11/site-packages"

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.binary.fatbin import CUBIN, NVVM, PTX, Target
 from pipeline.gate.arch.facts import Facts, ModuleFacts, read_facts
-from pipeline.gate.arch.fatbin import CUBIN, NVVM, PTX, Target
 from pipeline.gate.arch.verdict import ObjectVerdict, card_of, jits_on, judge, runs_on
-from tests.unit.gate.arch.arch_files import DATA, opener
+from tests.unit.binary.arch_files import DATA, opener
 
 
 def facts(*modules: list[Target]) -> Facts:

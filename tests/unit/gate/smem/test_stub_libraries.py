@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.errors import GateEnvironment
 from pipeline.gate.smem.stub_libraries import Links, make_stubs, read_links, shared_object
-from tests.unit.gate.arch.arch_files import DATA
+from tests.unit.binary.arch_files import DATA
 
 MACHINES = {"x86_64": 62, "aarch64": 183}
 SYMBOLS = [("", "_ZTI3Foo"), ("", "cuInit"), ("libcublas.so.12", "cublasCreate_v2")]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.binary.elf import Unreadable
+from pipeline.binary.modules import read_modules
 from pipeline.errors import StoreDamaged
-from pipeline.gate.arch.elf import Unreadable
-from pipeline.gate.arch.modules import read_modules
-from tests.unit.gate.arch.arch_files import (
+from tests.unit.binary.arch_files import (
     CUOBJDUMP,
     DATA,
     container,

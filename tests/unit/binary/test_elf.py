@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gate.arch import elf
-from tests.unit.gate.arch.arch_files import DATA, host_object
+from pipeline.binary import elf
+from tests.unit.binary.arch_files import DATA, host_object
 
 PLAIN = (DATA / "plain.so").read_bytes()
 

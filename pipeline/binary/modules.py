@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pipeline.gate.arch import elf, fatbin
-from pipeline.gate.arch.elf import Section, Unreadable
-from pipeline.gate.arch.fatbin import Target
-from pipeline.gate.arch.forward_reader import ForwardReader
+from pipeline.binary import elf, fatbin
+from pipeline.binary.elf import Section, Unreadable
+from pipeline.binary.fatbin import Target
+from pipeline.binary.forward_reader import ForwardReader
 
 Module = tuple[Target, ...]
 Opener = Callable[[], Iterator[bytes]]

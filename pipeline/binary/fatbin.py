@@ -12,8 +12,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pipeline.gate.arch.elf import Unreadable
-from pipeline.gate.arch.forward_reader import ForwardReader
+from pipeline.binary.elf import Unreadable
+from pipeline.binary.forward_reader import ForwardReader
 
 MAGIC = bytes.fromhex("50ed55ba01001000")  # 0xBA55ED50, version 1, a head of 16 bytes
 HEAD_BYTES = 16

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gate.arch import fatbin
-from pipeline.gate.arch.elf import Unreadable
-from pipeline.gate.arch.fatbin import Target
-from pipeline.gate.arch.forward_reader import ForwardReader
-from tests.unit.gate.arch.arch_files import CUOBJDUMP, DATA, A, F, container, entry
+from pipeline.binary import fatbin
+from pipeline.binary.elf import Unreadable
+from pipeline.binary.fatbin import Target
+from pipeline.binary.forward_reader import ForwardReader
+from tests.unit.binary.arch_files import CUOBJDUMP, DATA, A, F, container, entry
 
 
 def targets_of(data: bytes) -> list[Target]:

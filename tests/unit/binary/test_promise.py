@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.binary.fatbin import CUBIN, PTX, Target
+from pipeline.binary.promise import broken_promise
+
+SM_120, SM_120A = Target(CUBIN, 120, ""), Target(CUBIN, 120, "a")
+SM_90, PTX_120 = Target(CUBIN, 90, ""), Target(PTX, 120, "")
+UNKNOWN = Target(CUBIN, 120, None)
+
+
+@pytest.mark.parametrize(
+    ("modules", "promised"),
+    [
+        ([], []),
+        ([], ["sm_120"]),  # a library without kernels, beside one that has them
+        ([(SM_120,), (SM_120,)], ["sm_120"]),
+        ([(SM_120, PTX_120)], ["sm_120"]),
+        ([(SM_120, SM_90)], ["sm_90", "sm_120"]),
+        ([(SM_120A,)], ["sm_120a"]),
+    ],
+)
+def test_exactly_what_was_promised_is_in_order(
+    modules: list[tuple[Target, ...]], promised: list[str]
+) -> None:
+    assert broken_promise(modules, promised) == ""
+
+
+@pytest.mark.parametrize(
+    ("modules", "promised", "message"),
+    [
+        ([(SM_90,)], ["sm_120"], "holds sm_90 where exactly sm_120"),
+        ([(SM_120,), (SM_90,)], ["sm_120"], "holds sm_90 where"),
+        ([(SM_120, SM_90)], ["sm_120"], "holds sm_120, sm_90 where exactly sm_120"),
+        ([(SM_120,)], ["sm_90", "sm_120"], "holds sm_120 where exactly sm_120, sm_90"),
+        ([(SM_120,)], ["sm_120a"], "holds sm_120 where exactly sm_120a"),
+        ([(SM_120A,)], ["sm_120"], "holds sm_120a where exactly sm_120"),
+        ([(UNKNOWN,)], ["sm_120"], "a/f unknown"),
+        ([(PTX_120,)], ["sm_120"], "holds compute_120 where exactly sm_120"),
+        ([(PTX_120,)], [], "holds compute_120 where exactly no GPU code"),
+        ([(SM_120,)], [], "holds sm_120 where exactly no GPU code"),
+        ([()], ["sm_120"], "holds an empty module"),
+        ([()], [], "holds an empty module"),
+    ],
+)
+def test_anything_else_is_told(
+    modules: list[tuple[Target, ...]], promised: list[str], message: str
+) -> None:
+    assert message in broken_promise(modules, promised)
