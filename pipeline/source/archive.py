@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 
 from pipeline.errors import CorruptArchive, HostileArchive, SpecInvalid
 from pipeline.files import files_below, os_errors_explained, sha256_of_file
@@ -19,6 +21,11 @@ from pipeline.spec.source import ArchiveSpec
 _MOST_FILES = 200_000
 _MOST_BYTES = 8 << 30
 _CHUNK_BYTES = 1 << 20
+_PACKINGS: dict[bytes, Callable[[Path], IO[bytes]]] = {
+    b"\x1f\x8b": lambda path: cast("IO[bytes]", gzip.open(path)),  # noqa: SIM115
+    b"BZh": lambda path: cast("IO[bytes]", bz2.open(path)),  # noqa: SIM115
+    b"\xfd7zXZ\0": lambda path: cast("IO[bytes]", lzma.open(path)),  # noqa: SIM115
+}
 
 
 @dataclass(frozen=True)
@@ -34,16 +41,14 @@ def unpack(archive: Path, spec: ArchiveSpec, folder: Path, name: str) -> Unpacke
     """Write the files that a build needs into an empty folder, and name them by one digest."""
     folder.mkdir(exist_ok=True)
     below = spec.below or _only_folder(archive, name)
-    seen_bytes = seen = 0
+    seen = 0
     for member, content in _members(archive, name):
         path = _path_below(member, below, name)
         if path is None or _is_left_out(path, spec.leave_out):
             continue
         if member.isdir():
             continue
-        seen, seen_bytes = seen + 1, seen_bytes + member.size
-        if seen > _MOST_FILES or seen_bytes > _MOST_BYTES:
-            raise HostileArchive(f"{name}: holds more files or bytes than any source")
+        seen += 1
         _write(folder, path, member, content, name)
     if not seen:
         raise SpecInvalid(f"{name}: archive: has nothing below {below!r}")
@@ -65,12 +70,34 @@ def tree_digest(folder: Path) -> str:
 
 
 def _members(archive: Path, name: str) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    n_files = n_bytes = 0
     try:
-        with tarfile.open(archive, "r|*") as tar:
+        with _inflated(archive) as file, tarfile.open(fileobj=file, mode="r|") as tar:
             for member in tar:
+                n_files, n_bytes = n_files + 1, n_bytes + member.size
+                # before its contents are unpacked, and of those too that nobody wants
+                if n_files > _MOST_FILES or n_bytes > _MOST_BYTES:
+                    raise HostileArchive(f"{name}: holds more files or bytes than any source")
                 yield member, tar.extractfile(member) if member.isreg() else None
-    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError) as error:
+                tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            # to the end: tarfile is content with an archive that was cut between two files
+            while rest := file.read(_CHUNK_BYTES):
+                n_bytes += len(rest)
+                if n_bytes > _MOST_BYTES:
+                    raise HostileArchive(f"{name}: holds more files or bytes than any source")
+    # bz2 speaks of damage as an error of the system
+    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         raise CorruptArchive(f"{name}: is not a whole tar archive ({error})") from error
+
+
+def _inflated(archive: Path) -> IO[bytes]:
+    """The archive's bytes, unpacked; these readers, unlike tarfile's own, notice a missing end."""
+    with archive.open("rb") as file:
+        magic = file.read(6)
+    for start, opener in _PACKINGS.items():
+        if magic.startswith(start):
+            return opener(archive)
+    return archive.open("rb")
 
 
 def _only_folder(archive: Path, name: str) -> str:
@@ -104,22 +131,30 @@ def _write(
 ) -> None:
     target = folder / path
     with os_errors_explained(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.parent.resolve().is_relative_to(folder.resolve()):
-            raise HostileArchive(f"{name}: {path} lies behind a link")
-        if member.issym():
-            _require_inside(path, member.linkname, name)
-            return target.symlink_to(member.linkname)
-        if content is None:
-            raise HostileArchive(f"{name}: {path} is neither a file, a folder nor a symlink")
-        # "x": a name that comes twice, or lies behind a link, is no honest archive
+        _require_no_way_out(folder, target.parent, f"{name}: {path}")
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if member.issym():
+                _require_inside(path, member.linkname, name)
+                return target.symlink_to(member.linkname)
+            if content is None:
+                raise HostileArchive(f"{name}: {path} is neither a file, a folder nor a symlink")
+            # "x": a name that comes twice, or lies behind a link, is no honest archive
             with target.open("xb") as out:
                 while chunk := content.read(_CHUNK_BYTES):
                     out.write(chunk)
-        except FileExistsError as error:
+        except (FileExistsError, NotADirectoryError) as error:
             raise HostileArchive(f"{name}: {path} is there twice") from error
         target.chmod(0o755 if member.mode & 0o100 else 0o644)
+
+
+def _require_no_way_out(folder: Path, parent: Path, what: str) -> None:
+    """Look before a folder is made: a link to a link may lead further than each of them says."""
+    there = parent
+    while not there.is_symlink() and not there.exists():
+        there = there.parent
+    if not there.resolve().is_relative_to(folder.resolve()):
+        raise HostileArchive(f"{what} lies behind a link")
 
 
 def _require_inside(path: str, link: str, name: str) -> None:

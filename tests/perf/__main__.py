@@ -24,6 +24,7 @@ from pipeline.lock.model import read_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.perf import dockerfile
+from tests.perf.compiled import measure_ik_llama, measure_tiny
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch
 from tests.perf.measure import Cost, Report, run
 from tests.perf.publish import compare_engine, compare_engine_edit, compare_publish
@@ -55,6 +56,12 @@ def main() -> None:
         "--only-publish", action="store_true", help="measure the publishing rows alone"
     )
     parser.add_argument(
+        "--only-sources", action="store_true", help="measure the row of a compiled source alone"
+    )
+    parser.add_argument(
+        "--ik-llama", action="store_true", help="compile ik_llama.cpp, too (20 CPU-minutes)"
+    )
+    parser.add_argument(
         "--docker-wheels-below",
         type=int,
         metavar="MB",
@@ -65,6 +72,12 @@ def main() -> None:
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         scratch, store = Path(folder), open_store()
+        if not (options.only_publish or options.only_docker or options.only_weights):
+            measure_tiny(report, scratch / "source")
+        if options.ik_llama:
+            measure_ik_llama(report, scratch / "ik-llama")
+        if options.only_sources:
+            return print(report)
         if options.only_publish:
             compare_publish(report, store, scratch, no_docker=options.no_docker)
             compare_engine(report, store, scratch)
