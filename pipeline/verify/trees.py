@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from pipeline import log
 from pipeline.assemble.golden import read_golden
 from pipeline.assemble.plan import BUILD_HINTS, plan_image
@@ -19,12 +21,14 @@ from pipeline.evidence.compiled import objects_text
 from pipeline.evidence.provenance import Provenance, Resource, source_spec
 from pipeline.lock.model import read_lock
 from pipeline.lock.source import SourceLock, read_source_lock
-from pipeline.model import canonical_json, sha256_of
+from pipeline.model import Name, Platform, canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.pinned import judge_pin
 from pipeline.verify.verdict import Node, Verdict
 
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+_PLATFORM: TypeAdapter[str] = TypeAdapter(Platform)
 _MOST_IMAGES = 20  # that stand on each other; far above any chain of ours
 
 
@@ -38,7 +42,7 @@ def judge_trees(
             return []
         return [_bound(provenance, artifact), *_TreeJudge(provenance, artifact, checkout).judge()]
     # of unknown origin: what is not there, or not of its kind, proves nothing
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         message = f"their record lacks {plain(str(error))[:80]!r}"
         return [Node("compiled trees", Verdict.BROKEN, message)]
 
@@ -111,7 +115,7 @@ def may_differ(provenance: Provenance) -> dict[str, str]:
             folder = str(spec["to"]).rstrip("/")
             declared |= {f"{folder}/{path}": why for path, why in spec["may_differ"].items()}
     # reported where the provenance itself is judged
-    except (KeyError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         return {}
     return declared
 
@@ -268,6 +272,10 @@ class _TreeJudge:
         """Everything in a toolchain, and whether the checkout would give the same one now."""
         title = f"toolchain {plain(toolchain.name)}"
         chain = toolchain.annotations["chain"]
+        # they name files of the checkout below, and must not lead out of it
+        _PLATFORM.validate_python(toolchain.annotations["platform"])
+        for name in (toolchain.name, *(each["name"] for each in chain)):
+            _NAME.validate_python(name)
         for each in chain:
             for kind in ("files", "patches"):
                 digests = [self._files.get(path, "missing") for path in each[kind]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pipeline.evidence.image import image_statements, rebuild_statement
 from pipeline.evidence.provenance import Provenance, read_provenance
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
-from pipeline.verify.trees import recorded_key
+from pipeline.verify.trees import judge_trees, may_differ, recorded_key
 from pipeline.verify.verdict import Verdict, show
 from tests.compiled import add_source, build_compiled, lock_source, source_spec, write_archive
 from tests.unit.verify.world import WHEN, World
@@ -485,3 +485,40 @@ def test_an_image_whose_build_declares_nothing_has_no_equivalent(world: World) -
     statement = rebuild_statement(world.built, LocalSigner(world.key), "some", WHEN, [NOTES])
     node = world.judge(rebuild=enclose(statement, [LocalSigner(world.key)]))
     assert node.verdict is Verdict.BROKEN, show(node)
+
+
+JUNK: list[Any] = [None, [], {}, "", "../../../etc", 7, [["x"]], {"x": None}]
+
+
+def spots(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in a value that can be replaced: its container and key."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in list(inner):
+        yield value, key
+        if isinstance(each, dict | list):
+            yield from spots(each)
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=repr)
+def test_junk_anywhere_in_the_record_is_a_verdict_and_never_a_crash(
+    world: World, junk: Any
+) -> None:
+    body = json.loads(world.statements["provenance"].dump())
+    external = body["predicate"]["buildDefinition"]["externalParameters"]
+    parts = [
+        tree_in(body)["annotations"],
+        *(one(body, x)["annotations"] for x in ("source:", "toolchain:", "build-time:")),
+        external["sources"]["hello"]["spec"],
+        external["images"]["engine"]["spec"],
+    ]
+    tried = 0
+    for container, key in [spot for part in parts for spot in spots(part)]:
+        before, container[key] = container[key], junk
+        try:
+            provenance = read_provenance(body["predicate"])
+            judge_trees(provenance, world.artifact, world.checkout)
+            may_differ(provenance)
+            tried += 1
+        finally:
+            container[key] = before
+    assert tried > 100
