@@ -21,7 +21,7 @@ else
     }
     can avx2 fma f16c || refuse "AVX2 with FMA and F16C"
     variant=avx2
-    if can avx512f avx512bw && [ -d "$variants/avx512" ]; then
+    if can avx512f avx512bw avx512vl && [ -d "$variants/avx512" ]; then
         variant=avx512
     fi
 fi
