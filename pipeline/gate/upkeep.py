@@ -11,15 +11,12 @@ gates/arch/          which machine code an object holds
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-from pipeline.files import files_below, os_errors_explained, remove_tree
+from pipeline.files import os_errors_explained, remove_tree
 from pipeline.store.store import Store, read_image_record
-from pipeline.store.upkeep import StoreSection
+from pipeline.store.upkeep import StoreSection, stats_below, tree_sections
 
 # A gate marks what it uses (`mark_used`). Anything here is made again from locks and wheels, so a
 # month without use is enough to let go of environments of gigabytes.
@@ -37,18 +34,7 @@ _PARTS = {
 
 def gate_sections(store: Store) -> list[StoreSection]:
     """How much of what gates left."""
-    sections = []
-    for name, place in _PARTS.items():
-        sizes = {(s.st_dev, s.st_ino): s.st_size for s in _stats(store.root / place)}
-        sections.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes.values())))
-    return sections
-
-
-def _stats(path: Path) -> Iterator[os.stat_result]:
-    """Of every file below; trees share files, so the caller counts each only once."""
-    for entry in files_below(path):
-        with suppress(FileNotFoundError):
-            yield entry.stat(follow_symlinks=False)
+    return tree_sections(store, _PARTS)
 
 
 def gate_leftovers(store: Store) -> list[Path]:
@@ -86,7 +72,7 @@ def size_of(path: Path) -> int:
     """A file's size, or that of all files below a folder."""
     if path.is_dir() and not path.is_symlink():
         # a file that another tree links to stays on the disk
-        return sum(s.st_size for s in _stats(path) if s.st_nlink == 1)
+        return sum(s.st_size for s in stats_below(path) if s.st_nlink == 1)
     return path.lstat().st_size
 
 

@@ -9,17 +9,14 @@ logs/         the output of the last build of each kind
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import StoreDamaged
 from pipeline.files import files_below
 from pipeline.oci.record import LayerRecord
 from pipeline.store.store import Store, read_own
-from pipeline.store.upkeep import StoreSection
+from pipeline.store.upkeep import StoreSection, tree_sections
 
 # All of it is made again from locks; a month without use is enough to let go of gigabytes.
 _UNUSED_S = 30 * 24 * 3600
@@ -34,11 +31,7 @@ _PARTS = {
 
 def source_sections(store: Store) -> list[StoreSection]:
     """How much of what compiling left."""
-    sections = []
-    for name, place in _PARTS.items():
-        sizes = {(s.st_dev, s.st_ino): s.st_size for s in _stats(store.root / place)}
-        sections.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes.values())))
-    return sections
+    return tree_sections(store, _PARTS)
 
 
 def source_leftovers(store: Store) -> list[Path]:
@@ -72,9 +65,3 @@ def _entries(folder: Path) -> list[Path]:
     """What lies in a folder of the store; a link leads elsewhere and is not looked into."""
     is_own = folder.is_dir() and not folder.is_symlink()
     return sorted(folder.iterdir()) if is_own else []
-
-
-def _stats(path: Path) -> Iterator[os.stat_result]:
-    for entry in files_below(path):
-        with suppress(FileNotFoundError):
-            yield entry.stat(follow_symlinks=False)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage, UnknownSource
 from pipeline.spec.image import ImageFile, ImageSpec, PatchSeries
 from pipeline.spec.source import BuildSpec, SourceSpec
 from pipeline.yaml_file import read_yaml
+
+Named = TypeVar("Named", ImageFile, SourceSpec)
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,7 @@ class Checkout:
         if not path.exists():
             known = ", ".join(self.sources()) or "none"
             raise UnknownSource(f"there is no source {name!r} (there are: {known})")
-        spec = read_yaml(path, SourceSpec)
-        if spec.name != name:
-            raise SpecInvalid(f"{path}: name: is {spec.name!r}, its folder is {name!r}")
-        return spec
+        return _read_named(path, SourceSpec, name)
 
     def source_build(self, name: str, build: str, platform: str) -> BuildSpec:
         """One way to compile a source, for a platform that it is meant for."""
@@ -75,11 +75,7 @@ class Checkout:
         if not path.exists():
             known = ", ".join(self.images()) or "none"
             raise UnknownImage(f"there is no image {name!r} (there are: {known})")
-        spec = read_yaml(path, ImageFile)
-        # locks, labels and the store go by the name; a copied folder must not pass for the first
-        if spec.name != name:
-            raise SpecInvalid(f"{path}: name: is {spec.name!r}, its folder is {name!r}")
-        return spec
+        return _read_named(path, ImageFile, name)
 
     def chain(self, name: str, platform: str) -> list[ImageSpec]:
         """The spec for a platform and those it stands on, root first."""
@@ -109,6 +105,15 @@ class Checkout:
         own = self.folder(spec.name) / spec.patches
         beside = sorted(own.parent.glob("*.yaml"))
         return {path.stem: read_yaml(path, PatchSeries) for path in beside if path != own}
+
+
+def _read_named(path: Path, model: type[Named], name: str) -> Named:
+    """A spec that bears the name that it is asked for by."""
+    spec = read_yaml(path, model)
+    # locks, labels and the store go by the name; a copied folder must not pass for the first
+    if spec.name != name:
+        raise SpecInvalid(f"{path}: name: is {spec.name!r}, its folder is {name!r}")
+    return spec
 
 
 def find_checkout(start: Path) -> Checkout:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import FolderInTheWay, StoreDamaged
-from pipeline.files import on_all_cores, os_errors_explained, sha256_of_file
+from pipeline.files import files_below, on_all_cores, os_errors_explained, sha256_of_file
 from pipeline.model import Frozen
 from pipeline.store.store import Store, read_image_record, read_table
 
@@ -40,6 +42,23 @@ def sections(store: Store) -> list[StoreSection]:
         sizes = [_size(p) for p in _files(folder)]
         result.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes)))
     return result
+
+
+def tree_sections(store: Store, places: Mapping[str, str]) -> list[StoreSection]:
+    """How much lies below folders that other rooms keep in the store, by the parts' names."""
+    result = []
+    for name, place in places.items():
+        # trees share files by hard links: each counts once
+        sizes = {(s.st_dev, s.st_ino): s.st_size for s in stats_below(store.root / place)}
+        result.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes.values())))
+    return result
+
+
+def stats_below(path: Path) -> Iterator[os.stat_result]:
+    """Of every file below; one that a build just removed is passed over."""
+    for entry in files_below(path):
+        with suppress(FileNotFoundError):
+            yield entry.stat(follow_symlinks=False)
 
 
 def _files(folder: Path) -> Iterator[Path]:
