@@ -291,7 +291,8 @@ def _inputs(
     patch_folder = folder / spec.patches if spec.patches else folder
     return {
         "format": FORMAT,
-        "spec": sha256_of(canonical_json(spec.dumped())),
+        # a platform more changes nothing for the others
+        "spec": sha256_of(canonical_json({**spec.dumped(), "platforms": []})),
         "lock": lock.seal,
         "base": base.key if base else None,
         "files": [_file_digest(folder / file.source) for file in spec.files],
