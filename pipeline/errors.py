@@ -47,6 +47,11 @@ class SpecInvalid(InputInvalid):
     hint = "Fix the named field; `sm120 image schema` prints what the file may hold."
 
 
+class RecipeInvalid(InputInvalid):
+    meaning = "a recipe, or a value given in place of one of its fields, is not valid"
+    hint = "Fix the named field; `sm120 image schema recipe` prints what the file may hold."
+
+
 class GateInvalid(InputInvalid):
     meaning = "a gate's case file is missing or not valid"
     hint = "Fix the named field; `sm120 image schema gate` prints what the file may hold."
@@ -337,6 +342,11 @@ class UnknownImage(UnknownName):
 class UnknownSource(UnknownName):
     meaning = "there is no such source to compile, or no such build of it"
     hint = "`sm120 source list` shows what there is."
+
+
+class UnknownRecipe(UnknownName):
+    meaning = "there is no such recipe"
+    hint = "`sm120 recipe list` shows what there is; --recipes DIR adds a folder of your own."
 
 
 class NoCheckout(UnknownName):

@@ -1,0 +1,103 @@
+"""Recipes by name: those of the checkout, those of a user's own folders, and what extends what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import RootModel, ValidationError
+
+from pipeline.errors import RecipeInvalid, SpecInvalid, UnknownRecipe
+from pipeline.recipe.model import Recipe, RecipeFile
+from pipeline.yaml_file import read_yaml
+
+# Tables by source: a field of the child takes the place of the parent's, whoever named that one.
+_BY_SOURCE = ("flags", "environment")
+_LONGEST_CHAIN = 8
+
+
+class _Body(RootModel[dict[str, Any]]):
+    """A recipe as it is written: what it extends is not in it yet."""
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """Folders with recipes; an earlier one hides recipes of the same name in a later one."""
+
+    folders: Sequence[Path]
+
+    def names(self) -> list[str]:
+        """All recipes, sorted."""
+        return sorted({path.stem for folder in self.folders for path in folder.glob("*.yaml")})
+
+    def path(self, name: str) -> Path:
+        """The file of a recipe."""
+        for folder in self.folders:
+            if (path := folder / f"{name}.yaml").is_file():
+                return path
+        known = ", ".join(self.names()) or "none"
+        raise UnknownRecipe(f"there is no recipe {name!r} (there are: {known})")
+
+    def read(self, name: str) -> Recipe:
+        """A recipe with all that it extends."""
+        path = self.path(name)
+        body = self._resolved(name, ())
+        try:
+            recipe = RecipeFile.model_validate(body).root
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise RecipeInvalid(f"{path}: {field}: {first['msg']}") from error
+        if recipe.name != path.stem:
+            raise RecipeInvalid(f"{path}: name: is {recipe.name!r}, the file is {path.name}")
+        return recipe
+
+    def _resolved(self, name: str, below: tuple[str, ...]) -> dict[str, Any]:
+        path = self.path(name)
+        if name in below or len(below) > _LONGEST_CHAIN:
+            raise RecipeInvalid(f"{path}: extends: {' → '.join((*below, name))} has no end")
+        try:
+            body = dict(read_yaml(path, _Body).root)
+        except SpecInvalid as error:
+            raise RecipeInvalid(str(error)) from error
+        parent = body.pop("extends", None)
+        if parent is None:
+            return body
+        if not isinstance(parent, str):
+            raise RecipeInvalid(f"{path}: extends: names one recipe")
+        return merge(self._resolved(parent, (*below, name)), body)
+
+
+def merge(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
+    """The parent with the child's fields: tables are joined, others replaced; null removes."""
+    result = dict(parent)
+    for key, value in child.items():
+        before = result.get(key)
+        if value is None:
+            result.pop(key, None)
+        elif key in _BY_SOURCE and isinstance(before, dict) and isinstance(value, dict):
+            result[key] = _by_source(before, value)
+        elif isinstance(before, dict) and isinstance(value, dict):
+            result[key] = merge(before, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _by_source(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
+    fields = {field for group in child.values() if isinstance(group, dict) for field in group}
+    groups: dict[str, Any] = {}
+    for source, group in parent.items():
+        groups[source] = {k: v for k, v in _table(group).items() if k not in fields}
+    for source, group in child.items():
+        given = {k: v for k, v in _table(group).items() if v is not None}
+        groups[source] = {**groups.get(source, {}), **given}
+    return {source: group for source, group in groups.items() if group}
+
+
+def _table(group: Any) -> dict[str, Any]:
+    if not isinstance(group, dict):
+        raise RecipeInvalid(f"flags and environment are tables by source, not {group!r}")
+    return group

@@ -1,0 +1,228 @@
+"""What people write about serving a model: the cards, the engine's flags, and who says so."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, RootModel, StringConstraints, model_validator
+
+from pipeline.model import Frozen, HubRepository, Name, RelativePath, Stamp
+from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags, Word
+
+Line = Annotated[str, StringConstraints(pattern=r"^\S(.*\S)?$", max_length=1000)]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=80)]
+Setting = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=2000)]
+Engine: TypeAlias = Literal["vllm", "sglang", "ik-llama", "llama-cpp"]
+# What a recipe rests on; each is worth more than the one before it.
+Backing: TypeAlias = Literal["stated", "reported", "proved"]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Source(Frozen):
+    """Who says so: a document, a report of users, an engine's own files, or this project."""
+
+    kind: Literal["document", "report", "engine", "ours"]
+    title: Line
+    link: Line | None = None
+    why: Line | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> Source:
+        if self.kind == "report" and self.link is None:
+            raise ValueError("a report needs its `link`")
+        if self.kind == "ours" and self.why is None:
+            raise ValueError("a choice of ours needs its `why`")
+        return self
+
+
+class Card(Frozen):
+    """The machine that a recipe is written for."""
+
+    cards: Annotated[int, Field(ge=0, le=64)]
+    card: Literal["rtx-pro-6000", "rtx-5090", "gb10", "b200", "h200"] | None = None
+    memory_gib: Annotated[int, Field(ge=1)] | None = None  # of each card
+    host_memory_gib: Annotated[int, Field(ge=1)] | None = None
+    numa_nodes: Annotated[int, Field(ge=1)] | None = None
+    cpu: Line | None = None
+
+    @model_validator(mode="after")
+    def _names_its_cards(self) -> Card:
+        if bool(self.cards) != (self.card is not None):
+            raise ValueError("`card` names the cards, where there are some")
+        return self
+
+
+class ModelSpec(Frozen):
+    """The model: where its weights come from, and the name that clients ask for."""
+
+    repository: HubRepository | None = None
+    weights: Name | None = None  # a spec of lockfiles/weights
+    tiny: bool = False  # made on the spot, for machines without any weights
+    file: RelativePath | None = None  # of a GGUF model: the file, or its first part
+    name: Word
+
+    @model_validator(mode="after")
+    def _comes_from_one_place(self) -> ModelSpec:
+        if self.tiny == bool(self.repository):
+            raise ValueError("needs a `repository`, or `tiny: true`")
+        return self
+
+
+class Speculation(Frozen):
+    """A draft model; off until somebody turns it on."""
+
+    method: Word
+    repository: HubRepository
+    weights: Name | None = None
+    tokens: Annotated[int, Field(ge=1, le=32)]
+    enabled: bool = False
+    source: Name
+
+
+class Change(Frozen):
+    """Where a recipe leaves its document, and why."""
+
+    document: Line  # what stands there
+    here: Line
+    why: Line
+
+
+class LogLine(Frozen):
+    """A line of the engine's log that must be there, or must not."""
+
+    pattern: Line
+    why: Line
+
+
+class Expectations(Frozen):
+    """What a start must show: no silent fallback to another backend."""
+
+    log: list[LogLine] = []
+    never: list[LogLine] = []
+
+
+class SmokeSpec(Frozen):
+    """How far the smoke ladder goes."""
+
+    tools: bool = True
+    reasoning: bool = False
+    vision: bool = False
+    streams: list[Annotated[int, Field(ge=1, le=4096)]] = [1, 2, 8, 16, 64, 128]
+    contexts: list[Annotated[int, Field(ge=256)]] = []
+
+
+class ContainerSpec(Frozen):
+    """What a container gets beside the cards and the weights."""
+
+    capabilities: list[Word] = []
+    ipc: Literal["host", "private"] = "host"
+    memory_locked: bool = True
+
+
+class _Recipe(Frozen):
+    name: Name
+    summary: Line
+    backing: Backing
+    sources: Annotated[dict[Name, Source], Field(min_length=1)]
+    image: Name | None = None  # none: the engine of this machine, without a container
+    model: ModelSpec
+    hardware: Card
+    # by the source that names them
+    environment: dict[Name, dict[Variable, Setting]] = {}
+    port: Port
+    container: ContainerSpec = ContainerSpec()
+    speculation: Speculation | None = None
+    # the variables that take the place of a field, as the documents' scripts have them
+    overrides: list[Variable] = []
+    changes: list[Change] = []
+    expect: Expectations = Expectations()
+    smoke: SmokeSpec = SmokeSpec()
+    bench: list[Name] = []
+    fallback: Name | None = None
+    reviewed: Stamp | None = None
+
+    @model_validator(mode="after")
+    def _every_source_is_there(self) -> _Recipe:
+        named = {*self.groups(), *self.environment}
+        if self.speculation:
+            named.add(self.speculation.source)
+        if missing := sorted(named - set(self.sources)):
+            raise ValueError(f"{missing[0]!r} is not among its `sources`")
+        for table in (self.groups().values(), self.environment.values()):
+            seen: set[str] = set()
+            for group in table:
+                fields = set(group.given()) if isinstance(group, Flags) else set(group)
+                if doubled := sorted(seen & fields):
+                    raise ValueError(f"{doubled[0]} is set by two sources")
+                seen |= fields
+        kinds = {source.kind for source in self.sources.values()}
+        if self.backing == "reported" and "report" not in kinds:
+            raise ValueError("`reported` needs a source that is a report")
+        if self.backing == "stated" and "document" not in kinds:
+            raise ValueError("`stated` needs a source that is a document")
+        return self
+
+    def groups(self) -> dict[str, Flags]:
+        """The flags by the source that names them."""
+        raise NotImplementedError
+
+    def variables(self) -> dict[str, str]:
+        """The environment as one table."""
+        return {k: v for group in self.environment.values() for k, v in group.items()}
+
+
+class VllmRecipe(_Recipe):
+    """A model served by vLLM."""
+
+    engine: Literal["vllm"]
+    flags: dict[Name, VllmFlags] = {}
+
+    def groups(self) -> dict[str, Flags]:
+        return dict(self.flags)
+
+
+class SglangRecipe(_Recipe):
+    """A model served by SGLang."""
+
+    engine: Literal["sglang"]
+    flags: dict[Name, SglangFlags] = {}
+
+    def groups(self) -> dict[str, Flags]:
+        return dict(self.flags)
+
+
+class LlamaRecipe(_Recipe):
+    """A GGUF model served by ik_llama.cpp or by mainline llama.cpp."""
+
+    engine: Literal["ik-llama", "llama-cpp"]
+    flags: dict[Name, LlamaFlags] = {}
+
+    def groups(self) -> dict[str, Flags]:
+        return dict(self.flags)
+
+
+Recipe: TypeAlias = VllmRecipe | SglangRecipe | LlamaRecipe
+
+
+class RecipeFile(RootModel[Annotated[Recipe, Discriminator("engine")]]):
+    """A file of `recipes/`, after `extends` is resolved."""
+
+
+def merged_flags(recipe: Recipe) -> Flags:
+    """The flags of all sources as one value."""
+    first = next(iter(recipe.groups().values()), None)
+    kind: type[Flags] = type(first) if first else _KINDS[recipe.engine]
+    values: dict[str, Any] = {}
+    extra: list[str] = []
+    for group in recipe.groups().values():
+        values |= group.given()
+        extra += group.extra
+    return kind(**values, extra=extra)
+
+
+_KINDS: dict[str, type[Flags]] = {
+    "vllm": VllmFlags,
+    "sglang": SglangFlags,
+    "ik-llama": LlamaFlags,
+    "llama-cpp": LlamaFlags,
+}
