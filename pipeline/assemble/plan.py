@@ -291,8 +291,7 @@ def _inputs(
     patch_folder = folder / spec.patches if spec.patches else folder
     return {
         "format": FORMAT,
-        # a platform more changes nothing for the others
-        "spec": sha256_of(canonical_json({**spec.dumped(), "platforms": []})),
+        "spec": sha256_of(canonical_json(spec.dumped())),
         "lock": lock.seal,
         "base": base.key if base else None,
         "files": [_file_digest(folder / file.source) for file in spec.files],

@@ -12,6 +12,7 @@ import click
 
 from pipeline import log
 from pipeline.assemble.image import Built, build_images
+from pipeline.assemble.plan import ImagePlan
 from pipeline.attest.keys import Signer
 from pipeline.attest.statement import moment
 from pipeline.cli.context import checkout_of, own_name, say_json, store_of
@@ -71,7 +72,7 @@ def build(
     bases: BaseSettings,
     as_json: bool,
 ) -> None:
-    """Build images into the store; without IMAGE, all of them.
+    """Build images into the store; without IMAGE, all that need no compiling first.
 
     Needs no Docker, no root and no emulation. It can be interrupted: run again, it continues. A
     digest that differs from the committed one is an error. With --gate, so is an image that does
@@ -83,6 +84,8 @@ def build(
     start = time.monotonic()
     checkout, store, signing = checkout_of(context), store_of(context), Signing()
     plans = plans_of(checkout, names, platform)
+    if not names:
+        plans = _without_compiling(store, plans)
 
     # a function: a build with nothing to fetch reads no settings and runs no pip
     def fetcher() -> Fetcher:
@@ -124,6 +127,22 @@ def build(
     me, name = own_name(), built[0].name
     click.echo(f"Next: {me} load {name}               loads it into Docker")
     click.echo(f"      {me} image export {name} DIR   writes an OCI layout")
+
+
+def _without_compiling(store: Store, plans: list[ImagePlan]) -> list[ImagePlan]:
+    """Of all images, those that are not compiled for minutes or hours first."""
+    ready: list[ImagePlan] = []
+    for plan in plans:
+        missing = [tree for tree in plan.all_trees() if store.layer(tree.key) is None]
+        if not missing:
+            ready.append(plan)
+            continue
+        name, minutes = plan.spec.name, sum(tree.build.cpu_minutes for tree in missing)
+        log.say(
+            f"{name} for {plan.platform} is left out: it is compiled first, {minutes} CPU-minutes."
+            f" `sm120 build {name}` does it."
+        )
+    return ready
 
 
 def _built_table(built: list[Built]) -> str:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -293,16 +292,3 @@ def test_a_layer_that_is_there_needs_no_files(tmp_path: Path) -> None:
     work = work_for([plan], store)
     assert work.cached == (layer,)
     assert not set(layer.pins) & set(work.fetch)
-
-
-def test_a_platform_more_leaves_the_plans_of_the_others_as_they_are(tmp_path: Path) -> None:
-    root, _ = images(tmp_path)
-    checkout = make_checkout(tmp_path / "checkout", root)
-    before = plan_image(checkout, "root", AMD64)
-    path = checkout.folder("root") / "image.yaml"
-    spec = json.loads(path.read_text())
-    assert spec["platforms"] == [AMD64]
-    path.write_text(json.dumps({**spec, "platforms": [AMD64, "linux/arm64"]}))
-    assert plan_image(checkout, "root", AMD64).key == before.key
-    path.write_text(json.dumps({**spec, "env": {"A": "1"}}))
-    assert plan_image(checkout, "root", AMD64).key != before.key

@@ -125,3 +125,12 @@ def test_kept_objects_are_no_proof_to_sign(desk: Desk) -> None:
     ended = desk.offline("image", "rebuild", "engine", "--keep-objects", "--attest")
     assert ended.code == 2
     assert "leave --keep-objects out" in ended.err
+
+
+def test_without_a_name_only_what_needs_no_compiling_is_built(desk: Desk) -> None:
+    done = desk.offline("build", "--json")
+    assert [row["image"] for row in json.loads(done.out)] == ["root", "tools"]
+    left_out = "engine for linux/amd64 is left out: it is compiled first, 1 CPU-minutes."
+    assert f"{left_out} `sm120 build engine` does it." in done.err
+    desk.build()
+    assert "left out" not in desk.offline("build").err
