@@ -107,6 +107,13 @@ def chat_many(base_url: str, streams: int = 8, max_tokens: int = 32) -> list[str
         return list(pool.map(one, range(streams)))
 
 
+def chat_load(base_url: str, requests: int, streams: int = 8, max_tokens: int = 16) -> list[str]:
+    """The greedy answers of many requests, so many at a time: slots end and begin at all moments."""
+    with ThreadPoolExecutor(streams) as pool:
+        prompts = [f"This is request {number}." for number in range(requests)]
+        return list(pool.map(lambda prompt: chat(base_url, prompt, max_tokens), prompts))
+
+
 def chat_stream(base_url: str, prompt: str, max_tokens: int) -> str:
     """The greedy answer, put together from server-sent events."""
     text = ""
