@@ -23,10 +23,9 @@ _PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 REPOSITORY = rf"{_PART}(?:/{_PART})*"
 RepositoryPath = Annotated[str, StringConstraints(pattern=rf"^{REPOSITORY}$", max_length=200)]
 _HUB_PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+HUB_REPOSITORY = f"{_HUB_PART}/{_HUB_PART}"
 # `organisation/model`, as the Hugging Face Hub names repositories of weights.
-HubRepository = Annotated[
-    str, StringConstraints(pattern=f"^{_HUB_PART}/{_HUB_PART}$", max_length=200)
-]
+HubRepository = Annotated[str, StringConstraints(pattern=f"^{HUB_REPOSITORY}$", max_length=200)]
 Sha1 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 
 

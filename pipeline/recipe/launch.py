@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import ValidationError
 
 from pipeline.errors import RecipeInvalid
-from pipeline.model import Digest, Frozen, Name
-from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
-from pipeline.recipe.model import ContainerSpec, Engine, Port, Recipe, Variable, merged_flags
+from pipeline.model import HUB_REPOSITORY, Digest, Frozen, Name
+from pipeline.recipe.flags import (
+    Flags,
+    Fraction,
+    LlamaFlags,
+    Positive,
+    SglangFlags,
+    Text,
+    VllmFlags,
+    Word,
+)
+from pipeline.recipe.model import (
+    ContainerSpec,
+    Engine,
+    LlamaRecipe,
+    Port,
+    Recipe,
+    Speculation,
+    Variable,
+    merged_flags,
+)
 
 # Where a container sees the weights and a draft model's weights.
 WEIGHTS, DRAFT = "/models", "/draft"
@@ -23,13 +43,13 @@ MEMORY = {VllmFlags: "gpu_memory_utilization", SglangFlags: "mem_fraction_static
 class Overrides(Frozen):
     """What a user changes for one start; the names are those of the documents' scripts."""
 
-    model_path: str | None = None
-    served_model_name: str | None = None
-    max_model_len: int | None = None
-    gpu_memory_utilization: float | None = None
+    model_path: Text | None = None
+    served_model_name: Word | None = None
+    max_model_len: Positive | None = None
+    gpu_memory_utilization: Fraction | None = None
     port: Port | None = None
     enable_eagle3: bool | None = None
-    eagle3_model: str | None = None
+    eagle3_model: Text | None = None
 
 
 class Mount(Frozen):
@@ -89,24 +109,21 @@ def plan_launch(
 ) -> Launch:
     """A recipe with a user's overrides, as one exact command."""
     flags = _with_overrides(recipe, merged_flags(recipe), overrides)
-    contained = recipe.image is not None
-    mounts = [Mount(host=weights, inside=WEIGHTS)] if contained else []
-    model = _model_path(recipe, overrides, WEIGHTS if contained else weights)
+    model, mounts = _model_path(recipe, overrides, weights)
     name = overrides.served_model_name or recipe.model.name
     port = overrides.port or recipe.port
     speculation: list[str] = []
-    if _speculates(recipe, overrides):
-        place = DRAFT if contained else draft
-        if contained:
-            mounts.append(Mount(host=draft, inside=DRAFT))
-        speculation = _speculation(recipe, overrides, place)
+    if (spec := _speculates(recipe, overrides)) is not None:
+        place, more = _draft_path(recipe, spec, overrides, draft)
+        mounts += more
+        speculation = _speculation(recipe, spec, place)
     return Launch(
         recipe=recipe.name,
         engine=recipe.engine,
         image=recipe.image,
         digest=digest,
         program=PROGRAMS[recipe.engine],
-        arguments=[*_head(recipe.engine, model, name, port), *flags.arguments(), *speculation],
+        arguments=[*_head(recipe, model, name, port), *flags.arguments(), *speculation],
         environment=recipe.variables(),
         mounts=mounts,
         port=port,
@@ -136,42 +153,96 @@ def _with_overrides(recipe: Recipe, flags: Flags, overrides: Overrides) -> Flags
         raise RecipeInvalid(f"{recipe.name}: {first['loc'][0]}: {first['msg']}") from error
 
 
-def _model_path(recipe: Recipe, overrides: Overrides, folder: str) -> str:
+def _model_path(recipe: Recipe, overrides: Overrides, weights: str) -> tuple[str, list[Mount]]:
     if overrides.model_path:
-        return overrides.model_path
-    return f"{folder}/{recipe.model.file}" if recipe.model.file else folder
+        return _given_path(recipe, "MODEL_PATH", overrides.model_path, WEIGHTS)
+    file = _gguf_file(recipe, weights) if isinstance(recipe, LlamaRecipe) else ""
+    if recipe.image is None:
+        return str(PurePosixPath(weights, file)), []
+    return str(PurePosixPath(WEIGHTS, file)), [Mount(host=weights, inside=WEIGHTS)]
 
 
-def _head(engine: Engine, model: str, name: str, port: int) -> list[str]:
-    if engine == "vllm":
-        return [model, "--served-model-name", name, "--port", str(port)]
-    if engine == "sglang":
-        return ["--model-path", model, "--served-model-name", name, "--port", str(port)]
-    return ["-m", model, "--alias", name, "--port", str(port)]
+def _draft_path(
+    recipe: Recipe, spec: Speculation, overrides: Overrides, draft: str
+) -> tuple[str, list[Mount]]:
+    if overrides.eagle3_model or not draft:
+        # with no folder, as the documents have it: the engine asks the Hub itself
+        given = overrides.eagle3_model or spec.repository
+        return _given_path(recipe, "EAGLE3_MODEL", given, DRAFT)
+    if recipe.image is None:
+        return draft, []
+    return DRAFT, [Mount(host=draft, inside=DRAFT)]
 
 
-def _speculates(recipe: Recipe, overrides: Overrides) -> bool:
-    wanted = overrides.enable_eagle3
-    if recipe.speculation is None:
-        if wanted:
-            raise RecipeInvalid(
-                f"{recipe.name}: has no speculation to turn on", "Leave ENABLE_EAGLE3 out."
-            )
-        return False
-    return recipe.speculation.enabled if wanted is None else wanted
+def _given_path(recipe: Recipe, name: str, path: str, inside: str) -> tuple[str, list[Mount]]:
+    """A name of the Hub as it is; a folder or file of the host as a container sees it."""
+    is_file = isinstance(recipe, LlamaRecipe)
+    if not is_file and re.fullmatch(HUB_REPOSITORY, path):
+        return path, []
+    if not path.startswith("/"):
+        want = "the whole path of a GGUF file" if is_file else "organisation/model or a whole path"
+        raise RecipeInvalid(f"{name}: is {path!r}", f"Give {name} {want}.")
+    if recipe.image is None:
+        return path, []
+    if not is_file:
+        return inside, [Mount(host=path, inside=inside)]
+    # the other parts of a split model lie beside the first
+    file = PurePosixPath(path)
+    return f"{inside}/{file.name}", [Mount(host=str(file.parent), inside=inside)]
 
 
-def _speculation(recipe: Recipe, overrides: Overrides, folder: str) -> list[str]:
-    spec = recipe.speculation
-    assert spec is not None
-    model = overrides.eagle3_model or folder
+def _gguf_file(recipe: LlamaRecipe, weights: str) -> str:
+    """The file that the engine is given: of a split model, its first part."""
+    model = recipe.model
+    if model.file or not model.folder:
+        return model.file or ""
+    parts = sorted(Path(weights, model.folder).glob("*-00001-of-*.gguf"))
+    if len(parts) != 1:
+        raise RecipeInvalid(
+            f"{recipe.name}: {len(parts)} files of {weights}/{model.folder} are a first part",
+            "Fetch the weights first, or name the first part with MODEL_PATH.",
+        )
+    return f"{model.folder}/{parts[0].name}"
+
+
+def _head(recipe: Recipe, model: str, name: str, port: int) -> list[str]:
+    place = ["--port", str(port)]
+    if recipe.host is not None:
+        place = ["--host", recipe.host, *place]
+    if recipe.engine == "vllm":
+        return [model, "--served-model-name", name, *place]
+    if recipe.engine == "sglang":
+        return ["--model-path", model, "--served-model-name", name, *place]
+    return ["-m", model, "--alias", name, *place]
+
+
+def _speculates(recipe: Recipe, overrides: Overrides) -> Speculation | None:
+    spec, wanted = recipe.speculation, overrides.enable_eagle3
+    if spec is None:
+        for name, given in (
+            ("ENABLE_EAGLE3", wanted),
+            ("EAGLE3_MODEL", overrides.eagle3_model),
+        ):
+            if given:
+                raise RecipeInvalid(
+                    f"{recipe.name}: has no speculation to turn on", f"Leave {name} out."
+                )
+        return None
+    return spec if (spec.enabled if wanted is None else wanted) else None
+
+
+def _speculation(recipe: Recipe, spec: Speculation, model: str) -> list[str]:
     if recipe.engine == "vllm":
         body = {"method": spec.method, "model": model, "num_speculative_tokens": spec.tokens}
         return ["--speculative-config", json.dumps(body, separators=(",", ":"))]
     if recipe.engine == "sglang":
+        # All three or none: with the number of steps alone, SGLang compares None with a number.
+        # One branch a step makes the drafts a chain, as vLLM's are.
         return [
             *("--speculative-algorithm", spec.method.upper()),
             *("--speculative-draft-model-path", model),
             *("--speculative-num-steps", str(spec.tokens)),
+            *("--speculative-eagle-topk", "1"),
+            *("--speculative-num-draft-tokens", str(spec.tokens + 1)),
         ]
     raise RecipeInvalid(f"{recipe.name}: {recipe.engine} is given no draft model here")

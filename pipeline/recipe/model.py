@@ -16,6 +16,17 @@ Engine: TypeAlias = Literal["vllm", "sglang", "ik-llama", "llama-cpp"]
 # What a recipe rests on; each is worth more than the one before it.
 Backing: TypeAlias = Literal["stated", "reported", "proved"]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Address = Annotated[str, StringConstraints(pattern=r"^[0-9a-f.:]+$", max_length=45)]
+# What a user may change for one start, by the names of the documents' scripts.
+Override: TypeAlias = Literal[
+    "MODEL_PATH",
+    "SERVED_MODEL_NAME",
+    "MAX_MODEL_LEN",
+    "GPU_MEMORY_UTILIZATION",
+    "PORT",
+    "ENABLE_EAGLE3",
+    "EAGLE3_MODEL",
+]
 
 
 class Source(Frozen):
@@ -59,12 +70,16 @@ class ModelSpec(Frozen):
     weights: Name | None = None  # a spec of lockfiles/weights
     tiny: bool = False  # made on the spot, for machines without any weights
     file: RelativePath | None = None  # of a GGUF model: the file, or its first part
+    # of a GGUF model whose number of parts nobody looked up: where they lie
+    folder: RelativePath | None = None
     name: Word
 
     @model_validator(mode="after")
     def _comes_from_one_place(self) -> ModelSpec:
         if self.tiny == bool(self.repository):
             raise ValueError("needs a `repository`, or `tiny: true`")
+        if self.file and self.folder:
+            raise ValueError("`file` names the first part, so `folder` says nothing more")
         return self
 
 
@@ -80,9 +95,9 @@ class Speculation(Frozen):
 
 
 class Change(Frozen):
-    """Where a recipe leaves its document, and why."""
+    """Where a recipe leaves its document, and why: words of the two commands, or `nothing`."""
 
-    document: Line  # what stands there
+    document: Line
     here: Line
     why: Line
 
@@ -130,10 +145,12 @@ class _Recipe(Frozen):
     # by the source that names them
     environment: dict[Name, dict[Variable, Setting]] = {}
     port: Port
+    # the address to listen on, where a document names it; the images' own is the same
+    host: Address | None = None
     container: ContainerSpec = ContainerSpec()
     speculation: Speculation | None = None
     # the variables that take the place of a field, as the documents' scripts have them
-    overrides: list[Variable] = []
+    overrides: list[Override] = []
     changes: list[Change] = []
     expect: Expectations = Expectations()
     smoke: SmokeSpec = SmokeSpec()
@@ -196,6 +213,12 @@ class LlamaRecipe(_Recipe):
 
     engine: Literal["ik-llama", "llama-cpp"]
     flags: dict[Name, LlamaFlags] = {}
+
+    @model_validator(mode="after")
+    def _names_its_file(self) -> LlamaRecipe:
+        if not (self.model.file or self.model.folder):
+            raise ValueError("a GGUF model needs its `file`, or the `folder` of its parts")
+        return self
 
     def groups(self) -> dict[str, Flags]:
         return dict(self.flags)
