@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, RootModel, StringConstraints, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    RootModel,
+    StringConstraints,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from pipeline.model import Frozen, HubRepository, Name, RelativePath, Stamp
 from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags, Word
@@ -229,6 +238,22 @@ Recipe: TypeAlias = VllmRecipe | SglangRecipe | LlamaRecipe
 
 class RecipeFile(RootModel[Annotated[Recipe, Discriminator("engine")]]):
     """A file of `recipes/`, after `extends` is resolved."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """For editors: a whole recipe, or some of its fields and the recipe that has the others."""
+        kinds: tuple[type[_Recipe], ...] = (VllmRecipe, SglangRecipe, LlamaRecipe)
+        fields = {name for kind in kinds for name in kind.model_fields}
+        child = {
+            "type": "object",
+            # what a field may hold is said of the whole recipe only
+            "properties": {**{name: {} for name in sorted(fields)}, "extends": {"type": "string"}},
+            "required": ["extends", "name"],
+            "additionalProperties": False,
+        }
+        return {"type": "object", "anyOf": [handler(schema), child]}
 
 
 def merged_flags(recipe: Recipe) -> Flags:

@@ -24,6 +24,7 @@ from pipeline.gate.files import EngineSetup
 from pipeline.gate.numerics.cases import NumericsFile
 from pipeline.gate.smem.case_spec import GateFile
 from pipeline.net.address import masked
+from pipeline.recipe.model import RecipeFile
 from pipeline.spec.image import ImageFile, PatchSeries
 from pipeline.spec.source import SourceSpec
 from pipeline.verify.policy import Policy
@@ -103,6 +104,7 @@ _SCHEMAS: dict[str, type[BaseModel]] = {
     "engine": EngineSetup,
     "arch": ArchSpec,
     "source": SourceSpec,
+    "recipe": RecipeFile,
     "trust": Trust,
     "policy": Policy,
     **{kind: MODELS[uri] for kind, uri in KINDS.items() if uri in MODELS},

@@ -279,7 +279,7 @@ def test_sources_shows_no_password(sm120: Command, monkeypatch: pytest.MonkeyPat
     assert len(shown.json["indexes"]) == 2
 
 
-@pytest.mark.parametrize("what", ["image", "series"])
+@pytest.mark.parametrize("what", ["image", "series", "recipe"])
 def test_the_schema_is_json(sm120: Command, what: str) -> None:
     assert sm120("image", "schema", what).json["type"] == "object"
 

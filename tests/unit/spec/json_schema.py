@@ -15,7 +15,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _INSIDE = ("properties", "patternProperties", "items", "additionalProperties", "propertyNames")
-_WORDS = {"title", "description", "default", "$defs"}
+_WORDS = {"title", "description", "default", "discriminator", "$defs"}
 
 
 def problems(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str = "") -> list[str]:
@@ -31,6 +31,9 @@ def problems(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str =
         elif keyword == "anyOf":
             options = [problems(value, option, root, at) for option in wanted]
             result += [] if [] in options else options[0]
+        elif keyword == "oneOf":
+            fitting = [o for o in wanted if not problems(value, o, root, at)]
+            result += [] if len(fitting) == 1 else [f"{at}: fits {len(fitting)} of {len(wanted)}"]
         elif keyword in _INSIDE:
             result += _inside(keyword, value, schema, root, at)
         elif not _fits(keyword, wanted, value):
