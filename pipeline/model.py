@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=80)]
+NAME = r"[a-z0-9][a-z0-9.+-]*"
+Name = Annotated[str, StringConstraints(pattern=rf"^{NAME}$", max_length=80)]
 # A file name, never a path: no separator, no leading dot.
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+~!%:-]*$")]
 # Identities are plain ASCII: letters of other scripts can look the same.

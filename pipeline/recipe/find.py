@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from pydantic import RootModel, ValidationError
 
 from pipeline.errors import RecipeInvalid, SpecInvalid, UnknownRecipe
+from pipeline.model import NAME
 from pipeline.recipe.model import Recipe, RecipeFile
 from pipeline.yaml_file import read_yaml
 
@@ -34,7 +36,9 @@ class Recipes:
 
     def path(self, name: str) -> Path:
         """The file of a recipe."""
-        for folder in self.folders:
+        # never a path: a recipe names others, and is not always one's own
+        folders = self.folders if re.fullmatch(NAME, name) else ()
+        for folder in folders:
             if (path := folder / f"{name}.yaml").is_file():
                 return path
         known = ", ".join(self.names()) or "none"
