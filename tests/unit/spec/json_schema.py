@@ -57,8 +57,8 @@ def _inside(
         shared = [n for n in value if n in known]
         return [p for n in shared for p in problems(value[n], known[n], root, f"{at}.{n}")]
     more = [n for n in value if n not in known]
-    if wanted is False:
-        return [f"{at}.{n}: unknown" for n in more]
+    if isinstance(wanted, bool):
+        return [] if wanted else [f"{at}.{n}: unknown" for n in more]
     return [p for n in more for p in problems(value[n], wanted, root, f"{at}.{n}")]
 
 
