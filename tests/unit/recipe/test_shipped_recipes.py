@@ -16,6 +16,7 @@ from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import WeightsSpec, read_spec, spec_names
 from pipeline.yaml_file import schema
 from tests.unit.recipe.bodies import body
+from tests.unit.recipe.commands import launch_parts, parts
 from tests.unit.spec.json_schema import problems
 from tests.unit.support import AMD64, ARM64, ROOT
 
@@ -146,6 +147,23 @@ def test_the_patterns_of_a_log_are_ones(name: str) -> None:
     expect = RECIPES.read(name).expect
     for line in (*expect.log, *expect.never):
         assert re.compile(line.pattern).search("") is None
+
+
+# As the launcher of llama-cpp-cpu and ik_llama.cpp spell them in full.
+LONG = {"-t": "--threads", "-np": "--parallel", "-c": "--ctx-size"}
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("tiny-cpu", "test_llama_image.py"), ("tiny-ik-cpu", "test_ik_llama_image.py")],
+)
+def test_a_tiny_recipe_has_the_flags_that_its_image_was_tried_with(name: str, file: str) -> None:
+    text = (ROOT / "tests" / "integration" / file).read_text(encoding="utf-8")
+    [tried] = [line for line in text.splitlines() if line.startswith("SERVE = ")]
+    words = [LONG.get(word, word) for word in json.loads(tried.removeprefix("SERVE = "))]
+    launch = plan_launch(RECIPES.read(name), Overrides(), weights="/w")
+    ours = launch_parts(launch, program=False)
+    assert set(parts(" ".join(words))) == set(ours) - {"--alias tiny", "--port 8080.0"}
 
 
 def test_the_schema_for_editors_is_that_of_the_code() -> None:
