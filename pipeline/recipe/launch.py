@@ -192,16 +192,16 @@ def _given_path(recipe: Recipe, name: str, path: str, inside: str) -> tuple[str,
 
 def _gguf_file(recipe: LlamaRecipe, weights: str) -> str:
     """The file that the engine is given: of a split model, its first part."""
-    model = recipe.model
-    if model.file or not model.folder:
-        return model.file or ""
-    parts = sorted(Path(weights, model.folder).glob("*-00001-of-*.gguf"))
+    if recipe.model.file:
+        return recipe.model.file
+    folder = Path(weights, recipe.model.folder or "")
+    parts = sorted(folder.glob("*-00001-of-*.gguf"))
     if len(parts) != 1:
         raise RecipeInvalid(
-            f"{recipe.name}: {len(parts)} files of {weights}/{model.folder} are a first part",
+            f"{recipe.name}: {len(parts)} files of {folder} are a first part",
             "Fetch the weights first, or name the first part with MODEL_PATH.",
         )
-    return f"{model.folder}/{parts[0].name}"
+    return str(parts[0].relative_to(weights))
 
 
 def _head(recipe: Recipe, model: str, name: str, port: int) -> list[str]:

@@ -204,6 +204,19 @@ def test_a_group_of_a_child_that_is_no_table_is_refused(
         write(tmp_path, one, child(**{table: {"paper": group}})).read("two")
 
 
+@pytest.mark.parametrize("own", [[1], "x", 3])
+def test_flags_of_a_child_that_are_no_table_are_refused(tmp_path: Path, own: Any) -> None:
+    with pytest.raises(RecipeInvalid, match=r"two\.yaml: vllm\.flags"):
+        write(tmp_path, body(), child(flags=own)).read("two")
+
+
+def test_a_table_takes_the_place_of_what_is_none(tmp_path: Path) -> None:
+    recipes = write(tmp_path, body(flags=[1]), child(flags={"us": {"block_size": 16}}))
+    assert recipes.read("two").groups()["us"].given() == {"block_size": 16}
+    with pytest.raises(RecipeInvalid, match=r"one\.yaml: vllm\.flags"):
+        recipes.read("one")
+
+
 def test_merging_leaves_the_parent_as_it_was() -> None:
     parent = {"a": {"b": 1, "c": 2}, "flags": {"x": {"f": 1}}}
     merged = merge(parent, {"a": {"b": None, "d": 3}, "flags": {"y": {"f": 2}}})
