@@ -194,7 +194,7 @@ def _gguf_file(recipe: LlamaRecipe, weights: str) -> str:
     """The file that the engine is given: of a split model, its first part."""
     if recipe.model.file:
         return recipe.model.file
-    folder = Path(weights, recipe.model.folder or "")
+    folder = Path(weights, str(recipe.model.folder))
     parts = sorted(folder.glob("*-00001-of-*.gguf"))
     if len(parts) != 1:
         raise RecipeInvalid(

@@ -219,6 +219,12 @@ def test_a_draft_model_is_a_folder_or_a_name_of_the_hub(
     assert launch.mounts[1:] == mounts
 
 
+def test_without_an_image_the_draft_model_is_a_folder_of_the_host() -> None:
+    launch = launched(recipe(image=None, speculation=DRAFTS), draft="/d", enable_eagle3=True)
+    assert json.loads(value_of(launch, "--speculative-config"))["model"] == "/d"
+    assert launch.mounts == []
+
+
 def test_ik_llama_is_given_no_draft_model() -> None:
     with pytest.raises(RecipeInvalid, match="ik-llama is given no draft model"):
         launched(recipe("ik-llama", speculation=DRAFTS), draft="/d", enable_eagle3=True)
