@@ -75,11 +75,18 @@ class VllmFlags(Flags):
     compilation_config: dict[Word, bool | int | Word] | None = None
     tool_call_parser: Word | None = None
     reasoning_parser: Word | None = None
+    reasoning_config: dict[Word, str] | None = None
     enable_auto_tool_choice: Literal[True] | None = None
+    default_chat_template_kwargs: dict[str, Any] | None = None
     trust_remote_code: Literal[True] | None = None
+    tokenizer_mode: Word | None = None
     attention_backend: Word | None = None
+    attention_config: dict[Word, bool | int | Word] | None = None
     kv_cache_dtype: Word | None = None
+    mamba_cache_mode: Literal["align", "none"] | None = None
+    mamba_ssm_cache_dtype: Word | None = None
     enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool | None = None
     max_model_len: Positive | None = None
     gpu_memory_utilization: Fraction | None = None
     max_num_seqs: Positive | None = None
@@ -89,7 +96,14 @@ class VllmFlags(Flags):
     load_format: Word | None = None
     quantization: Word | None = None
     moe_backend: Word | None = None
+    linear_backend: Word | None = None
     cpu_offload_gb: Positive | None = None
+    # n-gram tables of DeepSeek-V4.1 and Qwen3.8-Flash-Next
+    engram_config: dict[Word, bool] | None = None
+    kv_offloading_size: Positive | None = None
+    kv_offloading_backend: Word | None = None
+    limit_mm_per_prompt: dict[Word, int] | None = None
+    distributed_executor_backend: Word | None = None
     enforce_eager: Literal[True] | None = None
     language_model_only: Literal[True] | None = None
     disable_custom_all_reduce: Literal[True] | None = None
@@ -120,7 +134,16 @@ class SglangFlags(Flags):
     attention_backend: Word | None = None
     kv_cache_dtype: Word | None = None
     disable_cuda_graph: Literal[True] | None = None
+    # of releases before the two below; 0.5.23 does not know it any more
     cuda_graph_max_bs: Positive | None = None
+    cuda_graph_max_bs_decode: Positive | None = None
+    cuda_graph_backend_prefill: Literal["full", "breakable", "disabled"] | None = None
+    page_size: Positive | None = None
+    mamba_radix_cache_strategy: Word | None = None
+    mamba_ssm_dtype: Word | None = None
+    mamba_track_interval: Positive | None = None
+    max_mamba_cache_size: Positive | None = None
+    ple_offload_embedding: bool | None = None
     chunked_prefill_size: Positive | None = None
     max_running_requests: Positive | None = None
     moe_runner_backend: Word | None = None
@@ -131,6 +154,8 @@ class SglangFlags(Flags):
     disable_radix_cache: Literal[True] | None = None
     enable_deterministic_inference: Literal[True] | None = None
     disable_custom_all_reduce: Literal[True] | None = None
+    watchdog_timeout: Positive | None = None
+    enable_metrics: Literal[True] | None = None
 
 
 class LlamaFlags(Flags):
