@@ -164,9 +164,11 @@ def _model_path(recipe: Recipe, overrides: Overrides, weights: str) -> tuple[str
 def _draft_path(
     recipe: Recipe, spec: Speculation, overrides: Overrides, draft: str
 ) -> tuple[str, list[Mount]]:
+    if spec.repository is None and not overrides.eagle3_model:
+        return "", []
     if overrides.eagle3_model or not draft:
         # with no folder, as the documents have it: the engine asks the Hub itself
-        given = overrides.eagle3_model or spec.repository
+        given = overrides.eagle3_model or spec.repository or ""
         return _given_path(recipe, "EAGLE3_MODEL", given, DRAFT)
     if recipe.image is None:
         return draft, []
@@ -232,16 +234,22 @@ def _speculates(recipe: Recipe, overrides: Overrides) -> Speculation | None:
 
 def _speculation(recipe: Recipe, spec: Speculation, model: str) -> list[str]:
     if recipe.engine == "vllm":
-        body = {"method": spec.method, "model": model, "num_speculative_tokens": spec.tokens}
+        named = {"model": model} if model else {}
+        length = {"num_speculative_tokens": spec.tokens}
+        body = {"method": spec.method, **named, **length, **spec.settings}
         return ["--speculative-config", json.dumps(body, separators=(",", ":"))]
     if recipe.engine == "sglang":
-        # All three or none: with the number of steps alone, SGLang compares None with a number.
-        # One branch a step makes the drafts a chain, as vLLM's are.
-        return [
-            *("--speculative-algorithm", spec.method.upper()),
-            *("--speculative-draft-model-path", model),
-            *("--speculative-num-steps", str(spec.tokens)),
-            *("--speculative-eagle-topk", "1"),
-            *("--speculative-num-draft-tokens", str(spec.tokens + 1)),
-        ]
+        named = {"draft_model_path": model} if model else {}
+        body = {"algorithm": spec.method.upper(), **named, **_sglang_drafts(spec)}
+        flags = {f"--speculative-{key.replace('_', '-')}": str(v) for key, v in body.items()}
+        return [word for pair in flags.items() for word in pair]
     raise RecipeInvalid(f"{recipe.name}: {recipe.engine} is given no draft model here")
+
+
+def _sglang_drafts(spec: Speculation) -> dict[str, Any]:
+    if spec.method.lower() == "dspark":  # proposes a block at once
+        return {"dspark_block_size": spec.tokens, **spec.settings}
+    # All three or none: with the number of steps alone, SGLang compares None with a number.
+    # One branch a step makes the drafts a chain, as vLLM's are.
+    chain = {"num_steps": spec.tokens, "eagle_topk": 1, "num_draft_tokens": spec.tokens + 1}
+    return {**chain, **spec.settings}

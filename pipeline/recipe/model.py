@@ -96,9 +96,10 @@ class Speculation(Frozen):
     """A draft model; off until somebody turns it on."""
 
     method: Word
-    repository: HubRepository
+    repository: HubRepository | None = None  # none: the checkpoint has its own draft layers
     weights: Name | None = None
     tokens: Annotated[int, Field(ge=1, le=32)]
+    settings: dict[Word, bool | int | Word] = {}  # further ones, as the engine names them
     enabled: bool = False
     source: Name
 
