@@ -1,4 +1,4 @@
-"""The pages that are written by the code itself: exit codes and the command's reference."""
+"""What the code itself writes of the pages: exit codes, the command's reference, tables."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pipeline.errors import PipelineError
 from tests.docs.commands import below
 from tests.docs.error_table import error_families, error_kinds
 from tests.docs.pages import DOCS, anchor
+from tests.docs.recipe_table import with_recipes
 from tests.docs.rooms import SHARED, arrows, drawing
 
 # | `pipeline/room` | takes | gives | imports |
@@ -44,16 +45,17 @@ stand before the verb: `sm120 --store DIR build sglang-k2`.
 
 
 # by name, so that collecting tests does not draw the house
-GENERATED = ("exit-codes.md", "cli.md", "architecture.md")
+GENERATED = ("exit-codes.md", "cli.md", "architecture.md", "recipes.md")
 
 
 @cache
 def generated() -> dict[Path, str]:
-    """Each page that is written whole, as it must be."""
+    """Each page that the code has a part in, whole, as it must be."""
     return {
         DOCS / "exit-codes.md": _EXIT_CODES.replace("\n\n", f"\n\n{_NOTE}\n", 1) + _exit_codes(),
         DOCS / "cli.md": _CLI.replace("\n\n", f"\n\n{_NOTE}\n", 1) + "\n".join(_commands()),
         DOCS / "architecture.md": _architecture((DOCS / "architecture.md").read_text("utf-8")),
+        DOCS / "recipes.md": with_recipes((DOCS / "recipes.md").read_text("utf-8")),
     }
 
 
