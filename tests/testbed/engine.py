@@ -108,7 +108,7 @@ def chat_many(base_url: str, streams: int = 8, max_tokens: int = 32) -> list[str
 
 
 def chat_load(base_url: str, requests: int, streams: int = 8, max_tokens: int = 16) -> list[str]:
-    """The greedy answers of many requests, so many at a time: slots end and begin at all moments."""
+    """The greedy answers of many requests, so many at a time: slots end at all moments."""
     with ThreadPoolExecutor(streams) as pool:
         prompts = [f"This is request {number}." for number in range(requests)]
         return list(pool.map(lambda prompt: chat(base_url, prompt, max_tokens), prompts))
