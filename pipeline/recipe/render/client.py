@@ -1,0 +1,44 @@
+"""What clients of the served model set: the OpenAI variables, and those of Claude Code."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from pipeline.errors import RecipeInvalid
+from pipeline.recipe.launch import Launch
+from pipeline.recipe.render.target import Target
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
+# Claude Code asks for models by these names; all are the one that is served.
+_CLAUDE_MODELS = (
+    *("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL"),
+    *("ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_FAST_MODEL"),
+)
+# The engines ask for no key, but clients refuse to start without one.
+_NO_KEY = "dummy"
+
+
+def render_env(launch: Launch, target: Target) -> str:
+    """Lines for `eval` or a profile."""
+    base = f"http://{_address(target.node)}:{launch.port}"
+    settings = {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_KEY": _NO_KEY,
+        "OPENAI_MODEL": launch.model,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": _NO_KEY,
+        **dict.fromkeys(_CLAUDE_MODELS, launch.model),
+        "DISABLE_TELEMETRY": "1",
+        "ENABLE_PROMPT_CACHING_1H": "1",
+    }
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings.items())
+
+
+def _address(node: str) -> str:
+    if _IPV6.fullmatch(node):
+        return f"[{node}]"
+    if not _HOST.fullmatch(node):
+        raise RecipeInvalid(f"{node!r} is no host", "Write --node NAME or --node ADDRESS.")
+    return node

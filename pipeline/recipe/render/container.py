@@ -1,0 +1,80 @@
+"""`docker run` and `podman run`."""
+
+from __future__ import annotations
+
+from pipeline.recipe.launch import Launch, Mount
+from pipeline.recipe.render.quoting import grouped, shell_lines
+from pipeline.recipe.render.target import (
+    HOME,
+    NCCL_LIBRARY,
+    NCCL_SETTINGS,
+    Target,
+    cache_volume,
+    devices,
+    locks_memory,
+    mounts,
+    shares_memory,
+)
+
+
+def render_docker(launch: Launch, target: Target) -> str:
+    """A command for Docker with CDI (25 or newer)."""
+    return shell_lines(run_words(launch, target, "docker", ["--rm"]))
+
+
+def render_podman(launch: Launch, target: Target) -> str:
+    """A command for Podman (4.1 or newer, which has CDI)."""
+    return shell_lines(run_words(launch, target, "podman", ["--rm"]))
+
+
+def run_words(launch: Launch, target: Target, runner: str, first: list[str]) -> list[list[str]]:
+    """The whole command, each option with its value as one group."""
+    return [
+        [runner, "run", *first],
+        *options(launch, target),
+        *(["-v", volume(each, runner)] for each in mounts(launch, target)),
+        *_cache(launch, runner),
+        [target.image],
+        *grouped(launch.arguments),
+    ]
+
+
+def options(launch: Launch, target: Target) -> list[list[str]]:
+    """What both engines spell alike."""
+    container = launch.container
+    return [
+        *(["--device", name] for name in devices(launch, target)),
+        ["-p", f"{launch.port}:{launch.port}"],
+        *([f"--cap-add={name}"] for name in container.capabilities),
+        *isolation(launch, target),
+        *([["--env-file", NCCL_SETTINGS]] if target.nccl else []),
+        *(["-e", f"{name}={value}"] for name, value in launch.environment.items()),
+    ]
+
+
+def isolation(launch: Launch, target: Target) -> list[list[str]]:
+    """Shared memory, locked memory, and where the image may come from."""
+    words: list[list[str]] = []
+    if shares_memory(launch):
+        words.append(["--ipc=host"])
+    if locks_memory(launch):
+        words.append(["--ulimit=memlock=-1:-1"])
+    if target.is_local:
+        # somebody else may own the same name in a public registry
+        words.append(["--pull=never"])
+    return words
+
+
+def volume(mount: Mount, runner: str) -> str:
+    """A mounted folder as `-v` takes it."""
+    rights = ["ro"] if mount.read_only else ["rw"]
+    # SELinux: only containers of Podman are confined by default. What belongs to the host's own
+    # system keeps its label.
+    if runner == "podman" and mount != NCCL_LIBRARY:
+        rights.append("Z")
+    return f"{mount.host}:{mount.inside}:{','.join(rights)}"
+
+
+def _cache(launch: Launch, runner: str) -> list[list[str]]:
+    name = cache_volume(launch)
+    return [["-v", f"{name}:{HOME}{':U' if runner == 'podman' else ''}"]] if name else []

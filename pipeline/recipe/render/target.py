@@ -1,0 +1,126 @@
+"""What a rendering needs beside the launch: the image's name, the cards, the host's settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.errors import RecipeInvalid
+from pipeline.model import Frozen, Name
+from pipeline.recipe.launch import Launch, Mount
+
+# The user of the images. Kubernetes can tell only of a number that it is not root.
+USER_ID = 1000
+# Its home, and below it all that engines compile at run time. A new volume is given its owner by
+# Docker only where the image has the folder, so it is the home and not .cache below it.
+HOME = "/home/engine"
+# Written by the Ansible role nccl.
+NCCL_SETTINGS = "/etc/sm120/nccl.env"
+NCCL_LIBRARY = Mount(host="/usr/local/lib/sm120", inside="/usr/local/lib/sm120")
+# llama.cpp's programs hold machine code for the card and compile nothing when they start.
+_COMPILING = ("vllm", "sglang")
+# Tables of units, shells and environments end a value at a line's end.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+Gpu = Annotated[int, Field(ge=0, le=63)]
+
+
+class Target(Frozen):
+    """Where a launch is to run."""
+
+    image: str = ""  # as the container engine finds it: by digest, or a local name
+    gpus: list[Gpu] | None = None  # all, where nobody chooses
+    nccl: Literal["settings", "patched"] | None = None  # of the host, by the role nccl
+    runner: Literal["docker", "podman"] = "docker"  # of a systemd unit
+    node: str = "127.0.0.1"  # for clients
+    claim: Name | None = None  # a PersistentVolumeClaim with the weights
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the image was loaded here: no registry may answer for its name."""
+        return "@" not in self.image
+
+
+def require_contained(launch: Launch) -> None:
+    """Refuse a recipe without an image where a container is to run."""
+    if launch.image is None:
+        raise RecipeInvalid(
+            f"{launch.recipe}: has no image, it is for an engine of this machine",
+            "Render it with --as shell, or choose a recipe with an image.",
+        )
+
+
+def require_plain(launch: Launch, target: Target) -> None:
+    """Refuse what no format can hold: line ends and other control characters."""
+    for value in _texts(launch, target):
+        if _CONTROL.search(value):
+            raise RecipeInvalid(
+                f"{launch.recipe}: {value!r} holds a line end or another control character",
+                "Give the value on one line, without control characters.",
+            )
+
+
+def _texts(launch: Launch, target: Target) -> Iterator[str]:
+    yield from (target.image, target.node, launch.model)
+    yield from launch.arguments
+    yield from launch.environment.values()
+    for mount in launch.mounts:
+        yield mount.host
+
+
+def devices(launch: Launch, target: Target) -> list[str]:
+    """The cards by their CDI names; none where the recipe needs none."""
+    if not launch.cards:
+        return []
+    if target.gpus is None:
+        return ["nvidia.com/gpu=all"]
+    require_count(launch, target.gpus)
+    return [f"nvidia.com/gpu={gpu}" for gpu in target.gpus]
+
+
+def require_count(launch: Launch, gpus: list[Gpu]) -> None:
+    """Refuse to choose more or fewer cards than the recipe is written for."""
+    if len(set(gpus)) != len(gpus) or len(gpus) != launch.cards:
+        raise RecipeInvalid(
+            f"{launch.recipe}: is for {launch.cards} GPUs, and --gpus names {len(set(gpus))}",
+            f"Name {launch.cards} different GPUs, or leave --gpus out.",
+        )
+
+
+def mounts(launch: Launch, target: Target) -> list[Mount]:
+    """The folders of the host that a container sees."""
+    found = [*launch.mounts, *([NCCL_LIBRARY] if target.nccl == "patched" else [])]
+    for mount in found:
+        # Docker and Podman split at every colon, and quadlets have no escape for it
+        if ":" in mount.host or not mount.host.startswith("/"):
+            raise RecipeInvalid(
+                f"{mount.host}: a mounted folder has an absolute path without a colon",
+                "Name the folder by another path, such as a link to it.",
+            )
+    return found
+
+
+def shares_memory(launch: Launch) -> bool:
+    """Whether the container shares the host's memory segments, as NCCL wants it."""
+    return launch.cards > 0 and launch.container.ipc == "host"
+
+
+def locks_memory(launch: Launch) -> bool:
+    """Whether the engine may lock as much memory as it likes, for transfers to cards."""
+    return launch.cards > 0 and launch.container.memory_locked
+
+
+def service_name(launch: Launch) -> str:
+    """The recipe's name for containers, units and objects."""
+    return "sm120-" + re.sub(r"[.+]", "-", launch.recipe)
+
+
+def cache_volume(launch: Launch) -> str | None:
+    """A volume for what the engine compiles: never shared by two images or two recipes."""
+    if launch.engine not in _COMPILING:
+        return None
+    digest = (launch.digest or "").removeprefix("sha256:")[:12]
+    return f"{service_name(launch)}-{digest}" if digest else service_name(launch)
