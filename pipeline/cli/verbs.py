@@ -24,6 +24,7 @@ class Verb(NamedTuple):
 _PLAN = Verb("image.plan:plan", "Show what a build would fetch and how much disk it needs.")
 _BUILD = Verb("image.build:build", "Build images into the store: no Docker, no root.")
 _LOAD = Verb("image.deliver:load", "Load a built image into Docker.")
+_RENDER = Verb("recipe.render:render", "Print a recipe as the command or unit that runs it.")
 _PUBLISH = Verb("registry.publish:publish", "Push a built image and its evidence to a registry.")
 _VERIFY = Verb("evidence.verify:verify", "Check the evidence of an image, a file or weights.")
 _DOCTOR = Verb("host.facts:doctor", "Recognise known problems in logs and on this host.")
@@ -33,6 +34,7 @@ DAILY = {
     "plan": _PLAN,
     "build": _BUILD,
     "load": _LOAD,
+    "render": _RENDER,
     "verify": _VERIFY,
     "publish": _PUBLISH,
     "doctor": _DOCTOR,
@@ -75,6 +77,11 @@ WEIGHTS = {
     "sign": Verb("weights.sign:sign", "Sign a set in the model-signing format."),
     "check-signature": Verb("weights.sign:check_signature", "Check a model-signing signature."),
     "attest": Verb("weights.sign:attest", "State what a set is and how it was verified."),
+}
+RECIPE = {
+    "list": Verb("recipe.show:list_recipes", "List the recipes and what each rests on."),
+    "show": Verb("recipe.show:show", "Show a recipe with all that it extends."),
+    "render": _RENDER,
 }
 HOST = {
     "lock": Verb("host.lock:lock", "Look up the exact packages that hosts get."),
@@ -177,6 +184,7 @@ GROUPS = (
         help="Lock, fetch, verify, serve and fit model weights.",
         epilog=_WEIGHTS_EPILOG,
     ),
+    VerbGroup("recipe", verbs=RECIPE, help="List, show and render recipes to serve a model."),
     VerbGroup(
         "host",
         verbs=HOST,

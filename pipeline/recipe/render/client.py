@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 
 from pipeline.errors import RecipeInvalid
-from pipeline.recipe.launch import Launch
-from pipeline.recipe.render.target import Target
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
@@ -20,19 +19,23 @@ _CLAUDE_MODELS = (
 _NO_KEY = "dummy"
 
 
-def render_env(launch: Launch, target: Target) -> str:
-    """Lines for `eval` or a profile."""
-    base = f"http://{_address(target.node)}:{launch.port}"
-    settings = {
+def client_settings(model: str, port: int, node: str) -> dict[str, str]:
+    """The variables by name, for a server at `node`."""
+    base = f"http://{_address(node)}:{port}"
+    return {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": _NO_KEY,
-        "OPENAI_MODEL": launch.model,
+        "OPENAI_MODEL": model,
         "ANTHROPIC_BASE_URL": base,
         "ANTHROPIC_API_KEY": _NO_KEY,
-        **dict.fromkeys(_CLAUDE_MODELS, launch.model),
+        **dict.fromkeys(_CLAUDE_MODELS, model),
         "DISABLE_TELEMETRY": "1",
         "ENABLE_PROMPT_CACHING_1H": "1",
     }
+
+
+def render_env(settings: Mapping[str, str]) -> str:
+    """Lines for `eval` or a profile."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings.items())
 
 

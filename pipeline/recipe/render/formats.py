@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeline.recipe.launch import Launch
-from pipeline.recipe.render.client import render_env
 from pipeline.recipe.render.compose import render_compose
 from pipeline.recipe.render.container import render_docker, render_podman
 from pipeline.recipe.render.kubernetes import render_kubernetes
@@ -22,15 +21,14 @@ CONTAINED: dict[str, Callable[[Launch, Target], str]] = {
     "compose": render_compose,
     "kubernetes": render_kubernetes,
 }
-# these need no image
-FREE: dict[str, Callable[[Launch, Target], str]] = {"shell": render_shell, "env": render_env}
-FORMATS = [*CONTAINED, *FREE]
+# `env` is made for clients, of no launch
+FORMATS = [*CONTAINED, "shell", "env"]
 
 
 def render(launch: Launch, target: Target, format_name: str) -> str:
-    """A launch in one of the formats."""
+    """A launch in one of the formats that start an engine."""
     require_plain(launch, target)
-    if format_name in FREE:
-        return FREE[format_name](launch, target)
+    if format_name == "shell":
+        return render_shell(launch, target)
     require_contained(launch)
     return CONTAINED[format_name](launch, target)

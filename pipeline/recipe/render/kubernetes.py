@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pipeline.errors import RecipeInvalid
@@ -22,6 +23,7 @@ from pipeline.recipe.render.yaml_text import dump, with_dollars_doubled
 
 # a Service's name is a part of a DNS name
 _LONGEST_NAME = 63
+_CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NCCL_MAP = "sm120-nccl"
 
 
@@ -32,6 +34,11 @@ def render_kubernetes(launch: Launch, target: Target) -> str:
         raise RecipeInvalid(
             f"{name}: is longer than the {_LONGEST_NAME} characters of a name in Kubernetes",
             "Copy the recipe under a shorter name.",
+        )
+    if target.claim and not _CLAIM.fullmatch(target.claim):
+        raise RecipeInvalid(
+            f"{target.claim!r} is no name of a PersistentVolumeClaim",
+            "`kubectl get persistentvolumeclaims` shows their names.",
         )
     if target.gpus is not None:
         raise RecipeInvalid("Kubernetes chooses the GPUs itself", "Leave --gpus out.")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipeline.errors import RecipeInvalid
-from pipeline.model import Frozen, Name
+from pipeline.model import Frozen
 from pipeline.recipe.launch import Launch, Mount
 
 # The user of the images. Kubernetes can tell only of a number that it is not root.
@@ -35,8 +35,7 @@ class Target(Frozen):
     gpus: list[Gpu] | None = None  # all, where nobody chooses
     nccl: Literal["settings", "patched"] | None = None  # of the host, by the role nccl
     runner: Literal["docker", "podman"] = "docker"  # of a systemd unit
-    node: str = "127.0.0.1"  # for clients
-    claim: Name | None = None  # a PersistentVolumeClaim with the weights
+    claim: str | None = None  # a PersistentVolumeClaim with the weights
 
     @property
     def is_local(self) -> bool:
@@ -64,7 +63,7 @@ def require_plain(launch: Launch, target: Target) -> None:
 
 
 def _texts(launch: Launch, target: Target) -> Iterator[str]:
-    yield from (target.image, target.node, launch.model)
+    yield from (target.image, launch.model)
     yield from launch.arguments
     yield from launch.environment.values()
     for mount in launch.mounts:

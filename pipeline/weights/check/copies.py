@@ -100,10 +100,10 @@ def _elsewhere(place: Place, pin: FilePin) -> Iterator[Path]:
         real = Path(os.path.realpath(path))
         if real != path.absolute():
             yield real
-    yield _user_cache() / cache_name(place.lock) / "blobs" / pin.want
+    yield user_cache() / cache_name(place.lock) / "blobs" / pin.want
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
     """Where the Hub's own client keeps its files."""
     if named := os.environ.get("HF_HUB_CACHE"):
         return Path(named)

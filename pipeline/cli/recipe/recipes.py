@@ -1,0 +1,125 @@
+"""What the verbs about recipes share: where recipes lie, what a user changes, and the image."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline.assemble.golden import read_golden
+from pipeline.assemble.image import find_built
+from pipeline.assemble.plan import plan_image
+from pipeline.cli.context import checkout_of, checkout_or_none, pick_platform, store_to_read
+from pipeline.cli.options import EXISTING_FOLDER, all_of
+from pipeline.errors import LockUnusable, RecipeInvalid, UnknownImage, WeightsUnknown
+from pipeline.recipe.find import Recipes
+from pipeline.recipe.launch import Overrides, read_overrides
+from pipeline.recipe.model import Recipe
+from pipeline.weights.check.copies import user_cache
+from pipeline.weights.model import current_lock
+from pipeline.weights.place import new_place
+
+recipes_option = click.option(
+    "--recipes",
+    "folders",
+    type=EXISTING_FOLDER,
+    multiple=True,
+    envvar="SM120_RECIPES",
+    help="Folder with recipes of your own. Repeatable [SM120_RECIPES].",
+)
+_OVERRIDES = (
+    click.option("--model-path", metavar="PATH", help="Model in place of the recipe's."),
+    click.option("--served-model-name", metavar="NAME", help="Name that clients ask for."),
+    click.option("--max-model-len", type=int, metavar="N", help="Context, in tokens."),
+    click.option(
+        "--gpu-memory-utilization", type=float, metavar="F", help="Share of each GPU's memory."
+    ),
+    click.option("--port", type=int, metavar="N", help="Port to serve on."),
+    click.option(
+        "--eagle3/--no-eagle3", "enable_eagle3", default=None, help="Speculate with a draft model."
+    ),
+    click.option("--eagle3-model", metavar="PATH", help="Draft model in place of the recipe's."),
+)
+
+
+def recipes_of(context: click.Context, folders: tuple[Path, ...]) -> Recipes:
+    """A user's own folders first, then the checkout's."""
+    # outside a checkout the user's own folders are all there is
+    checkout = checkout_or_none(context) if folders else checkout_of(context)
+    return Recipes([*folders, *([checkout.root / "recipes"] if checkout else [])])
+
+
+def override_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a user changes for one start; the command gets it as `overrides`, to be completed."""
+
+    @all_of(_OVERRIDES)
+    @functools.wraps(command)
+    def packed(*args: Any, **rest: Any) -> Any:
+        given = {name: rest.pop(name) for name in Overrides.model_fields}
+        # values are checked when the recipe is known, with those of the environment
+        return command(*args, overrides=Overrides.model_construct(**given), **rest)
+
+    return packed
+
+
+def all_overrides(recipe: Recipe, options: Overrides) -> Overrides:
+    """Options first, then the variables that the recipe listens to."""
+    return read_overrides(options, os.environ, list(recipe.overrides))
+
+
+def image_digest(context: click.Context, recipe: Recipe, platform: str | None) -> str:
+    """The digest of a recipe's image: as it was built here, else as every build must give it."""
+    checkout, name = checkout_of(context), recipe.image or ""
+    spec = checkout.spec(name)
+    if platform is None and recipe.hardware.cards:
+        # not that of this machine: a recipe is often rendered for another one
+        platform = "linux/arm64" if recipe.hardware.card == "gb10" else "linux/amd64"
+    plan = plan_image(checkout, name, pick_platform(spec, platform))
+    if built := find_built(store_to_read(context), plan):
+        return built.digest
+    golden = read_golden(checkout.golden_path).images.get(f"{name}.{plan.architecture}")
+    # one of other inputs is that of an older image
+    if golden is None or golden.inputs != plan.inputs:
+        raise UnknownImage(
+            f"{name} for {plan.platform} is not built, and no digest is committed for it",
+            f"Run `sm120 build {name} --platform {plan.platform}` first,"
+            " or name the image with --registry REGISTRY/REPOSITORY@sha256:….",
+        )
+    return golden.digest
+
+
+def weights_folder(context: click.Context, recipe: Recipe, given: Path | None) -> str:
+    """The folder of a recipe's weights on the host: as named, else in this user's Hub cache."""
+    if folder := given or _cached(context, recipe.model.weights):
+        # links stay: they may be there on purpose
+        return str(folder.absolute())
+    raise RecipeInvalid(
+        f"{recipe.name}: nothing says where its weights lie",
+        f"Name their folder with --weights DIR;"
+        f" `sm120 weights fetch {recipe.model.weights or 'NAME'} --to DIR` downloads them.",
+    )
+
+
+def draft_folder(context: click.Context, recipe: Recipe, given: Path | None) -> str:
+    """The same of a draft model, which the engine may also fetch itself."""
+    spec = recipe.speculation
+    folder = given or _cached(context, spec.weights if spec else None)
+    return str(folder.absolute()) if folder else ""
+
+
+def _cached(context: click.Context, name: str | None) -> Path | None:
+    """A locked set in the cache of the Hub's client, where `weights fetch --hub-cache` puts it."""
+    checkout = checkout_or_none(context)
+    if checkout is None or name is None:
+        return None
+    try:
+        lock = current_lock(checkout, name)
+    # what is not locked has no known commit, and so no known folder
+    except (LockUnusable, WeightsUnknown):
+        return None
+    folder = new_place(user_cache(), lock, hub_cache=True).snapshot
+    return folder if folder.is_dir() else None

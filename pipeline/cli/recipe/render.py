@@ -1,0 +1,139 @@
+"""`sm120 render`: a recipe as the exact command, unit or object that runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import say_json
+from pipeline.cli.options import ANY_PATH, json_option, platform_option
+from pipeline.cli.recipe.recipes import (
+    all_overrides,
+    draft_folder,
+    image_digest,
+    override_options,
+    recipes_of,
+    recipes_option,
+    weights_folder,
+)
+from pipeline.errors import RecipeInvalid
+from pipeline.files import write_bytes
+from pipeline.oci.docker import default_tag
+from pipeline.oci.reference import Reference, parse_reference
+from pipeline.recipe.hub_cache import with_whole_repositories
+from pipeline.recipe.launch import Overrides, plan_launch
+from pipeline.recipe.model import Recipe
+from pipeline.recipe.render.client import client_settings, render_env
+from pipeline.recipe.render.formats import CONTAINED, FORMATS
+from pipeline.recipe.render.formats import render as rendered
+from pipeline.recipe.render.target import Target
+
+
+@click.command()
+@click.argument("name", metavar="RECIPE")
+@click.option(
+    "--as", "format_name", type=click.Choice(FORMATS), required=True, help="What to write."
+)
+@click.option("--weights", type=ANY_PATH, help="Folder of the model's weights on the host.")
+@click.option("--draft", type=ANY_PATH, help="Folder of the draft model's weights on the host.")
+@click.option(
+    "--registry", metavar="REF", help="Where the image was published [default: loaded locally]."
+)
+@click.option("--gpus", metavar="N,N", help="GPUs to use, by number [default: all].")
+@click.option(
+    "--host-nccl",
+    type=click.Choice(["settings", "patched"]),
+    help="Use the host's NCCL settings, or its patched library too, from the role nccl.",
+)
+@click.option(
+    "--runner",
+    type=click.Choice(["docker", "podman"]),
+    default="docker",
+    show_default=True,
+    help="What a systemd unit starts.",
+)
+@click.option(
+    "--node", default="127.0.0.1", show_default=True, help="Address of the server, for --as env."
+)
+@click.option("--claim", help="PersistentVolumeClaim with the weights, for --as kubernetes.")
+@override_options
+@recipes_option
+@platform_option
+@click.option("--out", type=ANY_PATH, help="File to write, instead of standard output.")
+@json_option
+@click.pass_context
+def render(
+    context: click.Context,
+    name: str,
+    format_name: str,
+    weights: Path | None,
+    draft: Path | None,
+    registry: str | None,
+    gpus: str | None,
+    host_nccl: str | None,
+    runner: str,
+    node: str,
+    claim: str | None,
+    overrides: Overrides,
+    folders: tuple[Path, ...],
+    platform: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Print a recipe as a command, a unit, a Compose file, Kubernetes objects or settings.
+
+    The image is named by its digest, the weights are mounted read-only, and the engine runs as a
+    user without rights. --as shell is the same engine without a container, --as env what clients
+    of the server set. --json prints what all formats are made of.
+    """
+    recipe = recipes_of(context, folders).read(name)
+    overrides = all_overrides(recipe, overrides)
+    if format_name == "env":
+        model = overrides.served_model_name or recipe.model.name
+        settings = client_settings(model, overrides.port or recipe.port, node)
+        return say_json(settings) if as_json else _write(render_env(settings), out)
+    reference = parse_reference(registry) if registry else None
+    contained, digest = format_name in CONTAINED, None
+    if contained and recipe.image:
+        digest = (reference and reference.digest) or image_digest(context, recipe, platform)
+    launch = plan_launch(
+        recipe if contained else recipe.model_copy(update={"image": None}),
+        overrides,
+        # a model that is named otherwise needs no folder
+        weights="" if overrides.model_path else weights_folder(context, recipe, weights),
+        draft=draft_folder(context, recipe, draft),
+        digest=digest,
+    )
+    launch = with_whole_repositories(launch)
+    if as_json:
+        return say_json(launch.model_dump(mode="json"))
+    chosen = {"gpus": _gpus(gpus), "nccl": host_nccl, "runner": runner, "claim": claim}
+    target = Target.model_validate({"image": _image(recipe, reference, digest), **chosen})
+    _write(rendered(launch, target, format_name), out)
+
+
+def _write(text: str, out: Path | None) -> None:
+    if out is None:
+        return click.echo(text, nl=False)
+    write_bytes(out, text.encode())
+    log.say(f"wrote {out}")
+
+
+def _image(recipe: Recipe, reference: Reference | None, digest: str | None) -> str:
+    """The image by digest in its registry, or by the name that `sm120 load` gives it."""
+    if recipe.image is None or digest is None:
+        return ""
+    if reference is None:
+        return default_tag(recipe.image, digest)
+    return str(reference.model_copy(update={"tag": None, "digest": digest}))
+
+
+def _gpus(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    numbers = text.split(",")
+    if not all(each.isascii() and each.isdigit() and int(each) < 64 for each in numbers):
+        raise RecipeInvalid(f"--gpus {text!r}: is no list of GPUs", "Write --gpus 0,1.")
+    return [int(each) for each in numbers]
