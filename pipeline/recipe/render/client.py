@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from ipaddress import AddressValueError, IPv6Address
 
 from pipeline.errors import RecipeInvalid
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
-_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 # Claude Code asks for models by these names; all are the one that is served.
 _CLAUDE_MODELS = (
     *("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL"),
@@ -40,8 +40,11 @@ def render_env(settings: Mapping[str, str]) -> str:
 
 
 def _address(node: str) -> str:
-    if _IPV6.fullmatch(node):
-        return f"[{node}]"
-    if not _HOST.fullmatch(node):
-        raise RecipeInvalid(f"{node!r} is no host", "Write --node NAME or --node ADDRESS.")
-    return node
+    """A host as it stands in a URL."""
+    if _HOST.fullmatch(node):
+        return node
+    try:
+        return f"[{IPv6Address(node)}]"
+    except AddressValueError:
+        message = f"{node!r} is no host"
+        raise RecipeInvalid(message, "Write --node NAME or --node ADDRESS.") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +12,24 @@ import yaml
 _WIDTH = 1 << 20
 
 
+# YAML 1.1, which PyYAML writes, and 1.2, which these tools read, differ in what is a number
+# (`1e3`, `0o17`) and in what is a switch (`y`).
+_UNSURE = re.compile(r"[-+.]?[0-9.].*|[yYnN]", re.DOTALL)
+
+
 class _Dumper(yaml.SafeDumper):
-    """A dumper that writes the same list twice, not a reference to the first."""
+    """A dumper that writes the same list twice, and texts that every reader takes for texts."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    style = "'" if _UNSURE.fullmatch(value) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
 
 
 def dump(documents: Sequence[dict[str, Any]]) -> str:

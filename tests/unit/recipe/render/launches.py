@@ -1,0 +1,57 @@
+"""Launches that the tests of renderings start from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.recipe.launch import Launch, Mount
+from pipeline.recipe.model import ContainerSpec
+from pipeline.recipe.render.target import Target
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+IMAGE = f"registry.example/engines/vllm@{DIGEST}"
+TARGET = Target(image=IMAGE)
+# What quoting gets wrong first: each must arrive as it is.
+HOSTILE = [
+    "two words",
+    "it's",
+    'say "hi"',
+    "50%h",
+    "$HOME ${HOME} $(id) `id`",
+    "back\\slash\\",
+    "; # & | > *",
+    ";",
+    "#comment",
+    "ünïcode",
+    "{'a': \"b\"}",
+    "!important",
+    "-",
+    "~",
+    "yes",
+    "1e3",
+]
+
+
+def small_launch(**changes: Any) -> Launch:
+    """vLLM on two cards."""
+    values: dict[str, Any] = {
+        "recipe": "small-2x",
+        "engine": "vllm",
+        "image": "vllm",
+        "digest": DIGEST,
+        "program": ["vllm", "serve"],
+        "arguments": ["/models", "--served-model-name", "small", "--port", "8000"],
+        "environment": {"NCCL_P2P_LEVEL": "SYS"},
+        "mounts": [Mount(host="/data/small", inside="/models")],
+        "port": 8000,
+        "cards": 2,
+        "container": ContainerSpec(capabilities=["SYS_NICE"]),
+        "model": "small",
+    }
+    return Launch(**{**values, **changes})
+
+
+def hostile_launch() -> Launch:
+    """A launch whose arguments and environment are hard to quote."""
+    environment = {f"HOSTILE_{number}": value for number, value in enumerate(HOSTILE)}
+    return small_launch(arguments=["/models", *HOSTILE], environment=environment)

@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.errors import RecipeInvalid
+from pipeline.recipe.launch import Mount
+from pipeline.recipe.model import ContainerSpec
+from pipeline.recipe.render.formats import CONTAINED, render
+from pipeline.recipe.render.target import Target
+from tests.unit.recipe.render.launches import DIGEST, IMAGE, TARGET, small_launch
+
+LOCAL = Target(image="sm120/vllm:0123456789ab")
+NCCL = Target(image=IMAGE, nccl="patched")
+
+
+def text(body: str) -> str:
+    return textwrap.dedent(body).lstrip("\n").replace("IMAGE", IMAGE)
+
+
+def engine_of(target: Target = TARGET, **changes: Any) -> dict[str, Any]:
+    """The engine's service in a Compose file."""
+    body: Any = yaml.safe_load(render(small_launch(**changes), target, "compose"))
+    service: dict[str, Any] = body["services"]["engine"]
+    return service
+
+
+def pod_of(target: Target = TARGET, **changes: Any) -> dict[str, Any]:
+    """The pod of a Deployment."""
+    deployment, _ = yaml.safe_load_all(render(small_launch(**changes), target, "kubernetes"))
+    pod: dict[str, Any] = deployment["spec"]["template"]["spec"]
+    return pod
+
+
+def test_docker() -> None:
+    assert render(small_launch(), TARGET, "docker") == text(r"""
+        docker run --rm \
+          --device nvidia.com/gpu=all \
+          -p 8000:8000 \
+          --cap-add=SYS_NICE \
+          --ipc=host \
+          --ulimit=memlock=-1:-1 \
+          -e NCCL_P2P_LEVEL=SYS \
+          -v /data/small:/models:ro \
+          -v sm120-small-2x-0123456789ab:/home/engine \
+          IMAGE \
+          /models \
+          --served-model-name small \
+          --port 8000
+        """)
+
+
+def test_podman_relabels_the_weights_and_gives_the_cache_to_the_engine() -> None:
+    docker = render(small_launch(), TARGET, "docker")
+    want = docker.replace("docker run", "podman run")
+    want = want.replace(":/models:ro", ":/models:ro,Z").replace(":/home/engine", ":/home/engine:U")
+    assert render(small_launch(), TARGET, "podman") == want
+
+
+def test_quadlet() -> None:
+    assert render(small_launch(), TARGET, "quadlet") == text(r"""
+        # sm120-small-2x.container: into /etc/containers/systemd, or ~/.config/containers/systemd;
+        # then `systemctl daemon-reload` and `systemctl start sm120-small-2x`.
+        [Unit]
+        Description=small by vllm
+
+        [Container]
+        ContainerName=sm120-small-2x
+        Image=IMAGE
+        AddDevice=nvidia.com/gpu=all
+        PublishPort=8000:8000
+        AddCapability=SYS_NICE
+        Environment=NCCL_P2P_LEVEL=SYS
+        Volume=/data/small:/models:ro,Z
+        Volume=sm120-small-2x-0123456789ab:/home/engine:U
+        PodmanArgs=--ipc=host
+        PodmanArgs=--ulimit=memlock=-1:-1
+        Exec=/models \
+          --served-model-name small \
+          --port 8000
+
+        [Service]
+        Restart=on-failure
+        RestartSec=10
+        TimeoutStartSec=infinity
+
+        [Install]
+        WantedBy=multi-user.target default.target
+        """)
+
+
+def test_systemd() -> None:
+    assert render(small_launch(), TARGET, "systemd") == text(r"""
+        # sm120-small-2x.service: into /etc/systemd/system;
+        # then `systemctl daemon-reload` and `systemctl enable --now sm120-small-2x`.
+        [Unit]
+        Description=small by vllm
+        After=network-online.target docker.service
+        Wants=network-online.target
+        Requires=docker.service
+
+        [Service]
+        ExecStartPre=-/usr/bin/docker rm --force sm120-small-2x
+        ExecStart=/usr/bin/docker run --rm --name sm120-small-2x \
+          --device nvidia.com/gpu=all \
+          -p 8000:8000 \
+          --cap-add=SYS_NICE \
+          --ipc=host \
+          --ulimit=memlock=-1:-1 \
+          -e NCCL_P2P_LEVEL=SYS \
+          -v /data/small:/models:ro \
+          -v sm120-small-2x-0123456789ab:/home/engine \
+          IMAGE \
+          /models \
+          --served-model-name small \
+          --port 8000
+        ExecStop=/usr/bin/docker stop sm120-small-2x
+        SuccessExitStatus=143
+        Restart=on-failure
+        RestartSec=10
+        TimeoutStartSec=infinity
+
+        [Install]
+        WantedBy=multi-user.target
+        """)
+
+
+def test_a_systemd_unit_for_podman_needs_no_docker() -> None:
+    unit = render(small_launch(), Target(image=IMAGE, runner="podman"), "systemd")
+    assert "docker" not in unit
+    assert "ExecStart=/usr/bin/podman run --rm" in unit
+    assert ":/models:ro,Z" in unit
+
+
+def test_compose() -> None:
+    assert render(small_launch(), TARGET, "compose") == text("""
+        # compose.yaml: `docker compose up -d` in its folder starts sm120-small-2x.
+        name: sm120-small-2x
+        services:
+          engine:
+            image: IMAGE
+            command:
+            - /models
+            - --served-model-name
+            - small
+            - --port
+            - '8000'
+            restart: unless-stopped
+            ports:
+            - '8000:8000'
+            cap_add:
+            - SYS_NICE
+            ipc: host
+            ulimits:
+              memlock: -1
+            environment:
+              NCCL_P2P_LEVEL: SYS
+            volumes:
+            - type: bind
+              source: /data/small
+              target: /models
+              read_only: true
+              bind:
+                create_host_path: false
+            - type: volume
+              source: cache
+              target: /home/engine
+            deploy:
+              resources:
+                reservations:
+                  devices:
+                  - driver: cdi
+                    device_ids:
+                    - nvidia.com/gpu=all
+                    capabilities:
+                    - gpu
+        volumes:
+          cache:
+            name: sm120-small-2x-0123456789ab
+        """)
+
+
+def test_kubernetes_runs_without_rights_and_is_ready_when_the_engine_is_healthy() -> None:
+    pod = pod_of()
+    engine = pod["containers"][0]
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert engine["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], "add": ["SYS_NICE"]},
+    }
+    assert engine["readinessProbe"] == {"httpGet": {"path": "/health", "port": "http"}}
+    assert engine["resources"] == {"limits": {"nvidia.com/gpu": 2}}
+    assert engine["image"] == IMAGE
+
+
+def test_kubernetes_mounts_weights_read_only_and_memory_at_dev_shm() -> None:
+    pod = pod_of()
+    assert pod["containers"][0]["volumeMounts"] == [
+        {"name": "models", "mountPath": "/models", "readOnly": True},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "cache", "mountPath": "/home/engine"},
+    ]
+    assert pod["volumes"] == [
+        {"name": "models", "hostPath": {"path": "/data/small", "type": "Directory"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "cache", "emptyDir": {}},
+    ]
+
+
+def test_kubernetes_takes_weights_from_a_claim() -> None:
+    mounts = [Mount(host=f"/data/{x}", inside=f"/{x}") for x in ("models", "draft")]
+    claimed, draft, *_ = pod_of(Target(image=IMAGE, claim="weights"), mounts=mounts)["volumes"]
+    assert claimed["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
+    assert draft["hostPath"]["path"] == "/data/draft"
+
+
+@pytest.mark.parametrize("claim", ["Weights", "a/b", "-a", "a_b"])
+def test_what_is_no_name_of_a_claim_is_refused(claim: str) -> None:
+    with pytest.raises(RecipeInvalid, match="PersistentVolumeClaim"):
+        pod_of(Target(image=IMAGE, claim=claim))
+
+
+def test_the_service_of_kubernetes_finds_the_pod() -> None:
+    deployment, service = yaml.safe_load_all(render(small_launch(), TARGET, "kubernetes"))
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    for selector in (service["spec"]["selector"], deployment["spec"]["selector"]["matchLabels"]):
+        assert selector.items() <= labels.items()
+    assert service["spec"]["ports"] == [{"name": "http", "port": 8000, "targetPort": "http"}]
+
+
+def test_kubernetes_chooses_gpus_itself_and_has_short_names() -> None:
+    with pytest.raises(RecipeInvalid, match="chooses the GPUs itself"):
+        pod_of(Target(image=IMAGE, gpus=[0, 1]))
+    with pytest.raises(RecipeInvalid, match="longer than"):
+        pod_of(recipe="x" * 60)
+
+
+def test_shell_is_the_same_engine_without_a_container() -> None:
+    launch = small_launch(mounts=[], arguments=["/data/small", "--port", "8000"])
+    assert render(launch, Target(gpus=[2, 3]), "shell") == text(r"""
+        #!/bin/sh
+        # small-2x: small by vllm, without a container
+        set -eu
+        export CUDA_VISIBLE_DEVICES=2,3
+        export NCCL_P2P_LEVEL=SYS
+        exec vllm serve \
+          /data/small \
+          --port 8000 \
+          --host 0.0.0.0
+        """)
+
+
+def test_an_address_that_the_recipe_names_stays() -> None:
+    script = render(small_launch(arguments=["--host", "127.0.0.1"]), TARGET, "shell")
+    assert "0.0.0.0" not in script
+
+
+@pytest.mark.parametrize("format_name", ["docker", "podman", "quadlet", "systemd"])
+def test_chosen_gpus_are_the_only_ones(format_name: str) -> None:
+    rendered = render(small_launch(), Target(image=IMAGE, gpus=[1, 3]), format_name)
+    assert "nvidia.com/gpu=1" in rendered
+    assert "nvidia.com/gpu=3" in rendered
+    assert "gpu=all" not in rendered
+
+
+def test_chosen_gpus_are_the_only_ones_in_compose() -> None:
+    deploy = engine_of(Target(image=IMAGE, gpus=[1, 3]))["deploy"]
+    device = deploy["resources"]["reservations"]["devices"][0]
+    assert device["device_ids"] == ["nvidia.com/gpu=1", "nvidia.com/gpu=3"]
+
+
+@pytest.mark.parametrize("gpus", [[0], [0, 1, 2], [1, 1], []])
+@pytest.mark.parametrize("format_name", ["docker", "compose", "shell"])
+def test_another_number_of_gpus_than_the_recipe_needs_is_refused(
+    format_name: str, gpus: list[int]
+) -> None:
+    with pytest.raises(RecipeInvalid, match="is for 2 GPUs"):
+        render(small_launch(), Target(image=IMAGE, gpus=gpus), format_name)
+
+
+@pytest.mark.parametrize("format_name", list(CONTAINED))
+def test_a_recipe_without_cards_asks_for_none_and_for_nothing_that_only_cards_need(
+    format_name: str,
+) -> None:
+    rendered = render(small_launch(cards=0, engine="llama-cpp"), TARGET, format_name)
+    unwanted = ("gpu", "--ipc", "ipc:", "memlock", "MEMLOCK", "/dev/shm", "/home/engine")
+    assert not [word for word in unwanted if word in rendered]
+
+
+@pytest.mark.parametrize("format_name", list(CONTAINED))
+def test_private_memory_is_left_private_where_the_recipe_says_so(format_name: str) -> None:
+    container = ContainerSpec(ipc="private", memory_locked=False)
+    rendered = render(small_launch(container=container), TARGET, format_name)
+    assert not [word for word in ("ipc", "memlock", "MEMLOCK", "/dev/shm") if word in rendered]
+
+
+@pytest.mark.parametrize(
+    ("format_name", "line"),
+    [
+        ("docker", "--pull=never"),
+        ("podman", "--pull=never"),
+        ("quadlet", "PodmanArgs=--pull=never"),
+        ("systemd", "--pull=never"),
+        ("compose", "pull_policy: never"),
+        ("kubernetes", "imagePullPolicy: Never"),
+    ],
+)
+def test_no_registry_answers_for_the_name_of_a_local_image(format_name: str, line: str) -> None:
+    assert line in render(small_launch(), LOCAL, format_name)
+    assert "never" not in render(small_launch(), TARGET, format_name).lower()
+
+
+@pytest.mark.parametrize(
+    ("format_name", "settings", "library"),
+    [
+        ("docker", "--env-file /etc/sm120/nccl.env", "/usr/local/lib/sm120:ro "),
+        # labels of the host's own folders are not changed
+        ("podman", "--env-file /etc/sm120/nccl.env", "/usr/local/lib/sm120:ro "),
+        ("quadlet", "EnvironmentFile=/etc/sm120/nccl.env", "/usr/local/lib/sm120:ro\n"),
+        ("systemd", "--env-file /etc/sm120/nccl.env", "/usr/local/lib/sm120:ro "),
+        ("compose", "- /etc/sm120/nccl.env", "source: /usr/local/lib/sm120"),
+        ("kubernetes", "name: sm120-nccl", "path: /usr/local/lib/sm120"),
+    ],
+)
+def test_the_hosts_nccl_is_used_where_it_is_asked_for(
+    format_name: str, settings: str, library: str
+) -> None:
+    rendered = render(small_launch(), NCCL, format_name)
+    assert settings in rendered
+    assert library in rendered
+    only_settings = render(small_launch(), Target(image=IMAGE, nccl="settings"), format_name)
+    assert settings in only_settings
+    assert library not in only_settings
+    assert "nccl.env" not in render(small_launch(), TARGET, format_name)
+
+
+def test_a_script_reads_the_hosts_nccl_settings() -> None:
+    assert ". /etc/sm120/nccl.env" in render(small_launch(), NCCL, "shell")
+    assert "nccl.env" not in render(small_launch(), TARGET, "shell")
+
+
+@pytest.mark.parametrize("format_name", list(CONTAINED))
+def test_a_recipe_without_an_image_has_no_container(format_name: str) -> None:
+    with pytest.raises(RecipeInvalid, match="has no image"):
+        render(small_launch(image=None), Target(), format_name)
+
+
+def test_what_is_compiled_is_kept_apart_by_image_and_recipe() -> None:
+    names = {
+        line
+        for changes in ({}, {"digest": "sha256:" + "b" * 64}, {"recipe": "other.1+x"})
+        for line in render(small_launch(**changes), TARGET, "docker").splitlines()
+        if "/home/engine" in line
+    }
+    assert names == {
+        "  -v sm120-small-2x-0123456789ab:/home/engine \\",
+        "  -v sm120-small-2x-bbbbbbbbbbbb:/home/engine \\",
+        f"  -v sm120-other-1-x-{DIGEST[7:19]}:/home/engine \\",
+    }
