@@ -25,6 +25,12 @@ _AWKWARD = re.compile(r"[\s\"'\\$]")
 def render_quadlet(launch: Launch, target: Target) -> str:
     """The file; its name gives the unit's."""
     name = service_name(launch)
+    if ";" in launch.arguments:
+        # the generator writes it without quotes, and systemd begins another command there
+        raise RecipeInvalid(
+            f"{launch.recipe}: a quadlet cannot give the engine `;` as an argument",
+            "Render it with --as systemd --runner podman.",
+        )
     # only keys of Podman 4.4: later ones have keys for some of PodmanArgs
     container = [
         ("ContainerName", name),

@@ -31,6 +31,10 @@ HOSTILE = [
     "1e3",
 ]
 
+VARIABLES = [f"HOSTILE_{number}={value}" for number, value in enumerate(HOSTILE)]
+# Podman's generator loses the quotes of this one, so that it is refused.
+QUADLET_HOSTILE = [value for value in HOSTILE if value != ";"]
+
 
 def small_launch(**changes: Any) -> Launch:
     """vLLM on two cards."""
@@ -51,7 +55,8 @@ def small_launch(**changes: Any) -> Launch:
     return Launch(**{**values, **changes})
 
 
-def hostile_launch() -> Launch:
+def hostile_launch(format_name: str = "") -> Launch:
     """A launch whose arguments and environment are hard to quote."""
-    environment = {f"HOSTILE_{number}": value for number, value in enumerate(HOSTILE)}
-    return small_launch(arguments=["/models", *HOSTILE], environment=environment)
+    environment = dict(each.split("=", 1) for each in VARIABLES)
+    words = QUADLET_HOSTILE if format_name == "quadlet" else HOSTILE
+    return small_launch(arguments=["/models", *words], environment=environment)

@@ -14,15 +14,16 @@ from pipeline.errors import RecipeInvalid
 from pipeline.recipe.launch import Mount
 from pipeline.recipe.render.formats import CONTAINED, render
 from pipeline.recipe.render.quoting import systemd_word
+from tests.testbed.unit_file import settings, words
 from tests.unit.recipe.render.launches import (
     HOSTILE,
+    QUADLET_HOSTILE,
     TARGET,
+    VARIABLES,
     hostile_launch,
     small_launch,
 )
-from tests.unit.recipe.render.systemd_reader import settings, words
 
-VARIABLES = [f"HOSTILE_{number}={value}" for number, value in enumerate(HOSTILE)]
 ALL = [*CONTAINED, "shell"]
 PRINTABLE = st.text(st.characters(exclude_categories=["C"]), min_size=1)
 
@@ -39,7 +40,7 @@ def shell_words(text: str) -> list[str]:
 
 
 def rendered(format_name: str) -> str:
-    return render(hostile_launch(), TARGET, format_name)
+    return render(hostile_launch(format_name), TARGET, format_name)
 
 
 @pytest.mark.parametrize("format_name", ["docker", "podman"])
@@ -68,7 +69,7 @@ def test_systemd_gives_the_engine_what_the_recipe_says() -> None:
 
 def test_a_quadlet_gives_the_engine_what_the_recipe_says() -> None:
     found = settings(rendered("quadlet"), "Container")
-    assert words(dict(found)["Exec"])[1:] == HOSTILE
+    assert words(dict(found)["Exec"])[1:] == QUADLET_HOSTILE
     assert [words(value) for key, value in found if key == "Environment"] == [
         [each] for each in VARIABLES
     ]
@@ -132,6 +133,12 @@ def test_a_folder_that_quadlets_cannot_mount_is_refused(folder: str) -> None:
     launch = small_launch(mounts=[Mount(host=folder, inside="/models")])
     with pytest.raises(RecipeInvalid, match="quadlet"):
         render(launch, TARGET, "quadlet")
+
+
+def test_a_semicolon_of_its_own_is_no_argument_for_quadlets() -> None:
+    with pytest.raises(RecipeInvalid, match="`;`"):
+        render(small_launch(arguments=["a", ";", "b"]), TARGET, "quadlet")
+    render(small_launch(arguments=["a;", ";b"]), TARGET, "quadlet")
 
 
 def test_a_percent_sign_in_a_folder_is_no_specifier_for_quadlets() -> None:

@@ -1,4 +1,4 @@
-"""The podman command of "Running Kimi-K2.6 Locally: Making a 1T MoE Practical with ik_llama.cpp"."""
+"""The podman command of "Running Kimi-K2.6 Locally", flag for flag."""
 
 from __future__ import annotations
 

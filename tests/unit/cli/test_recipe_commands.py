@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.spec.checkout import Checkout
+from pipeline.weights.model import (
+    FilePin,
+    WeightsSpec,
+    lock_path,
+    sealed,
+    spec_path,
+    write_lock,
+)
+from tests.unit.support import Command, build_tiny
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+COMMIT = "c" * 40
+REGISTRY = f"registry.example/engines/tiny@{DIGEST}"
+BODY: dict[str, Any] = {
+    "name": "small-2x",
+    "summary": "A small model on two cards",
+    "backing": "stated",
+    "sources": {"guide": {"kind": "document", "title": "A guide"}},
+    "engine": "vllm",
+    "image": "tiny",
+    "model": {"repository": "example/small", "name": "small"},
+    "hardware": {"cards": 2, "card": "rtx-pro-6000"},
+    "port": 8000,
+    "flags": {"guide": {"tensor_parallel_size": 2, "max_model_len": 4096}},
+    "overrides": ["MAX_MODEL_LEN", "PORT"],
+}
+
+
+@pytest.fixture
+def recipes(checkout: Checkout) -> Path:
+    """The checkout's recipes: `small-2x`, and one without an image."""
+    folder = checkout.root / "recipes"
+    folder.mkdir()
+    write(folder, BODY)
+    write(folder, {"name": "small-local", "extends": "small-2x", "image": None})
+    return folder
+
+
+def write(folder: Path, body: dict[str, Any]) -> None:
+    (folder / f"{body['name']}.yaml").write_text(yaml.safe_dump(body, sort_keys=False))
+
+
+def render(sm120: Command, *args: str, name: str = "small-2x") -> Any:
+    return sm120("render", name, "--weights", "/data/small", *args)
+
+
+def test_recipes_are_listed_with_what_they_rest_on(recipes: Path, sm120: Command) -> None:
+    head, _, first, second = sm120("recipe", "list").out.splitlines()
+    assert head.split() == ["name", "engine", "image", "gpus", "backing", "summary"]
+    assert first.split()[:6] == ["small-2x", "vllm", "tiny", "2x", "rtx-pro-6000", "stated"]
+    assert second.split()[0] == "small-local"
+    assert [row["name"] for row in sm120("recipe", "list", "--json").json] == [
+        "small-2x",
+        "small-local",
+    ]
+
+
+def test_a_users_own_folder_comes_first(recipes: Path, sm120: Command, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    write(own, {**BODY, "summary": "My own"})
+    asked = ("--recipes", own, "--json")
+    assert sm120("recipe", "show", "small-2x", *asked).json["summary"] == "My own"
+    assert len(sm120("recipe", "list", *asked).json) == 2
+
+
+def test_a_recipe_is_shown_with_what_it_extends(recipes: Path, sm120: Command) -> None:
+    shown = yaml.safe_load(sm120("recipe", "show", "small-local").out)
+    assert shown["flags"] == BODY["flags"]
+    assert "image" not in shown
+
+
+def test_an_unknown_recipe_is_answered_with_those_there_are(recipes: Path, sm120: Command) -> None:
+    ended = sm120("recipe", "show", "nope")
+    assert ended.error == "UnknownRecipe"
+    assert "small-2x, small-local" in ended.err
+
+
+def test_an_image_in_a_registry_is_named_by_its_digest(recipes: Path, sm120: Command) -> None:
+    tagged = REGISTRY.replace("@", ":v1@")
+    out = render(sm120, "--as", "docker", "--registry", tagged).out
+    assert f"  {REGISTRY} \\\n" in out
+    assert "/data/small:/models:ro" in out
+
+
+def test_an_image_that_was_built_here_has_the_name_that_load_gives_it(
+    recipes: Path, sm120: Command, no_slow_helpers: None
+) -> None:
+    assert build_tiny(sm120, "--accept").code == 0
+    digest = yaml.safe_load((sm120.cwd / "lockfiles/golden.yaml").read_text())["images"][
+        "tiny.amd64"
+    ]["digest"]
+    want = f"  sm120/tiny:{digest[7:19]} \\\n"
+    assert want in render(sm120, "--as", "docker").out
+    # the committed digest counts where nothing is built
+    there = sm120("--store", sm120.cwd / "empty", "render", "small-2x", "--as", "docker",
+                  "--weights", "/data/small")  # fmt: skip
+    assert want in there.out
+
+
+def test_an_image_without_a_digest_is_no_image_to_run(recipes: Path, sm120: Command) -> None:
+    ended = render(sm120, "--as", "docker")
+    assert ended.error == "UnknownImage"
+    assert "sm120 build tiny" in ended.err
+
+
+def test_a_digest_of_other_inputs_is_not_used(
+    recipes: Path, sm120: Command, no_slow_helpers: None
+) -> None:
+    assert build_tiny(sm120, "--accept").code == 0
+    path = sm120.cwd / "lockfiles/golden.yaml"
+    golden = yaml.safe_load(path.read_text())
+    golden["images"]["tiny.amd64"]["inputs"]["format"] = 0
+    path.write_text(yaml.safe_dump(golden))
+    ended = sm120("--store", sm120.cwd / "empty", "render", "small-2x", "--as", "docker",
+                  "--weights", "/data/small")  # fmt: skip
+    assert ended.error == "UnknownImage"
+
+
+def test_options_and_variables_take_the_place_of_fields(
+    recipes: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAX_MODEL_LEN", "8192")
+    monkeypatch.setenv("PORT", "9000")
+    # not among what the recipe listens to
+    monkeypatch.setenv("SERVED_MODEL_NAME", "other")
+    asked = ("--as", "docker", "--registry", REGISTRY, "--port", "9001", "--json")
+    launch = render(sm120, *asked).json
+    words = launch["arguments"]
+    assert words[words.index("--max-model-len") + 1] == "8192"
+    assert words[words.index("--port") + 1] == "9001"
+    assert (launch["port"], launch["model"], launch["digest"]) == (9001, "small", DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        (["--port", "99999"], "RecipeInvalid"),
+        (["--gpus", "a"], "RecipeInvalid"),
+        (["--gpus", "0,1,"], "RecipeInvalid"),
+        (["--gpus", "0"], "RecipeInvalid"),
+        (["--eagle3"], "RecipeInvalid"),
+        (["--registry", "no-registry"], "ReferenceInvalid"),
+        (["--registry", "registry.example/Upper"], "ReferenceInvalid"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    recipes: Path, sm120: Command, option: list[str], error: str
+) -> None:
+    asked = () if "--registry" in option else ("--registry", REGISTRY)
+    ended = render(sm120, "--as", "docker", *asked, *option)
+    assert ended.error == error
+    assert ended.out == ""
+
+
+def test_weights_that_nobody_named_are_asked_for(recipes: Path, sm120: Command) -> None:
+    ended = sm120("render", "small-2x", "--as", "docker", "--registry", REGISTRY)
+    assert ended.error == "RecipeInvalid"
+    assert "--weights DIR" in ended.err
+
+
+def test_the_shell_needs_no_image_and_sees_the_hosts_folders(recipes: Path, sm120: Command) -> None:
+    for name in ("small-2x", "small-local"):
+        script = render(sm120, "--as", "shell", name=name).out
+        assert "exec vllm serve \\\n  /data/small \\\n" in script
+
+
+def test_a_relative_folder_is_that_of_this_machine(recipes: Path, sm120: Command) -> None:
+    asked = ("render", "small-2x", "--as", "docker", "--registry", REGISTRY, "--json")
+    mount = sm120(*asked, "--weights", "here").json["mounts"][0]
+    assert mount["host"] == f"{sm120.cwd}/here"
+
+
+def test_a_recipe_without_an_image_is_no_container(recipes: Path, sm120: Command) -> None:
+    ended = render(sm120, "--as", "podman", "--registry", REGISTRY, name="small-local")
+    assert ended.error == "RecipeInvalid"
+    assert "--as shell" in ended.err
+
+
+def test_clients_need_neither_image_nor_weights(recipes: Path, sm120: Command) -> None:
+    asked = ("render", "small-2x", "--as", "env", "--node", "10.0.0.7")
+    assert "export OPENAI_BASE_URL=http://10.0.0.7:8000/v1\n" in sm120(*asked).out
+    assert sm120(*asked, "--json").json["ANTHROPIC_MODEL"] == "small"
+
+
+def test_a_file_gets_what_would_be_printed(recipes: Path, sm120: Command, tmp_path: Path) -> None:
+    asked = ("--as", "compose", "--registry", REGISTRY)
+    printed = render(sm120, *asked).out
+    ended = render(sm120, *asked, "--out", "compose.yaml")
+    assert ended.out == ""
+    assert (sm120.cwd / "compose.yaml").read_text() == printed
+
+
+def test_a_snapshot_in_the_hubs_cache_is_mounted_with_its_repository(
+    recipes: Path, sm120: Command
+) -> None:
+    cache = "/c/models--example--small"
+    asked = ("render", "small-2x", "--as", "docker", "--registry", REGISTRY)
+    out = sm120(*asked, "--weights", f"{cache}/snapshots/{COMMIT}").out
+    assert f"-v {cache}:/models:ro \\\n" in out
+    assert f"  /models/snapshots/{COMMIT} \\\n" in out
+
+
+def test_locked_weights_are_found_in_the_hubs_cache(
+    recipes: Path, checkout: Checkout, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(recipes, {**BODY, "model": {**BODY["model"], "weights": "small"}})
+    lock_weights(checkout)
+    cache = sm120.cwd / "hub"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    asked = ("render", "small-2x", "--as", "docker", "--registry", REGISTRY, "--json")
+    assert sm120(*asked).error == "RecipeInvalid"
+    (cache / "models--example--small" / "snapshots" / COMMIT).mkdir(parents=True)
+    launch = sm120(*asked).json
+    assert launch["mounts"][0]["host"] == f"{cache}/models--example--small"
+    assert launch["arguments"][0] == f"/models/snapshots/{COMMIT}"
+
+
+def lock_weights(checkout: Checkout) -> None:
+    """A locked set `small`."""
+    about = {"name": "small", "repository": "example/small", "about": "Weights that tests know."}
+    spec = WeightsSpec.model_validate({**about, "format": "safetensors", "quant": "bf16"})
+    path = spec_path(checkout, "small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(spec.model_dump(mode="json", exclude_defaults=True)))
+    pin = FilePin(path="model.safetensors", size_bytes=1, sha256="a" * 64)
+    write_lock(lock_path(checkout, "small"), sealed(spec, COMMIT, [pin]))
