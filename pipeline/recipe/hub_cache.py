@@ -6,7 +6,7 @@ import re
 
 from pipeline.recipe.launch import Launch, Mount
 
-_SNAPSHOT = re.compile(r"(?P<repository>.*/models--[^/]+)(?P<below>/snapshots/[^/]+)/?")
+_SNAPSHOT = re.compile(r"(?P<repository>.*/models--[^/]+)(?P<below>/snapshots/[^/]+(?:/[^/]+)*)/?")
 
 
 def with_whole_repositories(launch: Launch) -> Launch:

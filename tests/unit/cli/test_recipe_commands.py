@@ -162,6 +162,14 @@ def test_what_cannot_be_is_refused(
     assert ended.out == ""
 
 
+def test_a_model_of_the_hub_is_the_engines_to_fetch(recipes: Path, sm120: Command) -> None:
+    asked = ("render", "small-2x", "--as", "docker", "--registry", REGISTRY, "--json")
+    launch = sm120(*asked, "--model-path", "example/other").json
+    assert (launch["mounts"], launch["arguments"][0]) == ([], "example/other")
+    launch = sm120(*asked, "--model-path", "/data/other").json
+    assert (launch["mounts"][0]["host"], launch["arguments"][0]) == ("/data/other", "/models")
+
+
 def test_weights_that_nobody_named_are_asked_for(recipes: Path, sm120: Command) -> None:
     ended = sm120("render", "small-2x", "--as", "docker", "--registry", REGISTRY)
     assert ended.error == "RecipeInvalid"

@@ -29,6 +29,13 @@ def test_a_snapshot_is_mounted_with_the_files_that_its_links_lead_to() -> None:
     ]
 
 
+def test_a_folder_below_a_snapshot_is_mounted_with_its_repository_too() -> None:
+    mount = Mount(host=f"{CACHE}/snapshots/abc/IQ3_K", inside="/models")
+    moved = with_whole_repositories(small_launch(mounts=[mount], arguments=["/models/x.gguf"]))
+    assert moved.mounts == [Mount(host=CACHE, inside="/models")]
+    assert moved.arguments == ["/models/snapshots/abc/IQ3_K/x.gguf"]
+
+
 def test_two_models_are_moved_each_by_its_own() -> None:
     mounts = [
         Mount(host="/c/models--a--b/snapshots/1", inside="/models"),
