@@ -34,7 +34,7 @@ def run_words(launch: Launch, target: Target, runner: str, first: list[str]) -> 
         *options(launch, target),
         *(["-v", volume(each, runner)] for each in mounts(launch, target)),
         *_cache(launch, runner),
-        [target.image],
+        [target.image_for(runner)],
         *grouped(launch.arguments),
     ]
 

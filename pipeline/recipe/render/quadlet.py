@@ -34,7 +34,7 @@ def render_quadlet(launch: Launch, target: Target) -> str:
     # only keys of Podman 4.4: later ones have keys for some of PodmanArgs
     container = [
         ("ContainerName", name),
-        ("Image", target.image),
+        ("Image", target.image_for("podman")),
         *(("AddDevice", device) for device in devices(launch, target)),
         ("PublishPort", f"{launch.port}:{launch.port}"),
         *(("AddCapability", each) for each in launch.container.capabilities),

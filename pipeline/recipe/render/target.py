@@ -42,6 +42,11 @@ class Target(Frozen):
         """Whether the image was loaded here: no registry may answer for its name."""
         return "@" not in self.image
 
+    def image_for(self, runner: str) -> str:
+        """The image as Docker or Podman calls it."""
+        # `podman load` puts this before a name without a registry
+        return f"localhost/{self.image}" if self.is_local and runner == "podman" else self.image
+
 
 def require_contained(launch: Launch) -> None:
     """Refuse a recipe without an image where a container is to run."""

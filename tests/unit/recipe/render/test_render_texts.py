@@ -319,6 +319,20 @@ def test_no_registry_answers_for_the_name_of_a_local_image(format_name: str, lin
 
 
 @pytest.mark.parametrize(
+    ("format_name", "name"),
+    [
+        ("docker", "  sm120/vllm:0123456789ab \\"),
+        ("podman", "  localhost/sm120/vllm:0123456789ab \\"),
+        ("quadlet", "Image=localhost/sm120/vllm:0123456789ab"),
+        ("systemd", "  sm120/vllm:0123456789ab \\"),
+        ("compose", "    image: sm120/vllm:0123456789ab"),
+    ],
+)
+def test_a_local_image_has_the_name_that_loading_gave_it(format_name: str, name: str) -> None:
+    assert name in render(small_launch(), LOCAL, format_name).splitlines()
+
+
+@pytest.mark.parametrize(
     ("format_name", "settings", "library"),
     [
         ("docker", "--env-file /etc/sm120/nccl.env", "/usr/local/lib/sm120:ro "),
