@@ -243,6 +243,11 @@ class ModelUnreadable(ContentUnusable):
     meaning = "a config.json or GGUF header is damaged or of a kind this tool does not know"
 
 
+class ParserUnreadable(ContentUnusable):
+    meaning = "the argument parser of an engine could not be read out of its image"
+    hint = "`sm120 image rebuild IMAGE` shows whether the image is whole."
+
+
 class Conflict(PipelineError):
     exit_code = 31
     meaning = "two packages, or a patch and the file it changes, contradict each other"

@@ -82,6 +82,7 @@ RECIPE = {
     "list": Verb("recipe.show:list_recipes", "List the recipes and what each rests on."),
     "show": Verb("recipe.show:show", "Show a recipe with all that it extends."),
     "render": _RENDER,
+    "flags": Verb("recipe.flags:flags", "Show the flags that the engine of an image accepts."),
 }
 HOST = {
     "lock": Verb("host.lock:lock", "Look up the exact packages that hosts get."),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline import log
@@ -34,6 +36,17 @@ def unpacked_root(store: Store, image: Built) -> Path:
         with os_errors_explained(final):
             os.utime(final)
     return final
+
+
+@contextmanager
+def unpacked(store: Store, image: Built) -> Iterator[Path]:
+    """The image's files in a folder that goes with the block: those of an engine are 8 GB."""
+    store.need_space(image.record.unpacked_bytes)
+    with store.scratch() as scratch:
+        root = scratch / "root"
+        with log.step(f"Unpacking {image.name}, {log.size(image.record.unpacked_bytes)}"):
+            _fill(store, _rows(store, image), root)
+        yield root
 
 
 def _rows(store: Store, image: Built) -> dict[str, Row]:
@@ -70,13 +83,17 @@ def _count(root: Path) -> int:
 def _unpack(store: Store, rows: dict[str, Row], final: Path) -> None:
     with store.scratch() as scratch:
         root = scratch / "root"
-        root.mkdir()
-        # links to files come last: what they lead to must be there
-        ordered = sorted(rows.items(), key=lambda item: (item[1][1].kind == Kind.HARDLINK, item[0]))
-        for path, (layer, row) in ordered:
-            _place(store, layer, row, root / path, root)
+        _fill(store, rows, root)
         final.parent.mkdir(parents=True, exist_ok=True)
         os.replace(root, final)
+
+
+def _fill(store: Store, rows: dict[str, Row], root: Path) -> None:
+    root.mkdir()
+    # links to files come last: what they lead to must be there
+    ordered = sorted(rows.items(), key=lambda item: (item[1][1].kind == Kind.HARDLINK, item[0]))
+    for path, (layer, row) in ordered:
+        _place(store, layer, row, root / path, root)
 
 
 def _place(store: Store, layer: LayerRecord, row: FileRow, place: Path, root: Path) -> None:
