@@ -77,7 +77,7 @@ def _parted(word: str, flags: ParserFlags) -> tuple[str, bool, str]:
 def _named(written: str, flags: ParserFlags) -> tuple[str | None, str]:
     """The flag that is meant, and the path below it."""
     head, path = written, ""
-    if flags.syntax == "vllm" and written.startswith("--"):
+    if flags.syntax == "vllm":
         head, _, path = written.partition(".")
         path = path.removesuffix("+")
     name = spelled(head, flags)

@@ -226,19 +226,21 @@ def _plain_words(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]
 
 def _doubled(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
     """Flags of which only the last would count, and flags turned on and off."""
-    seen: dict[tuple[str, str], Given] = {}
+    seen: dict[str, Given] = {}
     for given in line.given:
         if given.name is None or flag_of(given, flags).repeats:
             continue
-        before = seen.setdefault((given.name, given.path), given)
-        if before is given:
-            continue
+        before = seen.setdefault(f"{given.name}.{given.path}", given)
         off = flag_of(given, flags).off
         if (given.written in off) != (before.written in off):
-            message = f"contradicts {before.written}"
-        else:
+            yield FlagProblem(flag=given.written, message=f"contradicts {before.written}")
+        elif before is not given:
             message = "is given twice, and only the last one counts"
-        yield FlagProblem(flag=given.written, message=message)
+            yield FlagProblem(flag=given.written, message=message)
+        elif given.path and (whole := seen.get(f"{given.name}.")):
+            # vLLM puts the parts together and gives them to the flag once more
+            message = f"only the parts count beside {whole.written}: write all of it in one way"
+            yield FlagProblem(flag=given.written, message=message)
 
 
 def _exclusive(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:

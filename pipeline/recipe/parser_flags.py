@@ -54,7 +54,9 @@ class ParserFlags(Frozen):
     also: list[Name] = []  # images with the same engine, version and patches
     platform: Platform | None = None
     digest: Digest | None = None  # of the image that it was read from
-    tree: Digest | None = None  # of the source, where no image was at hand
+    # where no image was at hand: of the source that was compiled, or of the engine's own wheel
+    tree: Digest | None = None
+    wheel: Digest | None = None
     read_from: Line
     syntax: Syntax
     plain_words: int = 0  # how many words without a flag it takes, as vLLM takes the model
@@ -65,8 +67,8 @@ class ParserFlags(Frozen):
 
     @model_validator(mode="after")
     def _says_what_it_was_read_from(self) -> ParserFlags:
-        if (self.digest is None) == (self.tree is None):
-            raise ValueError("needs the `digest` of an image, or the `tree` of a source")
+        if sum(each is not None for each in (self.digest, self.tree, self.wheel)) != 1:
+            raise ValueError("needs one of `digest` of an image, `tree` of a source, and `wheel`")
         return self
 
     @cached_property

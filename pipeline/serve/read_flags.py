@@ -5,7 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +18,7 @@ from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.assemble.plan import ImagePlan, TreePlan, plan_image
 from pipeline.errors import ParserUnreadable, SpecInvalid
-from pipeline.files import read_at_most
+from pipeline.files import read_at_most, sha256_of_file
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.oci import docker
 from pipeline.recipe.model import Engine
@@ -70,12 +73,8 @@ def _engine_tree(plan: ImagePlan) -> TreePlan | None:
 def read_flags(store: Store, image: Built, way: Way) -> ParserFlags:
     """What the parser of a built image accepts."""
     parser = find_parser(image.plan)
-    with (
-        unpacked(store, image) as root,
-        store.scratch() as scratch,
-        log.step(f"Reading the argument parser of {image.name}"),
-    ):
-        described = _described(way, _box(image, root, scratch), parser)
+    with _boxed(store, image) as box:
+        described = _described(way, box, parser)
     body = {
         "version": _engine_version(image.plan),
         **{name: value for name, value in described.items() if value not in ("", None)},
@@ -85,6 +84,40 @@ def read_flags(store: Store, image: Built, way: Way) -> ParserFlags:
         "digest": image.digest,
         "read_from": "the image, by running its own code",
     }
+    return as_parser_flags(body)
+
+
+def read_wheel_flags(
+    store: Store, plan: ImagePlan, wheel: Path, inside: Built, way: Way
+) -> ParserFlags:
+    """The same of an engine's own wheel, with what it imports from another image.
+
+    For an image of another platform: in an emulator the imports alone take the better part of an
+    hour. Values that depend on other packages may be those of the other image.
+    """
+    parser, digest = find_parser(plan), sha256_of_file(wheel)
+    pin = next((pin for pin in plan.lock.wheels if f"sha256:{pin.sha256}" == digest), None)
+    if pin is None or pin.name != parser.engine:
+        raise SpecInvalid(
+            f"{wheel}: is not the wheel of {parser.engine} that {plan.spec.name} is locked to",
+            "Name the file that the lock names.",
+        )
+    with _boxed(store, inside) as box:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(box.mounts[_HOME] / "wheel")
+        first = {**box.env, "PYTHONPATH": f"{_HOME}/wheel"}
+        described = _described(way, replace(box, env=first), parser)
+    body = {
+        **described,
+        "engine": parser.engine,
+        "image": plan.spec.name,
+        "wheel": digest,
+        "read_from": f"the wheel {pin.name} {pin.version}, with what it imports from {inside.name}"
+        f" for {inside.platform}",
+    }
+    if body.get("version") != pin.version:
+        message = f"{inside.name}: the version read is {body.get('version')!r}, not {pin.version}"
+        raise ParserUnreadable(message)
     return as_parser_flags(body)
 
 
@@ -131,6 +164,17 @@ def as_parser_flags(body: dict[str, Any]) -> ParserFlags:
         raise ParserUnreadable(
             f"{body['image']}: its parser says {field}: {first['msg']}"
         ) from error
+
+
+@contextmanager
+def _boxed(store: Store, image: Built) -> Iterator[Box]:
+    """A built image as a box, unpacked for as long as the block lasts."""
+    with (
+        unpacked(store, image) as root,
+        store.scratch() as scratch,
+        log.step(f"Reading an argument parser in {image.name}"),
+    ):
+        yield _box(image, root, scratch)
 
 
 def _box(image: Built, root: Path, scratch: Path) -> Box:

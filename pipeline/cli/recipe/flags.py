@@ -18,7 +18,12 @@ from pipeline.recipe.parser_flags import (
     find_parser_flags,
     write_parser_flags,
 )
-from pipeline.serve.read_flags import find_parser, read_flags, read_program_flags
+from pipeline.serve.read_flags import (
+    find_parser,
+    read_flags,
+    read_program_flags,
+    read_wheel_flags,
+)
 from pipeline.source.box import find_way
 from pipeline.spec.checkout import Checkout
 
@@ -35,6 +40,12 @@ _MOST_SHOWN = 60
     type=EXISTING_FILE,
     help="Read this llama-server, compiled from the image's source, in place of the image.",
 )
+@click.option(
+    "--wheel",
+    type=EXISTING_FILE,
+    help="Read this wheel of the engine, with what it imports from the image --inside.",
+)
+@click.option("--inside", metavar="IMAGE", help="A built image that this machine can run.")
 @json_option
 @click.pass_context
 def flags(
@@ -44,6 +55,8 @@ def flags(
     again: bool,
     accept: bool,
     program: Path | None,
+    wheel: Path | None,
+    inside: str | None,
     as_json: bool,
 ) -> None:
     """Show the flags that the engine of IMAGE accepts, and its own variables.
@@ -52,16 +65,24 @@ def flags(
     without a GPU. Recipes are checked against the committed files in lockfiles/flags, so that this
     works on machines that have no image.
     """
+    if (wheel is None) != (inside is None) or (wheel and program):
+        raise click.UsageError("--wheel and --inside belong together, without --program")
     checkout = checkout_of(context)
     folder = flags_folder(checkout)
-    if not (again or accept or program):
+    if program:
+        shown = read_program_flags(checkout, image, program.resolve())
+    elif not (again or accept or wheel):
         engine = find_parser(plan_image(checkout, image, checkout.spec(image).platforms[0])).engine
         shown = find_parser_flags(folder, engine, image)
-    elif program:
-        shown = read_program_flags(checkout, image, program.resolve())
     else:
-        store = store_of(context)
-        shown = read_flags(store, find_image(checkout, store, image, platform), find_way("auto"))
+        store, way = store_of(context), find_way("auto")
+        built = find_image(checkout, store, inside or image, platform)
+        plan = plan_image(checkout, image, checkout.spec(image).platforms[0])
+        shown = (
+            read_wheel_flags(store, plan, wheel, built, way)
+            if wheel
+            else read_flags(store, built, way)
+        )
     if accept:
         shown = shown.model_copy(update={"also": images_alike(checkout, image)})
         log.say(f"Written: {write_parser_flags(folder, shown)}")

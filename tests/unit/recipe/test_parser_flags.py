@@ -1,0 +1,117 @@
+"""The files of `lockfiles/flags`: written and read, found by image, and true to what is locked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline.assemble.golden import read_golden
+from pipeline.assemble.plan import plan_image
+from pipeline.cli.recipe.flags import flags_folder, images_alike
+from pipeline.errors import RecipeInvalid
+from pipeline.recipe.find import Recipes
+from pipeline.recipe.launch import Overrides, plan_launch
+from pipeline.recipe.parser import check_flags
+from pipeline.recipe.parser_flags import (
+    FlagSpec,
+    ParserFlags,
+    find_parser_flags,
+    read_parser_flags,
+    write_parser_flags,
+)
+from pipeline.spec.checkout import Checkout
+
+CHECKOUT = Checkout(Path(__file__).parents[3])
+COMMITTED = sorted(path.stem for path in flags_folder(CHECKOUT).glob("*.yaml"))
+RECIPES = Recipes([CHECKOUT.root / "recipes"])
+DIGEST = f"sha256:{'7' * 64}"
+
+
+def parser(**fields: object) -> ParserFlags:
+    body = {
+        "engine": "vllm",
+        "version": "0.32.0",
+        "image": "vllm",
+        "digest": DIGEST,
+        "read_from": "the image",
+        "syntax": "vllm",
+        "flags": {"-b": FlagSpec(takes="none"), "--a": FlagSpec(takes="one", choices=["on", "1"])},
+    }
+    return ParserFlags.model_validate({**body, **fields})
+
+
+def test_a_parser_is_written_sorted_and_read_back(tmp_path: Path) -> None:
+    flags = parser(variables=["VLLM_B", "VLLM_A"], exclusive=[["--a", "-b"]])
+    path = write_parser_flags(tmp_path / "flags", flags)
+    text = path.read_text()
+    assert text.index("--a") < text.index("  -b")
+    assert text.endswith("variables:\n- VLLM_A\n- VLLM_B\n")
+    # `on` and `1` stay the texts that they are
+    assert read_parser_flags(path) == flags.model_copy(update={"variables": ["VLLM_A", "VLLM_B"]})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"digest": None},
+        {"tree": DIGEST},
+        {"digest": "latest"},
+        {"flags": {"max-model-len": {"takes": "one"}}},
+        {"flags": {"--a": {"takes": "two"}}},
+        {"flags": {"--a": {"takes": "one", "default": 1}}},
+        {"built": "yesterday"},
+    ],
+)
+def test_a_file_that_says_too_little_or_too_much_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        parser(**wrong)
+
+
+def test_flags_are_found_by_the_image_and_without_one_by_the_engine(tmp_path: Path) -> None:
+    write_parser_flags(tmp_path, parser(also=["vllm-nccl"]))
+    other = parser(image="vllm-old", version="0.1")
+    write_parser_flags(tmp_path, other)
+    assert find_parser_flags(tmp_path, "vllm", "vllm-nccl").image == "vllm"
+    assert find_parser_flags(tmp_path, "vllm", "vllm-old") == other
+    assert find_parser_flags(tmp_path, "vllm", None).image == "vllm"
+
+
+@pytest.mark.parametrize(("engine", "image"), [("vllm", "vllm-new"), ("sglang", None)])
+def test_an_image_whose_parser_nobody_read_is_no_guess(
+    tmp_path: Path, engine: str, image: str | None
+) -> None:
+    write_parser_flags(tmp_path, parser())
+    with pytest.raises(RecipeInvalid, match=f"which flags {image or engine} accepts"):
+        find_parser_flags(tmp_path, engine, image)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_a_committed_parser_is_that_of_the_image_of_today(name: str) -> None:
+    """Fails when an image has moved on: `sm120 recipe flags IMAGE --accept` reads it again."""
+    flags = read_parser_flags(flags_folder(CHECKOUT) / f"{name}.yaml")
+    assert flags.image == name
+    assert flags.also == images_alike(CHECKOUT, name)
+    plan = plan_image(CHECKOUT, name, flags.platform or CHECKOUT.spec(name).platforms[0])
+    if flags.digest:
+        golden = read_golden(CHECKOUT.golden_path).images[f"{name}.{plan.architecture}"]
+        assert flags.digest == golden.digest
+    elif flags.tree:
+        assert flags.tree in [tree.lock.tree for tree in plan.all_trees()]
+    else:
+        assert flags.wheel in [f"sha256:{wheel.sha256}" for wheel in plan.lock.wheels]
+
+
+@pytest.mark.parametrize("name", RECIPES.names())
+def test_a_shipped_recipe_has_no_flag_that_its_engine_does_not_know(name: str) -> None:
+    recipe = RECIPES.read(name)
+    flags = find_parser_flags(flags_folder(CHECKOUT), recipe.engine, recipe.image)
+    path = "/weights/model.gguf" if recipe.engine in ("ik-llama", "llama-cpp") else "/weights"
+    choices = [Overrides(model_path=path)]
+    if recipe.speculation:
+        choices.append(Overrides(model_path=path, enable_eagle3=True))
+        choices.append(Overrides(model_path=path, enable_eagle3=False))
+    for overrides in choices:
+        launch = plan_launch(recipe, overrides, weights="/weights", draft="/draft")
+        assert [str(problem) for problem in check_flags(launch, flags)] == []
