@@ -24,6 +24,7 @@ from pipeline.oci import docker
 from pipeline.recipe.model import Engine
 from pipeline.recipe.parser_flags import ParserFlags
 from pipeline.sandbox.sandbox import find_sandbox
+from pipeline.serve.llama_source import TABLE, read_source
 from pipeline.source.box import Box, Limits, Way, run_step
 from pipeline.source.toolchain import unpacked
 from pipeline.spec.checkout import Checkout
@@ -150,6 +151,21 @@ def read_program_flags(checkout: Checkout, image: str, program: Path) -> ParserF
         "image": image,
         "tree": tree.lock.tree,
         "read_from": "a program compiled from the locked source, outside the image",
+    }
+    return as_parser_flags(body)
+
+
+def read_source_flags(checkout: Checkout, image: str, archive: Path) -> ParserFlags:
+    """The same from the table in the locked source of mainline llama.cpp."""
+    tree = _engine_tree(plan_image(checkout, image, checkout.spec(image).platforms[0]))
+    if tree is None or tree.source.name != "llama-cpp":
+        raise SpecInvalid(f"{image}: does not compile llama.cpp", "Leave --archive out.")
+    body = {
+        **read_source(archive, tree),
+        "engine": "llama-cpp",
+        "image": image,
+        "tree": tree.lock.tree,
+        "read_from": f"{TABLE} of the locked source, without compiling it",
     }
     return as_parser_flags(body)
 

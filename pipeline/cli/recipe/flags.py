@@ -22,6 +22,7 @@ from pipeline.serve.read_flags import (
     find_parser,
     read_flags,
     read_program_flags,
+    read_source_flags,
     read_wheel_flags,
 )
 from pipeline.source.box import find_way
@@ -41,6 +42,11 @@ _MOST_SHOWN = 60
     help="Read this llama-server, compiled from the image's source, in place of the image.",
 )
 @click.option(
+    "--archive",
+    type=EXISTING_FILE,
+    help="Read the source of llama.cpp in this archive, which the image is locked to.",
+)
+@click.option(
     "--wheel",
     type=EXISTING_FILE,
     help="Read this wheel of the engine, with what it imports from the image --inside.",
@@ -55,6 +61,7 @@ def flags(
     again: bool,
     accept: bool,
     program: Path | None,
+    archive: Path | None,
     wheel: Path | None,
     inside: str | None,
     as_json: bool,
@@ -65,12 +72,16 @@ def flags(
     without a GPU. Recipes are checked against the committed files in lockfiles/flags, so that this
     works on machines that have no image.
     """
-    if (wheel is None) != (inside is None) or (wheel and program):
-        raise click.UsageError("--wheel and --inside belong together, without --program")
+    if (wheel is None) != (inside is None):
+        raise click.UsageError("--wheel and --inside belong together")
+    if sum(each is not None for each in (program, archive, wheel)) > 1:
+        raise click.UsageError("give one of --program, --archive and --wheel")
     checkout = checkout_of(context)
     folder = flags_folder(checkout)
     if program:
         shown = read_program_flags(checkout, image, program.resolve())
+    elif archive:
+        shown = read_source_flags(checkout, image, archive)
     elif not (again or accept or wheel):
         engine = find_parser(plan_image(checkout, image, checkout.spec(image).platforms[0])).engine
         shown = find_parser_flags(folder, engine, image)
