@@ -104,6 +104,8 @@ def _spellings(match: re.Match[str]) -> list[str]:
 def _value(parameter: str, rest: str) -> Iterator[tuple[str, Any]]:
     if parameter.split()[0] == "int":
         yield "type", "integer"
+    elif "json::parse(value)" in rest:
+        yield "type", "json"
     hint = _HINT.match(rest)
     # `[on|off|auto]`; in `{a,b}` too, but `N0,N1,N2` are no values
     if hint and (listed := _LISTED.match(hint[1])) and hint[1][0] in "[{(":
