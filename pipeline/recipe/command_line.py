@@ -60,11 +60,12 @@ def is_flag(word: str, flags: ParserFlags) -> bool:
     """Whether the parser takes a word for a flag, and not for a value."""
     if not word.startswith("-") or len(word) < 2:
         return False
+    # vLLM takes -0.5 for a name with a dot in it
+    negative = _NEGATIVE.match(word) and not (flags.syntax == "vllm" and "." in word)
     if flags.syntax == "llama":
-        return not _NEGATIVE.match(word)
+        return not negative
     # argparse: a word with a space in it is a value, if it is no flag with `=`
-    head = word.partition("=")[0]
-    return not _NEGATIVE.match(word) and (" " not in word or " " not in head)
+    return not negative and " " not in word.partition("=")[0]
 
 
 def _parted(word: str, flags: ParserFlags) -> tuple[str, bool, str]:

@@ -132,6 +132,7 @@ def problems(engine: Engine, *arguments: str, **environment: str) -> list[str]:
         ("vllm", ["--middleware", "a", "--middleware", "b", "--hf-token", "--port", "1"]),
         ("vllm", ["--no-enable-prefix-caching"]),
         ("vllm", ["--trust-remote", "--gpu-memory-utilization", ".9"]),
+        ("sglang", ["--tp", "-1"]),
         ("sglang", ["--model-path", "/models", "--tp", "8", "--disable-radix-cache"]),
         ("sglang", ["--cuda-graph-bs-decode", "1", "2", "4", "--quantization", "modelopt_fp4"]),
         ("ik-llama", ["-m", "a.gguf", "-fa", "on", "-ot", "exps=CPU", "-ot", "x=CUDA0"]),
@@ -169,6 +170,7 @@ def test_what_the_engine_accepts_passes(engine: Engine, arguments: list[str]) ->
         ("vllm", ["--compilation-config.mode"], "--compilation-config.mode: needs a value"),
         ("vllm", ["--trust-remote-code=true"], "--trust-remote-code: takes no value"),
         ("vllm", ["--port", "http"], "'http' is no integer"),
+        ("sglang", ["--tp", "-1.5"], "'-1.5' is no integer"),
         ("vllm", ["--max-model-len", "many"], "'many' is no size"),
         ("vllm", ["--gpu-memory-utilization", "94%"], "'94%' is no number"),
         ("vllm", ["--kv-cache-dtype", "fp8_e4m4"], "not among its values (nearest: fp8_e4m3"),
@@ -236,6 +238,13 @@ def test_a_variable_that_the_engine_does_not_read_is_named(
     (found,) = problems(engine, **{name: "1"})
     assert found.startswith(f"{name}: ")
     assert near in found
+
+
+def test_a_negative_fraction_is_a_name_with_a_dot_to_vllm() -> None:
+    """vllm/utils/argparse_utils.py: every word with a dash before and a dot in it is one."""
+    needs, unknown = problems("vllm", "--gpu-memory-utilization", "-0.5")
+    assert needs == "--gpu-memory-utilization: needs a value"
+    assert unknown.startswith("-0.5: is no flag")
 
 
 def test_variables_of_others_are_not_the_engines_business() -> None:

@@ -11,7 +11,9 @@ from pipeline.assemble.golden import read_golden
 from pipeline.assemble.plan import plan_image
 from pipeline.cli.recipe.flags import flags_folder, images_alike
 from pipeline.errors import RecipeInvalid
+from pipeline.recipe.command_line import split_command_line
 from pipeline.recipe.find import Recipes
+from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
 from pipeline.recipe.launch import Overrides, plan_launch
 from pipeline.recipe.parser import check_flags
 from pipeline.recipe.parser_flags import (
@@ -115,3 +117,20 @@ def test_a_shipped_recipe_has_no_flag_that_its_engine_does_not_know(name: str) -
     for overrides in choices:
         launch = plan_launch(recipe, overrides, weights="/weights", draft="/draft")
         assert [str(problem) for problem in check_flags(launch, flags)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "engines"),
+    [(VllmFlags, {"vllm"}), (SglangFlags, {"sglang"}), (LlamaFlags, {"ik-llama", "llama-cpp"})],
+)
+def test_every_typed_field_is_a_flag_of_some_engine_here(
+    kind: type[Flags], engines: set[str]
+) -> None:
+    parsers = [read_parser_flags(flags_folder(CHECKOUT) / f"{name}.yaml") for name in COMMITTED]
+    own = [each for each in parsers if each.engine in engines]
+    names = [kind.flag(field) for field in kind.model_fields if field != "extra"]
+    # as a command line has it: `--tp` is the beginning of a flag
+    lines = {
+        name: [split_command_line([name], each).given[0].name for each in own] for name in names
+    }
+    assert [name for name, found in lines.items() if not any(found)] == []
