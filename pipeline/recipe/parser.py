@@ -25,7 +25,8 @@ from pipeline.recipe.command_line import (
     split_command_line,
 )
 from pipeline.recipe.launch import Launch
-from pipeline.recipe.parser_flags import FlagSpec, ParserFlags
+from pipeline.recipe.parser_flags import FlagSpec, ParserFlags, find_parser_flags, flags_folder
+from pipeline.spec.checkout import Checkout
 
 _MOST_NAMES, _MOST_VALUES = 3, 12
 _LIKE = 0.6
@@ -60,6 +61,11 @@ RULES = (
     Rule("vllm", "--enable-per-request-metrics", "--disable-log-stats", False),
     Rule("vllm", "--grpc", "--grpc-port", False),
 )
+
+
+def require_known_flags(checkout: Checkout, launch: Launch) -> None:
+    """Stop a launch that the engine of its image would refuse, by the committed files."""
+    require_flags(launch, find_parser_flags(flags_folder(checkout), launch.engine, launch.image))
 
 
 def require_flags(launch: Launch, flags: ParserFlags) -> None:

@@ -16,6 +16,7 @@ from pipeline.errors import RecipeInvalid
 from pipeline.files import write_bytes
 from pipeline.model import Digest, Frozen, Name, Platform
 from pipeline.recipe.model import Engine, Line, Variable
+from pipeline.spec.checkout import Checkout
 from pipeline.yaml_file import read_yaml
 
 FlagName = Annotated[str, StringConstraints(pattern=r"^--?[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
@@ -90,6 +91,11 @@ class ParserFlags(Frozen):
             "llama-cpp": "llama.cpp",
         }
         return f"{names[self.engine]} {self.version}"
+
+
+def flags_folder(checkout: Checkout) -> Path:
+    """Where the committed files are."""
+    return checkout.root / "lockfiles" / "flags"
 
 
 def find_parser_flags(folder: Path, engine: Engine, image: str | None) -> ParserFlags:

@@ -16,6 +16,7 @@ from pipeline.recipe.parser_flags import (
     FlagSpec,
     ParserFlags,
     find_parser_flags,
+    flags_folder,
     write_parser_flags,
 )
 from pipeline.serve.read_flags import (
@@ -100,11 +101,6 @@ def flags(
     if as_json:
         return say_json(shown.model_dump(mode="json", exclude_defaults=True))
     click.echo(_table(shown))
-
-
-def flags_folder(checkout: Checkout) -> Path:
-    """Where the committed files are."""
-    return checkout.root / "lockfiles" / "flags"
 
 
 def images_alike(checkout: Checkout, image: str) -> list[str]:

@@ -9,17 +9,19 @@ from pydantic import ValidationError
 
 from pipeline.assemble.golden import read_golden
 from pipeline.assemble.plan import plan_image
-from pipeline.cli.recipe.flags import flags_folder, images_alike
+from pipeline.cli.recipe.flags import images_alike
 from pipeline.errors import RecipeInvalid
 from pipeline.recipe.command_line import split_command_line
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
-from pipeline.recipe.launch import Overrides, plan_launch
-from pipeline.recipe.parser import check_flags
+from pipeline.recipe.launch import Launch, Overrides, plan_launch
+from pipeline.recipe.model import ContainerSpec, Engine
+from pipeline.recipe.parser import check_flags, require_known_flags
 from pipeline.recipe.parser_flags import (
     FlagSpec,
     ParserFlags,
     find_parser_flags,
+    flags_folder,
     read_parser_flags,
     write_parser_flags,
 )
@@ -134,3 +136,34 @@ def test_every_typed_field_is_a_flag_of_some_engine_here(
         name: [split_command_line([name], each).given[0].name for each in own] for name in names
     }
     assert [name for name, found in lines.items() if not any(found)] == []
+
+
+INVENTED = {
+    "vllm": ("--max-model-length", "--max-model-len"),
+    "sglang": ("--contxt-length", "--context-length"),
+    "ik-llama": ("--override-tensors", "--override-tensor"),
+    "llama-cpp": ("--override-tensors", "--override-tensor"),
+}
+
+
+@pytest.mark.parametrize("engine", INVENTED)
+def test_an_invented_flag_is_refused_for_each_engine_with_the_nearest_name(engine: Engine) -> None:
+    """By the real parsers, and only for the flag: the same launch without it passes."""
+    flag, nearest = INVENTED[engine]
+    launch = Launch(
+        recipe="one",
+        engine=engine,
+        image=None,
+        program=[],
+        arguments=["--port", "8000"],
+        environment={},
+        mounts=[],
+        port=8000,
+        cards=1,
+        container=ContainerSpec(),
+        model="m",
+    )
+    require_known_flags(CHECKOUT, launch)
+    wrong = launch.model_copy(update={"arguments": [*launch.arguments, flag, "1"]})
+    with pytest.raises(RecipeInvalid, match=f"is no flag of .* did you mean {nearest}"):
+        require_known_flags(CHECKOUT, wrong)
