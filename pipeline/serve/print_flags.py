@@ -89,7 +89,8 @@ def _describe_action(action: argparse.Action) -> Json:
     if result["type"] not in ("text", "json-or-text"):
         result["words"] = [word for word in _WORDS if _accepts(action.type, word)]
     if action.choices is not None:
-        result["choices"] = [_as_typed(each) for each in action.choices if each is not None]
+        # sorted: some are sets, whose order is another in every run
+        result["choices"] = sorted(_as_typed(each) for each in action.choices if each is not None)
     return result
 
 
@@ -228,7 +229,7 @@ def _vllm_registered() -> Iterator[tuple[str, Json]]:
     layers = importlib.import_module("vllm.model_executor.layers.quantization")
     yield "--quantization", {"choices": sorted(layers.QUANTIZATION_METHODS)}
     backends = importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum
-    names = ["auto", *sorted(each.name for each in backends)]
+    names = sorted(["auto", *(each.name for each in backends)])
     yield "--attention-backend", {"choices": names, "any_case": True}
 
 

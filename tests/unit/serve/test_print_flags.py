@@ -80,7 +80,7 @@ def test_what_a_flag_takes_is_read_from_the_parser(
 def test_words_choices_and_other_names_are_kept() -> None:
     assert described("--len", type=size_or_auto).words == ["auto"]
     flag = described("-q", "--quant", choices=["fp8", "fp4", None])
-    assert (flag.choices, flag.aliases) == (["fp8", "fp4"], ["-q"])
+    assert (flag.choices, flag.aliases) == (["fp4", "fp8"], ["-q"])
     flag = described("--cache", "-c", action=argparse.BooleanOptionalAction)
     assert (flag.takes, flag.aliases, flag.off) == ("none", ["-c"], ["--no-cache"])
     # a flag that only begins with `no` is no opposite of another
