@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipeline import log
-from pipeline.cli.context import say_json
+from pipeline.cli.context import checkout_of, say_json
 from pipeline.cli.options import ANY_PATH, json_option, platform_option
 from pipeline.cli.recipe.recipes import (
     all_overrides,
@@ -24,6 +24,7 @@ from pipeline.oci.docker import default_tag
 from pipeline.oci.reference import Reference, parse_reference
 from pipeline.recipe.hub_cache import with_whole_repositories
 from pipeline.recipe.launch import Overrides, plan_launch
+from pipeline.recipe.parser import require_known_flags
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.render.client import client_settings, render_env
 from pipeline.recipe.render.formats import CONTAINED, FORMATS
@@ -107,6 +108,7 @@ def render(
         digest=digest,
     )
     launch = with_whole_repositories(launch)
+    require_known_flags(checkout_of(context), launch)
     if as_json:
         return say_json(launch.model_dump(mode="json"))
     chosen = {"gpus": _gpus(gpus), "nccl": host_nccl, "runner": runner, "claim": claim}

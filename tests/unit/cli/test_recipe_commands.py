@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.recipe.parser_flags import flags_folder, read_parser_flags, write_parser_flags
 from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import (
     FilePin,
@@ -15,7 +16,7 @@ from pipeline.weights.model import (
     spec_path,
     write_lock,
 )
-from tests.unit.support import Command, build_tiny
+from tests.unit.support import ROOT, Command, build_tiny
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 COMMIT = "c" * 40
@@ -42,6 +43,9 @@ def recipes(checkout: Checkout) -> Path:
     folder.mkdir()
     write(folder, BODY)
     write(folder, {"name": "small-local", "extends": "small-2x", "image": None})
+    shipped = read_parser_flags(flags_folder(Checkout(ROOT)) / "vllm.yaml")
+    for image in ("tiny", "vllm"):
+        write_parser_flags(flags_folder(checkout), shipped.model_copy(update={"image": image}))
     return folder
 
 
@@ -160,6 +164,24 @@ def test_what_cannot_be_is_refused(
     ended = render(sm120, "--as", "docker", *asked, *option)
     assert ended.error == error
     assert ended.out == ""
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--max-model-length", "4"], "is no flag of vLLM 0.32.0"),
+        (["--kv-cache-dtype", "fp9"], "fp9"),
+        (["--enable-auto-tool-choice"], "--tool-call-parser"),
+    ],
+)
+def test_what_the_engine_would_refuse_stops_here(
+    recipes: Path, sm120: Command, extra: list[str], message: str
+) -> None:
+    flags = {**BODY["flags"]["guide"], "extra": extra}
+    write(recipes, {**BODY, "flags": {"guide": flags}})
+    ended = render(sm120, "--as", "docker", "--registry", REGISTRY)
+    assert (ended.error, ended.code) == ("RecipeInvalid", 10)
+    assert message in ended.err
 
 
 def test_a_model_of_the_hub_is_the_engines_to_fetch(recipes: Path, sm120: Command) -> None:
