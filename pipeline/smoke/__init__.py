@@ -1,0 +1,6 @@
+"""The smoke ladder: what a running server must prove before anybody relies on its answers.
+
+In: the address of an OpenAI-compatible server, and what a recipe expects of it. Out: a verdict for
+each rung with its checks, the last good rung, and every request and answer as evidence.
+May import attest, recipe, sandbox and the rooms before them.
+"""

@@ -1,0 +1,141 @@
+"""What the ladder is told, and what it answers: closed values that go into evidence."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from pipeline.model import Count, Frozen, Stamp
+from pipeline.recipe.model import Recipe, SmokeSpec
+
+Verdict: TypeAlias = Literal["passed", "failed", "skipped"]
+# `quality` needs a model that can think; `mechanics` is what any sound server guarantees.
+Kind: TypeAlias = Literal["quality", "mechanics"]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Tolerance(Frozen):
+    """How far two greedy answers to one prompt may differ; printed with every result.
+
+    Batches of another size add numbers in another order, so that tokens of (nearly) equal
+    probability may swap: sgl-project/sglang#39068. Everything after such a token may differ.
+    """
+
+    tie_nats: float = 0.3  # the token taken instead was this close: never counted against a server
+    near_nats: float = 1.0  # and this close: a near miss, of which few are allowed; beyond: drift
+    near_share: Share = 0.05
+    # answers that differ where the server gives no logprobs to judge it by
+    unjudged_share: Share = 0.25
+
+    def sentence(self) -> str:
+        """For people."""
+        return (
+            f"a tie is within {self.tie_nats} nats; near misses (up to {self.near_nats}) may be"
+            f" {self.near_share:.0%} of the answers, drift none"
+        )
+
+
+class Limits(Frozen):
+    """Bounds of each request."""
+
+    first_token_s: float = 60.0  # of a short prompt, without load
+    request_s: float = 600.0
+    most_bytes: int = 16 << 20
+
+
+class SmokePlan(Frozen):
+    """How far the ladder goes, and how large its steps are."""
+
+    model: str | None = None  # none: the first that the server names
+    quality: bool = True
+    why_no_quality: str = ""
+    tools: bool = True
+    reasoning: bool = False
+    vision: bool = False
+    streams: list[Positive] = [1, 2, 8, 16, 64, 128]
+    rounds: Positive = 2
+    contexts: list[Positive] = []  # none: quarter, half and all of the server's
+    depths: list[Share] = [0.05, 0.35, 0.65, 0.95]
+    context_tokens: Positive | None = None  # none: what the server says
+    lengths: Positive = 64
+    questions: Positive = 12
+    # vLLM and SGLang prefill 8192 tokens at once by default, llama.cpp 2048
+    batch_tokens: Positive = 8192
+    prefix_tokens: Positive = 4096
+    pressure_prompts: Positive = 16
+    answer_tokens: Positive = 1024
+    tolerance: Tolerance = Tolerance()
+    limits: Limits = Limits()
+
+
+class Check(Frozen):
+    """One thing that was looked at."""
+
+    name: str
+    kind: Kind
+    verdict: Verdict
+    message: str
+    evidence: list[Count] = []  # numbers of the exchanges that it looked at
+
+
+class RungResult(Frozen):
+    """All checks of one rung."""
+
+    name: str
+    title: str
+    verdict: Verdict
+    checks: list[Check]
+    seconds: float
+    message: str = ""
+
+
+class SmokeResult(Frozen):
+    """How far a server came."""
+
+    url: str
+    model: str | None
+    context_tokens: Count | None
+    started: Stamp
+    verdict: Verdict
+    rungs: list[RungResult]
+    last_good: str | None
+    exchanges: Count
+    seconds: float
+    plan: SmokePlan
+
+    def failures(self) -> list[Check]:
+        """Every check that failed."""
+        return [c for rung in self.rungs for c in rung.checks if c.verdict == "failed"]
+
+
+class Exchange(Frozen):
+    """A request and its answer, as evidence keeps them: bounded, with the digest of the rest."""
+
+    number: Count
+    check: str
+    method: str
+    path: str
+    request: str
+    status: Count  # 0: there was no answer
+    answer: str
+    seconds: float
+    first_s: float | None = None
+    error: str = ""
+
+
+def plan_for(recipe: Recipe) -> SmokePlan:
+    """What a recipe expects of its server."""
+    spec: SmokeSpec = recipe.smoke
+    tiny = "the model is declared tiny: it can only recite" if recipe.model.tiny else ""
+    return SmokePlan(
+        model=recipe.model.name,
+        quality=not recipe.model.tiny,
+        why_no_quality=tiny,
+        tools=spec.tools,
+        reasoning=spec.reasoning,
+        vision=spec.vision,
+        streams=spec.streams,
+        contexts=spec.contexts,
+    )

@@ -1,0 +1,48 @@
+"""Text that no sound model writes: the signs of wrong kernels, torn caches and lost tokens."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+# A run of one character; lines, tables and dots of real answers are left out.
+_RUN = re.compile(r"([^\s\-=_*.#`~|─━\d])\1{11,}")
+# FP4 products that are all zero pick token 0, which is `!` for many tokenizers.
+_BANGS = re.compile(r"!{4,}")
+_LOOP = re.compile(r"(.{2,80}?)\1{5,}", re.S)
+_CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_LOOKED_AT = 4000  # characters from the end, where loops are; the pattern is quadratic
+_FOREIGN_SHARE = 0.1
+_FEWEST_LETTERS = 8
+
+
+def haunted(text: str, scripts: Sequence[str] = ("LATIN",), *, is_cut: bool = False) -> str:
+    """What is wrong with a text; empty where nothing is. `is_cut`: it ended at the token limit."""
+    if "\x00" in text:
+        return "it has NUL characters"
+    if found := _CONTROL.search(text):
+        return f"it has the control character U+{ord(found[0]):04X}"
+    # a character of several tokens may be cut off by the limit
+    if "\ufffd" in (text.rstrip("\ufffd") if is_cut else text):
+        return "it has U+FFFD, the sign for a broken character"
+    if _BANGS.search(text):
+        return "it has `!!!!`"
+    tail = text[-_LOOKED_AT:]
+    if (found := _RUN.search(tail)) or (found := _LOOP.search(tail)):
+        return f"it repeats {found[1]!r}"
+    return _wrong_script(text, scripts)
+
+
+def _wrong_script(text: str, scripts: Sequence[str]) -> str:
+    letters = [script_of(c) for c in text if c.isalpha()]
+    foreign = [s for s in letters if s not in scripts]
+    if len(letters) < _FEWEST_LETTERS or len(foreign) <= _FOREIGN_SHARE * len(letters):
+        return ""
+    most = max(set(foreign), key=foreign.count)
+    return f"{len(foreign)} of {len(letters)} letters are {most.title()}, not {scripts[0].title()}"
+
+
+def script_of(letter: str) -> str:
+    """LATIN, CJK, CYRILLIC …: how Unicode begins the name of a letter."""
+    return unicodedata.name(letter, "UNKNOWN").split(" ")[0].split("-")[0]
