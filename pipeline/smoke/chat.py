@@ -1,0 +1,243 @@
+"""Chat answers: one value, whether they came whole or in a stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.smoke.client import Client, Unsound
+from pipeline.smoke.model import Exchange
+
+CHAT = "/v1/chat/completions"
+
+
+class _Foreign(BaseModel):
+    """Part of a server's answer; engines add fields of their own."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Function(_Foreign):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(_Foreign):
+    index: int = 0
+    id: str | None = None
+    function: _Function = _Function()
+
+
+class _Message(_Foreign):
+    """A whole message, or what a chunk adds to one."""
+
+    content: str | None = None
+    # vLLM renamed it; SGLang and llama.cpp have the longer name
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Top(_Foreign):
+    token: str
+    logprob: float
+
+
+class _Token(_Top):
+    top_logprobs: list[_Top] = []
+
+
+class _Logprobs(_Foreign):
+    content: list[_Token] | None = None
+
+
+class _Choice(_Foreign):
+    message: _Message | None = None
+    delta: _Message | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class Usage(_Foreign):
+    """The server's own count of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    total_tokens: int
+
+
+class _Completion(_Foreign):
+    model: str = ""
+    choices: list[_Choice] = Field(default=[])
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that was chosen, and those that could have been."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the model asks for; the arguments as the server wrote them."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered."""
+
+    content: str | None
+    reasoning: str
+    calls: tuple[ToolCall, ...]
+    finish: str | None
+    model: str
+    usage: Usage | None
+    tokens: tuple[Token, ...]
+    exchange: Exchange
+    first_token_s: float
+    is_stream: bool
+
+    @property
+    def text(self) -> str:
+        """What a person reads."""
+        return self.content or ""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.text.strip() or self.reasoning.strip() or self.calls)
+
+    @property
+    def is_cut(self) -> bool:
+        return self.finish == "length"
+
+
+_Read = TypeVar("_Read", bound=_Foreign)
+
+
+def read_part(kind: type[_Read], value: Any) -> _Read:
+    """A part of an answer, or what is wrong with it."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the answer"
+        raise Unsound(f"{place}: {first['msg']}") from error
+
+
+async def ask(
+    client: Client, model: str, messages: Sequence[Mapping[str, Any]], **options: Any
+) -> Answer:
+    """One chat answer; `stream=True` puts it together from its chunks."""
+    is_stream = options.pop("stream", False)
+    body = {"model": model, "messages": list(messages), **options}
+    if not is_stream:
+        exchange, value = await client.post(CHAT, body)
+        return _whole(exchange, read_part(_Completion, value))
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    exchange, events = await client.stream(CHAT, body)
+    return _joined(exchange, [(at, _chunk(value)) for at, value in events])
+
+
+def _chunk(value: Any) -> _Completion:
+    # some servers report a failure in mid-stream as an event
+    if isinstance(value, dict) and "error" in value:
+        raise Unsound(f"the stream holds an error: {str(value['error'])[:200]}")
+    return read_part(_Completion, value)
+
+
+def _whole(exchange: Exchange, value: _Completion) -> Answer:
+    if not value.choices or (message := value.choices[0].message) is None:
+        raise Unsound("the answer has no message")
+    choice = value.choices[0]
+    calls = [
+        ToolCall(c.id or "", c.function.name or "", c.function.arguments or "")
+        for c in message.tool_calls or []
+    ]
+    return Answer(
+        content=message.content,
+        reasoning=message.reasoning_content or message.reasoning or "",
+        calls=tuple(calls),
+        finish=choice.finish_reason,
+        model=value.model,
+        usage=value.usage,
+        tokens=_tokens(choice),
+        exchange=exchange,
+        first_token_s=exchange.seconds,
+        is_stream=False,
+    )
+
+
+def _joined(exchange: Exchange, chunks: Sequence[tuple[float, _Completion]]) -> Answer:
+    """One answer from the chunks of a stream."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    tokens: list[Token] = []
+    calls: dict[int, list[_Call]] = {}
+    finish: str | None = None
+    first: float | None = None
+    for at, chunk in chunks:
+        for choice in chunk.choices[:1]:
+            delta = choice.delta or _Message()
+            content.append(delta.content or "")
+            reasoning.append(delta.reasoning_content or delta.reasoning or "")
+            for call in delta.tool_calls or []:
+                calls.setdefault(call.index, []).append(call)
+            if first is None and (content[-1] or reasoning[-1] or calls):
+                first = at
+            tokens += _tokens(choice)
+            finish = choice.finish_reason or finish
+    usages = [chunk.usage for _, chunk in chunks if chunk.usage]
+    return Answer(
+        content="".join(content),
+        reasoning="".join(reasoning),
+        calls=tuple(_joined_call(parts) for _, parts in sorted(calls.items())),
+        finish=finish,
+        model=next((chunk.model for _, chunk in chunks if chunk.model), ""),
+        usage=usages[-1] if usages else None,
+        tokens=tuple(tokens),
+        exchange=exchange,
+        first_token_s=exchange.seconds if first is None else first,
+        is_stream=True,
+    )
+
+
+def _joined_call(parts: Sequence[_Call]) -> ToolCall:
+    return ToolCall(
+        id=next((p.id for p in parts if p.id), ""),
+        name=next((p.function.name for p in parts if p.function.name), ""),
+        arguments="".join(p.function.arguments or "" for p in parts),
+    )
+
+
+def _tokens(choice: _Choice) -> tuple[Token, ...]:
+    given = (choice.logprobs.content if choice.logprobs else None) or []
+    return tuple(
+        Token(t.token, t.logprob, tuple((o.token, o.logprob) for o in t.top_logprobs))
+        for t in given
+    )
+
+
+def logprobs_fault(tokens: Sequence[Token]) -> str:
+    """What is wrong with log probabilities, whatever the model; empty where nothing is."""
+    for token in tokens:
+        values = [token.logprob, *(p for _, p in token.top)]
+        if not all(math.isfinite(p) and p <= 1e-3 for p in values):
+            return f"the token {token.text!r} has a logprob that is no log of a probability"
+        # greedy: what was chosen is the most probable
+        if token.top and token.logprob < max(p for _, p in token.top) - 1e-3:
+            return f"the token {token.text!r} was chosen, and another was more probable"
+    if tokens and all(len({p for _, p in t.top}) == 1 < len(t.top) for t in tokens):
+        return "every token is equally probable: the logits are constant"
+    return ""

@@ -1,0 +1,113 @@
+"""Climb: rung after rung, until one fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from pipeline import log
+from pipeline.attest.statement import stamp
+from pipeline.smoke.client import Gone, NotOffered, Unsound
+from pipeline.smoke.model import Check, RungResult, SmokeResult, Verdict
+from pipeline.smoke.rungs.answers import ANSWERS
+from pipeline.smoke.rungs.first import FIRST
+from pipeline.smoke.rungs.length import LENGTH
+from pipeline.smoke.rungs.memory import MEMORY
+from pipeline.smoke.rungs.speculation import SPECULATION
+from pipeline.smoke.rungs.streams import STREAMS
+from pipeline.smoke.rungs.tools import TOOLS_RUNG
+from pipeline.smoke.session import CheckSpec, Rung, Session
+
+# In the order in which a person would trust a server: each rung leans on those before it.
+LADDER = (FIRST, ANSWERS, TOOLS_RUNG, STREAMS, LENGTH, MEMORY, SPECULATION)
+
+
+async def climb(
+    session: Session, url: str, rungs: Sequence[Rung] = LADDER, say: Callable[[str], None] = log.say
+) -> SmokeResult:
+    """Every rung until one fails; what was not reached is not in the result."""
+    started, begin = stamp(datetime.now(UTC)), time.monotonic()
+    results: list[RungResult] = []
+    last_good: str | None = None
+    for rung in rungs:
+        result = await _climbed(session, rung)
+        results.append(result)
+        say(f"  {result.verdict:8} {rung.name}: {result.message} ({log.seconds(result.seconds)})")
+        if result.verdict == "failed":
+            break
+        if result.verdict == "passed":
+            last_good = rung.name
+    return SmokeResult(
+        url=url,
+        model=session.model or None,
+        context_tokens=session.context_tokens,
+        started=started,
+        verdict=_worst([r.verdict for r in results]),
+        rungs=results,
+        last_good=last_good,
+        exchanges=len(session.client.exchanges),
+        seconds=round(time.monotonic() - begin, 3),
+        plan=session.plan,
+    )
+
+
+async def _climbed(session: Session, rung: Rung) -> RungResult:
+    begin = time.monotonic()
+    checks: list[Check] = []
+    is_gone = False
+    for spec in rung.checks(session):
+        if is_gone:
+            checks.append(_check(spec, "skipped", "the server no longer answers"))
+            continue
+        check, is_gone = await _checked(session, rung, spec)
+        checks.append(check)
+    verdict = _worst([c.verdict for c in checks])
+    counts = {v: sum(c.verdict == v for c in checks) for v in ("passed", "failed", "skipped")}
+    first = next((c for c in checks if c.verdict == "failed"), None)
+    message = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+    return RungResult(
+        name=rung.name,
+        title=rung.title,
+        verdict=verdict,
+        checks=checks,
+        seconds=round(time.monotonic() - begin, 3),
+        message=f"{first.name}: {first.message}" if first else message,
+    )
+
+
+async def _checked(session: Session, rung: Rung, spec: CheckSpec) -> tuple[Check, bool]:
+    """The check, and whether the server is gone."""
+    if spec.kind == "quality" and not session.plan.quality:
+        return _check(spec, "skipped", session.plan.why_no_quality or "--no-quality"), False
+    if why := spec.skip(session):
+        return _check(spec, "skipped", why), False
+    client = session.client
+    client.check, before = f"{rung.name}: {spec.name}", len(client.exchanges)
+
+    def done(verdict: Verdict, message: str) -> Check:
+        return _check(spec, verdict, message, range(before, len(client.exchanges)))
+
+    try:
+        return done("passed", await spec.run(session)), False
+    except NotOffered as error:
+        return done("skipped", str(error)), False
+    except Unsound as error:
+        return done("failed", str(error)), isinstance(error, Gone)
+
+
+def _check(spec: CheckSpec, verdict: Verdict, message: str, evidence: Sequence[int] = ()) -> Check:
+    return Check(
+        name=spec.name,
+        kind=spec.kind,
+        verdict=verdict,
+        message=" ".join(message.split()) or "no reason given",
+        evidence=list(evidence),
+    )
+
+
+def _worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """Failed where one failed; skipped only where nothing else happened."""
+    if "failed" in verdicts:
+        return "failed"
+    return "passed" if "passed" in verdicts else "skipped"

@@ -1,0 +1,1 @@
+"""The rungs, from the first answer to speculation."""

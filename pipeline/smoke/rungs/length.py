@@ -1,0 +1,218 @@
+"""Rung 5: every prompt length, up to the whole context, with counts that are true."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from pipeline.smoke.chat import Answer
+from pipeline.smoke.client import Refused, Unsound
+from pipeline.smoke.compare import reference
+from pipeline.smoke.rungs.tools import message_text
+from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
+from pipeline.smoke.tasks import Haystack, Question, additions, haystack
+
+_WRONG_SHARE = 0.05
+_AT_ONCE = 4
+_SHORT_ANSWER = 32
+_MEASURED = (4, 40)  # sentences, at least and at most
+# Of the tokens that a prompt was made for; the text is sized by what the server counted before.
+_CLOSE = (0.75, 1.02)
+
+
+def _answer_tokens(session: Session) -> int:
+    return session.plan.answer_tokens if session.plan.reasoning else _SHORT_ANSWER
+
+
+async def _lengths(session: Session) -> str:
+    """One word more each time: a wrong digit where the length ≡ 3 mod 4 was vllm#55927."""
+    count = session.plan.lengths
+    if session.context_tokens:
+        # also where a tokenizer has a token for each letter
+        count = max(4, min(count, session.context_tokens // 16))
+    questions = additions(count)
+    prompts = [
+        f"Ignore these words:{' sea' * n}.\n\n{q.prompt}" for n, q in enumerate(questions, 1)
+    ]
+    results = await session.ask_all(prompts, _AT_ONCE, max_tokens=_answer_tokens(session))
+    answers = answers_of(results)
+    for answer in answers:
+        session.require_clean(answer)
+    # streams may come without usage; all of the others are compared
+    counts = [a.usage.prompt_tokens for a in answers if a.usage]
+    # all questions are equally long, so that each prompt has a token more than the one before
+    if sorted(counts) != counts or len(set(counts)) < len(counts) // 2:
+        raise Unsound(f"prompts grow word by word, and usage does not: {counts[:12]}")
+    if session.plan.quality:
+        _require_right(questions, answers)
+    return f"{len(answers)} lengths, {counts[0]} to {counts[-1]} tokens"
+
+
+def _require_right(questions: Sequence[Question], answers: Sequence[Answer]) -> None:
+    wrong = [
+        (number, q, a)
+        for number, (q, a) in enumerate(zip(questions, answers, strict=True))
+        if not q.is_right(a.text)
+    ]
+    if len(wrong) <= _WRONG_SHARE * len(questions):
+        return
+    lengths = [a.usage.prompt_tokens if a.usage else n for n, _, a in wrong]
+    rest, times = Counter(n % 4 for n in lengths).most_common(1)[0]
+    pattern = f"; {times} of them ≡ {rest} mod 4" if times > 1 else ""
+    _, question, answer = wrong[0]
+    raise Unsound(
+        f"{len(wrong)} of {len(questions)} are wrong{pattern};"
+        f" {question.prompt!r} is {question.want}, not {answer.text[:60]!r}"
+    )
+
+
+async def sized_haystack(session: Session, tokens: int, seed: int) -> Haystack:
+    """A text of so many tokens, as this server counts them."""
+    if not session.sentence_tokens:
+        least, most = _MEASURED
+        more = max(least, min(most, (session.context_tokens or 8192) // 200))
+        short = await _prompt_tokens(session, haystack(2, [], 0).text)
+        long = await _prompt_tokens(session, haystack(2 + more, [], 0).text)
+        session.sentence_tokens = (long - short) / more
+        if session.sentence_tokens < 1:
+            raise Unsound(f"{more} sentences more are {long - short} tokens more")
+    depths = session.plan.depths
+    # a tenth less: numbers of later parts have more digits, and a question follows
+    return haystack(int(0.9 * tokens / session.sentence_tokens) - len(depths), depths, seed)
+
+
+async def _prompt_tokens(session: Session, text: str) -> int:
+    answer = await session.ask(f"{text}\n\nSay yes.", max_tokens=1)
+    if answer.usage is None:
+        raise Unsound("the answer has no usage")
+    return answer.usage.prompt_tokens
+
+
+def prompt_for(stack: Haystack, question: Question) -> str:
+    """The text first: what several questions share can be kept."""
+    return f"{stack.text}\n\n{question.prompt}"
+
+
+def _walk(tokens: int) -> Callable[[Session], Awaitable[str]]:
+    async def run(session: Session) -> str:
+        return await _at_length(session, tokens, seed=tokens)
+
+    return run
+
+
+async def _at_length(session: Session, tokens: int, seed: int) -> str:
+    """A needle at every depth; and the first again, now that its text may be kept."""
+    room = _answer_tokens(session)
+    stack = await sized_haystack(session, tokens - room, seed)
+    first: Answer | None = None
+    wrong = []
+    for question in stack.needles:
+        answer = await session.ask_known(prompt_for(stack, question), max_tokens=room)
+        session.require_clean(answer)
+        _require_count(answer, tokens - room)
+        if session.plan.quality and not question.is_right(answer.text):
+            wrong.append(f"{question.prompt!r} is {question.want}, not {answer.text[:60]!r}")
+        first = first or answer
+    if wrong:
+        raise Unsound(f"{len(wrong)} of {len(stack.needles)} needles are lost: {wrong[0]}")
+    assert first is not None
+    again = await session.ask(prompt_for(stack, stack.needles[0]), max_tokens=room, stream=True)
+    session.require_same(reference(first), [again])
+    counted = first.usage.prompt_tokens if first.usage else 0
+    return f"{counted} tokens, needles at {len(stack.needles)} depths"
+
+
+def _require_count(answer: Answer, tokens: int) -> None:
+    """The server's own count says whether the whole prompt was read."""
+    if answer.usage is None:
+        raise Unsound("the answer has no usage")
+    share = answer.usage.prompt_tokens / tokens
+    if not _CLOSE[0] <= share <= _CLOSE[1]:
+        raise Unsound(
+            f"a prompt of about {tokens} tokens was sent, usage counts {answer.usage.prompt_tokens}"
+        )
+
+
+async def _batch(session: Session) -> str:
+    """A prompt that is computed in pieces: ggml-org/llama.cpp#26509."""
+    assert session.context_tokens is not None
+    tokens = min(int(2.5 * session.plan.batch_tokens), int(0.9 * session.context_tokens))
+    return await _at_length(session, tokens, seed=tokens + 1)
+
+
+async def _too_long(session: Session) -> str:
+    """More than fits is refused with a reason, and the server lives on."""
+    assert session.context_tokens is not None
+    stack = await sized_haystack(session, int(1.5 * session.context_tokens), seed=3)
+    try:
+        answer = await session.ask(f"{stack.text}\n\nSay yes.", max_tokens=8)
+        counted = answer.usage.prompt_tokens if answer.usage else "?"
+        note = f"was cut to {counted} tokens without a word"
+    except Refused as error:
+        if error.status >= 500 and "context" not in str(error):
+            raise
+        note = "is refused"
+    after = await session.ask("Say hello.", max_tokens=_answer_tokens(session))
+    session.require_clean(after)
+    return f"a prompt of 1.5 times the context {note}; the next answer is good"
+
+
+async def _messages(session: Session) -> str:
+    """/v1/messages near the full context: vllm-project/vllm#42400."""
+    assert session.context_tokens is not None
+    room = _answer_tokens(session)
+    tokens = min([session.context_tokens, *session.plan.contexts[-1:]]) - room
+    stack = await sized_haystack(session, tokens, seed=4)
+    question = stack.needles[-1]
+    text = await message_text(session, prompt_for(stack, question), room)
+    if not text.strip():
+        raise Unsound("/v1/messages: the answer is empty")
+    if session.plan.quality and not question.is_right(text):
+        raise Unsound(f"/v1/messages: {question.prompt!r} is {question.want}, not {text[:60]!r}")
+    return f"an answer to about {tokens} tokens"
+
+
+def contexts_of(session: Session) -> list[int]:
+    """The steps of the walk: the recipe's that the server has, else parts of the server's."""
+    most = session.context_tokens
+    if session.plan.contexts:
+        return sorted(n for n in set(session.plan.contexts) if most is None or n <= most)
+    return sorted({most // 4, most // 2, most}) if most else []
+
+
+def _unknown(session: Session) -> str:
+    known = session.context_tokens is not None
+    return "" if known else "the server does not say how long its context is: use --context"
+
+
+def _beyond(session: Session) -> list[int]:
+    """Steps that the recipe has and the server cannot take."""
+    most = session.context_tokens
+    return [n for n in session.plan.contexts if most is not None and n > most]
+
+
+def _missing(tokens: int) -> Callable[[Session], Awaitable[str]]:
+    async def run(session: Session) -> str:
+        raise Unsound(f"the recipe expects {tokens} tokens, the server has only {most(session)}")
+
+    def most(session: Session) -> int:
+        return session.context_tokens or 0
+
+    return run
+
+
+def _checks(session: Session) -> Sequence[CheckSpec]:
+    walk = [CheckSpec(f"context {n}", "mechanics", _walk(n)) for n in contexts_of(session)]
+    walk += [CheckSpec(f"context {n}", "mechanics", _missing(n)) for n in _beyond(session)]
+    if not walk:
+        walk = [CheckSpec("context", "mechanics", _walk(1), _unknown)]
+    return [
+        CheckSpec("consecutive lengths", "mechanics", _lengths),
+        CheckSpec("longer than one batch", "mechanics", _batch, _unknown),
+        *walk,
+        CheckSpec("/v1/messages near the full context", "mechanics", _messages, _unknown),
+        CheckSpec("longer than the context", "mechanics", _too_long, _unknown),
+    ]
+
+
+LENGTH = Rung("length", "Every prompt length up to the whole context", _checks)

@@ -1,0 +1,62 @@
+"""Rung 7: a draft model may make answers faster, never other answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pipeline.smoke.baseline import baseline_questions, is_right
+from pipeline.smoke.client import NotOffered, Unsound
+from pipeline.smoke.compare import compare, tally
+from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
+
+_AT_ONCE = 2  # from two streams on, drafts corrupted answers: local-inference-lab/rtx6kpro#53
+_LOST_SHARE = 0.1
+_ACCEPTED = re.compile(
+    r"^\S*spec_decode_num_(accepted|draft)_tokens(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)$", re.M
+)
+
+
+async def _same(session: Session) -> str:
+    assert session.baseline is not None
+    known = {a.prompt: a for a in session.baseline.answers}
+    questions = [q for q in baseline_questions() if q.prompt in known]
+    if not questions:
+        raise Unsound("the baseline has none of the prompts of this version")
+    answers = answers_of(await session.ask_all([q.prompt for q in questions], _AT_ONCE))
+    pairs = list(zip(questions, answers, strict=True))
+    for _, answer in pairs:
+        session.require_clean(answer)
+    counted = tally(
+        [compare(known[q.prompt].reference(), a, session.plan.tolerance) for q, a in pairs]
+    )
+    if why := counted.fault(session.plan.tolerance):
+        raise Unsound(f"held against the baseline: {why}")
+    before = sum(known[q.prompt].is_right for q in questions)
+    now = sum(is_right(q, a.text) for q, a in pairs)
+    if now < before - _LOST_SHARE * len(questions):
+        raise Unsound(f"{now} of {len(questions)} are right, {before} were in the baseline")
+    return f"{counted.sentence()}; {now} right, {before} in the baseline"
+
+
+async def _acceptance(session: Session) -> str:
+    """How much of the draft is taken, for the record."""
+    text = await session.client.text("/metrics")
+    counts = {name: float(value) for name, value in _ACCEPTED.findall(text)}
+    if not counts.get("draft"):
+        raise NotOffered("the server counts no drafted tokens: nothing speculates here")
+    return f"{counts.get('accepted', 0.0) / counts['draft']:.0%} of drafted tokens are accepted"
+
+
+def _no_baseline(session: Session) -> str:
+    return "" if session.baseline else "no baseline was given: record one without a draft model"
+
+
+def _checks(session: Session) -> Sequence[CheckSpec]:
+    return [
+        CheckSpec("the baseline's answers", "mechanics", _same, _no_baseline),
+        CheckSpec("acceptance", "mechanics", _acceptance),
+    ]
+
+
+SPECULATION = Rung("speculation", "A draft model changes no answer", _checks)

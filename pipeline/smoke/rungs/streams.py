@@ -1,0 +1,99 @@
+"""Rung 4: many requests at once get the answers that each gets alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from pipeline.smoke.chat import Answer
+from pipeline.smoke.client import Unsound
+from pipeline.smoke.compare import compare, tally
+from pipeline.smoke.rungs.tools import require_call
+from pipeline.smoke.session import CheckSpec, Rung, Session
+from pipeline.smoke.tasks import SCENARIOS, TOOLS, Question, countings
+
+# Different prompts, so that what one stream takes from another shows.
+_PROMPTS = 8
+_TOKENS = 160
+_TOOL_STREAMS = 8
+
+
+async def _alone(session: Session) -> str:
+    """What every stream is held against; asked twice, one at a time."""
+    questions = countings(_PROMPTS)
+    for question in questions:
+        base = await session.reference_for(question.prompt, max_tokens=_TOKENS)
+        if session.plan.quality and question.want not in base.text:
+            raise Unsound(f"{question.prompt!r}: {base.text[:120]!r}")
+    return f"{len(questions)} answers, one at a time"
+
+
+def _at(number: int) -> Callable[[Session], Awaitable[str]]:
+    async def run(session: Session) -> str:
+        parts = [await _round(session, number, turn) for turn in range(session.plan.rounds)]
+        return "; then ".join(parts)
+
+    return run
+
+
+async def _round(session: Session, number: int, turn: int) -> str:
+    questions = countings(_PROMPTS)
+    # in another order each time: which request shares a batch with which is part of the test
+    chosen = [questions[(i * 3 + turn) % _PROMPTS] for i in range(number)]
+    results = await session.ask_all([q.prompt for q in chosen], number, max_tokens=_TOKENS)
+    failed = [r for r in results if isinstance(r, Unsound)]
+    pairs = [(q, r) for q, r in zip(chosen, results, strict=True) if isinstance(r, Answer)]
+    empty = sum(answer.is_empty for _, answer in pairs)
+    if failed or empty:
+        first = f": {failed[0]}" if failed else ""
+        raise Unsound(f"of {number} answers {empty} are empty and {len(failed)} failed{first}")
+    for _, answer in pairs:
+        session.require_clean(answer)
+    return _judged(session, pairs)
+
+
+def _judged(session: Session, pairs: Sequence[tuple[Question, Answer]]) -> str:
+    tolerance = session.plan.tolerance
+    counted = tally(
+        [compare(session.references[q.prompt], answer, tolerance) for q, answer in pairs]
+    )
+    if why := counted.fault(tolerance):
+        raise Unsound(why)
+    # after a tie the rest may differ, and must still be right
+    wrong = [(q, a) for q, a in pairs if q.want not in a.text] if session.plan.quality else []
+    if len(wrong) > tolerance.near_share * len(pairs):
+        raise Unsound(f"{len(wrong)} of {len(pairs)} are wrong; {wrong[0][1].text[:120]!r}")
+    return counted.sentence()
+
+
+async def _tools(session: Session) -> str:
+    """Tool calls are lost in streams under load: vllm-project/vllm#54701, #53246."""
+
+    async def one(number: int) -> None:
+        scenario = SCENARIOS[number % len(SCENARIOS)]
+        answer = await session.ask(scenario.prompt, tools=TOOLS, stream=number % 4 != 3)
+        require_call(answer, scenario)
+
+    number = min(_TOOL_STREAMS, max(session.plan.streams)) * session.plan.rounds
+    results = await asyncio.gather(*(one(i) for i in range(number)), return_exceptions=True)
+    failed = [r for r in results if isinstance(r, BaseException)]
+    if failed and not isinstance(failed[0], Unsound):
+        raise failed[0]
+    if failed:
+        raise Unsound(f"{len(failed)} of {number} calls at once: {failed[0]}")
+    return f"{number} calls at once, all right"
+
+
+def _without_tools(session: Session) -> str:
+    return "" if session.plan.tools else "the recipe expects no tool calls"
+
+
+def _checks(session: Session) -> Sequence[CheckSpec]:
+    return [
+        CheckSpec("alone", "mechanics", _alone),
+        *(CheckSpec(f"{n} at once", "mechanics", _at(n)) for n in session.plan.streams),
+        CheckSpec("tool calls at once", "quality", _tools, _without_tools),
+    ]
+
+
+STREAMS = Rung("streams", "Many requests at once are answered like one", _checks)

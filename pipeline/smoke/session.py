@@ -1,0 +1,118 @@
+"""One climb: the server, the plan, and what earlier rungs found out for later ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pipeline.smoke.baseline import Baseline
+from pipeline.smoke.chat import Answer, ask
+from pipeline.smoke.client import Client, Refused, Unsound
+from pipeline.smoke.compare import Reference, compare, reference, tally
+from pipeline.smoke.model import Kind, SmokePlan
+from pipeline.smoke.text import haunted
+
+# How the templates of Qwen, GLM, DeepSeek and Kimi name the same switch.
+_THINKING = ("enable_thinking", "thinking")
+
+
+@dataclass
+class Session:
+    """What checks work with."""
+
+    client: Client
+    plan: SmokePlan
+    run_code: Callable[[str], str]  # prints of a program, run where it can reach nothing
+    model: str = ""
+    context_tokens: int | None = None
+    has_logprobs: bool | None = None  # none: not asked yet
+    sentence_tokens: float = 0.0  # of the filler, as this server counts them
+    references: dict[str, Reference] = field(default_factory=dict)
+    restart: Callable[[], Awaitable[None]] | None = None
+    baseline: Baseline | None = None
+
+    async def ask(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> Answer:
+        """A greedy answer; `thinking` turns reasoning on or off where the model has it."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        body = {"temperature": 0, "max_tokens": self.plan.answer_tokens, **options}
+        thinking = body.pop("thinking", False)
+        if self.plan.reasoning:
+            body["chat_template_kwargs"] = dict.fromkeys(_THINKING, thinking)
+        return await ask(self.client, self.model, messages, **body)
+
+    async def ask_known(self, prompt: str, **options: Any) -> Answer:
+        """The same with logprobs where there are any, so that others can be held against it."""
+        if self.has_logprobs is not False:
+            try:
+                answer = await self.ask(prompt, logprobs=True, top_logprobs=5, **options)
+                self.has_logprobs = any(token.top for token in answer.tokens)
+                return answer
+            except Refused as error:
+                if error.status != 400 or self.has_logprobs:
+                    raise
+                self.has_logprobs = False
+        return await self.ask(prompt, **options)
+
+    async def ask_all(
+        self, prompts: Sequence[str], at_once: int, **options: Any
+    ) -> list[Answer | Unsound]:
+        """Many answers, so many at the same time; every second one as a stream."""
+        places = asyncio.Semaphore(at_once)
+
+        async def one(number: int, prompt: str) -> Answer | Unsound:
+            async with places:
+                try:
+                    return await self.ask(prompt, stream=number % 2 == 1, **options)
+                except Unsound as error:
+                    return error
+
+        return await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts)))
+
+    def require_clean(self, answer: Answer, scripts: Sequence[str] = ("LATIN",)) -> None:
+        """Refuse an empty answer and, of a model that can write, a haunted one."""
+        if answer.is_empty:
+            raise Unsound("the answer is empty")
+        if self.plan.quality and (why := haunted(answer.text, scripts, is_cut=answer.is_cut)):
+            raise Unsound(f"haunted text: {why}: {answer.text[:80]!r}")
+
+    def require_same(self, base: Reference, others: Sequence[Answer]) -> str:
+        """Answers that differ no more than a sound server's may."""
+        counted = tally([compare(base, other, self.plan.tolerance) for other in others])
+        if why := counted.fault(self.plan.tolerance):
+            raise Unsound(why)
+        return counted.sentence()
+
+    async def reference_for(self, prompt: str, **options: Any) -> Reference:
+        """The answer to a prompt when nothing else runs; asked once."""
+        if prompt not in self.references:
+            answer = await self.ask_known(prompt, **options)
+            self.require_clean(answer)
+            self.references[prompt] = reference(answer)
+        return self.references[prompt]
+
+
+def answers_of(results: Sequence[Answer | Unsound]) -> list[Answer]:
+    """All answers; the first failure is raised, with how many there were."""
+    failed = [r for r in results if isinstance(r, Unsound)]
+    if failed:
+        raise Unsound(f"{len(failed)} of {len(results)} requests failed: {failed[0]}")
+    return [r for r in results if isinstance(r, Answer)]
+
+
+class CheckSpec(NamedTuple):
+    """A check: what it is called, what it needs, and what it does."""
+
+    name: str
+    kind: Kind
+    run: Callable[[Session], Awaitable[str]]  # a sentence for people; raises what it finds
+    skip: Callable[[Session], str] = lambda _: ""  # why there is nothing to look at
+
+
+class Rung(NamedTuple):
+    """A step of the ladder: its checks follow from the plan."""
+
+    name: str
+    title: str
+    checks: Callable[[Session], Sequence[CheckSpec]]
