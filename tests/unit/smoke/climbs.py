@@ -1,0 +1,66 @@
+"""Climbs of a whole ladder in small steps, against servers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+
+from pipeline.smoke.baseline import Baseline, record_baseline
+from pipeline.smoke.client import Client
+from pipeline.smoke.ladder import climb
+from pipeline.smoke.model import Limits, SmokePlan, SmokeResult
+from pipeline.smoke.session import Session
+from pipeline.smoke.wire import Address
+from tests.testbed.model_server import ModelServer, listening
+
+PLAN = SmokePlan(
+    streams=[1, 2, 8, 64],
+    rounds=1,
+    lengths=8,
+    questions=6,
+    depths=[0.1, 0.5, 0.9],
+    batch_tokens=600,
+    prefix_tokens=600,
+    pressure_prompts=8,
+    answer_tokens=256,
+    limits=Limits(first_token_s=0.5, request_s=5.0),
+)
+
+
+def run_here(program: str) -> str:
+    """Code of the test's own brain, in this process."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(program, {})
+    return out.getvalue()
+
+
+def open_session(url: str, plan: SmokePlan) -> Session:
+    return Session(Client(Address.read(url), plan.limits), plan, run_here)
+
+
+async def _climbed(server: ModelServer, plan: SmokePlan, baseline: Baseline | None) -> SmokeResult:
+    async with listening(server) as url:
+        session = open_session(url, plan)
+        session.restart, session.baseline = server.restart, baseline
+        return await climb(session, url, say=lambda _: None)
+
+
+def climbed(
+    server: ModelServer, plan: SmokePlan = PLAN, baseline: Baseline | None = None
+) -> SmokeResult:
+    """The whole ladder."""
+    return asyncio.run(_climbed(server, plan, baseline))
+
+
+async def _recorded(server: ModelServer) -> Baseline:
+    async with listening(server) as url:
+        session = open_session(url, PLAN)
+        session.model = "brain-1"
+        return await record_baseline(session, url)
+
+
+def recorded(server: ModelServer) -> Baseline:
+    """What a trusted server answers."""
+    return asyncio.run(_recorded(server))
