@@ -24,7 +24,7 @@ PLAN = SmokePlan(
     prefix_tokens=600,
     pressure_prompts=8,
     answer_tokens=256,
-    limits=Limits(first_token_s=0.5, request_s=5.0),
+    limits=Limits(first_token_s=1.5, request_s=30.0),
 )
 
 

@@ -1,0 +1,61 @@
+"""Every planted fault is caught by the rung that exists for it; sound servers are not blamed."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline import log
+from pipeline.smoke.baseline import Baseline
+from pipeline.smoke.model import SmokePlan
+from tests.testbed.model_faults import FAULTS
+from tests.testbed.model_server import Fault, ModelServer
+from tests.unit.smoke.climbs import PLAN, climbed, recorded
+
+REASONING = PLAN.model_copy(update={"reasoning": True})
+TINY = PLAN.model_copy(update={"quality": False, "why_no_quality": "the model is tiny"})
+
+
+@pytest.fixture(scope="module")
+def baseline() -> Baseline:
+    return recorded(ModelServer())
+
+
+def _caught(fault: Fault, baseline: Baseline) -> tuple[str, str]:
+    """The rung that failed, and why."""
+    reasons = fault.needs == "reasoning"
+    server = ModelServer(fault, reasons=reasons)
+    result = climbed(server, REASONING if reasons else PLAN, baseline)
+    failed = [rung for rung in result.rungs if rung.verdict == "failed"]
+    return (failed[0].name, failed[0].message) if failed else ("-", "not caught")
+
+
+def test_every_planted_fault_is_caught_by_its_rung(
+    baseline: Baseline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [(fault.name, fault.rung, *_caught(fault, baseline)) for fault in FAULTS]
+    with capsys.disabled():
+        head = ["planted", "should catch it", "caught by", "what it says"]
+        print("\n" + log.table(head, [(*row[:3], row[3][:90]) for row in rows]))
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 40
+    assert [row[:3] for row in rows if row[1] != row[2]] == []
+
+
+@pytest.mark.parametrize(
+    ("server", "plan"),
+    [
+        pytest.param(ModelServer(), PLAN, id="plain"),
+        pytest.param(ModelServer(reasons=True), REASONING, id="reasoning"),
+        pytest.param(ModelServer(has_ties=True, delay_s=0.01), PLAN, id="slow, with ties"),
+        pytest.param(ModelServer(has_logprobs=False), PLAN, id="without logprobs"),
+        pytest.param(ModelServer(can_count_only=True), TINY, id="tiny"),
+    ],
+)
+def test_a_sound_server_passes_every_rung(server: ModelServer, plan: SmokePlan) -> None:
+    result = climbed(server, plan)
+    assert result.failures() == []
+    assert result.last_good == "memory"
+
+
+def test_a_sound_server_equals_its_own_baseline(baseline: Baseline) -> None:
+    result = climbed(ModelServer(), baseline=baseline)
+    assert (result.verdict, result.last_good) == ("passed", "speculation")
