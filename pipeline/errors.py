@@ -615,6 +615,22 @@ class FleetUnready(ProvisioningFailed):
     )
 
 
+# 90 and 91 are of starting an engine; this is of what a running one answers.
+class SmokeNotPassed(PipelineError):
+    exit_code = 92
+    meaning = "a served model did not prove itself"
+
+
+class SmokeFailed(SmokeNotPassed):
+    meaning = "a rung of the smoke ladder failed: the server gives wrong or broken answers"
+    hint = "Use it no further than its last good rung; --keep DIR keeps every request and answer."
+
+
+class ServerGone(SmokeNotPassed):
+    meaning = "nobody answers at the address that was to be tested"
+    hint = "Start the server first, and name it as http://HOST:PORT."
+
+
 # 128 + SIGINT, as shells report it: gnu.org/software/bash/manual/html_node/Exit-Status.html
 class Interrupted(PipelineError):
     exit_code = 130

@@ -37,6 +37,7 @@ DAILY = {
     "render": _RENDER,
     "verify": _VERIFY,
     "publish": _PUBLISH,
+    "smoke": Verb("smoke:smoke", "Prove what a served model answers, rung by rung."),
     "doctor": _DOCTOR,
 }
 
