@@ -20,7 +20,7 @@ from pipeline.smoke.baseline import read_baseline, record_baseline, write_baseli
 from pipeline.smoke.client import Client, Unsound
 from pipeline.smoke.code import run_in_sandbox
 from pipeline.smoke.ladder import LADDER, climb
-from pipeline.smoke.model import SmokePlan, SmokeResult, plan_for
+from pipeline.smoke.model import SmokePlan, SmokeResult, plan_for, quick
 from pipeline.smoke.record import keep_climb
 from pipeline.smoke.session import Rung, Session
 from pipeline.smoke.wire import Address
@@ -68,6 +68,7 @@ def _plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option("--no-tools", is_flag=True, help="Expect no tool calls.")
     @click.option("--reasoning", is_flag=True, help="Expect a model that thinks before it answers.")
+    @click.option("--quick", is_flag=True, help="Climb in small steps, for a slow machine.")
     @click.option("--streams", type=_Numbers(), help="Concurrent requests, such as 1,2,8,64.")
     @click.option("--contexts", type=_Numbers(), help="Prompt lengths to walk, in tokens.")
     @click.option(
@@ -89,7 +90,9 @@ def _plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
         given = {name: options.pop(name) for name in (*names, "model", "lengths", "pressure")}
         recipe, folders = options.pop("recipe"), options.pop("folders")
         base = _recipe_plan(context, recipe, folders) if recipe else SmokePlan()
-        return command(*args, plan=_planned(base, given), **options)
+        plan = _planned(base, given)
+        plan = quick(plan) if options.pop("quick") else plan
+        return command(*args, plan=plan, **options)
 
     return packed
 

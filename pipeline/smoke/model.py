@@ -66,6 +66,7 @@ class SmokePlan(Frozen):
     prefix_tokens: Positive = 4096
     pressure_prompts: Positive = 16
     answer_tokens: Positive = 1024
+    stream_tokens: Positive = 160  # of each answer among many
     tolerance: Tolerance = Tolerance()
     limits: Limits = Limits()
 
@@ -125,11 +126,27 @@ class Exchange(Frozen):
     error: str = ""
 
 
+def quick(plan: SmokePlan) -> SmokePlan:
+    """The same rungs in small steps, for machines that compute a few hundred tokens a second."""
+    small = {
+        "contexts": plan.contexts or [1024],
+        "depths": [0.1, 0.9],
+        "lengths": min(plan.lengths, 16),
+        "batch_tokens": min(plan.batch_tokens, 512),
+        "prefix_tokens": min(plan.prefix_tokens, 384),
+        "pressure_prompts": min(plan.pressure_prompts, 8),
+        "answer_tokens": min(plan.answer_tokens, 256 if plan.quality else 64),
+        # a model that can only recite never ends by itself
+        "stream_tokens": plan.stream_tokens if plan.quality else 32,
+    }
+    return plan.model_copy(update=small)
+
+
 def plan_for(recipe: Recipe) -> SmokePlan:
     """What a recipe expects of its server."""
     spec: SmokeSpec = recipe.smoke
     tiny = "the model is declared tiny: it can only recite" if recipe.model.tiny else ""
-    return SmokePlan(
+    plan = SmokePlan(
         model=recipe.model.name,
         quality=not recipe.model.tiny,
         why_no_quality=tiny,
@@ -139,3 +156,4 @@ def plan_for(recipe: Recipe) -> SmokePlan:
         streams=spec.streams,
         contexts=spec.contexts,
     )
+    return quick(plan) if recipe.model.tiny else plan

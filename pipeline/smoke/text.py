@@ -28,10 +28,17 @@ def haunted(text: str, scripts: Sequence[str] = ("LATIN",), *, is_cut: bool = Fa
         return "it has U+FFFD, the sign for a broken character"
     if _BANGS.search(text):
         return "it has `!!!!`"
-    tail = text[-_LOOKED_AT:]
-    if (found := _RUN.search(tail)) or (found := _LOOP.search(tail)):
-        return f"it repeats {found[1]!r}"
+    if part := _repeated(text[-_LOOKED_AT:]):
+        return f"it repeats {part!r}"
     return _wrong_script(text, scripts)
+
+
+def _repeated(text: str) -> str:
+    if found := _RUN.search(text):
+        return found[1]
+    # lines of tables and long numbers repeat signs and digits, loops of a model repeat words
+    loops = (loop[1] for loop in _LOOP.finditer(text))
+    return next((part for part in loops if any(c.isalpha() for c in part)), "")
 
 
 def _wrong_script(text: str, scripts: Sequence[str]) -> str:

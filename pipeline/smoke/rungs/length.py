@@ -161,7 +161,8 @@ async def _messages(session: Session) -> str:
     """/v1/messages near the full context: vllm-project/vllm#42400."""
     assert session.context_tokens is not None
     room = _answer_tokens(session)
-    tokens = min([session.context_tokens, *session.plan.contexts[-1:]]) - room
+    # no further than the walk, which knows how slow the machine is
+    tokens = min([session.context_tokens, *contexts_of(session)[-1:]]) - room
     stack = await sized_haystack(session, tokens, seed=4)
     question = stack.needles[-1]
     text = await message_text(session, prompt_for(stack, question), room)

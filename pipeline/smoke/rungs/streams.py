@@ -14,7 +14,6 @@ from pipeline.smoke.tasks import SCENARIOS, TOOLS, Question, countings
 
 # Different prompts, so that what one stream takes from another shows.
 _PROMPTS = 8
-_TOKENS = 160
 _TOOL_STREAMS = 8
 
 
@@ -22,7 +21,7 @@ async def _alone(session: Session) -> str:
     """What every stream is held against; asked twice, one at a time."""
     questions = countings(_PROMPTS)
     for question in questions:
-        base = await session.reference_for(question.prompt, max_tokens=_TOKENS)
+        base = await session.reference_for(question.prompt, max_tokens=session.plan.stream_tokens)
         if session.plan.quality and question.want not in base.text:
             raise Unsound(f"{question.prompt!r}: {base.text[:120]!r}")
     return f"{len(questions)} answers, one at a time"
@@ -40,7 +39,9 @@ async def _round(session: Session, number: int, turn: int) -> str:
     questions = countings(_PROMPTS)
     # in another order each time: which request shares a batch with which is part of the test
     chosen = [questions[(i * 3 + turn) % _PROMPTS] for i in range(number)]
-    results = await session.ask_all([q.prompt for q in chosen], number, max_tokens=_TOKENS)
+    results = await session.ask_all(
+        [q.prompt for q in chosen], number, max_tokens=session.plan.stream_tokens
+    )
     failed = [r for r in results if isinstance(r, Unsound)]
     pairs = [(q, r) for q, r in zip(chosen, results, strict=True) if isinstance(r, Answer)]
     empty = sum(answer.is_empty for _, answer in pairs)

@@ -7,7 +7,7 @@ import contextlib
 import io
 
 from pipeline.smoke.baseline import Baseline, record_baseline
-from pipeline.smoke.client import Client
+from pipeline.smoke.client import Client, Unsound
 from pipeline.smoke.ladder import climb
 from pipeline.smoke.model import Limits, SmokePlan, SmokeResult
 from pipeline.smoke.session import Session
@@ -32,7 +32,10 @@ def run_here(program: str) -> str:
     """Code of the test's own brain, in this process."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(program, {})
+        try:
+            exec(program, {})
+        except SyntaxError as error:
+            raise Unsound(str(error)) from error
     return out.getvalue()
 
 

@@ -1,0 +1,81 @@
+"""`sm120 smoke`, as a user types it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.testbed.model_faults import FAULTS
+from tests.testbed.model_server import ModelServer, listening
+from tests.unit.support import Command
+
+SMALL = ["--quick", "--streams", "1,2", "--lengths", "4", "--pressure", "2"]
+
+
+@contextmanager
+def _running(server: ModelServer) -> Iterator[str]:
+    """The server in a thread of its own."""
+    address: list[str] = []
+    ready, stop = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with listening(server) as url:
+            address.append(url)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def test_a_tiny_server_climbs_to_the_top_and_the_result_is_json(
+    sm120: Command, tmp_path: Path
+) -> None:
+    with _running(ModelServer(can_count_only=True)) as url:
+        done = sm120("smoke", url, "--no-quality", *SMALL, "--json", "--keep", tmp_path / "kept")
+    result = json.loads(done.out)
+    assert (done.code, result["verdict"], result["last_good"]) == (0, "passed", "memory")
+    assert json.loads((tmp_path / "kept" / "smoke.json").read_bytes()) == result
+
+
+def test_a_broken_server_ends_with_the_rung_and_a_code_of_its_own(sm120: Command) -> None:
+    fault = next(f for f in FAULTS if f.name == "content null")
+    with _running(ModelServer(fault)) as url:
+        done = sm120("smoke", url, *SMALL)
+    assert (done.code, done.error) == (92, "SmokeFailed")
+    assert "first-answer: one answer: content is null" in done.err
+    assert "last good rung: none" in done.out
+
+
+def test_nobody_at_the_address_is_told_apart(sm120: Command) -> None:
+    done = sm120("smoke", "http://127.0.0.1:9")
+    assert (done.code, done.error) == (92, "ServerGone")
+
+
+def test_a_baseline_is_recorded_and_held_against_the_same_server(
+    sm120: Command, tmp_path: Path
+) -> None:
+    with _running(ModelServer()) as url:
+        first = sm120("smoke", url, "--record", tmp_path / "base.json")
+        again = sm120("smoke", url, *SMALL, "--baseline", tmp_path / "base.json", "--json")
+    assert first.out == f"{tmp_path / 'base.json'}: 30 answers of brain-1\n"
+    assert (again.code, json.loads(again.out)["last_good"]) == (0, "speculation")
+
+
+def test_what_cannot_be_climbed_is_refused_before_anything_is_sent(sm120: Command) -> None:
+    assert sm120("smoke", "ftp://gpu1").error == "InputInvalid"
+    assert sm120("smoke", "http://127.0.0.1:9", "--streams", "1,x").code == 2
+    assert sm120("smoke", "http://127.0.0.1:9", "--streams", "0").code == 2
+    assert sm120("smoke", "http://127.0.0.1:9", "--recipe", "nobody").error == "UnknownRecipe"

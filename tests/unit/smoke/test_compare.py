@@ -1,0 +1,89 @@
+"""Ties are forgiven, drift never is, and what cannot be judged is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.smoke.chat import Answer, Token, logprobs_fault
+from pipeline.smoke.compare import Difference, Reference, compare, tally
+from pipeline.smoke.model import Exchange, Tolerance
+
+TOLERANCE = Tolerance()
+BASE = Reference(
+    "The sky is blue",
+    (
+        Token("The", -0.1, (("The", -0.1), ("A", -0.3))),
+        Token(" sky", -0.5, ((" sky", -0.5), (" sea", -0.6), (" sun", -1.2), (" car", -6.0))),
+        Token(" is", -0.1, ((" is", -0.1), (" was", -3.0))),
+        Token(" blue", -0.1, ((" blue", -0.1), (" grey", -4.0))),
+    ),
+)
+
+
+def _answer(text: str) -> Answer:
+    exchange = Exchange(
+        number=0, check="", method="POST", path="/", request="", status=200, answer="", seconds=0
+    )
+    return Answer(text, "", (), "stop", "m", None, (), exchange, 0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("The sky is blue", "equal"),
+        ("The sea is blue", "tie"),
+        ("A sky is blue", "tie"),
+        ("The sun is hot", "near"),
+        ("The sky", "near"),
+        ("The car is blue", "drift"),
+        ("The sky was red", "drift"),
+        ("The sky is grey", "drift"),
+        ("The zzz is blue", "drift"),
+        ("Xyz", "tie"),
+    ],
+)
+def test_the_first_difference_is_judged_by_the_references_own_probabilities(
+    text: str, kind: str
+) -> None:
+    assert compare(BASE, _answer(text), TOLERANCE).kind == kind
+
+
+def test_without_logprobs_a_difference_is_not_judged() -> None:
+    assert compare(Reference("a b", ()), _answer("a c"), TOLERANCE).kind == "unjudged"
+
+
+def test_tokens_may_have_marks_that_a_parser_took_out() -> None:
+    marked = Reference("blue", (Token("<think>", -0.1, ()), *BASE.tokens[3:]))
+    assert compare(Reference(" blue", marked.tokens), _answer(" grey"), TOLERANCE).kind == "drift"
+
+
+def test_one_near_miss_is_allowed_and_two_of_ten_are_not() -> None:
+    equal, near = Difference("equal"), Difference("near", "close")
+    assert tally([near, *[equal] * 9]).fault(TOLERANCE) == ""
+    assert "2 near misses; close" in tally([near, near, *[equal] * 8]).fault(TOLERANCE)
+
+
+def test_one_drift_of_a_thousand_is_a_fault() -> None:
+    differences = [Difference("drift", "far")] + [Difference("tie")] * 999
+    assert "1 drift; far" in tally(differences).fault(TOLERANCE)
+
+
+def test_many_differences_that_nobody_can_judge_are_a_fault() -> None:
+    differences = [Difference("unjudged", "x")] * 4 + [Difference("equal")] * 4
+    assert tally(differences).fault(TOLERANCE)
+    assert not tally(differences[2:]).fault(TOLERANCE.model_copy(update={"unjudged_share": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "why"),
+    [
+        ([Token("a", float("nan"), ())], "no log of a probability"),
+        ([Token("a", 0.5, ())], "no log of a probability"),
+        ([Token("a", -3.0, (("b", -0.1), ("a", -3.0)))], "more probable"),
+        ([Token("a", -1.0, (("a", -1.0), ("b", -1.0)))] * 3, "constant"),
+        (BASE.tokens, ""),
+    ],
+)
+def test_logprobs_that_cannot_be_are_found(tokens: list[Token], why: str) -> None:
+    found = logprobs_fault(tokens)
+    assert (why in found) if why else found == ""

@@ -1,0 +1,158 @@
+"""How a climb ends, what it keeps, and what is stated about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import InputInvalid
+from pipeline.recipe.model import RecipeFile
+from pipeline.smoke.baseline import Baseline, read_baseline, write_baseline
+from pipeline.smoke.ladder import LADDER, climb
+from pipeline.smoke.model import SmokePlan, SmokeResult, plan_for, quick
+from pipeline.smoke.record import EXCHANGES, RESULT, as_test_result, keep_climb
+from pipeline.smoke.session import Session
+from tests.testbed.model_faults import FAULTS
+from tests.testbed.model_server import Fault, ModelServer, listening
+from tests.unit.smoke.climbs import PLAN, climbed, open_session, recorded
+
+SHORT = LADDER[:2]
+
+
+def _short_climb(server: ModelServer, plan: SmokePlan = PLAN) -> tuple[SmokeResult, Session]:
+    async def run() -> tuple[SmokeResult, Session]:
+        async with listening(server) as url:
+            session = open_session(url, plan)
+            return await climb(session, url, SHORT, say=lambda _: None), session
+
+    return asyncio.run(run())
+
+
+def _fault(name: str) -> Fault:
+    return next(fault for fault in FAULTS if fault.name == name)
+
+
+def test_the_ladder_stops_at_the_first_rung_that_fails() -> None:
+    result, _ = _short_climb(ModelServer(_fault("wrong arithmetic")))
+    assert [rung.verdict for rung in result.rungs] == ["passed", "failed"]
+    assert (result.verdict, result.last_good) == ("failed", "first-answer")
+
+
+def test_the_other_checks_of_a_failed_rung_are_still_made() -> None:
+    result, _ = _short_climb(ModelServer(_fault("wrong arithmetic")))
+    verdicts = {check.name: check.verdict for check in result.rungs[1].checks}
+    assert (verdicts["arithmetic"], verdicts["JSON by schema"]) == ("failed", "passed")
+
+
+def test_a_failed_check_names_the_exchanges_that_show_it() -> None:
+    result, session = _short_climb(ModelServer(_fault("wrong code")))
+    (failed,) = result.failures()
+    shown = [session.client.exchanges[number] for number in failed.evidence]
+    assert [e.check for e in shown] == ["answers: code"] * len(shown)
+    assert "sum_squares" in shown[0].answer
+
+
+def test_nobody_at_the_address_fails_the_first_rung_at_once() -> None:
+    session = open_session("http://127.0.0.1:9", PLAN)
+    result = asyncio.run(climb(session, "http://127.0.0.1:9", say=lambda _: None))
+    verdicts = [check.verdict for check in result.rungs[0].checks]
+    assert verdicts == ["failed", *["skipped"] * 4]
+    assert (result.last_good, result.exchanges) == (None, 1)
+
+
+def test_quality_is_skipped_with_its_reason_where_the_model_cannot_think() -> None:
+    plan = PLAN.model_copy(update={"quality": False, "why_no_quality": "the model is tiny"})
+    result, _ = _short_climb(ModelServer(can_count_only=True), plan)
+    skipped = {check.message for check in result.rungs[1].checks if check.verdict == "skipped"}
+    assert (result.verdict, skipped) == ("passed", {"the model is tiny"})
+
+
+def test_a_model_that_only_recites_fails_where_quality_is_asked_for() -> None:
+    result, _ = _short_climb(ModelServer(can_count_only=True))
+    assert result.verdict == "failed"
+
+
+def test_a_server_without_the_recipes_model_fails() -> None:
+    result, _ = _short_climb(ModelServer(), PLAN.model_copy(update={"model": "kimi"}))
+    assert "has no 'kimi' (there are: brain-1)" in result.failures()[0].message
+
+
+def test_a_context_that_the_recipe_has_and_the_server_has_not_is_a_failure() -> None:
+    result = climbed(ModelServer(), PLAN.model_copy(update={"contexts": [1024, 65536]}))
+    assert [c.name for c in result.failures()] == ["context 65536"]
+    assert result.last_good == "streams"
+
+
+def test_a_climb_is_kept_as_two_files(tmp_path: Path) -> None:
+    result, session = _short_climb(ModelServer())
+    keep_climb(tmp_path, result, session.client.exchanges)
+    assert SmokeResult.model_validate_json((tmp_path / RESULT).read_bytes()) == result
+    lines = (tmp_path / EXCHANGES).read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["number"] for line in lines] == [*range(result.exchanges)]
+
+
+def test_a_statement_tells_what_passed_failed_and_was_skipped() -> None:
+    result, session = _short_climb(ModelServer(_fault("wrong code"), has_logprobs=False))
+    stated = as_test_result(result, session.client.exchanges, {"image": f"sha256:{'0' * 64}"})
+    assert stated["result"] == "FAILED"
+    assert stated["failedTests"] == ["answers: code"]
+    assert "answers: arithmetic" in stated["passedTests"]
+    assert [s["test"] for s in stated["sm120_smoke"]["skipped"]] == ["answers: logprobs"]
+    assert [c["name"] for c in stated["configuration"]] == [EXCHANGES, "image"]
+
+
+def test_a_climb_in_which_everything_was_skipped_is_no_success() -> None:
+    result, session = _short_climb(ModelServer())
+    nothing = result.model_copy(update={"verdict": "skipped"})
+    assert as_test_result(nothing, session.client.exchanges, {})["result"] == "FAILED"
+
+
+def test_a_baseline_reads_back_what_was_recorded(tmp_path: Path) -> None:
+    baseline = recorded(ModelServer())
+    write_baseline(tmp_path / "base.json", baseline)
+    assert read_baseline(tmp_path / "base.json") == baseline
+    assert all(answer.is_right for answer in baseline.answers)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"model": "m", "url": "u", "answers": [1]}'])
+def test_what_is_no_baseline_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "base.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputInvalid, match="is no baseline"):
+        read_baseline(tmp_path / "base.json")
+
+
+def test_a_baseline_of_other_prompts_is_not_taken_for_a_success() -> None:
+    empty = Baseline(model="brain-1", url="", answers=[])
+    result = climbed(ModelServer(), baseline=empty)
+    assert result.failures()[0].name == "the baseline's answers"
+
+
+def _recipe(**changes: object) -> SmokePlan:
+    body = {
+        "name": "small",
+        "summary": "A small one.",
+        "backing": "proved",
+        "sources": {"ours": {"kind": "ours", "title": "Ours", "why": "To try it."}},
+        "model": {"tiny": True, "name": "tiny"},
+        "hardware": {"cards": 0},
+        "port": 8080,
+        "engine": "llama-cpp",
+        "smoke": {"tools": False, "streams": [1, 2], "contexts": [512]},
+        **changes,
+    }
+    return plan_for(RecipeFile.model_validate(body).root)
+
+
+def test_a_tiny_recipe_is_climbed_in_small_steps_and_without_quality() -> None:
+    plan = _recipe()
+    assert (plan.quality, plan.tools, plan.model) == (False, False, "tiny")
+    assert (plan.streams, plan.contexts, plan.lengths) == ([1, 2], [512], 16)
+
+
+def test_a_real_recipe_is_climbed_whole() -> None:
+    plan = _recipe(model={"repository": "a/b", "name": "b"}, smoke={"reasoning": True})
+    assert (plan.quality, plan.reasoning, plan.lengths) == (True, True, 64)
+    assert quick(plan).lengths == 16

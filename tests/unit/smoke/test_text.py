@@ -1,0 +1,101 @@
+"""Haunted text is found, and real text is left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.smoke.schema import violation
+from pipeline.smoke.tasks import PERSON, PERSON_SCHEMA, Question, code_in, haystack
+from pipeline.smoke.text import haunted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Great!!! That works.",
+        "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12",
+        "| a | b |\n|----------------|----------------|\n| 1 | 2 |",
+        "===========================\nTitle\n---------------------------",
+        "Zürich, Tromsø and Kraków are cities; so is 東京.",
+        "no no no, that is not it",
+        "1000000000000000000000",
+        "",
+    ],
+)
+def test_real_text_is_not_blamed(text: str) -> None:
+    assert haunted(text) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a\x00b", "NUL"),
+        ("caf\ufffd au lait", "U+FFFD"),
+        ("Hello!!!!!!!!", "!!!!"),
+        ("the the the the the the the", "repeats"),
+        ("It is so. It is so. It is so. It is so. It is so. It is so. It is so. ", "repeats"),
+        ("aaaaaaaaaaaaaaaaaaaaaa", "repeats"),
+        ("The harbour 早晨的港口很安静没有人", "Cjk"),
+        ("привет как дела", "Cyrillic"),
+        ("bell\x07", "U+0007"),
+    ],
+)
+def test_haunted_text_is_named(text: str, why: str) -> None:
+    assert why in haunted(text)
+
+
+def test_a_character_cut_off_by_the_limit_is_no_fault() -> None:
+    assert haunted("Z\ufffd", is_cut=True) == ""
+    assert haunted("Z\ufffd", is_cut=False)
+    assert haunted("\ufffdZ", is_cut=True)
+
+
+def test_a_script_that_was_asked_for_is_right() -> None:
+    assert haunted("один, два, три, четыре", ("CYRILLIC",)) == ""
+    assert haunted("one, two, three, four", ("CYRILLIC",))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, ""),
+        ({"age": "34"}, "age is str"),
+        ({"age": True}, "age is bool"),
+        ({"city": "Paris"}, "not one of"),
+        ({"languages": [1]}, "languages[0] is int"),
+        ({"extra": 1}, "does not know"),
+        ({"name": None}, "name is NoneType"),
+    ],
+)
+def test_a_value_is_held_against_its_schema(change: dict[str, object], why: str) -> None:
+    found = violation({**PERSON, **change}, PERSON_SCHEMA)
+    assert (why in found) if why else found == ""
+
+
+def test_a_missing_field_is_named() -> None:
+    assert "has no 'age'" in violation({"name": "Anna"}, PERSON_SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "text", ["113", "It is 113.", "29 + 84 = 113", "**113**", "1,113 - 1,000 = 113"]
+)
+def test_a_right_answer_ends_with_the_number(text: str) -> None:
+    assert Question("", "113").is_right(text)
+
+
+@pytest.mark.parametrize("text", ["", "114", "113 or 114", "1130", "-113", "one hundred"])
+def test_a_wrong_answer_does_not(text: str) -> None:
+    assert not Question("", "113").is_right(text)
+
+
+def test_code_is_taken_out_of_its_block() -> None:
+    assert code_in("Here:\n```python\nx = 1\n```\nDone.") == "x = 1\n"
+    assert code_in("x = 1") == "x = 1"
+
+
+def test_needles_lie_at_their_depths_and_texts_differ_from_the_first_word() -> None:
+    stack = haystack(100, [0.1, 0.9], seed=3)
+    places = [stack.text.index(f"is {q.want}.") / len(stack.text) for q in stack.needles]
+    assert places == pytest.approx([0.1, 0.9], abs=0.03)
+    assert stack.text[:10] != haystack(100, [0.1, 0.9], seed=4).text[:10]
+    assert stack == haystack(100, [0.1, 0.9], seed=3)

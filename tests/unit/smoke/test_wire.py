@@ -1,0 +1,107 @@
+"""Requests end in time and in bounds, whatever a server sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from pipeline.errors import InputInvalid
+from pipeline.smoke.wire import Address, Lost, Raw, send
+
+
+def _sent(answer: Sequence[bytes], *, limit_s: float = 20.0, most_bytes: int = 10_000) -> Raw:
+    """The answer of a server that writes these pieces and hangs up; none hangs for ever."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for piece in answer:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        if not answer:
+            await reader.read()
+        writer.close()
+
+    async def run() -> Raw:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        try:
+            return await send(
+                Address.read(f"http://127.0.0.1:{port}/v1"),
+                "GET",
+                "/v1/models",
+                b"",
+                {},
+                limit_s=limit_s,
+                most_bytes=most_bytes,
+            )
+        finally:
+            server.close()
+
+    return asyncio.run(run())
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def test_a_stated_length_is_read_whole() -> None:
+    assert _sent([OK + b"Content-Length: 5\r\n\r\n", b"he", b"llo"]).data == b"hello"
+
+
+def test_chunks_are_joined() -> None:
+    raw = _sent([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"])
+    assert (raw.status, raw.data, len(raw.pieces)) == (200, b"hello", 2)
+
+
+def test_without_a_length_the_end_of_the_connection_is_the_end() -> None:
+    assert _sent([OK + b"\r\n", b"hello"]).data == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ([OK + b"Content-Length: 9\r\n\r\nhello"], "ended in mid-answer"),
+        ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\nhe"], "ended in mid-answer"),
+        ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"-1\r\n"], "has no size"),
+        ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"FFFFFFFF\r\n"], "larger than"),
+        ([OK + b"Content-Length: 20000\r\n\r\n", b"x" * 20000], "larger than"),
+        ([OK + b"Content-Length: x\r\n\r\n"], "invalid literal"),
+        ([b"SSH-2.0-OpenSSH_9.2\r\n\r\n"], "not HTTP"),
+        ([OK + b"X: " + b"y" * 100_000 + b"\r\n\r\n"], "too long"),
+        ([b""], "ended in mid-answer"),
+    ],
+)
+def test_what_is_no_whole_answer_is_lost_with_the_reason(answer: list[bytes], why: str) -> None:
+    with pytest.raises(Lost, match=why):
+        _sent(answer)
+
+
+def test_a_server_that_says_nothing_is_left_after_the_limit() -> None:
+    with pytest.raises(Lost, match=r"within 0\.05 s"):
+        _sent([], limit_s=0.05)
+
+
+def test_nobody_there_is_said_so() -> None:
+    address = Address.read("http://127.0.0.1:9")
+    with pytest.raises(Lost, match="nobody listens"):
+        asyncio.run(send(address, "GET", "/", b"", {}, limit_s=5, most_bytes=10))
+
+
+@pytest.mark.parametrize(
+    ("typed", "address"),
+    [
+        ("http://gpu1:8000", Address("gpu1", 8000, False, "")),
+        ("gpu1:8000", Address("gpu1", 8000, False, "")),
+        ("https://models.example/a/v1/", Address("models.example", 443, True, "/a")),
+    ],
+)
+def test_an_address_may_be_typed_in_several_ways(typed: str, address: Address) -> None:
+    assert Address.read(typed) == address
+
+
+@pytest.mark.parametrize("typed", ["ftp://gpu1", "http://", "http://a:b", "http://me:key@gpu1"])
+def test_what_is_no_address_is_refused(typed: str) -> None:
+    with pytest.raises(InputInvalid):
+        Address.read(typed)
