@@ -47,22 +47,27 @@ class Client:
     check: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
 
-    async def get(self, path: str) -> tuple[Exchange, Any]:
-        """A small answer as JSON; none where there is no body."""
+    async def get(self, path: str, *, optional: bool = False) -> tuple[Exchange, Any]:
+        """A small answer as JSON; none where there is no body.
+
+        What is `optional` may be missing: `NotOffered` is no fault.
+        """
         exchange, raw = await self._exchange("GET", path, b"")
-        self._require_good(exchange)
+        self._require_good(exchange, optional)
         return exchange, self._json(raw.data) if raw.data.strip() else None
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[Exchange, Any]:
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, optional: bool = False
+    ) -> tuple[Exchange, Any]:
         """A whole answer as JSON."""
         exchange, raw = await self._exchange("POST", path, _dump(body))
-        self._require_good(exchange)
+        self._require_good(exchange, optional)
         return exchange, self._json(raw.data)
 
     async def text(self, path: str) -> str:
-        """A small answer that is no JSON."""
+        """A small answer that is no JSON, and that a server need not have."""
         exchange, raw = await self._exchange("GET", path, b"")
-        self._require_good(exchange)
+        self._require_good(exchange, optional=True)
         return raw.data.decode(errors="replace")
 
     async def stream(
@@ -70,7 +75,7 @@ class Client:
     ) -> tuple[Exchange, list[tuple[float, Any]]]:
         """The events of a stream as JSON, with the time of each; `[DONE]` is not among them."""
         exchange, raw = await self._exchange("POST", path, _dump(body))
-        self._require_good(exchange)
+        self._require_good(exchange, optional=False)
         if "text/event-stream" not in raw.headers.get("content-type", ""):
             raise Unsound("a stream was asked for, and the answer is none")
         return exchange, [
@@ -123,11 +128,11 @@ class Client:
         self.exchanges.append(exchange)
         return exchange
 
-    def _require_good(self, exchange: Exchange) -> None:
+    def _require_good(self, exchange: Exchange, optional: bool) -> None:
         if exchange.status == 200:
             return
         message = f"{exchange.path}: status {exchange.status}: {exchange.answer[:200]}"
-        if exchange.status in _NOT_OFFERED:
+        if optional and exchange.status in _NOT_OFFERED:
             raise NotOffered(message)
         raise Refused(message, exchange.status)
 
@@ -148,9 +153,10 @@ def read_events(raw: Raw, *, has_done: bool) -> list[tuple[float, bytes]]:
     for at, piece in raw.pieces:
         # one server ends lines with \n, another with \r\n; a character may be cut between pieces
         *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                events.append((at, line[5:].strip()))
+        events += [(at, line[5:].strip()) for line in lines if line.startswith(b"data:")]
+    if rest.startswith(b"data:"):
+        # the last line of a server that ends none
+        events.append((raw.seconds, rest[5:].strip()))
     if not has_done:
         return events
     if not events or events[-1][1] != b"[DONE]":

@@ -272,6 +272,8 @@ def _half(text: str) -> str:
 FAULTS = [
     Fault("unhealthy", "first-answer", asked=_refuse(lambda a: a.path == "/health", 503)),
     Fault("no models", "first-answer", body=_no_models),
+    Fault("no chat", "first-answer", asked=_refuse(lambda a: "chat" in a.path, 404)),
+    Fault("no list of models", "first-answer", asked=_refuse(lambda a: "models" in a.path, 404)),
     Fault("wrong model name", "first-answer", reply=_set(model="other-2")),
     Fault("content null", "first-answer", reply=_set(content_is_null=True)),
     Fault("empty answer", "first-answer", reply=_empty),

@@ -174,6 +174,14 @@ async def _stop(session: Session) -> str:
     return "stops at a stop word"
 
 
+async def _vision(session: Session) -> str:
+    raise NotOffered("the recipe expects vision, which the ladder does not look at yet")
+
+
+def _no_vision(session: Session) -> str:
+    return "" if session.plan.vision else "the recipe expects no vision"
+
+
 def _checks(session: Session) -> Sequence[CheckSpec]:
     return [
         CheckSpec("logprobs", "mechanics", _logprobs),
@@ -186,6 +194,7 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
         CheckSpec("code", "quality", _code),
         CheckSpec("JSON by schema", "quality", _json),
         CheckSpec("stop words", "quality", _stop),
+        CheckSpec("vision", "quality", _vision, _no_vision),
     ]
 
 

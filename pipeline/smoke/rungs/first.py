@@ -16,7 +16,7 @@ _FINISHES = ("stop", "length")
 
 
 async def _health(session: Session) -> str:
-    await session.client.get("/health")
+    await session.client.get("/health", optional=True)
     return "the server says that it is healthy"
 
 
@@ -43,7 +43,7 @@ async def _context(session: Session, model: dict[str, Any]) -> int | None:
     if isinstance(said, int) and said > 0:
         return said
     try:
-        _, props = await session.client.get("/props")
+        _, props = await session.client.get("/props", optional=True)
     except (NotOffered, Unsound):
         return None
     settings = props.get("default_generation_settings") if isinstance(props, dict) else None

@@ -160,7 +160,7 @@ async def message_text(session: Session, prompt: str, most_tokens: int) -> str:
         "temperature": 0,
         "messages": [{"role": "user", "content": prompt}],
     }
-    _, value = await session.client.post(MESSAGES, body)
+    _, value = await session.client.post(MESSAGES, body, optional=True)
     blocks = value.get("content") if isinstance(value, dict) else None
     if not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
         raise Unsound("/v1/messages: the content is no list of blocks")

@@ -70,6 +70,15 @@ def test_quality_is_skipped_with_its_reason_where_the_model_cannot_think() -> No
     assert (result.verdict, skipped) == ("passed", {"the model is tiny"})
 
 
+def test_a_server_that_never_answers_is_left_after_the_limit() -> None:
+    plan = PLAN.model_copy(update={"limits": PLAN.limits.model_copy(update={"request_s": 0.3})})
+    hangs = Fault("hangs", delay_s=lambda asked: 5.0 if "chat" in asked.path else 0.0)
+    result, _ = _short_climb(ModelServer(hangs), plan)
+    checks = {check.name: check.message for check in result.rungs[0].checks}
+    assert checks["one answer"] == "no whole answer within 0.3 s"
+    assert checks["one stream"] == "the server no longer answers"
+
+
 def test_a_model_that_only_recites_fails_where_quality_is_asked_for() -> None:
     result, _ = _short_climb(ModelServer(can_count_only=True))
     assert result.verdict == "failed"
@@ -100,7 +109,10 @@ def test_a_statement_tells_what_passed_failed_and_was_skipped() -> None:
     assert stated["result"] == "FAILED"
     assert stated["failedTests"] == ["answers: code"]
     assert "answers: arithmetic" in stated["passedTests"]
-    assert [s["test"] for s in stated["sm120_smoke"]["skipped"]] == ["answers: logprobs"]
+    assert [s["test"] for s in stated["sm120_smoke"]["skipped"]] == [
+        "answers: logprobs",
+        "answers: vision",
+    ]
     assert [c["name"] for c in stated["configuration"]] == [EXCHANGES, "image"]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from pipeline.errors import InputInvalid
+from pipeline.smoke.client import Unsound, read_events
 from pipeline.smoke.wire import Address, Lost, Raw, send
 
 
@@ -105,3 +106,24 @@ def test_an_address_may_be_typed_in_several_ways(typed: str, address: Address) -
 def test_what_is_no_address_is_refused(typed: str) -> None:
     with pytest.raises(InputInvalid):
         Address.read(typed)
+
+
+def _events(*pieces: bytes) -> list[bytes]:
+    raw = Raw(200, {}, [(0.0, piece) for piece in pieces], 0.0)
+    return [data for _, data in read_events(raw, has_done=True)]
+
+
+def test_events_are_whole_where_pieces_cut_a_line_or_a_character() -> None:
+    stream = "data: größe\r\n\r\n: a comment\ndata:東京\n\ndata: [DONE]\n\n".encode()
+    pieces = [stream[i : i + 1] for i in range(len(stream))]
+    assert [e.decode() for e in _events(*pieces)] == ["größe", "東京"]
+
+
+def test_the_last_line_need_not_end() -> None:
+    assert _events(b"data: a\n\ndata: [DONE]") == [b"a"]
+
+
+@pytest.mark.parametrize("stream", [b"", b"data: a\n\n", b"data: a\n\ndata: [DO", b"[DONE]\n\n"])
+def test_a_stream_without_its_end_is_refused(stream: bytes) -> None:
+    with pytest.raises(Unsound, match="DONE"):
+        _events(stream)
