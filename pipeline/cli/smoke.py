@@ -16,16 +16,26 @@ from pipeline.cli.context import checkout_or_none, say_json
 from pipeline.cli.options import ANY_PATH, EXISTING_FILE, EXISTING_FOLDER, json_option
 from pipeline.errors import ServerGone, SmokeFailed
 from pipeline.recipe.find import Recipes
-from pipeline.smoke.baseline import read_baseline, record_baseline, write_baseline
+from pipeline.smoke.baseline import read_baseline, write_baseline
 from pipeline.smoke.client import Client, Unsound
 from pipeline.smoke.code import run_in_sandbox
 from pipeline.smoke.ladder import LADDER, climb
 from pipeline.smoke.model import SmokePlan, SmokeResult, plan_for, quick
 from pipeline.smoke.record import keep_climb
 from pipeline.smoke.session import Rung, Session
+from pipeline.smoke.trusted import record_baseline
 from pipeline.smoke.wire import Address
 
 _NAMES = [rung.name for rung in LADDER]
+# Options that set one field of the plan.
+_FIELDS = {
+    "model": "model",
+    "streams": "streams",
+    "contexts": "contexts",
+    "context_tokens": "context_tokens",
+    "lengths": "lengths",
+    "pressure": "pressure_prompts",
+}
 
 
 class _Numbers(click.ParamType[list[int]]):
@@ -83,11 +93,16 @@ def _plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.IntRange(1, 100_000),
         help="Texts that push others out of the KV cache.",
     )
+    @click.option(
+        "--request-limit-s",
+        type=click.FloatRange(1),
+        help="Seconds for one request; long prompts need more [default: 600].",
+    )
     @click.pass_context
     @functools.wraps(command)
     def packed(context: click.Context, *args: Any, **options: Any) -> Any:
-        names = ("no_quality", "no_tools", "reasoning", "streams", "contexts", "context_tokens")
-        given = {name: options.pop(name) for name in (*names, "model", "lengths", "pressure")}
+        names = ("no_quality", "no_tools", "reasoning")
+        given = {name: options.pop(name) for name in (*names, *_FIELDS, "request_limit_s")}
         recipe, folders = options.pop("recipe"), options.pop("folders")
         base = _recipe_plan(context, recipe, folders) if recipe else SmokePlan()
         plan = _planned(base, given)
@@ -111,15 +126,9 @@ def _planned(base: SmokePlan, given: dict[str, Any]) -> SmokePlan:
         values["tools"] = False
     if given["reasoning"]:
         values["reasoning"] = True
-    fields = {
-        "model": "model",
-        "streams": "streams",
-        "contexts": "contexts",
-        "context_tokens": "context_tokens",
-        "lengths": "lengths",
-        "pressure": "pressure_prompts",
-    }
-    values |= {field: given[name] for name, field in fields.items() if given[name]}
+    values |= {field: given[name] for name, field in _FIELDS.items() if given[name]}
+    if given["request_limit_s"]:
+        values["limits"] = {**base.limits.model_dump(), "request_s": given["request_limit_s"]}
     # thinking takes tokens before the answer begins
     if values.get("reasoning", base.reasoning):
         values["answer_tokens"] = max(base.answer_tokens, 8192)

@@ -28,6 +28,9 @@ class Tolerance(Frozen):
     near_share: Share = 0.05
     # answers that differ where the server gives no logprobs to judge it by
     unjudged_share: Share = 0.25
+    # mean difference of a token's logprob from a trusted run's, over what both wrote alike; a
+    # choice of ours: a quarter of a nat is a probability that is wrong by a quarter
+    oracle_nats: float = 0.25
 
     def sentence(self) -> str:
         """For people."""
@@ -126,6 +129,12 @@ class Exchange(Frozen):
     error: str = ""
 
 
+def _quick_answer(plan: SmokePlan) -> int:
+    if plan.reasoning:
+        return plan.answer_tokens
+    return min(plan.answer_tokens, 256 if plan.quality else 64)
+
+
 def quick(plan: SmokePlan) -> SmokePlan:
     """The same rungs in small steps, for machines that compute a few hundred tokens a second."""
     small = {
@@ -135,7 +144,7 @@ def quick(plan: SmokePlan) -> SmokePlan:
         "batch_tokens": min(plan.batch_tokens, 512),
         "prefix_tokens": min(plan.prefix_tokens, 384),
         "pressure_prompts": min(plan.pressure_prompts, 8),
-        "answer_tokens": min(plan.answer_tokens, 256 if plan.quality else 64),
+        "answer_tokens": _quick_answer(plan),
         # a model that can only recite never ends by itself
         "stream_tokens": plan.stream_tokens if plan.quality else 32,
     }

@@ -18,6 +18,10 @@ class Question(NamedTuple):
         numbers = re.findall(r"-?\d+", re.sub(r"(?<=\d)[,_\s](?=\d{3}\b)", "", text))
         return bool(numbers) and numbers[-1] == self.want
 
+    def is_held(self, text: str) -> bool:
+        """Whether the wanted numbers are in a text, one after the other, however separated."""
+        return self.want in ", ".join(re.findall(r"\d+", text))
+
 
 def sums(count: int, seed: int = 1) -> list[Question]:
     """Small sums and products."""
@@ -183,6 +187,7 @@ def _tool(name: str, description: str, properties: dict[str, Any]) -> dict[str, 
     return {"type": "function", "function": function}
 
 
+_CITY = {"type": "string", "description": "The name of the city alone, without a country."}
 _STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
 _ROOMS = {"type": "string", "enum": ["kitchen", "bedroom", "garden"]}
 _GUEST = {
@@ -192,7 +197,7 @@ _GUEST = {
     "additionalProperties": False,
 }
 TOOLS = [
-    _tool("get_weather", "The weather in a city now.", {"city": _STRING}),
+    _tool("get_weather", "The weather in a city now.", {"city": _CITY}),
     _tool(
         "set_lamp",
         "Set the lamp of a room to a brightness from 0 to 100.",

@@ -155,6 +155,13 @@ def _positive(_: Asked, reply: Reply) -> None:
     reply.tokens = [Token(t.text, 0.7, t.others) for t in reply.tokens]
 
 
+def _less_sure(_: Asked, reply: Reply) -> None:
+    """The same tokens, and all that is computed for them is off."""
+    for token in reply.tokens:
+        token.logprob -= 0.4
+        token.others = [(other, p - 0.4) for other, p in token.others]
+
+
 def _not_greedy(_: Asked, reply: Reply) -> None:
     reply.tokens = [Token(t.text, -4.5, [(o, -0.2) for o, _ in t.others]) for t in reply.tokens]
 
@@ -529,6 +536,7 @@ FAULTS = [
         ),
         needs="baseline",
     ),
+    Fault("probabilities a little wrong", "speculation", reply=_less_sure, needs="baseline"),
     Fault(
         "draft makes answers wrong",
         "speculation",

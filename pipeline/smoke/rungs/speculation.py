@@ -12,6 +12,7 @@ from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
 
 _AT_ONCE = 2  # from two streams on, drafts corrupted answers: local-inference-lab/rtx6kpro#53
 _LOST_SHARE = 0.1
+_ORACLE_PROMPTS = 12
 _ACCEPTED = re.compile(
     r"^\S*spec_decode_num_(accepted|draft)_tokens(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)$", re.M
 )
@@ -39,6 +40,25 @@ async def _same(session: Session) -> str:
     return f"{counted.sentence()}; {now} right, {before} in the baseline"
 
 
+async def _probabilities(session: Session) -> str:
+    """Numbers that are a little wrong change probabilities long before they change words."""
+    assert session.baseline is not None
+    differences: list[float] = []
+    for known in session.baseline.answers[:_ORACLE_PROMPTS]:
+        answer = await session.ask_known(known.prompt)
+        for want, got in zip(known.tokens, answer.tokens, strict=False):
+            if want.text != got.text:
+                break
+            differences.append(abs(want.logprob - got.logprob))
+    if not differences:
+        raise NotOffered("the baseline or the server has no logprobs")
+    mean, most = sum(differences) / len(differences), session.plan.tolerance.oracle_nats
+    found = f"{mean:.3f} nats apart on average over {len(differences)} tokens, {most} allowed"
+    if mean > most:
+        raise Unsound(found)
+    return found
+
+
 async def _acceptance(session: Session) -> str:
     """How much of the draft is taken, for the record."""
     text = await session.client.text("/metrics")
@@ -55,6 +75,7 @@ def _no_baseline(session: Session) -> str:
 def _checks(session: Session) -> Sequence[CheckSpec]:
     return [
         CheckSpec("the baseline's answers", "mechanics", _same, _no_baseline),
+        CheckSpec("the baseline's probabilities", "mechanics", _probabilities, _no_baseline),
         CheckSpec("acceptance", "mechanics", _acceptance),
     ]
 

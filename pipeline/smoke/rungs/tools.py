@@ -179,8 +179,8 @@ async def _messages(session: Session) -> str:
     text = await message_text(session, prompt, most)
     if not text.strip():
         raise Unsound("/v1/messages: the answer is empty")
-    if session.plan.quality and (wanted := countings(4)[3].want) not in text:
-        raise Unsound(f"/v1/messages: asked for {wanted[:20]!r}…, the answer is {text[:120]!r}")
+    if session.plan.quality and not countings(4)[3].is_held(text):
+        raise Unsound(f"/v1/messages: {prompt!r}, the answer is {text[:120]!r}")
     streamed = await _streamed_message(session, prompt, most)
     if not streamed.strip():
         raise Unsound("/v1/messages: the stream holds no text")

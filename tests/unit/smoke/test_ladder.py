@@ -168,3 +168,4 @@ def test_a_real_recipe_is_climbed_whole() -> None:
     plan = _recipe(model={"repository": "a/b", "name": "b"}, smoke={"reasoning": True})
     assert (plan.quality, plan.reasoning, plan.lengths) == (True, True, 64)
     assert quick(plan).lengths == 16
+    assert quick(plan).answer_tokens == plan.answer_tokens  # thinking needs them
