@@ -20,7 +20,7 @@ from pipeline.smoke.baseline import read_baseline, write_baseline
 from pipeline.smoke.client import Client, Unsound
 from pipeline.smoke.code import run_in_sandbox
 from pipeline.smoke.ladder import LADDER, climb
-from pipeline.smoke.model import SmokePlan, SmokeResult, plan_for, quick
+from pipeline.smoke.model import THINKING_TOKENS, SmokePlan, SmokeResult, plan_for, quick
 from pipeline.smoke.record import keep_climb
 from pipeline.smoke.session import Rung, Session
 from pipeline.smoke.trusted import record_baseline
@@ -125,13 +125,10 @@ def _planned(base: SmokePlan, given: dict[str, Any]) -> SmokePlan:
     if given["no_tools"]:
         values["tools"] = False
     if given["reasoning"]:
-        values["reasoning"] = True
+        values |= {"reasoning": True, "answer_tokens": THINKING_TOKENS}
     values |= {field: given[name] for name, field in _FIELDS.items() if given[name]}
     if given["request_limit_s"]:
         values["limits"] = {**base.limits.model_dump(), "request_s": given["request_limit_s"]}
-    # thinking takes tokens before the answer begins
-    if values.get("reasoning", base.reasoning):
-        values["answer_tokens"] = max(base.answer_tokens, 8192)
     return SmokePlan.model_validate({**base.model_dump(), **values})
 
 

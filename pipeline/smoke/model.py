@@ -14,6 +14,8 @@ Verdict: TypeAlias = Literal["passed", "failed", "skipped"]
 Kind: TypeAlias = Literal["quality", "mechanics"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
+ANSWER_TOKENS = 1024
+THINKING_TOKENS = 8192  # thinking takes tokens before the answer begins
 
 
 class Tolerance(Frozen):
@@ -68,7 +70,7 @@ class SmokePlan(Frozen):
     batch_tokens: Positive = 8192
     prefix_tokens: Positive = 4096
     pressure_prompts: Positive = 16
-    answer_tokens: Positive = 1024
+    answer_tokens: Positive = ANSWER_TOKENS
     stream_tokens: Positive = 160  # of each answer among many
     tolerance: Tolerance = Tolerance()
     limits: Limits = Limits()
@@ -164,5 +166,6 @@ def plan_for(recipe: Recipe) -> SmokePlan:
         vision=spec.vision,
         streams=spec.streams,
         contexts=spec.contexts,
+        answer_tokens=THINKING_TOKENS if spec.reasoning else ANSWER_TOKENS,
     )
     return quick(plan) if recipe.model.tiny else plan
