@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+from pipeline import log
 from pipeline.smoke.chat import Answer, Token
 from pipeline.smoke.model import Tolerance
 
@@ -103,7 +104,7 @@ class Tally(NamedTuple):
 
     def sentence(self) -> str:
         """For people."""
-        parts = [f"{self.total} answers: {self.equal} equal"]
+        parts = [f"{log.count(self.total, 'answer')}: {self.equal} equal"]
         for name in ("tie", "near", "drift", "unjudged"):
             if number := getattr(self, name):
                 words = {"tie": "ties", "near": "near misses", "unjudged": "differ, not judged"}

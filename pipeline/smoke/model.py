@@ -62,6 +62,7 @@ class SmokePlan(Frozen):
     streams: list[Positive] = [1, 2, 8, 16, 64, 128]
     rounds: Positive = 2
     contexts: list[Positive] = []  # none: quarter, half and all of the server's
+    walk_tokens: Positive | None = None  # and then no further than this
     depths: list[Share] = [0.05, 0.35, 0.65, 0.95]
     context_tokens: Positive | None = None  # none: what the server says
     lengths: Positive = 64
@@ -140,7 +141,7 @@ def _quick_answer(plan: SmokePlan) -> int:
 def quick(plan: SmokePlan) -> SmokePlan:
     """The same rungs in small steps, for machines that compute a few hundred tokens a second."""
     small = {
-        "contexts": plan.contexts or [1024],
+        "walk_tokens": 1024,
         "depths": [0.1, 0.9],
         "lengths": min(plan.lengths, 16),
         "batch_tokens": min(plan.batch_tokens, 512),

@@ -28,7 +28,9 @@ class Session:
     model: str = ""
     context_tokens: int | None = None
     has_logprobs: bool | None = None  # none: not asked yet
-    sentence_tokens: float = 0.0  # of the filler, as this server counts them
+    # of the filler and of what is around it, as this server counts them
+    sentence_tokens: float = 0.0
+    frame_tokens: float = 0.0
     references: dict[str, Reference] = field(default_factory=dict)
     restart: Callable[[], Awaitable[None]] | None = None
     baseline: Baseline | None = None

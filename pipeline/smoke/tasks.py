@@ -261,7 +261,9 @@ class Haystack(NamedTuple):
 def haystack(sentences: int, depths: list[float], seed: int) -> Haystack:
     """Filler with a needle at each depth; another seed is another text from its first word on."""
     dice = random.Random(seed)  # noqa: S311
-    lines = [f"Report {seed}, part {i}: {dice.choice(_FILLER)}" for i in range(max(1, sentences))]
+    # numbers of one width, so that every line has about as many tokens as those that were counted
+    head = f"Report {seed:06d}, part"
+    lines = [f"{head} {i:06d}: {dice.choice(_FILLER)}" for i in range(max(1, sentences))]
     needles = []
     # from the back, so that earlier places stay where they are
     for number, depth in sorted(enumerate(depths), key=lambda pair: -pair[1]):

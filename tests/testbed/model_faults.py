@@ -512,7 +512,7 @@ FAULTS = [
         "wrong after eviction",
         "memory",
         text=_when(
-            lambda a: "Report 7," in a.text and a.times > 2 and a.prompts > 60, _other_digit
+            lambda a: "Report 000007," in a.text and a.times > 2 and a.prompts > 60, _other_digit
         ),
     ),
     Fault(

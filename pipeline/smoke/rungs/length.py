@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from pipeline.smoke.chat import Answer
-from pipeline.smoke.client import Refused, Unsound
+from pipeline.smoke.client import NotOffered, Refused, Unsound
 from pipeline.smoke.compare import reference
 from pipeline.smoke.rungs.tools import message_text
 from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
@@ -15,6 +15,7 @@ from pipeline.smoke.tasks import Haystack, Question, additions, haystack
 _WRONG_SHARE = 0.05
 _AT_ONCE = 4
 _SHORT_ANSWER = 32
+_SHORTEST_STEP = 512
 _MEASURED = (4, 40)  # sentences, at least and at most
 # Of the tokens that a prompt was made for; the text is sized by what the server counted before.
 _CLOSE = (0.75, 1.02)
@@ -67,18 +68,27 @@ def _require_right(questions: Sequence[Question], answers: Sequence[Answer]) -> 
 
 
 async def sized_haystack(session: Session, tokens: int, seed: int) -> Haystack:
-    """A text of so many tokens, as this server counts them."""
+    """A text of nearly so many tokens, as this server counts them, and never of more."""
     if not session.sentence_tokens:
-        least, most = _MEASURED
-        more = max(least, min(most, (session.context_tokens or 8192) // 200))
-        short = await _prompt_tokens(session, haystack(2, [], 0).text)
-        long = await _prompt_tokens(session, haystack(2 + more, [], 0).text)
-        session.sentence_tokens = (long - short) / more
-        if session.sentence_tokens < 1:
-            raise Unsound(f"{more} sentences more are {long - short} tokens more")
-    depths = session.plan.depths
-    # a tenth less: numbers of later parts have more digits, and a question follows
-    return haystack(int(0.9 * tokens / session.sentence_tokens) - len(depths), depths, seed)
+        await _measure(session)
+    depths, each = session.plan.depths, session.sentence_tokens
+    # a needle is shorter than a sentence, and a question about it not much longer
+    around = session.frame_tokens + each * (len(depths) + 2)
+    if around + each > tokens:
+        raise NotOffered(f"{tokens} tokens are too few for {len(depths)} needles in a text")
+    return haystack(int((0.97 * tokens - around) / each), depths, seed)
+
+
+async def _measure(session: Session) -> None:
+    """How many tokens a sentence has, and what a chat template adds."""
+    least, most = _MEASURED
+    more = max(least, min(most, (session.context_tokens or 8192) // 200))
+    short = await _prompt_tokens(session, haystack(2, [], 0).text)
+    long = await _prompt_tokens(session, haystack(2 + more, [], 0).text)
+    session.sentence_tokens = (long - short) / more
+    if session.sentence_tokens < 1:
+        raise Unsound(f"{more} sentences more are {long - short} tokens more")
+    session.frame_tokens = max(0.0, short - 2 * session.sentence_tokens)
 
 
 async def _prompt_tokens(session: Session, text: str) -> int:
@@ -109,7 +119,7 @@ async def _at_length(session: Session, tokens: int, seed: int) -> str:
     for question in stack.needles:
         answer = await session.ask_known(prompt_for(stack, question), max_tokens=room)
         session.require_clean(answer)
-        _require_count(answer, tokens - room)
+        _require_count(session, answer, tokens - room)
         if session.plan.quality and not question.is_right(answer.text):
             wrong.append(f"{question.prompt!r} is {question.want}, not {answer.text[:60]!r}")
         first = first or answer
@@ -122,12 +132,14 @@ async def _at_length(session: Session, tokens: int, seed: int) -> str:
     return f"{counted} tokens, needles at {len(stack.needles)} depths"
 
 
-def _require_count(answer: Answer, tokens: int) -> None:
+def _require_count(session: Session, answer: Answer, tokens: int) -> None:
     """The server's own count says whether the whole prompt was read."""
     if answer.usage is None:
         raise Unsound("the answer has no usage")
-    share = answer.usage.prompt_tokens / tokens
-    if not _CLOSE[0] <= share <= _CLOSE[1]:
+    # a short text cannot be nearer than its parts are long
+    near = session.sentence_tokens * (len(session.plan.depths) + 2)
+    least, most = _CLOSE[0] * tokens - near, _CLOSE[1] * tokens
+    if not least <= answer.usage.prompt_tokens <= most:
         raise Unsound(
             f"a prompt of about {tokens} tokens was sent, usage counts {answer.usage.prompt_tokens}"
         )
@@ -136,14 +148,19 @@ def _require_count(answer: Answer, tokens: int) -> None:
 async def _batch(session: Session) -> str:
     """A prompt that is computed in pieces: ggml-org/llama.cpp#26509."""
     assert session.context_tokens is not None
-    tokens = min(int(2.5 * session.plan.batch_tokens), int(0.9 * session.context_tokens))
+    batch = session.plan.batch_tokens
+    tokens = min(int(2.5 * batch), int(0.9 * session.context_tokens))
+    if tokens < 1.5 * batch:
+        raise NotOffered(f"the context has no room for more than one batch of {batch} tokens")
     return await _at_length(session, tokens, seed=tokens + 1)
 
 
 async def _too_long(session: Session) -> str:
     """More than fits is refused with a reason, and the server lives on."""
     assert session.context_tokens is not None
-    stack = await sized_haystack(session, int(1.5 * session.context_tokens), seed=3)
+    if not session.sentence_tokens:
+        await _measure(session)
+    stack = haystack(int(2 * session.context_tokens / session.sentence_tokens), [], seed=3)
     try:
         answer = await session.ask(f"{stack.text}\n\nSay yes.", max_tokens=8)
         counted = answer.usage.prompt_tokens if answer.usage else "?"
@@ -154,7 +171,7 @@ async def _too_long(session: Session) -> str:
         note = "is refused"
     after = await session.ask("Say hello.", max_tokens=_answer_tokens(session))
     session.require_clean(after)
-    return f"a prompt of 1.5 times the context {note}; the next answer is good"
+    return f"a prompt of twice the context {note}; the next answer is good"
 
 
 async def _messages(session: Session) -> str:
@@ -178,7 +195,10 @@ def contexts_of(session: Session) -> list[int]:
     most = session.context_tokens
     if session.plan.contexts:
         return sorted(n for n in set(session.plan.contexts) if most is None or n <= most)
-    return sorted({most // 4, most // 2, most}) if most else []
+    if most is None:
+        return []
+    most = min(most, session.plan.walk_tokens or most)
+    return sorted({n for n in (most // 4, most // 2) if n >= _SHORTEST_STEP} | {most})
 
 
 def _unknown(session: Session) -> str:
@@ -206,7 +226,7 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
     walk = [CheckSpec(f"context {n}", "mechanics", _walk(n)) for n in contexts_of(session)]
     walk += [CheckSpec(f"context {n}", "mechanics", _missing(n)) for n in _beyond(session)]
     if not walk:
-        walk = [CheckSpec("context", "mechanics", _walk(1), _unknown)]
+        walk = [CheckSpec("context", "mechanics", _batch, _unknown)]
     return [
         CheckSpec("consecutive lengths", "mechanics", _lengths),
         CheckSpec("longer than one batch", "mechanics", _batch, _unknown),

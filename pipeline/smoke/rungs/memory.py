@@ -16,8 +16,11 @@ _FIRST_SEED = 1000  # of the texts that push others out
 
 def _tokens(session: Session) -> int:
     """The size of a text: a good part of a small context, and no more than the plan says."""
-    most = session.context_tokens
-    return min(session.plan.prefix_tokens, most // 2 if most else session.plan.prefix_tokens)
+    most, wanted = session.context_tokens, session.plan.prefix_tokens
+    if most is None:
+        return wanted
+    # a tiny context holds little else; of a large one, half leaves room for what comes beside it
+    return min(wanted, most // 2 if most >= 2048 else most * 3 // 4)
 
 
 def _room(session: Session) -> int:

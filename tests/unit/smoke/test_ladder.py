@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import InputInvalid
+from pipeline.recipe.find import Recipes
 from pipeline.recipe.model import RecipeFile
 from pipeline.smoke.baseline import Baseline, read_baseline, write_baseline
 from pipeline.smoke.ladder import LADDER, climb
@@ -18,6 +19,7 @@ from pipeline.smoke.session import Session
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Fault, ModelServer, listening
 from tests.unit.smoke.climbs import PLAN, climbed, open_session, recorded
+from tests.unit.support import ROOT
 
 SHORT = LADDER[:2]
 
@@ -95,6 +97,13 @@ def test_a_context_that_the_recipe_has_and_the_server_has_not_is_a_failure() -> 
     assert result.last_good == "streams"
 
 
+def test_a_context_too_small_for_a_check_skips_it_with_the_reason() -> None:
+    result = climbed(ModelServer(context=400), PLAN.model_copy(update={"depths": [0.5]}))
+    skipped = {c.name: c.message for c in result.rungs[4].checks if c.verdict == "skipped"}
+    assert result.failures() == []
+    assert "no room for more than one batch of 600" in skipped["longer than one batch"]
+
+
 def test_a_climb_is_kept_as_two_files(tmp_path: Path) -> None:
     result, session = _short_climb(ModelServer())
     keep_climb(tmp_path, result, session.client.exchanges)
@@ -148,7 +157,7 @@ def _recipe(**changes: object) -> SmokePlan:
         "summary": "A small one.",
         "backing": "proved",
         "sources": {"ours": {"kind": "ours", "title": "Ours", "why": "To try it."}},
-        "model": {"tiny": True, "name": "tiny"},
+        "model": {"tiny": True, "name": "tiny", "file": "tiny.gguf"},
         "hardware": {"cards": 0},
         "port": 8080,
         "engine": "llama-cpp",
@@ -165,7 +174,17 @@ def test_a_tiny_recipe_is_climbed_in_small_steps_and_without_quality() -> None:
 
 
 def test_a_real_recipe_is_climbed_whole() -> None:
-    plan = _recipe(model={"repository": "a/b", "name": "b"}, smoke={"reasoning": True})
+    plan = _recipe(
+        model={"repository": "a/b", "name": "b", "file": "b.gguf"}, smoke={"reasoning": True}
+    )
     assert (plan.quality, plan.reasoning, plan.lengths) == (True, True, 64)
     assert quick(plan).lengths == 16
     assert quick(plan).answer_tokens == plan.answer_tokens  # thinking needs them
+
+
+@pytest.mark.parametrize("name", Recipes([ROOT / "recipes"]).names())
+def test_every_recipe_of_the_checkout_can_be_climbed(name: str) -> None:
+    recipe = Recipes([ROOT / "recipes"]).read(name)
+    plan = plan_for(recipe)
+    assert (plan.model, plan.quality) == (recipe.model.name, not recipe.model.tiny)
+    assert plan.streams == recipe.smoke.streams
