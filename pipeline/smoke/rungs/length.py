@@ -182,12 +182,12 @@ async def _messages(session: Session) -> str:
     tokens = min([session.context_tokens, *contexts_of(session)[-1:]]) - room
     stack = await sized_haystack(session, tokens, seed=4)
     question = stack.needles[-1]
-    text = await message_text(session, prompt_for(stack, question), room)
+    text, counted = await message_text(session, prompt_for(stack, question), room)
     if not text.strip():
         raise Unsound("/v1/messages: the answer is empty")
     if session.plan.quality and not question.is_right(text):
         raise Unsound(f"/v1/messages: {question.prompt!r} is {question.want}, not {text[:60]!r}")
-    return f"an answer to about {tokens} tokens"
+    return f"an answer; the server counts {counted} tokens"
 
 
 def contexts_of(session: Session) -> list[int]:

@@ -24,6 +24,7 @@ from pipeline.smoke.tasks import (
 )
 
 MESSAGES = "/v1/messages"
+_INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 # What parsers should have taken out of the content.
 _MARKS = re.compile(
     r"</?think(?:ing)?>|<\|channel\|>|</?tool_call>|<\|tool_calls?_(?:section_)?begin\|>"
@@ -152,8 +153,8 @@ async def _instant(session: Session) -> str:
     return "an answer without reasoning"
 
 
-async def message_text(session: Session, prompt: str, most_tokens: int) -> str:
-    """The text that /v1/messages answers, as Claude Code asks for it."""
+async def message_text(session: Session, prompt: str, most_tokens: int) -> tuple[str, int]:
+    """What /v1/messages answers, as Claude Code asks for it, and its count of the prompt."""
     body = {
         "model": session.model,
         "max_tokens": most_tokens,
@@ -167,16 +168,20 @@ async def message_text(session: Session, prompt: str, most_tokens: int) -> str:
     if value.get("stop_reason") not in ("end_turn", "max_tokens", "stop_sequence"):
         raise Unsound(f"/v1/messages: stop_reason is {value.get('stop_reason')!r}")
     usage = value.get("usage")
-    if not isinstance(usage, dict) or not usage.get("input_tokens"):
+    if not isinstance(usage, dict) or not isinstance(usage.get("input_tokens"), int):
         raise Unsound("/v1/messages: no usage")
-    return "".join(str(b.get("text", "")) for b in blocks if b.get("type") == "text")
+    # `input_tokens` leaves out what was kept of earlier prompts, which has a count of its own
+    parts = [usage.get(name) for name in _INPUTS]
+    counted = sum(n for n in parts if isinstance(n, int))
+    text = "".join(str(b.get("text", "")) for b in blocks if b.get("type") == "text")
+    return text, counted
 
 
 async def _messages(session: Session) -> str:
     """The same answer through the other door: vllm-project/vllm#44576."""
     prompt = countings(4)[3].prompt
     most = session.plan.answer_tokens
-    text = await message_text(session, prompt, most)
+    text, _ = await message_text(session, prompt, most)
     if not text.strip():
         raise Unsound("/v1/messages: the answer is empty")
     if session.plan.quality and not countings(4)[3].is_held(text):
