@@ -24,8 +24,8 @@ from pipeline.oci.docker import default_tag
 from pipeline.oci.reference import Reference, parse_reference
 from pipeline.recipe.hub_cache import with_whole_repositories
 from pipeline.recipe.launch import Overrides, plan_launch
-from pipeline.recipe.parser import require_known_flags
 from pipeline.recipe.model import Recipe
+from pipeline.recipe.parser import require_known_flags
 from pipeline.recipe.render.client import client_settings, render_env
 from pipeline.recipe.render.formats import CONTAINED, FORMATS
 from pipeline.recipe.render.formats import render as rendered
