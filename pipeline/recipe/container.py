@@ -1,0 +1,136 @@
+"""A start as container engines take it: Docker, Podman, Compose and units all say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pipeline.errors import RecipeInvalid
+from pipeline.model import Frozen, canonical_json, sha256_of
+from pipeline.recipe.flags import Word
+from pipeline.recipe.launch import Launch, Mount
+from pipeline.recipe.model import Port, Variable
+
+# What finds a container again, and tells what it was started from.
+RECIPE_LABEL, IMAGE_LABEL = "sm120.recipe", "sm120.image"
+DIGEST_LABEL, ATTEMPT_LABEL = "sm120.digest", "sm120.attempt"
+PORT_LABEL, MODEL_LABEL = "sm120.port", "sm120.model"
+# The home of the images' user. Not `.cache` below it: images have no such folder, so that a volume
+# there would belong to root.
+HOME = "/home/engine"
+ALL_CARDS = "nvidia.com/gpu=all"  # as the NVIDIA container toolkit names them in its CDI file
+# Served to this machine only, unless a rendering says otherwise: engines ask nobody for a password.
+LOOPBACK = "127.0.0.1"
+# Where ipc is private: in the 64 MB that Docker gives a container, NCCL dies with SIGBUS. Memory is
+# taken only as it is used, so there is no harm in plenty.
+SHM_BYTES = 32 << 30
+
+
+class Cache(Frozen):
+    """A volume with what an engine compiles at run time."""
+
+    name: Word
+    inside: str
+
+
+class ContainerArguments(Frozen):
+    """Everything that a container engine is told."""
+
+    name: Word
+    image: str  # a reference that cannot move, or an image id
+    arguments: list[str]
+    environment: dict[Variable, str]
+    labels: dict[str, str]
+    mounts: list[Mount]
+    cache: Cache | None
+    address: str
+    port: Port
+    ipc: Literal["host", "private"]
+    shm_bytes: int | None
+    memory_locked: bool
+    devices: list[str]
+    capabilities: list[Word]
+
+    def run_flags(self) -> list[str]:
+        """The flags of `docker run` and `podman run`, which agree on these."""
+        words = [f"--name={self.name}", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
+        words += [f"--cap-add={name}" for name in self.capabilities]
+        words += [f"--device={name}" for name in self.devices]
+        words += [f"--ipc={self.ipc}"] if self.ipc == "host" else []
+        words += [f"--shm-size={self.shm_bytes}"] if self.shm_bytes else []
+        words += ["--ulimit=memlock=-1:-1"] if self.memory_locked else []
+        words += [f"--publish={self.address}:{self.port}:{self.port}"]
+        words += [
+            f"--volume={m.host}:{m.inside}{':ro' if m.read_only else ''}" for m in self.mounts
+        ]
+        words += [f"--volume={self.cache.name}:{self.cache.inside}"] if self.cache else []
+        words += [f"--env={name}={value}" for name, value in self.environment.items()]
+        words += [f"--label={name}={value}" for name, value in self.labels.items()]
+        return words
+
+
+def container_arguments(
+    launch: Launch,
+    *,
+    image: str,
+    cards: Sequence[int] = (),
+    labels: Mapping[str, str] | None = None,
+    address: str = LOOPBACK,
+) -> ContainerArguments:
+    """A start in a container; `cards` are all of the machine's where none is named."""
+    if launch.image is None:
+        raise RecipeInvalid(
+            f"{launch.recipe}: is for an engine without a container",
+            f"`sm120 render {launch.recipe} --as shell` prints its command.",
+        )
+    return ContainerArguments(
+        name=container_name(launch.recipe),
+        image=image,
+        arguments=launch.arguments,
+        environment=launch.environment,
+        labels={**own_labels(launch), **(labels or {})},
+        mounts=launch.mounts,
+        cache=cache_of(launch),
+        address=address,
+        port=launch.port,
+        ipc=launch.container.ipc if launch.cards else "private",
+        shm_bytes=SHM_BYTES if launch.cards and launch.container.ipc == "private" else None,
+        memory_locked=launch.container.memory_locked and launch.cards > 0,
+        devices=card_devices(launch.cards, cards),
+        capabilities=launch.container.capabilities,
+    )
+
+
+def container_name(recipe: str) -> str:
+    """One container for each recipe on a machine."""
+    # `+` may stand in a recipe's name, but not in a container's
+    return f"sm120-{recipe.replace('+', '_')}"
+
+
+def own_labels(launch: Launch) -> dict[str, str]:
+    """What a container says about itself."""
+    labels = {
+        RECIPE_LABEL: launch.recipe,
+        IMAGE_LABEL: launch.image or "",
+        PORT_LABEL: str(launch.port),
+        MODEL_LABEL: launch.model,
+    }
+    return {**labels, DIGEST_LABEL: launch.digest} if launch.digest else labels
+
+
+def cache_of(launch: Launch) -> Cache | None:
+    """The cache of one image and one recipe; without cards nothing is compiled at run time.
+
+    Kernels of another image or recipe in it are a known cause of wrong output.
+    """
+    if not launch.cards:
+        return None
+    key = sha256_of(canonical_json([launch.digest, launch.recipe])).removeprefix("sha256:")
+    return Cache(name=f"{container_name(launch.recipe)}-{key[:12]}", inside=HOME)
+
+
+def card_devices(count: int, cards: Sequence[int]) -> list[str]:
+    """The cards as CDI names them."""
+    if not count:
+        return []
+    return [f"nvidia.com/gpu={index}" for index in cards] if cards else [ALL_CARDS]
