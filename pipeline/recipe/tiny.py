@@ -1,0 +1,276 @@
+"""A model of 1 MB that is made on the spot, so that everything can be tried on any machine.
+
+It has the shape of Kimi-K2 and DeepSeek-V3 (`deepseek2`: MLA attention, routed and shared experts)
+in mainline's tensor layout, so the engine's real code paths run. The blocks hold small random
+weights that only perturb the residual stream; a table planted in `token_embd` and `output` makes
+each of WORDS be followed by the next, and anything else by the first: its greedy answer is known.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from random import Random
+from typing import Literal
+
+from pipeline.recipe.gguf_file import Field, Tensor, dump_gguf
+
+FILE = "tiny.gguf"
+WORDS = tuple(
+    f" {word}"
+    for word in (
+        *("alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel"),
+        *("india", "juliet", "kilo", "lima", "mike", "november", "oscar", "papa"),
+    )
+)
+_BOS, _EOS, _PAD, _END_OF_TURN = "<|bos|>", "<|endoftext|>", "<|pad|>", "<|im_end|>"
+_SPECIAL = (
+    *(_BOS, _EOS, _PAD, _END_OF_TURN),
+    *("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"),
+)
+_CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{{ '<|im_' + m.role + '|>' + m.role + '<|im_middle|>' + m.content + '<|im_end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_assistant|>assistant<|im_middle|>' }}{% endif %}"
+)
+_LAYERS, _DENSE_LAYERS = 2, 1
+_EMBEDDING, _CONTEXT, _ORIGINAL_CONTEXT = 64, 32768, 4096
+# ik_llama.cpp insists on rope 64, latent 512 and a head count divisible by 4.
+_HEADS, _ROPE, _KV_RANK, _Q_RANK = 4, 64, 512, 32
+_NOPE, _VALUE = 32, 32
+_EXPERTS, _EXPERTS_USED = 8, 2
+_DENSE_WIDTH, _EXPERT_WIDTH = 64, 32
+# The residual stream: one constant channel, one channel for each word, the rest random.
+_BIAS_CHANNEL, _FIRST_WORD_CHANNEL = 0, 1
+_FREE_CHANNEL = _FIRST_WORD_CHANNEL + len(WORDS)
+_PERTURBATION = 0.05
+_NORMAL, _CONTROL = 1, 3  # kinds of tokens
+_SEED = 7
+_SPREAD = math.sqrt(3)  # of four numbers between 0 and 1: their sum has a variance of 1/3
+
+
+def tiny_gguf() -> bytes:
+    """The model; the same bytes every time and everywhere."""
+    tokens, merges = _vocabulary()
+    fields = {**_shape(len(tokens)), **_tokenizer(tokens, merges)}
+    return dump_gguf(fields, _tensors(tokens))
+
+
+def expected_text(n_tokens: int) -> str:
+    """What the model answers, greedily, to any chat in that many tokens."""
+    return "".join(WORDS[i % len(WORDS)] for i in range(n_tokens))
+
+
+def _letters() -> dict[int, str]:
+    """GPT-2's table from a byte to the printable letter that stands for it in a vocabulary."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {byte: chr(byte) for byte in printable}
+    return letters | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+def _spelled(word: str) -> str:
+    letters = _letters()
+    return "".join(letters[byte] for byte in word.encode())
+
+
+def _vocabulary() -> tuple[list[str], list[str]]:
+    """Tokens (bytes, then growing prefixes of each word, then special ones) and their merges."""
+    letters = _letters()
+    tokens = [letters[byte] for byte in range(256)]
+    merges: dict[str, None] = {}
+    for spelled in map(_spelled, WORDS):
+        prefixes = list(accumulate(spelled))
+        tokens += [prefix for prefix in prefixes if prefix not in tokens]
+        pairs = zip(prefixes, spelled[1:], strict=False)
+        merges |= {f"{prefix} {letter}": None for prefix, letter in pairs}
+    return [*tokens, *_SPECIAL], list(merges)
+
+
+def _shape(vocabulary: int) -> dict[str, Field]:
+    """The hyperparameters, as a published Kimi-K2 file has them."""
+    general = {
+        "architecture": Field("str", "deepseek2"),
+        "name": Field("str", "tiny-mla-moe"),
+        "type": Field("str", "model"),
+        "file_type": Field("u32", 1),  # mostly f16
+        "quantization_version": Field("u32", 2),
+    }
+    whole = {
+        "block_count": _LAYERS,
+        "context_length": _CONTEXT,
+        "embedding_length": _EMBEDDING,
+        "feed_forward_length": _DENSE_WIDTH,
+        "vocab_size": vocabulary,
+        **_attention_sizes(),
+        **_expert_sizes(),
+    }
+    fractions = {
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 50000.0,
+        "rope.scaling.factor": _CONTEXT / _ORIGINAL_CONTEXT,
+        "rope.scaling.yarn_log_multiplier": 0.1,
+        "expert_weights_scale": 2.827,
+    }
+    return {
+        **{f"general.{key}": field for key, field in general.items()},
+        **{f"deepseek2.{key}": Field("u32", value) for key, value in whole.items()},
+        **{f"deepseek2.{key}": Field("f32", value) for key, value in fractions.items()},
+        "deepseek2.rope.scaling.type": Field("str", "yarn"),
+        "deepseek2.expert_weights_norm": Field("bool", True),
+    }
+
+
+def _attention_sizes() -> dict[str, int]:
+    """MLA: one latent key/value head, with the sizes of each head beside it."""
+    return {
+        "attention.head_count": _HEADS,
+        "attention.head_count_kv": 1,
+        "attention.key_length": _KV_RANK + _ROPE,
+        "attention.value_length": _KV_RANK,
+        "attention.key_length_mla": _NOPE + _ROPE,
+        "attention.value_length_mla": _VALUE,
+        "attention.q_lora_rank": _Q_RANK,
+        "attention.kv_lora_rank": _KV_RANK,
+        "rope.dimension_count": _ROPE,
+        "rope.scaling.original_context_length": _ORIGINAL_CONTEXT,
+    }
+
+
+def _expert_sizes() -> dict[str, int]:
+    """Routed experts with sigmoid gating, and one shared expert."""
+    return {
+        "leading_dense_block_count": _DENSE_LAYERS,
+        "expert_count": _EXPERTS,
+        "expert_used_count": _EXPERTS_USED,
+        "expert_shared_count": 1,
+        "expert_feed_forward_length": _EXPERT_WIDTH,
+        "expert_gating_func": 2,  # sigmoid
+    }
+
+
+def _tokenizer(tokens: list[str], merges: list[str]) -> dict[str, Field]:
+    """GPT-2's byte-level BPE, in which each of WORDS is one token."""
+    n_normal = len(tokens) - len(_SPECIAL)
+    kinds = [_NORMAL] * n_normal + [_CONTROL] * len(_SPECIAL)
+    fields = {
+        "model": Field("str", "gpt2"),
+        "pre": Field("str", "gpt-2"),
+        "tokens": Field("str", tokens),
+        "token_type": Field("i32", kinds),
+        "merges": Field("str", merges),
+        "bos_token_id": Field("u32", tokens.index(_BOS)),
+        "eos_token_id": Field("u32", tokens.index(_EOS)),
+        "eot_token_id": Field("u32", tokens.index(_END_OF_TURN)),
+        "padding_token_id": Field("u32", tokens.index(_PAD)),
+        "add_bos_token": Field("bool", False),
+    }
+    table = {f"tokenizer.ggml.{key}": field for key, field in fields.items()}
+    return {**table, "tokenizer.chat_template": Field("str", _CHAT_TEMPLATE)}
+
+
+def _tensors(tokens: list[str]) -> dict[str, Tensor]:
+    """Every tensor by name."""
+    random = Random(_SEED)  # noqa: S311 -- weights, not secrets
+    tensors = _planted(random, tokens)
+    for layer in range(_LAYERS):
+        parts = _attention(random)
+        parts |= _dense(random) if layer < _DENSE_LAYERS else _experts(random)
+        tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
+    return tensors
+
+
+def _planted(random: Random, tokens: list[str]) -> dict[str, Tensor]:
+    """Embeddings and output rows that make each word call the next one."""
+    size = len(tokens), _EMBEDDING
+    embedding = [_bell(random) for _ in range(math.prod(size))]
+    output = [0.0] * math.prod(size)
+    for row in range(0, math.prod(size), _EMBEDDING):
+        embedding[row + _FIRST_WORD_CHANNEL : row + _FREE_CHANNEL] = [0.0] * len(WORDS)
+        embedding[row + _BIAS_CHANNEL] = 4.0
+    rows = [tokens.index(_spelled(word)) * _EMBEDDING for word in WORDS]
+    output[rows[0] + _BIAS_CHANNEL] = 2.5
+    for i, row in enumerate(rows):
+        channel = _FIRST_WORD_CHANNEL + i
+        embedding[row + channel] = 8.0
+        output[rows[(i + 1) % len(rows)] + channel] = 8.0
+    return {
+        "token_embd.weight": Tensor(size, embedding),
+        "output_norm.weight": _ones(_EMBEDDING),
+        "output.weight": Tensor(size, output),
+    }
+
+
+def _attention(random: Random) -> dict[str, Tensor]:
+    """One MLA block; `attn_k_b` is stored transposed, as mainline wants it."""
+    return {
+        "attn_norm.weight": _ones(_EMBEDDING),
+        "attn_q_a.weight": _matrix(random, _Q_RANK, _EMBEDDING),
+        "attn_q_a_norm.weight": _ones(_Q_RANK),
+        "attn_q_b.weight": _matrix(random, _HEADS * (_NOPE + _ROPE), _Q_RANK),
+        "attn_kv_a_mqa.weight": _matrix(random, _KV_RANK + _ROPE, _EMBEDDING),
+        "attn_kv_a_norm.weight": _ones(_KV_RANK),
+        "attn_k_b.weight": _matrix(random, _HEADS, _KV_RANK, _NOPE),
+        "attn_v_b.weight": _matrix(random, _HEADS, _VALUE, _KV_RANK),
+        "attn_output.weight": _residual(random, _EMBEDDING, _HEADS * _VALUE),
+        "ffn_norm.weight": _ones(_EMBEDDING),
+    }
+
+
+def _dense(random: Random) -> dict[str, Tensor]:
+    """The feed-forward part of a leading dense layer."""
+    return {
+        "ffn_gate.weight": _matrix(random, _DENSE_WIDTH, _EMBEDDING),
+        "ffn_up.weight": _matrix(random, _DENSE_WIDTH, _EMBEDDING),
+        "ffn_down.weight": _residual(random, _EMBEDDING, _DENSE_WIDTH),
+    }
+
+
+def _experts(random: Random) -> dict[str, Tensor]:
+    """Router, routed experts and the shared expert."""
+    bias = [0.01 * _bell(random) for _ in range(_EXPERTS)]
+    return {
+        # converters leave the router and its bias exact
+        "ffn_gate_inp.weight": _matrix(random, _EXPERTS, _EMBEDDING, scale=4.0, kind="f32"),
+        "exp_probs_b.bias": Tensor((_EXPERTS,), bias, "f32"),
+        "ffn_gate_exps.weight": _matrix(random, _EXPERTS, _EXPERT_WIDTH, _EMBEDDING),
+        "ffn_up_exps.weight": _matrix(random, _EXPERTS, _EXPERT_WIDTH, _EMBEDDING),
+        "ffn_down_exps.weight": _residual(random, _EXPERTS, _EMBEDDING, _EXPERT_WIDTH),
+        "ffn_gate_shexp.weight": _matrix(random, _EXPERT_WIDTH, _EMBEDDING),
+        "ffn_up_shexp.weight": _matrix(random, _EXPERT_WIDTH, _EMBEDDING),
+        "ffn_down_shexp.weight": _residual(random, _EMBEDDING, _EXPERT_WIDTH),
+    }
+
+
+def _bell(random: Random) -> float:
+    """A number of mean 0 and variance 1, the same on every machine.
+
+    Not `gauss`: logarithms and cosines differ in their last bit from one C library to another.
+    """
+    return (random.random() + random.random() + random.random() + random.random() - 2) * _SPREAD
+
+
+def _ones(size: int) -> Tensor:
+    """The weights of a norm that does nothing."""
+    return Tensor((size,), [1.0] * size, "f32")
+
+
+def _matrix(
+    random: Random, *shape: int, scale: float = 1.0, kind: Literal["f32", "f16"] = "f16"
+) -> Tensor:
+    """Random weights that keep the size of what they multiply."""
+    factor = scale / math.sqrt(shape[-1])
+    values = [factor * _bell(random) for _ in range(math.prod(shape))]
+    return Tensor(shape, values, kind)
+
+
+def _residual(random: Random, *shape: int) -> Tensor:
+    """Small weights that write to the residual stream, but never to its constant channel."""
+    sizes, values, kind = _matrix(random, *shape, scale=_PERTURBATION)
+    kept, inner = list(values), shape[-1]
+    # a block of the last two dimensions for each expert; its first row is the constant channel
+    for block in range(0, len(kept), shape[-2] * inner):
+        start = block + _BIAS_CHANNEL * inner
+        kept[start : start + inner] = [0.0] * inner
+    return Tensor(sizes, kept, kind)
