@@ -34,7 +34,7 @@ class PipelineError(Exception):
 
 # Codes leave out those that a shell or click gives a meaning of its own (2, 126 and above), and go
 # by decades: 10 specs and locks, 20 servers, 30 contents, 40 this machine, 50 gates, 60 weights,
-# 70 evidence, 80 hosts.
+# 70 evidence, 80 hosts, 90 served models.
 
 
 class InputInvalid(PipelineError):
@@ -369,6 +369,11 @@ class NotInRegistry(UnknownName):
     hint = "`sm120 registry tags REGISTRY/REPOSITORY` shows its tags."
 
 
+class NothingServed(UnknownName):
+    meaning = "no container of that recipe is there"
+    hint = "`sm120 status` shows what is served; `sm120 serve RECIPE` starts one."
+
+
 class ToolUnavailable(PipelineError):
     exit_code = 42
     meaning = "a program, Docker or a port that this step needs is not available"
@@ -613,6 +618,38 @@ class FleetUnready(ProvisioningFailed):
     hint = (
         "Read Ansible's message above; `ansible-inventory -i INVENTORY --list` shows what it sees."
     )
+
+
+class ServeFailed(PipelineError):
+    exit_code = 90
+    meaning = "an engine was not started, or does not serve what was asked for"
+
+
+class StartFailed(ServeFailed):
+    meaning = "an engine ended, or did not answer in time; its container was removed"
+    hint = "The last lines of its log are above; `sm120 attempts` names the file with all of them."
+
+
+class BackendDiffers(ServeFailed):
+    meaning = "the engine's log shows another backend than the recipe expects"
+    hint = "The container was removed. The recipe's `expect` says why each line matters."
+
+
+class ImageDiffers(ServeFailed):
+    meaning = "a container is not of the image that was built, so it is not taken for it"
+    hint = "Stop it and serve the recipe again; find out who started it."
+
+
+class AlreadyServed(ServeFailed):
+    meaning = "a container of that recipe is there already"
+    hint = "`sm120 stop RECIPE` ends it; `sm120 status` shows what it is."
+
+
+# Nothing was started; a script may free the machine and try again.
+class PreflightFailed(PipelineError):
+    exit_code = 91
+    meaning = "this machine is not ready for a recipe, or that could not be found out"
+    hint = "Each row above names its fix; `--skip-preflight NAME` starts without that check."
 
 
 # 90 and 91 are of starting an engine; this is of what a running one answers.

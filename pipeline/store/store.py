@@ -11,6 +11,7 @@
     toolchains/ trees/ objects/ imports/ logs/  what compiling leaves; see pipeline/source/upkeep.py
     published/    which repositories were seen to hold what
     verified/     the newest image that a tag of a registry was seen on
+    attempts/ tiny/  what was served and how it went, and the tiny model; see pipeline/serve
     tmp/ locks/   work under way
 Everything outside partial/ and tmp/ appears by rename only, so a kill leaves no half file.
 """
