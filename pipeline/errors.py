@@ -623,6 +623,7 @@ class FleetUnready(ProvisioningFailed):
 class ServeFailed(PipelineError):
     exit_code = 90
     meaning = "an engine was not started, or does not serve what was asked for"
+    issues: tuple[str, ...] = ()  # known ones that were recognised in its log
 
 
 class StartFailed(ServeFailed):

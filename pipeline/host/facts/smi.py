@@ -89,6 +89,16 @@ def read_gpus(text: str, capabilities: Known[dict[str, str]]) -> Known[list[Gpu]
     return [_gpu(i, card, capabilities) for i, card in enumerate(cards)]
 
 
+def read_memory_used(text: str) -> Known[list[int]]:
+    """Bytes in use on each card, in nvidia-smi's order; no fact of a host, as it changes all day."""
+    root = read_log(text)
+    if isinstance(root, Unknown):
+        return root
+    used = [then(text_at(x, "fb_memory_usage/used"), _amount) for x in root.findall("gpu")]
+    lost = next((x for x in used if isinstance(x, Unknown)), None)
+    return lost or [x for x in used if not isinstance(x, Unknown)]
+
+
 def read_field(text: str, path: str) -> Known[str]:
     """A field of the whole document, such as the driver's version."""
     root = read_log(text)

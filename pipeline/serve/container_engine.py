@@ -1,0 +1,160 @@
+"""Docker and Podman behind one face: images, containers, logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from pipeline.errors import DockerUnavailable, StartFailed
+from pipeline.oci import docker
+from pipeline.recipe.container import RECIPE_LABEL, ContainerArguments
+from pipeline.serve.facts import ContainerFacts, ImageFacts, container_facts, image_facts
+from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+EngineKind: TypeAlias = Literal["docker", "podman"]
+
+
+class ContainerEngine(Protocol):
+    """What serving needs of a container engine."""
+
+    @property
+    def kind(self) -> EngineKind: ...
+
+    def image(self, identity: str) -> ImageFacts | None:
+        """An image by its id."""
+
+    def load(self, store: Store, name: str, digest: str) -> None:
+        """Give it an image of the store."""
+
+    def create(self, arguments: ContainerArguments) -> str:
+        """A container that is not started yet; its id."""
+
+    def start(self, identity: str) -> None: ...
+
+    def containers(self) -> list[ContainerFacts]:
+        """All containers of recipes, running or not."""
+
+    def container(self, name: str) -> ContainerFacts | None:
+        """A container by its name or id."""
+
+    def output(self, identity: str, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
+        """What a container printed, in pieces; to its end where it is followed."""
+
+    def stop(self, identity: str, timeout_s: int) -> None:
+        """Ask it to end; after that time it is killed."""
+
+    def remove(self, identity: str) -> None:
+        """Leave nothing of a container, whatever its state."""
+
+    def close(self) -> None: ...
+
+
+class Docker:
+    """Docker, through its SDK."""
+
+    kind: EngineKind = "docker"
+
+    def __init__(self) -> None:
+        self._client: DockerClient = docker.connect()
+
+    def image(self, identity: str) -> ImageFacts | None:
+        from docker.errors import ImageNotFound, NotFound
+
+        with _explained("look for an image"):
+            try:
+                return image_facts(self._client.images.get(identity).attrs)
+            except (ImageNotFound, NotFound):
+                return None
+
+    def load(self, store: Store, name: str, digest: str) -> None:
+        docker.load(store, name, digest, [docker.default_tag(name, digest)])
+
+    def create(self, arguments: ContainerArguments) -> str:
+        with _explained("create the container", StartFailed):
+            return str(self._client.containers.create(**sdk_arguments(arguments)).id)
+
+    def start(self, identity: str) -> None:
+        # a port that is taken or a card that is not there shows only now
+        with _explained("start the container", StartFailed):
+            self._client.api.start(identity)
+
+    def containers(self) -> list[ContainerFacts]:
+        with _explained("list containers"):
+            rows = self._client.api.containers(all=True, filters={"label": RECIPE_LABEL})
+            found = [self.container(str(row["Id"])) for row in rows]
+            # one may have gone since it was listed
+            return sorted((x for x in found if x is not None), key=lambda x: x.name)
+
+    def container(self, name: str) -> ContainerFacts | None:
+        from docker.errors import NotFound
+
+        with _explained("look at a container"):
+            try:
+                return container_facts(self._client.api.inspect_container(name))
+            except NotFound:
+                return None
+
+    def output(self, identity: str, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
+        lines: Any = "all" if tail is None else tail
+        with _explained("read the log"):
+            yield from self._client.api.logs(identity, stream=True, follow=follow, tail=lines)
+
+    def stop(self, identity: str, timeout_s: int) -> None:
+        with _explained("stop the container"):
+            self._client.api.stop(identity, timeout=timeout_s)
+
+    def remove(self, identity: str) -> None:
+        from docker.errors import NotFound
+
+        with _explained("remove the container"), suppress(NotFound):
+            self._client.api.remove_container(identity, force=True, v=True)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def sdk_arguments(arguments: ContainerArguments) -> dict[str, Any]:
+    """The same as `run_flags`, for Docker's SDK."""
+    from docker.types import DeviceRequest, Mount, Ulimit
+
+    # a mount of this kind fails where the folder is missing; Docker would make one for `volumes`
+    mounts = [Mount(m.inside, m.host, type="bind", read_only=m.read_only) for m in arguments.mounts]
+    if arguments.cache:
+        mounts.append(Mount(arguments.cache.inside, arguments.cache.name, type="volume"))
+    cards = [DeviceRequest(driver="cdi", device_ids=arguments.devices)] if arguments.devices else []
+    locked = [Ulimit(name="memlock", soft=-1, hard=-1)] if arguments.memory_locked else []
+    return {
+        "name": arguments.name,
+        "image": arguments.image,
+        "command": arguments.arguments,
+        "environment": arguments.environment,
+        "labels": arguments.labels,
+        "mounts": mounts,
+        "ports": {f"{arguments.port}/tcp": (arguments.address, arguments.port)},
+        "ipc_mode": "host" if arguments.ipc == "host" else None,
+        "shm_size": arguments.shm_bytes,
+        "ulimits": locked,
+        "device_requests": cards,
+        "cap_drop": ["ALL"],
+        "cap_add": arguments.capabilities,
+        "security_opt": ["no-new-privileges"],
+    }
+
+
+@contextmanager
+def _explained(
+    what: str, kind: type[DockerUnavailable] | type[StartFailed] = DockerUnavailable
+) -> Iterator[None]:
+    from docker.errors import DockerException
+    from requests import RequestException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except (DockerException, RequestException, HTTPError) as error:
+        reason = " ".join(str(getattr(error, "explanation", None) or error).split())[:400]
+        raise kind(f"Docker could not {what}: {reason}") from error

@@ -1,0 +1,73 @@
+"""The log of a starting engine: kept whole in a file, handed on line by line."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from pipeline.errors import PipelineError
+from pipeline.files import os_errors_explained
+
+_MOST_LINE_BYTES = 1 << 16
+_MOST_FILE_BYTES = 64 << 20
+# What is searched for known issues; a traceback of eight workers has some thousand lines.
+_KEPT_LINES = 5000
+
+
+class LogReader:
+    """Reads in a thread of its own, so that a silent engine does not hold up the wait for it."""
+
+    def __init__(self, pieces: Iterable[bytes], file: Path) -> None:
+        with os_errors_explained(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        self.last: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, args=(pieces, file), daemon=True)
+        self._thread.start()
+
+    def new_lines(self) -> Iterator[str]:
+        """What came since the last call."""
+        with suppress(queue.Empty):
+            while True:
+                line = self._lines.get_nowait()
+                self.last.append(line)
+                yield line
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for the last lines of a container that has ended."""
+        self._thread.join(timeout_s)
+
+    def _read(self, pieces: Iterable[bytes], file: Path) -> None:
+        # the container may be removed, or the engine go away, in the middle of a line
+        with suppress(PipelineError, OSError), file.open("wb") as out:
+            for line in split_lines(_copied(pieces, out)):
+                self._lines.put(line)
+
+
+def _copied(pieces: Iterable[bytes], out: BinaryIO) -> Iterator[bytes]:
+    left = _MOST_FILE_BYTES
+    for piece in pieces:
+        if left > 0:
+            out.write(piece[:left])
+            # a start that is killed leaves what it read
+            out.flush()
+            left -= len(piece)
+        yield piece
+
+
+def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Lines of a stream; progress bars end theirs with a carriage return."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).replace(b"\r", b"\n").split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines if line.strip())
+        if len(rest) > _MOST_LINE_BYTES:
+            yield rest.decode(errors="replace")
+            rest = b""
+    if rest.strip():
+        yield rest.decode(errors="replace")

@@ -1,0 +1,149 @@
+"""A whole serve: preflight, start, and an entry of it in the list of attempts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pipeline import log
+from pipeline.errors import NothingServed, PipelineError, ServeFailed, UnknownImage
+from pipeline.model import canonical_json, sha256_of
+from pipeline.oci.record import ImageRecord
+from pipeline.recipe.container import ATTEMPT_LABEL, RECIPE_LABEL, container_name
+from pipeline.recipe.launch import Launch
+from pipeline.recipe.model import Recipe
+from pipeline.serve.attempts import AttemptList, Begun, Ended, Outcome, new_id, short_failure, stamp
+from pipeline.serve.container_engine import ContainerEngine
+from pipeline.serve.facts import ContainerFacts
+from pipeline.serve.preflight import Plan, look, require_ready, run_checks
+from pipeline.serve.start import Served, Start, start_engine
+from pipeline.serve.weights import WeightsFolder
+from pipeline.store.store import Store
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe that is to be served, with nothing left to look up."""
+
+    recipe: Recipe
+    launch: Launch
+    record: ImageRecord | None  # none: not built
+    weights: WeightsFolder | None
+    timeout_s: float
+    cuda: str | None = None
+    cards: tuple[int, ...] = ()
+    skipped: Collection[str] = ()
+    after: str | None = None  # the attempt that this one is the fallback of
+
+
+def attempts_of(store: Store) -> AttemptList:
+    """The list of a store."""
+    return AttemptList(store.root / "attempts")
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """A recipe as attempts and statements name it."""
+    return sha256_of(canonical_json(recipe.model_dump(mode="json")))
+
+
+def new_attempt(job: Job) -> Begun:
+    """The entry that begins a serve."""
+    return Begun(
+        id=new_id(),
+        kind="serve",
+        recipe=job.recipe.name,
+        recipe_digest=recipe_digest(job.recipe),
+        image=job.recipe.image,
+        image_digest=job.record.digest if job.record else None,
+        weights_digest=job.weights.digest if job.weights else None,
+        after=job.after,
+        at=stamp(),
+    )
+
+
+def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Served:
+    """Preflight and start; both, and any failure, are kept."""
+    attempts = attempts_of(store)
+    with _kept(attempts, begun):
+        plan = Plan(
+            recipe=job.recipe,
+            port=job.launch.port,
+            image_is_built=job.record is not None,
+            weights=job.weights,
+            cuda=job.cuda,
+            cards=job.cards,
+        )
+        require_ready(run_checks(plan, look(job.recipe), job.skipped))
+        if job.record is None:
+            raise UnknownImage(f"{job.recipe.image} is not built")
+        start = Start(
+            launch=job.launch,
+            record=job.record,
+            expect=job.recipe.expect,
+            timeout_s=job.timeout_s,
+            log_file=attempts.log_path(begun.id),
+            cards=job.cards,
+            labels=((ATTEMPT_LABEL, begun.id),),
+        )
+        return start_engine(engine, store, start)
+
+
+@contextmanager
+def _kept(attempts: AttemptList, begun: Begun) -> Iterator[None]:
+    attempts.add(begun)
+    start = time.monotonic()
+
+    def end(outcome: Outcome, failure: str = "", issues: Collection[str] = ()) -> None:
+        seconds = round(time.monotonic() - start, 3)
+        text = short_failure(failure)
+        attempts.add(
+            Ended(
+                id=begun.id,
+                outcome=outcome,
+                failure=text,
+                issues=list(issues),
+                seconds=seconds,
+                at=stamp(),
+            )
+        )
+
+    try:
+        yield
+    except PipelineError as error:
+        issues = error.issues if isinstance(error, ServeFailed) else ()
+        end("failed", f"{type(error).__name__}: {error}", issues)
+        raise
+    except BaseException as error:
+        # Ctrl-C, and defects of ours
+        outcome: Outcome = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        end(outcome, f"{type(error).__name__}: {error}")
+        raise
+    end("serving")
+
+
+def find_served(engine: ContainerEngine, recipe: str) -> ContainerFacts:
+    """The container of a recipe, running or not."""
+    facts = engine.container(container_name(recipe))
+    if facts is None or facts.labels.get(RECIPE_LABEL) != recipe:
+        raise NothingServed(f"{recipe}: no container of it is there")
+    return facts
+
+
+def stop(engine: ContainerEngine, store: Store, facts: ContainerFacts, timeout_s: int) -> float:
+    """End a container and remove it; how long that took."""
+    begun = time.monotonic()
+    recipe = facts.labels.get(RECIPE_LABEL, facts.name)
+    with log.step(f"Stopping {recipe}"):
+        if facts.running:
+            engine.stop(facts.id, timeout_s)
+        engine.remove(facts.id)
+    seconds = time.monotonic() - begun
+    attempts = attempts_of(store)
+    # started with another store, or by hand with our labels: there is nothing to add to
+    attempt = facts.labels.get(ATTEMPT_LABEL, "")
+    if any(known.begun.id == attempt for known in attempts.read().attempts):
+        ended = Ended(id=attempt, outcome="stopped", seconds=round(seconds, 3), at=stamp())
+        attempts.add(ended)
+    return seconds

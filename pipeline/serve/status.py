@@ -1,0 +1,68 @@
+"""What is served on this machine, and whether it is what was built."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pipeline.model import Frozen
+from pipeline.oci.record import ImageRecord
+from pipeline.recipe.container import (
+    ATTEMPT_LABEL,
+    DIGEST_LABEL,
+    IMAGE_LABEL,
+    MODEL_LABEL,
+    PORT_LABEL,
+    RECIPE_LABEL,
+)
+from pipeline.serve.container_engine import ContainerEngine
+from pipeline.serve.facts import ContainerFacts, difference
+from pipeline.serve.health import is_healthy
+from pipeline.store.store import Store, read_image_record
+
+
+class ServedStatus(Frozen):
+    """One container of a recipe."""
+
+    recipe: str
+    container: str
+    status: str
+    healthy: bool
+    port: int | None
+    model: str
+    image: str
+    digest: str
+    # same: the image and every layer are those of the store
+    built: Literal["same", "other", "unknown"]
+    why: str
+    attempt: str
+    started_at: str
+
+
+def status_of(engine: ContainerEngine, store: Store) -> list[ServedStatus]:
+    """Every container of a recipe."""
+    records = {record.digest: record for record in map(read_image_record, store.image_paths())}
+    return [_status(engine, facts, records) for facts in engine.containers()]
+
+
+def _status(
+    engine: ContainerEngine, facts: ContainerFacts, records: dict[str, ImageRecord]
+) -> ServedStatus:
+    labels = facts.labels
+    number = labels.get(PORT_LABEL, "")
+    port = int(number) if number.isascii() and number.isdigit() else None
+    record = records.get(labels.get(DIGEST_LABEL, ""))
+    why = difference(record, engine.image(facts.image)) if record else "not in this store"
+    return ServedStatus(
+        recipe=labels.get(RECIPE_LABEL, ""),
+        container=facts.name,
+        status=facts.status,
+        healthy=facts.running and port is not None and is_healthy(port),
+        port=port,
+        model=labels.get(MODEL_LABEL, ""),
+        image=labels.get(IMAGE_LABEL, ""),
+        digest=labels.get(DIGEST_LABEL, ""),
+        built="unknown" if record is None else ("other" if why else "same"),
+        why=why,
+        attempt=labels.get(ATTEMPT_LABEL, ""),
+        started_at=facts.started_at,
+    )

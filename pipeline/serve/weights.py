@@ -1,0 +1,88 @@
+"""The weights of a recipe on this machine: where they lie, and how an engine gets to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import RecipeInvalid, WeightsUnknown
+from pipeline.model import sha256_of
+from pipeline.recipe import tiny
+from pipeline.recipe.launch import WEIGHTS
+from pipeline.recipe.model import Recipe
+from pipeline.store.store import Store
+from pipeline.weights.model import WeightsLock
+from pipeline.weights.place import Place, find_places, in_hub_cache
+
+_GGUF = ("llama-cpp", "ik-llama")
+
+
+@dataclass(frozen=True)
+class WeightsFolder:
+    """A folder that is mounted, the model in it, and what is known about its bytes."""
+
+    folder: Path
+    below: str = ""  # where in it the model's files are
+    file: str = ""
+    digest: str | None = None
+    place: Place | None = None
+
+    @property
+    def inside(self) -> str:
+        """The model as the engine in the container names it."""
+        return "/".join(part for part in (WEIGHTS, self.below, self.file) if part)
+
+
+def tiny_weights(store: Store, recipe: Recipe) -> WeightsFolder:
+    """The tiny model, made on the spot."""
+    if recipe.engine not in _GGUF:
+        raise RecipeInvalid(
+            f"{recipe.name}: the tiny model is a GGUF file, which {recipe.engine} does not serve"
+        )
+    data = tiny.tiny_gguf()
+    digest = sha256_of(data)
+    # by its digest: a container of an older version may still have its file open
+    folder = store.root / "tiny" / digest.removeprefix("sha256:")[:12]
+    file = recipe.model.file or tiny.FILE
+    store.write(folder / file, data)
+    # read by the container's own user
+    folder.chmod(0o755)
+    return WeightsFolder(folder, file=file, digest=digest)
+
+
+def find_weights(recipe: Recipe, folder: Path, known: Collection[WeightsLock]) -> WeightsFolder:
+    """The weights in a folder: a plain one, a set that was fetched, or a Hub cache.
+
+    Of a Hub cache the whole repository is mounted: a snapshot holds nothing but links into it.
+    """
+    if not folder.is_dir():
+        raise WeightsUnknown(f"{folder}: is not a folder", "Name the weights with --weights DIR.")
+    file = recipe.model.file or ""
+    place = _place(recipe, folder, known)
+    if place is not None and place.hub_cache:
+        below = place.snapshot.relative_to(place.root).as_posix()
+        return WeightsFolder(place.root.resolve(), below, file, place.lock.seal, place)
+    cached = in_hub_cache(folder)
+    if cached is not None and cached.commit:
+        return WeightsFolder(cached.root.resolve(), f"snapshots/{cached.commit}", file)
+    seal = place.lock.seal if place else None
+    return WeightsFolder((place.root if place else folder).resolve(), "", file, seal, place)
+
+
+def _place(recipe: Recipe, folder: Path, known: Collection[WeightsLock]) -> Place | None:
+    try:
+        places = find_places(folder, known)
+    except WeightsUnknown:
+        # weights that nobody locked can be served, but not proved; preflight says so
+        return None
+    model = recipe.model
+    own = [p for p in places if p.lock.name == model.weights]
+    own = own or [p for p in places if p.lock.repository == model.repository]
+    if not own:
+        names = ", ".join(p.lock.name for p in places)
+        raise WeightsUnknown(
+            f"{folder}: holds {names}, but {recipe.name} is for {model.repository}",
+            "Name the folder of the recipe's own weights with --weights DIR.",
+        )
+    return own[0]
